@@ -1,0 +1,289 @@
+"""The shape of an algorithm.
+
+A method declares what each side keeps (`Server`, `Client`), what crosses (`Down`, `Up`), and a few functions over these
+values. Nothing is kept on `self` but the configuration, so a checkpoint is one function for every method, and the
+client half can reach its own state, its `host` and what came down: no more.
+
+A round, for each exchange in `exchanges`:
+
+    server: broadcast(server, phase, client_id) -> Down                  encoded once where the object is the same
+    client: local(phase, client, down, host)    -> next client state, Up
+    server: start(server, phase) -> Fold; fold(...) once a reply, in ascending client id; finish(...) -> next server state
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
+
+import msgspec
+import numpy as np
+import torch
+from torch import nn
+
+from fednet.algorithms.state import Empty, PerClient, State
+from fednet.tensors import Layout, Sum, Tensors, mean
+from fednet.wire.payload import (
+    Accuracy,
+    Condensed,
+    Control,
+    Delta,
+    Nothing,
+    Payload,
+    Run,
+    Samples,
+    Scalar,
+    Shared,
+    Statistics,
+    Weights,
+    kind,
+)
+
+if TYPE_CHECKING:
+    from fednet.data import Data
+
+__all__ = [
+    "Accuracy", "Algorithm", "AlgorithmConfig", "ClientFacts", "ClientHost", "Condensed", "Control", "Count", "Delta", "Empty",
+    "Exchange", "Fraction", "Layout", "NonNegative", "Nothing", "Payload", "PerClient", "Positive", "Run", "Samples", "Scalar",
+    "ServerHost", "Shared", "State", "Statistics", "Sum", "Tensors", "Trained", "Weights", "kind", "mean",
+]
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NonNegative = Annotated[float, msgspec.Meta(ge=0)]
+Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class AlgorithmConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """A method's hyper-parameters, under the paper's names, with the paper's defaults."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One trip: what goes down, what comes up. `label` names it in records."""
+
+    down: type[Payload]
+    up: type[Payload]
+    label: str = "train"
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What `host.train` returns. x: the local model after training; run: n_i, K_i, mean loss; extra: as given, trained."""
+
+    x: Tensors
+    run: Run
+    extra: Tensors | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFacts:
+    """What is known of a client from the partition, for predicting message sizes.
+
+    n: training samples; class_counts: (C,) training samples by class; sample_nbytes: of one raw sample, without its
+    label; input_shape: of one model input; shared_n: samples of the server's public pool.
+    """
+
+    n: int
+    class_counts: Sequence[int]
+    sample_nbytes: int
+    input_shape: tuple[int, ...]
+    public_n: int
+
+
+class ClientHost(Protocol):
+    """What the client half of a method is given. Everything here is the site's own, or public."""
+
+    client_id: int
+    round: int  # from 1
+    phase: int
+    classes: int
+    class_counts: np.ndarray  # (C,) int64, this client's training samples by class
+    n: int  # this client's training samples
+    lr: float  # the local learning rate of this round (after the schedule)
+    momentum: float
+    device: torch.device
+    data: tuple[Any, torch.Tensor]  # the training split as model inputs (x, y), on `device`
+    initial: Tensors  # the whole model as initialised from the run's seed
+    layout: Layout  # of the whole model
+    shared: Layout  # the part that crosses
+    head: tuple[str, ...]  # names of the last Linear's tensors
+    task: Any
+    train_config: Any  # the run's `train` section
+
+    def train(self, x: Tensors, *, epochs: int | None = None, loss: Callable[[nn.Module, Any, torch.Tensor], torch.Tensor] | None = None,
+              proximal: float = 0.0, toward: Tensors | None = None, add_to_grad: Tensors | None = None, scale_grad: float = 1.0,
+              only: Sequence[str] | None = None, extra: Tensors | None = None, more: Samples | None = None,
+              stream: str = "order") -> Trained:
+        """LT(w, loss, E, B) of the sheets: a new SGD, E epochs over the shuffled local set from `x`.
+
+        loss(model, x, y): mean loss of a batch; default: the task's. With `extra`, loss(model, x, y, extra) where extra
+        maps names to tensors trained beside the model by the same optimizer. proximal, toward: adds proximal * (w -
+        toward) to the gradient, toward = x if not given. add_to_grad: a constant added to each step's gradient (after
+        clipping). scale_grad: the gradient's factor before that. only: names of the parameters to train; modules all of
+        whose parameters stay frozen are in eval mode. more: samples trained on beside the local ones. stream: name of
+        the random stream for the order of samples.
+        """
+        ...
+
+    def gradient(self, x: Tensors, more: Samples | None = None) -> Trained:
+        """The gradient of the mean loss over the whole local set at x, in eval mode for buffers. `.x` holds it."""
+        ...
+
+    def model(self, x: Tensors) -> nn.Module:
+        """A scratch module holding x (overwritten by the next call)."""
+        ...
+
+    def frozen(self, x: Tensors) -> nn.Module:
+        """A further module of the same architecture holding x, in eval mode, without gradients."""
+        ...
+
+    def inputs(self, samples: Samples) -> tuple[Any, torch.Tensor]:
+        """Raw samples as model inputs (normalised), on `device`."""
+        ...
+
+    def rng(self, purpose: str) -> np.random.Generator: ...
+
+    def fresh(self, purpose: str, k: int) -> Tensors:
+        """A fresh random initialisation of the model, from the stream (purpose, k)."""
+        ...
+
+    def report(self, **values: float) -> None:
+        """Numbers for this client's log; they never cross the wire."""
+        ...
+
+
+class ServerHost(Protocol):
+    """What the server half of a method is given."""
+
+    round: int
+    clients: int  # N
+    cohort: tuple[int, ...]  # ids whose replies were folded in this phase
+    lr: float
+    epochs: int
+    public: Data | None  # held-out public samples: `public.train`
+    classes: int
+    device: torch.device
+    layout: Layout
+    shared: Layout
+    task: Any
+
+    def evaluate(self, x: Tensors, samples: Any = None) -> Any:
+        """Counts of x on the public set (or on given samples); `.accuracy` in 0..1."""
+        ...
+
+    def fit(self, x: Tensors, samples: Samples, *, epochs: int, lr: float, batch_size: int, momentum: float = 0.0,
+            weight_decay: float = 0.0, weights: torch.Tensor | None = None, train_mode: bool = True) -> Tensors:
+        """SGD on the server from x over samples of model inputs; `weights`: (C,) class weights of the loss."""
+        ...
+
+    def model(self, x: Tensors) -> nn.Module: ...
+
+    def rng(self, purpose: str, client: int = -1) -> np.random.Generator: ...
+
+    def report(self, **values: Any) -> None:
+        """What the run's record holds under `algorithm` for this round."""
+        ...
+
+    def warn(self, text: str) -> None: ...
+
+
+class Algorithm:
+    """Base of methods: defaults for what most of them share. One level of inheritance, no state on self."""
+
+    paper: ClassVar[str] = ""
+    cost: ClassVar[tuple[str, str]] = ("|w|", "|w|")  # down, up, a participant and a round
+    keeps: ClassVar[tuple[str, str]] = ("w", "-")  # server, client, between rounds
+    personalised: ClassVar[bool] = False
+    has_global: ClassVar[bool] = True
+    sgd_only: ClassVar[bool] = False  # refuses another optimizer than SGD
+    momentum_free: ClassVar[bool] = False  # refuses local momentum
+    needs_public: ClassVar[bool] = False
+    sums_updates: ClassVar[bool] = False  # the fold is a sum of updates: clipping and noise may be applied to it
+
+    class Config(AlgorithmConfig):
+        pass
+
+    class Down(Payload):
+        x: Weights
+
+    class Up(Payload):
+        x: Weights
+        run: Statistics
+
+    class Server(State):
+        x: Tensors
+
+    Client: type[State] = Empty
+
+    class Fold(State):
+        x: Sum
+
+    exchanges: tuple[Exchange, ...] = ()
+    Enrolment: type[Payload] | None = None
+
+    def __init__(self, config: Any = None, clients: int = 1) -> None:
+        self.config = self.Config() if config is None else config
+        self.clients = clients  # N
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "exchanges" not in cls.__dict__:
+            cls.exchanges = (Exchange(cls.Down, cls.Up),)
+
+    # -- what crosses ------------------------------------------------------------------------------------------------
+    def shared(self, layout: Layout, module: nn.Module) -> Layout:
+        """The part of the model that crosses; the rest is each client's own."""
+        return layout
+
+    def sizes(self, payload: type[Payload], client: ClientFacts) -> dict[str, int]:
+        """Exact bytes of the fields whose size the declaration leaves open (samples, arrays), for this client."""
+        return {}
+
+    # -- state -------------------------------------------------------------------------------------------------------
+    def init_server(self, x: Tensors) -> Any:
+        """x: the shared part of the initial model."""
+        return self.Server(x=x)  # type: ignore[call-arg]
+
+    def init_client(self, x: Tensors) -> Any:
+        """x: the whole initial model. Called at a client's first participation."""
+        return self.Client()
+
+    def enroll(self, server: Any, client_id: int, host: ServerHost) -> Payload | None:
+        """What a client gets once, with its first task; None for most methods."""
+        return None
+
+    def enrolled(self, client: Any, payload: Any, host: ClientHost) -> Any:
+        """The client's state after it got its enrolment."""
+        return client
+
+    # -- a round -----------------------------------------------------------------------------------------------------
+    def broadcast(self, server: Any, phase: int, client_id: int) -> Any:
+        return self.Down(x=server.x)  # type: ignore[call-arg]
+
+    def local(self, phase: int, client: Any, down: Any, host: ClientHost) -> tuple[Any, Any]:
+        raise NotImplementedError(f"{type(self).__name__}.local")
+
+    def start(self, server: Any, phase: int) -> Any:
+        return self.Fold(x=Sum.empty())  # type: ignore[call-arg]
+
+    def fold(self, fold: Any, server: Any, client_id: int, up: Any, host: ServerHost) -> Any:
+        """Weighted by samples unless the configuration says `weighting: uniform`."""
+        return self.Fold(x=fold.x.add(up.x, self.weight(up.run)))  # type: ignore[call-arg]
+
+    def finish(self, fold: Any, server: Any, cohort: Sequence[int], host: ServerHost) -> Any:
+        """Next server state; between exchanges, what the next exchange needs as part of it."""
+        return server.replace(x=fold.x.mean())
+
+    def weight(self, run: Run) -> float:
+        return 1.0 if getattr(self.config, "weighting", "samples") == "uniform" else float(run.n)
+
+    # -- what is judged ----------------------------------------------------------------------------------------------
+    def global_model(self, server: Any) -> Tensors | None:
+        """The shared model that is evaluated; None where there is no complete global model."""
+        return server.x if self.has_global else None
+
+    def personal(self, client: Any, local: Tensors, host: ClientHost) -> Tensors | Callable[[Any], torch.Tensor]:
+        """What the client is judged by: weights, or a function from inputs to outputs. Default: its last local model."""
+        return local

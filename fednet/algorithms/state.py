@@ -1,0 +1,170 @@
+"""State that lives between rounds, as values, and how any of it is written down.
+
+A method declares its state as a `State`: a frozen record of tensors, numbers, strings, None, and tuples, lists and
+dicts of these. One pair of functions, `dump` and `load`, then serves every checkpoint and every client's version:
+tensors to a flat dict (for safetensors), the rest to JSON. Nothing is pickled and nothing in a file is executed: a file
+is read against the types that the method declares.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from fednet.errors import StateError
+from fednet.tensors import Layout, Slot, Sum, Tensors
+
+
+class State:
+    """Base of server state, client state and folds. Subclasses become frozen dataclasses."""
+
+    types: ClassVar[dict[str, type]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        dataclasses.dataclass(frozen=True, eq=False)(cls)
+
+    def replace(self, **changes: Any) -> Any:
+        """This state with some fields changed."""
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+
+
+class Empty(State):
+    """No state."""
+
+
+class PerClient(Mapping[int, Tensors]):
+    """One Tensors a client, such as FedVARP's y_i; a missing row reads as zeros of `like`.
+
+    A value: `put` returns a new mapping and leaves this one as it was. With a `store` (see the engine), rows lie on disk,
+    one file a row named by its content, and memory holds none of them.
+    """
+
+    def __init__(self, layout: Layout, rows: dict[int, Any] | None = None, store: Any = None) -> None:
+        self.layout = layout
+        self.rows = rows or {}
+        self.store = store
+
+    def __getitem__(self, client: int) -> Tensors:
+        row = self.rows.get(client)
+        if row is None:
+            return Tensors.zeros(self.layout)
+        return row if isinstance(row, Tensors) else Tensors(self.layout, *self.store.read(row))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self.rows))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def put(self, client: int, row: Tensors) -> PerClient:
+        kept: Any = row if self.store is None else self.store.write(row)
+        return PerClient(self.layout, {**self.rows, client: kept}, self.store)
+
+
+# -- to and from files -----------------------------------------------------------------------------------------------
+def dump(value: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+    """(tree, tensors): a JSON-ready tree in which tensors stand as references into the flat dict beside it."""
+    tensors: dict[str, torch.Tensor] = {}
+    return _down(value, "", tensors), tensors
+
+
+def _down(value: Any, path: str, out: dict[str, torch.Tensor]) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, torch.Tensor):
+        out[path] = value.detach().to("cpu").contiguous()
+        return {"$tensor": path}
+    if isinstance(value, Tensors):
+        slots = [[s.name, list(s.shape), s.role] for s in value.layout.slots]
+        parts = {p: _down(getattr(value, p), f"{path}.{p}", out) for p in ("vector", "buffers", "counters")}
+        return {"$tensors": slots, **parts}
+    if isinstance(value, PerClient):
+        slots = [[s.name, list(s.shape), s.role] for s in value.layout.slots]
+        return {"$rows": {str(c): (r if isinstance(r, str) else _down(r, f"{path}.{c}", out)) for c, r in sorted(value.rows.items())},
+                "layout": slots}
+    if isinstance(value, (State, Sum)):
+        return {"$record": {f.name: _down(getattr(value, f.name), f"{path}.{f.name}", out) for f in dataclasses.fields(value)}}  # type: ignore[arg-type]
+    if isinstance(value, Layout):
+        return {"$layout": [[s.name, list(s.shape), s.role] for s in value.slots]}
+    if isinstance(value, dict):
+        return {"$dict": [[k, _down(v, f"{path}.{k}", out)] for k, v in value.items()]}
+    if isinstance(value, (tuple, list)):
+        return {"$list": [_down(v, f"{path}.{i}", out) for i, v in enumerate(value)]}
+    raise StateError(f"state field {path.lstrip('.')!r} holds a {type(value).__name__}; allowed are tensors, Tensors, PerClient, "
+                     "numbers, strings, None, and lists, tuples and dicts of these.")
+
+
+def load(kind: type, tree: Any, tensors: Mapping[str, torch.Tensor], store: Any = None) -> Any:
+    """The inverse of `dump`: a value of the declared `kind`. Raises StateError where file and declaration differ."""
+    try:
+        return _up(tree, tensors, kind, store)
+    except (KeyError, TypeError, ValueError) as broken:
+        raise StateError(f"a saved {kind.__qualname__} does not fit its declaration: {broken}") from broken
+
+
+def _layout(slots: Any) -> Layout:
+    return Layout(tuple(Slot(name, tuple(shape), role) for name, shape, role in slots))
+
+
+def _up(tree: Any, tensors: Mapping[str, torch.Tensor], kind: type | None, store: Any) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    if "$tensor" in tree:
+        return tensors[tree["$tensor"]]
+    if "$tensors" in tree:
+        return Tensors(_layout(tree["$tensors"]), *(_up(tree[p], tensors, None, store) for p in ("vector", "buffers", "counters")))
+    if "$rows" in tree:
+        rows = {int(c): (r if isinstance(r, str) else _up(r, tensors, None, store)) for c, r in tree["$rows"].items()}
+        return PerClient(_layout(tree["layout"]), rows, store)
+    if "$layout" in tree:
+        return _layout(tree["$layout"])
+    if "$dict" in tree:
+        return {k: _up(v, tensors, None, store) for k, v in tree["$dict"]}
+    if "$list" in tree:
+        return tuple(_up(v, tensors, None, store) for v in tree["$list"])
+    fields = {name: _up(v, tensors, None, store) for name, v in tree["$record"].items()}
+    if kind is None:
+        kind = Sum
+    return kind(**fields)
+
+
+def write_state(path: Path, value: Any) -> str:
+    """Writes one state as a safetensors file (its tree in the metadata), aside and then renamed; returns its SHA-256."""
+    from safetensors.torch import save
+
+    tree, tensors = dump(value)
+    raw = save(tensors, metadata={"tree": json.dumps(tree, sort_keys=True)})
+    aside = path.with_suffix(".part")
+    aside.write_bytes(raw)
+    aside.replace(path)
+    return hashlib.sha256(raw).hexdigest()
+
+
+def read_state(path: Path, kind: type, store: Any = None) -> Any:
+    """Reads what `write_state` wrote. Raises StateError for a torn or foreign file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            tree = json.loads((file.metadata() or {})["tree"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (safe_open is no mapping)
+    except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as broken:
+        raise StateError(f"{path}: not a whole fednet state file ({broken}).") from broken
+    return load(kind, tree, tensors, store)
+
+
+def state_sha256(value: Any) -> str:
+    """SHA-256 of a state's content, independent of files: its tree and its tensors' bytes."""
+    tree, tensors = dump(value)
+    whole = hashlib.sha256(json.dumps(tree, sort_keys=True).encode())
+    for name in sorted(tensors):
+        flat = tensors[name].view(-1)
+        whole.update(name.encode() + memoryview(flat.numpy()))
+    return whole.hexdigest()

@@ -1,0 +1,136 @@
+"""Named parts: algorithms, models, datasets, partitioners, compressors, tasks.
+
+A part is one file with a decorator, `@algorithm("scaffold")`. The files of fednet's own packages are indexed by reading
+their text, not by importing them, so that `fednet list` needs no torch; a part is imported when it is asked for.
+Installed packages offer theirs by the entry point groups `fednet.algorithms`, `fednet.models`, ...; a user's own file
+(`--load`) registers as it is imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fednet.errors import ConfigError, unknown
+
+P = TypeVar("P")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is known of a part without importing it."""
+
+    name: str
+    module: str
+    summary: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)  # the literal class attributes, such as paper and cost
+
+
+class Registry:
+    """The parts of one kind. `kind` is the decorator's name; `package` holds fednet's own files of that kind."""
+
+    def __init__(self, kind: str, package: str) -> None:
+        self.kind = kind
+        self.package = package
+        self._parts: dict[str, Any] = {}
+        self._index: dict[str, Entry] | None = None
+
+    def __call__(self, name: str) -> Callable[[P], P]:
+        """The decorator: `@algorithm("mine")`. Raises ConfigError where the name is taken by another part."""
+        if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
+            raise ConfigError(f"{self.kind} name {name!r}: use lower-case letters, digits, - and _ only.")
+
+        def keep(part: P) -> P:
+            old = self._parts.get(name)
+            if old is not None and (old.__module__, old.__qualname__) != (part.__module__, getattr(part, "__qualname__", "")):
+                raise ConfigError(f"the {self.kind} {name!r} is registered twice: by {old.__module__} and by {part.__module__}.")
+            self._parts[name] = part
+            return part
+
+        return keep
+
+    def get(self, name: str) -> Any:
+        """The part of that name; ConfigError names the known ones and the nearest."""
+        if name not in self._parts:
+            entry = self.index().get(name)
+            if entry is None:
+                raise ConfigError(unknown(self.kind, name, self.names()))
+            loaded = importlib.import_module(entry.module)
+            if name not in self._parts:  # an entry point may name the part itself
+                self._parts[name] = getattr(loaded, entry.facts.get("attribute", name))
+        return self._parts[name]
+
+    def names(self) -> list[str]:
+        return sorted({*self.index(), *self._parts})
+
+    def entries(self) -> list[Entry]:
+        """One entry a part, in order of name, without importing what was not imported before."""
+        known = self.index()
+        return [known[n] if n in known else self._describe(n) for n in self.names()]
+
+    def index(self) -> dict[str, Entry]:
+        if self._index is None:
+            self._index = {e.name: e for e in self._scan()}
+            for point in entry_points(group=f"fednet.{self.kind}s"):
+                module, _, attribute = point.value.partition(":")
+                self._index.setdefault(point.name, Entry(point.name, module, facts={"attribute": attribute or point.name}))
+        return self._index
+
+    def _describe(self, name: str) -> Entry:
+        part = self._parts[name]
+        doc = (part.__doc__ or "").strip().splitlines()
+        facts = {k: v for k in ("paper", "cost") if (v := getattr(part, k, None)) is not None}
+        return Entry(name, part.__module__, doc[0] if doc else "", facts)
+
+    def _scan(self) -> list[Entry]:
+        spec = importlib.util.find_spec(self.package)
+        assert spec is not None
+        entries = []
+        for folder in spec.submodule_search_locations or []:
+            for path in sorted(Path(folder).glob("*.py")):
+                text = path.read_text(encoding="utf-8")
+                if f"@{self.kind}(" in text:
+                    entries += self._read(text, f"{self.package}.{path.stem}")
+        return entries
+
+    def _read(self, text: str, module: str) -> list[Entry]:
+        found = []
+        for node in ast.parse(text).body:
+            if not isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+                continue
+            for mark in node.decorator_list:
+                if isinstance(mark, ast.Call) and isinstance(mark.func, ast.Name) and mark.func.id == self.kind:
+                    name = ast.literal_eval(mark.args[0])
+                    doc = (ast.get_docstring(node) or "").splitlines()
+                    found.append(Entry(name, module, doc[0] if doc else "", _literals(node)))
+        return found
+
+
+def _literals(node: ast.ClassDef | ast.FunctionDef) -> dict[str, Any]:
+    """The class attributes given as literals: `paper = "..."`, `cost = ("1", "1")`."""
+    facts: dict[str, Any] = {}
+    for line in node.body if isinstance(node, ast.ClassDef) else ():
+        if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name):
+            try:
+                facts[line.targets[0].id] = ast.literal_eval(line.value)
+            except ValueError:  # not a literal: only importing could tell
+                continue
+    return facts
+
+
+algorithm = Registry("algorithm", "fednet.algorithms")
+model = Registry("model", "fednet.models")
+dataset = Registry("dataset", "fednet.data.datasets")
+partitioner = Registry("partitioner", "fednet.data.partitioners")
+compressor = Registry("compressor", "fednet.wire.compressors")
+task = Registry("task", "fednet.algorithms.tasks")
+
+ALL = {"algorithms": algorithm, "models": model, "datasets": dataset, "partitions": partitioner,
+       "compressors": compressor, "tasks": task}

@@ -1,0 +1,54 @@
+"""Every random draw of a run, from one seed.
+
+`rng(seed, purpose, round, client)` gives an independent stream for each purpose, round and client (rule 1 of
+bit-identity). No algorithm can consume from another's stream, so two methods on one seed see the same clients and the
+same batches. Nothing seeds globally.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+
+def key(seed: int, purpose: str, round: int = 0, client: int = -1) -> int:
+    """A 64-bit number for (seed, purpose, round, client): the first 8 bytes of their SHA-256, less the top bit."""
+    text = f"fednet/{seed}/{purpose}/{round}/{client}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
+
+
+def rng(seed: int, purpose: str, round: int = 0, client: int = -1) -> np.random.Generator:
+    """A NumPy generator of its own for (seed, purpose, round, client)."""
+    return np.random.Generator(np.random.Philox(key(seed, purpose, round, client)))
+
+
+def torch_rng(seed: int, purpose: str, round: int = 0, client: int = -1) -> torch.Generator:
+    """A CPU torch generator of its own for (seed, purpose, round, client)."""
+    import torch
+
+    return torch.Generator().manual_seed(key(seed, purpose, round, client))
+
+
+@contextlib.contextmanager
+def scope(seed: int, purpose: str, round: int = 0, client: int = -1, device: Any = "cpu") -> Iterator[None]:
+    """Inside, torch's default generator of `device` draws from this stream; afterwards it is as it was.
+
+    For code that offers no `generator` argument: `nn.Module` initialisation, dropout.
+    """
+    import torch
+
+    kind = torch.device(device)
+    devices = [kind] if kind.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        start = key(seed, purpose, round, client)
+        torch.default_generator.manual_seed(start)
+        if devices:
+            torch.cuda.manual_seed(start)
+        yield

@@ -1,0 +1,357 @@
+"""Named tensors over one contiguous buffer.
+
+A model's tensors are three flat vectors: its trainable parameters (float32), its float buffers (BatchNorm's running
+statistics) and its integer counters (`num_batches_tracked`). Update algebra (+ - * /, dot, norm) touches the parameters
+only: buffers are carried along from the left operand, and averaged where a sum of states says so (`Sum`). A copy, a
+hash or a message is then one pass over one buffer, whatever the number of layers.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import nn
+
+from fednet.errors import ConfigError, StateError
+
+Role = Literal["parameter", "buffer", "counter"]
+DTYPES: dict[str, torch.dtype] = {"parameter": torch.float32, "buffer": torch.float32, "counter": torch.int64}
+ITEM = {"parameter": 4, "buffer": 4, "counter": 8}
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One named tensor of a layout."""
+
+    name: str
+    shape: tuple[int, ...]
+    role: Role
+
+    @property
+    def numel(self) -> int:
+        n = 1
+        for side in self.shape:
+            n *= side
+        return n
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which tensors there are, in state-dict order, and where each lies in the vector of its role."""
+
+    slots: tuple[Slot, ...]
+
+    @classmethod
+    def of(cls, module: nn.Module, trainable: str | Iterable[str] = "*") -> Layout:
+        """The layout of a module: its trainable parameters and its buffers, tied tensors once.
+
+        `trainable`: glob pattern(s) over parameter names; what matches none stays out, and so never crosses. Raises
+        ConfigError where a tensor is neither float32 nor (a buffer of) whole numbers.
+        """
+        patterns = [trainable] if isinstance(trainable, str) else list(trainable)
+        parameters = dict(module.named_parameters())
+        state = module.state_dict(keep_vars=True)
+        buffers = dict(module.named_buffers())
+        slots = []
+        for name, tensor in state.items():
+            shape = tuple(tensor.shape)
+            if name in parameters:
+                if tensor.dtype != torch.float32:
+                    raise ConfigError(f"parameter {name!r} of the model is {tensor.dtype}; fednet trains float32 parameters.")
+                if tensor.requires_grad and any(fnmatch.fnmatchcase(name, p) for p in patterns):
+                    slots.append(Slot(name, shape, "parameter"))
+            elif name in buffers:
+                if tensor.is_floating_point():
+                    slots.append(Slot(name, shape, "buffer"))
+                elif tensor.dtype == torch.int64:
+                    slots.append(Slot(name, shape, "counter"))
+                else:
+                    raise ConfigError(f"buffer {name!r} of the model is {tensor.dtype}; allowed are float32 and int64.")
+        if not any(s.role == "parameter" for s in slots):
+            raise ConfigError(f"model.trainable: {trainable!r} matches none of the parameters {', '.join(list(parameters)[:8])}.")
+        return cls(tuple(slots))
+
+    @cached_property
+    def places(self) -> dict[str, tuple[Role, int, int, tuple[int, ...]]]:
+        """name -> (role, start, end, shape) in the vector of that role."""
+        ends: dict[str, int] = {"parameter": 0, "buffer": 0, "counter": 0}
+        places = {}
+        for s in self.slots:
+            start = ends[s.role]
+            ends[s.role] = start + s.numel
+            places[s.name] = (s.role, start, ends[s.role], s.shape)
+        return places
+
+    def size(self, role: Role) -> int:
+        """Number of elements of that role."""
+        return sum(s.numel for s in self.slots if s.role == role)
+
+    @cached_property
+    def sizes(self) -> tuple[int, int, int]:
+        """Elements of parameters, buffers, counters."""
+        return self.size("parameter"), self.size("buffer"), self.size("counter")
+
+    @cached_property
+    def nbytes(self) -> int:
+        return sum(s.numel * ITEM[s.role] for s in self.slots)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(s.name for s in self.slots)
+
+    def select(self, keep: Iterable[str] | Callable[[str], bool]) -> Layout:
+        """The part of the layout with these names, in the same order. An unknown name raises KeyError."""
+        if callable(keep):
+            return Layout(tuple(s for s in self.slots if keep(s.name)))
+        wanted = set(keep)
+        if missing := wanted - set(self.names):
+            raise KeyError(f"no tensor of that name: {', '.join(sorted(missing))}")
+        return Layout(tuple(s for s in self.slots if s.name in wanted))
+
+    def without(self, names: Iterable[str]) -> Layout:
+        gone = set(names)
+        return Layout(tuple(s for s in self.slots if s.name not in gone))
+
+    @cached_property
+    def parameters(self) -> Layout:
+        return Layout(tuple(s for s in self.slots if s.role == "parameter"))
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over names, shapes and roles: two sides with the same digest mean the same bytes."""
+        return hashlib.sha256(repr(self.slots).encode()).hexdigest()
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+
+def _empty(dtype: torch.dtype, n: int, device: torch.device | str) -> torch.Tensor:
+    return torch.zeros(n, dtype=dtype, device=device)
+
+
+@dataclass(frozen=True, eq=False)
+class Tensors:
+    """A value: named tensors laid out by `layout`.
+
+    vector: (P,) float32, the parameters. buffers: (B,) float32. counters: (I,) int64. Treat all three as immutable:
+    operations return new ones and may share what they do not change.
+    """
+
+    layout: Layout
+    vector: torch.Tensor
+    buffers: torch.Tensor
+    counters: torch.Tensor
+
+    # -- making ------------------------------------------------------------------------------------------------------
+    @classmethod
+    def zeros(cls, layout: Layout, device: torch.device | str = "cpu") -> Tensors:
+        p, b, i = layout.sizes
+        return cls(layout, _empty(torch.float32, p, device), _empty(torch.float32, b, device), _empty(torch.int64, i, device))
+
+    @classmethod
+    def of(cls, module: nn.Module, layout: Layout | None = None) -> Tensors:
+        """A copy of a module's tensors."""
+        layout = layout or Layout.of(module)
+        return cls.pack(layout, module.state_dict())
+
+    @classmethod
+    def pack(cls, layout: Layout, named: Mapping[str, torch.Tensor]) -> Tensors:
+        """Copies named tensors into one buffer. Raises StateError for a missing name or a wrong shape."""
+        device = next(iter(named.values())).device if named else "cpu"
+        out = cls.zeros(layout, device)
+        for slot in layout.slots:
+            if slot.name not in named:
+                raise StateError(f"tensor {slot.name!r} is missing.")
+            value = named[slot.name].detach()
+            if tuple(value.shape) != slot.shape:
+                raise StateError(f"tensor {slot.name!r} has shape {tuple(value.shape)}, expected {slot.shape}.")
+            out[slot.name].copy_(value)
+        return out
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """A view of one tensor, shaped."""
+        role, start, end, shape = self.layout.places[name]
+        return self._role(role)[start:end].view(shape)
+
+    def items(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for slot in self.layout.slots:
+            yield slot.name, self[slot.name]
+
+    def _role(self, role: Role) -> torch.Tensor:
+        return {"parameter": self.vector, "buffer": self.buffers, "counter": self.counters}[role]
+
+    def into(self, module: nn.Module) -> nn.Module:
+        """Writes these tensors into a module of that layout, in place."""
+        state = module.state_dict(keep_vars=True)
+        with torch.no_grad():
+            for name, value in self.items():
+                state[name].copy_(value)
+        return module
+
+    @property
+    def device(self) -> torch.device:
+        return self.vector.device
+
+    @property
+    def params(self) -> Tensors:
+        """The parameters alone: what control variates and momenta are shaped like."""
+        none_f, none_i = self.buffers[:0], self.counters[:0]
+        return Tensors(self.layout.parameters, self.vector, none_f, none_i)
+
+    def select(self, layout: Layout) -> Tensors:
+        """The part of these tensors that `layout` names (a copy, unless it is the whole)."""
+        if layout == self.layout:
+            return self
+        return Tensors.pack(layout, {s.name: self[s.name] for s in layout.slots}) if layout.slots else Tensors.zeros(layout)
+
+    def merge(self, part: Tensors | None) -> Tensors:
+        """These tensors with those of `part` in their places. `part` may name only what is here."""
+        if part is None or not part.layout.slots:
+            return self
+        if part.layout == self.layout:
+            return part
+        out = self.clone()
+        for name, value in part.items():
+            out[name].copy_(value)
+        return out
+
+    # -- changing ----------------------------------------------------------------------------------------------------
+    def with_vector(self, vector: torch.Tensor) -> Tensors:
+        return Tensors(self.layout, vector, self.buffers, self.counters)
+
+    def with_buffers(self, other: Tensors) -> Tensors:
+        """These parameters with the buffers and counters of `other`."""
+        layout = other.layout if self.layout != other.layout else self.layout
+        return Tensors(layout, self.vector, other.buffers, other.counters)
+
+    def clone(self) -> Tensors:
+        return Tensors(self.layout, self.vector.clone(), self.buffers.clone(), self.counters.clone())
+
+    def zeros_like(self) -> Tensors:
+        return Tensors.zeros(self.layout, self.device)
+
+    def to(self, device: torch.device | str) -> Tensors:
+        if self.device == torch.device(device):
+            return self
+        return Tensors(self.layout, self.vector.to(device), self.buffers.to(device), self.counters.to(device))
+
+    # -- algebra: parameters only --------------------------------------------------------------------------------------
+    def _other(self, other: Tensors) -> torch.Tensor:
+        if other.vector.shape != self.vector.shape:
+            raise ValueError(f"{self.vector.numel()} parameters against {other.vector.numel()}")
+        return other.vector.to(self.vector.device)
+
+    def __add__(self, other: Tensors) -> Tensors:
+        return self.with_vector(self.vector + self._other(other))
+
+    def __sub__(self, other: Tensors) -> Tensors:
+        return self.with_vector(self.vector - self._other(other))
+
+    def __mul__(self, factor: float) -> Tensors:
+        return self.with_vector(self.vector * factor)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: float) -> Tensors:
+        return self.with_vector(self.vector / divisor)
+
+    def __neg__(self) -> Tensors:
+        return self.with_vector(-self.vector)
+
+    def dot(self, other: Tensors) -> float:
+        """Inner product over the parameters, in float64."""
+        return float(torch.dot(self.vector.double(), self._other(other).double()))
+
+    def norm(self) -> float:
+        """Euclidean norm over the parameters, in float64."""
+        return self.dot(self) ** 0.5
+
+    # -- identity ----------------------------------------------------------------------------------------------------
+    def tensor_sha256(self) -> dict[str, str]:
+        """SHA-256 of each tensor as contiguous little-endian bytes, in state-dict order."""
+        here = self.to("cpu")
+        return {name: hashlib.sha256(memoryview(value.contiguous().view(-1).numpy())).hexdigest() for name, value in here.items()}
+
+    def sha256(self) -> str:
+        """SHA-256 of the tensors' SHA-256s: the run's `model_sha256`."""
+        return combine(self.tensor_sha256().values())
+
+    def is_finite(self) -> bool:
+        """True if every parameter and buffer is finite. The sum first: a NaN or an infinity cannot leave it finite."""
+        for values in (self.vector, self.buffers):
+            if values.numel() and not torch.isfinite(values.sum()) and not bool(torch.isfinite(values).all()):
+                return False
+        return True
+
+
+def combine(hashes: Iterable[str]) -> str:
+    """SHA-256 of the concatenation of hex digests."""
+    whole = hashlib.sha256()
+    for h in hashes:
+        whole.update(bytes.fromhex(h))
+    return whole.hexdigest()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Sum:
+    """A weighted sum of Tensors, folded one at a time in float64: the one definition of a mean in fednet.
+
+    n_i * x_i and n_i are summed and divided once at the end, since the denominator is not known before. Float buffers
+    are averaged with the same weights; counters take the largest, without weights. `add` takes over the accumulator:
+    the sum it was called on must not be used again.
+    """
+
+    vector: torch.Tensor  # (P,) float64
+    buffers: torch.Tensor  # (B,) float64
+    counters: torch.Tensor  # (I,) int64
+    layout: Layout | None = None
+    weight: float = 0.0
+    count: int = 0
+
+    @classmethod
+    def empty(cls) -> Sum:
+        none = torch.zeros(0, dtype=torch.float64)
+        return cls(none, none, torch.zeros(0, dtype=torch.int64))
+
+    def add(self, x: Tensors, weight: float = 1.0) -> Sum:
+        if self.layout is None:
+            vector, buffers = x.vector.double(), x.buffers.double()
+            if weight != 1.0:
+                vector, buffers = vector.mul_(weight), buffers.mul_(weight)
+            return Sum(vector, buffers, x.counters.clone(), x.layout, float(weight), 1)
+        if x.layout != self.layout:
+            raise ValueError("tensors of another layout cannot be added to this sum")
+        self.vector.add_(x.vector.to(self.vector.device), alpha=weight)
+        self.buffers.add_(x.buffers.to(self.vector.device), alpha=weight)
+        if x.counters.numel():
+            torch.maximum(self.counters, x.counters.to(self.counters.device), out=self.counters)
+        return Sum(self.vector, self.buffers, self.counters, self.layout, self.weight + weight, self.count + 1)
+
+    def _over(self, divisor: float) -> Tensors:
+        if self.layout is None:
+            raise ValueError("the sum is empty")
+        buffers = self.buffers / self.weight if self.weight else self.buffers
+        return Tensors(self.layout, (self.vector / divisor).float(), buffers.float(), self.counters.clone())
+
+    def mean(self) -> Tensors:
+        """Sum of weight * x over the sum of weights."""
+        return self._over(self.weight)
+
+    def total(self, divisor: float = 1.0) -> Tensors:
+        """Sum of weight * x, over `divisor` (SCAFFOLD's N). Buffers are averaged all the same."""
+        return self._over(divisor)
+
+
+def mean(values: Iterable[tuple[Tensors, float]]) -> Tensors:
+    """Weighted mean of (tensors, weight) pairs, in float64, in the order given."""
+    total = Sum.empty()
+    for x, weight in values:
+        total = total.add(x, weight)
+    return total.mean()

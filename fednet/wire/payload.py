@@ -1,0 +1,116 @@
+"""What crosses the wire, declared.
+
+An algorithm declares its messages as payloads: frozen records whose field types say what form a value has and under
+which **kind** the ledger books it.
+
+    class Up(Payload):
+        dy: Delta          # tensors of the shared layout, buffers beside them
+        dc: Control        # parameters only
+        run: Statistics    # n_i, K_i and the mean loss
+
+The declarations are all that is needed to encode, check, decode, bill and predict a message: see `codec`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
+
+from fednet.errors import ConfigError
+from fednet.tensors import Tensors
+
+if typing.TYPE_CHECKING:
+    import torch
+
+Form = Literal["tensors", "parameters", "float", "int", "run", "samples", "array"]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """How a payload's field travels: its ledger kind and its form.
+
+    tensors: the shared layout with its buffers; parameters: without them; float, int: 8 bytes; run: a `Run` (24 bytes);
+    samples: a `Samples`; array: one tensor of any shape.
+    """
+
+    kind: str
+    form: Form
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a local training was: every reply carries one.
+
+    n: training samples (n_i). steps: optimizer steps taken (K_i). loss: mean training loss over the steps' samples.
+    """
+
+    n: int
+    steps: int
+    loss: float
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Samples:
+    """Samples on the wire. x: (n, ...) uint8 or float32, or a dict of such tensors; y: (n,) int64 or float32."""
+
+    x: torch.Tensor | dict[str, torch.Tensor]
+    y: torch.Tensor
+
+    def __len__(self) -> int:
+        return int(self.y.shape[0])
+
+
+if typing.TYPE_CHECKING:
+    Weights = Delta = Control = Tensors
+    Accuracy = Scalar = float
+    Statistics = Run
+    Condensed = Shared = Samples
+else:
+    Weights = Annotated[Tensors, Field("state", "tensors")]
+    Delta = Annotated[Tensors, Field("delta", "tensors")]
+    Control = Annotated[Tensors, Field("control", "parameters")]
+    Accuracy = Annotated[float, Field("accuracy", "float")]
+    Scalar = Annotated[float, Field("statistics", "float")]
+    Statistics = Annotated[Run, Field("statistics", "run")]
+    Condensed = Annotated[Samples, Field("condensed", "samples")]
+    Shared = Annotated[Samples, Field("shared", "samples")]
+
+KINDS = ("state", "delta", "control", "condensed", "accuracy", "shared", "statistics")
+
+
+def kind(name: str, form: Form = "array") -> Any:
+    """A field type of a user's own kind: `Sketch = fednet.kind("sketch", "array")`."""
+    carrier = {"tensors": Tensors, "parameters": Tensors, "float": float, "int": int, "run": Run, "samples": Samples}
+    return Annotated[carrier.get(form, object), Field(name, form)]
+
+
+class Payload:
+    """Base of declared messages. Subclasses become frozen dataclasses; every annotation must be a kind."""
+
+    fields: ClassVar[Mapping[str, Field]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        dataclasses.dataclass(frozen=True, eq=False)(cls)
+        # A class body nested in an algorithm's class sees its module's names only.
+        hints = typing.get_type_hints(cls, include_extras=True)
+        fields = {}
+        for f in dataclasses.fields(cls):  # type: ignore[arg-type]
+            hint = hints[f.name]
+            marks = [a for a in get_args(hint)[1:] if isinstance(a, Field)] if get_origin(hint) is Annotated else []
+            if not marks:
+                raise ConfigError(f"{cls.__qualname__}.{f.name}: a payload's field needs a kind (Weights, Delta, Control, "
+                                  f"Accuracy, Scalar, Statistics, Condensed, Shared, or fednet.kind(...)), got {hint!r}.")
+            fields[f.name] = marks[0]
+        cls.fields = fields
+
+    @classmethod
+    def kinds(cls) -> set[str]:
+        return {f.kind for f in cls.fields.values()}
+
+
+class Nothing(Payload):
+    """A payload without fields: local-only training receives one each round."""
