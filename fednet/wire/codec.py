@@ -1,0 +1,297 @@
+"""Payloads to bytes and back.
+
+The form of a payload is its declaration: field by field, tensors of the shared layout as one vector (with buffers and
+counters behind it), numbers as 8 bytes, samples as their arrays. Large values are not copied: a `Body` is a list of
+segments that are read in ranges, so that a broadcast is encoded once and all sends share it.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fednet.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from fednet.tensors import Layout, Tensors
+from fednet.wire.messages import PART, Field
+from fednet.wire.payload import Payload, Run, Samples
+
+DTYPES = {"uint8": torch.uint8, "int32": torch.int32, "int64": torch.int64, "float16": torch.float16, "bfloat16": torch.bfloat16,
+          "float32": torch.float32, "float64": torch.float64, "bool": torch.bool}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+MAX_AXES = 8
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Body:
+    """An encoded payload: segments that lie one behind the other. Never written to once made."""
+
+    def __init__(self, segments: Sequence[Buffer] = ()) -> None:
+        self.segments = [memoryview(s).cast("B") for s in segments if len(s)]
+        self.size = sum(len(s) for s in self.segments)
+
+    def slice(self, start: int, end: int) -> memoryview:
+        """Bytes [start, end): a view where they lie in one segment, else a copy."""
+        found, at = [], 0
+        for s in self.segments:
+            if at < end and start < at + len(s):
+                found.append(s[max(0, start - at):end - at])
+            at += len(s)
+        return found[0] if len(found) == 1 else memoryview(b"".join(found))
+
+    def parts(self) -> int:
+        return math.ceil(self.size / PART)
+
+    def part(self, index: int) -> memoryview:
+        return self.slice(index * PART, min(self.size, (index + 1) * PART))
+
+    def whole(self) -> memoryview:
+        return self.slice(0, self.size)
+
+    def check(self) -> int:
+        return checksum(self.segments)
+
+
+def checksum(segments: Sequence[Buffer]) -> int:
+    """Sum of all bytes as little-endian 64-bit words (each segment's tail padded), modulo 2^64.
+
+    It guards against faults, not against forgery (CURVE does), and costs a tenth of a CRC.
+    """
+    total, carry = 0, b""
+    for segment in segments:
+        view = memoryview(segment).cast("B")
+        if carry:
+            need = min(8 - len(carry), len(view))
+            carry, view = carry + bytes(view[:need]), view[need:]
+            if len(carry) < 8:
+                continue
+            total, carry = total + int.from_bytes(carry, "little"), b""
+        whole = len(view) & ~7
+        words = np.frombuffer(view[:whole], dtype="<u8")
+        total += int(np.add.reduce(words, dtype=np.uint64)) if whole else 0
+        carry = bytes(view[whole:])
+    return (total + int.from_bytes(carry, "little")) & ((1 << 64) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """An encoded payload: its form for the header, its body, and the payload as the receiver will see it."""
+
+    form: tuple[Field, ...]
+    body: Body
+    seen: Payload
+
+    @property
+    def raw(self) -> int:
+        return sum(f.raw for f in self.form)
+
+
+@dataclass(frozen=True)
+class Codec:
+    """Encodes and decodes payloads of one direction.
+
+    layout: of what crosses. chains: compressor chains by kind. bounds: the largest size in bytes of a field whose
+    declaration leaves its size open, given its name.
+    """
+
+    layout: Layout
+    chains: Mapping[str, Any]
+    buffers: bool = True
+
+    def crossing(self, form: str) -> Layout:
+        """The layout of a field: parameters only, or with buffers where these cross."""
+        return self.layout if form == "tensors" and self.buffers else self.layout.parameters
+
+    # -- encoding ----------------------------------------------------------------------------------------------------
+    def encode(self, payload: Payload, rng: Callable[[str], np.random.Generator] | None = None,
+               residuals: dict[str, torch.Tensor] | None = None, reference: Tensors | None = None) -> Encoded:
+        """Encodes a payload. `residuals` (read and rewritten, by field) feeds errors back; `reference` is what a
+        compressed state is sent as a difference to."""
+        form, segments, seen = [], [], {}
+        for name, field in payload.fields.items():
+            value = getattr(payload, name)
+            chain = self.chains.get(field.kind)
+            if field.form in ("tensors", "parameters"):
+                part = self._tensors(value, field.form)
+                size, raw, kept = 0, part.layout.nbytes, value
+                if chain is None:
+                    segments.append(_bytes(part.vector))
+                else:
+                    wanted = part.vector - reference.vector if field.kind == "state" and reference is not None else part.vector
+                    feedback = residuals is not None and chain.needs_feedback
+                    if feedback and residuals is not None and name in residuals:
+                        wanted = wanted + residuals[name]
+                    data = bytes(chain.encode(wanted, rng(name) if rng else np.random.default_rng(0)))
+                    decoded = chain.decode(data, wanted.numel())
+                    if feedback and residuals is not None:
+                        residuals[name] = wanted - decoded
+                    if field.kind == "state" and reference is not None:
+                        decoded = reference.vector + decoded
+                    segments.append(data)
+                    kept = value.with_vector(decoded)
+                segments += [_bytes(part.buffers), _bytes(part.counters)]
+                size = sum(len(s) for s in segments[-3:])
+                seen[name] = kept
+                form.append(Field(name, field.kind, size, raw))
+                continue
+            data_list, parts = _pack(field.form, value, f"{type(payload).__qualname__}.{name}")
+            size = sum(len(d) for d in data_list)
+            segments += data_list
+            seen[name] = value
+            form.append(Field(name, field.kind, size, size, parts))
+        return Encoded(tuple(form), Body(segments), type(payload)(**seen))
+
+    def _tensors(self, value: Tensors, form: str) -> Tensors:
+        layout = self.crossing(form)
+        if value.layout == layout:
+            return value.to("cpu")
+        if value.layout.parameters != layout.parameters:
+            raise LocalProtocolError("a payload's tensors must have the layout of what crosses")
+        value = value.to("cpu")
+        if form == "parameters" or not self.buffers:
+            return value.params
+        return Tensors(layout, value.vector, torch.zeros(layout.size("buffer")), torch.zeros(layout.size("counter"), dtype=torch.int64))
+
+    # -- decoding ----------------------------------------------------------------------------------------------------
+    def check(self, kind: type[Payload], form: Sequence[Field], bounds: Mapping[str, int]) -> None:
+        """Raises RemoteProtocolError where a form is not what `kind` declares, before a byte of the body is asked for."""
+        declared = list(kind.fields.items())
+        if [f.name for f in form] != [name for name, _ in declared]:
+            raise RemoteProtocolError(f"fields {[f.name for f in form]}, expected {[n for n, _ in declared]}")
+        for got, (name, field) in zip(form, declared):
+            if got.kind != field.kind:
+                raise RemoteProtocolError(f"field {name}: kind {got.kind!r}, expected {field.kind!r}")
+            low, high = self.size_of(field.kind, field.form, bounds.get(name))
+            if not low <= got.size <= high:
+                raise RemoteProtocolError(f"field {name}: {got.size} bytes, expected {low if low == high else f'{low} to {high}'}")
+
+    def size_of(self, kind: str, form: str, bound: int | None = None) -> tuple[int, int]:
+        """(smallest, largest) bytes of a field; equal where the declaration fixes them."""
+        if form in ("tensors", "parameters"):
+            layout = self.crossing(form)
+            chain = self.chains.get(kind)
+            rest = layout.nbytes - 4 * layout.sizes[0]
+            if chain is None:
+                return layout.nbytes, layout.nbytes
+            size, exact = chain.nbytes(layout.sizes[0])
+            return (size if exact else 0) + rest, size + rest
+        if form == "run":
+            return 24, 24
+        if form in ("float", "int"):
+            return 8, 8
+        return 0, bound if bound is not None else 0
+
+    def decode(self, kind: type[Payload], form: Sequence[Field], body: Buffer, reference: Tensors | None = None) -> Payload:
+        """The payload. Raises RemoteProtocolError where the bytes are not what the form says, or not finite."""
+        view, at, values = memoryview(body).cast("B"), 0, {}
+        if sum(f.size for f in form) != len(view):
+            raise RemoteProtocolError(f"payload of {len(view)} bytes, announced were {sum(f.size for f in form)}")
+        for got, (name, field) in zip(form, kind.fields.items()):
+            data = view[at:at + got.size]
+            at += got.size
+            if field.form in ("tensors", "parameters"):
+                values[name] = self._read(data, field.kind, field.form, name, reference)
+            else:
+                values[name] = _unpack(field.form, data, got, name)
+        return kind(**values)
+
+    def _read(self, data: memoryview, kind: str, form: str, name: str, reference: Tensors | None) -> Tensors:
+        layout = self.crossing(form)
+        p, b, i = layout.sizes
+        rest = 4 * b + 8 * i
+        head, tail = (data[:len(data) - rest], data[len(data) - rest:]) if rest else (data, data[:0])
+        chain = self.chains.get(kind)
+        if chain is not None:
+            vector = chain.decode(head, p)
+            if kind == "state" and reference is not None:
+                vector = reference.vector + vector
+        else:
+            if len(head) != 4 * p:
+                raise RemoteProtocolError(f"field {name}: {len(head)} bytes for {p} parameters")
+            vector = _floats(head)
+        value = Tensors(layout, vector, _floats(bytearray(tail[:4 * b])), torch.from_numpy(np.frombuffer(tail[4 * b:], "<i8").astype(np.int64)))
+        if not value.is_finite():
+            raise RemoteProtocolError(f"field {name}: a value is not finite")
+        return value
+
+
+def _floats(data: Buffer) -> torch.Tensor:
+    if not len(data):
+        return torch.zeros(0)
+    view = memoryview(data)
+    return torch.frombuffer(bytearray(view) if view.readonly else view, dtype=torch.float32)
+
+
+def _bytes(values: torch.Tensor) -> memoryview:
+    """A tensor's bytes, without a copy where it lies contiguous on the CPU."""
+    if not values.numel():
+        return memoryview(b"")
+    flat = values.detach().cpu().contiguous().view(-1)
+    if flat.dtype == torch.bfloat16:
+        flat = flat.view(torch.int16)
+    return memoryview(flat.numpy()).cast("B")
+
+
+def _pack(form: str, value: Any, where: str) -> tuple[list[Buffer], list[tuple[str, str, list[int]]]]:
+    if form == "run":
+        return [struct.pack("<qqd", value.n, value.steps, value.loss)], []
+    if form == "float":
+        return [struct.pack("<d", value)], []
+    if form == "int":
+        return [struct.pack("<q", value)], []
+    if form == "samples":
+        x = value.x if isinstance(value.x, dict) else {"x": value.x}
+        arrays = [*((f"x.{k}" if isinstance(value.x, dict) else "x", v) for k, v in x.items()), ("y", value.y)]
+    elif isinstance(value, torch.Tensor):
+        arrays = [("", value)]
+    else:
+        raise ConfigError(f"{where}: expected a tensor, got {type(value).__name__}")
+    return [_bytes(v) for _, v in arrays], [(n, NAMES[v.dtype], list(v.shape)) for n, v in arrays]
+
+
+def _unpack(form: str, data: memoryview, got: Field, name: str) -> Any:
+    if form == "run":
+        n, steps, loss = struct.unpack("<qqd", data)
+        if n < 0 or steps < 0 or not math.isfinite(loss):
+            raise RemoteProtocolError(f"field {name}: n={n}, steps={steps}, loss={loss} are not all finite and >= 0")
+        return Run(n, steps, loss)
+    if form == "float":
+        (number,) = struct.unpack("<d", data)
+        if not math.isfinite(number):
+            raise RemoteProtocolError(f"field {name}: {number} is not finite")
+        return number
+    if form == "int":
+        return struct.unpack("<q", data)[0]
+    arrays, at = {}, 0
+    for part, dtype, shape in got.parts:
+        if dtype not in DTYPES or len(shape) > MAX_AXES:
+            raise RemoteProtocolError(f"field {name}: dtype {dtype!r} or shape {shape} not allowed")
+        count = math.prod(shape)
+        size = count * DTYPES[dtype].itemsize
+        if at + size > len(data):
+            raise RemoteProtocolError(f"field {name}: arrays of more than the {len(data)} bytes announced")
+        value = torch.frombuffer(bytearray(data[at:at + size]), dtype=DTYPES[dtype]).view(shape) if count else torch.zeros(shape, dtype=DTYPES[dtype])
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise RemoteProtocolError(f"field {name}: a value is not finite")
+        arrays[part] = value
+        at += size
+    if at != len(data) or len(arrays) != len(got.parts):
+        raise RemoteProtocolError(f"field {name}: arrays of {at} bytes, announced were {len(data)}")
+    if form == "array":
+        if list(arrays) != [""]:
+            raise RemoteProtocolError(f"field {name}: expected one array")
+        return arrays[""]
+    if "y" not in arrays or len(arrays) < 2 or any(v.dim() < 1 or v.shape[0] != arrays["y"].shape[0] for v in arrays.values()):
+        raise RemoteProtocolError(f"field {name}: samples need x and y of one length")
+    y = arrays.pop("y")
+    if list(arrays) == ["x"]:
+        return Samples(arrays["x"], y)
+    if not all(k.startswith("x.") for k in arrays):
+        raise RemoteProtocolError(f"field {name}: arrays {list(arrays)} are no samples")
+    return Samples({k[2:]: v for k, v in arrays.items()}, y)

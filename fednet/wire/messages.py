@@ -1,0 +1,242 @@
+"""The messages of the protocol, and their frames.
+
+A message is one small msgpack header frame and at most one raw body frame. The header is a map with the version `v` and
+the type `t`; the rest are the fields of the typed records below, checked before anything is believed. Bodies are parts
+of payloads (see `codec`), of at most `PART` bytes: what is longer is announced without a body and pulled in parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgpack
+import msgspec
+
+from fednet.errors import RemoteProtocolError
+
+VERSION = 1
+PART = 1 << 20  # bytes of one body frame at most
+MAX_HEADER = 1 << 18  # bytes of one header frame at most
+
+Index = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+Text = Annotated[str, msgspec.Meta(max_length=4096)]
+Name = Annotated[str, msgspec.Meta(max_length=128)]
+
+
+class Key(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, order=True):
+    """What a task and all that belongs to it are known by. `purpose`: train or evaluate."""
+
+    round: Index
+    phase: Index
+    attempt: Index
+    client: Index
+    purpose: Name = "train"
+
+    @property
+    def version(self) -> str:
+        """The client state that this task makes: `round-phase-attempt`."""
+        return f"{self.round}-{self.phase}-{self.attempt}"
+
+
+class Field(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One payload field as encoded. size: bytes on the wire; raw: before compression; parts: (name, dtype, shape) of
+    the arrays inside, where the declaration leaves them open."""
+
+    name: Name
+    kind: Name
+    size: Index
+    raw: Index
+    parts: list[tuple[Name, Name, list[Index]]] = []
+
+
+class Message(msgspec.Struct, frozen=True, tag_field="t", forbid_unknown_fields=True, kw_only=True):
+    """Base of all messages. `run` and `inc` (incarnation of the server) mark what belongs to this run."""
+
+    run: Name = ""
+    inc: Index = 0
+
+
+class SiteFacts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What a site tells of its data: samples to train and test on, training samples by class."""
+
+    client: Index
+    train: Index
+    test: Index
+    classes: list[Index] = []
+
+
+# -- from the client -------------------------------------------------------------------------------------------------
+class Join(Message, tag="join", frozen=True):
+    """The first message of a connection. `worker`: this process's random name; `session`: the token that the server
+    gave this process earlier, if any; `ids` or `share` (k of n) say whom it hosts; `holding`: tasks it still has."""
+
+    worker: Name
+    session: Name = ""
+    ids: list[Index] = []
+    share: tuple[Index, Index] | None = None
+    host: Name = ""
+    pid: Index = 0
+    device: Name = ""
+    slots: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
+    versions: dict[Name, Name] = {}
+    files: dict[Text, Name] = {}
+    holding: list[Key] = []
+
+
+class Ready(Message, tag="ready", frozen=True):
+    """Data and model are in place. `layout`: digest of the shared layout; `sites`: facts, where data are the sites'."""
+
+    layout: Name
+    sites: list[SiteFacts] = []
+
+
+class Beat(Message, tag="beat", frozen=True):
+    """I am alive; from a client with what it does."""
+
+    client: int = -1
+    phase: Name = ""
+    step: Index = 0
+    steps: Index = 0
+
+
+class Reply(Message, tag="reply", frozen=True):
+    """What came of a task: announced with its form, the body beside it if it fits into one part, else to be pulled.
+    check: sum of the payload's bytes as little-endian 64-bit words; state: SHA-256 of the client's new state."""
+
+    key: Key
+    form: list[Field]
+    size: Index
+    check: Annotated[int, msgspec.Meta(ge=0, le=(1 << 64) - 1)] = 0
+    state: Name = ""
+    seconds: float = 0.0
+    steps: Index = 0
+    weight: Index = 0
+
+
+class Failed(Message, tag="failed", frozen=True):
+    """The task could not be done. `again`: whether giving it to this client once more could help."""
+
+    key: Key
+    reason: Text
+    again: bool = False
+
+
+class Leave(Message, tag="leave", frozen=True):
+    """This process ends on purpose."""
+
+
+# -- from the server -------------------------------------------------------------------------------------------------
+class Welcome(Message, tag="welcome", frozen=True):
+    """Accepted. The configuration travels as YAML; `ids`: whom this process hosts; `beat_s`: seconds between beats."""
+
+    session: Name
+    name: Text
+    config: Annotated[str, msgspec.Meta(max_length=MAX_HEADER)]
+    ids: list[Index]
+    beat_s: float = 2.0
+
+
+class Refuse(Message, tag="refuse", frozen=True):
+    """Not accepted. `final`: trying again cannot help."""
+
+    reason: Text
+    final: bool = False
+
+
+class Task(Message, tag="task", frozen=True):
+    """Work for a client. start: the state version it starts from ("" = its initial state); keep: the version that the
+    server's last checkpoint names; enrol: how many of the form's fields are the enrolment that comes before `Down`."""
+
+    key: Key
+    form: list[Field]
+    size: Index
+    check: Annotated[int, msgspec.Meta(ge=0, le=(1 << 64) - 1)] = 0
+    start: Name = ""
+    keep: Name = ""
+    enrol: Index = 0
+    judge: bool = False  # evaluate within this task
+    deadline_s: float | None = None
+
+
+class Cancel(Message, tag="cancel", frozen=True):
+    """This task is not wanted any more."""
+
+    key: Key
+
+
+class End(Message, tag="end", frozen=True):
+    """The run is over, or stops with rounds left to do (`over` false: a later server goes on)."""
+
+    over: bool = True
+    reason: Text = ""
+
+
+# -- both ways -------------------------------------------------------------------------------------------------------
+class Pull(Message, tag="pull", frozen=True):
+    """The receiver of a payload grants `count` parts from `first` on."""
+
+    key: Key
+    first: Index
+    count: Annotated[int, msgspec.Meta(ge=1, le=1024)]
+
+
+class Part(Message, tag="part", frozen=True):
+    """Part `index` of the payload of `key`; the body beside it."""
+
+    key: Key
+    index: Index
+
+
+FROM_CLIENT = (Join, Ready, Beat, Reply, Failed, Leave, Pull, Part)
+FROM_SERVER = (Welcome, Refuse, Task, Cancel, End, Beat, Pull, Part)
+WITH_BODY = (Reply, Task, Part)
+
+
+class _Decoder:
+    """Typed decoding of headers for one direction."""
+
+    def __init__(self, types: Sequence[type[Message]]) -> None:
+        self.types: dict[str, type[Message]] = {str(t.__struct_config__.tag): t for t in types}
+
+    def __call__(self, frames: Sequence[Any]) -> tuple[Message, memoryview | None]:
+        if not 1 <= len(frames) <= 2:
+            raise RemoteProtocolError(f"a message has 1 or 2 frames, got {len(frames)}")
+        header = memoryview(frames[0])
+        if len(header) > MAX_HEADER:
+            raise RemoteProtocolError(f"header of {len(header)} bytes, allowed are {MAX_HEADER}")
+        try:
+            fields = msgpack.unpackb(header, raw=False, strict_map_key=True, ext_hook=_no_ext, max_buffer_size=MAX_HEADER)
+        except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as broken:
+            raise RemoteProtocolError(f"header is no msgpack ({type(broken).__name__})") from broken
+        if not isinstance(fields, dict):
+            raise RemoteProtocolError("header is no map")
+        version = fields.pop("v", None)
+        if version != VERSION or isinstance(version, bool):
+            raise RemoteProtocolError(f"version {version!r}, this side speaks {VERSION}")
+        tag = fields.get("t")
+        kind = self.types.get(tag) if isinstance(tag, str) else None
+        if kind is None:
+            raise RemoteProtocolError(f"unknown message type {str(tag)[:40]!r}")
+        try:
+            message = msgspec.convert(fields, kind)
+        except msgspec.ValidationError as broken:
+            raise RemoteProtocolError(f"{tag}: {broken}") from broken
+        body = memoryview(frames[1]) if len(frames) == 2 else None
+        if body is not None and (kind not in WITH_BODY or len(body) > PART):
+            raise RemoteProtocolError(f"{tag}: a body of {len(body)} bytes is not allowed here")
+        return message, body
+
+
+def _no_ext(code: int, data: bytes) -> None:
+    raise ValueError(f"extension type {code}")
+
+
+decode_from_client = _Decoder(FROM_CLIENT)
+decode_from_server = _Decoder(FROM_SERVER)
+
+
+def encode(message: Message) -> bytes:
+    """The header frame of a message."""
+    fields: dict[str, Any] = msgspec.to_builtins(message)
+    return bytes(msgpack.packb({"v": VERSION, **fields}, use_bin_type=True))
