@@ -82,14 +82,15 @@ class Link:
 def split(form: Sequence[m.Field], start: int, end: int) -> tuple[dict[str, int], int]:
     """Bytes by kind of the range [start, end) of a payload of that form, and their share of the raw bytes."""
     kinds: dict[str, int] = {}
-    raw, at = 0.0, 0
+    raw, at = 0, 0
     for f in form:
         inside = max(0, min(end, at + f.size) - max(start, at))
         if inside:
             kinds[f.kind] = kinds.get(f.kind, 0) + inside
-            raw += f.raw * inside / f.size
+            low, high = max(start, at) - at, min(end, at + f.size) - at
+            raw += f.raw * high // f.size - f.raw * low // f.size  # over all parts this sums to f.raw
         at += f.size
-    return kinds, round(raw)
+    return kinds, raw
 
 
 def bytes_by_kind(form: Sequence[m.Field]) -> Mapping[str, int]:

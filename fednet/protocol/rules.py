@@ -1,0 +1,120 @@
+"""What the server's side of the protocol is told: the work, the rules of a phase, and what it answers with.
+
+Events and the time go in, instructions come out; nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fednet.wire.codec import Body
+from fednet.wire.messages import Field, Key, Message
+
+WINDOW = 4  # parts granted to one sender
+BUDGET = 64  # parts granted to all senders together
+TRIES = 3  # how often a task is given out again after a reply that had to be refused
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A task for one client. cost: SGD steps, for longest-first; start, keep: client state versions; enrol: how many
+    leading fields of the form are the client's enrolment; judge: evaluate within the task."""
+
+    client: int
+    form: Sequence[Field]
+    body: Body
+    check: int
+    cost: int = 0
+    start: str = ""
+    keep: str = ""
+    enrol: int = 0
+    judge: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How long is waited for whom, in seconds; None: for ever.
+
+    deadline: for a client's task, from its hand-out. closed, silent: how long a client may be away after its connection
+    closed or its heartbeat fell silent. join: how long, after the server's start, an id may take to come at all.
+    first: the phase closes on this many replies. defer: usefulness is decided by the caller at the phase's end.
+    """
+
+    deadline: float | None = None
+    closed: float | None = 3.0
+    silent: float | None = 10.0
+    join: float | None = 60.0
+    first: int | None = None
+    defer: bool = False
+
+
+# -- instructions ----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Send:
+    conn: bytes
+    message: Message
+    body: memoryview | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Bytes of a reply's payload, in order: to be appended at `offset`."""
+
+    key: Key
+    offset: int
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A reply is whole. The caller checks it and answers with `accept` or `reject`."""
+
+    key: Key
+    form: Sequence[Field]
+    size: int
+    check: int
+    state: str
+    seconds: float
+    steps: int
+    weight: int
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A client's part in this phase is over. reason: "" if its reply counts, else why it does not."""
+
+    client: int
+    attempt: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """A payload's bytes are known to have been useful or not."""
+
+    conn: bytes
+    direction: str
+    key: Key
+    useful: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something for the run's events."""
+
+    event: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """The connection is of no further use: its queue may be dropped."""
+
+    conn: bytes
+
+
+Instruction = Send | Store | Arrived | Resolved | Settle | Note | Forget
