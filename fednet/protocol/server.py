@@ -14,7 +14,7 @@ closed or its heartbeat silent. All times are seconds on the caller's clock, han
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fednet.errors import RemoteProtocolError
@@ -319,8 +319,7 @@ class ServerProtocol:
     def _reply(self, conn: bytes, worker: Worker, reply: m.Reply, body: memoryview | None) -> None:
         key = reply.key
         w = self._current(key)
-        if (w is None or w.worker != worker.name or message_inc(reply) != self.incarnation and w.status != "handed"
-                or w.status not in (("handed",) if key.purpose == self.purpose else ("handed", "arriving"))):
+        if w is None or w.worker != worker.name or w.status != "handed" or reply.inc != self.incarnation:
             state = "doubled" if w is not None and w.status in ("arriving", "arrived", "done") else "late"
             self._say(Settle(conn, "up", key, False, state), Note(state, {"client": key.client, "round": key.round, "worker": worker.name}))
             if key.client in worker.queue and w is not None and w.status in ENDED:
@@ -541,11 +540,3 @@ class ServerProtocol:
                          "device": worker.device if worker else "", "phase": phase if w.status != "arriving" else "uploading",
                          "step": step, "steps": steps, "since": w.since, "deadline_s": self.rules.deadline})
         return rows
-
-
-def message_inc(message: m.Message) -> int:
-    return message.inc
-
-
-def ids_of(workers: Iterable[Worker]) -> set[int]:
-    return {i for w in workers for i in w.ids}

@@ -1,0 +1,310 @@
+"""The client's side of the protocol: a state machine without I/O.
+
+    away ── connected ──> joining ── Welcome ──> welcomed ── the engine's `ready` ──> ready ── End ──> over
+      ^──────────────── connection closed, or the server silent ───────────────────────┘
+
+One process hosts one or many ids over one connection. A task's payload is pulled in parts before the task is given to
+the engine; a reply is announced, and its parts are sent as the server grants them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fednet.errors import RemoteProtocolError
+from fednet.protocol.rules import WINDOW
+from fednet.wire import messages as m
+from fednet.wire.codec import Body
+from fednet.wire.messages import PART, Key
+
+REJOIN_S = 1.0  # seconds until a refused join is tried again
+SILENCE = 8.0  # a server that was silent for this many beats is taken for gone
+
+
+# -- instructions ----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Out:
+    """Send this."""
+
+    message: m.Message
+    body: memoryview | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Welcomed:
+    """The server's configuration; the engine prepares data and model, then calls `ready`."""
+
+    welcome: m.Welcome
+    again: bool  # of the same run as before: all is prepared
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A task with its whole payload."""
+
+    task: m.Task
+    body: bytearray
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """This task is not wanted any more."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The run is over (or, `over` false, its server stopped and a later one goes on)."""
+
+    over: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedAway:
+    """The server refused this client for good."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnect:
+    """The server has been silent for too long: connect anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Booked:
+    """The row of this payload, or of these plain messages, is complete."""
+
+    direction: str
+    key: Key | None
+    tag: str = ""
+
+
+Instruction = Out | Welcomed | Given | Cancelled | Ended | TurnedAway | Reconnect | Booked
+
+
+@dataclass(slots=True)
+class Incoming:
+    task: m.Task
+    body: bytearray
+    got: int = 0
+    granted: int = 0
+
+
+@dataclass(slots=True)
+class Outgoing:
+    reply: m.Reply
+    body: Body
+    sent: int = 0
+    announced: bool = False
+
+
+@dataclass(slots=True)
+class ClientProtocol:
+    """Feed it `opened`, `closed`, `received`, `tick` and the engine's calls; do what it returns."""
+
+    worker: str
+    ids: Sequence[int] = ()
+    share: tuple[int, int] | None = None
+    host: str = ""
+    pid: int = 0
+    device: str = ""
+    slots: int = 1
+    versions: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+
+    state: str = "away"
+    run: str = ""
+    inc: int = 0
+    session: str = ""
+    beat_s: float = 2.0
+    _heard: float = 0.0
+    _beaten: float = 0.0
+    _rejoin_at: float | None = None
+    _incoming: dict[Key, Incoming] = field(default_factory=dict)
+    _outgoing: dict[Key, Outgoing] = field(default_factory=dict)
+    _working: set[Key] = field(default_factory=set)
+    _layout: str = ""
+    _sites: list[m.SiteFacts] = field(default_factory=list)
+    doing: dict[int, tuple[str, int, int]] = field(default_factory=dict)
+
+    # -- the transport's events --------------------------------------------------------------------------------------
+    def opened(self, now: float) -> list[Instruction]:
+        if self.state == "over":
+            return []
+        self.state, self._heard, self._beaten = "joining", now, now
+        holding = sorted({*self._working, *self._outgoing})
+        return [Out(m.Join(run=self.run, inc=self.inc, worker=self.worker, session=self.session, ids=list(self.ids), share=self.share,
+                           host=self.host, pid=self.pid, device=self.device, slots=self.slots, versions=self.versions, files=self.files,
+                           holding=holding))]
+
+    def closed(self, now: float) -> list[Instruction]:
+        if self.state != "over":
+            self.state = "away"
+        self._incoming.clear()  # what was cut short is handed out anew
+        for reply in self._outgoing.values():
+            reply.sent, reply.announced = 0, False
+        self._rejoin_at = None
+        return []
+
+    def received(self, message: m.Message, body: memoryview | None, now: float) -> list[Instruction]:
+        """A decoded message. Raises RemoteProtocolError for what the protocol does not allow; nothing has changed then."""
+        self._heard = now
+        if isinstance(message, m.Welcome):
+            return self._welcomed(message)
+        if isinstance(message, m.Refuse):
+            return self._refused(message, now)
+        if message.run != self.run or message.inc != self.inc:
+            raise RemoteProtocolError(f"a message of another run or incarnation ({message.run[:16]!r}, {message.inc})")
+        if isinstance(message, m.Task):
+            return self._task(message, body)
+        if isinstance(message, m.Part):
+            return self._part(message, body)
+        if isinstance(message, m.Pull):
+            return self._pulled(message)
+        if isinstance(message, m.Cancel):
+            return self._cancel(message.key)
+        if isinstance(message, m.End):
+            self.state = "over" if message.over else self.state
+            return [Ended(message.over, message.reason)]
+        return []
+
+    def tick(self, now: float) -> list[Instruction]:
+        if self._rejoin_at is not None and now >= self._rejoin_at:
+            self._rejoin_at = None
+            return self.opened(now)
+        if self.state in ("joining", "welcomed", "ready") and now - self._heard > SILENCE * self.beat_s:
+            self._heard = now
+            return [Reconnect()]
+        if self.state in ("welcomed", "ready") and now - self._beaten >= self.beat_s:
+            self._beaten = now
+            doing = list(self.doing.items()) or [(-1, ("idle", 0, 0))]
+            return [Out(m.Beat(run=self.run, inc=self.inc, client=c, phase=p, step=s, steps=n)) for c, (p, s, n) in doing]
+        return []
+
+    # -- the engine's calls ------------------------------------------------------------------------------------------
+    def ready(self, layout: str, sites: Sequence[m.SiteFacts] = ()) -> list[Instruction]:
+        """Data and model are in place."""
+        self._layout, self._sites = layout, list(sites)
+        if self.state != "welcomed":
+            return []
+        self.state = "ready"
+        return [Out(m.Ready(run=self.run, inc=self.inc, layout=layout, sites=self._sites)), *self._announce()]
+
+    def reply(self, reply: m.Reply, body: Body) -> list[Instruction]:
+        """A task is done. A reply to a task that was cancelled meanwhile is not sent."""
+        if reply.key.purpose == "train" or reply.key in self._working:
+            if reply.key not in self._working:
+                return []
+            self._working.discard(reply.key)
+        elif not any(k.version == reply.key.version and k.client == reply.key.client for k in self._working):
+            return []
+        self._outgoing[reply.key] = Outgoing(reply, body)
+        return self._announce() if self.state == "ready" else []
+
+    def failed(self, key: Key, reason: str, again: bool) -> list[Instruction]:
+        if key not in self._working:
+            return []
+        self._working.discard(key)
+        return [Out(m.Failed(run=self.run, inc=self.inc, key=key, reason=reason[:4000], again=again))]
+
+    def leave(self) -> list[Instruction]:
+        self.state = "over"
+        return [Out(m.Leave(run=self.run, inc=self.inc))]
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+    def _welcomed(self, welcome: m.Welcome) -> list[Instruction]:
+        again = welcome.run == self.run
+        out: list[Instruction] = []
+        if not again or welcome.inc != self.inc:  # another server does not know of what this one handed out
+            out += [Cancelled(k) for k in self._working]
+            self._working.clear()
+            self._outgoing.clear()
+        self.state, self.run, self.inc, self.session, self.beat_s = "welcomed", welcome.run, welcome.inc, welcome.session, welcome.beat_s
+        self.ids, self.share = welcome.ids, None
+        out.append(Welcomed(welcome, again))
+        return [*out, *(self.ready(self._layout, self._sites) if again and self._layout else [])]
+
+    def _refused(self, refuse: m.Refuse, now: float) -> list[Instruction]:
+        if refuse.final and self.state != "ready":
+            self.state = "over"
+            return [TurnedAway(refuse.reason)]
+        if self.state == "joining":
+            self._rejoin_at = now + REJOIN_S
+        return []
+
+    def _task(self, task: m.Task, body: memoryview | None) -> list[Instruction]:
+        if sum(f.size for f in task.form) != task.size or (body is not None and len(body) != task.size) or (body is None and 0 < task.size <= PART):
+            raise RemoteProtocolError("task: announced sizes do not agree")
+        self._working.discard(task.key)
+        self._outgoing.pop(task.key, None)
+        if body is not None or task.size == 0:
+            return self._given(task, bytearray(body or b""))
+        self._incoming[task.key] = Incoming(task, bytearray(task.size))
+        return self._grant(task.key)
+
+    def _given(self, task: m.Task, body: bytearray) -> list[Instruction]:
+        self._working.add(task.key)
+        return [Booked("down", task.key), Given(task, body)]
+
+    def _grant(self, key: Key) -> list[Instruction]:
+        inc = self._incoming[key]
+        parts = -(-inc.task.size // PART)
+        ahead = inc.granted - inc.got
+        n = min(WINDOW - ahead, parts - inc.granted)
+        if n <= 0 or ahead > WINDOW // 2:
+            return []
+        first, inc.granted = inc.granted, inc.granted + n
+        return [Out(m.Pull(run=self.run, inc=self.inc, key=key, first=first, count=n))]
+
+    def _part(self, part: m.Part, body: memoryview | None) -> list[Instruction]:
+        inc = self._incoming.get(part.key)
+        if inc is None:
+            return []
+        start = part.index * PART
+        if body is None or part.index != inc.got or len(body) != min(PART, inc.task.size - start):
+            raise RemoteProtocolError(f"part {part.index}, expected part {inc.got}")
+        inc.body[start:start + len(body)] = body
+        inc.got += 1
+        if inc.got * PART >= inc.task.size:
+            del self._incoming[part.key]
+            return self._given(inc.task, inc.body)
+        return self._grant(part.key)
+
+    def _announce(self) -> list[Instruction]:
+        out: list[Instruction] = []
+        for key in sorted(self._outgoing, key=lambda k: (k.round, k.phase, k.purpose != "evaluate", k)):
+            going = self._outgoing[key]
+            if going.announced:
+                continue
+            going.announced = True
+            inline = going.body.size <= PART
+            out.append(Out(going.reply, going.body.whole() if inline and going.body.size else None))
+            if inline:
+                del self._outgoing[key]
+                out.append(Booked("up", key))
+        return out
+
+    def _pulled(self, pull: m.Pull) -> list[Instruction]:
+        going = self._outgoing.get(pull.key)
+        if going is None:
+            return []
+        if pull.first != going.sent or pull.first + pull.count > going.body.parts():
+            raise RemoteProtocolError(f"pull of part {pull.first}; {going.sent} were sent")
+        out: list[Instruction] = [Out(m.Part(run=self.run, inc=self.inc, key=pull.key, index=i), going.body.part(i))
+                                  for i in range(pull.first, pull.first + pull.count)]
+        going.sent += pull.count
+        if going.sent >= going.body.parts():
+            del self._outgoing[pull.key]
+            out.append(Booked("up", pull.key))
+        return out
+
+    def _cancel(self, key: Key) -> list[Instruction]:
+        known = key in self._working or key in self._outgoing or key in self._incoming
+        self._incoming.pop(key, None)
+        self._outgoing.pop(key, None)
+        self._working.discard(key)
+        return [Cancelled(key)] if known else []
