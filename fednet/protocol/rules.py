@@ -76,9 +76,8 @@ class Arrived:
     size: int
     check: int
     state: str
+    kept: bool
     seconds: float
-    steps: int
-    weight: int
     worker: str
 
 

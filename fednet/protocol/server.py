@@ -17,8 +17,8 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fednet.errors import RemoteProtocolError
-from fednet.ids import share
+from fednet.errors import ConfigError, RemoteProtocolError
+from fednet.ids import Ids
 from fednet.protocol.rules import BUDGET, TRIES, WINDOW, Arrived, Forget, Instruction, Job, Note, Resolved, Rules, Send, Settle, Store
 from fednet.wire import messages as m
 from fednet.wire.messages import PART, Key
@@ -225,8 +225,8 @@ class ServerProtocol:
     # -- joining -----------------------------------------------------------------------------------------------------
     def _join(self, conn: bytes, join: m.Join, user: str | None) -> None:
         try:
-            ids = share(*join.share, self.clients) if join.share is not None else join.ids
-        except ValueError as broken:
+            ids = Ids("%d/%d" % join.share, share=join.share).resolve(self.clients) if join.share is not None else tuple(join.ids)
+        except (ConfigError, ZeroDivisionError) as broken:
             return self.refuse(conn, f"join: {broken}", "join", final=True)
         bad = [i for i in ids if i >= self.clients]
         missing = [f for f, sha in self.files.items() if sha not in join.files.values()]
@@ -346,7 +346,7 @@ class ServerProtocol:
         self._assign()
 
     def _arrived(self, reply: m.Reply, worker: Worker) -> Arrived:
-        return Arrived(reply.key, reply.form, reply.size, reply.check, reply.state, reply.seconds, reply.steps, reply.weight, worker.name)
+        return Arrived(reply.key, reply.form, reply.size, reply.check, reply.state, reply.kept, reply.seconds, worker.name)
 
     def _whole(self, w: Work, worker: Worker) -> None:
         assert w.reply is not None

@@ -187,8 +187,10 @@ class Codec:
             return 8, 8
         return 0, bound if bound is not None else 0
 
-    def decode(self, kind: type[Payload], form: Sequence[Field], body: Buffer, reference: Tensors | None = None) -> Payload:
-        """The payload. Raises RemoteProtocolError where the bytes are not what the form says, or not finite."""
+    def decode(self, kind: type[Payload], form: Sequence[Field], body: Buffer, reference: Tensors | None = None,
+               fill: Tensors | None = None) -> Payload:
+        """The payload. `fill` gives the buffers of tensors whose own do not cross (`model.buffers: local | server`).
+        Raises RemoteProtocolError where the bytes are not what the form says, or not finite."""
         view, at, values = memoryview(body).cast("B"), 0, {}
         if sum(f.size for f in form) != len(view):
             raise RemoteProtocolError(f"payload of {len(view)} bytes, announced were {sum(f.size for f in form)}")
@@ -196,7 +198,9 @@ class Codec:
             data = view[at:at + got.size]
             at += got.size
             if field.form in ("tensors", "parameters"):
-                values[name] = self._read(data, field.kind, field.form, name, reference)
+                value = self._read(data, field.kind, field.form, name, reference)
+                whole = field.form == "tensors" and fill is not None and not self.buffers
+                values[name] = value.with_buffers(fill) if whole and fill is not None else value
             else:
                 values[name] = _unpack(field.form, data, got, name)
         return kind(**values)

@@ -102,16 +102,16 @@ class Beat(Message, tag="beat", frozen=True):
 
 class Reply(Message, tag="reply", frozen=True):
     """What came of a task: announced with its form, the body beside it if it fits into one part, else to be pulled.
-    check: sum of the payload's bytes as little-endian 64-bit words; state: SHA-256 of the client's new state."""
+    check: sum of the payload's bytes as little-endian 64-bit words; state: SHA-256 of the client's new state ("" if the
+    method keeps none); kept: whether a version of it was written, which the next task must name."""
 
     key: Key
     form: list[Field]
     size: Index
     check: Annotated[int, msgspec.Meta(ge=0, le=(1 << 64) - 1)] = 0
     state: Name = ""
+    kept: bool = False
     seconds: float = 0.0
-    steps: Index = 0
-    weight: Index = 0
 
 
 class Failed(Message, tag="failed", frozen=True):

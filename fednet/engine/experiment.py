@@ -1,0 +1,165 @@
+"""An experiment: what both sides build from one configuration.
+
+Server and clients build the same data division, model, layout, algorithm and codecs, each on its own machine, from the
+same configuration and seed; a digest of the layout, compared at join, tells where they differ.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from fednet import models, registry
+from fednet.algorithms.base import Algorithm, ClientFacts, Nothing, Payload, Tensors, Weights, kind
+from fednet.algorithms.hosts import Setting
+from fednet.algorithms.scratch import Scratch
+from fednet.config import Config
+from fednet.errors import ConfigError
+from fednet.tensors import Layout
+from fednet.wire.codec import Codec
+
+JUDGED = ("global", "personal", "balanced", "finetuned", "finetuned_balanced")
+
+
+class GlobalModel(Payload):
+    """What comes down for an evaluation: the global model as it is judged."""
+
+    x: Weights
+
+
+class Judgement(Payload):
+    """What an evaluation sends up: (5, 2, C) int64, correct and total by class, in the order of `JUDGED` (all zero
+    where there is nothing to judge), and (5,) float64 sums of the loss."""
+
+    counts: kind("accuracy")  # type: ignore[valid-type]
+    losses: kind("accuracy")  # type: ignore[valid-type]
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """See the module. federation: None where sites bring their own data."""
+
+    config: Config
+    algorithm: Algorithm
+    setting: Setting
+    data: Any
+    federation: Any
+    down: Codec
+    up: Codec
+    input_shape: tuple[int, ...]
+    clients: int
+
+    @property
+    def shared(self) -> Layout:
+        return self.setting.shared
+
+    def scratch(self, device: str | torch.device = "cpu") -> Scratch:
+        """A model of its own to work with."""
+        return Scratch(self.module(self.config.seed), self.setting.layout, device)
+
+    def module(self, seed: int) -> nn.Module:
+        assert self.setting.factory is not None
+        return self.setting.factory(seed)
+
+    def facts(self, client: int) -> ClientFacts:
+        if self.federation is None:
+            return ClientFacts(0, (), 0, self.input_shape, 0)
+        return ClientFacts(**self.federation.facts(client))
+
+    def bounds(self, payload: type[Payload], client: int) -> dict[str, int]:
+        """Largest size in bytes of the fields whose declaration leaves it open."""
+        if payload is Judgement:
+            return {"counts": len(JUDGED) * 2 * max(1, self.setting.classes) * 8, "losses": len(JUDGED) * 8}
+        return self.algorithm.sizes(payload, self.facts(client))
+
+    def predicted(self, payload: type[Payload], direction: str, client: int) -> dict[str, int]:
+        """Bytes by kind of one payload for one client: exact, but with zstd, where it is the bound."""
+        codec, bounds, kinds = getattr(self, direction), self.bounds(payload, client), dict[str, int]()
+        for name, field in payload.fields.items():
+            kinds[field.kind] = kinds.get(field.kind, 0) + codec.size_of(field.kind, field.form, bounds.get(name))[1]
+        return kinds
+
+    def evaluation(self) -> type[Payload]:
+        """What comes down when all clients are asked to evaluate."""
+        return GlobalModel if self.algorithm.has_global else Nothing
+
+
+def build(config: Config, root: Path | str | None = None, data: Any = None) -> Experiment:
+    """Everything from the configuration. `data`: a site's own `Data`, where sites bring their own."""
+    from fednet import data as rooms
+
+    method = registry.algorithm.get(config.algorithm.name)
+    algorithm: Algorithm = method(msgspec.convert(config.algorithm.options, method.Config), config.clients)
+    federation = None
+    if config.data.dataset == "site":
+        from fednet.data.site import declared
+
+        input_shape, classes = declared(config.data) if data is None else (data.input_shape, data.classes)
+    else:
+        data = rooms.load(config.data, root, config.seed)
+        federation = rooms.split(data, config.data, config.clients, config.seed, uses_public=method.needs_public)
+        data = federation.data
+        input_shape, classes = data.input_shape, data.classes
+    outputs = classes or 1
+    section = {"name": config.model.name, "weights": config.model.weights, **config.model.options}
+    initial_module = models.build(section, input_shape, outputs, config.seed)
+    patterns = [p.strip() for p in config.model.trainable.split(",")]
+    layout = Layout.of(initial_module, patterns)
+    initial = Tensors.of(initial_module, layout)
+    shared = algorithm.shared(layout, initial_module)
+    frozen = {n: p.detach().clone() for n, p in initial_module.named_parameters() if n not in layout.names}
+
+    def factory(seed: int) -> nn.Module:
+        module = models.build({**section, "weights": None}, input_shape, outputs, seed)
+        own = dict(module.named_parameters())
+        with torch.no_grad():
+            for name, value in frozen.items():  # what is not trained is the same in every module of the run
+                own[name].copy_(value)
+        return module
+
+    task = registry.task.get(config.task)()
+    setting = Setting(layout=layout, shared=shared, head=models.head_names(initial_module), initial=initial, config=config, task=task,
+                      classes=classes or 0, factory=factory, normalise=None if data is None else functools.partial(_inputs, data),
+                      augment=_augment(config))
+    chains = {d: {k: _chain(c) for k, c in getattr(config.wire, d).items() if c} for d in ("up", "down")}
+    averaged = config.model.buffers == "average"
+    return Experiment(config, algorithm, setting, data, federation,
+                      Codec(shared, chains["down"], averaged or config.model.buffers == "server"), Codec(shared, chains["up"], averaged),
+                      input_shape, config.clients)
+
+
+def _inputs(data: Any, x: Any) -> Any:
+    device = (next(iter(x.values())) if isinstance(x, dict) else x).device
+    return data.inputs(x, device)
+
+
+def _chain(names: tuple[str, ...]) -> Any:
+    from fednet.wire import compress
+
+    return compress.parse(list(names))
+
+
+def _augment(config: Config) -> Any:
+    if config.data.augment == "none":
+        return None
+    from fednet.data import augment
+
+    return augment.get(config.data.augment)
+
+
+def required_files(loaded: Mapping[str, str]) -> dict[str, str]:
+    """The user's own files that a client must have loaded itself: name -> SHA-256."""
+    return dict(loaded)
+
+
+def check_supported(config: Config, algorithm: Algorithm) -> None:
+    """What only the built algorithm can tell. Raises ConfigError."""
+    if config.privacy.clip is not None and not algorithm.sums_updates:
+        raise ConfigError(f"privacy.clip: {config.algorithm.name} does not aggregate a sum of updates; DP-FedAvg needs one that does.")
