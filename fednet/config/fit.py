@@ -11,7 +11,7 @@ import msgspec
 from fednet.config.tree import Node
 from fednet.errors import ConfigError, nearest
 
-S = TypeVar("S")
+S = TypeVar("S", bound=msgspec.Struct)
 
 # What other systems call our keys, so that a habit meets an answer.
 ELSEWHERE = {

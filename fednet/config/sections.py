@@ -26,14 +26,14 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Base of sections: unknown keys are errors, values never change."""
 
 
-class AlgorithmSection(Section):
+class AlgorithmSection(Section, frozen=True, kw_only=True):
     """options: the method's hyper-parameters, every default filled in."""
 
     name: str = "fedavg"
     options: dict[str, Any] = {}
 
 
-class ModelSection(Section):
+class ModelSection(Section, frozen=True, kw_only=True):
     """buffers: what becomes of BatchNorm statistics; weights: a .safetensors file each site has; trainable: patterns of
     parameter names, separated by commas; what they leave out never crosses."""
 
@@ -44,7 +44,7 @@ class ModelSection(Section):
     options: dict[str, Any] = {}
 
 
-class PartitionSection(Section):
+class PartitionSection(Section, frozen=True, kw_only=True):
     """seed: null is the run's."""
 
     scheme: str = "dirichlet"
@@ -52,14 +52,14 @@ class PartitionSection(Section):
     options: dict[str, Any] = {}
 
 
-class PublicSection(Section):
+class PublicSection(Section, frozen=True, kw_only=True):
     """Held out of the training pool for the server: a count of samples, or a fraction of the pool."""
 
     samples: Count = 0
     fraction: Below1 = 0.0
 
 
-class DataSection(Section):
+class DataSection(Section, frozen=True, kw_only=True):
     dataset: str = "digits"
     root: str | None = None
     download: bool = False
@@ -72,7 +72,7 @@ class DataSection(Section):
     options: dict[str, Any] = {}
 
 
-class TrainSection(Section):
+class TrainSection(Section, frozen=True, kw_only=True):
     """Local training. steps: SGD steps instead of epochs. threads: of torch, per client."""
 
     epochs: AtLeast1 = 1
@@ -101,7 +101,7 @@ class TrainSection(Section):
         return self.lr
 
 
-class EvaluateSection(Section):
+class EvaluateSection(Section, frozen=True, kw_only=True):
     """every: rounds, 0 = never. clients: auto = participants within their task, all at the end. finetune: personal models
     are judged after E more local epochs, at the end."""
 
@@ -112,14 +112,14 @@ class EvaluateSection(Section):
     batch_size: AtLeast1 = 512
 
 
-class LostSection(Section):
+class LostSection(Section, frozen=True, kw_only=True):
     """Seconds that a client may take to come back after its connection closed, or its heartbeat fell silent; null: for ever."""
 
     closed: NonNegative | None = 3.0
     silent: Positive | None = 10.0
 
 
-class RoundSection(Section):
+class RoundSection(Section, frozen=True, kw_only=True):
     """Seconds. deadline: for a client's own task, from its hand-out; null: wait for all that are alive. first: close on the
     first k replies. start: clients joined before round 1. join: an id that has not joined by then counts as lost."""
 
@@ -134,7 +134,7 @@ class RoundSection(Section):
     on_error: Literal["stop", "drop"] = "stop"
 
 
-class StopSection(Section):
+class StopSection(Section, frozen=True, kw_only=True):
     """End early: target accuracy (0..1) reached, or the budget spent (MB is 10^6 bytes)."""
 
     accuracy: Taken | None = None
@@ -142,7 +142,7 @@ class StopSection(Section):
     seconds: Positive | None = None
 
 
-class CheckpointSection(Section):
+class CheckpointSection(Section, frozen=True, kw_only=True):
     """every: rounds, a crash loses at most so many. fsync: against power loss too."""
 
     every: AtLeast1 = 1
@@ -150,14 +150,14 @@ class CheckpointSection(Section):
     fsync: bool = False
 
 
-class WireSection(Section):
+class WireSection(Section, frozen=True, kw_only=True):
     """Compressors in order, by the ledger kind they apply to."""
 
     up: dict[str, tuple[str, ...]] = {}
     down: dict[str, tuple[str, ...]] = {}
 
 
-class ClientLinkSection(Section):
+class ClientLinkSection(Section, frozen=True, kw_only=True):
     """One client's own link; what is left out is as for all."""
 
     up_mbps: Positive | None = None
@@ -167,7 +167,7 @@ class ClientLinkSection(Section):
     step_ms: NonNegative | None = None
 
 
-class LinkSection(Section):
+class LinkSection(Section, frozen=True, kw_only=True):
     """clock: real, emulated on each connection; virtual, nothing sleeps and time is counted. mbps: 10^6 bits a second, null:
     no limit. profile: a file of per-client links. per_client: by id or range of ids (`0-4,7`). step_ms: of one training step."""
 
@@ -192,7 +192,7 @@ class LinkSection(Section):
         return ClientLinkSection(**chosen)
 
 
-class AvailabilitySection(Section):
+class AvailabilitySection(Section, frozen=True, kw_only=True):
     """bernoulli: present with probability p, each round anew. markov: up, down: probabilities of coming and of going.
     trace: a file with the rounds in which each client is present."""
 
@@ -207,7 +207,7 @@ FaultKind = Literal["drop_before_training", "drop_before_sending", "drop_during_
                     "corrupt", "disconnect", "server_crash"]
 
 
-class FaultSection(Section):
+class FaultSection(Section, frozen=True, kw_only=True):
     """One planned fault. rounds: a crashed client stays away so long; seconds: of delay; factor: of slowness; at: the point of
     the round at which the server dies; share: of an upload that gets through before it is cut."""
 
@@ -221,7 +221,7 @@ class FaultSection(Section):
     at: str | None = None
 
 
-class FaultsSection(Section):
+class FaultsSection(Section, frozen=True, kw_only=True):
     """random: by kind, the probability that it strikes a client in a round. replay: a run whose completed sets are forced."""
 
     seed: int = 0
@@ -230,14 +230,14 @@ class FaultsSection(Section):
     replay: str | None = None
 
 
-class SecuritySection(Section):
+class SecuritySection(Section, frozen=True, kw_only=True):
     """curve: encrypt and authenticate with CURVE; keys: the directory of the server's keys."""
 
     curve: bool = False
     keys: str | None = None
 
 
-class PrivacySection(Section):
+class PrivacySection(Section, frozen=True, kw_only=True):
     """DP-FedAvg. clip: bound of an update's norm; noise: multiplier of it; delta: for the accountant."""
 
     clip: Positive | None = None
@@ -246,7 +246,7 @@ class PrivacySection(Section):
     delta: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 1e-5
 
 
-class Config(Section):
+class Config(Section, frozen=True, kw_only=True):
     """A whole run. `fednet.config.load` and `from_mapping` make it, checked; `to_mapping` writes it back."""
 
     name: RunName = "quickstart"

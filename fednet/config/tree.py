@@ -60,8 +60,8 @@ class _Dumper(yaml.SafeDumper):
 
 
 for _tag, _pattern, _first in _RESOLVERS:
-    _Loader.add_implicit_resolver(_tag, _pattern, _first)  # type: ignore[no-untyped-call]
-    _Dumper.add_implicit_resolver(_tag, _pattern, _first)  # type: ignore[no-untyped-call]
+    _Loader.add_implicit_resolver(_tag, _pattern, _first)
+    _Dumper.add_implicit_resolver(_tag, _pattern, _first)
 
 
 def compose(text: str, source: str, *, one_place: bool = False) -> Node:
