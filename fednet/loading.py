@@ -23,6 +23,7 @@ class Loaded:
 
 
 _loaded: dict[str, Loaded] = {}  # by resolved path
+_tried: list[Path] = []
 
 
 def load_parts(paths: Sequence[Path | str]) -> list[Loaded]:
@@ -53,6 +54,7 @@ def _load(path: Path) -> Loaded:
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path}: cannot be loaded; expected a file whose name ends in .py.")
     module = importlib.util.module_from_spec(spec)
+    _tried.append(path)
     sys.modules[name] = module  # before running it: classes find their module's names there
     try:
         spec.loader.exec_module(module)
@@ -65,3 +67,8 @@ def _load(path: Path) -> Loaded:
         raise UserFileError(f"{path}: raised {type(broken).__name__}: {broken}") from broken
     _loaded[str(path)] = Loaded(path, sha256)
     return _loaded[str(path)]
+
+
+def paths() -> list[Path]:
+    """The files that were loaded, or were being loaded when they raised."""
+    return list(_tried)

@@ -158,6 +158,8 @@ def _leaf(node: Node, kind: Any, path: str) -> Any:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError:
         raise _misfit(node, kind, path, value) from None
+    except TypeError:  # an annotation of a user's function that msgspec does not know
+        return value
 
 
 def _misfit(node: Node, kind: Any, path: str, value: Any) -> ConfigError:

@@ -31,7 +31,10 @@ def options_of(part: Any, kind: str) -> type[msgspec.Struct] | None:
         return typing.cast("type[msgspec.Struct]", declared)
     if kind in ("algorithm", "model"):
         return NoOptions
-    hints = typing.get_type_hints(part, include_extras=True) if callable(part) else {}
+    try:
+        hints = typing.get_type_hints(part, include_extras=True)
+    except (NameError, TypeError):  # an annotation of the user's that cannot be resolved says nothing
+        hints = {}
     fields: list[Any] = []
     for name, parameter in inspect.signature(part).parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
