@@ -1,0 +1,151 @@
+"""What all verbs share: the flags that stand everywhere, and how an error reaches the user."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from fednet.errors import FednetError, nearest
+
+if TYPE_CHECKING:
+    from fednet.config import Config
+
+log = logging.getLogger("fednet")
+
+WRONG_COMMAND = 2
+BROKE = 3
+BY_KEYBOARD = 130
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with errors in one sentence, and no abbreviations: a flag added later must not change what a script means."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("formatter_class", lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=_width()))
+        super().__init__(*args, allow_abbrev=False, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        hint = ""
+        if message.startswith("unrecognized arguments: -"):
+            flag = message.split()[2].partition("=")[0]
+            known = [s for a in self._actions for s in a.option_strings]
+            close = nearest(flag, known)
+            hint = f" Did you mean {close}?" if close else ""
+        self.exit(WRONG_COMMAND, f"{self.prog}: {message}.{hint} See {self.prog} --help.\n")
+
+
+def _width() -> int:
+    import shutil
+
+    return min(110, shutil.get_terminal_size().columns - 2)
+
+
+def everywhere(parser: argparse.ArgumentParser, config: bool = False) -> None:
+    """--set, --out, --load, --quiet; with `config`, the configuration's file before them."""
+    if config:
+        parser.add_argument("config", nargs="?", metavar="CONFIG", help="a YAML configuration; without it, the quick start")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
+                        help="set one key, such as train.lr=0.1 or 'algorithm={name: fedprox, mu: 0.1}'; may be repeated")
+    parser.add_argument("--load", action="append", default=[], metavar="FILE.py", help="your own parts; may be repeated")
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("FEDNET_OUT") or "runs"), metavar="DIR",
+                        help="where runs are written [FEDNET_OUT, else runs]")
+    parser.add_argument("--quiet", action="store_true", help="say nothing but errors")
+
+
+def configured(args: argparse.Namespace) -> Config:
+    """The configuration that the command line asks for."""
+    from fednet.config import load
+
+    return load(args.config, args.set, args.load)
+
+
+def guarded(prog: str, main: Callable[[], int], out: Path | None = None) -> int:
+    """Runs `main` and turns what it raises into one or two sentences and an exit status."""
+    _logging()
+    try:
+        return main()
+    except FednetError as wrong:
+        _note(out, wrong, whole=wrong.exit_status == BROKE)
+        _own_frames(wrong)
+        print(f"{prog}: {wrong}", file=sys.stderr)
+        return wrong.exit_status
+    except KeyboardInterrupt:
+        print(f"{prog}: stopped by Ctrl-C.", file=sys.stderr)
+        return BY_KEYBOARD
+    except BrokenPipeError:  # `fednet list | head`: whoever read has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as broken:  # the outermost frame: a traceback is for the log, unless a user's own file raised it
+        where = _note(out, broken, whole=True)
+        own = _own_frames(broken)
+        what = f"{type(broken).__name__}: {broken}".splitlines()[0]
+        tail = "raised in your own file" if own else "this is a fault of fednet"
+        print(f"{prog}: {what} ({tail}; the whole traceback is in {where}).", file=sys.stderr)
+        return BROKE
+
+
+def _logging() -> None:
+    level = (os.environ.get("FEDNET_LOG") or "").upper()
+    if level in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+
+
+def _note(out: Path | None, error: BaseException, whole: bool) -> str:
+    """The whole traceback into OUT/fednet.log, or to stderr with FEDNET_LOG=debug. Returns where it went."""
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    if (os.environ.get("FEDNET_LOG") or "").lower() == "debug":
+        sys.stderr.write(text)
+        return "the lines above"
+    if not whole:
+        return ""
+    path = (out or Path(os.environ.get("FEDNET_OUT") or "runs")) / "fednet.log"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(f"{' '.join(sys.argv)}\n{text}\n")
+    except OSError:
+        sys.stderr.write(text)
+        return "the lines above"
+    return str(path)
+
+
+def _own_frames(error: BaseException) -> bool:
+    """Prints the traceback from the first frame in a user's own file on. Returns whether there was one."""
+    from fednet import loading
+
+    files = {str(path) for path in loading.paths()}
+    seen: BaseException | None = error
+    while seen is not None:
+        at: TracebackType | None = seen.__traceback__
+        while at is not None:
+            if at.tb_frame.f_code.co_filename in files:
+                sys.stderr.write("".join(traceback.format_exception(type(seen), seen, at, chain=False)))
+                return True
+            at = at.tb_next
+        seen = seen.__cause__
+    return False
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
+    """A table on standard output. Not to a terminal it is as wide as it must be, so that it can be cut and searched."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=10_000, color_system=None)
+    made = Table(title=title or None, box=SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    for i, column in enumerate(columns):
+        made.add_column(Text(column), justify="right" if i in right else "left", no_wrap=not console.is_terminal or i == 0)
+    for row in rows:
+        made.add_row(*(Text(cell) for cell in row))
+    console.print(made)

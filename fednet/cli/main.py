@@ -1,0 +1,69 @@
+"""`fednet`: the verbs, one file each. A verb's file imports what it needs when it runs, so that help costs nothing."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import fednet
+from fednet.cli.common import WRONG_COMMAND, Parser, guarded
+from fednet.errors import nearest
+
+# What each verb does; its file is cli/VERB.py with `add(parser)` and `run(args) -> exit status`.
+VERBS = {
+    "run": "one whole federation on this machine",
+    "list": "what there is: algorithms, models, datasets, partitions, compressors, tasks",
+    "partition": "who holds what: samples per client per class",
+    "report": "one HTML page over one or several runs",
+    "compare": "accuracy, rounds, MB and seconds to targets, over seeds",
+    "figure": "one figure fit for a paper",
+    "sweep": "every combination of settings, resumable",
+    "reproduce": "the runs behind one table of a paper, the paper's figure beside ours",
+    "status": "what a live or dead run is doing",
+    "verify": "whether two runs are the same to the bit, and where not",
+    "doctor": "whether this machine is ready",
+    "keys": "CURVE keys for the server and its clients",
+    "new": "a commented template for a part of your own",
+    "check": "the contract suite run over a part of your own",
+    "bench": "orchestration cost against the floor measured in the same run",
+}
+FILES = {"list": "listing"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if words else WRONG_COMMAND
+    if words[0] in ("-V", "--version"):
+        print(f"fednet {fednet.__version__}")
+        return 0
+    name = words[0]
+    if name not in VERBS:
+        close = nearest(name, VERBS)
+        print(f"fednet: there is no command {name!r}; known: {', '.join(VERBS)}.{f' Did you mean {close!r}?' if close else ''}",
+              file=sys.stderr)
+        return WRONG_COMMAND
+    verb = importlib.import_module(f"fednet.cli.{FILES.get(name, name)}")
+    parser = Parser(prog=f"fednet {name}", description=(verb.__doc__ or "").strip().splitlines()[0])
+    verb.add(parser)
+    try:
+        args = parser.parse_args(words[1:])
+    except SystemExit as done:  # argparse has said why
+        return int(done.code or 0)
+    args.command = ["fednet", *words]
+    return guarded(f"fednet {name}", lambda: int(verb.run(args)), getattr(args, "out", None) if name in ("run", "sweep", "reproduce") else None)
+
+
+def usage() -> str:
+    wide = max(map(len, VERBS))
+    lines = [f"  {name:<{wide}}  {what}" for name, what in VERBS.items()]
+    return "\n".join([
+        "usage: fednet COMMAND ...", "", "Federated learning between real processes, every byte counted.", "", "commands:", *lines, "",
+        "`fednet COMMAND --help` says more; `fednet run` alone is the quick start; fednet-server and fednet-client run on several machines.",
+    ])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

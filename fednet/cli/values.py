@@ -1,0 +1,61 @@
+"""Values of flags: a length of time, a list of numbers."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+_SPAN = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?:in)?)?(?:(\d+(?:\.\d+)?)s?)?$")
+
+
+def seconds(text: str) -> float:
+    """`3h50m`, `90s`, `1d`, `90` (seconds)."""
+    found = _SPAN.match(text.strip())
+    if not text.strip() or found is None:
+        raise argparse.ArgumentTypeError(f"expected a length of time such as 3h50m, 45m or 90s, got {text!r}")
+    total = sum(float(n) * unit for n, unit in zip(found.groups(default="0"), (86400, 3600, 60, 1)))
+    if total <= 0:
+        raise argparse.ArgumentTypeError(f"expected a length of time above zero, got {text!r}")
+    return total
+
+
+def numbers(text: str) -> list[float]:
+    """`0.6,0.7`."""
+    try:
+        return [float(piece) for piece in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers separated by commas, got {text!r}") from None
+
+
+def whole_numbers(text: str) -> list[int]:
+    """`0,1,2`, or `0-4`."""
+    from fednet import ids
+    from fednet.errors import ConfigError
+
+    try:
+        return list(ids.parse(text))
+    except ConfigError:
+        raise argparse.ArgumentTypeError(f"expected whole numbers such as 0,1,2 or 0-4, got {text!r}") from None
+
+
+def at_least_one(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
+def kinds(text: str) -> list[str]:
+    """`state,delta,statistics`."""
+    found = [piece.strip() for piece in text.split(",") if piece.strip()]
+    if not found:
+        raise argparse.ArgumentTypeError("expected kinds such as state,delta,statistics")
+    return found
+
+
+def width_in(text: str) -> float:
+    """`3.4in`, `86mm`, `8.6cm`, in inches."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(in|cm|mm)?", text.strip())
+    inches = float(found[1]) / {"in": 1, None: 1, "cm": 2.54, "mm": 25.4}[found[2]] if found else 0
+    if inches <= 0:
+        raise argparse.ArgumentTypeError(f"expected a width such as 3.4in or 86mm, got {text!r}")
+    return inches

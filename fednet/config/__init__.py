@@ -1,0 +1,62 @@
+"""The typed configuration of a run: strict YAML in, one frozen record out, every error with its place.
+
+A part's own mapping (algorithm, model, dataset, partition) is checked against the type that the registry returns for
+its name. Importing this module imports no part and no torch.
+"""
+
+from __future__ import annotations
+
+from fednet.config.parts import call
+from fednet.config.reading import from_mapping, load, to_mapping, to_yaml
+from fednet.config.sections import (
+    AlgorithmSection,
+    AvailabilitySection,
+    CheckpointSection,
+    ClientLinkSection,
+    Config,
+    DataSection,
+    EvaluateSection,
+    FaultSection,
+    FaultsSection,
+    LinkSection,
+    LostSection,
+    ModelSection,
+    PartitionSection,
+    PrivacySection,
+    PublicSection,
+    RoundSection,
+    Section,
+    SecuritySection,
+    StopSection,
+    TrainSection,
+    WireSection,
+)
+
+__all__ = [
+    "AlgorithmSection",
+    "AvailabilitySection",
+    "CheckpointSection",
+    "ClientLinkSection",
+    "Config",
+    "DataSection",
+    "EvaluateSection",
+    "FaultSection",
+    "FaultsSection",
+    "LinkSection",
+    "LostSection",
+    "ModelSection",
+    "PartitionSection",
+    "PrivacySection",
+    "PublicSection",
+    "RoundSection",
+    "Section",
+    "SecuritySection",
+    "StopSection",
+    "TrainSection",
+    "WireSection",
+    "call",
+    "from_mapping",
+    "load",
+    "to_mapping",
+    "to_yaml",
+]

@@ -1,0 +1,148 @@
+"""From files, flags and mappings to a checked `Config`, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fednet import loading
+from fednet.config import fit, parts, rules
+from fednet.config.merge import merge, put, spread
+from fednet.config.sections import Config
+from fednet.config.tree import Node, compose, dump, wrap
+from fednet.errors import ConfigError
+
+
+def load(path: Path | str | None = None, sets: Sequence[str] | Mapping[str, Any] = (),
+         load_files: Sequence[Path | str] = ()) -> Config:
+    """The configuration of a file (None: all defaults), with `--set`s laid on it, its parts imported and checked.
+
+    sets: `key.path=value` texts, or a mapping from dotted keys to values. load_files: user's files beside those under
+    `load:`, which are found relative to the file that names them. Raises ConfigError.
+    """
+    tree = read(Path(path)) if path is not None else Node({}, "the configuration")
+    tree = merge(tree, overrides(sets))
+    named = fit.fit(tree.value["load"], tuple[str, ...], "load") if "load" in tree.value else ()
+    files = [*named, *(str(Path(f).resolve()) for f in load_files)]
+    files = list(dict.fromkeys(files))
+    for i, file in enumerate(named):
+        if not Path(file).is_file():
+            node = tree.value["load"].value[i]
+            raise ConfigError(f"{node.at}: load[{i}]: there is no file {file}.")
+    loading.load_parts(files)
+    if files:
+        tree = put(tree, "load", wrap(files, tree.value["load"].at if "load" in tree.value else "--load"))
+    return _check(tree)
+
+
+def from_mapping(mapping: Mapping[str, Any], where: str = "the configuration", *, check_parts: bool = True) -> Config:
+    """A configuration that came as plain values. Nothing is imported because of its `load`.
+
+    check_parts: false leaves the parts' own options as they are and imports none of them.
+    """
+    return _check(spread(wrap(mapping, where)), check_parts)
+
+
+def _check(tree: Node, check_parts: bool = True) -> Config:
+    config = fit.struct(tree, Config, "")
+    inside = tree.value
+    if config.clients_per_round is not None and "participation" not in inside:
+        config = config.replace(participation=None)
+    rules.check(config, tree)
+    if check_parts:
+        config = parts.complete(config, tree)
+        parts.check_chains(config, tree, rules.check_method(config, tree))
+    return config
+
+
+def read(path: Path, above: tuple[Path, ...] = ()) -> Node:
+    """The tree of a file, laid on what it `extends`. Files under `load` become absolute."""
+    path = path.resolve() if above else path
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: there is no such file; expected a YAML configuration.") from None
+    except (OSError, UnicodeDecodeError) as wrong:
+        raise ConfigError(f"{path}: cannot be read as text ({wrong}).") from None
+    tree = spread(compose(text, _short(path)))
+    if tree.value is None:
+        tree = Node({}, tree.at)
+    if not isinstance(tree.value, dict):
+        raise fit.wrong(tree, "", "a mapping of keys to values")
+    inside = dict(tree.value)
+    base = inside.pop("extends", None)
+    if "load" in inside and isinstance(inside["load"].value, list):
+        inside["load"] = _beside(inside["load"], path.parent)
+    tree = Node(inside, tree.at)
+    if base is None:
+        return tree
+    if not isinstance(base.value, str):
+        raise fit.wrong(base, "extends", "a file's name")
+    target = (path.parent / base.value).resolve()
+    if target in (*above, path.resolve()):
+        raise ConfigError(f"{base.at}: extends: {base.value} leads back to itself.")
+    if not target.is_file():
+        raise ConfigError(f"{base.at}: extends: there is no file {target}.")
+    return merge(read(target, (*above, path.resolve())), tree)
+
+
+def _beside(node: Node, folder: Path) -> Node:
+    return Node([Node(str((folder / n.value).resolve()), n.at, n.key_at) if isinstance(n.value, str) else n for n in node.value],
+                node.at, node.key_at)
+
+
+def _short(path: Path) -> str:
+    """The path as a user would write it: relative where it lies below the working directory."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def overrides(sets: Sequence[str] | Mapping[str, Any]) -> Node:
+    """`--set`s as one layer. All are gathered first, so their order does not matter where they touch different keys."""
+    tree = Node({}, "--set")
+    if isinstance(sets, Mapping):
+        for key, value in sets.items():
+            tree = put(tree, str(key), wrap(value, f"set {key}"))
+        return spread(tree)
+    for text in sets:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"--set {text}: expected key.path=value, such as train.lr=0.1.")
+        tree = put(tree, key.strip(), compose(value, f"--set {text}", one_place=True))
+    return spread(tree)
+
+
+# -- back ------------------------------------------------------------------------------------------------------------
+def to_mapping(config: Config) -> dict[str, Any]:
+    """The whole configuration as plain values under the manual's names, every default filled in."""
+    return _plain(config)
+
+
+def _plain(section: msgspec.Struct) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for field in msgspec.structs.fields(section):
+        value = getattr(section, field.name)
+        if field.name == "options":
+            continue
+        made[field.encode_name] = _value(value)
+    return {**made, **_value(getattr(section, "options", {}))}
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        return _plain(value)
+    if isinstance(value, dict):
+        return {k: _value(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_value(v) for v in value]
+    return value
+
+
+def to_yaml(config: Config) -> str:
+    """What `config.yaml` of a run holds; `load` reads it back to an equal configuration."""
+    return dump(to_mapping(config))

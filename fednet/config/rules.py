@@ -1,0 +1,121 @@
+"""Combinations that cannot work, refused before anything starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fednet import ids, registry
+from fednet.config.parts import at
+from fednet.config.sections import Config
+from fednet.config.tree import Node
+from fednet.errors import ConfigError
+
+NEEDS = {"crash": "rounds", "delay": "seconds", "slow": "factor", "server_crash": "at"}
+AVAILABILITY = {"always": (), "bernoulli": ("p",), "markov": ("up", "down"), "trace": ("path",)}
+
+
+def check(config: Config, tree: Node) -> None:
+    """All rules that need no part. Raises ConfigError for the first that is broken."""
+    c = config
+
+    def refuse(key: str, sentence: str) -> ConfigError:
+        node = at(tree, key)
+        return ConfigError(f"{node.key_at or node.at}: {key}: {sentence}")
+
+    if c.participation is not None and c.clients_per_round is not None:
+        raise refuse("clients_per_round", "participation is given too; keep one of them.")
+    if c.participation is None and c.clients_per_round is None:
+        raise refuse("participation", "is null and clients_per_round is not given; give one of them.")
+    if c.clients_per_round is not None and c.clients_per_round > c.clients:
+        raise refuse("clients_per_round", f"{c.clients_per_round} is more than the {c.clients} clients there are.")
+    asked = min(c.clients, c.cohort_size + c.round.select_extra)
+    if c.cohort_size + c.round.select_extra > c.clients:
+        raise refuse("round.select_extra", f"{c.cohort_size} + {c.round.select_extra} clients a round are more than the {c.clients} there are.")
+    if c.round.min_results > asked:
+        raise refuse("round.min_results", f"{c.round.min_results} is more than the {asked} clients asked in a round.")
+    if c.round.first is not None and not c.round.min_results <= c.round.first <= asked:
+        raise refuse("round.first", f"expected a whole number from min_results, {c.round.min_results}, to the {asked} clients asked in a round, "
+                                    f"got {c.round.first}.")
+    if c.round.start != "all" and c.round.start > c.clients:
+        raise refuse("round.start", f"{c.round.start} is more than the {c.clients} clients there are.")
+    if c.data.public.samples and c.data.public.fraction:
+        raise refuse("data.public", "both samples and fraction are given; keep one of them.")
+    if c.data.validation + c.data.public.fraction >= 1:
+        raise refuse("data.validation", "validation and public.fraction together leave no sample for the clients.")
+    if c.link.clock == "virtual" and c.link.step_ms is None:
+        raise refuse("link.clock", "virtual needs link.step_ms, the milliseconds of one training step.")
+    if c.security.keys is not None and not c.security.curve:
+        raise refuse("security.keys", "is given while security.curve is false; set security.curve: true.")
+    if c.privacy.noise and c.privacy.clip is None:
+        raise refuse("privacy.noise", "needs privacy.clip, the norm that it is a multiple of.")
+    if c.stop.accuracy is not None and not c.evaluate.every:
+        raise refuse("stop.accuracy", "needs evaluate.every of at least 1: nothing would measure it.")
+    if c.stop.accuracy is not None and not c.evaluate.global_ and c.evaluate.clients == "none":
+        raise refuse("stop.accuracy", "needs evaluate.global or evaluate.clients: nothing would measure it.")
+    if c.train.optimizer != "sgd" and c.train.momentum:
+        raise refuse("train.momentum", f"belongs to sgd; the optimizer is {c.train.optimizer}.")
+    for pattern in c.link.per_client:
+        try:
+            beyond = max(ids.parse(pattern), default=0)
+        except ConfigError as wrong:
+            raise refuse(f"link.per_client.{pattern}", str(wrong)) from None
+        if beyond >= c.clients:
+            raise refuse(f"link.per_client.{pattern}", f"there is no client {beyond}; ids go from 0 to {c.clients - 1}.")
+    _availability(c, refuse)
+    _faults(c, refuse)
+
+
+def _availability(c: Config, refuse: Any) -> None:
+    needs = AVAILABILITY[c.availability.model]
+    for key in ("p", "up", "down", "path"):
+        given = getattr(c.availability, key) is not None
+        if given and key not in needs:
+            raise refuse(f"availability.{key}", f"does not belong to {c.availability.model}, which has {', '.join(needs) or 'no options'}.")
+        if not given and key in needs:
+            raise refuse("availability", f"{c.availability.model} needs {' and '.join(needs)}.")
+
+
+def _faults(c: Config, refuse: Any) -> None:
+    from typing import get_args
+
+    from fednet.config.sections import FaultKind
+    from fednet.errors import unknown
+
+    kinds = get_args(FaultKind)
+    for kind in c.faults.random:
+        if kind not in kinds:
+            raise refuse(f"faults.random.{kind}", unknown("kind of fault", kind, kinds))
+    for i, fault in enumerate(c.faults.schedule):
+        here = "faults.schedule"
+        if fault.kind != "server_crash" and fault.client is None:
+            raise refuse(here, f"number {i + 1}, {fault.kind}, needs a client.")
+        if fault.kind == "server_crash" and fault.client is not None:
+            raise refuse(here, f"number {i + 1}, server_crash, has no client.")
+        if fault.client is not None and fault.client >= c.clients:
+            raise refuse(here, f"number {i + 1}: there is no client {fault.client}; ids go from 0 to {c.clients - 1}.")
+        needed = NEEDS.get(fault.kind)
+        if needed and getattr(fault, needed) is None:
+            raise refuse(here, f"number {i + 1}, {fault.kind}, needs {needed}.")
+
+
+def check_method(config: Config, tree: Node) -> set[str]:
+    """The rules that a method's class declares. Returns the kinds that can cross."""
+    method = registry.algorithm.get(config.algorithm.name)
+    name = config.algorithm.name
+
+    def refuse(key: str, sentence: str) -> ConfigError:
+        node = at(tree, key)
+        return ConfigError(f"{node.key_at or node.at}: {key}: {sentence}")
+
+    if method.sgd_only and config.train.optimizer != "sgd":
+        raise refuse("train.optimizer", f"{name} assumes plain SGD steps; expected sgd, got {config.train.optimizer!r}.")
+    if method.momentum_free and config.train.momentum:
+        raise refuse("train.momentum", f"{name} assumes local steps without momentum; expected 0, got {config.train.momentum}.")
+    if method.needs_public and not (config.data.public.samples or config.data.public.fraction):
+        raise refuse("data.public", f"{name} needs samples held out for the server; set data.public.samples or data.public.fraction.")
+    if config.privacy.clip is not None and not method.sums_updates:
+        raise refuse("privacy.clip", f"{name} does not fold its replies as a sum of updates, so clipping and noise cannot be applied to it.")
+    kinds = {"state", "delta", "control", "condensed", "accuracy", "shared", "statistics"}
+    for exchange in method.exchanges:
+        kinds |= exchange.down.kinds() | exchange.up.kinds()
+    return kinds

@@ -1,0 +1,147 @@
+"""Strict YAML, with the place of every value kept.
+
+YAML's traps are mended: `1e-3` is a number, only `true` and `false` are booleans (`no`, `on`, `yes` stay text), a doubled
+key is an error that names both lines, there are no dates, no base-60 numbers, no tags and no merge keys.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from fednet.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A value and where it stands. value: a scalar, dict[str, Node] or list[Node]; at: `file:line` or `--set a.b=c`;
+    key_at: where its key stands; fresh: replaces a mapping instead of merging into it."""
+
+    value: Any
+    at: str
+    key_at: str = ""
+    fresh: bool = False
+
+    def plain(self) -> Any:
+        """The value without places."""
+        if isinstance(self.value, dict):
+            return {k: n.plain() for k, n in self.value.items()}
+        if isinstance(self.value, list):
+            return [n.plain() for n in self.value]
+        return self.value
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+_FLOAT = re.compile(r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?$|[-+]?\.inf$|\.nan$", re.I)
+_INT = re.compile(r"[-+]?[0-9][0-9_]*$")
+_RESOLVERS: list[tuple[str, re.Pattern[str], list[str]]] = [
+    ("tag:yaml.org,2002:bool", re.compile(r"true$|false$", re.I), list("tTfF")),
+    ("tag:yaml.org,2002:int", _INT, list("-+0123456789")),
+    ("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789.")),
+    ("tag:yaml.org,2002:null", re.compile(r"~$|null$|$", re.I), ["~", "n", "N", ""]),
+]
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers: dict[str, list[Any]] = {}
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes whatever this loader or any YAML 1.1 reader would take for something else than text."""
+
+    yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeDumper.yaml_implicit_resolvers.items()}
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+for _tag, _pattern, _first in _RESOLVERS:
+    _Loader.add_implicit_resolver(_tag, _pattern, _first)
+    _Dumper.add_implicit_resolver(_tag, _pattern, _first)
+
+
+def compose(text: str, source: str, *, one_place: bool = False) -> Node:
+    """The tree of a YAML text. source: the file's name; one_place: `source` is the whole place (`--set ...`), without lines."""
+
+    def place(mark: Any) -> str:
+        return source if one_place else f"{source}:{mark.line + 1}"
+
+    try:
+        root = yaml.compose(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as wrong:
+        mark = wrong.problem_mark or wrong.context_mark
+        raise ConfigError(f"{place(mark) if mark else source}: not valid YAML: {wrong.problem or wrong.context}.") from None
+    except yaml.YAMLError as wrong:  # a character that YAML does not allow
+        raise ConfigError(f"{source}: not valid YAML: {str(wrong).splitlines()[0]}.") from None
+    if root is None:
+        return Node(None, source)
+
+    def build(node: yaml.Node, key_at: str, above: tuple[int, ...]) -> Node:
+        at = place(node.start_mark)
+        if id(node) in above:
+            raise ConfigError(f"{at}: an anchor holds itself; expected a value that ends.")
+        above = (*above, id(node))
+        if isinstance(node, yaml.ScalarNode):
+            return Node(_scalar(node, at), at, key_at)
+        if isinstance(node, yaml.SequenceNode):
+            _plain_tag(node, "seq", at)
+            return Node([build(child, at, above) for child in node.value], at, key_at)
+        _plain_tag(node, "map", at)
+        made: dict[str, Node] = {}
+        for key_node, child in node.value:
+            here = place(key_node.start_mark)
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise ConfigError(f"{here}: a key must be plain text, found a {key_node.id}.")
+            key = key_node.value
+            if key in made:
+                raise ConfigError(f"{here}: the key {key!r} stands twice; the first is at {made[key].key_at}. Keep one of them.")
+            made[key] = build(child, here, above)
+        return Node(made, at, key_at)
+
+    return build(root, place(root.start_mark), ())
+
+
+def _plain_tag(node: yaml.Node, kind: str, at: str) -> None:
+    if node.tag != f"tag:yaml.org,2002:{kind}":
+        raise ConfigError(f"{at}: the tag {node.tag!r} is not allowed; write the value without a tag.")
+
+
+def _scalar(node: yaml.ScalarNode, at: str) -> Any:
+    text, tag = node.value, node.tag.rpartition(":")[2]
+    if tag == "str":
+        return text
+    if tag == "null":
+        return None
+    if tag == "bool":
+        return text.lower() == "true"
+    if tag == "int" and _INT.match(text):
+        return int(text.replace("_", ""))
+    if tag == "float" and (_FLOAT.match(text) or _INT.match(text)):
+        return float(text.replace("_", "").replace(".inf", "inf").replace(".nan", "nan").replace(".Inf", "inf").replace(".NaN", "nan"))
+    raise ConfigError(f"{at}: the tag {node.tag!r} is not allowed; write the value without a tag.")
+
+
+def wrap(value: Any, at: str) -> Node:
+    """The tree of plain Python values that came without a file."""
+    if isinstance(value, Mapping):
+        return Node({str(k): wrap(v, at) for k, v in value.items()}, at, at)
+    if isinstance(value, (list, tuple)):
+        return Node([wrap(v, at) for v in value], at, at)
+    return Node(value, at, at)
+
+
+def dump(mapping: Mapping[str, Any]) -> str:
+    """YAML of a plain mapping, in its own order, that `compose` reads back exactly."""
+    return yaml.dump(dict(mapping), Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True)
+
+
+def walk(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
+    """Every node below, with its dotted path."""
+    yield path, node
+    children = node.value.items() if isinstance(node.value, dict) else enumerate(node.value) if isinstance(node.value, list) else ()
+    for key, child in children:
+        yield from walk(child, f"{path}.{key}" if path else str(key))

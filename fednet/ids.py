@@ -1,0 +1,59 @@
+"""Which clients: `3`, `0-24,40`, or `3/4`, the third of four shares of all ids."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fednet.errors import ConfigError
+
+LARGEST = 10_000_000  # a range beyond this is a slip of the finger, and would fill the memory
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """Ids as asked for. A share is settled by `resolve` once the number of clients is known."""
+
+    text: str
+    listed: tuple[int, ...] = ()
+    share: tuple[int, int] | None = None  # (k, of): from 1
+
+    def resolve(self, clients: int) -> tuple[int, ...]:
+        """The ids, ascending, out of `clients`. Shares are contiguous and differ in size by at most one."""
+        if self.share is not None:
+            k, of = self.share
+            mine = tuple(range((k - 1) * clients // of, k * clients // of))
+            if not mine:
+                raise ConfigError(f"--id {self.text}: this share of {clients} clients is empty; use at most {clients} shares.")
+            return mine
+        if self.listed[-1] >= clients:
+            raise ConfigError(f"--id {self.text}: there is no client {self.listed[-1]}; ids go from 0 to {clients - 1}.")
+        return self.listed
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.listed)
+
+    def __contains__(self, client: int) -> bool:
+        return client in self.listed
+
+
+def parse(text: str) -> Ids:
+    """Reads `3`, `0-24,40` or `3/4`. Raises ConfigError."""
+    share = re.fullmatch(r"\s*(\d+)\s*/\s*(\d+)\s*", text)
+    if share:
+        k, of = int(share[1]), int(share[2])
+        if not 1 <= k <= of:
+            raise ConfigError(f"--id {text}: expected a share from 1/{of or 1} to {of or 1}/{of or 1}.")
+        return Ids(text, share=(k, of))
+    found: set[int] = set()
+    for piece in text.split(","):
+        span = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+))?\s*", piece)
+        if span is None:
+            raise ConfigError(f"--id {text}: expected ids such as 3, 0-24,40 or 3/4, got {piece.strip()!r}.")
+        first, last = int(span[1]), int(span[2] or span[1])
+        if last < first or last > LARGEST:
+            raise ConfigError(f"--id {text}: the range {piece.strip()} goes from {first} to {last}; expected an upward range "
+                              f"of ids below {LARGEST}.")
+        found.update(range(first, last + 1))
+    return Ids(text, tuple(sorted(found)))

@@ -1,0 +1,74 @@
+"""A user's own files: imported by path, known by their SHA-256."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fednet.errors import ConfigError, FednetError
+
+
+class UserFileError(ConfigError):
+    """An exception within a user's own file; `__cause__` is that exception, whose traceback the command line shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    path: Path
+    sha256: str
+
+
+_loaded: dict[str, Loaded] = {}  # by resolved path
+_tried: list[Path] = []
+
+
+def load_parts(paths: Sequence[Path | str]) -> list[Loaded]:
+    """Imports each file once; its decorators register its parts. Raises ConfigError, UserFileError."""
+    return [_load(Path(p).resolve()) for p in paths]
+
+
+def loaded() -> dict[str, str]:
+    """The files loaded in this process: {name: SHA-256}, which is what a client and a server compare."""
+    return {entry.path.name: entry.sha256 for entry in _loaded.values()}
+
+
+def _load(path: Path) -> Loaded:
+    try:
+        sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        raise ConfigError(f"{path}: there is no such file to load; expected a Python file of your own parts.") from None
+    known = _loaded.get(str(path))
+    if known is not None:
+        if known.sha256 != sha256:
+            raise ConfigError(f"{path}: the file has changed since this process loaded it; start again.")
+        return known
+    for other in _loaded.values():  # the copy in a run's code/ is the same file
+        if other.sha256 == sha256 and other.path.name == path.name:
+            return other
+    name = f"fednet_user_{path.stem}_{sha256[:12]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path}: cannot be loaded; expected a file whose name ends in .py.")
+    module = importlib.util.module_from_spec(spec)
+    _tried.append(path)
+    sys.modules[name] = module  # before running it: classes find their module's names there
+    try:
+        spec.loader.exec_module(module)
+    except FednetError:
+        del sys.modules[name]
+        raise
+    except Exception as broken:
+        # Whatever a user's own file raises is the user's to see.
+        del sys.modules[name]
+        raise UserFileError(f"{path}: raised {type(broken).__name__}: {broken}") from broken
+    _loaded[str(path)] = Loaded(path, sha256)
+    return _loaded[str(path)]
+
+
+def paths() -> list[Path]:
+    """The files that were loaded, or were being loaded when they raised."""
+    return list(_tried)
