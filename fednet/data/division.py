@@ -1,0 +1,168 @@
+"""`split`: which samples are whose.
+
+In this order, each from its own random stream: the server's public samples leave the training pool, then the
+validation samples, then the pool is divided over the clients, then the test set.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from fednet.data import client_test, public
+from fednet.data.base import Data, Inputs
+from fednet.data.federation import Federation
+from fednet.data.options import call, mapping, takes
+from fednet.errors import ConfigError, DataError
+from fednet.registry import partitioner
+from fednet.seeds import rng
+
+# What the configuration always states of a partition; a scheme that does not know such an option ignores its default.
+ALWAYS = {"alpha": 0.3, "min_samples": 1}
+
+log = logging.getLogger(__name__)
+Which = Literal["like_train", "merge_split", "none"]
+
+
+def split(data: Data, section: Any, clients: int, seed: int, *, uses_public: bool = True) -> Federation:
+    """Divides `data` over `clients` as `section` (the configuration's `data:`) says.
+
+    seed: the run's; section.partition.seed replaces it for every draw made here, so that runs over several seeds may
+    share one partition. uses_public: whether the method has a public set; if not, `baseline_pool: full` leaves these
+    samples in the pool. Raises ConfigError for what cannot be met.
+    """
+    scheme, options, own_seed = _scheme(section)
+    seed = seed if own_seed is None else int(own_seed)
+    tests: Which = getattr(section, "client_test", "like_train")
+    if tests not in ("like_train", "merge_split", "none"):
+        raise ConfigError(f"data.client_test: expected like_train, merge_split or none, got {tests!r}.")
+    if clients < 1:
+        raise ConfigError(f"clients: expected a whole number >= 1, got {clients}.")
+
+    y = data.labels()
+    pool = np.arange(data.n_train)
+    held = _public(section, y, seed, uses_public)
+    pool = np.setdiff1d(pool, held)
+    validation = _validation(section, y, pool, seed)
+    pool = np.setdiff1d(pool, validation)
+
+    if tests == "merge_split":
+        data = _merged(data)
+        pool = np.concatenate([pool, np.arange(len(y), data.n_train)])
+    part = partitioner.get(scheme)
+    where = f"data.partition (scheme {scheme!r})"
+    options = {k: v for k, v in options.items() if takes(part, k) or v != ALWAYS.get(k)}
+    parts = _partition(part, where, options, data, pool, clients, seed)
+    table = _table(data.labels(), parts, data.table_classes)
+    if tests == "merge_split":
+        return _cut(data, parts, held, validation, seed, scheme)
+    if tests == "none":
+        split_tests = [np.empty(0, dtype=np.int64) for _ in range(clients)]
+    elif hasattr(part, "test"):
+        given = {"y": data.labels("test"), "clients": clients, "rng": rng(seed, "partition"),
+                 "test_rng": rng(seed, "client_test"), "table": table}
+        split_tests = call(part.test, given, options, where)
+    else:
+        split_tests = client_test.like_train(table, data.labels("test"), rng(seed, "client_test"))
+    return Federation(data, _sorted(parts), _sorted(split_tests), validation, held, scheme)
+
+
+def _scheme(section: Any) -> tuple[str, dict[str, Any], int | None]:
+    """(scheme, its options, its seed). An option given as null is left to the partitioner's default."""
+    partition = mapping(section.partition)
+    partition.update(mapping(partition.pop("options", None)))
+    scheme, seed = partition.pop("scheme", "dirichlet"), partition.pop("seed", None)
+    return scheme, {k: v for k, v in partition.items() if v is not None}, seed
+
+
+def _public(section: Any, y: np.ndarray, seed: int, uses_public: bool) -> np.ndarray:
+    wanted = mapping(getattr(section, "public", None))
+    samples, fraction = int(wanted.get("samples") or 0), float(wanted.get("fraction") or 0.0)
+    if samples < 0 or not 0 <= fraction < 1:
+        raise ConfigError(f"data.public: expected samples >= 0 and 0 <= fraction < 1, got {samples} and {fraction}.")
+    if samples and fraction:
+        raise ConfigError(f"data.public: samples ({samples}) and fraction ({fraction}) exclude each other; give one.")
+    pool = getattr(section, "baseline_pool", "same")
+    if pool not in ("same", "full"):
+        raise ConfigError(f"data.baseline_pool: expected same or full, got {pool!r}.")
+    if not (samples or fraction) or (not uses_public and pool == "full"):
+        return np.empty(0, dtype=np.int64)
+    draw = rng(seed, "public")
+    return public.balanced(y, samples, draw) if samples else public.stratified(y, fraction, draw)
+
+
+def _validation(section: Any, y: np.ndarray, pool: np.ndarray, seed: int) -> np.ndarray:
+    share = float(getattr(section, "validation", 0.0) or 0.0)
+    if not 0 <= share < 1:
+        raise ConfigError(f"data.validation: expected a share of the training pool in 0..1, below 1, got {share}.")
+    if not share:
+        return np.empty(0, dtype=np.int64)
+    return np.asarray(pool[public.stratified(y[pool], share, rng(seed, "validation"))])
+
+
+def _partition(part: Any, where: str, options: dict[str, Any], data: Data, pool: np.ndarray, clients: int,
+               seed: int) -> list[np.ndarray]:
+    """Indices into data.train, one array a client, checked: every client has some, and no sample has two owners."""
+    if getattr(part, "by_class", False) and (data.classes is None or data.train[1].ndim != 1):
+        raise ConfigError(f"{where}: wants one class a sample, and y holds values or sequences; use iid, quantity, "
+                          "natural or file.")
+    groups = None if data.groups is None else data.groups.numpy()[pool]
+    given = {"y": data.labels()[pool], "groups": groups, "clients": clients, "rng": rng(seed, "partition"),
+             "pool": pool}
+    made = call(part, given, options, where)
+    if len(made) != clients:
+        raise DataError(f"{where}: {len(made)} parts for {clients} clients.")
+    everything = np.concatenate([np.asarray(m, dtype=np.int64) for m in made])
+    empty = [i for i, m in enumerate(made) if not len(m)]
+    if empty:
+        raise DataError(f"{where}: client {empty[0]} has no samples.")
+    if everything.min() < 0 or everything.max() >= len(pool):
+        raise DataError(f"{where}: an index lies outside the training pool of {len(pool)} samples.")
+    if len(np.unique(everything)) != len(everything):
+        raise DataError(f"{where}: a sample has two owners.")
+    if len(everything) < len(pool):
+        log.info("%s leaves %d of %d training samples unused", where, len(pool) - len(everything), len(pool))
+    return [pool[np.asarray(m, dtype=np.int64)] for m in made]
+
+
+def _merged(data: Data) -> Data:
+    """Train and test samples as one training set, in that order."""
+    def joined(a: Inputs, b: Inputs) -> Inputs:
+        if isinstance(a, dict) and isinstance(b, dict):
+            return {k: torch.cat([a[k], b[k]]) for k in a}
+        assert isinstance(a, torch.Tensor)
+        assert isinstance(b, torch.Tensor)
+        return torch.cat([a, b])
+
+    if data.groups is not None:
+        data = data.replace(groups=None)  # test samples have no owner: `natural` then says that groups are missing
+    both = joined(data.train[0], data.test[0]), torch.cat([data.train[1], data.test[1]])
+    return data.replace(train=both, test=None)
+
+
+def _cut(data: Data, parts: list[np.ndarray], held: np.ndarray, validation: np.ndarray, seed: int,
+         scheme: str) -> Federation:
+    """merge_split: each client's part cut 75/25. The data are laid out anew, so that no test sample is a training
+    sample: data.train holds what is trained on (or public, or validation), data.test what the clients are tested on."""
+    cuts = [client_test.cut(part, rng(seed, "client_test", client=i)) for i, part in enumerate(parts)]
+    test = np.sort(np.concatenate([t for _, t in cuts]))
+    train = np.setdiff1d(np.arange(data.n_train), test)
+    laid = data.replace(train=data.take(train), test=data.take(test), groups=None)
+    kept, held = _at(train, [validation, held])
+    return Federation(laid, _at(train, [t for t, _ in cuts]), _at(test, [t for _, t in cuts]), kept, held, scheme)
+
+
+def _at(kept: np.ndarray, parts: list[np.ndarray]) -> list[np.ndarray]:
+    """Where each index stands among the sorted `kept`."""
+    return _sorted([np.searchsorted(kept, part) for part in parts])
+
+
+def _table(y: np.ndarray, parts: list[np.ndarray], classes: int) -> np.ndarray:
+    return np.stack([np.bincount(y[part], minlength=classes) for part in parts])
+
+
+def _sorted(parts: list[np.ndarray]) -> list[np.ndarray]:
+    return [np.sort(np.asarray(p, dtype=np.int64)) for p in parts]

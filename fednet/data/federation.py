@@ -1,0 +1,156 @@
+"""Who holds what, and one client's slice of it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from fednet.data.base import Data, Split
+from fednet.seeds import rng
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """What one client has at home: its slice of `data`, made into model inputs when first asked for.
+
+    Only the slice becomes float32, never the whole dataset.
+    """
+
+    data: Data
+    part: np.ndarray  # indices into data.train
+    own_test: np.ndarray  # indices into data.test
+    device: torch.device
+
+    @cached_property
+    def train(self) -> tuple[Any, torch.Tensor]:
+        """(x, y): the training split as model inputs, one tensor (or a dict of them), on `device`."""
+        return self._inputs(self.raw())
+
+    @cached_property
+    def test(self) -> tuple[Any, torch.Tensor]:
+        """(x, y): the client's own test split, likewise; may be empty."""
+        return self._inputs(self.data.take(self.own_test, "test"))
+
+    def raw(self, chosen: np.ndarray | None = None) -> Split:
+        """Training samples as stored (uint8 where images are), on the CPU; `chosen`: positions 0..n-1, default all."""
+        return self.data.take(self.part if chosen is None else self.part[chosen])
+
+    @property
+    def n(self) -> int:
+        """Training samples, n_i."""
+        return len(self.part)
+
+    @property
+    def n_test(self) -> int:
+        return len(self.own_test)
+
+    @property
+    def classes(self) -> int | None:
+        return self.data.classes
+
+    @cached_property
+    def class_counts(self) -> np.ndarray:
+        """(C,) int64 training samples by class; (1,) where y holds values."""
+        return np.bincount(self.data.labels()[self.part], minlength=self.data.table_classes)
+
+    @cached_property
+    def test_counts(self) -> np.ndarray:
+        """(C,) int64 of the client's own test samples by class."""
+        return np.bincount(self.data.labels("test")[self.own_test], minlength=self.data.table_classes)
+
+    def _inputs(self, raw: Split) -> tuple[Any, torch.Tensor]:
+        return self.data.inputs(raw[0], self.device), raw[1].to(self.device)
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """The data and their division. All index arrays are sorted int64; parts, validation and public are disjoint.
+
+    data: may be laid out differently from what was loaded (merge_split): indices are into this one. parts: into
+    data.train, one array a client. tests: into data.test, likewise (empty arrays for `client_test: none`).
+    validation, public: into data.train.
+    """
+
+    data: Data
+    parts: list[np.ndarray]
+    tests: list[np.ndarray]
+    validation: np.ndarray
+    public: np.ndarray
+    scheme: str = ""
+
+    @property
+    def clients(self) -> int:
+        return len(self.parts)
+
+    def table(self) -> np.ndarray:
+        """(N, C) int64 training samples by client and class."""
+        y = self.data.labels()
+        return np.stack([np.bincount(y[p], minlength=self.data.table_classes) for p in self.parts])
+
+    def test_table(self) -> np.ndarray:
+        """(N, C) int64 own test samples by client and class."""
+        y = self.data.labels("test")
+        return np.stack([np.bincount(y[t], minlength=self.data.table_classes) for t in self.tests])
+
+    def sha256(self, client: int) -> str:
+        """SHA-256 of one client's training indices as little-endian int64 bytes."""
+        return hashlib.sha256(self.parts[client].astype("<i8").tobytes()).hexdigest()
+
+    def site(self, client: int, device: torch.device | str = "cpu") -> Site:
+        return Site(self.data, self.parts[client], self.tests[client], torch.device(device))
+
+    def public_data(self) -> Data | None:
+        """The server's public samples as `train` of a Data of their own, or None where there are none."""
+        return self._only(self.public)
+
+    def validation_data(self) -> Data | None:
+        """The validation samples as `train` of a Data of their own, or None where there are none."""
+        return self._only(self.validation)
+
+    def facts(self, client: int) -> dict[str, Any]:
+        """What predicts a client's message sizes: the fields of `fednet.algorithms.base.ClientFacts`."""
+        counts = np.bincount(self.data.labels()[self.parts[client]], minlength=self.data.table_classes)
+        return {
+            "n": len(self.parts[client]),
+            "class_counts": tuple(int(n) for n in counts),
+            "sample_nbytes": self.data.sample_nbytes,
+            "input_shape": self.data.input_shape,
+            "public_n": len(self.public),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """What `partition.json` holds."""
+        return {
+            "scheme": self.scheme,
+            "clients": self.clients,
+            "classes": self.data.classes,
+            "samples": [len(p) for p in self.parts],
+            "test_samples": [len(t) for t in self.tests],
+            "samples_by_class": self.table().tolist(),
+            "test_samples_by_class": self.test_table().tolist(),
+            "unused": self.data.n_train - sum(map(len, self.parts)) - len(self.public) - len(self.validation),
+            "public": len(self.public),
+            "validation": len(self.validation),
+            "sha256": [self.sha256(i) for i in range(self.clients)],
+        }
+
+    def export(self) -> dict[str, Any]:
+        """The index lists, as `data.partition: {scheme: file}` reads them back."""
+        return {"train": [p.tolist() for p in self.parts], "test": [t.tolist() for t in self.tests]}
+
+    def _only(self, indices: np.ndarray) -> Data | None:
+        return self.data.replace(train=self.data.take(indices), test=None, groups=None) if len(indices) else None
+
+
+def balanced_test(data: Data, seed: int) -> np.ndarray:
+    """Sorted indices of a class-balanced test set: of each class as many as the rarest one has (FedABC, Eq. 8)."""
+    y = data.labels("test")
+    counts = np.bincount(y, minlength=data.table_classes)
+    draw = rng(seed, "balanced_test")
+    chosen = [draw.permutation(np.flatnonzero(y == c))[: counts.min()] for c in range(len(counts))]
+    return np.sort(np.concatenate(chosen))

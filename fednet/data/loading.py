@@ -1,0 +1,46 @@
+"""`load`: the configured dataset, as `Data`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from fednet.data.base import Data
+from fednet.data.options import call, mapping
+from fednet.errors import DataError
+from fednet.registry import dataset
+
+
+def load(section: Any, root: Path | str | None = None, seed: int = 0) -> Data:
+    """The dataset that `section` (the configuration's `data:`) names, read from `root`.
+
+    root: else section.root, else $FEDNET_DATA, else the user's cache. Raises ConfigError for an unknown dataset or
+    option, DataError where the files are not there or not what was declared.
+    """
+    download = bool(getattr(section, "download", False))
+    data = made(section.dataset, options(section), place(section, root), download, seed)
+    if not data.n_test and getattr(section, "client_test", None) != "merge_split":
+        raise DataError(f"data.dataset: {section.dataset} has no test samples. Give it some, or cut them "
+                        "from each client's own with data.client_test: merge_split.")
+    return data
+
+
+def made(name: str, given: dict[str, Any], root: Path, download: bool, seed: int) -> Data:
+    """The registered dataset `name`, made by its function, which gets of root, download and seed what it asks for."""
+    part = dataset.get(name)
+    data = call(part, {"root": root, "download": download, "seed": seed}, given, f"data (dataset {name!r})")
+    if not isinstance(data, Data):
+        raise DataError(f"dataset {name!r}: {part.__qualname__} returned {type(data).__name__}, expected fednet.Data.")
+    return data
+
+
+def options(section: Any) -> dict[str, Any]:
+    """The dataset's own options: section.options."""
+    return mapping(getattr(section, "options", None))
+
+
+def place(section: Any, root: Path | str | None) -> Path:
+    """Where the files lie."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fednet"
+    return Path(root or getattr(section, "root", None) or os.environ.get("FEDNET_DATA") or cache).expanduser()
