@@ -1,0 +1,79 @@
+"""A module whose tensors lie in flat buffers: loading a model, or reading it back, is one copy a role.
+
+A site's model is scratch (rule 4 of bit-identity): every task overwrites all of it, so that nothing of one logical
+client reaches the next one that the same process hosts.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from fednet.errors import StateError
+from fednet.tensors import Layout, Tensors
+
+
+class Scratch:
+    """`module`, moved to `device`, with its parameters and buffers re-pointed into flat vectors laid out by `layout`.
+
+    Parameters that the layout leaves out (`model.trainable`) keep their initial values and take no gradient. Do not
+    move the module to another device or replace its tensors afterwards: they would no longer be views.
+    """
+
+    def __init__(self, module: nn.Module, layout: Layout, device: torch.device | str = "cpu") -> None:
+        self.module = module.to(device)
+        self.layout = layout
+        self.device = torch.device(device)
+        self._spares: list[Scratch] = []
+        self._lent = 0
+        flat = Tensors.zeros(layout, self.device)
+        self.vector, self.buffers, self.counters = flat.vector, flat.buffers, flat.counters
+        known = dict(self.module.named_parameters())
+        self.parameters: dict[str, nn.Parameter] = {}
+        for parameter in known.values():
+            parameter.requires_grad_(False)
+        for slot in layout.slots:
+            view = flat[slot.name]
+            if slot.role == "parameter":
+                parameter = known[slot.name]
+                view.copy_(parameter.detach())
+                parameter.data = view
+                self.parameters[slot.name] = parameter.requires_grad_(True)
+            else:
+                path, _, leaf = slot.name.rpartition(".")
+                owner = self.module.get_submodule(path)
+                view.copy_(owner._buffers[leaf])  # type: ignore[arg-type]
+                owner._buffers[leaf] = view
+
+    def load(self, x: Tensors) -> nn.Module:
+        """Overwrites every tensor of the layout by `x`; returns the module. StateError for another layout."""
+        if x.layout != self.layout:
+            raise StateError(f"a model of {len(self.layout.slots)} tensors cannot hold the {len(x.layout.slots)} tensors "
+                             "of another layout.")
+        self.vector.copy_(x.vector)
+        self.buffers.copy_(x.buffers)
+        self.counters.copy_(x.counters)
+        return self.module
+
+    def values(self) -> Tensors:
+        """A copy of what the module holds now."""
+        return Tensors(self.layout, self.vector.clone(), self.buffers.clone(), self.counters.clone())
+
+    def views(self, x: Tensors) -> list[torch.Tensor]:
+        """x's parameters as shaped views on this device, in the order of `parameters`. x may be parameters only."""
+        vector = x.vector.to(self.device)
+        places = self.layout.places
+        return [vector[places[name][1]:places[name][2]].view(places[name][3]) for name in self.parameters]
+
+    def lend(self) -> Scratch:
+        """A further scratch of the same architecture; each call a different one until `take_back`."""
+        if self._lent == len(self._spares):
+            self._spares.append(Scratch(copy.deepcopy(self.module), self.layout, self.device))
+        self._lent += 1
+        return self._spares[self._lent - 1]
+
+    def take_back(self) -> None:
+        """A new task begins: what was lent may be lent again."""
+        self._lent = 0

@@ -1,0 +1,285 @@
+"""The one loop of stochastic gradient descent, with hooks: LT(w, loss, E, B) of the methods' sheets.
+
+Nothing in it waits for the device before the end of the training: the loss is summed where it is computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fednet.algorithms.scratch import Scratch
+from fednet.errors import ConfigError, unknown
+from fednet.tensors import Tensors
+
+Loss = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How to descend. steps: so many optimizer steps instead of epochs. clip_norm: of the raw gradient, L2."""
+
+    lr: float
+    epochs: int = 1
+    steps: int | None = None
+    batch_size: int = 64
+    optimizer: str = "sgd"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip_norm: float | None = None
+    precision: str = "fp32"
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What a descent was. steps: optimizer steps; loss: mean over the samples of all steps (0 if there were none)."""
+
+    steps: int
+    loss: float
+    extra: Tensors | None = None
+
+
+# -- learning rate -----------------------------------------------------------------------------------------------------
+def decay(schedule: str, round: int, rounds: int) -> float:
+    """The factor on the learning rate in round 1..rounds.
+
+    constant | cosine (from 1 towards 0 over the run) | step(every, factor) | exponential(factor). Raises ConfigError.
+    """
+    name, *arguments = _parsed(schedule)
+    if name == "cosine":
+        return 0.5 * (1.0 + math.cos(math.pi * (round - 1) / max(rounds, 1)))
+    if name == "step":
+        return arguments[1] ** ((round - 1) // int(arguments[0]))
+    if name == "exponential":
+        return arguments[0] ** (round - 1)
+    return 1.0
+
+
+SCHEDULES = {"constant": 0, "cosine": 0, "step": 2, "exponential": 1}  # name -> number of arguments
+
+
+def _parsed(schedule: str) -> tuple[Any, ...]:
+    found = re.fullmatch(r"\s*([a-z]+)\s*(?:\(([^()]*)\))?\s*", schedule)
+    name = found[1] if found else schedule
+    if name not in SCHEDULES:
+        raise ConfigError("train.schedule: " + unknown("schedule", name, SCHEDULES))
+    try:
+        arguments = [float(a) for a in found[2].split(",")] if found and found[2] else []
+    except ValueError:
+        arguments = []
+    if len(arguments) != SCHEDULES[name] or any(a <= 0 for a in arguments):
+        raise ConfigError(f"train.schedule: {schedule!r}: expected constant, cosine, step(rounds, factor) or "
+                          "exponential(factor), with positive numbers.")
+    return name, *arguments
+
+
+def optimizer(name: str, parameters: Sequence[torch.Tensor], recipe: Recipe) -> torch.optim.Optimizer:
+    """A new optimizer, fused where the device has it. Momentum is SGD's; Adam keeps its own betas."""
+    fused = parameters[0].device.type in ("cpu", "cuda")
+    if name == "sgd":
+        return torch.optim.SGD(parameters, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay,
+                               fused=fused)
+    kinds: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    if name not in kinds:
+        raise ConfigError("train.optimizer: " + unknown("optimizer", name, ["sgd", *kinds]))
+    return kinds[name](parameters, lr=recipe.lr, weight_decay=recipe.weight_decay, fused=fused)
+
+
+# -- samples -----------------------------------------------------------------------------------------------------------
+def length(x: Any) -> int:
+    return int((next(iter(x.values())) if isinstance(x, dict) else x).shape[0])
+
+
+def take(x: Any, index: torch.Tensor) -> Any:
+    """The rows `index` of x, gathered: a tensor or a dict of tensors."""
+    if isinstance(x, dict):
+        return {name: part.index_select(0, index) for name, part in x.items()}
+    return x.index_select(0, index)
+
+
+def piece(x: Any, start: int, end: int) -> Any:
+    """Rows start..end of x, as views."""
+    return {name: part[start:end] for name, part in x.items()} if isinstance(x, dict) else x[start:end]
+
+
+def joined(x: Any, y: torch.Tensor, more: tuple[Any, torch.Tensor] | None) -> tuple[Any, torch.Tensor]:
+    """Samples (x, y) followed by `more`."""
+    if more is None or not len(more[1]):
+        return x, y
+    other = more[0]
+    both = {k: torch.cat([v, other[k]]) for k, v in x.items()} if isinstance(x, dict) else torch.cat([x, other])
+    return both, torch.cat([y, more[1].to(y.dtype)])
+
+
+# -- modes -------------------------------------------------------------------------------------------------------------
+def set_modes(module: nn.Module, alone: bool) -> None:
+    """Train mode, but eval mode where all parameters of a module are frozen; `alone`: BatchNorm in eval mode too,
+    because a batch of one sample has no variance."""
+    module.train()
+    for part in module.modules():
+        own = list(part.parameters())
+        if (own and not any(p.requires_grad for p in own)) or (alone and isinstance(part, _BatchNorm)):
+            part.eval()
+
+
+def batches(n: int, size: int, batch_norm: bool) -> list[tuple[int, int]]:
+    """(start, end) of the batches of one epoch. The last short one is kept, except that with BatchNorm a last batch
+    of one sample is dropped, unless all batches are of one."""
+    cuts = [(start, min(start + size, n)) for start in range(0, n, size)]
+    if batch_norm and size > 1 and len(cuts) > 1 and cuts[-1][1] - cuts[-1][0] == 1:
+        cuts.pop()
+    return cuts
+
+
+# -- the loop ----------------------------------------------------------------------------------------------------------
+def descend(scratch: Scratch, data: tuple[Any, torch.Tensor], recipe: Recipe, order: np.random.Generator, loss: Loss, *,
+            proximal: float = 0.0, toward: Tensors | None = None, add_to_grad: Tensors | None = None,
+            scale_grad: float = 1.0, only: Sequence[str] | None = None, extra: Tensors | None = None,
+            train_mode: bool = True, augment: Callable[[Any], Any] | None = None,
+            progress: Callable[[int, int], None] | None = None) -> Course:
+    """Descends from what `scratch` holds, in place, with a new optimizer.
+
+    loss(module, x, y), with `extra` loss(module, x, y, extra). The raw gradient is clipped, then multiplied by
+    `scale_grad`, then `add_to_grad` and proximal * (w - toward) are added to it. A hook at its neutral value is
+    skipped, not computed: it costs nothing and leaves the bits alone. `toward`: default, where the descent starts.
+    """
+    module, (x, y) = scratch.module, data
+    wanted = set(scratch.parameters) if only is None else set(only)
+    if missing := wanted - set(scratch.parameters):
+        raise ConfigError(f"no trainable parameter of the model is named {', '.join(sorted(missing))}.")
+    trained = [name for name in scratch.parameters if name in wanted]
+    if only is not None:
+        for name, parameter in scratch.parameters.items():
+            parameter.requires_grad_(name in wanted)
+    try:
+        n, size = length(x), recipe.batch_size
+        batch_norm = any(isinstance(part, _BatchNorm) for part in module.modules())
+        if train_mode:
+            set_modes(module, alone=size == 1 or n == 1)
+        else:
+            module.eval()
+        cuts = batches(n, size, batch_norm and train_mode)
+        steps = recipe.steps if recipe.steps is not None else recipe.epochs * len(cuts)
+        beside = {name: t.clone().requires_grad_(True) for name, t in extra.items()} if extra is not None else None
+        if not cuts or not steps or not (trained or beside):
+            return Course(0, 0.0, extra)
+        change = _Correction.of(scratch, trained, proximal, toward, add_to_grad, scale_grad)
+        course = _run(scratch, trained, (x, y), cuts, steps, recipe, order, loss, change, beside, augment, progress)
+        if extra is not None and beside is not None:
+            course = Course(course.steps, course.loss, Tensors.pack(extra.layout, beside))
+        return course
+    finally:
+        for parameter in scratch.parameters.values():
+            parameter.requires_grad_(True).grad = None
+
+
+def _run(scratch: Scratch, trained: list[str], data: tuple[Any, torch.Tensor], cuts: list[tuple[int, int]], steps: int,
+         recipe: Recipe, order: np.random.Generator, loss: Loss, change: _Correction | None,
+         beside: dict[str, torch.Tensor] | None, augment: Callable[[Any], Any] | None,
+         progress: Callable[[int, int], None] | None) -> Course:
+    module, device, (x, y) = scratch.module, scratch.device, data
+    parameters = [scratch.parameters[name] for name in trained]
+    others = [] if beside is None else list(beside.values())
+    extras = () if beside is None else (beside,)
+    descent = optimizer(recipe.optimizer, [*parameters, *others], recipe)
+    cast: Any = contextlib.nullcontext()
+    if recipe.precision == "bf16":
+        cast = torch.autocast(device.type, torch.bfloat16)
+    n, seen, step = length(x), 0, 0
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    while step < steps:
+        index = torch.from_numpy(order.permutation(n)).to(device, non_blocking=True)
+        xs, ys = take(x, index), y.index_select(0, index)  # one gather an epoch: a batch is then a view
+        if augment is not None:
+            xs = augment(xs)
+        for start, end in cuts[:steps - step]:
+            with cast:
+                value = loss(module, piece(xs, start, end), ys[start:end], *extras)
+            value.backward()
+            if recipe.clip_norm is not None:
+                for group in (parameters, others):  # what is trained beside the model must not change the model's step
+                    if group:
+                        torch.nn.utils.clip_grad_norm_(group, recipe.clip_norm)
+            if change is not None:
+                change(parameters)
+            descent.step()
+            for p in (*parameters, *others):  # to None, so that autograd hands over the next gradient, adding nothing
+                p.grad = None
+            total.add_(value.detach(), alpha=end - start)
+            seen += end - start
+            step += 1
+            if progress is not None:
+                progress(step, steps)
+    return Course(step, float(total) / seen)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Correction:
+    """grad <- scale * grad + added + proximal * (w - anchor), where each part is there only if it does something."""
+
+    scale: float
+    added: list[torch.Tensor] | None
+    proximal: float
+    anchor: list[torch.Tensor] | None
+
+    @classmethod
+    def of(cls, scratch: Scratch, trained: list[str], proximal: float, toward: Tensors | None,
+           added: Tensors | None, scale: float) -> _Correction | None:
+        if not trained or (proximal == 0.0 and added is None and scale == 1.0):
+            return None
+        wanted = set(trained)
+
+        def views(t: Tensors) -> list[torch.Tensor]:
+            return [view for name, view in zip(scratch.parameters, scratch.views(t)) if name in wanted]
+
+        anchor = views(scratch.values() if toward is None else toward) if proximal != 0.0 else None
+        return cls(scale, None if added is None else views(added), proximal, anchor)
+
+    @torch.no_grad()
+    def __call__(self, parameters: list[nn.Parameter]) -> None:
+        for p in parameters:
+            if p.grad is None:  # the loss does not reach it: its gradient is 0, its correction is not
+                p.grad = torch.zeros_like(p)
+        grads: Any = [p.grad for p in parameters]
+        if self.scale != 1.0:
+            torch._foreach_mul_(grads, self.scale)
+        if self.added is not None:
+            torch._foreach_add_(grads, self.added)
+        if self.anchor is not None:  # the difference first: at the anchor it is exactly 0
+            torch._foreach_add_(grads, torch._foreach_sub(parameters, self.anchor), alpha=self.proximal)
+
+
+def full_gradient(scratch: Scratch, data: tuple[Any, torch.Tensor], loss: Loss, batch_size: int,
+                  precision: str = "fp32") -> tuple[Tensors, float]:
+    """(gradient, loss) of the mean loss over all samples at what `scratch` holds; the module in eval mode, so that its
+    buffers stay as they are. Batches are accumulated, weighted by their size."""
+    module, (x, y) = scratch.module.eval(), data
+    n = length(x)
+    total = torch.zeros((), dtype=torch.float64, device=scratch.device)
+    cast: Any = torch.autocast(scratch.device.type, torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
+    try:
+        for start in range(0, n, batch_size):
+            end = min(start + batch_size, n)
+            with cast:
+                value = loss(module, piece(x, start, end), y[start:end])
+            share = (end - start) / n
+            (value if share == 1.0 else value * share).backward()
+            total.add_(value.detach(), alpha=share)
+        gradient = scratch.values()
+        gradient.vector.zero_()
+        for name, p in scratch.parameters.items():
+            if p.grad is not None:
+                gradient[name].copy_(p.grad)
+        return gradient, float(total)
+    finally:
+        for p in scratch.parameters.values():
+            p.grad = None
