@@ -22,7 +22,10 @@ MAX_FRAME_BYTES = 2**20 + 2**16
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A whole message. Frames are read-only; `user` is the peer's CURVE public key (z85) where one was proved."""
+    """A whole message, with frames that are the receiver's to keep, not to write to.
+
+    user: the peer's CURVE public key (Z85), where one was proved.
+    """
 
     conn: bytes
     frames: tuple[Frame, ...]
@@ -58,7 +61,7 @@ class ServerTransport(Protocol):
         ...
 
     def poll(self, timeout_s: float | None) -> list[Event]:
-        """All that is ready; waits up to `timeout_s` (None: for ever) for a first event. Empty after that, or a wake."""
+        """All that is ready; waits up to `timeout_s` (None: for ever) for a first event. Empty after it, or a wake."""
         ...
 
     def send(self, conn: bytes, frames: Frames) -> bool:
@@ -70,7 +73,8 @@ class ServerTransport(Protocol):
         ...
 
     def drop(self, conn: bytes, hang_up: bool = False) -> None:
-        """Forget what is queued for `conn`; `hang_up` also ends its connection, as if the network had (`Closed` follows)."""
+        """Forget what is queued for `conn`. With `hang_up` also end its connection, as the network might: what is on
+        its way is lost, and `Closed` follows."""
         ...
 
     def traffic(self) -> dict[bytes | int, tuple[int, int]]:
@@ -96,7 +100,7 @@ class ClientTransport(Protocol):
     def wake(self) -> None: ...
 
     def reconnect(self, address: str | None = None) -> None:
-        """Leave the connection, if there is one (`Closed` follows), and connect again: to `address`, or where it was."""
+        """Leave the connection, if one stands (`Closed` follows), and connect again: to `address`, or where it was."""
         ...
 
     def traffic(self) -> dict[bytes | int, tuple[int, int]]: ...
