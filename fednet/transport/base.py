@@ -1,0 +1,108 @@
+"""What a transport is: it moves frames between one server and its clients, and tells when a connection comes or goes.
+
+A message is one or two frames: a small header, and perhaps a body. Both ends are driven by one thread that calls
+`poll` and `send`; only `wake` may be called from another. Nothing here blocks but `poll`, for as long as it is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+Frame = bytes | memoryview
+Frames = Sequence[Frame]
+
+MAX_FRAMES = 2
+"""Frames a message may have."""
+
+MAX_FRAME_BYTES = 2**20 + 2**16
+"""Bytes a frame may have: a part of 1 MiB, with room for what compression or a header adds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A whole message, with frames that are the receiver's to keep, not to write to.
+
+    user: the peer's CURVE public key (Z85), where one was proved.
+    """
+
+    conn: bytes
+    frames: tuple[Frame, ...]
+    user: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A client: the connection stands, now or again. A server: just before the first message of `conn`."""
+
+    conn: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The connection behind `conn` is gone, and what was still queued for it with it; `conn` does not come back.
+
+    Messages that had arrived come before it. Should one still follow, which the threads behind a socket cannot quite
+    exclude, a second `Closed` follows that.
+    """
+
+    conn: bytes
+
+
+Event = Received | Opened | Closed
+
+
+@runtime_checkable
+class ServerTransport(Protocol):
+    @property
+    def address(self) -> str:
+        """As bound: `tcp://127.0.0.1:41233` where port 0 was asked for."""
+        ...
+
+    def poll(self, timeout_s: float | None) -> list[Event]:
+        """All that is ready; waits up to `timeout_s` (None: for ever) for a first event. Empty after it, or a wake."""
+        ...
+
+    def send(self, conn: bytes, frames: Frames) -> bool:
+        """Queue a message; never blocks. False if `conn` is unknown or gone. The frames must not change afterwards."""
+        ...
+
+    def wake(self) -> None:
+        """Make `poll`, running or next, return. From any thread."""
+        ...
+
+    def drop(self, conn: bytes, hang_up: bool = False) -> None:
+        """Forget what is queued for `conn`. With `hang_up` also end its connection, as the network might: what is on
+        its way is lost, and `Closed` follows."""
+        ...
+
+    def traffic(self) -> dict[bytes | int, tuple[int, int]]:
+        """(sent, received) bytes of every connection so far, as the kernel counted them; by `conn`, or by a serial
+        number where a connection never got that far. Empty where there is no kernel between."""
+        ...
+
+    def close(self, linger_s: float = 1.0) -> None:
+        """Close, giving what is queued `linger_s` to leave. A second call does nothing."""
+        ...
+
+
+@runtime_checkable
+class ClientTransport(Protocol):
+    """Events carry `conn=b""`: there is one server."""
+
+    def poll(self, timeout_s: float | None) -> list[Event]: ...
+
+    def send(self, frames: Frames) -> bool:
+        """Queue a message; False, and nothing is kept, while there is no connection."""
+        ...
+
+    def wake(self) -> None: ...
+
+    def reconnect(self, address: str | None = None) -> None:
+        """Leave the connection, if one stands (`Closed` follows), and connect again: to `address`, or where it was."""
+        ...
+
+    def traffic(self) -> dict[bytes | int, tuple[int, int]]: ...
+
+    def close(self, linger_s: float = 1.0) -> None: ...
