@@ -67,7 +67,7 @@ class FedABC(Algorithm):
 
 def kept(q: torch.Tensor, positive: torch.Tensor, present: torch.Tensor, m_p: float, m_n: float, m_nn: float) -> torch.Tensor:
     """Which terms count, (B, C) bool. q: (B, C); positive: (B, C) bool; present: (C,) bool, P_i."""
-    margin = torch.where(present, m_n, m_nn).to(q.dtype)
+    margin = torch.where(present, q.new_full((), m_n), q.new_full((), m_nn))
     return torch.where(positive, q < m_p, q > margin)
 
 
