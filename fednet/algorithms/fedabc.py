@@ -1,0 +1,88 @@
+"""FedABC: Wang et al., "FedABC: Targeting Fair Competition in Personalized Federated Learning", AAAI 2023
+(arXiv:2302.07450), Algorithm 1.
+
+z, q    logits (B, C) and q = sigmoid(z): C binary classifiers without a softmax      g  focal exponent (Eq. 5)
+P_i     classes with at least one training sample on client i (not: in the batch); N_i all others
+m_p     a positive is kept while q < m_p (easy ones drop out);  m_n, m_nn: a negative of a class in P_i, in N_i, while q >
+        its margin. Comparisons are strict; they are made anew at each step ("dynamic") and carry no gradient
+
+    loss (Eq. 6) = 1/B * sum over kept (b, c) of   (1-q)^g * -log q        where c is b's class
+                                                     q^g   * -log(1-q)     elsewhere
+
+What the paper leaves open. Eq. 1-2 and Eq. 5 both print sigma: the sigmoid, and the exponent, here `focal_gamma`. Eq. 6
+divides by the number of samples, not by that of the kept terms (`norm`); that is a factor of about C on the step, and
+`train.clip_norm` is there should it diverge. A batch with nothing kept has loss 0 and a gradient of 0. A client is judged
+by its model after its own latest training. FedABC_wi of the ablation is m_p: 1, m_n: 0, m_nn: 0, focal_gamma: 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fednet.algorithms.base import Algorithm, AlgorithmConfig, Fraction, NonNegative, Payload, Statistics, Weights
+from fednet.registry import algorithm
+
+Norm = Literal["samples", "kept", "samples_classes"]
+
+
+@algorithm("fedabc")
+class FedABC(Algorithm):
+    """Binary classifiers class by class, with under-sampling of the easy and a focal weight on the hard samples."""
+
+    paper = "Wang et al., AAAI 2023 (arXiv:2302.07450)"
+    cost = ("|w|", "|w|")
+    keeps = ("w", "-")
+    personalised = True
+
+    class Config(AlgorithmConfig):
+        m_p: Fraction = 0.75  # MNIST's; CIFAR-10: 0.85, 0.2, 0.3
+        m_n: Fraction = 0.25
+        m_nn: Fraction = 0.3
+        focal_gamma: NonNegative = 2.0
+        norm: Norm = "samples"
+        weighting: Literal["samples", "uniform"] = "samples"
+
+    class Down(Payload):
+        x: Weights
+
+    class Up(Payload):
+        x: Weights
+        run: Statistics
+
+    def local(self, phase, client, down, host):
+        c, present = self.config, torch.as_tensor(host.class_counts > 0, device=host.device)
+
+        def loss(model: nn.Module, x: Any, y: torch.Tensor) -> torch.Tensor:
+            return abc_loss(model(x), y, present, c.m_p, c.m_n, c.m_nn, c.focal_gamma, c.norm)
+
+        y = host.train(down.x, loss=loss)  # PM_i: the engine keeps a client's last local model
+        return client, self.Up(x=y.x, run=y.run)
+
+    # The server's half is the default: the mean of the local models, by samples.
+
+
+def kept(q: torch.Tensor, positive: torch.Tensor, present: torch.Tensor, m_p: float, m_n: float, m_nn: float) -> torch.Tensor:
+    """Which terms count, (B, C) bool. q: (B, C); positive: (B, C) bool; present: (C,) bool, P_i."""
+    margin = torch.where(present, q.new_full((), m_n), q.new_full((), m_nn))
+    return torch.where(positive, q < m_p, q > margin)
+
+
+def abc_loss(z: torch.Tensor, y: torch.Tensor, present: torch.Tensor, m_p: float, m_n: float, m_nn: float, gamma: float,
+             norm: Norm = "samples") -> torch.Tensor:
+    """Eq. 6 for logits z (B, C), classes y (B,) and P_i as a mask (C,); finite for any finite z.
+
+    With -log q = softplus(-z) and -log(1-q) = softplus(z), the focal factors are exponentials of the same two.
+    """
+    positive = F.one_hot(y, z.shape[1]).bool()
+    mask = kept(torch.sigmoid(z.detach()), positive, present, m_p, m_n, m_nn)
+    not_q, not_p = F.softplus(-z), F.softplus(z)
+    if gamma:
+        not_q, not_p = torch.exp(-gamma * not_p) * not_q, torch.exp(-gamma * not_q) * not_p
+    total = (torch.where(positive, not_q, not_p) * mask).sum()
+    if norm == "kept":
+        return total / mask.sum().clamp(min=1)
+    return total / (z.shape[0] if norm == "samples" else z.numel())

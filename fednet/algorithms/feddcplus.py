@@ -1,0 +1,24 @@
+"""FedDC+: Kim and Choi, JCSE 2022 (doi:10.5626/JCSE.2022.16.1.52): FedDC with momentum and weight decay in the
+optimizer that makes the condensed images, and nowhere else. See `feddc`.
+
+Weight decay is added after the clipping, as the optimizer does; the momentum lives through one condensation.
+"""
+
+from __future__ import annotations
+
+from fednet.algorithms.base import Fraction, NonNegative
+from fednet.algorithms.feddc import FedDC
+from fednet.registry import algorithm
+
+
+@algorithm("feddcplus")
+class FedDCPlus(FedDC):
+    """FedDC whose condensation has momentum and weight decay."""
+
+    paper = "Kim & Choi, JCSE 2022 (doi:10.5626/JCSE.2022.16.1.52)"
+    cost = ("|w|", "|w| + C_i * c*h*w")
+    keeps = ("w", "condensed images")
+
+    class Config(FedDC.Config):
+        cond_momentum: Fraction = 0.9
+        cond_weight_decay: NonNegative = 4e-5

@@ -1,0 +1,50 @@
+"""FedPer: Arivazhagan et al., "Federated Learning with Personalization Layers", 2019 (arXiv:1912.00818), Algorithms 1-2.
+
+W_B  base layers, shared        W_P,i  personalisation layers of client i: its head, which never crosses
+
+What the paper leaves open: the head is the last Linear layer (`personal_layers` of them); at its first participation a
+client starts from the common initial head.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fednet.algorithms.base import Algorithm, AlgorithmConfig, Count, Payload, State, Statistics, Tensors, Weights
+from fednet.algorithms.split import joined, last_linears, parted
+from fednet.registry import algorithm
+
+
+@algorithm("fedper")
+class FedPer(Algorithm):
+    """A shared base and each client's own head, trained together."""
+
+    paper = "Arivazhagan et al., 2019 (arXiv:1912.00818)"
+    cost = ("|base|", "|base|")
+    keeps = ("base", "head")
+    personalised = True
+    has_global = False
+
+    class Config(AlgorithmConfig):
+        personal_layers: Count = 1  # last Linear layers that stay at the client; 0 is FedAvg
+        weighting: Literal["samples", "uniform"] = "samples"
+
+    class Down(Payload):
+        x: Weights
+
+    class Up(Payload):
+        x: Weights
+        run: Statistics
+
+    class Client(State):
+        head: Tensors | None = None
+
+    def shared(self, layout, module):
+        return layout.without(last_linears(module, self.config.personal_layers))
+
+    def local(self, phase, client, down, host):
+        y = host.train(joined(down.x, client.head, host))  # base and head jointly
+        base, head = parted(y.x, host)
+        return self.Client(head=head), self.Up(x=base, run=y.run)
+
+    # The server's half is the default: the mean of the bases.

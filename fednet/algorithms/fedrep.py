@@ -1,0 +1,87 @@
+"""FedRep: Collins et al., "Exploiting Shared Representations for Personalized Federated Learning", ICML 2021
+(arXiv:2102.07078), Algorithm 1.
+
+phi  representation (base), shared        h_i  head of client i, which never crosses
+
+A participant first takes `head_epochs` epochs on h_i with phi frozen, then `body_epochs` on phi with h_i frozen.
+
+What the paper leaves open. The defaults follow the authors' code: of the E local epochs one is the body's, the others
+the head's (at least one). Frozen means an optimizer of its own for each phase: with one optimizer, momentum and weight
+decay would go on moving what is frozen. Averaged by samples as in the code (the paper: uniform).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fednet.algorithms.base import (
+    Algorithm,
+    AlgorithmConfig,
+    Count,
+    Payload,
+    Run,
+    State,
+    Statistics,
+    Tensors,
+    Weights,
+)
+from fednet.algorithms.split import joined, last_linears, parted
+from fednet.errors import ConfigError
+from fednet.registry import algorithm
+
+
+@algorithm("fedrep")
+class FedRep(Algorithm):
+    """A shared representation: head first with the base frozen, then the base with the head frozen."""
+
+    paper = "Collins et al., ICML 2021 (arXiv:2102.07078)"
+    cost = ("|base|", "|base|")
+    keeps = ("base", "head")
+    personalised = True
+    has_global = False
+
+    class Config(AlgorithmConfig):
+        head_epochs: Count | None = None  # tau_h; default: train.epochs - 1, at least 1
+        body_epochs: Count = 1  # tau_phi
+        personal_layers: Count = 1  # last Linear layers that are the head
+        weighting: Literal["samples", "uniform"] = "samples"
+
+    class Down(Payload):
+        x: Weights
+
+    class Up(Payload):
+        x: Weights
+        run: Statistics
+
+    class Client(State):
+        head: Tensors | None = None
+
+    def shared(self, layout, module):
+        return layout.without(last_linears(module, self.config.personal_layers))
+
+    def local(self, phase, client, down, host):
+        base = [s.name for s in host.shared.parameters.slots]
+        head = [s.name for s in host.layout.parameters.without(base).slots]
+        x, runs = joined(down.x, client.head, host), []
+        for epochs, names, stream in ((self.head_epochs(host), head, "order"), (self.config.body_epochs, base, "order/body")):
+            if epochs and names:
+                y = host.train(x, epochs=epochs, only=names, stream=stream)
+                x, runs = y.x, [*runs, y.run]
+        up, own = parted(x, host)
+        return self.Client(head=own), self.Up(x=up, run=together(runs, host.n))
+
+    def head_epochs(self, host) -> int:
+        if self.config.head_epochs is not None:
+            return self.config.head_epochs
+        if host.train_config.steps is not None:
+            raise ConfigError("algorithm.head_epochs: fedrep trains in two phases of whole epochs; with train.steps set, "
+                              "say how many epochs the head gets.")
+        return max(1, host.train_config.epochs - 1)
+
+    # The server's half is the default: the mean of the bases.
+
+
+def together(runs: list[Run], n: int) -> Run:
+    """The statistics of phases that ran one after the other: steps add up, the loss is the mean over them."""
+    steps = sum(r.steps for r in runs)
+    return Run(n=n, steps=steps, loss=sum(r.loss * r.steps for r in runs) / steps if steps else 0.0)

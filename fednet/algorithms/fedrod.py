@@ -1,0 +1,100 @@
+"""FedRoD: Chen and Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification", ICLR 2022
+(arXiv:2107.00778), with the linear P-head.
+
+h    features: what the head gets        G  generic head, shared       P_i  personal head of client i, which never crosses
+z_G  = G(h(x))                           n_i,c  training samples of class c on client i; gamma  exponent of the prior
+
+    loss_G = CE(z_G + gamma * log n_i, y)                            balanced softmax; trains h and G
+    loss_P = CE(stopgrad(z_G) + P_i(stopgrad(h(x))), y)              trains P_i alone
+    generic prediction: argmax z_G;  personal prediction: argmax z_G + P_i(h(x)), both without the prior
+
+What the paper leaves open. A class the client lacks has log 0 = -inf, which takes it out of the softmax: the loss stays
+finite and its logit gets no gradient. Both losses see the same h, so one step on their sum is a step on each. P starts
+at zero (personal = generic at first), or as a copy of G. The hypernetwork mode is not built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fednet.algorithms.base import Algorithm, AlgorithmConfig, NonNegative, Payload, State, Statistics, Tensors, Weights
+from fednet.registry import algorithm
+
+
+@algorithm("fedrod")
+class FedRoD(Algorithm):
+    """A generic head by balanced softmax, and on top of it each client's own linear head."""
+
+    paper = "Chen & Chao, ICLR 2022 (arXiv:2107.00778)"
+    cost = ("|w|", "|w|")
+    keeps = ("w", "P-head")
+    personalised = True
+
+    class Config(AlgorithmConfig):
+        gamma: NonNegative = 1.0
+        p_init: Literal["zeros", "copy"] = "zeros"
+        train_p: bool = True  # false: the generic half alone
+        weighting: Literal["samples", "uniform"] = "samples"
+
+    class Down(Payload):
+        x: Weights
+
+    class Up(Payload):
+        x: Weights
+        run: Statistics
+
+    class Client(State):
+        p: Tensors | None = None
+
+    def local(self, phase, client, down, host):
+        prior = log_prior(torch.as_tensor(host.class_counts, device=host.device), self.config.gamma)
+        if not self.config.train_p:
+            y = host.train(down.x, loss=lambda model, x, y: F.cross_entropy(model(x) + prior, y))
+            return client, self.Up(x=y.x, run=y.run)
+        p = self.first(host) if client.p is None else client.p
+        y = host.train(down.x, loss=both_losses(prior, *p.layout.names), extra=p)
+        return self.Client(p=y.extra), self.Up(x=y.x, run=y.run)
+
+    def first(self, host) -> Tensors:
+        """P before its first training: shaped as the head."""
+        copy = host.initial.select(host.layout.select(host.head))
+        return copy if self.config.p_init == "copy" else copy.zeros_like()
+
+    # The server's half is the default: the mean of base and generic head.
+
+    def personal(self, client, local, host):
+        if client.p is None:
+            return local
+        model, p = host.frozen(local), dict(client.p.to(host.device).items())
+
+        def outputs(x: Any) -> torch.Tensor:
+            h = model.features(x)
+            return model.head(h) + p_head(h, p, *p)
+
+        return outputs
+
+
+def log_prior(counts: torch.Tensor, gamma: float = 1.0) -> torch.Tensor:
+    """gamma * log n_c, (C,) float32; all zeros where gamma is 0, so that an absent class then stays in."""
+    return gamma * counts.float().log() if gamma else torch.zeros(len(counts), device=counts.device)
+
+
+def p_head(h: torch.Tensor, p: Mapping[str, torch.Tensor], weight: str, bias: str | None = None) -> torch.Tensor:
+    return F.linear(h, p[weight], None if bias is None else p[bias])
+
+
+def both_losses(prior: torch.Tensor, weight: str, bias: str | None = None) -> Callable[..., torch.Tensor]:
+    """loss(model, x, y, p) with the value of loss_G and the gradients of loss_G + loss_P."""
+
+    def loss(model: nn.Module, x: Any, y: torch.Tensor, p: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        h = model.features(x)
+        z = model.head(h)
+        personal = F.cross_entropy(z.detach() + p_head(h.detach(), p, weight, bias), y)
+        return F.cross_entropy(z + prior, y) + (personal - personal.detach())
+
+    return loss
