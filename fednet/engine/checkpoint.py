@@ -1,0 +1,201 @@
+"""What `--resume` needs: a manifest of content-named files, renamed into place.
+
+A file's name tells its content, so what did not change is not written again, and a crash while writing leaves the last
+checkpoint whole. Replies of rounds that no checkpoint holds yet lie in the spool beside it, as they came.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fednet.algorithms.state import PerClient, State, read_state, write_state
+from fednet.engine.rundir import write_json
+from fednet.engine.store import RowStore
+from fednet.errors import StateError
+from fednet.wire.messages import Field, Key
+
+
+class Progress(msgspec.Struct, kw_only=True):
+    """How far a run is, beside the method's own state. versions, states: by client, the version of its state that was
+    last used, and its hash. records: lines that belong to the checkpoint and may not have reached their files yet."""
+
+    run: str
+    round: int = 0
+    versions: dict[int, str] = {}
+    states: dict[int, str] = {}
+    lengths: dict[str, int] = {}
+    records: dict[str, list[dict[str, Any]]] = {}
+    void: int = 0
+    best: float | None = None
+    best_round: int = 0
+    seconds: float = 0.0
+    virtual: float = 0.0
+    totals: dict[str, int] = {}
+    finished: bool = False
+    environment: dict[str, Any] = {}
+
+
+class Checkpoints:
+    """The folder `checkpoint/` of a run."""
+
+    def __init__(self, folder: Path, fsync: bool = False) -> None:
+        self.folder = folder
+        self.rows = RowStore(folder / "rows")
+        self._fsync = fsync
+
+    @property
+    def exists(self) -> bool:
+        return (self.folder / "manifest.json").exists()
+
+    def incarnation(self) -> int:
+        """Counts the server processes of this run, from 1."""
+        path = self.folder / "incarnation"
+        number = int(path.read_text()) + 1 if path.exists() else 1
+        aside = path.with_suffix(".part")
+        aside.write_text(str(number))
+        aside.replace(path)
+        return number
+
+    def save(self, server: State, progress: Progress, extra: State | None = None) -> None:
+        """Makes (server, progress) the state that a resume starts from."""
+        files = {"server": self._put(server)}
+        if extra is not None:
+            files["extra"] = self._put(extra)
+        write_json(self.folder / "manifest.json", {"files": files, "progress": msgspec.to_builtins(progress, str_keys=True)}, indent=None)
+        if self._fsync:
+            handle = os.open(self.folder, os.O_RDONLY)
+            os.fsync(handle)
+            os.close(handle)
+        for old in self.folder.glob("state-*.safetensors"):
+            if old.name not in files.values():
+                old.unlink()
+        rows = {r for r in _rows(server) if isinstance(r, str)}
+        if rows:
+            self.rows.prune(rows)
+
+    def _put(self, value: State) -> str:
+        aside = self.folder / "state.new"
+        name = f"state-{write_state(aside, value)[:24]}.safetensors"
+        if self._fsync:
+            with aside.open("rb") as file:
+                os.fsync(file.fileno())
+        aside.replace(self.folder / name)
+        return name
+
+    def load(self, server: type[State], extra: type[State] | None = None) -> tuple[Any, Progress, Any]:
+        """Raises StateError where the checkpoint is torn or of another kind."""
+        path = self.folder / "manifest.json"
+        try:
+            manifest = json.loads(path.read_text())
+            progress = msgspec.convert(manifest["progress"], Progress, strict=False)
+            files = manifest["files"]
+        except (OSError, KeyError, json.JSONDecodeError, msgspec.ValidationError) as broken:
+            raise StateError(f"{path}: not a whole checkpoint ({broken}).") from broken
+        state = read_state(self.folder / files["server"], server, self.rows)
+        more = read_state(self.folder / files["extra"], extra, self.rows) if extra is not None and "extra" in files else None
+        return state, progress, more
+
+
+def _rows(state: State) -> Iterator[Any]:
+    import dataclasses
+
+    for f in dataclasses.fields(state):  # type: ignore[arg-type]
+        value = getattr(state, f.name)
+        if isinstance(value, PerClient):
+            yield from value.rows.values()
+
+
+@dataclass(frozen=True, slots=True)
+class Spooled:
+    """A reply on disk. `path` holds its payload as received."""
+
+    key: Key
+    form: tuple[Field, ...]
+    path: Path
+    check: int
+    state: str
+    kept: bool
+    seconds: float = 0.0
+    worker: dict[str, Any] = field(default_factory=dict)
+
+    def body(self) -> bytearray:
+        data = bytearray(self.path.stat().st_size)
+        with self.path.open("rb", buffering=0) as file:
+            file.readinto(data)
+        return data
+
+
+class Spool:
+    """Replies as received, `checkpoint/round-T/PHASE-CLIENT-PURPOSE.bin`, each with a `.json` once it is whole."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._open: dict[Key, Any] = {}
+
+    def _base(self, key: Key) -> Path:
+        return self.folder / f"round-{key.round}" / f"{key.phase}-{key.client}-{key.purpose}"
+
+    def store(self, key: Key, offset: int, data: memoryview) -> None:
+        """Appends bytes of a payload; offset 0 starts it anew."""
+        if offset == 0:
+            old = self._open.pop(key, None)
+            if old is not None:
+                old.close()
+            path = self._base(key)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.with_suffix(".json").unlink(missing_ok=True)
+            self._open[key] = path.with_suffix(".bin").open("wb", buffering=0)
+        file = self._open[key]
+        if file.tell() != offset:
+            raise StateError(f"spool of client {key.client}: {file.tell()} bytes are there, the next come at {offset}")
+        file.write(data)
+
+    def whole(self, key: Key, form: Sequence[Field], check: int, state: str, kept: bool, seconds: float, worker: dict[str, Any]) -> Spooled:
+        """The payload is complete: it can be read, but counts for a resume only once `seal` was called."""
+        self._open.pop(key).close()
+        return Spooled(key, tuple(form), self._base(key).with_suffix(".bin"), check, state, kept, seconds, worker)
+
+    def seal(self, reply: Spooled) -> None:
+        """The reply was checked: a resume folds it without asking again."""
+        write_json(self._base(reply.key).with_suffix(".json"), msgspec.to_builtins(
+            {"key": reply.key, "form": list(reply.form), "check": reply.check, "state": reply.state, "kept": reply.kept,
+             "seconds": reply.seconds, "worker": reply.worker}), indent=None)
+
+    def discard(self, key: Key) -> None:
+        self._base(key).with_suffix(".json").unlink(missing_ok=True)
+        self._base(key).with_suffix(".bin").unlink(missing_ok=True)
+
+    def found(self, round: int, phase: int) -> dict[tuple[int, str], Spooled]:
+        """The sealed replies of a phase, by client and purpose."""
+        replies = {}
+        for path in sorted((self.folder / f"round-{round}").glob(f"{phase}-*.json")):
+            raw = json.loads(path.read_text())
+            key, form = msgspec.convert(raw["key"], Key), msgspec.convert(raw["form"], list[Field])
+            body = path.with_suffix(".bin")
+            if body.exists() and body.stat().st_size == sum(f.size for f in form):
+                replies[key.client, key.purpose] = Spooled(key, tuple(form), body, raw["check"], raw["state"], raw["kept"], raw["seconds"], raw["worker"])
+        return replies
+
+    def clear(self, up_to: int) -> None:
+        """Deletes the rounds that a checkpoint holds."""
+        for folder in self.folder.glob("round-*"):
+            if int(folder.name.split("-")[1]) <= up_to:
+                shutil.rmtree(folder)
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    whole = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            whole.update(block)
+    return whole.hexdigest()

@@ -1,0 +1,246 @@
+"""What a worker does with a task: load the client's state, run the client half of the method, judge, write the new state.
+
+Nothing here knows of sockets or time: a task and its payload go in, encoded replies come out.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fednet import seeds
+from fednet.algorithms.base import Nothing, Payload, Tensors
+from fednet.algorithms.evaluation import Counts
+from fednet.algorithms.hosts import SiteHost
+from fednet.engine.experiment import JUDGED, Experiment, GlobalModel, Judgement
+from fednet.engine.store import ClientStore, Record
+from fednet.errors import FednetError, RemoteProtocolError, StateError
+from fednet.wire import messages as m
+from fednet.wire.codec import Body, Encoded, checksum
+from fednet.wire.messages import Key
+
+CACHED_SITES = 256  # clients whose data stay on the device, per process
+
+
+class TaskCancelled(FednetError):
+    """The server does not want this task any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One reply to send: an evaluation goes before the training it belongs to."""
+
+    reply: m.Reply
+    body: Body
+
+
+class Workplace:
+    """The clients that one process hosts, with one scratch model a slot.
+
+    data: a function from client id to that client's `Site`. state_lost: begin anew where a client's state is missing.
+    """
+
+    def __init__(self, experiment: Experiment, store: ClientStore, site: Callable[[int], Any], device: str = "cpu", *,
+                 state_lost: bool = False, balanced: Callable[[], Any] | None = None) -> None:
+        self.experiment = experiment
+        self.store = store
+        self.device = torch.device(device)
+        self._site = site
+        self._sites: OrderedDict[int, Any] = OrderedDict()
+        self._lock = threading.Lock()
+        self._scratches = threading.local()
+        self._state_lost = state_lost
+        self._balanced = balanced
+        self._streams: dict[int, Any] = {}
+        section = experiment.config.evaluate
+        self.keeps_local = section.every > 0 and section.clients != "none"
+
+    # -- what a client has ---------------------------------------------------------------------------------------------
+    def site(self, client: int) -> Any:
+        """The client's data on the device; the least recently used leave when there are too many."""
+        with self._lock:
+            if client in self._sites:
+                self._sites.move_to_end(client)
+                return self._sites[client]
+            found = self._sites[client] = self._site(client)
+            while len(self._sites) > CACHED_SITES:
+                self._sites.popitem(last=False)
+            return found
+
+    def _scratch(self) -> Any:
+        if not hasattr(self._scratches, "one"):
+            self._scratches.one = self.experiment.scratch(self.device)
+        return self._scratches.one
+
+    def stream(self, client: int) -> Any:
+        """A hosted client's own CUDA stream; on the CPU a context that does nothing."""
+        import contextlib
+
+        if self.device.type != "cuda":
+            return contextlib.nullcontext()
+        with self._lock:
+            if client not in self._streams:
+                self._streams[client] = torch.cuda.Stream(self.device)
+        return torch.cuda.stream(self._streams[client])
+
+    def warm(self) -> None:
+        """Builds the scratch model and imports what the first step would."""
+        self._scratch()
+
+    # -- a task --------------------------------------------------------------------------------------------------------
+    def do(self, task: m.Task, body: bytearray, progress: Callable[[str, int, int], None], cancelled: Callable[[], bool]) -> list[Answer]:
+        """Raises TaskCancelled, StateError where the client's state is not here, RemoteProtocolError for a broken payload."""
+        started = time.perf_counter()
+        if checksum([body]) != task.check:
+            raise RemoteProtocolError("the payload was damaged on its way")
+        client, config = task.key.client, self.experiment.config
+        try:
+            record = self.store.load(client, task.start) or Record()
+            start = task.start
+        except StateError:
+            if not self._state_lost:
+                raise
+            record, start = Record(), ""
+        site = self.site(client)
+
+        def step(done: int, of: int) -> None:
+            progress("training", done, of)
+            if cancelled():
+                raise TaskCancelled(f"task of client {client} in round {task.key.round}")
+
+        scratch = self._scratch()
+        own = self._own(record)
+        with self.stream(client):
+            host = SiteHost(self.experiment.setting, scratch, client, task.key.round, task.key.phase, train=site.train, test=site.test,
+                            rest=own, progress=step)
+            progress("loading", 0, 0)
+            answers = self._train(task, body, record, start, host, progress) if task.key.purpose == "train" else \
+                self._judge_all(task, body, record, start, host, progress)
+            if self.device.type == "cuda":
+                torch.cuda.current_stream(self.device).synchronize()
+        seconds = time.perf_counter() - started
+        del config
+        return [Answer(_replace(a.reply, seconds=seconds), a.body) for a in answers]
+
+    def _train(self, task: m.Task, body: bytearray, record: Record, start: str, host: SiteHost,
+               progress: Callable[[str, int, int], None]) -> list[Answer]:
+        exp, method, key = self.experiment, self.experiment.algorithm, task.key
+        exchange = method.exchanges[key.phase]
+        state = method.init_client(host.initial) if record.algorithm is None else record.algorithm
+        cut = sum(f.size for f in task.form[:task.enrol])
+        if task.enrol:
+            assert method.Enrolment is not None
+            gift = exp.down.decode(method.Enrolment, task.form[:task.enrol], memoryview(body)[:cut], fill=self._fill(record))
+            state = method.enrolled(state, gift, host)
+        down = exp.down.decode(exchange.down, task.form[task.enrol:], memoryview(body)[cut:], fill=self._fill(record))
+        received = getattr(down, "x", None)
+        state, up = method.local(key.phase, state, down, host)
+        progress("encoding", 0, 0)
+        residuals = dict(record.residuals or {})
+        encoded = exp.up.encode(up, lambda name: seeds.rng(exp.config.seed, f"compress/up/{key.phase}/{name}", key.round, key.client),
+                                residuals, received if isinstance(received, Tensors) else None)
+        local = host.trained
+        kept = Record(algorithm=state, residuals=residuals or None)
+        if exp.config.model.buffers == "local" and local is not None:
+            kept = kept.replace(buffers=local.buffers, counters=local.counters)
+        last = key.phase == len(method.exchanges) - 1
+        keeps_local = self.keeps_local and last and local is not None
+        answers = []
+        if task.judge and last:
+            progress("evaluating", 0, 0)
+            whole = local if local is not None else host.initial
+            answers.append(self._judgement(task.key, {
+                "global": host.evaluate(received) if isinstance(received, Tensors) and method.has_global else None,
+                "personal": host.evaluate(method.personal(state, whole, host))}))
+        keep = keeps_local or not kept.empty
+        if keep:
+            self.store.save(key.client, key.version, kept, local.to("cpu") if keeps_local and local is not None else
+                            self.store.local(key.client, start) if self.keeps_local else None)
+            self.store.prune(key.client, (start, task.keep, key.version))
+        answers.append(_answer(key, encoded, state=kept.sha256(), kept=keep))
+        return answers
+
+    def _judge_all(self, task: m.Task, body: bytearray, record: Record, start: str, host: SiteHost,
+                   progress: Callable[[str, int, int], None]) -> list[Answer]:
+        """The evaluation of all clients at the run's end (or each round with `evaluate.clients: all`)."""
+        exp, method = self.experiment, self.experiment.algorithm
+        down: Any = exp.down.decode(exp.evaluation(), task.form, body, fill=self._fill(record))
+        progress("evaluating", 0, 0)
+        state = method.init_client(host.initial) if record.algorithm is None else record.algorithm
+        local = self.store.local(task.key.client, start)
+        whole = host.initial if local is None else local
+        judged: dict[str, Counts | None] = {"global": host.evaluate(down.x) if isinstance(down, GlobalModel) else None}
+        personal = method.personal(state, whole, host)
+        judged["personal"] = host.evaluate(personal)
+        if task.judge and self._balanced is not None:  # drift: the same personal model on a balanced test set of all
+            judged["balanced"] = host.evaluate(personal, self._balanced_set())
+            if exp.config.evaluate.finetune:
+                begin = whole if not isinstance(down, GlobalModel) else whole.to(self.device).merge(down.x.to(self.device))
+                tuned = host.train(begin).x
+                personal = method.personal(state, tuned, host)
+                judged["finetuned"], judged["finetuned_balanced"] = host.evaluate(personal), host.evaluate(personal, self._balanced_set())
+        return [self._judgement(task.key, judged)]
+
+    def _balanced_set(self) -> Any:
+        assert self._balanced is not None
+        with self._lock:
+            if not hasattr(self, "_balanced_cache"):
+                self._balanced_cache = self._balanced()
+            return self._balanced_cache
+
+    def _judgement(self, key: Key, judged: dict[str, Counts | None]) -> Answer:
+        classes = max(1, self.experiment.setting.classes)
+        counts, losses = np.zeros((len(JUDGED), 2, classes), dtype=np.int64), np.zeros(len(JUDGED))
+        for row, name in enumerate(JUDGED):
+            found = judged.get(name)
+            if found is not None and found.table.shape[1]:
+                counts[row, :, :found.table.shape[1]], losses[row] = found.table, found.loss
+        payload = Judgement(counts=torch.from_numpy(counts), losses=torch.from_numpy(losses))  # type: ignore[call-arg]
+        return _answer(_replace(key, purpose="evaluate"), self.experiment.up.encode(payload))
+
+    # -- buffers that do not cross -------------------------------------------------------------------------------------
+    def _fill(self, record: Record) -> Tensors:
+        """Buffers for what comes without: the client's own, or the initial ones."""
+        initial = self.experiment.setting.initial.select(self.experiment.shared)
+        own = self._own(record)
+        return initial if own is None else own.select(self.experiment.shared)
+
+    def _own(self, record: Record) -> Tensors | None:
+        if record.buffers is None or record.counters is None:
+            return None
+        initial = self.experiment.setting.initial
+        return Tensors(initial.layout, initial.vector, record.buffers, record.counters)
+
+
+def _answer(key: Key, encoded: Encoded, state: str = "", kept: bool = False) -> Answer:
+    body = encoded.body
+    return Answer(m.Reply(key=key, form=list(encoded.form), size=body.size, check=body.check(), state=state, kept=kept), body)
+
+
+def _replace(struct: Any, **changes: Any) -> Any:
+    import msgspec
+
+    return msgspec.structs.replace(struct, **changes)
+
+
+def judgements(payload: Judgement, classes: int) -> dict[str, Counts]:
+    """What a judgement says, by name; what was not judged is left out."""
+    found = {}
+    for row, name in enumerate(JUDGED):
+        table = payload.counts[row].numpy().astype(np.int64)  # type: ignore[attr-defined]
+        n = int(table[1].sum())
+        if n:
+            found[name] = Counts(table[:, :max(1, classes)], float(payload.losses[row]), n)  # type: ignore[attr-defined]
+    return found
+
+
+def payload_types(experiment: Experiment) -> Sequence[type[Payload]]:
+    """All payloads that may leave a client in this experiment."""
+    return [*(e.up for e in experiment.algorithm.exchanges), Judgement, Nothing]
