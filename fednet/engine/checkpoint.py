@@ -153,7 +153,7 @@ class Spool:
             path = self._base(key)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.with_suffix(".json").unlink(missing_ok=True)
-            self._open[key] = path.with_suffix(".bin").open("wb", buffering=0)
+            self._open[key] = path.with_suffix(".bin").open("wb")
         file = self._open[key]
         if file.tell() != offset:
             raise StateError(f"spool of client {key.client}: {file.tell()} bytes are there, the next come at {offset}")

@@ -110,9 +110,11 @@ class Codec:
 
     # -- encoding ----------------------------------------------------------------------------------------------------
     def encode(self, payload: Payload, rng: Callable[[str], np.random.Generator] | None = None,
-               residuals: dict[str, torch.Tensor] | None = None, reference: Tensors | None = None) -> Encoded:
+               residuals: dict[str, torch.Tensor] | None = None, reference: Tensors | None = None,
+               cache: dict[tuple[str, int], tuple[bytes, torch.Tensor]] | None = None) -> Encoded:
         """Encodes a payload. `residuals` (read and rewritten, by field) feeds errors back; `reference` is what a
-        compressed state is sent as a difference to."""
+        compressed state is sent as a difference to; `cache`: what one broadcast has compressed already, by field and
+        the identity of its tensors."""
         form, segments, seen = [], [], {}
         for name, field in payload.fields.items():
             value = getattr(payload, name)
@@ -122,6 +124,10 @@ class Codec:
                 size, raw, kept = 0, part.layout.nbytes, value
                 if chain is None:
                     segments.append(_bytes(part.vector))
+                elif cache is not None and (name, id(value)) in cache:
+                    data, decoded = cache[name, id(value)]
+                    segments.append(data)
+                    kept = value.with_vector(decoded)
                 else:
                     wanted = part.vector - reference.vector if field.kind == "state" and reference is not None else part.vector
                     feedback = residuals is not None and chain.needs_feedback
@@ -133,6 +139,8 @@ class Codec:
                         residuals[name] = wanted - decoded
                     if field.kind == "state" and reference is not None:
                         decoded = reference.vector + decoded
+                    if cache is not None:
+                        cache[name, id(value)] = data, decoded
                     segments.append(data)
                     kept = value.with_vector(decoded)
                 segments += [_bytes(part.buffers), _bytes(part.counters)]

@@ -1,0 +1,552 @@
+"""The server's rounds, top to bottom.
+
+    select -> for each exchange: broadcast, collect, fold in id order, finish -> judge -> checkpoint -> records
+
+The next round's broadcast leaves before this round is judged and checkpointed, so that the clients train meanwhile; the
+records and the bits are the same either way.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fednet import seeds
+from fednet.algorithms.base import Nothing, Payload, State, Tensors
+from fednet.algorithms.evaluation import Counts, evaluate
+from fednet.algorithms.hosts import HubHost
+from fednet.engine import selection
+from fednet.engine.checkpoint import Checkpoints, Progress, Spool, Spooled
+from fednet.engine.clock import VirtualClock
+from fednet.engine.experiment import Experiment, GlobalModel, Judgement
+from fednet.engine.hub import Hub
+from fednet.engine.rundir import RunDirectory
+from fednet.engine.site import judgements
+from fednet.errors import CannotGoOn, Stopped
+from fednet.protocol.rules import Job, Rules
+from fednet.tensors import combine
+from fednet.wire.codec import Body
+from fednet.wire.payload import Run
+
+POLL_S = 0.2  # how often a request to stop is looked for
+
+
+class Residuals(State):
+    """What compressed broadcasts have left out so far, by field."""
+
+    down: dict[str, torch.Tensor]
+
+
+@dataclass
+class Phase:
+    """A phase that is open, or over."""
+
+    round: int
+    index: int
+    purpose: str
+    cohort: tuple[int, ...]
+    start: dict[int, str]
+    seen: dict[int, Any]  # what each client was sent, as it sees it
+    residuals: dict[str, torch.Tensor]
+    opened: float
+    spooled: dict[tuple[int, str], Spooled] = field(default_factory=dict)
+    done: dict[int, Spooled] = field(default_factory=dict)
+    dropped: dict[int, str] = field(default_factory=dict)
+    virtual: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass
+class Outcome:
+    """What a round came to."""
+
+    round: int
+    selected: tuple[int, ...]
+    completed: tuple[int, ...]
+    dropped: dict[int, str]
+    void: bool
+    server: Any
+    versions: dict[int, str]
+    states: dict[int, str]
+    residuals: dict[str, torch.Tensor]
+    started: float
+    seconds: dict[str, float]
+    virtual: float
+    runs: dict[int, Run]
+    judged: dict[int, dict[str, Counts]]
+    workers: dict[int, dict[str, Any]]
+    client_seconds: dict[int, float]
+    reported: dict[str, Any]
+    warnings: list[str]
+
+
+class Rounds:
+    """One server process's part in a run. Call `run`; it raises Stopped, or CannotGoOn, with everything saved."""
+
+    def __init__(self, experiment: Experiment, directory: RunDirectory, hub: Hub, checkpoints: Checkpoints, spool: Spool, *, run_id: str,
+                 host: HubHost, display: Any, test: Any = None, validation: Any = None, callback: Any = None) -> None:
+        self.experiment, self.config, self.method = experiment, experiment.config, experiment.algorithm
+        self.directory, self.hub, self.checkpoints, self.spool = directory, hub, checkpoints, spool
+        self.host, self.display, self.test, self.validation, self.callback = host, display, test, validation, callback
+        self.progress = Progress(run=run_id)
+        self.server: Any = None
+        self.residuals: dict[str, torch.Tensor] = {}
+        self.durable: dict[int, str] = {}
+        self.stop_requested: tuple[str, bool] | None = None
+        self.until: float | None = None
+        self._ledger_seen = {"up": 0, "down": 0}
+        self._clock = VirtualClock(self.config) if self.config.link.clock == "virtual" else None
+        self._status_at = 0.0
+        self._began = time.monotonic()
+        self._best_model: Tensors | None = None
+
+    # -- the run -------------------------------------------------------------------------------------------------------
+    def begin(self, resumed: tuple[Any, Progress, Any] | None) -> None:
+        """Fresh state, or what a checkpoint holds."""
+        if resumed is None:
+            self.server = self.method.init_server(self.experiment.setting.initial.select(self.experiment.shared))
+        else:
+            self.server, self.progress, more = resumed
+            self.residuals = dict(more.down) if more is not None else {}
+            self.durable = dict(self.progress.versions)
+        self._save()
+
+    def run(self) -> None:
+        """All rounds, then the last evaluation."""
+        progress, config = self.progress, self.config
+        self._await_clients()
+        round = progress.round + 1
+        phase = self._open(round) if round <= config.rounds and not progress.finished else None
+        while phase is not None:
+            outcome = self._collect_round(phase)
+            self.server = outcome.server
+            phase = self._open(round + 1, outcome) if round < config.rounds and self._may_overlap() else None
+            self._conclude(outcome)
+            round += 1
+            if phase is None and round <= config.rounds and self._wanted_stop() is None:
+                phase = self._open(round)
+            if progress.void >= config.round.void_rounds:
+                self._cancel_open(phase)
+                raise CannotGoOn(f"{progress.void} rounds in a row had fewer than {config.round.min_results} results; the last good state is saved.")
+            reason = self._wanted_stop()
+            if reason is not None and phase is not None:
+                self._cancel_open(phase)
+                phase = None
+        if not progress.finished:
+            self._last_evaluation()
+            progress.finished = True
+            self._save()
+
+    def _may_overlap(self) -> bool:
+        """Whether the next round may start before this one is judged: not where what is found may end the run."""
+        stop, evaluate = self.config.stop, self.config.evaluate
+        return stop.accuracy is None and stop.megabytes is None and stop.seconds is None and not (evaluate.every and evaluate.clients == "all")
+
+    def _wanted_stop(self) -> str | None:
+        stop, progress = self.config.stop, self.progress
+        spent = sum(progress.totals.get(k, 0) for k in ("up", "down"))
+        if stop.accuracy is not None and progress.best is not None and progress.best >= stop.accuracy:
+            return f"accuracy {progress.best:.4f} reached"
+        if stop.megabytes is not None and spent >= stop.megabytes * 1e6:
+            return f"{spent / 1e6:.1f} MB spent"
+        if stop.seconds is not None and (progress.virtual if self._clock else progress.seconds) >= stop.seconds:
+            return "seconds spent"
+        return None
+
+    def _cancel_open(self, phase: Phase | None) -> None:
+        if phase is not None:
+            self.hub.call(lambda now: self.hub.protocol.cancel("the run ends", now))
+
+    # -- waiting -------------------------------------------------------------------------------------------------------
+    def _heed(self) -> None:
+        """Stops where someone asked for it; keeps status.json fresh."""
+        if self.until is not None and time.monotonic() >= self.until:
+            self.stop_requested = ("the time of --until is over", False)
+        if self.stop_requested is not None:
+            raise Stopped(f"stopped: {self.stop_requested[0]}; go on with --resume.", by_keyboard=self.stop_requested[1])
+        now = time.monotonic()
+        if now - self._status_at >= 1.0:
+            self._status_at = now
+            self._status("running")
+            self.display.progress({**self.hub.snapshot, "round": self.hub.protocol.round, "rounds": self.config.rounds})
+
+    def _status(self, state: str) -> None:
+        protocol = self.hub.protocol
+        self.directory.status(state=state, round=protocol.round, rounds=self.config.rounds, phase=protocol.purpose,
+                              waiting=self.hub.snapshot["waiting"], arrived=self.hub.snapshot["arrived"])
+
+    def _await_clients(self) -> None:
+        start, join = self.config.round.start, self.config.round.join
+        wanted = self.config.clients if start == "all" else int(start)
+        until = None if join is None else time.monotonic() + join
+        told = False
+        while self.hub.snapshot["present"] < wanted:
+            if self.progress.round > 0 or (until is not None and time.monotonic() >= until):
+                break  # after a restart nobody is waited for in advance: each task waits for its own client
+            if not told and time.monotonic() - self._began > 2.0:
+                self.display.note(f"waiting for clients: {self.hub.snapshot['present']} of {wanted} are here")
+                told = True
+            self.hub.wait(0.05)
+            self._heed()
+        if not self.hub.snapshot["present"] and until is not None and time.monotonic() >= until:
+            raise CannotGoOn(f"no client joined within {join:g} s (round.join).")
+
+    # -- a phase -------------------------------------------------------------------------------------------------------
+    def _rules(self) -> Rules:
+        section = self.config.round
+        virtual = self._clock is not None
+        return Rules(deadline=None if virtual else section.deadline, closed=section.lost.closed, silent=section.lost.silent, join=section.join,
+                     first=None if virtual else section.first, defer=virtual)
+
+    def _open(self, round: int, before: Outcome | None = None) -> Phase:
+        """Opens a round's first exchange."""
+        cohort = selection.cohort(self.config, round)
+        versions = self.progress.versions if before is None else before.versions
+        residuals = self.residuals if before is None else before.residuals
+        self.display.round_started(round, self.config.rounds, cohort)
+        return self._open_exchange(round, 0, cohort, self.server, dict(versions), dict(residuals))
+
+    def _open_exchange(self, round: int, index: int, cohort: Sequence[int], server: Any, versions: dict[int, str],
+                       residuals: dict[str, torch.Tensor]) -> Phase:
+        """Encodes each client's task and hands them to the protocol."""
+        method, host, config = self.method, self.host, self.config
+        host.begin(round, index, cohort)
+        phase = Phase(round, index, "train", tuple(cohort), {c: versions.get(c, "") for c in cohort}, {}, residuals, time.monotonic())
+        phase.spooled = self.spool.found(round, index)
+        judge = self._judging(round) and config.evaluate.clients == "auto" and index == len(method.exchanges) - 1
+        jobs, cache, last = [], {}, None
+        for client in cohort:
+            down = method.broadcast(server, index, client)
+            same = last is not None and all(getattr(last[0], f) is getattr(down, f) for f in down.fields)
+            if last is None or not same:
+                encoded = self.experiment.down.encode(down, lambda name: seeds.rng(config.seed, f"compress/down/{index}/{name}", round),  # noqa: B023
+                                                      residuals, None, cache)
+                last = (down, encoded, encoded.body.check())
+            _, encoded, check = last
+            phase.seen[client] = encoded.seen
+            form, body, enrol = encoded.form, encoded.body, 0
+            gift = method.enroll(server, client, host) if not phase.start[client] and index == 0 else None
+            if gift is not None:
+                given = self.experiment.down.encode(gift)
+                form, body, enrol = (*given.form, *form), Body([*given.body.segments, *body.segments]), len(given.form)
+                check = body.check()
+            if (client, "train") not in phase.spooled:
+                jobs.append(Job(client, form, body, check, cost=self._cost(client), start=phase.start[client], keep=self.durable.get(client, ""),
+                                enrol=enrol, judge=judge))
+        self._begin(phase, jobs)
+        return phase
+
+    def _begin(self, phase: Phase, jobs: list[Job]) -> None:
+        def command(now: float) -> list[Any]:
+            self.hub.replies.clear()
+            return self.hub.protocol.begin(phase.round, phase.index, phase.purpose, jobs, self._rules(), now)
+
+        self.hub.call(command)
+
+    def _cost(self, client: int) -> int:
+        """SGD steps of the client's task: the longest are handed out first."""
+        train = self.config.train
+        if train.steps is not None:
+            return train.steps
+        n = len(self.experiment.federation.parts[client]) if self.experiment.federation is not None else \
+            getattr(self.hub.protocol.sites.get(client), "train", 0)
+        return train.epochs * -(-n // train.batch_size)
+
+    def _collect(self, phase: Phase, fold: Any = None, server: Any = None, runs: dict[int, Run] | None = None) -> Any:
+        """Waits for all of a phase and folds the replies in ascending client id, as soon as each one's turn has come."""
+        outcomes: dict[int, str] = {c: "" for c, purpose in phase.spooled if purpose == phase.purpose and c in phase.cohort}
+        defer = self._clock is not None
+        todo = list(phase.cohort)
+        while todo:
+            while todo and todo[0] in outcomes and not defer:
+                fold = self._fold_one(phase, todo.pop(0), outcomes, fold, server, runs)
+            if not todo or (defer and all(c in outcomes for c in todo)):
+                break
+            resolved = self.hub.wait(POLL_S)
+            if resolved is not None and resolved.client in phase.start:
+                outcomes[resolved.client] = resolved.reason
+                if resolved.reason:
+                    self.directory.event("dropped", phase.round, resolved.client, reason=resolved.reason)
+            self._heed()
+        if self._clock is not None:
+            self._decide(phase, outcomes)
+            for client in todo:
+                fold = self._fold_one(phase, client, outcomes, fold, server, runs)
+        return fold
+
+    def _reply(self, phase: Phase, client: int, purpose: str) -> Spooled | None:
+        return self.hub.replies.get((client, purpose)) or phase.spooled.get((client, purpose))
+
+    def _fold_one(self, phase: Phase, client: int, outcomes: dict[int, str], fold: Any, server: Any, runs: dict[int, Run] | None) -> Any:
+        reason = outcomes[client]
+        reply = self._reply(phase, client, phase.purpose)
+        if reason or reply is None:
+            phase.dropped[client] = reason or "lost"
+            if reason.startswith("failed") and self.config.round.on_error == "stop":
+                raise CannotGoOn(f"client {client} could not do its task in round {phase.round}: {reason.removeprefix('failed: ')}")
+            return fold
+        phase.done[client] = reply
+        if phase.purpose != "train":
+            return fold
+        up = self._decoded(phase, client, reply)
+        if runs is not None and isinstance(getattr(up, "run", None), Run):
+            runs[client] = up.run
+        return self.method.fold(fold, server, client, up, self.host)
+
+    def _decoded(self, phase: Phase, client: int, reply: Spooled) -> Any:
+        received = getattr(phase.seen.get(client), "x", None)
+        x = received if isinstance(received, Tensors) else None
+        return self.experiment.up.decode(self.method.exchanges[phase.index].up, reply.form, reply.body(), x, fill=self._fill())
+
+    def _fill(self) -> Tensors:
+        x = getattr(self.server, "x", None)
+        whole = isinstance(x, Tensors) and x.layout == self.experiment.shared
+        return x if whole and isinstance(x, Tensors) else self.experiment.setting.initial.select(self.experiment.shared)
+
+    def _decide(self, phase: Phase, outcomes: dict[int, str]) -> None:
+        """On the virtual clock: who was in time."""
+        assert self._clock is not None
+        for client, reason in outcomes.items():
+            reply = self._reply(phase, client, phase.purpose)
+            if not reason and reply is not None:
+                steps = self._cost(client)
+                phase.virtual[client] = self._clock.seconds(client, phase.round, steps, self.experiment, phase.seen[client], reply)
+        late = self._clock.late(phase.virtual)
+        for client, reason in late.items():
+            outcomes[client] = reason
+            self.directory.event("dropped", phase.round, client, reason=reason)
+        useful = {c: c not in late for c in phase.virtual if (c, phase.purpose) not in phase.spooled}
+        self.hub.call(lambda now: self.hub.protocol.decide(useful))
+
+    # -- a round -------------------------------------------------------------------------------------------------------
+    def _collect_round(self, phase: Phase) -> Outcome:
+        """All exchanges of a round whose first is open."""
+        config, method, host = self.config, self.method, self.host
+        started, seconds, virtual = phase.opened, {"collect": 0.0, "aggregate": 0.0}, 0.0
+        server, versions, states = self.server, dict(self.progress.versions), dict(self.progress.states)
+        selected, dropped, runs = phase.cohort, dict[int, str](), dict[int, Run]()
+        short = config.round.min_results
+        while True:
+            host.begin(phase.round, phase.index, phase.cohort)
+            fold = self._collect(phase, method.start(server, phase.index), server, runs)
+            seconds["collect"] += time.monotonic() - phase.opened
+            dropped |= phase.dropped
+            virtual += self._clock.span(phase.virtual) if self._clock else 0.0
+            completed = tuple(sorted(phase.done))
+            void = len(completed) < short
+            if void:
+                break
+            begun = time.monotonic()
+            host.begin(phase.round, phase.index, completed)
+            server = self._with_buffers(method.finish(fold, server, completed, host))
+            seconds["aggregate"] += time.monotonic() - begun
+            for client, reply in phase.done.items():
+                if reply.kept:
+                    versions[client] = reply.key.version
+                    states[client] = reply.state
+            if phase.index == len(method.exchanges) - 1:
+                break
+            phase = self._open_exchange(phase.round, phase.index + 1, completed, server, versions, phase.residuals)
+        judged, workers, client_seconds = {}, {}, {}
+        for client, reply in phase.done.items():
+            workers[client], client_seconds[client] = reply.worker, reply.seconds
+            verdict = self._reply(phase, client, "evaluate")
+            if verdict is not None:
+                judged[client] = judgements(self._judgement(verdict), self.experiment.setting.classes)
+        if void:
+            server, versions, states = self.server, dict(self.progress.versions), dict(self.progress.states)
+        return Outcome(phase.round, selected, () if void else completed, dropped, void, server, versions, states, phase.residuals, started, seconds,
+                       virtual, runs, judged, workers, client_seconds, dict(host.reported), list(host.warnings))
+
+    def _with_buffers(self, server: Any) -> Any:
+        """A new shared model keeps the old one's buffers where the clients' do not come up."""
+        x = getattr(server, "x", None)
+        if isinstance(x, Tensors) and x.layout != self.experiment.shared and x.layout == self.experiment.shared.parameters:
+            return server.replace(x=x.with_buffers(self._fill()))
+        return server
+
+    def _judgement(self, reply: Spooled) -> Judgement:
+        found: Any = self.experiment.up.decode(Judgement, reply.form, reply.body())
+        return found
+
+    def _judging(self, round: int) -> bool:
+        every = self.config.evaluate.every
+        return every > 0 and (round % every == 0 or round == self.config.rounds)
+
+    def _conclude(self, outcome: Outcome) -> None:
+        """Judges a round, checkpoints, and writes its records."""
+        progress, config = self.progress, self.config
+        begun = time.monotonic()
+        record: dict[str, Any] = {"round": outcome.round, "selected": outcome.selected, "completed": outcome.completed,
+                                  "dropped": {str(c): r for c, r in sorted(outcome.dropped.items())}, "void": outcome.void}
+        progress.versions, progress.states = outcome.versions, outcome.states
+        self.residuals = outcome.residuals
+        progress.void = progress.void + 1 if outcome.void else 0
+        total = sum(r.n for r in outcome.runs.values())
+        if total:
+            record["train_loss"] = sum(r.n * r.loss for _, r in sorted(outcome.runs.items())) / total
+        model = self.method.global_model(outcome.server)
+        if self._judging(outcome.round):
+            record |= self._judge(outcome, model)
+        judged_at = time.monotonic()
+        hashes = self._hashes(outcome.server, model)
+        spent = self._spent()
+        outcome.seconds["evaluate"] = judged_at - begun
+        elapsed = time.monotonic() - outcome.started
+        progress.seconds += elapsed
+        progress.virtual += outcome.virtual
+        record |= {"seconds": elapsed, "seconds_virtual": outcome.virtual if self._clock else None,
+                   "seconds_by_phase": {**outcome.seconds, "record": time.monotonic() - judged_at},
+                   "bytes_up": spent["up"], "bytes_down": spent["down"], **hashes,
+                   "algorithm": outcome.reported | ({"warnings": outcome.warnings} if outcome.warnings else {})}
+        progress.round = outcome.round
+        self._best(record, model)
+        lines = {"rounds": [record], "clients": self._client_lines(outcome)}
+        if outcome.round % config.checkpoint.every == 0 or outcome.round == config.rounds or self.stop_requested:
+            self._save(lines)
+        else:
+            self._append(lines)
+        self.directory.event("round", outcome.round, completed=len(outcome.completed))
+        self.hub.call(lambda now: self.hub.book_round(outcome.round) or [])
+        self.display.round_done(record)
+        if self.callback is not None:
+            self.callback(record)
+
+    def _judge(self, outcome: Outcome, model: Tensors | None) -> dict[str, Any]:
+        """The round's accuracies."""
+        found: dict[str, Any] = {}
+        section, task = self.config.evaluate, self.experiment.setting.task
+        if section.global_ and model is not None and self.test is not None:
+            module = self.host.model(model)
+            counts = evaluate(module, self.test, task, section.batch_size)
+            found |= {"test_loss": counts.mean_loss, "test_accuracy": counts.accuracy, "correct_by_class": counts.table[0],
+                      "total_by_class": counts.table[1]}
+            if self.validation is not None:
+                found["validation_accuracy"] = evaluate(module, self.validation, task, section.batch_size).accuracy
+        if section.clients == "all":
+            outcome.judged = self._ask_all(outcome.round, outcome.server, final=False)
+        if outcome.judged:
+            found["client_accuracy"] = pooled(outcome.judged)
+        return found
+
+    def _hashes(self, server: Any, model: Tensors | None) -> dict[str, Any]:
+        shared = getattr(server, "x", None)
+        by_name = shared.tensor_sha256() if isinstance(shared, Tensors) else {}
+        found = {"model_sha256": combine(by_name.values()), "tensor_sha256": by_name,
+                 "clients_sha256": combine(s for _, s in sorted(self.progress.states.items()) if s)}
+        if model is not None and model is not shared:
+            found["evaluated_sha256"] = model.sha256()
+        return found
+
+    def _spent(self) -> dict[str, int]:
+        """Bytes settled since the last round's record."""
+        totals = dict(self.hub.link.ledger.totals)
+        spent = {d: totals[d] - self._ledger_seen[d] for d in ("up", "down")}
+        self._ledger_seen = totals
+        for d, n in spent.items():
+            self.progress.totals[d] = self.progress.totals.get(d, 0) + n
+        return spent
+
+    def _best(self, record: dict[str, Any], model: Tensors | None) -> None:
+        accuracy = record.get("test_accuracy")
+        if accuracy is not None and (self.progress.best is None or accuracy > self.progress.best):
+            self.progress.best, self.progress.best_round = accuracy, record["round"]
+            if self.config.checkpoint.best and model is not None:
+                save_model(self.directory.path / "best.safetensors", model)
+
+    def _client_lines(self, outcome: Outcome) -> list[dict[str, Any]]:
+        lines = []
+        for client in sorted(outcome.judged):
+            run = outcome.runs.get(client)
+            verdict, worker = outcome.judged[client], outcome.workers.get(client, {})
+            lines.append({"round": outcome.round, "client": client, **client_scores(verdict), "samples": run.n if run else None,
+                          "train_loss": run.loss if run else None, "steps": run.steps if run else None,
+                          "seconds": outcome.client_seconds.get(client), "host": worker.get("host"), "device": worker.get("device")})
+        return lines
+
+    # -- the last evaluation -------------------------------------------------------------------------------------------
+    def _last_evaluation(self) -> None:
+        """All clients are asked once, at the end."""
+        section = self.config.evaluate
+        if not section.every or section.clients == "none" or not self.hub.snapshot["present"]:
+            return
+        judged = self._ask_all(self.progress.round, self.server, final=True)
+        lines = [{"round": self.progress.round, "client": c, "final": True, **client_scores(v)} for c, v in sorted(judged.items())]
+        self._save({"rounds": [], "clients": lines})
+
+    def _ask_all(self, round: int, server: Any, final: bool) -> dict[int, dict[str, Counts]]:
+        exp, model = self.experiment, self.method.global_model(server)
+        down: Payload = GlobalModel(x=model) if model is not None and exp.evaluation() is GlobalModel else Nothing()  # type: ignore[call-arg]
+        encoded = exp.down.encode(down)
+        check = encoded.body.check()
+        versions = self.progress.versions
+        clients = tuple(range(self.config.clients))
+        phase = Phase(round, len(self.method.exchanges), "evaluate", clients, {c: versions.get(c, "") for c in clients}, {}, {}, time.monotonic())
+        jobs = [Job(c, encoded.form, encoded.body, check, cost=self._cost(c), start=versions.get(c, ""), keep=self.durable.get(c, ""), judge=final)
+                for c in clients]
+        rules = self._rules()
+
+        def command(now: float) -> list[Any]:
+            self.hub.replies.clear()
+            return self.hub.protocol.begin(phase.round, phase.index, "evaluate", jobs, Rules(None, rules.closed, rules.silent, rules.join), now)
+
+        self.hub.call(command)
+        clock, self._clock = self._clock, None
+        try:
+            self._collect(phase)
+        finally:
+            self._clock = clock
+        if phase.dropped:
+            self.directory.event("not_evaluated", round, clients=sorted(phase.dropped))
+        return {c: judgements(self._judgement(r), exp.setting.classes) for c, r in phase.done.items()}
+
+    # -- saving --------------------------------------------------------------------------------------------------------
+    def _save(self, lines: dict[str, list[dict[str, Any]]] | None = None) -> None:
+        """Checkpoint first, with the records in it; then the records to their files; then what is spooled may go."""
+        self.progress.lengths = self.directory.flush()
+        self.progress.records = lines or {}
+        extra = Residuals(down=self.residuals) if self.residuals else None  # type: ignore[call-arg]
+        self.checkpoints.save(self.server, self.progress, extra)
+        self.durable = dict(self.progress.versions)
+        self._append(lines or {})
+        self.spool.clear(self.progress.round)
+
+    def _append(self, lines: dict[str, list[dict[str, Any]]]) -> None:
+        for record in lines.get("rounds", ()):
+            self.directory.rounds.append(record)
+        for record in lines.get("clients", ()):
+            self.directory.clients.append(record)
+        self.directory.flush()
+
+
+def save_model(path: Any, model: Tensors) -> None:
+    """model.safetensors: plain named tensors, as any PyTorch user would expect."""
+    from safetensors.torch import save
+
+    aside = path.with_suffix(".part")
+    aside.write_bytes(save({name: value.detach().cpu().clone() for name, value in model.items()}))
+    aside.replace(path)
+
+
+def pooled(judged: dict[int, dict[str, Counts]]) -> dict[str, float]:
+    """Accuracy over all test samples of the clients judged (not a mean of accuracies), by what was judged."""
+    sums: dict[str, Counts] = {}
+    for _, verdict in sorted(judged.items()):
+        for name, counts in verdict.items():
+            sums[name] = sums[name].merge(counts) if name in sums else counts
+    return {name: counts.accuracy for name, counts in sums.items()}
+
+
+def client_scores(verdict: dict[str, Counts]) -> dict[str, Any]:
+    """The fields of a line of clients.jsonl."""
+    first = next(iter(verdict.values()), None)
+    scores: dict[str, Any] = {"test_samples": verdict["personal"].n if "personal" in verdict else (first.n if first else 0)}
+    for name in ("global", "personal", "balanced", "finetuned", "finetuned_balanced"):
+        scores[f"accuracy_{name}"] = verdict[name].accuracy if name in verdict else None
+        if name in verdict:
+            scores[f"correct_{name}"] = int(verdict[name].table[0].sum())
+            scores[f"tested_{name}"] = verdict[name].n
+    return scores
