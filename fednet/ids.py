@@ -16,6 +16,7 @@ class Ids:
     """Ids as asked for. A share is settled by `resolve` once the number of clients is known."""
 
     text: str
+    what: str = "--id"
     listed: tuple[int, ...] = ()
     share: tuple[int, int] | None = None  # (k, of): from 1
 
@@ -25,10 +26,10 @@ class Ids:
             k, of = self.share
             mine = tuple(range((k - 1) * clients // of, k * clients // of))
             if not mine:
-                raise ConfigError(f"--id {self.text}: this share of {clients} clients is empty; use at most {clients} shares.")
+                raise ConfigError(f"{self.what} {self.text}: this share of {clients} clients is empty; use at most {clients} shares.")
             return mine
         if self.listed[-1] >= clients:
-            raise ConfigError(f"--id {self.text}: there is no client {self.listed[-1]}; ids go from 0 to {clients - 1}.")
+            raise ConfigError(f"{self.what} {self.text}: there is no client {self.listed[-1]}; ids go from 0 to {clients - 1}.")
         return self.listed
 
     def __iter__(self) -> Iterator[int]:
@@ -38,22 +39,22 @@ class Ids:
         return client in self.listed
 
 
-def parse(text: str) -> Ids:
-    """Reads `3`, `0-24,40` or `3/4`. Raises ConfigError."""
+def parse(text: str, what: str = "--id") -> Ids:
+    """Reads `3`, `0-24,40` or `3/4`. what: the flag or key in errors. Raises ConfigError."""
     share = re.fullmatch(r"\s*(\d+)\s*/\s*(\d+)\s*", text)
     if share:
         k, of = int(share[1]), int(share[2])
         if not 1 <= k <= of:
-            raise ConfigError(f"--id {text}: expected a share from 1/{of or 1} to {of or 1}/{of or 1}.")
-        return Ids(text, share=(k, of))
+            raise ConfigError(f"{what} {text}: expected a share from 1/{of or 1} to {of or 1}/{of or 1}.")
+        return Ids(text, what, share=(k, of))
     found: set[int] = set()
     for piece in text.split(","):
         span = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+))?\s*", piece)
         if span is None:
-            raise ConfigError(f"--id {text}: expected ids such as 3, 0-24,40 or 3/4, got {piece.strip()!r}.")
+            raise ConfigError(f"{what} {text}: expected ids such as 3, 0-24,40 or 3/4, got {piece.strip()!r}.")
         first, last = int(span[1]), int(span[2] or span[1])
         if last < first or last > LARGEST:
-            raise ConfigError(f"--id {text}: the range {piece.strip()} goes from {first} to {last}; expected an upward range "
+            raise ConfigError(f"{what} {text}: the range {piece.strip()} goes from {first} to {last}; expected an upward range "
                               f"of ids below {LARGEST}.")
         found.update(range(first, last + 1))
-    return Ids(text, tuple(sorted(found)))
+    return Ids(text, what, tuple(sorted(found)))

@@ -56,7 +56,7 @@ def check(config: Config, tree: Node) -> None:
         raise refuse("train.momentum", f"belongs to sgd; the optimizer is {c.train.optimizer}.")
     for pattern in c.link.per_client:
         try:
-            beyond = max(ids.parse(pattern), default=0)
+            beyond = max(ids.parse(pattern, "the clients"), default=0)
         except ConfigError as wrong:
             raise refuse(f"link.per_client.{pattern}", str(wrong)) from None
         if beyond >= c.clients:

@@ -1,0 +1,79 @@
+"""What a run shows while it goes: one live line at a terminal, plain lines elsewhere, nothing with --quiet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from fednet.cli import words
+
+
+class Display:
+    """Called by the engine's loop; never blocks, and holds nothing the run needs."""
+
+    def __init__(self, quiet: bool = False, console: Console | None = None) -> None:
+        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.quiet = quiet
+        self.live: Live | None = None
+        self.head = ""
+        self.waiting: dict[str, Any] = {}
+        self.started = time.monotonic()
+
+    def __enter__(self) -> Display:
+        if not self.quiet and self.console.is_terminal:
+            # Drawn by a thread of rich's own, four times a second: the engine only leaves the newest facts here.
+            self.live = Live(console=self.console, get_renderable=self._line, refresh_per_second=4, transient=True)
+            self.live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, where: TracebackType | None) -> None:
+        if self.live is not None:
+            self.live.stop()
+            self.live = None
+
+    # -- what the engine says ----------------------------------------------------------------------------------------
+    def round_started(self, round: int, rounds: int, cohort: Sequence[int]) -> None:
+        self.head = f"round {round}/{rounds}: {words.ids(cohort)}"
+        self.waiting = {}
+
+    def progress(self, info: Mapping[str, Any]) -> None:
+        """info: `waiting` (a list of records client, host, pid, device, phase, step, steps, since), `done`, `asked`; all optional."""
+        self.waiting = dict(info)
+
+    def round_done(self, record: Mapping[str, Any]) -> None:
+        self.head, self.waiting = "", {}
+        self._say(words.round_line(record))
+
+    def note(self, text: str) -> None:
+        self._say(text)
+
+    def finished(self, summary: Mapping[str, Any]) -> None:
+        """The final table."""
+        if self.quiet:
+            return
+        if self.live is not None:
+            self.live.stop()
+            self.live = None
+        made = Table(box=SIMPLE_HEAD, show_header=False, pad_edge=False)
+        made.add_column(no_wrap=True)
+        made.add_column(overflow="fold")
+        for name, value in words.summary_rows(summary):
+            made.add_row(Text(name), Text(value))
+        self.console.print(made)
+
+    # -- how it looks ------------------------------------------------------------------------------------------------
+    def _say(self, text: str) -> None:
+        if not self.quiet:
+            self.console.print(Text(text))
+
+    def _line(self) -> Text:
+        spent = words.span(time.monotonic() - self.started)
+        return Text(f"{self.head}  {words.waiting_for(self.waiting, time.time())}  {spent}".strip(), overflow="ellipsis", no_wrap=True)

@@ -1,0 +1,22 @@
+"""Whether this machine is ready: versions, device, data, ports, keys, disk, clock, and the bits it computes."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fednet.cli.common import everywhere
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    everywhere(parser, config=True)
+    parser.add_argument("--server", metavar="ADDRESS", help="also whether that server can be reached from here")
+    parser.add_argument("--keys", type=Path, metavar="PATH", help="also whether these keys are in order")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="where datasets lie [FEDNET_DATA]")
+    parser.add_argument("--device", default="auto", metavar="D")
+
+
+def run(args: argparse.Namespace) -> int:
+    from fednet.engine import doctor
+
+    return int(doctor.main(args))

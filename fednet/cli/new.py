@@ -1,0 +1,34 @@
+"""A commented template for an algorithm, a dataset or a model of one's own."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from importlib.resources import files
+from pathlib import Path
+
+from fednet.errors import ConfigError
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", choices=["algorithm", "dataset", "model"])
+    parser.add_argument("file", type=Path, metavar="FILE.py")
+
+
+def run(args: argparse.Namespace) -> int:
+    name = re.sub(r"[^a-z0-9_-]+", "-", args.file.stem.lower()).strip("-") or "mine"
+    if args.file.suffix != ".py":
+        raise ConfigError(f"{args.file}: expected a file whose name ends in .py.")
+    if not args.file.parent.is_dir():
+        raise ConfigError(f"{args.file}: there is no directory {args.file.parent}.")
+    kind = "".join(word.capitalize() for word in re.split(r"[-_]", name))
+    kind = kind if kind[0].isalpha() else f"My{kind}"
+    text = (files("fednet.cli") / "templates" / f"{args.what}.txt").read_text(encoding="utf-8")
+    try:
+        with args.file.open("x", encoding="utf-8") as file:
+            file.write(text.replace("@NAME@", name).replace("@CLASS@", kind).replace("@FUNCTION@", re.sub(r"\W", "_", f"make_{name}"))
+                       .replace("@FILE@", args.file.name))
+    except FileExistsError:
+        raise ConfigError(f"{args.file}: there is such a file already; nothing is overwritten.") from None
+    print(f"{args.file}: {args.what} {name!r}; now `fednet check {args.file}`.")
+    return 0

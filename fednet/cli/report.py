@@ -1,0 +1,27 @@
+"""One self-contained HTML page over one or several runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def runs_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's directory, OUT/NAME")
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    runs_argument(parser)
+    parser.add_argument("--out", type=Path, metavar="FILE.html", help="where to [the run's report.html; report.html for several]")
+    parser.add_argument("--quiet", action="store_true", help="say nothing but errors")
+
+
+def run(args: argparse.Namespace) -> int:
+    from fednet.report import open_run, page
+
+    runs = [open_run(r) for r in args.runs]
+    out = args.out or (runs[0].dir / "report.html" if len(runs) == 1 else Path("report.html"))
+    page.write(runs, out)
+    if not args.quiet:
+        print(out)
+    return 0

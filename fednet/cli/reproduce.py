@@ -1,0 +1,28 @@
+"""The runs behind one table of one of the five papers, the paper's figure beside ours."""
+
+from __future__ import annotations
+
+import argparse
+
+from fednet.cli import values
+from fednet.cli.common import everywhere
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("table", nargs="?", metavar="PAPER/TABLE", help="such as fedpdc/table2; --list shows them")
+    everywhere(parser)
+    parser.add_argument("--list", action="store_true", help="the papers and their tables")
+    parser.add_argument("--plan", action="store_true", help="say what would run and how long it may take")
+    parser.add_argument("--dataset", metavar="D", help="only this dataset's part of the table")
+    parser.add_argument("--only", type=values.kinds, metavar="M,...", help="only these methods")
+    parser.add_argument("--add", action="append", default=[], metavar="NAME", help="a method beside the paper's; may be repeated")
+    parser.add_argument("--seeds", type=values.whole_numbers, metavar="0,1,2")
+    parser.add_argument("--scale", choices=["full", "mini"], default="full", help="mini: small enough for a laptop [full]")
+    parser.add_argument("--jobs", type=values.at_least_one, default=1, metavar="J", help="runs at a time [1]")
+    parser.add_argument("--device", default="auto", metavar="D")
+
+
+def run(args: argparse.Namespace) -> int:
+    from fednet.engine import reproduce
+
+    return int(reproduce.main(args))

@@ -1,0 +1,112 @@
+"""Records put into words, for the display."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+def ids(clients: Iterable[int]) -> str:
+    """`clients 0-3, 7`, shortened where there are many runs."""
+    runs: list[list[int]] = []
+    for c in sorted(clients):
+        if runs and c == runs[-1][1] + 1:
+            runs[-1][1] = c
+        else:
+            runs.append([c, c])
+    if not runs:
+        return "no client"
+    shown = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs[:8])
+    many = "" if len(runs) <= 8 else ", ..."
+    return f"client{'' if len(runs) == 1 and runs[0][0] == runs[0][1] else 's'} {shown}{many}"
+
+
+def mb(count: float) -> str:
+    """Bytes as MB, 10^6."""
+    return f"{count / 1e6:.2f} MB" if count < 1e8 else f"{count / 1e6:.0f} MB"
+
+
+def span(seconds: float) -> str:
+    """`7s`, `3m05s`, `2h07m`."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    return f"{whole // 60}m{whole % 60:02d}s" if whole < 3600 else f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def percent(share: Any) -> str:
+    return f"{100 * share:.2f} %"
+
+
+def round_line(record: Mapping[str, Any]) -> str:
+    """One plain line a round."""
+    pieces = [f"round {record.get('round', '?')}"]
+    if record.get("void"):
+        pieces.append("void: too few replies")
+    if record.get("test_accuracy") is not None:
+        pieces.append(f"accuracy {percent(record['test_accuracy'])}")
+    if record.get("client_accuracy") is not None and not isinstance(record["client_accuracy"], Mapping):
+        pieces.append(f"clients' {percent(record['client_accuracy'])}")
+    if record.get("train_loss") is not None:
+        pieces.append(f"train loss {record['train_loss']:.4f}")
+    if "completed" in record and "selected" in record:
+        pieces.append(f"{len(record['completed'])} of {len(record['selected'])} clients")
+    pieces += [f"{word} {mb(record[key])}" for key, word in (("bytes_down", "down"), ("bytes_up", "up")) if record.get(key) is not None]
+    if record.get("seconds") is not None:
+        pieces.append(f"{record['seconds']:.1f} s")
+    if record.get("seconds_virtual") is not None:
+        pieces.append(f"{record['seconds_virtual']:.1f} s virtual")
+    for client, reason in dict(record.get("dropped") or {}).items():
+        pieces.append(f"client {client} dropped ({reason})")
+    return "  ".join(pieces)
+
+
+def waiting_for(info: Mapping[str, Any], now: float) -> str:
+    """Whom the round waits for: `waits for client 3 on b (train, step 7 of 20, 4s)`."""
+    waiting = list(info.get("waiting") or ())
+    pieces = []
+    if info.get("asked") is not None:
+        pieces.append(f"{info.get('done', 0)} of {info['asked']} replies")
+    if waiting:
+        first = waiting[0]
+        at = [str(first["phase"])] if first.get("phase") is not None else []
+        if first.get("step") is not None:
+            at.append(f"step {first['step']}" + (f" of {first['steps']}" if first.get("steps") else ""))
+        if first.get("since") is not None:
+            at.append(span(max(0.0, now - first["since"])))
+        host = f" on {first['host']}" if first.get("host") else ""
+        more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
+        pieces.append(f"waits for client {first.get('client', '?')}{host}{f' ({chr(44).join(at)})' if at else ''}{more}".replace(",", ", "))
+    return ", ".join(pieces)
+
+
+def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The final table's rows; what the run did not measure is left out."""
+    rows: list[tuple[str, str]] = []
+
+    def row(name: str, value: Any) -> None:
+        if value is not None:
+            rows.append((name, str(value)))
+
+    row("run", summary.get("dir") or summary.get("name"))
+    row("algorithm", summary.get("algorithm"))
+    row("rounds", summary.get("rounds"))
+    accuracy = summary.get("accuracy") if isinstance(summary.get("accuracy"), Mapping) else {}
+    for name, key in (("final accuracy", "final"), ("best accuracy", "best"), ("mean of the last 10", "last10")):
+        value = summary.get(f"{key}_accuracy", (accuracy or {}).get(key))
+        if isinstance(value, Mapping):
+            at = f" in round {value['round']}" if value.get("round") is not None else ""
+            value = value.get("accuracy", value.get("value"))
+            row(name, f"{percent(value)}{at}" if value is not None else None)
+        else:
+            row(name, percent(value) if isinstance(value, (int, float)) else None)
+    sent = summary.get("bytes")
+    if isinstance(sent, Mapping):
+        for way in ("down", "up"):
+            row(f"sent {way}", mb(sent[way]) if isinstance(sent.get(way), (int, float)) else None)
+    row("wall-clock", span(summary["seconds"]) if isinstance(summary.get("seconds"), (int, float)) else None)
+    row("stopped", summary.get("stopped"))
+    row("model_sha256", summary.get("model_sha256"))
+    row("clients_sha256", summary.get("clients_sha256"))
+    row("report", summary.get("report"))
+    return rows
