@@ -15,7 +15,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     placed.add_argument("--workers", type=values.at_least_one, metavar="W",
                         help="worker processes [one per visible GPU, else one per core, at most one per client]")
     placed.add_argument("--in-process", action="store_true", help="the same code in one process with no sockets")
-    placed.add_argument("--on", choices=["ray"], help="place the workers on a Ray cluster")
+    parser.add_argument("--on", choices=["ray"], help="place the workers on a Ray cluster")
 
 
 def lasting(parser: argparse.ArgumentParser) -> None:
