@@ -82,15 +82,14 @@ def complete(config: Config, tree: Node) -> Config:
     top = tree.value if isinstance(tree.value, dict) else {}
     data_tree = top.get("data")
     partition_tree = data_tree.value.get("partition") if data_tree is not None and isinstance(data_tree.value, dict) else None
+    algorithm = _with(config.algorithm, fill(config.algorithm, "algorithm", config.algorithm.name, top.get("algorithm"), "algorithm"))
+    model = _with(config.model, fill(config.model, "model", config.model.name, top.get("model"), "model"))
     data, partition = config.data, config.data.partition
-    partition = _with(partition, fill(partition, "partitioner", partition.scheme, partition_tree, "data.partition"))
+    # `site` is no dataset but each client's own.
     options = fill(data, "dataset", data.dataset, data_tree, "data") if data.dataset != "site" else dict(data.options)
+    partition = _with(partition, fill(partition, "partitioner", partition.scheme, partition_tree, "data.partition"))
     get(registry.task, config.task, top.get("task"), "task", "")
-    return config.replace(
-        algorithm=_with(config.algorithm, fill(config.algorithm, "algorithm", config.algorithm.name, top.get("algorithm"), "algorithm")),
-        model=_with(config.model, fill(config.model, "model", config.model.name, top.get("model"), "model")),
-        data=msgspec.structs.replace(data, partition=partition, options=options),
-    )
+    return config.replace(algorithm=algorithm, model=model, data=msgspec.structs.replace(data, partition=partition, options=options))
 
 
 def _with(section: Any, options: dict[str, Any]) -> Any:
