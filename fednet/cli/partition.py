@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
-from fednet.cli.common import configured, everywhere
+from fednet.cli.common import configured, everywhere, table
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -19,9 +20,22 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = configured(args)
+    from fednet import data as rooms
+    from fednet import registry
     from fednet.report import partition
 
-    text = partition.show(config, picture=args.out, export=args.export)
+    data = rooms.load(config.data, config.data.root, config.seed)
+    uses_public = registry.algorithm.get(config.algorithm.name).needs_public
+    federation = rooms.split(data, config.data, config.clients, config.seed, uses_public=uses_public)
+    counts = federation.table()
     if not args.quiet:
-        print(text)
+        header, *rows = partition.rows(counts, data.names)
+        table("", header, rows, right=range(1, len(header)))
+    if args.out:
+        partition.bubble(counts, data.names, args.out)
+    if args.export:
+        # What `partition: {scheme: file, path: ...}` reads back.
+        made = {"train": [part.tolist() for part in federation.parts], "test": [test.tolist() for test in federation.tests],
+                "sha256": [federation.sha256(i) for i in range(config.clients)]}
+        args.export.write_text(json.dumps(made), encoding="utf-8")
     return 0

@@ -7,12 +7,13 @@ import re
 
 from fednet.cli import values
 from fednet.cli.common import everywhere
+from fednet.errors import ConfigError
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     everywhere(parser, config=True)
     parser.add_argument("--grid", action="append", default=[], nargs="+", metavar="KEY=A,B", help="values of one key, such as train.lr=0.1,0.01")
-    parser.add_argument("--seeds", type=values.whole_numbers, metavar="0,1,2", help="run each cell with each of these seeds")
+    parser.add_argument("--seeds", metavar="0,1,2", help="run each cell with each of these seeds")
     parser.add_argument("--plan", action="store_true", help="say what would run, and what is done already")
     parser.add_argument("--cell", type=cell, metavar="I/N", help="only the I-th of N shares of the cells, from 1")
     parser.add_argument("--workers", type=values.at_least_one, metavar="W", help="worker processes of each run")
@@ -20,15 +21,45 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--in-process", action="store_true", help="each run in one process with no sockets")
 
 
-def cell(text: str) -> tuple[int, int]:
+def cell(text: str) -> str:
     found = re.fullmatch(r"(\d+)/(\d+)", text)
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
         raise argparse.ArgumentTypeError(f"expected I/N with I from 1 to N, such as 2/8, got {text!r}")
-    return int(found[1]), int(found[2])
+    return text
 
 
 def run(args: argparse.Namespace) -> int:
     from fednet.engine import sweep
 
-    args.grid = [g for group in args.grid for g in group]
-    return int(sweep.main(args))
+    if args.config is None:
+        raise ConfigError("fednet sweep: expected a sweep file, or a configuration with --grid key.path=a,b.")
+    grid = [text for group in args.grid for text in group]
+    if (grid or args.seeds) and not _is_sweep(args.config):
+        made = sweep.from_grid(args.config, grid, args.seeds or "0")
+    elif grid or args.seeds:
+        raise ConfigError(f"{args.config} is a sweep file, which says itself what varies; give --grid and --seeds with a configuration.")
+    else:
+        made = sweep.load(args.config)
+    if args.plan:
+        print(sweep.plan(made, args.out, args.cell))
+        return 0
+    extra = [word for text in args.set for word in ("--set", text)]
+    extra += ["--device", args.device, *(["--workers", str(args.workers)] if args.workers else []),
+              *(["--in-process"] if args.in_process else []), *(["--quiet"] if args.quiet else [])]
+    say = (lambda text: None) if args.quiet else (lambda text: print(text, flush=True))
+    done = sweep.run(made, args.out, only=args.cell, extra=extra, load_files=args.load, say=say)
+    if not args.quiet:
+        for path in done.done:
+            print(path)
+    return 0
+
+
+def _is_sweep(path: str) -> bool:
+    from fednet.config.tree import compose
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            top = compose(file.read(), path).value
+    except OSError:
+        return False  # the reader of the configuration says it better
+    return isinstance(top, dict) and "base" in top

@@ -21,7 +21,7 @@ class NoOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
 
 
 # Arguments of a dataset or partitioner that are not the configuration's to give.
-_GIVEN = {"root", "seed", "y", "groups", "clients", "rng", "self", *DataSection.__struct_encode_fields__}
+_GIVEN = {"root", "seed", "y", "groups", "clients", "rng", "pool", "self", *DataSection.__struct_encode_fields__}
 
 
 def options_of(part: Any, kind: str) -> type[msgspec.Struct] | None:
@@ -85,8 +85,7 @@ def complete(config: Config, tree: Node) -> Config:
     algorithm = _with(config.algorithm, fill(config.algorithm, "algorithm", config.algorithm.name, top.get("algorithm"), "algorithm"))
     model = _with(config.model, fill(config.model, "model", config.model.name, top.get("model"), "model"))
     data, partition = config.data, config.data.partition
-    # `site` is no dataset but each client's own.
-    options = fill(data, "dataset", data.dataset, data_tree, "data") if data.dataset != "site" else dict(data.options)
+    options = fill(data, "dataset", data.dataset, data_tree, "data")
     partition = _with(partition, fill(partition, "partitioner", partition.scheme, partition_tree, "data.partition"))
     get(registry.task, config.task, top.get("task"), "task", "")
     return config.replace(algorithm=algorithm, model=model, data=msgspec.structs.replace(data, partition=partition, options=options))
@@ -123,9 +122,14 @@ def check_chains(config: Config, tree: Node, kinds: set[str]) -> None:
             for i, text in enumerate(chain):
                 try:
                     name, arguments = call(text)
-                    registry.compressor.get(name)(*arguments)
-                except TypeError as wrong:
-                    raise ConfigError(f"{node.at}: {here}[{i}]: {text}: {wrong}.") from None
+                    part = registry.compressor.get(name)
+                    takes = inspect.signature(part)
+                    try:
+                        takes.bind(*arguments)
+                    except TypeError:
+                        inside = f"{name}({', '.join(takes.parameters)})" if takes.parameters else name
+                        raise ConfigError(f"expected {inside}, got {text!r}.") from None
+                    part(*arguments)
                 except FednetError as wrong:
                     raise ConfigError(f"{node.at}: {here}[{i}]: {wrong}") from None
 

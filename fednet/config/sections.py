@@ -63,7 +63,7 @@ class DataSection(Section, frozen=True, kw_only=True):
     dataset: str = "digits"
     root: str | None = None
     download: bool = False
-    augment: str = "none"
+    augment: Literal["none", "flip", "crop_flip"] = "none"
     partition: PartitionSection = PartitionSection()
     validation: Below1 = 0.0
     client_test: Literal["like_train", "merge_split", "none"] = "like_train"
@@ -169,14 +169,14 @@ class ClientLinkSection(Section, frozen=True, kw_only=True):
 
 class LinkSection(Section, frozen=True, kw_only=True):
     """clock: real, emulated on each connection; virtual, nothing sleeps and time is counted. mbps: 10^6 bits a second, null:
-    no limit. profile: a file of per-client links. per_client: by id or range of ids (`0-4,7`). step_ms: of one training step."""
+    no limit. profile: a named link, for what is not given. per_client: by id or range of ids (`0-4,7`). step_ms: of one training step."""
 
     clock: Literal["real", "virtual"] = "real"
     up_mbps: Positive | None = None
     down_mbps: Positive | None = None
     latency_ms: NonNegative = 0.0
     jitter_ms: NonNegative = 0.0
-    profile: str | None = None
+    profile: Literal["3g", "4g", "dsl", "wifi", "lan"] | None = None
     per_client: dict[str, ClientLinkSection] = {}
     step_ms: NonNegative | None = None
 

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from fednet.cli import words
+from fednet.cli.display import Display
+
+RECORD = {"round": 3, "selected": [0, 1, 2], "completed": [0, 2], "dropped": {"1": "deadline"}, "void": False, "seconds": 1.25,
+          "train_loss": 0.5, "test_accuracy": 0.875, "bytes_up": 1_500_000, "bytes_down": 2_000_000}
+
+
+def shown(use, quiet=False, terminal=False) -> str:
+    out = io.StringIO()
+    with Display(quiet, Console(file=out, force_terminal=terminal, width=200)) as display:
+        use(display)
+    return out.getvalue()
+
+
+def test_round_is_one_plain_line_away_from_a_terminal():
+    line = shown(lambda d: d.round_done(RECORD))
+    assert line == ("round 3  accuracy 87.50 %  train loss 0.5000  2 of 3 clients  down 2.00 MB  up 1.50 MB  1.2 s  "
+                    "client 1 dropped (deadline)\n")
+
+
+def test_quiet_says_nothing():
+    def everything(d):
+        d.round_started(1, 2, [0])
+        d.progress({"waiting": [{"client": 0}]})
+        d.round_done(RECORD)
+        d.note("hello")
+        d.finished({"algorithm": "fedavg"})
+
+    assert shown(everything, quiet=True) == ""
+
+
+def test_names_in_brackets_are_text_and_not_markup():
+    assert shown(lambda d: d.note("client[red]")) == "client[red]\n"
+
+
+def test_terminal_is_left_with_the_rounds_and_without_the_live_line():
+    def one(d):
+        d.round_started(1, 2, [0, 1])
+        d.round_done(RECORD)
+
+    assert "round 3" in shown(one, terminal=True)
+
+
+def test_waiting_names_the_client_its_host_and_its_step():
+    info = {"asked": 5, "done": 3, "waiting": [{"client": 7, "host": "b", "phase": "train", "step": 2, "steps": 20, "since": 100.0}, {"client": 8}]}
+    assert words.waiting_for(info, 104.0) == "3 of 5 replies, waits for client 7 on b (train, step 2 of 20, 4s) and 1 more"
+    assert words.waiting_for({}, 0.0) == ""
+
+
+def test_final_table_holds_what_was_measured_and_nothing_else():
+    text = shown(lambda d: d.finished({"algorithm": "fedavg", "rounds": 20, "final_accuracy": 0.9, "best_accuracy": {"accuracy": 0.91, "round": 18},
+                                       "bytes": {"up": 10_000_000, "down": 12_000_000}, "seconds": 65.0, "model_sha256": "ab" * 32}))
+    assert [line.split(maxsplit=2)[:2] for line in text.splitlines() if line.strip()][0] == ["algorithm", "fedavg"]
+    assert "91.00 % in round 18" in text
+    assert "10.00 MB" in text
+    assert "1m05s" in text
+    assert "None" not in text
+
+
+def test_ids_are_shown_as_ranges():
+    assert words.ids([0, 1, 2, 7]) == "clients 0-2, 7"
+    assert words.ids([4]) == "client 4"
+    assert words.ids(range(0, 40, 2)).endswith(", ...")

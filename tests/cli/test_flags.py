@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import argparse
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from fednet.cli import client, main, server, values
+from fednet.errors import CannotGoOn, Stopped
+
+
+@pytest.fixture
+def engine(monkeypatch, tmp_path):
+    """The engine's functions, written down instead of run; `answer` is what they return or raise."""
+    seen = types.SimpleNamespace(calls=[], answer=0)
+
+    def called(name):
+        def record(*args, **kwargs):
+            seen.calls.append((name, args, kwargs))
+            if isinstance(seen.answer, BaseException):
+                raise seen.answer
+            return seen.answer
+        return record
+
+    launch = types.ModuleType("fednet.engine.launch")
+    launch.run_command, launch.serve = called("run"), called("serve")
+    hosted = types.ModuleType("fednet.engine.client")
+    hosted.main = called("client")
+    monkeypatch.setitem(sys.modules, "fednet.engine.launch", launch)
+    monkeypatch.setitem(sys.modules, "fednet.engine.client", hosted)
+    monkeypatch.setattr("fednet.engine.launch", launch, raising=False)
+    monkeypatch.setattr("fednet.engine.client", hosted, raising=False)
+    monkeypatch.setattr("fednet.cli.run.configured", lambda args: "the configuration")
+    monkeypatch.setattr("fednet.cli.server.configured", lambda args: "the configuration")
+    monkeypatch.chdir(tmp_path)
+    for name in ("FEDNET_SERVER", "FEDNET_DATA", "FEDNET_OUT", "FEDNET_KEYS", "FEDNET_LOG"):
+        monkeypatch.delenv(name, raising=False)
+    return seen
+
+
+def test_run_hands_the_flags_to_the_engine(engine):
+    status = main.main(["run", "c.yaml", "--workers", "3", "--device", "cpu", "--until", "3h50m", "--resume", "--out", "x", "--quiet"])
+    (name, args, given), = engine.calls
+    display = given.pop("display")
+    assert (status, name, args, display.quiet) == (0, "run", ("the configuration",), True)
+    assert given == {"workers": 3, "device": "cpu", "in_process": False, "resume": True, "until_s": 13800.0, "out": Path("x"), "on": None,
+                     "quiet": True, "command": ["fednet", "run", "c.yaml", "--workers", "3", "--device", "cpu", "--until", "3h50m",
+                                                "--resume", "--out", "x", "--quiet"]}
+
+
+def test_run_goes_without_a_configuration(engine):
+    assert main.main(["run"]) == 0
+    assert engine.calls[0][2]["out"] == Path("runs")
+
+
+def test_server_listens_on_loopback_by_default(engine):
+    assert server.main(["c.yaml"]) == 0
+    given = engine.calls[0][2]
+    assert (given["bind"], given["insecure"], given["keys"], given["until_s"]) == ("tcp://127.0.0.1:5555", False, None, None)
+
+
+def test_environment_stands_in_for_flags_and_flags_hold_over_it(engine, monkeypatch):
+    for name, value in (("SERVER", "tcp://h:1"), ("DATA", "d"), ("KEYS", "k"), ("OUT", "o")):
+        monkeypatch.setenv(f"FEDNET_{name}", value)
+    client.main(["--id", "0"])
+    client.main(["--id", "0", "--server", "tcp://g:2", "--data", "e"])
+    server.main([])
+    first, second, third = (given for _, _, given in engine.calls)
+    assert (first["server"], first["data"], first["keys"]) == ("tcp://h:1", Path("d"), Path("k"))
+    assert (second["server"], second["data"]) == ("tcp://g:2", Path("e"))
+    assert (third["bind"], third["out"]) == ("tcp://h:1", Path("o"))
+
+
+def test_client_hands_its_ids_and_permissions_to_the_engine(engine):
+    client.main(["--id", "0-24,40", "--run", "runs/x", "--allow", "state,delta", "--explain", "--state-lost", "reset", "--load", "a.py"])
+    (_, args, given), = engine.calls
+    assert args == ("0-24,40",)
+    assert given == {"server": None, "run": Path("runs/x"), "device": "auto", "data": None, "state": None, "keys": None,
+                     "allow": ["state", "delta"], "explain": True, "load": [Path("a.py")], "state_lost": "reset", "quiet": False}
+
+
+@pytest.mark.parametrize("words", [
+    ["run", "--worker", "3"], ["run", "--workers", "0"], ["run", "--until", "soon"], ["run", "--workers", "2", "--in-process"], ["runn"], [],
+    ["list", "algorithm"], ["compare"], ["figure", "r"], ["sweep", "c.yaml", "--cell", "3/2"], ["keys"], ["new", "thing", "x.py"],
+])
+def test_wrong_command_line_exits_with_2_and_one_line(words, capsys, engine):
+    assert main.main(words) == 2
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err
+    assert engine.calls == []
+    if words:
+        assert len(said.err.splitlines()) == 1
+
+
+def test_misspelt_command_and_flag_are_answered_with_the_nearest(capsys, engine):
+    main.main(["reprot"])
+    assert "Did you mean 'report'?" in capsys.readouterr().err
+    main.main(["run", "--worker=3"])
+    assert "Did you mean --workers?" in capsys.readouterr().err
+
+
+def test_client_needs_ids_of_the_right_form(capsys, engine):
+    assert client.main(["--id", "3-1"]) == 2
+    assert "--id: the range 3-1 goes from 3 to 1" in capsys.readouterr().err
+    assert client.main([]) == 2
+
+
+# -- what comes out ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("raised", "status"), [
+    (CannotGoOn("no client is left."), 3), (Stopped("asked to."), 4), (Stopped("asked to.", by_keyboard=True), 130), (KeyboardInterrupt(), 130),
+])
+def test_exit_status_says_how_it_ended(engine, capsys, raised, status):
+    engine.answer = raised
+    assert main.main(["run"]) == status
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    if str(raised):
+        assert said == f"fednet run: {raised}\n"
+
+
+def test_unexpected_exception_is_short_on_stderr_and_whole_in_the_log(engine, capsys, tmp_path):
+    engine.answer = RuntimeError("the moon")
+    assert main.main(["run", "--out", "o"]) == 3
+    said = capsys.readouterr().err
+    assert said == "fednet run: RuntimeError: the moon (this is a fault of fednet; the whole traceback is in o/fednet.log).\n"
+    assert "Traceback (most recent call last)" in (tmp_path / "o/fednet.log").read_text()
+
+
+def test_debug_shows_the_whole_traceback(engine, capsys, monkeypatch):
+    monkeypatch.setenv("FEDNET_LOG", "debug")
+    engine.answer = RuntimeError("the moon")
+    assert main.main(["run"]) == 3
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_exception_in_a_users_file_shows_that_files_frames_only(capsys, tmp_path):
+    own = tmp_path / "own_broken.py"
+    own.write_text("def f():\n    return 1 / 0\n\nf()\n")
+    assert main.main(["list", "models", "--load", str(own), "--out", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert f'File "{own}", line 4, in <module>' in said
+    assert f'File "{own}", line 2, in f' in said
+    assert "fednet/loading.py" not in said
+    assert said.endswith(f"fednet list: {own}: raised ZeroDivisionError: division by zero\n")
+
+
+def test_configuration_error_is_one_sentence_with_its_place(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").write_text("seed: 0\ncomm_round: 3\n")
+    assert main.main(["run", "c.yaml"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("fednet run: c.yaml:2: unknown key comm_round; ")
+    assert said.endswith(" Did you mean rounds?\n")
+    assert list(tmp_path.iterdir()) == [tmp_path / "c.yaml"]
+
+
+def test_version_is_said(capsys):
+    import fednet
+
+    assert main.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"fednet {fednet.__version__}\n"
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("text", "seconds"), [("3h50m", 13800), ("90", 90), ("45m", 2700), ("1d2h", 93600), ("1.5s", 1.5), ("2m30s", 150)])
+def test_length_of_time_is_read(text, seconds):
+    assert values.seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "h", "3x", "-5", "0", "50m3h", "3 h"])
+def test_what_is_no_length_of_time_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError):
+        values.seconds(text)
+
+
+@pytest.mark.parametrize(("text", "inches"), [("3.4in", 3.4), ("3.4", 3.4), ("25.4mm", 1.0), ("2.54cm", 1.0)])
+def test_width_is_read_in_inches(text, inches):
+    assert values.width_in(text) == pytest.approx(inches)
+
+
+@pytest.mark.parametrize("text", ["0in", "wide", "3pt"])
+def test_what_is_no_width_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError):
+        values.width_in(text)
