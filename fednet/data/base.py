@@ -143,6 +143,20 @@ class Data:
         return whole.hexdigest()
 
 
+def channel_statistics(x: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """(mean, std) by channel of uint8 images (n, c, h, w), in units of 0..1; sums in whole numbers, so exact."""
+    channels = x.shape[1]
+    total, square = torch.zeros(channels, dtype=torch.int64), torch.zeros(channels, dtype=torch.int64)
+    for start in range(0, len(x), 1000):  # bounds the memory of the wide copy
+        wide = x[start : start + 1000].to(torch.int64)
+        total += wide.sum(dim=(0, 2, 3))
+        square += (wide * wide).sum(dim=(0, 2, 3))
+    n = max(1, x.numel() // max(1, channels))
+    mean = [t / n for t in total.tolist()]
+    std = [max(0.0, s / n - m * m) ** 0.5 or 255.0 for s, m in zip(square.tolist(), mean)]
+    return tuple(m / 255 for m in mean), tuple(s / 255 for s in std)
+
+
 def named(x: Inputs) -> dict[str, torch.Tensor]:
     """x as a dict: a lone tensor stands under the empty name."""
     return x if isinstance(x, dict) else {"": x}

@@ -20,9 +20,6 @@ from fednet.errors import ConfigError, DataError
 from fednet.registry import partitioner
 from fednet.seeds import rng
 
-# What the configuration always states of a partition; a scheme that does not know such an option ignores its default.
-ALWAYS = {"alpha": 0.3, "min_samples": 1}
-
 log = logging.getLogger(__name__)
 Which = Literal["like_train", "merge_split", "none"]
 
@@ -54,20 +51,15 @@ def split(data: Data, section: Any, clients: int, seed: int, *, uses_public: boo
         pool = np.concatenate([pool, np.arange(len(y), data.n_train)])
     part = partitioner.get(scheme)
     where = f"data.partition (scheme {scheme!r})"
-    options = {k: v for k, v in options.items() if takes(part, k) or v != ALWAYS.get(k)}
     parts = _partition(part, where, options, data, pool, clients, seed)
     table = _table(data.labels(), parts, data.table_classes)
     if tests == "merge_split":
         return _cut(data, parts, held, validation, seed, scheme)
     if tests == "none":
-        split_tests = [np.empty(0, dtype=np.int64) for _ in range(clients)]
-    elif hasattr(part, "test"):
-        given = {"y": data.labels("test"), "clients": clients, "rng": rng(seed, "partition"),
-                 "test_rng": rng(seed, "client_test"), "table": table}
-        split_tests = call(part.test, given, options, where)
+        own = [np.empty(0, dtype=np.int64) for _ in range(clients)]
     else:
-        split_tests = client_test.like_train(table, data.labels("test"), rng(seed, "client_test"))
-    return Federation(data, _sorted(parts), _sorted(split_tests), validation, held, scheme)
+        own = _tests(part, where, options, data, table, seed)
+    return Federation(data, _sorted(parts), _sorted(own), validation, held, scheme)
 
 
 def _scheme(section: Any) -> tuple[str, dict[str, Any], int | None]:
@@ -126,6 +118,18 @@ def _partition(part: Any, where: str, options: dict[str, Any], data: Data, pool:
     if len(everything) < len(pool):
         log.info("%s leaves %d of %d training samples unused", where, len(pool) - len(everything), len(pool))
     return [pool[np.asarray(m, dtype=np.int64)] for m in made]
+
+
+def _tests(part: Any, where: str, options: dict[str, Any], data: Data, table: np.ndarray,
+           seed: int) -> list[np.ndarray]:
+    """Indices into data.test: by the scheme's own division of the test set where it has one, else like_train."""
+    y = data.labels("test")
+    if hasattr(part, "test"):
+        given = {"y": y, "clients": len(table), "rng": rng(seed, "partition"), "test_rng": rng(seed, "client_test")}
+        made = call(part.test, given, {k: v for k, v in options.items() if takes(part.test, k)}, where)
+        if made is not None:
+            return list(made)
+    return client_test.like_train(table, y, rng(seed, "client_test"))
 
 
 def _merged(data: Data) -> Data:

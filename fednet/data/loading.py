@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from fednet.data.augment import check
 from fednet.data.base import Data
 from fednet.data.options import call, mapping
 from fednet.errors import DataError
@@ -23,6 +24,7 @@ def load(section: Any, root: Path | str | None = None, seed: int = 0) -> Data:
     if not data.n_test and getattr(section, "client_test", None) != "merge_split":
         raise DataError(f"data.dataset: {section.dataset} has no test samples. Give it some, or cut them "
                         "from each client's own with data.client_test: merge_split.")
+    check(getattr(section, "augment", "none"), data)
     return data
 
 

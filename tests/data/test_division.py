@@ -170,10 +170,3 @@ def test_an_impossible_section_says_what_is_allowed(broken, says):
     with pytest.raises(ConfigError, match=says):
         split(data([0, 1] * 8, [0, 1]), section(**broken), 2, 0)
 
-
-def test_what_every_partition_states_is_ignored_by_schemes_that_do_not_know_it():
-    d = data([0, 1] * 8, [0, 1])
-    stated = split(d, section("iid", alpha=0.3, min_samples=1), 2, 0)
-    assert stated.sha256(0) == split(d, section("iid"), 2, 0).sha256(0)
-    with pytest.raises(ConfigError, match="unknown option 'alpha'"):
-        split(d, section("iid", alpha=0.1), 2, 0)

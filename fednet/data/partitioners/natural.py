@@ -18,6 +18,6 @@ def natural(groups: np.ndarray | None, clients: int, rng: np.random.Generator) -
         raise ConfigError("data.partition: scheme natural wants a dataset with groups, and this one has none.")
     owners = np.unique(groups)
     if len(owners) < clients:
-        raise ConfigError(f"data.partition: {clients} clients want as many natural groups; the data have {len(owners)}.")
+        raise ConfigError(f"data.partition: {clients} clients want as many natural groups; there are {len(owners)}.")
     dealt = np.array_split(owners if len(owners) == clients else rng.permutation(owners), clients)
     return [np.flatnonzero(np.isin(groups, mine)) for mine in dealt]

@@ -1,0 +1,60 @@
+"""Augmentations: functions on a batch of images (n, c, h, w) and a CPU generator, which give a new batch.
+
+Draws are made on the CPU whatever the device of the batch, so that every device sees the same ones; nothing is
+computed on pixels, they are only moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.nn import functional as F
+
+from fednet.data.base import Data
+from fednet.errors import ConfigError, unknown
+
+Augmentation = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
+PAD = 4
+
+
+def flip(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Each image mirrored left to right with probability 1/2."""
+    mirrored = (torch.rand(len(x), generator=generator) < 0.5).to(x.device)
+    return torch.where(mirrored.view(-1, 1, 1, 1), x.flip(-1), x)
+
+
+def crop(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Each image padded by 4 zeros a side and cut back to its size at a random place (in normalised inputs, zero is the
+    mean colour)."""
+    n, _, h, w = x.shape
+    top, left = torch.randint(0, 2 * PAD + 1, (2, n), generator=generator).to(x.device)
+    padded = F.pad(x, (PAD, PAD, PAD, PAD))
+    rows = top.view(-1, 1) + torch.arange(h, device=x.device)  # (n, h)
+    columns = left.view(-1, 1) + torch.arange(w, device=x.device)  # (n, w)
+    image = torch.arange(n, device=x.device).view(-1, 1, 1)
+    # indexing around the channels puts them last: (n, h, w, c)
+    return padded[image, :, rows.unsqueeze(2), columns.unsqueeze(1)].permute(0, 3, 1, 2).contiguous()
+
+
+def crop_flip(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """A random crop, then a random mirror image: the usual augmentation for CIFAR."""
+    return flip(crop(x, generator), generator)
+
+
+KNOWN: dict[str, Augmentation | None] = {"none": None, "flip": flip, "crop_flip": crop_flip}
+
+
+def augmentation(name: str) -> Augmentation | None:
+    """The augmentation of that name, None for `none`; ConfigError for an unknown one."""
+    if name not in KNOWN:
+        raise ConfigError(f"data.augment: {unknown('augmentation', name, KNOWN)}")
+    return KNOWN[name]
+
+
+def check(name: str, data: Data) -> None:
+    """ConfigError where the augmentation is unknown, or the samples are no images."""
+    x = data.train[0]
+    if augmentation(name) is not None and (isinstance(x, dict) or x.ndim != 4):
+        what = "a dict" if isinstance(x, dict) else f"of shape {list(x.shape[1:])}"
+        raise ConfigError(f"data.augment: {name} is for images (c, h, w), and a sample here is {what}; use none.")

@@ -1,0 +1,146 @@
+"""Folders of images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fednet.data.base import Data, channel_statistics
+from fednet.errors import ConfigError, DataError
+from fednet.registry import dataset
+from fednet.seeds import rng
+
+ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm"})
+Labelled = list[tuple[Path, int]]
+
+
+@dataset("folder")
+def folder(root: Path, *, path: str = ".", classes: int | list[str] | None = None, size: int | list[int] | None = None,
+           grey: bool = False, test_share: float = 0.2, mean: list[float] | None = None,
+           std: list[float] | None = None) -> Data:
+    """Any folder of images: train/<class>/**.png, and test/ or val/ likewise, or val/ as Tiny-ImageNet has it.
+
+    path: as it stands, else under data.root. Classes are the folders of train/ in order of name, or as listed. Without
+    test images, test_share of each class is kept for testing. size: [h, w] or one side, to which images are resized
+    (else all must be alike). grey: one channel instead of three. mean, std: by channel; computed unless given.
+    """
+    top = Path(path) if Path(path).is_absolute() or (path != "." and Path(path).exists()) else root / path
+    names = _names(top, classes)
+    train = _of_classes(top / "train", names)
+    if not train:
+        raise DataError(f"{top / 'train'}: no images in the folders of the classes {', '.join(names[:5])} ...")
+    test = _test(top, names)
+    if not test and test_share > 0:
+        train, test = _held_out(train, len(names), test_share)
+    sides = (size, size) if isinstance(size, int) else tuple(size) if size else None
+    if sides is not None and (len(sides) != 2 or min(sides) < 1):
+        raise ConfigError(f"data.size: expected one side or [height, width], got {size!r}.")
+    x, y = _pixels(train, sides, grey)
+    tx, ty = _pixels(test, sides or tuple(x.shape[2:]), grey, resize=sides is not None) if test else (x[:0], y[:0])
+    if mean is None or std is None:
+        mean, std = (list(v) for v in channel_statistics(x))
+    return Data(train=(x, y), test=(tx, ty), classes=len(names), mean=tuple(mean), std=tuple(std), names=tuple(names))
+
+
+@dataset("tiny-imagenet")
+def tiny_imagenet(root: Path, download: bool, *, path: str | None = None) -> Data:
+    """Tiny-ImageNet: 100,000 + 10,000 photographs (its val set), 3x64x64, 200 classes; unpacked by hand."""
+    places = [Path(path), root / path] if path else [root / "tiny-imagenet-200", root]
+    top = next((p for p in places if (p / "train").is_dir()), None)
+    if top is None:
+        asked = " It is not fetched by data.download." if download else ""
+        raise DataError(f"data.dataset: tiny-imagenet was not found under {root}: unpack "
+                        f"tiny-imagenet-200.zip there, or give data.path.{asked}")
+    return folder(top.resolve(), mean=[0.4802, 0.4481, 0.3975], std=[0.2770, 0.2691, 0.2821])
+
+
+def _names(top: Path, classes: int | list[str] | None) -> list[str]:
+    if not (top / "train").is_dir():
+        raise DataError(f"{top}: no folder train/ with a folder of images for each class.")
+    found = sorted(p.name for p in (top / "train").iterdir() if p.is_dir() and not p.name.startswith("."))
+    if isinstance(classes, list):
+        strange = sorted(set(found) - set(classes))
+        if strange:
+            raise DataError(f"{top / 'train'}: the folder {strange[0]!r} is none of the {len(classes)} classes given.")
+        return classes
+    if classes is not None and classes != len(found):
+        raise DataError(f"{top / 'train'}: {len(found)} class folders, {classes} classes declared; where some have no "
+                        "images here, give data.classes as the list of all names in order.")
+    return found
+
+
+def _images(under: Path) -> list[Path]:
+    return sorted(p for p in under.rglob("*") if p.suffix.lower() in ENDINGS and p.is_file())
+
+
+def _of_classes(top: Path, names: Iterable[str]) -> Labelled:
+    return [(image, c) for c, name in enumerate(names) for image in _images(top / name)]
+
+
+def _test(top: Path, names: list[str]) -> Labelled:
+    """test/<class>, else val/<class>, else val/images with its notes. (Tiny-ImageNet's test/ has no labels.)"""
+    for which in ("test", "val"):
+        found = _of_classes(top / which, names)
+        if found:
+            return found
+    notes = top / "val" / "val_annotations.txt"
+    if not notes.is_file():
+        return []
+    number = {name: c for c, name in enumerate(names)}
+    labelled = []
+    for k, line in enumerate(notes.read_text(encoding="utf-8").splitlines(), 1):
+        image, _, rest = line.partition("\t")
+        name = rest.split("\t")[0].strip()
+        if name not in number:
+            raise DataError(f"{notes}:{k}: {name!r} is no class of train/.")
+        labelled.append((notes.parent / "images" / image, number[name]))
+    return sorted(labelled)
+
+
+def _held_out(images: Labelled, classes: int, share: float) -> tuple[Labelled, Labelled]:
+    """A fixed share of each class, the same for every run; a class of one image keeps it for training."""
+    draw = rng(0, "folder")
+    labels = np.array([c for _, c in images])
+    test: set[int] = set()
+    for c in range(classes):
+        of_class = draw.permutation(np.flatnonzero(labels == c))
+        test.update(of_class[: int(share * len(of_class))].tolist())
+    return [v for i, v in enumerate(images) if i not in test], [images[i] for i in sorted(test)]
+
+
+def _pixels(images: Labelled, size: tuple[int, ...] | None, grey: bool,
+            resize: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+    """(n, c, h, w) uint8 and (n,) int64. size: (h, w) to resize to, or only to expect; None: the first image's."""
+    first = _decode(images[0][0], size if resize else None, grey)
+    expected = size or first.shape[:2]
+    x = torch.empty((len(images), first.shape[2], *expected), dtype=torch.uint8)
+
+    def put(i: int) -> None:
+        pixels = _decode(images[i][0], size if resize else None, grey)
+        if pixels.shape[:2] != tuple(expected):
+            raise DataError(f"{images[i][0]}: {pixels.shape[0]}x{pixels.shape[1]} pixels where others have "
+                            f"{expected[0]}x{expected[1]}; say data.size to resize all.")
+        x[i] = torch.from_numpy(pixels.transpose(2, 0, 1).copy())
+
+    with ThreadPoolExecutor(4) as pool:  # decoding releases the interpreter's lock
+        list(pool.map(put, range(len(images))))
+    return x, torch.tensor([c for _, c in images])
+
+
+def _decode(path: Path, size: tuple[int, ...] | None, grey: bool) -> np.ndarray:
+    """(h, w, c) uint8."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            plain = image.convert("L" if grey else "RGB")
+    except (OSError, UnidentifiedImageError) as broken:
+        raise DataError(f"{path}: not a readable image ({broken}).") from broken
+    if size is not None:
+        plain = plain.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    pixels = np.asarray(plain)
+    return pixels[:, :, None] if grey else pixels

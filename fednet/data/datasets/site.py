@@ -1,0 +1,15 @@
+"""The name under which clients bring their own data; see `fednet.data.site`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fednet.data.base import Data
+from fednet.errors import ConfigError
+from fednet.registry import dataset
+
+
+@dataset("site")
+def site(**options: Any) -> Data:
+    """Each client brings its own data (--data DIR); the server knows only shape and classes."""
+    raise ConfigError("data.dataset: site is read by each client from its own --data DIR; nothing is loaded here.")

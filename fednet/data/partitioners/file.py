@@ -1,0 +1,71 @@
+"""A division written down in a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fednet.errors import DataError
+from fednet.registry import partitioner
+
+
+class FileOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """path: a JSON file."""
+
+    path: str
+
+
+@partitioner("file")
+def file(clients: int, pool: np.ndarray, *, path: str) -> list[np.ndarray]:
+    """Index lists from a JSON file, as `fednet partition --export` writes them. Option: path.
+
+    Either [[...], ...] or {"train": [[...], ...], "test": [[...], ...]}: for each client its indices into the whole
+    training set, and (optional) into the test set. Samples that no list names are used by nobody; one that is public or
+    kept for validation is an error.
+    """
+    lists = _lists(path, "train", clients)
+    assert lists is not None
+    places = []
+    for i, mine in enumerate(lists):
+        at = np.searchsorted(pool, mine)
+        wrong = mine[(at >= len(pool)) | (pool[np.minimum(at, len(pool) - 1)] != mine)]
+        if len(wrong):
+            raise DataError(f"{path}: client {i} names sample {wrong[0]}, which is not in the training pool (it may be "
+                            "public, kept for validation, or not exist).")
+        places.append(at)
+    return places
+
+
+def for_test(y: np.ndarray, clients: int, *, path: str) -> list[np.ndarray] | None:
+    """The file's test lists; None where it has none."""
+    lists = _lists(path, "test", clients)
+    for i, mine in enumerate(lists or ()):
+        if len(mine) and (mine.min() < 0 or mine.max() >= len(y)):
+            raise DataError(f"{path}: client {i} names a test sample outside 0..{len(y) - 1}.")
+    return lists
+
+
+def _lists(path: str, which: str, clients: int) -> list[np.ndarray] | None:
+    try:
+        held: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as broken:
+        raise DataError(f"data.partition.path: {path} is not a readable JSON file ({broken}).") from broken
+    if isinstance(held, list):
+        held = {"train": held}
+    if which == "test" and isinstance(held, dict) and held.get("test") is None:
+        return None
+    try:
+        lists = msgspec.convert(msgspec.convert(held, dict[str, Any])[which], list[list[int]])
+    except (msgspec.ValidationError, KeyError) as wrong:
+        raise DataError(f'{path}: expected [[0, 5], ...] or {{"train": [[0, 5], ...]}} ({wrong}).') from None
+    if len(lists) != clients:
+        raise DataError(f"{path}: {len(lists)} lists under {which!r} for {clients} clients.")
+    return [np.array(mine, dtype=np.int64) for mine in lists]
+
+
+file.test = for_test  # type: ignore[attr-defined]
+file.Options = FileOptions  # type: ignore[attr-defined]

@@ -1,0 +1,92 @@
+"""`Data` takes any tensors, and says what is wrong with those it cannot take."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fednet.data import Data, balanced_test
+from fednet.data.base import channel_statistics
+from fednet.errors import DataError
+
+X, Y = np.zeros((4, 2), dtype=np.float32), np.array([0, 1, 2, 0])
+
+
+def test_numpy_arrays_of_any_width_become_the_kept_forms():
+    d = Data(train=(X.astype(np.float64), Y.astype(np.uint16)), test=(X.astype(">f8"), Y.astype(np.int8)), classes=3,
+             groups=np.array([1, 1, 2, 2], dtype=np.int32))
+    assert (d.train[0].dtype, d.train[1].dtype, d.groups.dtype) == (torch.float32, torch.int64, torch.int64)
+    assert (d.n_train, d.n_test, d.input_shape, d.sample_nbytes) == (4, 4, (2,), 8)
+
+
+def test_a_dict_of_tensors_is_indexed_and_normalised_by_name():
+    x = {"image": torch.full((4, 3, 2, 2), 255, dtype=torch.uint8), "tokens": torch.arange(8).view(4, 2)}
+    d = Data(train=(x, Y), classes=3, mean=(0.5, 0.5, 0.5), std=(0.5, 0.25, 1.0))
+    assert d.sample_nbytes == 12 + 16
+    taken = d.take(np.array([2, 0]))
+    assert taken[0]["tokens"].tolist() == [[4, 5], [0, 1]]
+    inputs = d.inputs(taken[0])
+    assert inputs["image"][0, :, 0, 0].tolist() == [1.0, 2.0, 0.5]
+    assert inputs["tokens"].dtype == torch.int64
+
+
+def test_normalising_leaves_the_raw_samples_alone():
+    x = torch.full((2, 1, 1, 1), 51, dtype=torch.uint8)
+    d = Data(train=(x, torch.zeros(2)))
+    assert d.inputs(x).flatten().tolist() == [pytest.approx(0.2)] * 2
+    assert x.flatten().tolist() == [51, 51]
+
+
+def test_values_and_sequences_have_one_row_of_classes():
+    values = Data(train=(X, np.array([0.5, 1.5, 2.5, 3.5])))
+    sequences = Data(train=(X, np.array([[0, 1]] * 4)), classes=2)
+    assert values.train[1].dtype == torch.float32
+    assert values.table_classes == sequences.table_classes == 1
+    assert sequences.labels().tolist() == [0, 0, 0, 0]
+
+
+def test_the_hash_covers_every_sample():
+    one, two = Data(train=(X, Y), classes=3), Data(train=(X, Y), classes=3)
+    assert one.sha256() == two.sha256()
+    assert one.sha256() != Data(train=(X, Y[::-1].copy()), classes=3).sha256()
+
+
+@pytest.mark.parametrize(("fields", "says"), [
+    ({"train": (X, Y[:3])}, "train: 4 samples in x but 3 in y"),
+    ({"train": ({"a": X, "b": X[:2]}, Y)}, r"2 samples in x\['b'\] but 4 in y"),
+    ({"classes": 2}, r"labels lie in 0\.\.2, expected 0\.\.1 for classes=2"),
+    ({"train": (X, Y - 1)}, r"labels lie in -1\.\.1"),
+    ({"classes": None}, "say classes=C"),
+    ({"train": (X, Y.astype(float))}, "y holds floats but classes=3"),
+    ({"test": (X[:, :1], Y)}, r"a training sample is torch.float32 \(2,\), a test sample is torch.float32 \(1,\)"),
+    ({"test": ({"a": X}, Y)}, "train has the inputs one tensor, test has 'a'"),
+    ({"groups": Y[:2]}, "groups: expected one whole number for each of the 4 training samples"),
+    ({"train": X}, r"expected a pair \(x, y\)"),
+    ({"train": ([1, 2, 3, 4], Y)}, "expected a tensor or a NumPy array, got list"),
+    ({"train": (np.array(["a"] * 4), Y)}, "holds no numbers"),
+    ({"train": (X[:0], Y[:0])}, "train: no samples"),
+    ({"mean": (0.5,)}, "give both or neither"),
+    ({"train": (np.zeros((4, 3, 2, 2), dtype=np.uint8), Y), "mean": (0.5,), "std": (0.5,)},
+     "mean and std are for 1 channels"),
+    ({"names": ("a", "b")}, "2 class names for 3 classes"),
+])
+def test_what_does_not_fit_is_refused_with_the_reason(fields, says):
+    with pytest.raises(DataError, match=says):
+        Data(**{"train": (X, Y), "classes": 3, **fields})
+
+
+def test_channel_statistics_are_those_of_the_pixels():
+    x = torch.tensor([[0, 255], [51, 51]], dtype=torch.uint8).view(1, 2, 1, 2).repeat(1500, 1, 1, 1)
+    mean, std = channel_statistics(x)
+    assert mean == pytest.approx((0.5, 0.2))
+    assert std == pytest.approx((0.5, 1.0))  # a constant channel is left unscaled
+
+
+def test_a_balanced_test_set_has_of_each_class_what_the_rarest_has():
+    ty = np.array([0] * 9 + [1] * 4 + [2] * 6)
+    d = Data(train=(X, Y), test=(np.zeros((19, 2), dtype=np.float32), ty), classes=3)
+    chosen = balanced_test(d, 0)
+    assert np.bincount(ty[chosen]).tolist() == [4, 4, 4]
+    assert len(set(chosen.tolist())) == 12
+    assert chosen.tolist() == balanced_test(d, 0).tolist()

@@ -1,0 +1,286 @@
+"""Datasets by name: built in, one's own, from files, and at a site."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace as Section
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fednet import registry
+from fednet.data import Data, load, load_site, split
+from fednet.data.datasets.digits import bilinear
+from fednet.data.site import alone
+from fednet.errors import ConfigError, DataError
+
+
+def section(name, **options):
+    return Section(dataset=name, root=None, download=False, augment="none", client_test="like_train",
+                   options=options)
+
+
+@pytest.fixture
+def own(monkeypatch):
+    """Registers a dataset for one test."""
+    monkeypatch.setattr(registry.dataset, "_parts", dict(registry.dataset._parts))
+    return registry.dataset
+
+
+def toy(n=6, classes=2):
+    x, y = np.zeros((n, 3)), np.arange(n) % classes
+    return Data(train=(x, y), test=(x[:2], y[:2]), classes=classes)
+
+
+# -- built in --------------------------------------------------------------------------------------------------------
+def test_digits_are_all_there_with_one_in_five_of_each_class_for_testing():
+    d = load(section("digits"))
+    train, test = np.bincount(d.labels()), np.bincount(d.labels("test"))
+    assert (train + test).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    assert test.tolist() == [n // 5 for n in (train + test).tolist()]
+    assert d.train[0].dtype == torch.uint8
+    assert d.input_shape == (1, 28, 28)
+    # a stored fact: every machine must make the same bytes, whatever the run's seed
+    assert load(section("digits"), seed=3).sha256() == d.sha256()
+    assert d.sha256()[:16] == "ac2b329e46a91f99"
+
+
+def test_digits_are_scaled_bilinearly_with_half_pixel_centres():
+    small = np.zeros((1, 8, 8), dtype=np.int64)
+    small[0, 0, 0], small[0, 4, 4] = 16, 9
+    big = torch.nn.functional.interpolate(torch.from_numpy(small[None] * 255 / 16), size=(28, 28), mode="bilinear")
+    assert np.abs(bilinear(small)[0, 0] - big[0, 0].numpy()).max() <= 0.5 + 1e-9
+    assert bilinear(small)[0, 0, 0, 0] == 255
+
+
+def test_synthetic_images_are_even_in_classes_and_follow_the_seed():
+    d = load(section("synthetic", samples=100, shape=[3, 8, 8], classes=5), seed=1)
+    assert (d.train[0].dtype, d.input_shape, d.n_test) == (torch.uint8, (3, 8, 8), 20)
+    assert np.bincount(d.labels()).tolist() == [20] * 5
+    same, other = (load(section("synthetic", samples=100, shape=[3, 8, 8], classes=5), seed=s) for s in (1, 2))
+    assert d.sha256() == same.sha256() != other.sha256()
+
+
+@pytest.mark.parametrize("shape", [[20], [3, 8, 8]])
+def test_synthetic_classes_can_be_told_apart(shape):
+    d = load(section("synthetic", samples=200, shape=shape, classes=4), seed=0)
+    x, tx = d.inputs(d.train[0]).flatten(1), d.inputs(d.test[0]).flatten(1)
+    centres = torch.stack([x[d.train[1] == c].mean(0) for c in range(4)])
+    assert (torch.cdist(tx, centres).argmin(1) == d.test[1]).float().mean() > 0.9
+
+
+def test_a_missing_download_says_how_to_get_it(tmp_path):
+    with pytest.raises(DataError, match=r"MNIST could not be read under .*data.download: true"):
+        load(section("mnist"), tmp_path)
+    with pytest.raises(DataError, match="tiny-imagenet was not found"):
+        load(section("tiny-imagenet"), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "sizes", "shape"), [
+    ("mnist", (60000, 10000), (1, 28, 28)),
+    ("fashion-mnist", (60000, 10000), (1, 28, 28)),
+    ("cifar10", (50000, 10000), (3, 32, 32)),
+])
+def test_real_benchmarks_have_their_sizes_and_normalise_to_zero_mean_and_unit_deviation(name, sizes, shape):
+    if "FEDNET_DATA" not in os.environ:
+        pytest.skip("FEDNET_DATA is not set")
+    d = load(section(name))
+    assert ((d.n_train, d.n_test), d.input_shape) == (sizes, shape)
+    x = d.inputs(d.train[0])
+    assert x.mean(dim=(0, 2, 3)).tolist() == pytest.approx([0.0] * shape[0], abs=0.01)
+    assert x.std(dim=(0, 2, 3)).tolist() == pytest.approx([1.0] * shape[0], abs=0.01)
+
+
+def test_listing_what_there_is_imports_no_torch():
+    code = "import sys; from fednet.registry import ALL; print(*ALL['datasets'].names(), 'torch' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert said == ["arrays", "cifar10", "cifar100", "digits", "fashion-mnist", "folder", "mnist", "site", "svhn",
+                    "synthetic", "tiny-imagenet", "False"]
+
+
+# -- one's own -------------------------------------------------------------------------------------------------------
+def test_an_own_dataset_gets_its_root_and_its_options(own, tmp_path):
+    seen = {}
+
+    @own("sensors")
+    def sensors(root, **options):
+        seen.update(options, root=root)
+        return toy()
+
+    load(section("sensors", window=128), tmp_path)
+    assert seen == {"root": tmp_path, "window": 128}
+
+
+def test_named_options_are_checked_by_name_and_type(own, tmp_path):
+    @own("sensors")
+    def sensors(root, *, window: int = 64, axes: list[str] = ()):
+        return toy()
+
+    load(section("sensors", window=1, axes=["x"]), tmp_path)
+    with pytest.raises(ConfigError, match=r"'sensors'\): unknown option 'windw'; known: axes, window\..*'window'"):
+        load(section("sensors", windw=1), tmp_path)
+    with pytest.raises(ConfigError, match="option 'window': expected `int`, got `str`"):
+        load(section("sensors", window="wide"), tmp_path)
+
+
+def test_a_required_option_that_is_missing_is_named(own, tmp_path):
+    own("needy")(lambda root, *, subject: toy())
+    with pytest.raises(ConfigError, match="option 'subject' is missing"):
+        load(section("needy"), tmp_path)
+
+
+def test_an_own_dataset_must_return_data_with_test_samples(own, tmp_path):
+    own("pair")(lambda root: (1, 2))
+    with pytest.raises(DataError, match=r"returned tuple, expected fednet\.Data"):
+        load(section("pair"), tmp_path)
+    own("trainonly")(lambda root: Data(train=(np.zeros((4, 1)), np.zeros(4))))
+    with pytest.raises(DataError, match="has no test samples"):
+        load(section("trainonly"), tmp_path)
+
+
+def test_an_unknown_dataset_names_the_nearest():
+    with pytest.raises(ConfigError, match="Did you mean 'cifar10'"):
+        load(section("cifar-10"))
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+def test_arrays_are_read_with_classes_groups_and_statistics(tmp_path):
+    x = np.zeros((4, 5, 6), dtype=np.uint8)
+    x[2:] = 255
+    np.savez(tmp_path / "a.npz", x_train=x, y_train=np.array([[0], [1], [2], [0]], dtype=np.uint8), x_test=x[:2],
+             y_test=np.array([[1], [1]]), groups=np.array([5, 5, 6, 6]))
+    d = load(section("arrays", path="a.npz"), tmp_path)
+    assert (d.input_shape, d.classes, d.mean, d.std) == ((1, 5, 6), 3, (0.5,), (0.5,))
+    assert (d.train[1].tolist(), d.groups.tolist()) == ([0, 1, 2, 0], [5, 5, 6, 6])
+
+
+def test_arrays_with_channels_last_are_turned():
+    from fednet.data.datasets.arrays import _images
+
+    assert _images(np.zeros((2, 8, 9, 3), dtype=np.uint8)).shape == (2, 3, 8, 9)
+    assert _images(np.zeros((2, 3, 8, 9), dtype=np.uint8)).shape == (2, 3, 8, 9)
+    assert _images(np.zeros((2, 8, 9, 3), dtype=np.float32)).shape == (2, 8, 9, 3)
+
+
+def test_arrays_of_objects_are_refused_not_unpickled(tmp_path):
+    np.savez(tmp_path / "a.npz", x_train=np.array([{"a": 1}], dtype=object), y_train=np.array([0]))
+    with pytest.raises(DataError, match=r"not a readable \.npz of plain arrays"):
+        load(section("arrays", path="a.npz"), tmp_path)
+    np.savez(tmp_path / "b.npz", X=np.zeros(3))
+    with pytest.raises(DataError, match="no array 'x_train'; found X"):
+        load(section("arrays", path="b.npz"), tmp_path)
+
+
+def picture(path, shade, size=(4, 4)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, (shade, 0, 255)).save(path)
+
+
+def test_a_folder_of_images_has_its_classes_by_name(tmp_path):
+    for c, name in enumerate(("ant", "bee")):
+        for k in range(3):
+            picture(tmp_path / "train" / name / f"{k}.png", 10 * c + k)
+        picture(tmp_path / "val" / name / "0.png", 100 + c)
+    d = load(section("folder"), tmp_path)
+    assert (d.names, d.input_shape, d.n_train, d.n_test) == (("ant", "bee"), (3, 4, 4), 6, 2)
+    assert d.train[0][:, 0, 0, 0].tolist() == [0, 1, 2, 10, 11, 12]
+    assert d.test[0][:, 0, 0, 0].tolist() == [100, 101]
+    assert (d.train[1].tolist(), d.test[1].tolist()) == ([0, 0, 0, 1, 1, 1], [0, 1])
+
+
+def test_a_folder_without_test_images_keeps_a_share_of_each_class(tmp_path):
+    for name in ("ant", "bee"):
+        for k in range(5):
+            picture(tmp_path / "train" / name / f"{k}.png", k)
+    d = load(section("folder", test_share=0.4), tmp_path)
+    assert np.bincount(d.labels("test")).tolist() == [2, 2]
+    assert np.bincount(d.labels()).tolist() == [3, 3]
+
+
+def test_images_of_different_sizes_want_a_size(tmp_path):
+    for k, size in enumerate(((4, 4), (6, 4), (4, 4))):
+        picture(tmp_path / "train" / "ant" / f"{k}.png", 9, size)
+    with pytest.raises(DataError, match=r"4x6 pixels where others have 4x4; say data.size"):
+        load(section("folder", test_share=0.0), tmp_path)
+    d = load(section("folder", test_share=0.34, size=[8, 2], grey=True), tmp_path)
+    assert d.input_shape == (1, 8, 2)
+
+
+def test_tiny_imagenet_is_read_in_its_own_layout(tmp_path):
+    top = tmp_path / "tiny-imagenet-200"
+    for c, name in enumerate(("n01", "n02")):
+        picture(top / "train" / name / "images" / f"{name}_0.png", c)
+    picture(top / "val" / "images" / "val_0.png", 50)
+    picture(top / "val" / "images" / "val_1.png", 60)
+    picture(top / "test" / "images" / "test_0.png", 70)  # without labels: not used
+    (top / "val" / "val_annotations.txt").write_text("val_0.png\tn02\t0\t0\t1\t1\nval_1.png\tn01\t0\t0\t1\t1\n")
+    d = load(section("tiny-imagenet"), tmp_path)
+    assert (d.test[0][:, 0, 0, 0].tolist(), d.test[1].tolist()) == ([50, 60], [1, 0])
+    assert d.mean == (0.4802, 0.4481, 0.3975)
+
+
+def test_a_broken_image_is_named(tmp_path):
+    (tmp_path / "train" / "ant").mkdir(parents=True)
+    (tmp_path / "train" / "ant" / "0.png").write_text("no image")
+    with pytest.raises(DataError, match=r"0.png: not a readable image"):
+        load(section("folder"), tmp_path)
+
+
+# -- at a site -------------------------------------------------------------------------------------------------------
+def test_a_site_brings_its_own_folder_and_lacks_some_classes(tmp_path):
+    for k in range(4):
+        picture(tmp_path / "train" / "bee" / f"{k}.png", k)
+    d = load_site(section("site", shape=[3, 4, 4], classes=["ant", "bee", "cat"], test_share=0.25), tmp_path)
+    assert (d.classes, d.labels().tolist(), d.labels("test").tolist()) == (3, [1, 1, 1], [1])
+    assert d.mean == (0.5, 0.5, 0.5)  # never the site's own statistics
+    site = alone(d).site(0)
+    assert (site.n, site.n_test, site.class_counts.tolist()) == (3, 1, [0, 3, 0])
+
+
+def test_a_site_brings_one_npz_file(tmp_path):
+    np.savez(tmp_path / "mine.npz", x_train=np.zeros((3, 7), dtype=np.float32), y_train=np.array([0, 0, 1]))
+    d = load_site(section("site", shape=[7], classes=2), tmp_path)
+    assert (d.n_train, d.n_test) == (3, 0)
+    with pytest.raises(DataError, match=r"holds samples of shape \[7\] in 2 classes; .* say \[8\] and 2"):
+        load_site(section("site", shape=[8], classes=2), tmp_path)
+
+
+def test_a_site_brings_a_registered_dataset(own, tmp_path):
+    own("sensors")(lambda root, *, window=1: toy())
+    assert load_site(section("site", shape=[3], classes=2, format="sensors", window=2), tmp_path).n_train == 6
+
+
+@pytest.mark.parametrize(("options", "folder", "says"), [
+    ({"shape": [3], "classes": 2}, "empty", r"found neither train/<class>/ nor one .npz file"),
+    ({"classes": 2}, "empty", "say the shape of a sample"),
+    ({"shape": [3], "classes": 2}, "nowhere", "there is no such folder or file"),
+    ({"shape": [3], "classes": 2}, None, "--data DIR"),
+    ({"shape": [3], "classes": 2, "format": "site"}, "empty", "unknown format 'site'"),
+])
+def test_a_site_that_cannot_be_read_says_why(tmp_path, options, folder, says):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises((ConfigError, DataError), match=says):
+        load_site(section("site", **options), folder and tmp_path / folder)
+
+
+def test_the_server_loads_nothing_of_a_site():
+    with pytest.raises(ConfigError, match="read by each client from its own --data DIR"):
+        load(section("site", shape=[3], classes=2))
+
+
+# -- export and back -------------------------------------------------------------------------------------------------
+def test_an_exported_partition_is_read_back_as_it_was(tmp_path):
+    import json
+
+    d = load(section("digits"))
+    base = {"client_test": "like_train", "validation": 0.0, "public": {"samples": 20}, "baseline_pool": "same"}
+    first = split(d, Section(partition={"scheme": "dirichlet", "alpha": 0.5}, **base), 4, 0)
+    (tmp_path / "parts.json").write_text(json.dumps(first.export()))
+    again = split(d, Section(partition={"scheme": "file", "path": str(tmp_path / "parts.json")}, **base), 4, 0)
+    assert [again.sha256(i) for i in range(4)] == [first.sha256(i) for i in range(4)]
+    assert all((a == b).all() for a, b in zip(again.tests, first.tests))
