@@ -28,6 +28,8 @@ from fednet.errors import ConfigError, unknown
 if typing.TYPE_CHECKING:
     from torch import nn
 
+B = typing.TypeVar("B", bound=Callable[..., Any])
+
 ENGINE_KEYS = frozenset({"buffers", "trainable"})  # of the `model:` section, but not the model's: see config.py
 
 
@@ -48,9 +50,9 @@ def spec(name: str) -> Spec:
 
 def options(build: Callable[..., Any]) -> type[msgspec.Struct]:
     """The type a model's own keys are checked against: its attribute `Options`, or its keyword arguments."""
-    declared: type[msgspec.Struct] | None = getattr(build, "Options", None)
-    if declared is not None:
-        return declared
+    own: type[msgspec.Struct] | None = getattr(build, "Options", None)
+    if own is not None:
+        return own
     target = build.__init__ if inspect.isclass(build) else build
     hints = typing.get_type_hints(target, include_extras=True)
     fields: list[Any] = []
@@ -60,6 +62,12 @@ def options(build: Callable[..., Any]) -> type[msgspec.Struct]:
         kind = hints.get(p.name, Any)
         fields.append((p.name, kind) if p.default is p.empty else (p.name, kind, p.default))
     return msgspec.defstruct("Options", fields, forbid_unknown_fields=True, frozen=True, kw_only=True)
+
+
+def declared(build: B) -> B:
+    """Decorator: sets `Options` from the keyword arguments, for those who look for the attribute."""
+    build.Options = options(build)  # type: ignore[attr-defined]
+    return build
 
 
 def build(section: Mapping[str, Any], input_shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:

@@ -6,12 +6,13 @@ from typing import Literal
 
 from torch import nn
 
-from fednet.models import image
+from fednet.models import declared, image
 from fednet.models.parts import NORMS, Net, chain, padding_of_first
 from fednet.registry import model
 
 
 @model("convnet3")
+@declared
 def convnet3(*, input_shape: tuple[int, ...], classes: int,
              norm: Literal["instance", "none"] = "instance") -> nn.Module:
     """Three times conv 3x3 128, instance norm, ReLU, average pooling (FedDC's CNN)."""

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fednet.errors import ConfigError
-from fednet.models import image
+from fednet.models import declared, image
 from fednet.models.parts import Net, ProjectedNet, chain
 from fednet.registry import model
 
@@ -67,6 +67,7 @@ def _body(channels: int, depths: tuple[int, ...], stem: Stem, norm: Norm, bottle
 
 
 @model("resnet18_bn_proj")
+@declared
 def resnet18_bn_proj(*, input_shape: tuple[int, ...], classes: int, stem: Stem = "cifar") -> nn.Module:
     """ResNet-18 with BatchNorm, projection 512-512-256, linear head (FedPDC on Tiny-ImageNet)."""
     c, _, _ = image("resnet18_bn_proj", input_shape, 8)
@@ -74,6 +75,7 @@ def resnet18_bn_proj(*, input_shape: tuple[int, ...], classes: int, stem: Stem =
 
 
 @model("resnet50_bn_proj")
+@declared
 def resnet50_bn_proj(*, input_shape: tuple[int, ...], classes: int, stem: Stem = "cifar") -> nn.Module:
     """ResNet-50 with BatchNorm, projection 2048-2048-256, linear head (FedPDC and MOON on CIFAR)."""
     c, _, _ = image("resnet50_bn_proj", input_shape, 8)
@@ -81,6 +83,7 @@ def resnet50_bn_proj(*, input_shape: tuple[int, ...], classes: int, stem: Stem =
 
 
 @model("resnet18_gn")
+@declared
 def resnet18_gn(*, input_shape: tuple[int, ...], classes: int, stem: Stem = "cifar",
                 gn_groups: Annotated[int, msgspec.Meta(ge=1)] = 2) -> nn.Module:
     """ResNet-18 with GroupNorm of gn_groups groups and a linear head (FedDPC on CIFAR-100 and Tiny-ImageNet)."""

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import nn
 
-from fednet.models import image
+from fednet.models import declared, image
 from fednet.models.parts import NORMS, Net, chain, padding_of_first
 from fednet.registry import model
 
@@ -14,6 +14,7 @@ PLAN = (64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M")  # width
 
 
 @model("vgg11")
+@declared
 def vgg11(*, input_shape: tuple[int, ...], classes: int,
           norm: Literal["instance", "batch", "none"] = "instance") -> nn.Module:
     """Eight 3x3 convolutions of 64 to 512, five poolings, one linear layer (FedDC's VGG-11)."""

@@ -1,0 +1,82 @@
+"""Five papers' settings and printed figures: FedPDC, FedABC, FedDC, FedDPC, FedRDS.
+
+`tables.yaml` holds what they print. `bases/` (in the repository: configs/papers) holds one runnable configuration a
+results table. `cells("feddpc/table2")` puts the two together: every combination of method, dataset and heterogeneity,
+with the whole configuration of its run and the figures that the paper prints for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fednet.errors import ConfigError, unknown
+from fednet.papers.cell import Cell, lay
+
+__all__ = ["NAMES", "NO_RUNS", "Cell", "base", "cells", "printed", "results"]
+
+NAMES = {"fedpdc": "FedPDC", "fedabc": "FedABC", "feddc": "FedDC", "feddpc": "FedDPC", "fedrds": "FedRDS"}
+NO_RUNS = {
+    "feddpc/table1": "computation cost in O notation",
+    "feddc/figure7_text": "the class counts of one client of the authors' own partition",
+}
+HERE = Path(__file__).parent
+
+
+@functools.cache
+def printed() -> dict[str, Any]:
+    """What the papers print: paper (`fedpdc`, ...) -> title, settings, tables, anomalies. Not to be changed."""
+    whole = _read(HERE / "tables.yaml")["papers"]
+    return {key: whole[title] for key, title in NAMES.items()}
+
+
+def results() -> list[str]:
+    """The tables that runs stand behind: `fedpdc/table2`, ..."""
+    return [f"{paper}/{table}" for paper in NAMES for table in _module(paper).TABLES]
+
+
+def base(name: str) -> dict[str, Any]:
+    """The configuration that all cells of a table start from, as a mapping under the manual's keys."""
+    paper, table = _split(name)
+    return _extended(folder() / paper / f"{table}.yaml")
+
+
+def cells(name: str) -> list[Cell]:
+    """Every cell of a table such as `feddpc/table2`. Raises ConfigError for a name that is none of `results()`."""
+    paper, table = _split(name)
+    return list(_module(paper).TABLES[table](base(name), printed()[paper]["tables"][table]))
+
+
+def folder() -> Path:
+    """Where the tables' configurations lie: beside this file, or in the checkout where links do not work."""
+    return next(f for f in (HERE / "bases", HERE.parents[1] / "configs" / "papers") if f.is_dir())
+
+
+def _split(name: str) -> tuple[str, str]:
+    known = results()
+    found = next((k for k in known if k.lower() == name.lower()), None)
+    if found is None:
+        if name.lower() in NO_RUNS:
+            raise ConfigError(f"{name} has no runs behind it: it prints {NO_RUNS[name.lower()]}.")
+        raise ConfigError(unknown("table", name, known))
+    paper, _, table = found.partition("/")
+    return paper, table
+
+
+def _module(paper: str) -> Any:
+    return importlib.import_module(f"fednet.papers.{paper}")
+
+
+def _extended(path: Path) -> dict[str, Any]:
+    own = _read(path)
+    below = own.pop("extends", None)
+    return own if below is None else lay(_extended(path.parent / below), own)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return found

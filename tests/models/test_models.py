@@ -118,6 +118,12 @@ def test_reset_gives_a_fresh_model_from_the_current_generator():
     assert torch.equal(module.body.norm1.weight, torch.ones(128))
 
 
+def test_options_are_read_off_the_keyword_arguments():
+    assert models.spec("resnet18_gn").Options.__struct_fields__ == ("stem", "gn_groups")
+    assert models.spec("resnet18_gn").build.Options() == models.spec("resnet18_gn").Options(stem="cifar", gn_groups=2)
+    assert models.spec("lenet5").Options.__struct_fields__ == ()
+
+
 def test_keys_of_the_engine_are_none_of_the_models_business():
     make("lenet5", buffers="local", trainable="head.*", weights=None)
 

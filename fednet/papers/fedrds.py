@@ -1,0 +1,68 @@
+"""FedRDS's tables. beta, the shared fraction, is `data.public.fraction`; alpha of it goes to each client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fednet.papers.cell import DATASETS, Cell, make
+
+COLUMNS: dict[str, dict[str, Any]] = {  # Table 2 of the paper; the networks' sizes are its own for MNIST only
+    "MNIST": {"model": {"name": "rds_mnist"}, "train": {"lr": 0.001, "batch_size": 8}},
+    "Fashion-MNIST": {"model": {"name": "rds_fmnist"}, "train": {"lr": 0.0001, "batch_size": 14}},
+    "SVHN": {"model": {"name": "rds_cifar"}, "train": {"lr": 0.1, "batch_size": 500}},
+    "CIFAR-10": {"model": {"name": "rds_cifar"}, "train": {"lr": 0.01, "batch_size": 10}},
+}
+METHODS: dict[str, dict[str, Any]] = {
+    "FedAvg": {"name": "fedavg"},
+    "FedProx": {"name": "fedprox", "mu": 0.01},
+    "MOON": {"name": "moon", "mu": 1.0, "tau": 0.5},  # unstated
+    "FedRDS": {"name": "fedrds", "alpha": 0.5, "sigma_mode": "scaled", "sigma0": 0.01},
+}
+SIGMA = {"algorithm.sigma0": [0.001, 0.01, 0.1, 1.0]}
+
+
+def cell(table: str, base: Mapping[str, Any], name: str, dataset: str, figures: dict[str, Any], beta: float = 0.1,
+         **rest: Any) -> Cell:
+    over = [COLUMNS[dataset], {"algorithm": METHODS[name]},
+            {"data": {"dataset": DATASETS[dataset], "public": {"fraction": beta}}}]
+    rest.setdefault("grids", SIGMA if name == "FedRDS" else {})
+    return make("fedrds", table, base, over, method=name, dataset=dataset, heterogeneity="2 shards",
+                figures=figures, **rest)
+
+
+def table3(base: Mapping[str, Any], printed: Mapping[str, Any]) -> Iterator[Cell]:
+    for dataset, row in printed["rows"].items():
+        for name, figure in zip(printed["columns"], row, strict=True):
+            yield cell("table3", base, name, dataset, {"best_accuracy": figure})
+
+
+def table4(base: Mapping[str, Any], printed: Mapping[str, Any]) -> Iterator[Cell]:
+    headings = printed["columns"][::2]
+    for name, row in printed["rows"].items():
+        for k, heading in enumerate(headings):
+            yield cell("table4", base, name, heading.removesuffix(" rounds"),
+                       {"rounds_to_target": row[2 * k], "speedup": row[2 * k + 1]}, versus="FedAvg", target_round=100)
+
+
+def section43(base: Mapping[str, Any], printed: Mapping[str, Any]) -> Iterator[Cell]:
+    rows, table = printed["rows"], "text_section43"
+    for dataset in ("MNIST", "Fashion-MNIST"):
+        yield cell(table, base, "FedRDS", dataset, {"flat_after_round": rows[f"{dataset}_FedRDS_flat_after_round"]})
+    steady = {"steady_after_round": rows["SVHN_CIFAR_fluctuation_before_round"]}
+    yield cell(table, base, "FedRDS", "SVHN", steady)
+    gain = {"points_gained": rows["CIFAR-10_FedAvg_below_FedRDS_points"]}
+    yield cell(table, base, "FedRDS", "CIFAR-10", {**gain, **steady}, versus="FedAvg")
+    yield cell(table, base, "FedAvg", "CIFAR-10", {"best_accuracy": None})
+
+
+def figure_a1(base: Mapping[str, Any], printed: Mapping[str, Any]) -> Iterator[Cell]:
+    rows, table = printed["rows"], "figureA1_text"
+    at_beta = {"best_accuracy": rows["beta_10_percent"]}
+    yield cell(table, base, "FedRDS", "CIFAR-10", at_beta, variant="beta=0.1", grids={})
+    # Which values of beta the curve has is not said in the text.
+    yield cell(table, base, "FedRDS", "CIFAR-10", {"best_accuracy": rows["best_over_beta"]}, variant="best beta",
+               grids={"data.public.fraction": [0.02, 0.05, 0.1, 0.2, 0.3]})
+
+
+TABLES = {"table3": table3, "table4": table4, "text_section43": section43, "figureA1_text": figure_a1}

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fednet.errors import ConfigError
+from fednet.registry import compressor
+from fednet.wire.compressors.base import Floats, Indices, Select
+
+
+@compressor("topk")
+class TopK(Select):
+    """Keeps the `share` of the values that are largest in magnitude, at least one; of equal ones those that come first.
+
+    With error feedback: what was not sent is added to what is sent next. On the wire: uint32 indices, ascending, then
+    the values, as the rest of the chain writes them.
+    """
+
+    paper = "Stich et al. 2018, Sparsified SGD with Memory, arXiv:1809.07599"
+    biased = True
+    updates_only = True
+
+    def __init__(self, share: float) -> None:
+        if not 0 < share <= 1:
+            raise ConfigError(f"topk({share}): expected a share of the values, above 0 and at most 1.")
+        self.share = float(share)
+
+    def count(self, n: int) -> int:
+        return min(n, max(1, math.floor(self.share * n + 0.5)))
+
+    def select(self, x: Floats) -> Indices:
+        k = self.count(x.size)
+        if k == 0:
+            return np.zeros(0, dtype=np.uint32)
+        size = np.nan_to_num(np.abs(x), nan=np.inf, posinf=np.inf)  # what is not finite is sent, and refused there
+        least = np.partition(size, x.size - k)[x.size - k]  # the k-th largest
+        keep = size > least
+        ties = np.flatnonzero(size == least)
+        keep[ties[: k - int(np.count_nonzero(keep))]] = True
+        return np.flatnonzero(keep).astype(np.uint32)

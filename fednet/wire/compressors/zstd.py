@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from types import ModuleType
+
+from fednet.errors import ConfigError, RemoteProtocolError
+from fednet.registry import compressor
+from fednet.wire.compressors.base import Lossless
+
+
+@compressor("zstd")
+class Zstd(Lossless):
+    """Zstandard at `level` (3): lossless, on the bytes that the rest of the chain gives."""
+
+    paper = "Collet and Kucherawy 2021, RFC 8878"
+
+    def __init__(self, level: int = 3) -> None:
+        if level != int(level) or not 1 <= level <= 19:
+            raise ConfigError(f"zstd({level}): expected a level from 1 to 19.")
+        self.level = int(level)
+        self.library()
+
+    @staticmethod
+    def library() -> ModuleType:
+        try:
+            import zstandard
+        except ImportError:
+            raise ConfigError("zstd needs the package zstandard; `pip install 'fednet[zstd]'` brings it.") from None
+        return zstandard
+
+    def bound(self, nbytes: int) -> int:
+        # ZSTD_COMPRESSBOUND of zstd.h
+        return nbytes + (nbytes >> 8) + max(0, (128 * 1024 - nbytes) >> 11)
+
+    def encode(self, data: bytes) -> bytes:
+        packed: bytes = self.library().ZstdCompressor(level=self.level, write_content_size=True).compress(data)
+        return packed
+
+    def decode(self, data: memoryview, nbytes: int) -> bytes:
+        zstandard = self.library()
+        try:
+            # The declared size is what will be allocated, so it is checked before anything is.
+            declared = zstandard.get_frame_parameters(data).content_size
+            if declared != nbytes:
+                raise RemoteProtocolError(f"zstd: the frame announces {declared} bytes, expected {nbytes}.")
+            raw: bytes = zstandard.ZstdDecompressor().decompress(data, max_output_size=nbytes, allow_extra_data=False)
+        except zstandard.ZstdError as e:
+            raise RemoteProtocolError(f"zstd: {e}.") from e
+        if len(raw) != nbytes:
+            raise RemoteProtocolError(f"zstd: {len(raw)} bytes in the frame, expected {nbytes}.")
+        return raw

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from fednet import papers
+from fednet.errors import ConfigError
+from fednet.papers.cell import DATASETS, lay
+
+TABLES = papers.results()
+CELLS = [c for t in TABLES for c in papers.cells(t)]
+
+
+def only(table: str, **wanted: str) -> papers.Cell:
+    (found,) = [c for c in papers.cells(table) if all(getattr(c, k) == v for k, v in wanted.items())]
+    return found
+
+
+def settings(paper: str) -> dict:
+    return papers.printed()[paper]["settings"]
+
+
+def numbers(value: object) -> list[float]:
+    if isinstance(value, dict):
+        return [n for v in value.values() for n in numbers(v)]
+    if isinstance(value, list):
+        return [n for v in value for n in numbers(v)]
+    return [float(value)] if isinstance(value, (int, float)) else []
+
+
+# -- figures ----------------------------------------------------------------------------------------------------------
+def test_every_table_of_the_papers_has_cells_or_is_named_as_one_without_runs():
+    printed = {f"{paper}/{table}" for paper, facts in papers.printed().items() for table in facts["tables"]}
+    assert set(TABLES) | set(papers.NO_RUNS) == printed
+    assert not set(TABLES) & set(papers.NO_RUNS)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_number_of_a_table_is_the_figure_of_a_cell(table):
+    paper, _, name = table.partition("/")
+    rows = papers.printed()[paper]["tables"][name]["rows"]
+    found = Counter(v for c in papers.cells(table) for v in c.figures.values() if v is not None)
+    wanted = Counter(numbers(rows))
+    if table == "feddpc/table2":  # the seconds a round stand behind both alphas
+        wanted += Counter(row[-1] for method in rows.values() for row in method.values())
+    if table == "fedrds/text_section43":  # one number for two datasets
+        wanted[36] += 1
+    assert found == wanted
+
+
+@pytest.mark.parametrize(("table", "where", "figure"), [
+    ("fedpdc/table2", {"method": "MOON", "variant": "ResNet50"}, 83.2),
+    ("fedpdc/table3", {"method": "FedPDC", "heterogeneity": "beta=0.5"}, 31.5),
+    ("fedpdc/table5", {"method": "MOON", "dataset": "CIFAR-100"}, 78),
+    ("fedabc/table1", {"method": "FedRep", "dataset": "CIFAR-10", "heterogeneity": "alpha=0.5"}, 79.1),
+    ("fedabc/table2", {"method": "Scaffold", "dataset": "MNIST", "heterogeneity": "alpha=0.1"}, 76.8),
+    ("feddc/table1", {"method": "FedDC+", "variant": "E1", "heterogeneity": "alpha=0.1"}, 57.50),
+    ("feddc/figure6_text", {"method": "FedDC", "variant": "VGG-11"}, 57),
+    ("feddpc/table2", {"method": "FedCM", "dataset": "CIFAR-100", "heterogeneity": "alpha=0.6"}, 36.22),
+    ("fedrds/table3", {"method": "FedProx", "dataset": "SVHN"}, 83.32),
+    ("fedrds/table4", {"method": "MOON", "dataset": "SVHN"}, 42),
+])
+def test_a_cells_figure_is_the_one_in_the_paper(table, where, figure):
+    assert only(table, **where).figure == figure
+
+
+def test_a_method_that_never_reaches_the_target_has_no_figure():
+    cell = only("fedpdc/table5", method="FedProx", dataset="Tiny-ImageNet")
+    assert cell.figures == {"rounds_to_target": None, "speedup": None}
+    assert (cell.versus, cell.target_round) == ("FedAvg", 20)
+
+
+def test_what_is_measured_against_another_method_has_that_method_in_its_table():
+    for cell in CELLS:
+        if cell.versus is not None:
+            only(f"{cell.paper}/{cell.table}", method=cell.versus, dataset=cell.dataset, variant=cell.variant,
+                 heterogeneity=cell.heterogeneity)
+
+
+# -- configurations ---------------------------------------------------------------------------------------------------
+def test_cells_of_one_name_are_one_run():
+    seen: dict[str, dict] = {}
+    for cell in CELLS:
+        assert cell.config["name"] == cell.name
+        assert seen.setdefault(cell.name, cell.config) == cell.config
+    assert only("fedabc/table1", method="FedPer", dataset="MNIST", heterogeneity="alpha=0.3").name in {
+        c.name for c in papers.cells("fedabc/table2")}
+
+
+def test_within_a_table_no_two_cells_share_a_run():
+    for table in TABLES:
+        names = [c.name for c in papers.cells(table)]
+        assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("paper", papers.NAMES)
+def test_sizes_of_the_federation_and_local_training_are_the_papers(paper):
+    said = settings(paper)
+    optimizer = said["optimizer"]
+    for cell in (c for c in CELLS if c.paper == paper and c.method != "SOLO"):
+        config = cell.config
+        assert config["clients"] == said["clients"]
+        if said.get("participation") is not None:
+            assert config["participation"] == said["participation"]
+        for key, value in (("lr", optimizer.get("lr")), ("momentum", optimizer.get("momentum")),
+                           ("weight_decay", optimizer.get("weight_decay")),
+                           ("batch_size", optimizer.get("batch_size") or said.get("batch_size"))):
+            if value is not None:
+                assert config["train"][key] == value
+        if isinstance(said.get("local_epochs"), int):
+            assert config["train"]["epochs"] == said["local_epochs"]
+        if paper != "fedrds":
+            assert float(cell.heterogeneity.partition("=")[2]) == config["data"]["partition"]["alpha"]
+        assert config["data"]["dataset"] == DATASETS[cell.dataset]
+
+
+def test_rounds_and_values_that_differ_between_datasets_are_the_papers():
+    for cell in CELLS:
+        said = settings(cell.paper).get("datasets", {}).get(cell.dataset, {})
+        if isinstance(said.get("rounds"), int) and cell.method != "SOLO":
+            assert cell.config["rounds"] == said["rounds"]
+        if cell.paper == "fedabc":
+            assert cell.config["train"]["lr"] == said["lr"]
+            if cell.method == "FedABC":
+                algorithm = cell.config["algorithm"]
+                assert [algorithm[k] for k in ("m_p", "m_n", "m_nn", "focal_gamma")] == [
+                    said[k] for k in ("m_p", "m_n", "m_nn", "focal_exponent")]
+        if cell.paper == "fedrds":
+            row = settings("fedrds")["table2"][cell.dataset]
+            assert cell.config["train"]["lr"] == row["lr"]
+            assert cell.config["train"]["batch_size"] == row["batch_size"]
+            assert cell.config["train"]["epochs"] == row["local_epochs"]
+            assert cell.config["participation"] == row["fraction_clients"]
+            assert cell.config["data"]["public"]["fraction"] == row["beta_shared"]
+            if cell.method == "FedRDS":
+                assert cell.config["algorithm"]["alpha"] == row["alpha_shared_per_client"]
+
+
+def test_grids_are_the_papers():
+    said = settings("fedpdc")["hyperparameters"]
+    for name, key in (("FedPDC", "lambda"), ("FedProx", "mu"), ("MOON", "mu")):
+        assert only("fedpdc/table4", method=name).grids == {f"algorithm.{key}": said[name]["grid"]}
+    said = settings("feddpc")
+    for name, key in (("FedProx", "mu"), ("FedExP", "epsilon"), ("FedCM", "alpha"), ("FedGA", "beta")):
+        cell = only("feddpc/table2", method=name, dataset="CIFAR-10", heterogeneity="alpha=0.2")
+        option = {"epsilon": "eps"}.get(key, key)
+        assert cell.grids == {"train.lr": said["optimizer"]["lr_grid"],
+                              f"algorithm.{option}": said["hyperparameters"][f"{name}_{key}"]["grid"]}
+
+
+def test_every_default_of_a_grid_is_one_of_its_values():
+    for cell in CELLS:
+        for key, values in cell.grids.items():
+            value = cell.config
+            for step in key.split("."):
+                value = value[step]
+            assert value in values, (cell.name, key)
+
+
+def test_solo_is_three_hundred_epochs_without_federation():
+    config = only("fedpdc/table3", method="SOLO").config
+    assert (config["rounds"], config["train"]["epochs"], config["algorithm"]) == (1, 300, {"name": "local"})
+
+
+def test_feddc_differs_from_its_plus_in_the_condensation_only():
+    plain, plus = (only("feddc/table1", method=m, variant="E10", heterogeneity="alpha=1").config
+                   for m in ("FedDC", "FedDC+"))
+    said = settings("feddc")["condensation_plus"]
+    assert {k: v for k, v in plus["algorithm"].items() if k not in plain["algorithm"]} == {
+        "cond_momentum": said["momentum"], "cond_weight_decay": said["weight_decay"]}
+    assert {**plus, "algorithm": 0, "name": 0} == {**plain, "algorithm": 0, "name": 0}
+
+
+def test_feddpc_s_baselines_weight_clients_uniformly_as_its_objective_does():
+    assert only("feddpc/table2", method="FedProx", dataset="CIFAR-10",
+                heterogeneity="alpha=0.2").config["algorithm"]["weighting"] == "uniform"
+
+
+def test_a_method_of_ones_own_takes_a_cells_place():
+    cell = only("feddpc/table2", method="FedDPC", dataset="CIFAR-10", heterogeneity="alpha=0.2")
+    mine = cell.swapped("Mine", {"name": "mine", "k": 3})
+    assert mine.config == {**cell.config, "algorithm": {"name": "mine", "k": 3}, "name": mine.name}
+    assert mine.name == "feddpc-cifar-10-alpha=0.2-mine"
+    assert (mine.figure, mine.measure, mine.grids) == (None, "best_accuracy", {})
+    assert cell.figure == 55.44
+
+
+def test_laying_another_part_on_a_mapping_drops_the_options_of_the_one_below():
+    partition = {"scheme": "iid", "y": 1}
+    below = {"model": {"name": "a", "x": 1}, "data": {"dataset": "d", "partition": partition}, "rounds": 1}
+    assert lay(below, {"model": {"name": "b"}, "data": {"dataset": "e"}}) == {
+        "model": {"name": "b"}, "data": {"dataset": "e", "partition": partition}, "rounds": 1}
+    assert lay(below, {"model": {"z": 2}})["model"] == {"name": "a", "x": 1, "z": 2}
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
+def test_names_of_tables_are_forgiving_in_case_and_helpful_otherwise():
+    assert papers.cells("FedDPC/Table2") == papers.cells("feddpc/table2")
+    with pytest.raises(ConfigError, match=r"unknown table 'fedpdc/table9'.*Did you mean 'fedpdc/table"):
+        papers.cells("fedpdc/table9")
+    with pytest.raises(ConfigError, match=r"feddpc/table1 has no runs behind it.*O notation"):
+        papers.cells("feddpc/table1")

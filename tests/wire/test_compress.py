@@ -1,0 +1,319 @@
+from __future__ import annotations
+
+import math
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fednet import registry
+from fednet.errors import ConfigError, RemoteProtocolError
+from fednet.wire import compress
+
+CHAINS = [
+    [], ["fp16"], ["bf16"], ["qsgd(2)"], ["qsgd(4)"], ["qsgd(8)"], ["qsgd(16)"], ["sign"], ["zstd"], ["topk(0.3)"],
+    ["topk(0.3)", "fp16"], ["topk(0.1)", "qsgd(4)", "zstd"], ["topk(0.5)", "sign"], ["qsgd(8)", "zstd(1)"],
+    ["fp16", "zstd"],
+]
+IDS = ["+".join(c) or "none" for c in CHAINS]
+floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
+vectors = st.lists(floats, max_size=1200).map(lambda v: torch.tensor(v, dtype=torch.float32))
+
+
+def rng(k: int = 0) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(k))
+
+
+def sent(chain: compress.Chain, x: torch.Tensor, k: int = 0) -> torch.Tensor:
+    return chain.decode(chain.encode(x, rng(k)), x.numel())
+
+
+def normal(n: int, seed: int = 0) -> torch.Tensor:
+    return torch.from_numpy(rng(seed).standard_normal(n, dtype=np.float32))
+
+
+# -- every chain ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("items", CHAINS, ids=IDS)
+@settings(max_examples=25, deadline=None)
+@given(x=vectors)
+def test_what_is_decoded_has_the_length_and_what_is_encoded_the_size_that_was_predicted(items, x):
+    chain = compress.parse(items)
+    data = chain.encode(x, rng())
+    size, exact = chain.nbytes(x.numel())
+    assert len(data) == size if exact else len(data) <= size
+    assert exact == (not any(i.startswith("zstd") for i in items))
+    y = chain.decode(data, x.numel())
+    assert (y.dtype, y.shape) == (torch.float32, x.shape)
+    assert bool(torch.isfinite(y).all())
+
+
+@pytest.mark.parametrize("items", CHAINS, ids=IDS)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_mutated_bytes_are_decoded_or_refused_but_never_crash(items, data):
+    chain = compress.parse(items)
+    n = data.draw(st.sampled_from([0, 1, 5, 700]))
+    good = bytearray(chain.encode(normal(n), rng()))
+    for _ in range(data.draw(st.integers(1, 4))):
+        what = data.draw(st.sampled_from(["flip", "cut", "grow", "replace"]))
+        at = data.draw(st.integers(0, max(0, len(good) - 1)))
+        if what == "flip" and good:
+            good[at] ^= data.draw(st.integers(1, 255))
+        elif what == "cut":
+            del good[at:]
+        elif what == "grow":
+            good[at:at] = data.draw(st.binary(max_size=16))
+        else:
+            good = bytearray(data.draw(st.binary(max_size=64)))
+    try:
+        y = chain.decode(bytes(good), n)
+    except RemoteProtocolError:
+        return
+    assert y.shape == (n,)
+
+
+@pytest.mark.parametrize("items", CHAINS, ids=IDS)
+def test_a_value_that_is_not_finite_is_never_hidden(items):
+    chain = compress.parse(items)
+    for bad in (math.nan, math.inf, -math.inf):
+        x = normal(600)
+        x[7] = bad
+        try:
+            y = sent(chain, x)
+        except RemoteProtocolError:
+            continue
+        assert not bool(torch.isfinite(y).all())
+
+
+@pytest.mark.parametrize("items", CHAINS, ids=IDS)
+def test_the_same_draws_give_the_same_bytes(items):
+    chain, x = compress.parse(items), normal(3000)
+    assert chain.encode(x, rng(4)) == chain.encode(x, rng(4))
+
+
+@pytest.mark.parametrize("items", CHAINS, ids=IDS)
+@pytest.mark.parametrize("by", [-1, 1])
+def test_a_length_that_does_not_fit_the_number_of_values_is_refused(items, by):
+    chain = compress.parse(items)
+    with pytest.raises(RemoteProtocolError):
+        chain.decode(chain.encode(normal(700), rng()), 700 + by * 40)
+
+
+@pytest.mark.parametrize("items", [[], ["zstd"]])
+def test_a_lossless_chain_gives_back_every_bit(items):
+    x = normal(5000)
+    x[:3] = torch.tensor([0.0, -0.0, 1e-42])
+    assert sent(compress.parse(items), x).numpy().tobytes() == x.numpy().tobytes()
+    assert not compress.parse(items).lossy
+
+
+def test_what_is_no_vector_of_floats_is_not_taken():
+    with pytest.raises(TypeError, match="int64"):
+        compress.parse(["fp16"]).encode(torch.zeros(3, dtype=torch.int64), rng())
+
+
+# -- rounding ---------------------------------------------------------------------------------------------------------
+def test_fp16_rounds_to_eleven_bits_and_saturates():
+    x = torch.tensor([1.0, 1 + 2**-10, 1 + 2**-12, -70000.0, 1e38, 2**-24])
+    assert sent(compress.parse(["fp16"]), x).tolist() == [1.0, 1 + 2**-10, 1.0, -65504.0, 65504.0, 2**-24]
+
+
+def test_bf16_rounds_to_eight_bits_to_even_and_saturates():
+    x = torch.tensor([1.0, 1 + 2**-7, 1 + 2**-8, 1 + 3 * 2**-8, -3.4028235e38])
+    largest = torch.finfo(torch.bfloat16).max
+    assert sent(compress.parse(["bf16"]), x).tolist() == [1.0, 1 + 2**-7, 1.0, 1 + 2**-6, -largest]
+
+
+# -- qsgd -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("bits", [2, 4, 8, 16])
+def test_qsgd_keeps_what_lies_on_a_level(bits):
+    s = 2 ** (bits - 1) - 1
+    x = torch.arange(-s, s + 1, dtype=torch.float32)[:512]
+    x[0] = -s
+    assert torch.equal(sent(compress.parse([f"qsgd({bits})"]), x).round(decimals=2), x)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_qsgd_is_unbiased_and_each_draw_within_a_level(bits):
+    s, draws = 2 ** (bits - 1) - 1, 2000
+    x = normal(700)
+    m = torch.cat([x[:512].abs().max().expand(512), x[512:].abs().max().expand(188)])
+    chain, source = compress.parse([f"qsgd({bits})"]), rng(1)
+    total = torch.zeros(700, dtype=torch.float64)
+    for _ in range(draws):
+        y = chain.decode(chain.encode(x, source), 700)
+        assert bool(((y - x).abs() <= m / s * 1.0001).all())
+        total += y
+    # Standard deviation of a draw is at most m/2s; 6 of the mean's, since 700 are looked at.
+    assert bool(((total / draws - x).abs() <= 6 * m / (2 * s) / draws**0.5).all())
+
+
+@settings(max_examples=100, deadline=None)
+@given(x=vectors, bits=st.sampled_from([2, 4, 8, 16]))
+def test_qsgd_errs_by_at_most_a_level_of_its_bucket_and_never_changes_a_sign(x, bits):
+    y = sent(compress.parse([f"qsgd({bits})"]), x)
+    for start in range(0, x.numel(), 512):
+        a, b = x[start : start + 512].double(), y[start : start + 512].double()
+        level = float(a.abs().max()) / (2 ** (bits - 1) - 1)
+        assert float((a - b).abs().max()) <= level * (1 + 1e-5) + 2e-45 * 2
+        assert bool((a * b >= 0).all())
+
+
+def test_qsgd_of_8_bits_takes_a_byte_a_value_and_a_scale_a_bucket():
+    assert compress.parse(["qsgd(8)"]).nbytes(1025) == (1025 + 3 * 4, True)
+    assert compress.parse(["qsgd(4)"]).nbytes(5) == (3 + 4, True)
+
+
+def test_qsgd_refuses_a_code_beyond_its_levels_and_a_scale_that_is_none():
+    chain = compress.parse(["qsgd(4)"])
+    scale = np.array([1.0], dtype="<f4").tobytes()
+    assert chain.decode(scale + bytes([0xE0, 0x07]), 3).tolist() == [-1.0, 1.0, 0.0]  # s = 7, codes 0, 14, 7
+    with pytest.raises(RemoteProtocolError, match="above 14"):
+        chain.decode(scale + bytes([0xF0, 0x07]), 3)
+    with pytest.raises(RemoteProtocolError, match="after the last"):
+        chain.decode(scale + bytes([0xE0, 0x17]), 3)
+    for bad in (np.nan, np.inf, -1.0):
+        with pytest.raises(RemoteProtocolError, match="scale"):
+            chain.decode(np.array([bad], dtype="<f4").tobytes() + bytes([0xE0, 0x07]), 3)
+
+
+# -- topk and sign ----------------------------------------------------------------------------------------------------
+def test_topk_keeps_the_largest_and_of_equal_ones_the_first():
+    chain = compress.parse(["topk(0.5)"])
+    assert sent(chain, torch.tensor([1.0, -2.0, 2.0, 2.0, 0.5, -3.0])).tolist() == [0, -2, 2, 0, 0, -3]
+    assert sent(chain, torch.ones(4)).tolist() == [1, 1, 0, 0]
+    assert sent(chain, torch.zeros(3)).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("share", "n", "k"), [(0.01, 1000, 10), (0.01, 10, 1), (0.25, 10, 3), (1, 7, 7), (0.5, 0, 0)])
+def test_topk_keeps_its_share_rounded_and_at_least_one(share, n, k):
+    assert compress.parse([f"topk({share})"]).nbytes(n) == (8 * k, True)
+    assert int((sent(compress.parse([f"topk({share})"]), normal(n)) != 0).sum()) == k
+
+
+@settings(max_examples=60, deadline=None)
+@given(x=vectors.filter(lambda v: v.numel() > 0))
+def test_nothing_that_topk_drops_is_larger_than_what_it_keeps(x):
+    y = sent(compress.parse(["topk(0.2)"]), x)
+    kept = y != 0
+    assert torch.equal(y[kept], x[kept])
+    if bool(kept.any()):
+        assert float(x[~kept].abs().max() if bool((~kept).any()) else 0) <= float(x[kept].abs().min())
+
+
+@pytest.mark.parametrize("indices", [[2, 1], [1, 1], [1, 4], [0, 2**32 - 1]])
+def test_topk_refuses_indices_that_do_not_ascend_or_lie_outside(indices):
+    data = np.array(indices, dtype="<u4").tobytes() + np.array([1, 2], dtype="<f4").tobytes()
+    with pytest.raises(RemoteProtocolError, match="ascend"):
+        compress.parse(["topk(0.5)"]).decode(data, 4)
+
+
+def test_sign_sends_the_mean_magnitude_with_a_bit_a_value():
+    chain = compress.parse(["sign"])
+    assert sent(chain, torch.tensor([1.0, -3.0, 0.0, 4.0])).tolist() == [2, -2, 2, 2]
+    assert chain.nbytes(9) == (4 + 2, True)
+    with pytest.raises(RemoteProtocolError, match="after the last"):
+        chain.decode(np.array([1.0], dtype="<f4").tobytes() + bytes([0b1000]), 3)
+
+
+def test_the_values_after_topk_are_written_by_the_codec_that_follows():
+    chain = compress.parse(["topk(0.5)", "sign"])
+    assert sent(chain, torch.tensor([1.0, -3.0, 0.0, 5.0])).tolist() == [0, -4, 0, 4]
+    assert chain.nbytes(4) == (2 * 4 + 4 + 1, True)
+
+
+# -- zstd -------------------------------------------------------------------------------------------------------------
+def test_zstd_shortens_what_repeats():
+    chain = compress.parse(["zstd"])
+    assert len(chain.encode(torch.zeros(100_000), rng())) < 100
+
+
+def test_a_zstd_bomb_is_refused_by_its_announcement_before_anything_is_allocated():
+    zstandard = pytest.importorskip("zstandard")
+    bomb = zstandard.ZstdCompressor().compress(bytes(50_000_000))
+    with pytest.raises(RemoteProtocolError, match="announces 50000000 bytes, expected 4000"):
+        compress.parse(["zstd"]).decode(bomb, 1000)
+    unannounced = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(50_000_000))
+    with pytest.raises(RemoteProtocolError, match="announces"):
+        compress.parse(["zstd"]).decode(unannounced, 1000)
+
+
+def test_bytes_after_the_zstd_frame_are_refused():
+    chain = compress.parse(["zstd"])
+    with pytest.raises(RemoteProtocolError):
+        chain.decode(chain.encode(normal(10), rng()) + b"x", 10)
+
+
+def test_without_the_package_zstd_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(ConfigError, match=r"fednet\[zstd\]"):
+        compress.parse(["zstd"])
+
+
+# -- error feedback ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("items", [["topk(0.1)"], ["sign"], ["topk(0.1)", "qsgd(4)"]])
+def test_with_feedback_all_that_was_sent_and_the_residual_add_up_to_all_that_was_to_be_sent(items):
+    chain, source = compress.parse(items), rng(2)
+    assert chain.needs_feedback
+    residual, arrived, wanted = None, torch.zeros(200), torch.zeros(200)
+    for k in range(20):
+        x = normal(200, seed=k)
+        data, residual = chain.encode_with_feedback(x, residual, source)
+        arrived += chain.decode(data, 200)
+        wanted += x
+    assert torch.allclose(arrived + residual, wanted, atol=1e-4)
+    assert not torch.allclose(arrived, wanted, atol=0.1)
+
+
+def test_feedback_of_a_value_that_is_not_finite_keeps_the_residual():
+    x = torch.tensor([1.0, math.nan])
+    assert compress.parse(["topk(0.5)"]).encode_with_feedback(x, None, rng())[1].tolist() == [0, 0]
+    kept = torch.tensor([0.5, 0.25])
+    assert compress.parse(["sign"]).encode_with_feedback(x, kept, rng())[1] is kept
+
+
+def test_what_is_unbiased_or_only_rounded_needs_no_feedback():
+    assert not any(compress.parse([c]).needs_feedback for c in ("qsgd(8)", "fp16", "bf16", "zstd"))
+
+
+# -- configuration ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("items", "words"), [
+    (["topk"], r"topk.*expected topk\(share\)"),
+    (["topk(2)"], r"above 0 and at most 1"),
+    (["topk(0)"], r"above 0 and at most 1"),
+    (["qsgd(3)"], r"2, 4, 8 or 16"),
+    (["qsgd(8, 2)"], r"expected qsgd\(bits\)"),
+    (["fp16(2)"], r"expected fp16\."),
+    (["zstd(40)"], r"from 1 to 19"),
+    (["topk(many)"], r"'many' is not a number"),
+    (["topk(nan)"], r"'nan' is not a number"),
+    (["fp61"], r"unknown compressor 'fp61'.*Did you mean 'fp16'"),
+    (["topk(0.1"], r"in parentheses"),
+    ([8], r"expected a name"),
+    (["zstd", "fp16"], r"\[zstd\]: 'fp16' cannot follow"),
+    (["topk(0.1)", "topk(0.1)"], r"cannot follow"),
+    (["fp16", "topk(0.1)"], r"cannot follow"),
+    (["fp16", "qsgd(8)"], r"cannot follow"),
+])
+def test_a_chain_that_makes_no_sense_says_why(items, words):
+    with pytest.raises(ConfigError, match=words):
+        compress.parse(items)
+
+
+def test_the_chains_of_a_section_are_by_kind_and_name_their_place():
+    found = compress.chains({"delta": ["topk(0.01)", "qsgd(8)"], "state": ["fp16"], "control": []})
+    assert {k: str(v) for k, v in found.items()} == {"delta": "[topk(0.01), qsgd(8)]", "state": "[fp16]"}
+    with pytest.raises(ConfigError, match=r"wire\.down\.delta: unknown compressor"):
+        compress.chains({"delta": ["gzip"]}, "wire.down")
+    with pytest.raises(ConfigError, match=r"wire\.up\.state: \[topk\(0.1\)\] makes sense for differences"):
+        compress.chains({"state": ["topk(0.1)"]})
+
+
+def test_every_compressor_is_registered_with_its_paper():
+    assert {e.name for e in registry.compressor.entries()} >= {"fp16", "bf16", "qsgd", "topk", "sign", "zstd"}
+    for entry in registry.compressor.entries():
+        assert entry.facts["paper"]
+        assert entry.summary
