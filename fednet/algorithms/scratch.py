@@ -49,7 +49,7 @@ class Scratch:
                 owner._buffers[leaf] = view
 
     def load(self, x: Tensors) -> nn.Module:
-        """Overwrites every tensor of the layout by `x`; returns the module. StateError for another layout."""
+        """Overwrites every tensor of the layout by `x` and returns the module. StateError: another layout."""
         if x.layout != self.layout:
             raise StateError(f"a model of {len(self.layout.slots)} tensors cannot hold the {len(x.layout.slots)} tensors "
                              "of another layout.")
