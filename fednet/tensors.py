@@ -229,7 +229,8 @@ class Tensors:
     def with_buffers(self, other: Tensors) -> Tensors:
         """These parameters with the buffers and counters of `other`."""
         layout = other.layout if self.layout != other.layout else self.layout
-        return Tensors(layout, self.vector, other.buffers, other.counters)
+        device = self.vector.device
+        return Tensors(layout, self.vector, other.buffers.to(device), other.counters.to(device))
 
     def clone(self) -> Tensors:
         return Tensors(self.layout, self.vector.clone(), self.buffers.clone(), self.counters.clone())

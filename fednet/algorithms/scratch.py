@@ -51,8 +51,8 @@ class Scratch:
     def load(self, x: Tensors) -> nn.Module:
         """Overwrites every tensor of the layout by `x` and returns the module. StateError: another layout."""
         if x.layout != self.layout:
-            raise StateError(f"a model of {len(self.layout.slots)} tensors cannot hold the {len(x.layout.slots)} tensors "
-                             "of another layout.")
+            raise StateError(f"a model of {len(self.layout.slots)} tensors cannot hold {len(x.layout.slots)} of "
+                             "another layout.")
         self.vector.copy_(x.vector)
         self.buffers.copy_(x.buffers)
         self.counters.copy_(x.counters)

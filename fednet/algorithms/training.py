@@ -86,8 +86,8 @@ def joined(x: Any, y: torch.Tensor, more: tuple[Any, torch.Tensor] | None) -> tu
 
 # -- modes -------------------------------------------------------------------------------------------------------------
 def autocast(precision: str, device: torch.device) -> tuple[Any, float]:
-    """(context for the forward pass, factor on the loss). In fp16 small gradients would vanish: the loss is multiplied by
-    a fixed power of two, exact to take back, and free of the wait for the device that a dynamic factor costs."""
+    """(context for the forward pass, factor on the loss). In fp16 small gradients would vanish: the loss is multiplied
+    by a fixed power of two, exact to take back, and free of the wait for the device that a dynamic factor costs."""
     if precision == "bf16":
         return torch.autocast(device.type, torch.bfloat16), 1.0
     if precision == "fp16":

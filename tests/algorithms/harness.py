@@ -20,10 +20,11 @@ from fednet.algorithms.scratch import Scratch
 from fednet.algorithms.state import dump, load
 from fednet.config.sections import AlgorithmSection, Config, EvaluateSection, ModelSection, TrainSection
 from fednet.data import Data
-from fednet.tensors import Layout, Tensors
+from fednet.tensors import Layout, Slot, Tensors
 
 
-def images(n: int = 200, classes: int = 5, shape: tuple[int, ...] = (1, 16, 16), seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+def images(n: int = 200, classes: int = 5, shape: tuple[int, ...] = (1, 16, 16),
+           seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
     """n random images, each its class's pattern under noise: separable, so that accuracies mean something."""
     draw = seeds.rng(seed, "test images")
     y = draw.integers(0, classes, n)
@@ -34,7 +35,7 @@ def images(n: int = 200, classes: int = 5, shape: tuple[int, ...] = (1, 16, 16),
 
 @dataclass
 class Federation:
-    """parts: indices of each client's samples; default: n samples cut unevenly (40, 43, 55, 62 of 200 for four)."""
+    """parts: indices of each client's samples; default: cut unevenly (33, 44, 56, 67 of 200 for four)."""
 
     clients: int = 4
     model: Mapping[str, Any] = field(default_factory=lambda: {"name": "mlp", "hidden": [16]})
@@ -49,14 +50,15 @@ class Federation:
     def __post_init__(self) -> None:
         self.x, self.y = images(classes=self.classes) if self.data is None else self.data
         if self.parts is None:
-            ends = [int(len(self.y) * (0.55 * (k + 1) + 0.45 * (k + 1) ** 2 / self.clients) / self.clients) for k in range(self.clients)]
+            shares = np.arange(1, self.clients + 1) / self.clients
+            ends = (len(self.y) * (0.55 * shares + 0.45 * shares**2)).round().astype(int)
             self.parts = [np.arange(a, b) for a, b in zip([0, *ends], ends)]
 
     # -- what every run of this federation shares --------------------------------------------------------------------
     @property
     def config(self) -> Config:
         defaults = {"batch_size": 16, "lr": 0.1}
-        return Config(seed=self.seed, rounds=self.rounds, clients=self.clients, algorithm=AlgorithmSection(name="fedavg"),
+        return Config(seed=self.seed, rounds=self.rounds, clients=self.clients, algorithm=AlgorithmSection(),
                       model=ModelSection(name=self.model["name"]), train=TrainSection(**{**defaults, **self.train}),
                       evaluate=EvaluateSection())
 
@@ -92,9 +94,10 @@ class Federation:
         kind = registry.algorithm.get(name)
         return kind(msgspec.convert(options, kind.Config), clients=self.clients)
 
-    def run(self, name: str, *, cohorts: Sequence[Sequence[int]] | None = None, saved: bool = False, **options: Any) -> Run:
-        """Runs `rounds` rounds. cohorts: ids by round; default all. saved: every state goes through dump and load on its
-        way, as a run does that is killed and resumed after each step."""
+    def run(self, name: str, *, cohorts: Sequence[Sequence[int]] | None = None, saved: bool = False,
+            **options: Any) -> Run:
+        """Runs `rounds` rounds. cohorts: ids by round; default all. saved: every state goes through dump and load on
+        its way, as in a run that is killed and resumed after each step."""
         run = Run(self, self.make(name, **options), saved)
         for t in range(self.rounds):
             run.round(range(self.clients) if cohorts is None else cohorts[t])
@@ -132,7 +135,8 @@ class Run:
 
     def site(self, client: int, phase: int = 0, round: int | None = None) -> SiteHost:
         data = self.federation.samples(client)
-        return SiteHost(self.setting, self.scratch, client, len(self.servers) if round is None else round, phase, train=data, test=data)
+        t = len(self.servers) if round is None else round
+        return SiteHost(self.setting, self.scratch, client, t, phase, train=data, test=data)
 
     def round(self, cohort: Sequence[int], lost: Sequence[int] = ()) -> Any:
         """One round of `cohort`. lost: clients whose last upload is dropped, and whose state is not committed."""
@@ -182,4 +186,37 @@ def same(a: Tensors, b: Tensors) -> bool:
 
 def close(a: Tensors, b: Tensors, tolerance: float = 1e-6) -> bool:
     """||a - b|| <= tolerance * ||b||, and buffers alike."""
-    return (a - b).norm() <= tolerance * max(b.norm(), 1e-12) and torch.allclose(a.buffers, b.buffers, rtol=tolerance, atol=tolerance)
+    buffers = torch.allclose(a.buffers, b.buffers, rtol=tolerance, atol=tolerance)
+    return buffers and (a - b).norm() <= tolerance * max(b.norm(), 1e-12)
+
+
+# -- the server's half alone, on numbers that fit in the head ---------------------------------------------------------
+def vector(*values: float, buffers: Sequence[float] = ()) -> Tensors:
+    """A model of one parameter tensor `w` (and one buffer `b`)."""
+    slots = [Slot("w", (len(values),), "parameter")] + ([Slot("b", (len(buffers),), "buffer")] if buffers else [])
+    return Tensors(Layout(tuple(slots)), torch.tensor(values, dtype=torch.float32),
+                   torch.tensor(list(buffers), dtype=torch.float32), torch.zeros(0, dtype=torch.int64))
+
+
+class Desk:
+    """A server host for such models. lr: eta_l; lr_decay: since round 1."""
+
+    def __init__(self, clients: int, lr: float = 1.0, lr_decay: float = 1.0, momentum: float = 0.0) -> None:
+        self.clients, self.lr, self.lr_decay, self.momentum = clients, lr, lr_decay, momentum
+        self.phase, self.round = 0, 1
+        self.reported: dict[str, Any] = {}
+        self.warnings: list[str] = []
+
+    def report(self, **values: Any) -> None:
+        self.reported.update(values)
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+def serve(algorithm: Any, server: Any, ups: Mapping[int, Any], host: Desk) -> Any:
+    """The server's next state, after these replies."""
+    fold = algorithm.start(server, host.phase)
+    for client in sorted(ups):
+        fold = algorithm.fold(fold, server, client, ups[client], host)
+    return algorithm.finish(fold, server, sorted(ups), host)
