@@ -81,7 +81,7 @@ class Federation:
         return Data(train=(x, y), classes=self.classes)
 
     def samples(self, client: int) -> tuple[torch.Tensor, torch.Tensor]:
-        index = torch.as_tensor(np.asarray(self.parts[client]))
+        index = torch.as_tensor(np.asarray(self.parts[client], dtype=np.int64))
         return self.x[index], self.y[index]
 
     def setting(self, algorithm: Any) -> Setting:
