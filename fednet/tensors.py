@@ -229,7 +229,8 @@ class Tensors:
     def with_buffers(self, other: Tensors) -> Tensors:
         """These parameters with the buffers and counters of `other`."""
         layout = other.layout if self.layout != other.layout else self.layout
-        return Tensors(layout, self.vector, other.buffers, other.counters)
+        device = self.vector.device
+        return Tensors(layout, self.vector, other.buffers.to(device), other.counters.to(device))
 
     def clone(self) -> Tensors:
         return Tensors(self.layout, self.vector.clone(), self.buffers.clone(), self.counters.clone())
@@ -267,7 +268,7 @@ class Tensors:
 
     def dot(self, other: Tensors) -> float:
         """Inner product over the parameters, in float64."""
-        return float(torch.dot(self.vector.double(), self._other(other).double()))
+        return dot(self.vector, self._other(other))
 
     def norm(self) -> float:
         """Euclidean norm over the parameters, in float64."""
@@ -289,6 +290,18 @@ class Tensors:
             if values.numel() and not torch.isfinite(values.sum()) and not bool(torch.isfinite(values).all()):
                 return False
         return True
+
+
+CHUNK = 1 << 16  # elements: their float64 copies stay in the cache; part of what a dot product's bits depend on
+
+
+def dot(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Inner product of two flat vectors in float64, without a float64 copy of either."""
+    total = torch.zeros((), dtype=torch.float64, device=a.device)
+    for left, right in zip(a.split(CHUNK), b.split(CHUNK)):
+        wide = left.double()
+        total += torch.dot(wide, wide if right is left else right.double())
+    return float(total)
 
 
 def combine(hashes: Iterable[str]) -> str:

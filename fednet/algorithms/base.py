@@ -113,15 +113,16 @@ class ClientHost(Protocol):
     train_config: Any  # the run's `train` section
 
     def train(self, x: Tensors, *, epochs: int | None = None, loss: Callable[[nn.Module, Any, torch.Tensor], torch.Tensor] | None = None,
-              proximal: float = 0.0, toward: Tensors | None = None, add_to_grad: Tensors | None = None, scale_grad: float = 1.0,
-              only: Sequence[str] | None = None, extra: Tensors | None = None, more: Samples | None = None,
-              stream: str = "order") -> Trained:
+              proximal: float = 0.0, toward: Tensors | None = None, add_to_grad: Tensors | None = None,
+              scale_grad: float = 1.0, add_to_step: Tensors | None = None, only: Sequence[str] | None = None,
+              extra: Tensors | None = None, more: Samples | None = None, stream: str = "order") -> Trained:
         """LT(w, loss, E, B) of the sheets: a new SGD, E epochs over the shuffled local set from `x`.
 
         loss(model, x, y): mean loss of a batch; default: the task's. With `extra`, loss(model, x, y, extra) where extra
         maps names to tensors trained beside the model by the same optimizer. proximal, toward: adds proximal * (w -
         toward) to the gradient, toward = x if not given. add_to_grad: a constant added to each step's gradient (after
-        clipping). scale_grad: the gradient's factor before that. only: names of the parameters to train; modules all of
+        clipping). scale_grad: the gradient's factor before that. add_to_step: added to the weights after each optimizer
+        step, outside momentum. only: names of the parameters to train; modules all of
         whose parameters stay frozen are in eval mode. more: samples trained on beside the local ones. stream: name of
         the random stream for the order of samples.
         """
@@ -160,7 +161,9 @@ class ServerHost(Protocol):
     round: int
     clients: int  # N
     cohort: tuple[int, ...]  # ids whose replies were folded in this phase
-    lr: float
+    lr: float  # the clients' local learning rate of this round
+    lr_decay: float  # of this round, over that of round 1
+    momentum: float
     epochs: int
     public: Data | None  # held-out public samples: `public.train`
     classes: int

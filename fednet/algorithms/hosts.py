@@ -19,7 +19,7 @@ from fednet import seeds
 from fednet.algorithms.base import Run, Samples, Trained
 from fednet.algorithms.evaluation import Counts, evaluate
 from fednet.algorithms.scratch import Scratch
-from fednet.algorithms.training import Recipe, decay, descend, full_gradient, joined, length
+from fednet.algorithms.training import Recipe, descend, full_gradient, joined, length
 from fednet.errors import LocalProtocolError
 from fednet.tensors import Layout, Tensors
 
@@ -49,8 +49,7 @@ class Setting:
 
     def lr(self, round: int) -> float:
         """The local learning rate of a round, from 1."""
-        train = self.config.train
-        return float(train.lr) * decay(train.schedule, round, self.config.rounds)
+        return float(self.config.train.lr_at(round, self.config.rounds))
 
     def inputs(self, samples: Samples, device: torch.device) -> Inputs:
         """Raw samples as model inputs (x, y) on `device`."""
@@ -121,8 +120,8 @@ class SiteHost:
     # -- learning ------------------------------------------------------------------------------------------------------
     def train(self, x: Tensors, *, epochs: int | None = None, loss: Callable[..., torch.Tensor] | None = None,
               proximal: float = 0.0, toward: Tensors | None = None, add_to_grad: Tensors | None = None,
-              scale_grad: float = 1.0, only: Sequence[str] | None = None, extra: Tensors | None = None,
-              more: Samples | None = None, stream: str = "order") -> Trained:
+              scale_grad: float = 1.0, add_to_step: Tensors | None = None, only: Sequence[str] | None = None,
+              extra: Tensors | None = None, more: Samples | None = None, stream: str = "order") -> Trained:
         """See `ClientHost.train`. x may be a part of the model (`shared`); what is returned has x's layout."""
         config, seed = self.train_config, self.setting.config.seed
         start = self.whole(x)
@@ -140,8 +139,8 @@ class SiteHost:
         with seeds.scope(seed, "dropout" + where, self.round, self.client_id, self.device):
             course = descend(self.scratch, data, recipe, self.rng(stream), self._loss if loss is None else loss,
                              proximal=proximal, toward=toward, add_to_grad=add_to_grad, scale_grad=scale_grad,
-                             only=only, extra=None if extra is None else extra.to(self.device), augment=augment,
-                             progress=self.progress)
+                             add_to_step=add_to_step, only=only, augment=augment, progress=self.progress,
+                             extra=None if extra is None else extra.to(self.device))
         self.trained = self.scratch.values()
         return Trained(self.trained.select(x.layout), Run(length(data[0]), course.steps, course.loss), course.extra)
 
@@ -190,12 +189,14 @@ class HubHost:
         self.task, self.classes = setting.task, setting.classes
         self.device = scratch.device
         self.epochs = int(setting.config.train.epochs)
+        self.momentum = float(setting.config.train.momentum)
         self.begin(1)
 
     def begin(self, round: int, phase: int = 0, cohort: Sequence[int] = ()) -> None:
         """A phase begins. cohort: the ids whose replies are folded in it, in ascending order."""
         self.round, self.phase, self.cohort = round, phase, tuple(cohort)
         self.lr = self.setting.lr(round)
+        self.lr_decay = self.lr / self.setting.lr(1)
         if phase == 0:
             self.reported: dict[str, Any] = {}
             self.warnings: list[str] = []

@@ -7,6 +7,7 @@ client reaches the next one that the same process hosts.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -48,10 +49,10 @@ class Scratch:
                 owner._buffers[leaf] = view
 
     def load(self, x: Tensors) -> nn.Module:
-        """Overwrites every tensor of the layout by `x`; returns the module. StateError for another layout."""
+        """Overwrites every tensor of the layout by `x` and returns the module. StateError: another layout."""
         if x.layout != self.layout:
-            raise StateError(f"a model of {len(self.layout.slots)} tensors cannot hold the {len(x.layout.slots)} tensors "
-                             "of another layout.")
+            raise StateError(f"a model of {len(self.layout.slots)} tensors cannot hold {len(x.layout.slots)} of "
+                             "another layout.")
         self.vector.copy_(x.vector)
         self.buffers.copy_(x.buffers)
         self.counters.copy_(x.counters)
@@ -61,11 +62,11 @@ class Scratch:
         """A copy of what the module holds now."""
         return Tensors(self.layout, self.vector.clone(), self.buffers.clone(), self.counters.clone())
 
-    def views(self, x: Tensors) -> list[torch.Tensor]:
-        """x's parameters as shaped views on this device, in the order of `parameters`. x may be parameters only."""
+    def views(self, x: Tensors, names: Iterable[str]) -> list[torch.Tensor]:
+        """x's parameters of these names as shaped views on this device."""
         vector = x.vector.to(self.device)
-        places = self.layout.places
-        return [vector[places[name][1]:places[name][2]].view(places[name][3]) for name in self.parameters]
+        places = [x.layout.places[name] for name in names]
+        return [vector[start:end].view(shape) for _, start, end, shape in places]
 
     def lend(self) -> Scratch:
         """A further scratch of the same architecture; each call a different one until `take_back`."""

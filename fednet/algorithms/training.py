@@ -6,8 +6,6 @@ Nothing in it waits for the device before the end of the training: the loss is s
 from __future__ import annotations
 
 import contextlib
-import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +34,7 @@ class Recipe:
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip_norm: float | None = None
-    precision: str = "fp32"
+    precision: str = "fp32"  # fp32 | tf32 (a switch of the device's, set elsewhere) | bf16 | fp16: autocast
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,40 +44,6 @@ class Course:
     steps: int
     loss: float
     extra: Tensors | None = None
-
-
-# -- learning rate -----------------------------------------------------------------------------------------------------
-def decay(schedule: str, round: int, rounds: int) -> float:
-    """The factor on the learning rate in round 1..rounds.
-
-    constant | cosine (from 1 towards 0 over the run) | step(every, factor) | exponential(factor). Raises ConfigError.
-    """
-    name, *arguments = _parsed(schedule)
-    if name == "cosine":
-        return 0.5 * (1.0 + math.cos(math.pi * (round - 1) / max(rounds, 1)))
-    if name == "step":
-        return arguments[1] ** ((round - 1) // int(arguments[0]))
-    if name == "exponential":
-        return arguments[0] ** (round - 1)
-    return 1.0
-
-
-SCHEDULES = {"constant": 0, "cosine": 0, "step": 2, "exponential": 1}  # name -> number of arguments
-
-
-def _parsed(schedule: str) -> tuple[Any, ...]:
-    found = re.fullmatch(r"\s*([a-z]+)\s*(?:\(([^()]*)\))?\s*", schedule)
-    name = found[1] if found else schedule
-    if name not in SCHEDULES:
-        raise ConfigError("train.schedule: " + unknown("schedule", name, SCHEDULES))
-    try:
-        arguments = [float(a) for a in found[2].split(",")] if found and found[2] else []
-    except ValueError:
-        arguments = []
-    if len(arguments) != SCHEDULES[name] or any(a <= 0 for a in arguments):
-        raise ConfigError(f"train.schedule: {schedule!r}: expected constant, cosine, step(rounds, factor) or "
-                          "exponential(factor), with positive numbers.")
-    return name, *arguments
 
 
 def optimizer(name: str, parameters: Sequence[torch.Tensor], recipe: Recipe) -> torch.optim.Optimizer:
@@ -121,6 +85,16 @@ def joined(x: Any, y: torch.Tensor, more: tuple[Any, torch.Tensor] | None) -> tu
 
 
 # -- modes -------------------------------------------------------------------------------------------------------------
+def autocast(precision: str, device: torch.device) -> tuple[Any, float]:
+    """(context for the forward pass, factor on the loss). In fp16 small gradients would vanish: the loss is multiplied
+    by a fixed power of two, exact to take back, and free of the wait for the device that a dynamic factor costs."""
+    if precision == "bf16":
+        return torch.autocast(device.type, torch.bfloat16), 1.0
+    if precision == "fp16":
+        return torch.autocast(device.type, torch.float16), 1024.0
+    return contextlib.nullcontext(), 1.0
+
+
 def set_modes(module: nn.Module, alone: bool) -> None:
     """Train mode, but eval mode where all parameters of a module are frozen; `alone`: BatchNorm in eval mode too,
     because a batch of one sample has no variance."""
@@ -143,14 +117,15 @@ def batches(n: int, size: int, batch_norm: bool) -> list[tuple[int, int]]:
 # -- the loop ----------------------------------------------------------------------------------------------------------
 def descend(scratch: Scratch, data: tuple[Any, torch.Tensor], recipe: Recipe, order: np.random.Generator, loss: Loss, *,
             proximal: float = 0.0, toward: Tensors | None = None, add_to_grad: Tensors | None = None,
-            scale_grad: float = 1.0, only: Sequence[str] | None = None, extra: Tensors | None = None,
-            train_mode: bool = True, augment: Callable[[Any], Any] | None = None,
+            scale_grad: float = 1.0, add_to_step: Tensors | None = None, only: Sequence[str] | None = None,
+            extra: Tensors | None = None, train_mode: bool = True, augment: Callable[[Any], Any] | None = None,
             progress: Callable[[int, int], None] | None = None) -> Course:
     """Descends from what `scratch` holds, in place, with a new optimizer.
 
     loss(module, x, y), with `extra` loss(module, x, y, extra). The raw gradient is clipped, then multiplied by
-    `scale_grad`, then `add_to_grad` and proximal * (w - toward) are added to it. A hook at its neutral value is
-    skipped, not computed: it costs nothing and leaves the bits alone. `toward`: default, where the descent starts.
+    `scale_grad`, then `add_to_grad` and proximal * (w - toward) are added to it; `add_to_step` is added to the weights
+    after each optimizer step. A hook at its neutral value is skipped, not computed: it costs nothing and leaves the
+    bits alone. `toward`: default, where the descent starts.
     """
     module, (x, y) = scratch.module, data
     wanted = set(scratch.parameters) if only is None else set(only)
@@ -172,8 +147,10 @@ def descend(scratch: Scratch, data: tuple[Any, torch.Tensor], recipe: Recipe, or
         beside = {name: t.clone().requires_grad_(True) for name, t in extra.items()} if extra is not None else None
         if not cuts or not steps or not (trained or beside):
             return Course(0, 0.0, extra)
+        drift = None if add_to_step is None or not trained else scratch.views(add_to_step, trained)
         change = _Correction.of(scratch, trained, proximal, toward, add_to_grad, scale_grad)
-        course = _run(scratch, trained, (x, y), cuts, steps, recipe, order, loss, change, beside, augment, progress)
+        course = _run(scratch, trained, (x, y), cuts, steps, recipe, order, loss, change, drift, beside, augment,
+                      progress)
         if extra is not None and beside is not None:
             course = Course(course.steps, course.loss, Tensors.pack(extra.layout, beside))
         return course
@@ -184,16 +161,14 @@ def descend(scratch: Scratch, data: tuple[Any, torch.Tensor], recipe: Recipe, or
 
 def _run(scratch: Scratch, trained: list[str], data: tuple[Any, torch.Tensor], cuts: list[tuple[int, int]], steps: int,
          recipe: Recipe, order: np.random.Generator, loss: Loss, change: _Correction | None,
-         beside: dict[str, torch.Tensor] | None, augment: Callable[[Any], Any] | None,
-         progress: Callable[[int, int], None] | None) -> Course:
+         drift: list[torch.Tensor] | None, beside: dict[str, torch.Tensor] | None,
+         augment: Callable[[Any], Any] | None, progress: Callable[[int, int], None] | None) -> Course:
     module, device, (x, y) = scratch.module, scratch.device, data
     parameters = [scratch.parameters[name] for name in trained]
     others = [] if beside is None else list(beside.values())
     extras = () if beside is None else (beside,)
     descent = optimizer(recipe.optimizer, [*parameters, *others], recipe)
-    cast: Any = contextlib.nullcontext()
-    if recipe.precision == "bf16":
-        cast = torch.autocast(device.type, torch.bfloat16)
+    cast, scale = autocast(recipe.precision, device)
     n, seen, step = length(x), 0, 0
     total = torch.zeros((), dtype=torch.float64, device=device)
     while step < steps:
@@ -204,7 +179,11 @@ def _run(scratch: Scratch, trained: list[str], data: tuple[Any, torch.Tensor], c
         for start, end in cuts[:steps - step]:
             with cast:
                 value = loss(module, piece(xs, start, end), ys[start:end], *extras)
-            value.backward()
+            if scale == 1.0:
+                value.backward()
+            else:
+                (value * scale).backward()
+                torch._foreach_mul_([p.grad for p in (*parameters, *others) if p.grad is not None], 1.0 / scale)
             if recipe.clip_norm is not None:
                 for group in (parameters, others):  # what is trained beside the model must not change the model's step
                     if group:
@@ -212,6 +191,9 @@ def _run(scratch: Scratch, trained: list[str], data: tuple[Any, torch.Tensor], c
             if change is not None:
                 change(parameters)
             descent.step()
+            if drift is not None:
+                with torch.no_grad():
+                    torch._foreach_add_(parameters, drift)
             for p in (*parameters, *others):  # to None, so that autograd hands over the next gradient, adding nothing
                 p.grad = None
             total.add_(value.detach(), alpha=end - start)
@@ -236,13 +218,8 @@ class _Correction:
            added: Tensors | None, scale: float) -> _Correction | None:
         if not trained or (proximal == 0.0 and added is None and scale == 1.0):
             return None
-        wanted = set(trained)
-
-        def views(t: Tensors) -> list[torch.Tensor]:
-            return [view for name, view in zip(scratch.parameters, scratch.views(t)) if name in wanted]
-
-        anchor = views(scratch.values() if toward is None else toward) if proximal != 0.0 else None
-        return cls(scale, None if added is None else views(added), proximal, anchor)
+        anchor = scratch.views(scratch.values() if toward is None else toward, trained) if proximal != 0.0 else None
+        return cls(scale, None if added is None else scratch.views(added, trained), proximal, anchor)
 
     @torch.no_grad()
     def __call__(self, parameters: list[nn.Parameter]) -> None:
@@ -265,20 +242,20 @@ def full_gradient(scratch: Scratch, data: tuple[Any, torch.Tensor], loss: Loss, 
     module, (x, y) = scratch.module.eval(), data
     n = length(x)
     total = torch.zeros((), dtype=torch.float64, device=scratch.device)
-    cast: Any = torch.autocast(scratch.device.type, torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
+    cast, scale = autocast(precision, scratch.device)
     try:
         for start in range(0, n, batch_size):
             end = min(start + batch_size, n)
             with cast:
                 value = loss(module, piece(x, start, end), y[start:end])
             share = (end - start) / n
-            (value if share == 1.0 else value * share).backward()
+            (value if share * scale == 1.0 else value * (share * scale)).backward()
             total.add_(value.detach(), alpha=share)
         gradient = scratch.values()
         gradient.vector.zero_()
         for name, p in scratch.parameters.items():
             if p.grad is not None:
-                gradient[name].copy_(p.grad)
+                gradient[name].copy_(p.grad if scale == 1.0 else p.grad / scale)
         return gradient, float(total)
     finally:
         for p in scratch.parameters.values():

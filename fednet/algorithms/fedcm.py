@@ -1,0 +1,80 @@
+"""FedCM: Xu, Wang, Wang, Yao, "FedCM: Federated Learning with Client-level Momentum", 2021 (arXiv:2106.10874).
+
+w      global model        Delta  the last round's mean step, per unit of eta_l and local step
+alpha  weight of a client's own gradient in v = alpha g + (1 - alpha) Delta
+
+Departs from the paper: its server step eta_g on the normalised Delta is written eta_g on the mean update, where the
+paper's eta_g is eta_g * eta_l * K; K_i differ, so each client's update is normalised by its own.
+"""
+
+from __future__ import annotations
+
+from fednet.algorithms.base import (
+    Algorithm,
+    AlgorithmConfig,
+    Control,
+    Delta,
+    Fraction,
+    Payload,
+    Positive,
+    State,
+    Statistics,
+    Sum,
+    Tensors,
+    Weights,
+)
+from fednet.registry import algorithm
+
+
+@algorithm("fedcm")
+class FedCM(Algorithm):
+    """Each local step is a mix of the client's gradient and the federation's last direction."""
+
+    paper = "Xu et al., 2021 (arXiv:2106.10874)"
+    cost = ("2|w|", "|w|")
+    keeps = ("w, Delta", "-")
+    sgd_only = True
+    momentum_free = True
+
+    class Config(AlgorithmConfig):
+        alpha: Fraction = 0.1
+        server_lr: Positive = 1.0  # eta_g
+
+    class Down(Payload):
+        x: Weights
+        delta: Control
+
+    class Up(Payload):
+        d: Delta  # w - w_i
+        run: Statistics
+
+    class Server(State):
+        x: Tensors
+        delta: Tensors
+
+    class Fold(State):
+        d: Sum
+        delta: Sum
+
+    def init_server(self, x):
+        return self.Server(x=x, delta=x.params.zeros_like())
+
+    def broadcast(self, server, phase, client_id):
+        return self.Down(x=server.x, delta=server.delta)
+
+    def local(self, phase, client, down, host):
+        alpha = self.config.alpha  # v = alpha g + (1 - alpha) Delta
+        y = host.train(down.x, scale_grad=alpha, add_to_grad=(1 - alpha) * down.delta if alpha < 1 else None)
+        return client, self.Up(d=(down.x - y.x).with_buffers(y.x), run=y.run)
+
+    def start(self, server, phase):
+        return self.Fold(d=Sum.empty(), delta=Sum.empty())
+
+    def fold(self, fold, server, client_id, up, host):
+        share = 1.0 / (host.lr * up.run.steps) if up.run.steps else 0.0
+        return self.Fold(d=fold.d.add(up.d), delta=fold.delta.add(up.d.params, share))
+
+    def finish(self, fold, server, cohort, host):
+        d = fold.d.mean()
+        x = (server.x - self.config.server_lr * d).with_buffers(d)
+        return self.Server(x=x, delta=fold.delta.total(fold.delta.count))  # mean_i Delta_i / (eta_l K_i)

@@ -1,0 +1,98 @@
+"""FedDPC: "FedDPC: Handling Data Heterogeneity and Partial Client Participation in Federated Learning", Algorithm 1.
+
+w    global model            D_j  client j's update (w - w_j) / eta_l        G    Delta_{t-1}, the last global update
+r_j  D_j less its projection on G        u_j  r_j, scaled adaptively        m    participants        eta_g  server rate
+
+    proj = (<D_j, G> / <G, G>) G        r_j = D_j - proj                                 Eq. 2, lines 16-18
+    u_j = (lambda + ||D_j|| / ||r_j||) r_j                                               Eq. 3, line 19
+    Delta_t = (1/m) sum u_j,  w <- w - eta_g Delta_t                                     Eq. 4, lines 21-22
+
+Where the paper is silent: with G = 0 (round 1) nothing is projected, and the ratio is 1; a residual of at most 1e-6 of
+D_j is rounding noise and counts as u_j = 0; eta_g is eta_l unless set; products and norms are over the whole vector, in
+float64. `projection` and `scaling` switch off the two halves of the method, for ablation: without both it is FedAvg.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+
+from fednet.algorithms.base import (
+    Algorithm,
+    AlgorithmConfig,
+    Delta,
+    Payload,
+    Positive,
+    State,
+    Statistics,
+    Sum,
+    Tensors,
+    Weights,
+)
+from fednet.registry import algorithm
+
+NOISE = 1e-6  # residuals below this share of the update are rounding
+
+
+@algorithm("feddpc")
+class FedDPC(Algorithm):
+    """Updates lose what they share with the last global update, and are scaled by how much that was."""
+
+    paper = "FedDPC: Handling Data Heterogeneity and Partial Client Participation in Federated Learning"
+    cost = ("|w|", "|w|")
+    keeps = ("w, Delta_{t-1}", "-")
+
+    class Config(AlgorithmConfig):
+        lam: float = msgspec.field(default=1.0, name="lambda")  # may be negative
+        server_lr: Positive | None = None  # eta_g; None: eta_l
+        projection: bool = True
+        scaling: bool = True
+        max_ratio: Positive | None = None  # bound on ||D_j|| / ||r_j||
+
+    class Down(Payload):
+        x: Weights
+
+    class Up(Payload):
+        d: Delta  # D_j
+        run: Statistics
+
+    class Server(State):
+        x: Tensors
+        delta: Tensors  # G
+
+    class Fold(State):
+        u: Sum
+        gg: float  # <G, G>
+
+    def init_server(self, x):
+        return self.Server(x=x, delta=x.params.zeros_like())
+
+    def local(self, phase, client, down, host):
+        y = host.train(down.x)
+        return client, self.Up(d=((down.x - y.x) / host.lr).with_buffers(y.x), run=y.run)
+
+    def start(self, server, phase):
+        return self.Fold(u=Sum.empty(), gg=server.delta.dot(server.delta) if self.config.projection else 0.0)
+
+    def fold(self, fold, server, client_id, up, host):
+        d, r = up.d, up.d
+        if fold.gg > 0.0:
+            r = d.with_vector(torch.sub(d.vector, server.delta.vector, alpha=d.dot(server.delta) / fold.gg))
+        u = r
+        if self.config.scaling:
+            whole = d.norm()
+            rest = whole if r is d else r.norm()
+            if rest > NOISE * whole:
+                ratio = whole / rest
+                if self.config.max_ratio is not None:
+                    ratio = min(ratio, self.config.max_ratio)
+                u = r * (self.config.lam + ratio)
+            else:
+                host.warn(f"feddpc: client {client_id}'s update lies along the last global update; it counts as 0.")
+                u = r * 0.0
+        return self.Fold(u=fold.u.add(u), gg=fold.gg)
+
+    def finish(self, fold, server, cohort, host):
+        delta = fold.u.mean()
+        eta_g = host.lr if self.config.server_lr is None else self.config.server_lr
+        return self.Server(x=(server.x - eta_g * delta).with_buffers(delta), delta=delta.params)

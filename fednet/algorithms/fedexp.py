@@ -1,0 +1,88 @@
+"""FedExP: Jhunjhunwala, Wang, Joshi, "FedExP: Speeding Up Federated Averaging via Extrapolation", ICLR 2023
+(arXiv:2301.09604), Algorithm 1.
+
+w  global model    Delta_i = w - w_i    D  mean Delta_i    m  participants
+eta_g = max(1, sum_i ||Delta_i||^2 / (2 m (||D||^2 + eps)))
+
+The model that is judged is (w^{t+1} + w^t) / 2 (after round 1: w^1); clients always get w^{t+1} itself. Norms are over
+trainable parameters. eps follows the square of the learning rate's decay, as Delta_i does. `eps_mode: times_m` is the
+authors' code, `weighting: samples` its weighted form of both sums.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from fednet.algorithms.base import (
+    Algorithm,
+    AlgorithmConfig,
+    Delta,
+    NonNegative,
+    Payload,
+    State,
+    Statistics,
+    Sum,
+    Tensors,
+    Weights,
+)
+from fednet.registry import algorithm
+
+
+@algorithm("fedexp")
+class FedExP(Algorithm):
+    """The server extrapolates: its step grows with how much the clients' updates disagree."""
+
+    paper = "Jhunjhunwala, Wang, Joshi, ICLR 2023 (arXiv:2301.09604)"
+    cost = ("|w|", "|w|")
+    keeps = ("w, w^{t-1}", "-")
+
+    class Config(AlgorithmConfig):
+        eps: NonNegative = 1e-3
+        eps_mode: Literal["plain", "times_m"] = "plain"
+        weighting: Literal["uniform", "samples"] = "uniform"
+
+    class Down(Payload):
+        x: Weights
+
+    class Up(Payload):
+        d: Delta  # Delta_i
+        run: Statistics
+
+    class Server(State):
+        x: Tensors
+        last: Tensors | None = None  # the x before
+        updates: int = 0
+
+    class Fold(State):
+        d: Sum
+        squares: float = 0.0  # sum of a_i ||Delta_i||^2, a_i not yet normalised
+
+    def init_server(self, x):
+        return self.Server(x=x)
+
+    def local(self, phase, client, down, host):
+        y = host.train(down.x)
+        return client, self.Up(d=(down.x - y.x).with_buffers(y.x), run=y.run)
+
+    def start(self, server, phase):
+        return self.Fold(d=Sum.empty())
+
+    def fold(self, fold, server, client_id, up, host):
+        a = self.weight(up.run)
+        return self.Fold(d=fold.d.add(up.d, a), squares=fold.squares + a * up.d.dot(up.d))
+
+    def finish(self, fold, server, cohort, host):
+        d, a = fold.d.mean(), fold.d.weight
+        eps = self.config.eps * host.lr_decay**2 * (fold.d.count if self.config.eps_mode == "times_m" else 1)
+        mean_square = float(torch.dot(fold.d.vector, fold.d.vector)) / a**2  # ||D||^2
+        below = 2 * (mean_square + eps)
+        eta_g = max(1.0, fold.squares / a / below) if below else 1.0
+        host.report(eta_g=eta_g)
+        x = (server.x - eta_g * d).with_buffers(d)
+        return self.Server(x=x, last=server.x, updates=server.updates + 1)
+
+    def global_model(self, server):
+        """The averaged iterate; w^1 after the first update."""
+        return (server.x + server.last) / 2 if server.updates > 1 else server.x

@@ -1,0 +1,134 @@
+"""FedGA: Dandi, Barba, Jaggi, "Implicit Gradient Alignment in Distributed and Federated Learning", AAAI 2022
+(arXiv:2106.13897).
+
+w    global model    g_i  gradient of client i's mean loss at w    g  mean of g_i over the participants
+beta displacement: client i starts its local training from w - beta (g - g_i)
+
+`mode: exact` takes two trips a round, gradients first, then training. `mode: stale` takes one: g_i is the client's own
+pseudo-gradient of its last training, (start - w_i) / (eta_l K_i), and g the server's mean of those of the last round; a
+client without one is not displaced.
+
+Departs from the paper in stale mode: displacements then do not sum to 0 over the participants, so the mean of the
+models and the mean of what training did differ. The latter is used, since otherwise beta > eta_l K_i would feed each
+displacement back into g, enlarged.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fednet.algorithms.base import (
+    Algorithm,
+    AlgorithmConfig,
+    Control,
+    Delta,
+    Exchange,
+    NonNegative,
+    Payload,
+    State,
+    Statistics,
+    Sum,
+    Tensors,
+    Weights,
+)
+from fednet.registry import algorithm
+
+
+@algorithm("fedga")
+class FedGA(Algorithm):
+    """Clients start displaced by the difference of their gradient to the mean gradient."""
+
+    paper = "Dandi, Barba, Jaggi, AAAI 2022 (arXiv:2106.13897)"
+    cost = ("2|w|", "2|w|")  # stale: up |w|
+    keeps = ("w; stale: g", "stale: g_i")
+
+    class Config(AlgorithmConfig):
+        beta: NonNegative = 0.1
+        mode: Literal["exact", "stale"] = "exact"
+
+    class Ask(Payload):  # exact, trip 1
+        x: Weights
+
+    class Gradient(Payload):
+        g: Control  # g_i
+        run: Statistics
+
+    class Mean(Payload):  # exact, trip 2
+        g: Control
+
+    class Down(Payload):  # stale
+        x: Weights
+        g: Control
+
+    class Up(Payload):
+        d: Delta  # exact: w - w_i; stale: start - w_i
+        run: Statistics
+
+    class Server(State):
+        x: Tensors
+        g: Tensors | None = None  # exact: between the trips only
+        asked: int = 0  # clients whose gradient is in g
+
+    class Client(State):
+        x: Tensors | None = None  # exact: the w of trip 1, between the trips only
+        g: Tensors | None = None  # g_i
+
+    class Fold(State):
+        d: Sum
+        g: Sum
+
+    exchanges = (Exchange(Ask, Gradient, "gradient"), Exchange(Mean, Up, "train"))
+
+    def __init__(self, config=None, clients=1):
+        super().__init__(config, clients)
+        if self.config.mode == "stale":
+            self.exchanges = (Exchange(self.Down, self.Up, "train"),)
+            self.cost = ("2|w|", "|w|")
+
+    def init_server(self, x):
+        return self.Server(x=x, g=x.params.zeros_like() if self.config.mode == "stale" else None)
+
+    def broadcast(self, server, phase, client_id):
+        if self.config.mode == "stale":
+            return self.Down(x=server.x, g=server.g)
+        return self.Ask(x=server.x) if phase == 0 else self.Mean(g=server.g)
+
+    def displaced(self, x, g, g_i):
+        """w_i^0 = w - beta (g - g_i)."""
+        return x if g_i is None or not self.config.beta else x - self.config.beta * (g - g_i)
+
+    def local(self, phase, client, down, host):
+        if self.config.mode == "stale":
+            start = self.displaced(down.x, down.g, client.g)
+            y = host.train(start)
+            d = start - y.x
+            g_i = d.params / (host.lr * y.run.steps) if y.run.steps else client.g
+            return self.Client(g=g_i), self.Up(d=d.with_buffers(y.x), run=y.run)
+        if phase == 0:
+            found = host.gradient(down.x)
+            g_i = found.x.params
+            return self.Client(x=down.x, g=g_i), self.Gradient(g=g_i, run=found.run)
+        y = host.train(self.displaced(client.x, down.g, client.g))
+        return self.Client(), self.Up(d=(client.x - y.x).with_buffers(y.x), run=y.run)
+
+    def start(self, server, phase):
+        return self.Fold(d=Sum.empty(), g=Sum.empty())
+
+    def fold(self, fold, server, client_id, up, host):
+        if isinstance(up, self.Gradient):
+            return self.Fold(d=fold.d, g=fold.g.add(up.g))
+        if self.config.mode == "stale" and up.run.steps:
+            return self.Fold(d=fold.d.add(up.d), g=fold.g.add(up.d.params, 1.0 / (host.lr * up.run.steps)))
+        return self.Fold(d=fold.d.add(up.d), g=fold.g)
+
+    def finish(self, fold, server, cohort, host):
+        if self.config.mode == "exact" and host.phase == 0:
+            return self.Server(x=server.x, g=fold.g.mean(), asked=fold.g.count)
+        if fold.d.count < server.asked:
+            host.warn(f"fedga: {server.asked - fold.d.count} of {server.asked} clients were lost between the trips; "
+                      "the displacements of the others do not cancel.")
+        d = fold.d.mean()
+        x = (server.x - d).with_buffers(d)
+        if self.config.mode == "exact":
+            return self.Server(x=x)
+        return self.Server(x=x, g=fold.g.total(fold.g.count) if fold.g.count else server.g)

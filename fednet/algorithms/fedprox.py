@@ -1,0 +1,43 @@
+"""FedProx: Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020 (arXiv:1812.06127), Algorithm 2.
+
+w    global model        w_i  local model        mu  strength of the proximal term (mu/2) ||w_i - w||^2
+
+Departs from the paper: every client does the same local work, and weights are by samples, as in FedAvg.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fednet.algorithms.base import Algorithm, AlgorithmConfig, NonNegative, Payload, Statistics, Weights
+from fednet.registry import algorithm
+
+
+@algorithm("fedprox")
+class FedProx(Algorithm):
+    """FedAvg whose local loss holds the local model near the global one."""
+
+    paper = "Li et al., MLSys 2020 (arXiv:1812.06127)"
+    cost = ("|w|", "|w|")
+    keeps = ("w", "-")
+
+    class Config(AlgorithmConfig):
+        mu: NonNegative = 0.01
+        weighting: Literal["samples", "uniform"] = "samples"
+
+    class Down(Payload):
+        x: Weights
+
+    class Up(Payload):
+        x: Weights
+        run: Statistics
+
+    def local(self, phase, client, down, host):
+        y = host.train(down.x, proximal=self.config.mu)  # adds mu (w_i - w) to each gradient
+        return client, self.Up(x=y.x, run=y.run)
+
+    def finish(self, fold, server, cohort, host):
+        if host.lr * self.config.mu >= 2 * (1 + host.momentum):  # heavy-ball SGD on the proximal term alone
+            host.warn(f"fedprox: mu {self.config.mu:g} is unstable at lr {host.lr:g}: lr * mu should stay below "
+                      f"{2 * (1 + host.momentum):g}.")
+        return super().finish(fold, server, cohort, host)

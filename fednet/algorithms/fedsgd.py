@@ -1,0 +1,58 @@
+"""FedSGD: the gradient-per-round baseline of McMahan et al., AISTATS 2017 (arXiv:1602.05629), section 2.
+
+w    global model        g_i  gradient of client i's mean loss over its whole local set at w        eta  `train.lr`
+
+One gradient a round, no local step: epochs and batch size say only how the gradient is computed, not what it is.
+`train.clip_norm` clips g_i and `train.weight_decay` adds wd * w to it, as one step of SGD would. Buffers stay as they
+are, since the gradient is taken in eval mode.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fednet.algorithms.base import Algorithm, AlgorithmConfig, Delta, Payload, State, Statistics, Sum, Weights
+from fednet.registry import algorithm
+
+
+@algorithm("fedsgd")
+class FedSGD(Algorithm):
+    """Federated SGD: one full local gradient a client and round."""
+
+    paper = "McMahan et al., AISTATS 2017 (arXiv:1602.05629)"
+    cost = ("|w|", "|w|")
+    keeps = ("w", "-")
+    sgd_only = True
+    momentum_free = True
+    sums_updates = True
+
+    class Config(AlgorithmConfig):
+        weighting: Literal["samples", "uniform"] = "samples"
+
+    class Down(Payload):
+        x: Weights
+
+    class Up(Payload):
+        g: Delta
+        run: Statistics
+
+    class Fold(State):
+        g: Sum
+
+    def local(self, phase, client, down, host):
+        found = host.gradient(down.x)
+        g, train = found.x, host.train_config
+        if train.clip_norm is not None:
+            g = g * min(1.0, train.clip_norm / (g.norm() + 1e-6))
+        if train.weight_decay:
+            g = g + train.weight_decay * down.x
+        return client, self.Up(g=g, run=found.run)
+
+    def start(self, server, phase):
+        return self.Fold(g=Sum.empty())
+
+    def fold(self, fold, server, client_id, up, host):
+        return self.Fold(g=fold.g.add(up.g, self.weight(up.run)))
+
+    def finish(self, fold, server, cohort, host):
+        return self.Server(x=server.x - host.lr * fold.g.mean())  # w <- w - eta sum (n_i / n) g_i

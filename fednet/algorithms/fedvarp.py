@@ -1,0 +1,72 @@
+"""FedVARP: Jhunjhunwala, Sharma, Nagarkatti, Joshi, "FedVARP: Tackling the Variance Due to Partial Client Participation
+in Federated Learning", UAI 2022 (arXiv:2207.14130), Algorithm 1.
+
+w  global model    Delta_i = w - w_i    y_i  the server's memory of client i's last Delta_i (0 before)    ybar  mean y_i
+N  all clients     S        participants
+
+Departs from the paper: Delta_i is not divided by eta_l K, so the server's rate is 1 by default.
+"""
+
+from __future__ import annotations
+
+from fednet.algorithms.base import (
+    Algorithm,
+    AlgorithmConfig,
+    Delta,
+    Payload,
+    PerClient,
+    Positive,
+    State,
+    Statistics,
+    Sum,
+    Tensors,
+    Weights,
+)
+from fednet.registry import algorithm
+
+
+@algorithm("fedvarp")
+class FedVARP(Algorithm):
+    """The server's memory of every client's last update stands in for those who are absent."""
+
+    paper = "Jhunjhunwala et al., UAI 2022 (arXiv:2207.14130)"
+    cost = ("|w|", "|w|")
+    keeps = ("w, y_1..y_N, ybar", "-")
+
+    class Config(AlgorithmConfig):
+        server_lr: Positive = 1.0
+
+    class Down(Payload):
+        x: Weights
+
+    class Up(Payload):
+        d: Delta  # Delta_i
+        run: Statistics
+
+    class Server(State):
+        x: Tensors
+        y: PerClient
+        ybar: Tensors
+
+    class Fold(State):
+        change: Sum  # of Delta_i - y_i
+        y: PerClient
+
+    def init_server(self, x):
+        return self.Server(x=x, y=PerClient(x.params.layout), ybar=x.params.zeros_like())
+
+    def local(self, phase, client, down, host):
+        y = host.train(down.x)
+        return client, self.Up(d=(down.x - y.x).with_buffers(y.x), run=y.run)
+
+    def start(self, server, phase):
+        return self.Fold(change=Sum.empty(), y=server.y)
+
+    def fold(self, fold, server, client_id, up, host):
+        return self.Fold(change=fold.change.add(up.d - server.y[client_id]), y=fold.y.put(client_id, up.d.params))
+
+    def finish(self, fold, server, cohort, host):
+        change = fold.change.mean()
+        v = change + server.ybar  # with the old y
+        x = (server.x - self.config.server_lr * v).with_buffers(change)
+        return self.Server(x=x, y=fold.y, ybar=server.ybar + fold.change.total(host.clients).params)

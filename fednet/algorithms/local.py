@@ -1,0 +1,77 @@
+"""Local-only training, called SOLO by some: every client alone, from the common w^0.
+
+w^0  the initial model, sent once        w_i  client i's own model, which never leaves it
+
+A "round" trains the selected clients E epochs from their own models, so that the work is that of the federated runs.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fednet.algorithms.base import (
+    Algorithm,
+    AlgorithmConfig,
+    Empty,
+    Nothing,
+    Payload,
+    State,
+    Statistics,
+    Tensors,
+    Weights,
+)
+from fednet.registry import algorithm
+
+
+@algorithm("local")
+class Local(Algorithm):
+    """No federation: each client trains its own model."""
+
+    paper = "the baseline without communication"
+    cost = ("0", "0")
+    keeps = ("w^0", "w_i")
+    personalised = True
+    has_global = False
+
+    class Config(AlgorithmConfig):
+        init: Literal["shared", "own"] = "shared"  # own: each client starts from a model of its own seed
+
+    class Enrolment(Payload):
+        x: Weights
+
+    Down = Nothing
+
+    class Up(Payload):
+        run: Statistics
+
+    class Client(State):
+        x: Tensors
+        started: bool = False
+
+    Fold = Empty
+
+    def init_client(self, x):
+        return self.Client(x=x)
+
+    def enroll(self, server, client_id, host):
+        return self.Enrolment(x=server.x) if self.config.init == "shared" else None
+
+    def enrolled(self, client, payload, host):
+        return self.Client(x=host.initial.merge(payload.x))
+
+    def broadcast(self, server, phase, client_id):
+        return self.Down()
+
+    def local(self, phase, client, down, host):
+        own = self.config.init == "own" and not client.started
+        y = host.train(host.fresh("own", 0) if own else client.x)
+        return self.Client(x=y.x, started=True), self.Up(run=y.run)
+
+    def start(self, server, phase):
+        return self.Fold()
+
+    def fold(self, fold, server, client_id, up, host):
+        return fold
+
+    def finish(self, fold, server, cohort, host):
+        return server

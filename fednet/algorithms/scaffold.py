@@ -1,0 +1,106 @@
+"""SCAFFOLD: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020
+(arXiv:1910.06378), Algorithm 1.
+
+x  global model    c  server variate    c_i  client variate    y  local model    eta_l, eta_g  local and server rate
+K  local steps     N  all clients       S    participants      tau  effective local steps under momentum
+
+Departs from the paper: buffers (BatchNorm statistics) are averaged and carry no variate; with momentum rho the divisor
+of option II is tau(K, rho) instead of K, without which c_i is too large by about 1 / (1 - rho) and the method diverges.
+`correction: post` is the other consistent variant: a plain momentum step, then y <- y - eta_l (c - c_i), divisor K.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fednet.algorithms.base import (
+    Algorithm,
+    AlgorithmConfig,
+    Control,
+    Delta,
+    Payload,
+    Positive,
+    State,
+    Statistics,
+    Sum,
+    Tensors,
+    Weights,
+)
+from fednet.registry import algorithm
+
+
+def tau(k: int, rho: float) -> float:
+    """Effective steps of k steps of SGD with momentum rho from rest: the sum of each gradient's total weight."""
+    return (k - rho * (1 - rho**k) / (1 - rho)) / (1 - rho)
+
+
+@algorithm("scaffold")
+class Scaffold(Algorithm):
+    """Control variates correct each client's drift."""
+
+    paper = "Karimireddy et al., ICML 2020 (arXiv:1910.06378)"
+    cost = ("2|w|", "2|w|")
+    keeps = ("w, c", "c_i")
+    sgd_only = True
+
+    class Config(AlgorithmConfig):
+        server_lr: Positive = 1.0  # eta_g
+        option: Literal["II", "I"] = "II"  # I: c_i+ is the full local gradient at x, one more pass
+        correction: Literal["grad", "post"] = "grad"
+        weighting: Literal["uniform", "samples"] = "uniform"  # of dy; c is always updated uniformly
+
+    class Down(Payload):
+        x: Weights
+        c: Control
+
+    class Up(Payload):
+        dy: Delta  # y - x
+        dc: Control  # c_i+ - c_i
+        run: Statistics
+
+    class Server(State):
+        x: Tensors
+        c: Tensors
+
+    class Client(State):
+        c: Tensors
+
+    class Fold(State):
+        dy: Sum
+        dc: Sum
+
+    def init_server(self, x):
+        return self.Server(x=x, c=x.params.zeros_like())
+
+    def init_client(self, x):
+        return self.Client(c=x.params.zeros_like())
+
+    def broadcast(self, server, phase, client_id):
+        return self.Down(x=server.x, c=server.c)
+
+    def local(self, phase, client, down, host):
+        x, c, c_i = down.x, down.c, client.c
+        if self.config.correction == "grad":
+            y = host.train(x, add_to_grad=c - c_i)  # line 10
+            steps = tau(y.run.steps, host.momentum)
+        else:
+            y = host.train(x, add_to_step=-host.lr * (c - c_i))
+            steps = float(y.run.steps)
+        if self.config.option == "I":
+            c_new = host.gradient(x).x.params  # line 12 (i)
+        elif steps:
+            c_new = c_i - c + (x.params - y.x.params) / (host.lr * steps)  # line 12 (ii)
+        else:
+            c_new = c_i
+        return self.Client(c=c_new), self.Up(dy=y.x - x, dc=c_new - c_i, run=y.run)  # lines 13-14
+
+    def start(self, server, phase):
+        return self.Fold(dy=Sum.empty(), dc=Sum.empty())
+
+    def fold(self, fold, server, client_id, up, host):
+        return self.Fold(dy=fold.dy.add(up.dy, self.weight(up.run)), dc=fold.dc.add(up.dc))
+
+    def finish(self, fold, server, cohort, host):
+        dy = fold.dy.mean()
+        x = (server.x + self.config.server_lr * dy).with_buffers(dy)  # line 17
+        return self.Server(x=x, c=server.c + fold.dc.total(host.clients))  # line 17: N, not |S|

@@ -1,0 +1,453 @@
+"""A client process: one connection, one or many logical clients, one thread for the socket and one a slot for training."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import secrets
+import signal
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fednet import __version__, ids, loading
+from fednet import config as configuration
+from fednet.engine import determinism
+from fednet.engine.rundir import Lines, repair
+from fednet.errors import ConfigError, FednetError, RemoteProtocolError, StateError
+from fednet.protocol import client as p
+from fednet.transport.base import ClientTransport, Closed, Opened, Received
+from fednet.wire import messages as m
+from fednet.wire.ledger import Ledger
+from fednet.wire.link import Link
+
+log = logging.getLogger(__name__)
+HERE = b""  # a client has one connection
+
+
+class Prepared:
+    """What a client process has made ready for one run. `do` runs a task."""
+
+    def __init__(self, workplace: Any, layout: str, sites: Sequence[m.SiteFacts] = ()) -> None:
+        self.workplace, self.layout, self.sites = workplace, layout, list(sites)
+
+
+class ClientLoop:
+    """Drives the protocol, the link and the work. inline: work is done within `step` (one process), not in threads.
+
+    prepare(welcome): builds data and model for a run, and opens its book; called again only for another run.
+    """
+
+    def __init__(self, protocol: p.ClientProtocol, transport: ClientTransport, framing: Callable[[int], int],
+                 prepare: Callable[[m.Welcome], Prepared], *, inline: bool = False, find: Callable[[], str | None] | None = None,
+                 on_thread: Callable[[], None] | None = None) -> None:
+        self.protocol, self.transport = protocol, transport
+        self.ended: p.Ended | p.TurnedAway | None = None
+        self.broken: BaseException | None = None
+        self._rows: list[dict[str, Any]] = []
+        self._book: Lines | None = None
+        self.link = Link("client", lambda conn, frames: transport.send(frames), framing, Ledger(self._write))
+        self._prepare, self._inline, self._find = prepare, inline, find
+        self._prepared: Prepared | None = None
+        self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[Callable[[], list[p.Instruction]]] = queue.SimpleQueue()
+        self._cancelled: set[m.Key] = set()
+        self._found_at = 0.0
+        self._connected = False
+        self._threads: list[threading.Thread] = []
+        self._on_thread = on_thread
+        self._leaving = False
+        if not inline:
+            for slot in range(protocol.slots):
+                thread = threading.Thread(target=self._work, name=f"fednet-train-{slot}", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+    def run(self) -> p.Ended | p.TurnedAway:
+        """Until the run is over or this process is asked to leave."""
+        while self.ended is None:
+            self.step(min(0.5, self.protocol.beat_s / 2))
+            if self.broken is not None:
+                raise self.broken
+        return self.ended
+
+    def leave(self) -> None:
+        """Asks the loop to end; safe to call from a signal handler."""
+        self._leaving = True
+
+    def step(self, timeout_s: float) -> bool:
+        """One turn: what the transport has, what the work has brought, what time has done. Whether anything moved."""
+        moved = False
+        for event in self.transport.poll(timeout_s):
+            moved = True
+            now = time.monotonic()
+            if isinstance(event, Opened):
+                self._connected = True
+                self._do(self.protocol.opened(now))
+            elif isinstance(event, Closed):
+                self._connected = False
+                self._settle_plain()
+                self._do(self.protocol.closed(now))
+            elif isinstance(event, Received):
+                self._receive(event, now)
+        while not self._results.empty():
+            moved = True
+            self._do(self._results.get()())
+        if self._inline and not self._tasks.empty():
+            moved = True
+            self._tasks.get()()
+        self._do(self.protocol.tick(time.monotonic()))
+        if self._leaving and self.ended is None:
+            self._do(self.protocol.leave())
+            self.ended = p.Ended(False, "asked to leave")
+        if not self._connected and self._find is not None and time.monotonic() - self._found_at > 0.1:
+            self._found_at = time.monotonic()
+            address = self._find()
+            if address is not None and address != self.transport.address:  # type: ignore[attr-defined]
+                self.transport.reconnect(address)
+        return moved
+
+    def close(self) -> None:
+        for _ in self._threads:
+            self._tasks.put(None)
+        self._settle_plain()
+        self.link.ledger.settle_all()
+        self.transport.close(1.0)
+        if self._book is not None:
+            self._book.flush()
+            self._book.close()
+
+    # -- messages ------------------------------------------------------------------------------------------------------
+    def _receive(self, event: Received, now: float) -> None:
+        try:
+            message, body = self.link.receive(HERE, event.frames)
+            instructions = self.protocol.received(message, body, now)
+        except RemoteProtocolError as broken:
+            log.warning("refused a message of the server: %s", broken)
+            return
+        self._do(instructions)
+        if isinstance(message, (m.Welcome, m.Refuse, m.End)):
+            self.link.settle_plain(HERE, "down", str(message.__struct_config__.tag))
+
+    def _do(self, instructions: list[p.Instruction]) -> None:
+        for i in instructions:
+            if isinstance(i, p.Out):
+                self.link.send(HERE, i.message, i.body)
+                if isinstance(i.message, (m.Join, m.Ready, m.Failed, m.Leave)):
+                    self.link.settle_plain(HERE, "up", str(i.message.__struct_config__.tag))
+            elif isinstance(i, p.Given):
+                self._tasks.put(lambda given=i: self._task(given))
+            elif isinstance(i, p.Welcomed):
+                self._welcomed(i)
+            elif isinstance(i, p.Booked) and i.key is not None:
+                self.link.settle(HERE, "down" if i.direction == "down" else "up", i.key, True)
+            elif isinstance(i, p.Cancelled):
+                self._cancelled.add(i.key)
+            elif isinstance(i, p.Ended):
+                if i.over:
+                    self.ended = i
+            elif isinstance(i, p.TurnedAway):
+                self.ended = i
+            elif isinstance(i, p.Reconnect):
+                self.transport.reconnect(self._find() if self._find is not None else None)
+
+    def _welcomed(self, event: p.Welcomed) -> None:
+        self.link.ledger.incarnation = event.welcome.inc
+        self._cancelled.clear()
+        if not event.again or self._prepared is None:
+            self._tasks.put(lambda: self._get_ready(event.welcome))
+
+    # -- work ----------------------------------------------------------------------------------------------------------
+    def _work(self) -> None:
+        if self._on_thread is not None:
+            self._on_thread()
+        while (job := self._tasks.get()) is not None:
+            job()
+
+    def _answer(self, call: Callable[[], list[p.Instruction]]) -> None:
+        self._results.put(call)
+        if not self._inline:
+            self.transport.wake()
+
+    def _get_ready(self, welcome: m.Welcome) -> None:
+        try:
+            prepared = self._prepare(welcome)
+        except Exception as broken:  # raised again in the thread that runs the loop, which ends the process
+            self.broken = broken
+            self._answer(lambda: [])
+            return
+        self._prepared = prepared
+        self._answer(lambda: self.protocol.ready(prepared.layout, prepared.sites))
+
+    def _task(self, given: p.Given) -> None:
+        key = given.task.key
+        if key in self._cancelled or self._prepared is None:
+            return
+        from fednet.engine.site import TaskCancelled
+
+        doing = self.protocol.doing
+
+        def progress(phase: str, step: int, steps: int) -> None:
+            doing[key.client] = (phase, step, steps)
+
+        try:
+            answers = self._prepared.workplace.do(given.task, given.body, progress, lambda: key in self._cancelled)
+        except TaskCancelled:
+            doing.pop(key.client, None)
+            return
+        except RemoteProtocolError as broken:
+            self._failed(key, str(broken), True)
+        except FednetError as broken:
+            self._failed(key, str(broken), False)
+            if isinstance(broken, StateError):
+                self.broken = broken
+        except Exception as broken:  # a method or a model of a user's own may raise anything: the server is told, the log has it
+            log.error("client %d in round %d\n%s", key.client, key.round, traceback.format_exc())
+            self._failed(key, f"{type(broken).__name__}: {broken}"[:1000], False)
+        else:
+            doing.pop(key.client, None)
+            self._answer(lambda: [i for a in answers for i in self.protocol.reply(self._mark(a.reply), a.body)])
+
+    def _mark(self, reply: m.Reply) -> m.Reply:
+        import msgspec
+
+        return msgspec.structs.replace(reply, run=self.protocol.run, inc=self.protocol.inc)
+
+    def _failed(self, key: m.Key, reason: str, again: bool) -> None:
+        self.protocol.doing.pop(key.client, None)
+        self._answer(lambda: self.protocol.failed(key, reason, again))
+
+    # -- books ---------------------------------------------------------------------------------------------------------
+    def open_book(self, path: Path) -> None:
+        """The client's own book. Rows written before it was known where it lies are in it too."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        repair(path)
+        self._book = Lines(path)
+        for row in self._rows:
+            self._book.append(row)
+        self._rows.clear()
+
+    def _write(self, row: dict[str, Any]) -> None:
+        if self._book is None:
+            self._rows.append(row)
+        else:
+            self._book.append(row)
+            self._book.flush()
+
+    def _settle_plain(self) -> None:
+        for direction in ("up", "down"):
+            for tag in ("beat", "cancel"):
+                self.link.settle_plain(HERE, direction, tag)  # type: ignore[arg-type]
+
+
+# -- preparing ---------------------------------------------------------------------------------------------------------
+def preparer(loop: Callable[[], ClientLoop], *, data: Path | None, state: Path | None, device: str, state_lost: bool, allow: Sequence[str] | None,
+             quiet: bool, say: Callable[[str], None]) -> Callable[[m.Welcome], Prepared]:
+    """The function that makes a client process ready for the run that a server tells it of."""
+
+    def prepare(welcome: m.Welcome) -> Prepared:
+        import yaml
+
+        from fednet.engine import experiment
+        from fednet.engine.site import Workplace
+        from fednet.engine.store import ClientStore
+
+        config = configuration.from_mapping(yaml.safe_load(welcome.config), where="the server's configuration")
+        determinism.settle(config.train.threads, config.train.precision)
+        root = (state or Path(os.environ.get("FEDNET_OUT") or "runs") / "client-state") / welcome.run
+        at_home = config.data.dataset == "site"
+        own: dict[int, Any] = {}
+        if at_home:
+            from fednet.data.site import alone, load_site
+
+            for client in welcome.ids:
+                folder = _own_folder(data, client)
+                own[client] = alone(load_site(config.data, folder, config.seed))
+            exp = experiment.build(config, data, next(iter(own.values())).data if own else None)
+        else:
+            exp = experiment.build(config, data)
+        if allow is not None:
+            check_allowed(exp, allow)
+
+        def site(client: int) -> Any:
+            return own[client].site(0, device) if at_home else exp.federation.site(client, device)
+
+        def balanced() -> Any:
+            from fednet.data import balanced_test
+            from fednet.data.federation import Site
+
+            found = exp.data if not at_home else next(iter(own.values())).data
+            import numpy as np
+            import torch
+
+            return Site(found, np.zeros(0, dtype=np.int64), balanced_test(found, config.seed), torch.device(device)).test
+
+        store = ClientStore(root, exp.algorithm.Client)
+        workplace = Workplace(exp, store, site, device, state_lost=state_lost, balanced=None if at_home or not exp.setting.classes else balanced)
+        loop().open_book(root / f"wire-{loop().protocol.worker}.jsonl" if len(welcome.ids) == config.clients else root / "wire.jsonl")
+        workplace.warm()
+        facts = [m.SiteFacts(c, site(c).n, site(c).n_test, [int(k) for k in site(c).class_counts]) for c in welcome.ids] if at_home else []
+        if not quiet:
+            say(f"joined {welcome.name} as client{'s' if len(welcome.ids) > 1 else ''} {_listed(welcome.ids)} on {device}")
+        return Prepared(workplace, exp.shared.digest, facts)
+
+    return prepare
+
+
+def _own_folder(data: Path | None, client: int) -> Path | None:
+    """A site that hosts several clients keeps each one's data in DIR/client-K; one client's data may be DIR itself."""
+    if data is not None and (data / f"client-{client}").exists():
+        return data / f"client-{client}"
+    return data
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    ranges, start = [], None
+    for i, n in enumerate(numbers):
+        start = n if start is None else start
+        if i + 1 == len(numbers) or numbers[i + 1] != n + 1:
+            ranges.append(f"{start}-{n}" if n > start else str(n))
+            start = None
+    return ",".join(ranges)
+
+
+def check_allowed(experiment: Any, allow: Sequence[str]) -> None:
+    """Raises ConfigError where the method's replies hold a kind that this site does not let out."""
+    for exchange in experiment.algorithm.exchanges:
+        for name, field in exchange.up.fields.items():
+            if field.kind not in allow:
+                raise ConfigError(f"the method {experiment.config.algorithm.name} sends up {name!r} of kind {field.kind!r}, and --allow names only "
+                                  f"{', '.join(allow)}.")
+
+
+def explanation(experiment: Any, clients: Sequence[int]) -> list[str]:
+    """What would leave this site each round, from the declarations."""
+    method, lines = experiment.algorithm, []
+    for client in clients:
+        for number, exchange in enumerate(method.exchanges, 1):
+            kinds = experiment.predicted(exchange.up, "up", client)
+            parts = ", ".join(f"{kind} {n:,} bytes" for kind, n in kinds.items())
+            lines.append(f"client {client}, exchange {number}: up {parts}; down {sum(experiment.predicted(exchange.down, 'down', client).values()):,} bytes")
+    keeps = method.keeps[1]
+    lines.append(f"kept at this site between rounds: {keeps if keeps != '-' else 'nothing'}; evaluations send up counts of correct answers (accuracy).")
+    return lines
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+def main(text: str, *, server: str | None, run: Path | None, device: str, data: Path | None, state: Path | None, keys: Path | None,
+         allow: list[str] | None, explain: bool, load: list[Path], state_lost: str | None, quiet: bool) -> int:
+    """`fednet-client`. Ends with 0 when the run is over; reconnects for as long as it lives before that."""
+    from fednet.engine.placement import place
+    from fednet.transport.framing import framing
+    from fednet.transport.zeromq import ZmqClient
+
+    wanted = ids.parse(text)
+    loading.load_parts(load)
+    determinism.settle()
+    here = place(device)[0]
+    pair = None
+    find = None
+    if run is not None:
+        address, public = wait_for_server(run)
+        find = lambda: (read_server(run) or (None, None))[0]  # noqa: E731
+    else:
+        address, public = str(server), None
+    if keys is not None:
+        from fednet.transport import keys as keyfiles
+
+        pair = keyfiles.load(keys)
+        if public and pair.server is None:
+            import dataclasses
+
+            pair = dataclasses.replace(pair, server=public)
+    say = (lambda line: None) if quiet else (lambda line: print(line, flush=True))
+    transport = ZmqClient(address, keys=pair)
+    protocol = p.ClientProtocol(secrets.token_hex(6), ids=list(wanted.listed), share=wanted.share, host=socket.gethostname(), pid=os.getpid(),
+                                device=here, slots=slots_of(here, len(wanted.listed) or 1), versions=versions(), files=loading.loaded())
+    loop: ClientLoop | None = None
+
+    def this() -> ClientLoop:
+        assert loop is not None
+        return loop
+
+    prepare = preparer(this, data=data, state=state, device=here, state_lost=state_lost == "reset", allow=allow, quiet=quiet, say=say)
+    if explain:
+        prepare = _explaining(data, say)
+    loop = ClientLoop(protocol, transport, lambda n: framing(n, curve=pair is not None), prepare, find=find, on_thread=determinism.settle)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with contextlib.suppress(ValueError):  # not the main thread: the caller has the signals
+            signal.signal(number, lambda *_: this().leave())
+    say(f"connecting to {address}")
+    try:
+        end = loop.run()
+    except _Explained:
+        return 0
+    finally:
+        loop.close()
+    if isinstance(end, p.TurnedAway):
+        raise ConfigError(f"the server refused this client: {end.reason}")
+    say("the run is over" if end.over else "left")
+    return 0
+
+
+class _Explained(FednetError):
+    """`--explain` has said what it had to say."""
+
+
+def _explaining(data: Path | None, say: Callable[[str], None]) -> Callable[[m.Welcome], Prepared]:
+    def prepare(welcome: m.Welcome) -> Prepared:
+        import yaml
+
+        from fednet.engine import experiment
+
+        config = configuration.from_mapping(yaml.safe_load(welcome.config), where="the server's configuration")
+        exp = experiment.build(config, data)
+        print(f"{welcome.name}: {config.algorithm.name}, {config.rounds} rounds, {config.cohort_size} of {config.clients} clients a round")
+        for line in explanation(exp, welcome.ids):
+            print(line)
+        print(f"read here: {data or config.data.root or 'the data of ' + config.data.dataset}", flush=True)
+        raise _Explained("")
+
+    return prepare
+
+
+def slots_of(device: str, hosted: int) -> int:
+    """Tasks a process works on at once: one on the CPU; on a GPU as many streams as clients, up to four."""
+    return max(1, min(hosted, 4)) if device.startswith("cuda") else 1
+
+
+def versions() -> dict[str, str]:
+    import platform
+
+    import torch
+
+    return {"fednet": __version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def read_server(run: Path) -> tuple[str, str | None] | None:
+    """(address, public key) of the server of a run directory; None while there is none."""
+    try:
+        found = json.loads((run / "server.json").read_text())
+    except (OSError, json.JSONDecodeError):
+        return None
+    address = found["address"]
+    host = found.get("host", "")
+    for anywhere in ("0.0.0.0", "[::]"):
+        if anywhere in address:
+            address = address.replace(anywhere, "127.0.0.1" if host == socket.gethostname() else host)
+    return address, found.get("public_key")
+
+
+def wait_for_server(run: Path) -> tuple[str, str | None]:
+    """Waits for a run's server.json."""
+    while (found := read_server(run)) is None:
+        time.sleep(0.02)
+    return found

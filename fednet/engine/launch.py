@@ -1,0 +1,561 @@
+"""Starting a federation: the server alone, or a server and workers on this machine, or all in one process.
+
+`fednet run` is a small supervisor. It imports what all need, and nothing more, then forks the server and the workers,
+which so share the pages of torch; it starts anew a worker that died, and once a round a server that died. Nothing of
+zmq, CUDA or a thread exists before a fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import platform
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fednet import __version__, loading
+from fednet import config as configuration
+from fednet.config import Config
+from fednet.engine import determinism, placement
+from fednet.engine.rundir import RunDirectory, claim, cut, write_json
+from fednet.errors import CannotGoOn, ConfigError, FednetError, Stopped
+
+log = logging.getLogger(__name__)
+MAY_CHANGE = ("rounds", "stop", "round", "evaluate", "name", "load", "track")  # on resume
+LOOPBACK = ("127.", "localhost", "[::1]")
+
+
+# -- the server's process ------------------------------------------------------------------------------------------------
+def host_rounds(config: Config, directory: Path, *, bind: str | None, device: str, data: Path | None, keys: Path | None, insecure: bool,
+                until: float | None, command: Sequence[str], display: Any, callback: Callable[[Any], None] | None = None,
+                welcome_ids: bool = True) -> dict[str, Any]:
+    """Everything the server does in one process of its own; returns the summary. `bind` None: clients live in this process."""
+    from fednet.algorithms.hosts import HubHost
+    from fednet.engine import experiment as experiments
+    from fednet.engine.checkpoint import Checkpoints, Spool
+    from fednet.engine.hub import Hub
+    from fednet.engine.server import Residuals, Rounds
+    from fednet.engine.summary import finish
+    from fednet.protocol.server import ServerProtocol
+    from fednet.transport.framing import framing
+    from fednet.wire import messages as m
+    from fednet.wire.ledger import Ledger
+    from fednet.wire.link import Link
+
+    switches = determinism.settle(config.train.threads, config.train.precision)
+    files = RunDirectory(directory)
+    _log_to(directory / "log" / "server.log")
+    checkpoints, spool = Checkpoints(directory / "checkpoint", config.checkpoint.fsync), Spool(directory / "checkpoint")
+    incarnation = checkpoints.incarnation()
+    keyring = _keyring(config, keys)
+    curve = keyring is not None
+    transport: Any
+    pump, loop = None, None
+    if bind is None:
+        from fednet.transport.inproc import pair
+
+        transport, client_end = pair(config.seed)
+    else:
+        from fednet.transport.zeromq import ZmqServer
+
+        _check_bind(bind, curve, insecure)
+        transport = ZmqServer(bind, keyring=keyring, on_refused=lambda reason, address: files.event("refused", what="connection", reason=reason,
+                                                                                                     address=address))
+        write_json(directory / "server.json", {"address": transport.address, "host": socket.gethostname(), "pid": os.getpid(),
+                                               "public_key": keyring.pair.public if keyring is not None else None,
+                                               "incarnation": incarnation}, mode=0o600)
+        if not welcome_ids:
+            display.note(f"{config.name}: listening at {transport.address}; clients join by: fednet-client --id K --server {transport.address}")
+    exp = experiments.build(config, data)
+    experiments.check_supported(config, exp.algorithm)
+    chosen = placement.place(device)[0] if device != "auto" else placement.place("auto")[0]
+    resumed = None
+    if checkpoints.exists:
+        resumed = checkpoints.load(exp.algorithm.Server, Residuals)
+        cut(directory, resumed[1].lengths)
+        run_id = resumed[1].run
+    else:
+        run_id = secrets.token_hex(8)
+    text = configuration.to_yaml(config)
+    protocol = ServerProtocol(run_id, incarnation, config.clients,
+                              lambda ids, session: m.Welcome(run=run_id, inc=incarnation, session=session, name=config.name, config=text, ids=ids,
+                                                             beat_s=_beat(config)),
+                              time.monotonic(), files=experiments.required_files(loading.loaded()), layout=exp.shared.digest,
+                              may_speak_for=keyring.may_speak_for if keyring is not None else None)
+    ledger = Ledger(files.wire.append, incarnation)
+    link = Link("server", transport.send, lambda n: framing(n, curve=curve), ledger)
+    if bind is None:
+        from fednet.engine import client as clients
+        from fednet.protocol.client import ClientProtocol
+
+        worker = ClientProtocol("in-process", ids=list(range(config.clients)), host=socket.gethostname(), pid=os.getpid(), device=chosen,
+                                versions=clients.versions(), files=loading.loaded())
+        prepare = clients.preparer(lambda: loop, data=data, state=directory / "state", device=chosen, state_lost=False, allow=None,  # type: ignore[arg-type,return-value]
+                                   quiet=True, say=display.note)
+        loop = clients.ClientLoop(worker, client_end, framing, prepare, inline=True)
+
+        def pump() -> bool:
+            moved = loop.step(0.0)
+            if loop.broken is not None:
+                raise loop.broken
+            return moved
+
+    hub = Hub(protocol, transport, link, spool, _checker(exp, protocol), lambda event, fields: files.event(event, **fields), pump)
+    host = HubHost(exp.setting, exp.scratch(chosen), config.clients, exp.federation.public_data() if exp.federation is not None else None)
+    test, validation = _judges(exp, chosen)
+    rounds = Rounds(exp, files, hub, checkpoints, spool, run_id=run_id, host=host, display=display, test=test, validation=validation, callback=callback)
+    rounds.until = until
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        with contextlib.suppress(ValueError):  # in a thread of a caller's own, who has the signals
+            signal.signal(number, lambda n, _: setattr(rounds, "stop_requested", (signal.Signals(n).name, n == signal.SIGINT)))
+    files.event("started", incarnation=incarnation, resumed=resumed is not None)
+    over, why = False, ""
+    try:
+        if resumed is not None:
+            for record in resumed[1].records.get("rounds", ()):
+                files.rounds.append(record)
+            for record in resumed[1].records.get("clients", ()):
+                files.clients.append(record)
+        if exp.federation is not None:
+            write_json(directory / "partition.json", exp.federation.to_json())
+        rounds.begin(resumed)
+        rounds.run()
+        over = True
+        summary = finish(rounds, exp, directory, command, switches, [str(p) for p in loading.paths()])
+        display.finished(summary)
+        return summary
+    except OSError as broken:
+        why = f"{broken.strerror} ({broken.filename or directory})"
+        raise CannotGoOn(f"the run stopped: {why}; the last checkpoint is whole, --resume goes on.") from broken
+    except FednetError as broken:
+        over = isinstance(broken, CannotGoOn)
+        why = str(broken)
+        raise
+    finally:
+        with contextlib.suppress(OSError):  # a full disk must not hide what happened
+            files.event("stopped", reason=why)
+            rounds._status("done" if over and not why else "stopped")
+        hub.call(lambda now: protocol.finish(over, why))
+        if bind is None:
+            hub._step(0.0)
+            assert loop is not None
+            loop.step(0.0)
+            loop.close()
+        else:
+            time.sleep(0.05)  # the hub's thread sends the farewell
+        hub.close()
+        with contextlib.suppress(OSError):
+            files.flush()
+        files.close()
+
+
+def _beat(config: Config) -> float:
+    silent = config.round.lost.silent
+    return 2.0 if silent is None else max(0.1, min(2.0, silent / 4))
+
+
+def _checker(exp: Any, protocol: Any) -> Callable[[Any, bytearray], None]:
+    """What a reply must be, beyond its frames: the declared fields and sizes, finite values, a sample count that can be."""
+    from fednet.engine.experiment import Judgement
+    from fednet.errors import RemoteProtocolError
+    from fednet.wire.payload import Run
+
+    def check(reply: Any, body: bytearray) -> None:
+        key = reply.key
+        kind = Judgement if key.purpose == "evaluate" else exp.algorithm.exchanges[key.phase].up
+        exp.up.check(kind, reply.form, exp.bounds(kind, key.client))
+        reference = exp.setting.initial.select(exp.shared)
+        payload = exp.up.decode(kind, reply.form, body, reference, fill=reference)
+        run = getattr(payload, "run", None)
+        if isinstance(run, Run) and exp.federation is not None:
+            facts = exp.facts(key.client)
+            if not 0 <= run.n <= facts.n + facts.public_n:
+                raise RemoteProtocolError(f"client {key.client} says it has {run.n} samples; the partition gave it {facts.n}")
+
+    return check
+
+
+def _judges(exp: Any, device: str) -> tuple[Any, Any]:
+    """The server's test set and validation set as model inputs, where it has them."""
+    if exp.federation is None:
+        return None, None
+    data = exp.data
+    test = (data.inputs(data.test[0], device), data.test[1].to(device)) if data.n_test else None
+    held = exp.federation.validation_data()
+    return test, (held.inputs(held.train[0], device), held.train[1].to(device)) if held is not None else None
+
+
+def _check_bind(bind: str, curve: bool, insecure: bool) -> None:
+    scheme, _, rest = bind.partition("://")
+    if scheme == "ipc" or curve or insecure or rest.startswith(LOOPBACK):
+        return
+    raise ConfigError(f"--bind {bind}: beyond loopback anyone could take part; use CURVE keys (security.curve: true and --keys DIR), or --insecure.")
+
+
+def _keyring(config: Config, keys: Path | None) -> Any:
+    if not config.security.curve:
+        return None
+    from fednet.transport.keys import Keyring
+
+    where = keys or (Path(config.security.keys) if config.security.keys else None)
+    if where is None:
+        raise ConfigError("security.curve: true needs the server's keys: --keys DIR or security.keys (make them by: fednet keys server DIR).")
+    return Keyring(where)
+
+
+def _log_to(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    root = logging.getLogger("fednet")
+    root.addHandler(handler)
+    root.setLevel(min(root.level or logging.INFO, logging.INFO))
+
+
+# -- a run's directory ---------------------------------------------------------------------------------------------------
+def open_directory(config: Config, out: Path, resume: bool) -> tuple[Config, Path, bool]:
+    """The run's directory with its configuration in it. Returns (configuration, directory, already finished)."""
+    path = claim(out, config.name, resume)
+    known = path / "config.yaml"
+    if known.exists():
+        old = configuration.load(known, [])
+        check_resumable(old, config)
+        if (path / "summary.json").exists() and config.rounds <= old.rounds:
+            return old, path, True
+        (path / "summary.json").unlink(missing_ok=True)
+    code = path / "code"
+    code.mkdir(parents=True, exist_ok=True)
+    copies = []
+    for file in loading.paths():
+        target = code / Path(file).name
+        if Path(file).resolve() != target.resolve():
+            shutil.copyfile(file, target)
+        copies.append(str(Path("code") / target.name))
+    written = config.replace(load=tuple(copies)) if copies else config
+    aside = path / "config.yaml.part"
+    aside.write_text(configuration.to_yaml(written), encoding="utf-8")
+    aside.replace(known)
+    return config, path, False
+
+
+def check_resumable(old: Config, new: Config) -> None:
+    """Raises ConfigError that lists the keys in which a resumed run would differ."""
+    before, after = configuration.to_mapping(old), configuration.to_mapping(new)
+    changed = sorted(k for k in {**before, **after} if k not in MAY_CHANGE and before.get(k) != after.get(k))
+    if changed:
+        raise ConfigError(f"--resume: {', '.join(changed)} differ from the run's own configuration; a resumed run may change only "
+                          f"{', '.join(k for k in MAY_CHANGE if k not in ('name', 'load'))} and where it runs.")
+
+
+# -- commands ------------------------------------------------------------------------------------------------------------
+def serve(config: Config, *, bind: str, insecure: bool, keys: Path | None, device: str, data: Path | None, resume: bool, until_s: float | None,
+          out: Path, quiet: bool, command: list[str], display: Any) -> int:
+    """`fednet-server`. Returns the exit status; raises FednetError with one."""
+    config, directory, finished = open_directory(config, out, resume)
+    if finished:
+        display.note(f"{directory} is finished.")
+        return 0
+    until = None if until_s is None else time.monotonic() + until_s
+    with display:
+        host_rounds(config, directory, bind=bind, device=device, data=data, keys=keys, insecure=insecure, until=until, command=command,
+                    display=display, welcome_ids=False)
+    return _reported(directory, display)
+
+
+def _reported(directory: Path, display: Any) -> int:
+    """Figures and report of a finished run."""
+    from fednet.engine.summary import report
+
+    report(directory, display)
+    return 0
+
+
+def run_command(config: Config, *, workers: int | None, device: str, in_process: bool, resume: bool, until_s: float | None, out: Path,
+                on: str | None, quiet: bool, command: list[str], display: Any, callback: Callable[[Any], None] | None = None) -> int:
+    """`fednet run`. Returns the exit status; raises FednetError with one."""
+    config, directory, finished = open_directory(config, out, resume)
+    if finished:
+        display.note(f"{directory} is finished.")
+        return 0
+    until = None if until_s is None else time.monotonic() + until_s
+    data = Path(config.data.root) if config.data.root else None
+    if in_process:
+        with display:
+            host_rounds(config, directory, bind=None, device=device, data=data, keys=None, insecure=False, until=until, command=command,
+                        display=display, callback=callback)
+        return _reported(directory, display)
+    if on == "ray":
+        from fednet.engine.ray import run_on_ray
+
+        return run_on_ray(config, directory, workers=workers, device=device, until=until, command=command, display=display)
+    status = Supervisor(config, directory, workers=workers, device=device, data=data, until=until, command=command, display=display).run()
+    return _reported(directory, display) if status == 0 else status
+
+
+def run(config: Any = None, *, set: Mapping[str, Any] | None = None, in_process: bool = False, workers: int | None = None, out: Path | str = "runs",
+        load: Sequence[Path | str] = (), device: str = "auto", resume: bool = False, quiet: bool = True,
+        callback: Callable[[Any], None] | None = None) -> Any:
+    """A whole federation from Python; returns the finished run (`fednet.open_run` reads it back).
+
+    config: a YAML file, a mapping, or None for the quick start; set: {"key.path": value}. In this process, or by
+    `fednet run` in processes of its own, which a notebook's own parts do not reach: put these into a file and `load` it.
+    """
+    from fednet.report.read import open_run
+
+    sets = [f"{k}={json.dumps(v)}" for k, v in (set or {}).items()]
+    loading.load_parts([Path(f) for f in load])
+    if isinstance(config, Mapping):
+        chosen = configuration.from_mapping(dict(config), where="the mapping given to fednet.run")
+        if sets:
+            raise ConfigError("fednet.run: give either a mapping or set=..., not both.")
+    else:
+        chosen = configuration.load(Path(config) if config is not None else None, sets, [Path(f) for f in load])
+    if in_process:
+        display: Any = Silent()
+        chosen, directory, finished = open_directory(chosen, Path(out), resume)
+        if not finished:
+            host_rounds(chosen, directory, bind=None, device=device, data=Path(chosen.data.root) if chosen.data.root else None, keys=None,
+                        insecure=False, until=None, command=["fednet.run"], display=display, callback=callback)
+            _reported(directory, display)
+        return open_run(directory)
+    if callback is not None:
+        raise ConfigError("fednet.run: callback needs in_process=True; read runs of other processes by fednet.open_run.")
+    Path(out).mkdir(parents=True, exist_ok=True)
+    before = {p.name for p in Path(out).iterdir()}
+    text = Path(out) / f".{chosen.name}.yaml"
+    text.write_text(configuration.to_yaml(chosen), encoding="utf-8")
+    words = [sys.executable, "-m", "fednet.cli.main", "run", str(text), "--out", str(out), "--device", device, *(["--quiet"] if quiet else []),
+             *(["--workers", str(workers)] if workers else []), *(["--resume"] if resume else []), *(w for f in load for w in ("--load", str(f)))]
+    try:
+        done = subprocess.run(words, check=False, stderr=subprocess.PIPE, text=True)
+    finally:
+        text.unlink(missing_ok=True)
+    if done.returncode:
+        kind = {2: ConfigError, 3: CannotGoOn}.get(done.returncode, Stopped)
+        raise kind(done.stderr.strip().removeprefix("fednet run: "))
+    new = [p.name for p in Path(out).iterdir() if p.name not in before and not p.name.startswith(".")]
+    return open_run(Path(out) / (new[0] if new else chosen.name))
+
+
+class Silent:
+    """A display that shows nothing."""
+
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def _nothing(self, *_: object) -> None:
+        pass
+
+    round_started = progress = round_done = note = finished = _nothing
+
+
+# -- the supervisor ------------------------------------------------------------------------------------------------------
+class Supervisor:
+    """Forks the server and the workers, and looks after them."""
+
+    def __init__(self, config: Config, directory: Path, *, workers: int | None, device: str, data: Path | None, until: float | None,
+                 command: list[str], display: Any) -> None:
+        self.config, self.directory, self.data, self.until = config, directory, data, until
+        self.command, self.display, self.device = command, display, device
+        self.wanted = workers
+        self.pids: dict[int, str] = {}  # pid -> "server", or a worker's device
+        self.server_rounds: list[int] = []  # the rounds in which a server died
+        self.stopping: int | None = None
+        self.keys: Path | None = None
+
+    def run(self) -> int:
+        devices = self._devices()
+        places = placement.workers(self.wanted, devices, self.config.clients)
+        (self.directory / "server.json").unlink(missing_ok=True)
+        self._warm_up(places)
+        self.keys = self._lab_keys()
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+            signal.signal(number, self._pass_on)
+        self._fork("server", self._server)
+        for place in places:
+            self._fork(place, lambda place=place: self._worker(place))
+        try:
+            return self._watch()
+        finally:
+            self._end_all()
+
+    def _devices(self) -> list[str]:
+        """Found in a process of its own: asking CUDA here would forbid to fork."""
+        if self.device == "cpu" or (self.device == "auto" and not _has_gpu()):
+            return ["cpu"]
+        words = [sys.executable, "-c", "import sys, json; from fednet.engine import placement; print(json.dumps(placement.place(sys.argv[1])))", self.device]
+        asked = subprocess.run(words, capture_output=True, text=True, check=False)
+        if asked.returncode:
+            raise ConfigError(asked.stderr.strip().splitlines()[-1].partition(": ")[2])
+        found: list[str] = json.loads(asked.stdout)
+        return found
+
+    def _warm_up(self, places: list[str]) -> None:
+        """Imports, and imports only, what the children share."""
+        import torch.optim  # noqa: F401
+
+        import fednet.algorithms.hosts
+        import fednet.data.loading
+        import fednet.engine.client
+        import fednet.engine.server
+        import fednet.engine.summary
+        import fednet.transport.zeromq  # noqa: F401
+
+    def _lab_keys(self) -> Path | None:
+        if not self.config.security.curve or self.config.security.keys:
+            return Path(self.config.security.keys) if self.config.security.keys else None
+        from fednet.transport import keys
+
+        folder = self.directory / "keys"
+        if not folder.exists():
+            keys.lab(folder, 1)
+        return folder
+
+    def _fork(self, name: str, work: Callable[[], int]) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid:
+            self.pids[pid] = name
+            return
+        status = 3
+        try:
+            _die_with_parent()
+            for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+                signal.signal(number, signal.SIG_DFL if name == "server" else signal.SIG_IGN)
+            status = work()
+        except FednetError as wrong:
+            print(f"fednet run: {wrong}", file=sys.stderr, flush=True)
+            status = wrong.exit_status
+        except KeyboardInterrupt:
+            status = 130
+        except BaseException:  # a forked child must never return into the supervisor's stack
+            import traceback
+
+            text = traceback.format_exc()
+            with contextlib.suppress(OSError), (self.directory / "log" / f"{name.replace(':', '-')}.log").open("a", encoding="utf-8") as file:
+                file.write(text)
+            print(f"fednet run: {text.strip().splitlines()[-1]} (the whole traceback is in {self.directory / 'log'}).", file=sys.stderr, flush=True)
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
+
+    def _server(self) -> int:
+        with self.display:
+            host_rounds(self.config, self.directory, bind="tcp://127.0.0.1:*", device=self.device, data=self.data, keys=self.keys, insecure=False,
+                        until=self.until, command=self.command, display=self.display)
+        return 0
+
+    def _worker(self, device: str) -> int:
+        from fednet.engine import client
+
+        _log_to(self.directory / "log" / f"worker-{os.getpid()}.log")
+        keys = next(iter(sorted((self.keys / "clients").glob("*"))), None) if self.keys is not None and (self.keys / "clients").is_dir() else None
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        return client.main(f"0-{self.config.clients - 1}", server=None, run=self.directory, device=device, data=self.data,
+                           state=self.directory / "state", keys=keys, allow=None, explain=False, load=[], state_lost=None, quiet=True)
+
+    def _watch(self) -> int:
+        """Until the server ends: with 0 the run is done."""
+        while True:
+            pid, raw = os.waitpid(-1, 0)
+            name = self.pids.pop(pid, None)
+            if name is None:
+                continue
+            status = os.waitstatus_to_exitcode(raw)
+            if name == "server":
+                if status >= 0 or self.stopping is not None:
+                    return status if status >= 0 else 4
+                self._server_died(status)
+            elif self.stopping is None and status != 0:
+                self._worker_died(name, pid, status)
+
+    def _server_died(self, status: int) -> None:
+        manifest = self.directory / "checkpoint" / "manifest.json"
+        round = 0
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            round = json.loads(manifest.read_text())["progress"]["round"]
+        if self.server_rounds.count(round) >= 1:
+            raise CannotGoOn(f"the server died twice in round {round + 1} ({signal.Signals(-status).name}); what was finished is saved, --resume goes on.")
+        self.server_rounds.append(round)
+        self._fork("server", self._server)
+
+    def _worker_died(self, device: str, pid: int, status: int) -> None:
+        self.deaths = getattr(self, "deaths", 0) + 1
+        if status > 0 and self.deaths > 20:
+            raise CannotGoOn(f"workers keep ending with status {status}; see {self.directory / 'log'}.")
+        self._fork(device, lambda: self._worker(device))
+
+    def _pass_on(self, number: int, _: Any) -> None:
+        self.stopping = number
+        for pid, name in self.pids.items():
+            if name == "server":
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+    def _end_all(self) -> None:
+        """Nothing that was started here outlives this."""
+        until = time.monotonic() + 3.0
+        while self.pids and time.monotonic() < until:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+            if pid:
+                self.pids.pop(pid, None)
+            else:
+                time.sleep(0.02)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for pid in list(self.pids):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            until = time.monotonic() + 2.0
+            while self.pids and time.monotonic() < until:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+                if pid:
+                    self.pids.pop(pid, None)
+                else:
+                    time.sleep(0.02)
+
+
+def _has_gpu() -> bool:
+    return Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia/version").exists()
+
+
+def _die_with_parent() -> None:
+    """Linux ends this process when its parent ends, however that ends."""
+    if sys.platform == "linux":
+        import ctypes
+
+        parent = os.getppid()
+        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def provenance(config: Config, command: Sequence[str], switches: Mapping[str, Any], device: str) -> dict[str, Any]:
+    """What repeats a run: versions, host, device, switches, the user's own files."""
+    import torch
+
+    return {"command": list(command), "fednet": __version__, "torch": torch.__version__, "python": platform.python_version(),
+            "host": socket.gethostname(), "platform": platform.platform(), "device": device, "cuda": torch.version.cuda,
+            "git": _git(), "code_sha256": loading.loaded(), "determinism": dict(switches)}
+
+
+def _git() -> str | None:
+    """The commit of a source checkout; None for an installed package."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    asked = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return asked.stdout.strip() or None

@@ -1,0 +1,77 @@
+"""The end of a run: summary.json, model.safetensors, and the figures drawn from them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fednet.engine.rundir import write_json
+from fednet.engine.server import Rounds, save_model
+from fednet.errors import FednetError
+
+log = logging.getLogger(__name__)
+
+
+def finish(rounds: Rounds, experiment: Any, directory: Path, command: Sequence[str], switches: Mapping[str, Any], files: Sequence[str]) -> dict[str, Any]:
+    """Writes model.safetensors and summary.json; returns the summary."""
+    from fednet.engine.launch import provenance
+
+    config, progress = rounds.config, rounds.progress
+    model = rounds.method.global_model(rounds.server)
+    shared = getattr(rounds.server, "x", None)
+    if model is not None:
+        save_model(directory / "model.safetensors", model)
+    rounds.directory.flush()
+    records = [json.loads(line) for line in (directory / "rounds.jsonl").read_text().splitlines()]
+    clients = [json.loads(line) for line in (directory / "clients.jsonl").read_text().splitlines()]
+    curve = [(r["round"], r["test_accuracy"]) for r in records if r.get("test_accuracy") is not None]
+    ledger = rounds.hub.link.ledger
+    summary: dict[str, Any] = {
+        "name": config.name, "algorithm": config.algorithm.name, "rounds": progress.round,
+        "accuracy": {"final": curve[-1][1] if curve else None, "best": progress.best, "best_round": progress.best_round or None,
+                     "last10": sum(a for _, a in curve[-10:]) / len(curve[-10:]) if curve else None},
+        "bytes": {**progress.totals, "total": sum(progress.totals.values()), "useful": {d: dict(k) for d, k in ledger.useful.items()}},
+        "seconds": progress.seconds, "seconds_virtual": progress.virtual or None,
+        "model_sha256": shared.sha256() if shared is not None else None,
+        "clients_sha256": records[-1]["clients_sha256"] if records else None,
+        "personal": final_scores(clients),
+        "refused": rounds.hub.protocol.refused,
+        "provenance": {**provenance(config, command, switches, str(rounds.host.device)), "data_sha256": _data_digest(experiment)},
+    }
+    write_json(directory / "summary.json", summary)
+    return summary
+
+
+def final_scores(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Accuracy pooled over all clients at the last evaluation, by what was judged (Eq. 7 and 8 of FedABC)."""
+    found = {}
+    for name in ("global", "personal", "balanced", "finetuned", "finetuned_balanced"):
+        rows = [line for line in lines if line.get("final") and line.get(f"tested_{name}")]
+        if rows:
+            found[name] = sum(r[f"correct_{name}"] for r in rows) / sum(r[f"tested_{name}"] for r in rows)
+    return found
+
+
+def _data_digest(experiment: Any) -> str | None:
+    """SHA-256 over the training labels and the clients' index lists: two runs with the same have the same data division."""
+    if experiment.federation is None:
+        return None
+    whole = hashlib.sha256(experiment.data.train[1].numpy().tobytes())
+    for client in range(experiment.federation.clients):
+        whole.update(bytes.fromhex(experiment.federation.sha256(client)))
+    return whole.hexdigest()
+
+
+def report(directory: Path, display: Any) -> None:
+    """Figures and page. What fails here does not undo a finished run: it is said, and the log has it."""
+    try:
+        from fednet import report as reports
+
+        reports.finish(directory)
+    except (FednetError, OSError, ImportError, AttributeError) as broken:
+        log.exception("report")
+        display.note(f"the report could not be written: {broken}")

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fednet.algorithms.base import Run
+from fednet.algorithms.scaffold import tau
+from fednet.tensors import Tensors
+from tests.algorithms.harness import Desk, Federation, close, images, same, serve, vector
+
+COHORTS = [[0, 2], [1, 2], [0, 2]]
+
+
+def mean_variate(run):
+    n = run.federation.clients
+    total = sum((c.c for c in run.clients.values()), start=run.servers[0].c)
+    return total / n
+
+
+def assert_near(a: Tensors, b: Tensors, tolerance=1e-5):
+    assert (a - b).norm() <= tolerance * max(b.norm(), 1e-6)
+
+
+@pytest.mark.parametrize("train", [{}, {"momentum": 0.9}, {"epochs": 2, "weight_decay": 0.01}])
+@pytest.mark.parametrize("options", [{}, {"option": "I"}, {"correction": "post"}, {"server_lr": 0.5}])
+def test_the_servers_variate_is_the_mean_of_all_clients(train, options):
+    f = Federation(train=train)
+    run = f.run("scaffold", cohorts=COHORTS, **options)
+    assert run.servers[-1].c.norm() > 0
+    assert_near(mean_variate(run), run.servers[-1].c)
+
+
+def test_a_lost_upload_leaves_both_variates_as_they_were():
+    f = Federation(rounds=1)
+    run = f.run("scaffold")
+    c0 = run.clients[0].c
+    run.round([0, 1], lost=[0])
+    assert same(run.clients[0].c, c0)
+    assert_near(mean_variate(run), run.servers[-1].c)
+
+
+def test_first_round_locals_are_fedavgs():
+    f = Federation(rounds=1, train={"momentum": 0.9})
+    one, two = f.run("scaffold"), f.run("fedavg")
+    assert all(close(one.locals[i], two.locals[i]) for i in range(4))
+
+
+def test_after_one_full_step_the_variate_is_the_gradient_in_both_options():
+    f = Federation(rounds=1, train={"batch_size": 200})
+    two, one = f.run("scaffold"), f.run("scaffold", option="I")
+    for i in range(4):
+        gradient = one.site(i).gradient(f.initial).x
+        assert close(two.clients[i].c, gradient.params, 1e-4)
+        assert close(one.clients[i].c, gradient.params, 1e-6)
+
+
+def test_alone_the_correction_is_zero_and_it_is_sgd():
+    f = Federation(clients=1)
+    run, plain = f.run("scaffold"), f.run("fedavg")
+    assert_near(run.servers[-1].c, run.clients[0].c, 1e-6)
+    assert close(run.x, plain.x, 1e-5)
+
+
+def test_on_equal_data_the_correction_is_zero_in_every_round():
+    x, y = images(40)
+    f = Federation(data=(x, y), parts=[range(40)] * 4, train={"batch_size": 40, "epochs": 2})
+    run = f.run("scaffold")
+    assert all((run.servers[-1].c - run.clients[i].c).norm() <= 1e-5 * run.servers[-1].c.norm() for i in range(4))
+    assert close(run.x, f.run("fedavg").x, 1e-5)
+
+
+@pytest.mark.parametrize(("k", "rho", "expected"), [(3, 0.0, 3.0), (1, 0.9, 1.0), (2, 0.9, 2.9), (3, 0.5, 4.25)])
+def test_effective_steps_are_the_total_weight_of_all_gradients(k, rho, expected):
+    assert tau(k, rho) == pytest.approx(expected)  # k = 3, rho = 0.5: 1.75 + 1.5 + 1
+
+
+def quadratic(rho, divisor, rounds=30, clients=10, steps=10, lr=0.02):
+    """Distance to the optimum of the mean of f_i(y) = a_i / 2 (y - b_i)^2, in NumPy's floats: Algorithm 1 by hand."""
+    draw = torch.Generator().manual_seed(0)
+    a = 0.5 + torch.rand(clients, generator=draw, dtype=torch.float64)
+    b = 10 * torch.randn(clients, generator=draw, dtype=torch.float64)
+    x, c, c_i = 0.0, 0.0, torch.zeros(clients, dtype=torch.float64)
+    for _ in range(rounds):
+        dy, dc = 0.0, 0.0
+        for i in range(clients):
+            y, v = x, 0.0
+            for _ in range(steps):
+                v = rho * v + float(a[i] * (y - b[i])) + c - float(c_i[i])
+                y -= lr * v
+            new = float(c_i[i]) - c + (x - y) / (lr * divisor(steps, rho))
+            dy, dc = dy + y - x, dc + new - float(c_i[i])
+            c_i[i] = new
+        x, c = x + dy / clients, c + dc / clients
+    return abs(x - float((a * b).sum() / a.sum()))
+
+
+def test_with_momentum_the_effective_steps_are_what_keeps_it_stable():
+    assert quadratic(0.9, tau) < 1.0
+    assert quadratic(0.9, lambda k, rho: k) > 10 * quadratic(0.9, tau)
+
+
+def test_post_correction_without_momentum_is_the_same_method():
+    f = Federation(train={"epochs": 2})
+    assert close(f.run("scaffold", correction="post").x, f.run("scaffold").x, 1e-4)
+
+
+def test_post_correction_with_momentum_is_another_method_that_learns_too():
+    f = Federation(train={"epochs": 2, "momentum": 0.9, "lr": 0.02}, rounds=4)
+    run = f.run("scaffold", correction="post")
+    assert run.x.is_finite()
+    assert not close(run.x, f.run("scaffold").x, 1e-4)
+
+
+def test_the_server_divides_variates_by_all_clients_and_updates_by_participants():
+    algorithm = Federation().make("scaffold", server_lr=2.0)
+    server = algorithm.init_server(vector(1.0))
+    ups = {0: algorithm.Up(dy=vector(1.0), dc=vector(4.0), run=Run(1, 1, 0.0)),
+           3: algorithm.Up(dy=vector(3.0), dc=vector(8.0), run=Run(3, 1, 0.0))}
+    after = serve(algorithm, server, ups, Desk(clients=4))
+    assert (float(after.x.vector[0]), float(after.c.vector[0])) == (5.0, 3.0)  # 1 + 2 * 2; 12 / 4
+    by_samples = Federation().make("scaffold", weighting="samples")
+    after = serve(by_samples, server, ups, Desk(clients=4))
+    assert (float(after.x.vector[0]), float(after.c.vector[0])) == (3.5, 3.0)  # 1 + (1 + 9) / 4
+
+
+def test_a_client_without_samples_leaves_its_variate():
+    f = Federation(parts=[range(20), range(20, 60), range(0)], clients=3)
+    run = f.run("scaffold")
+    assert run.clients[2].c.norm() == 0.0
+    assert run.x.is_finite()
