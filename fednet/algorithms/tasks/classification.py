@@ -1,16 +1,7 @@
-<<<<<<< HEAD
 """One class a sample, or one a position of a sequence."""
 
 from __future__ import annotations
 
-=======
-"""Classification by cross-entropy: one class a sample, or one at each position of a sequence."""
-
-from __future__ import annotations
-
-from typing import Any
-
->>>>>>> methods1
 import torch
 from torch.nn import functional as F
 
@@ -19,7 +10,6 @@ from fednet.registry import task
 
 @task("classification")
 class Classification:
-<<<<<<< HEAD
     """Cross-entropy; correct and total by class.
 
     outputs: logits (n, C), or (n, C, t) for sequences; y: (n,) or (n, t) int64 classes.
@@ -44,25 +34,3 @@ class Classification:
         """Correct over total, in 0..1; 0 where there is nothing to judge."""
         correct, total = (int(v) for v in counts.sum(dim=1))
         return correct / total if total else 0.0
-=======
-    """Cross-entropy over classes; accuracy by exact counts."""
-
-    def loss(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """outputs: (n, C), or (n, t, C) with y (n, t)."""
-        return F.cross_entropy(outputs.flatten(0, -2), y.flatten())
-
-    def losses(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        each = F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none").view(y.shape)
-        return each if each.ndim == 1 else each.flatten(1).mean(1)
-
-    def counts(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        truth = y.flatten()
-        hit = outputs.flatten(0, -2).argmax(-1) == truth
-        # A comparison rather than a bincount: the same counts, without waiting for the device.
-        each = truth[:, None] == torch.arange(outputs.shape[-1], device=y.device)
-        return torch.stack([(each & hit[:, None]).sum(0), each.sum(0)])
-
-    def accuracy(self, counts: Any) -> float:
-        total = int(counts[1].sum())
-        return int(counts[0].sum()) / total if total else 0.0
->>>>>>> methods1
