@@ -1,44 +1,29 @@
-"""A federation small enough for a unit test: random images, a small net, every message kept to be looked at."""
+"""One method over four clients with raw images and a net of three layers: what tests of a single method look at."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import dataclasses
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fednet import registry, seeds
-from fednet.algorithms.hosts import HubHost, Setting, SiteHost
-from fednet.algorithms.scratch import Scratch
-from fednet.tensors import Layout, Tensors
+from fednet import seeds
+from fednet.data import Data
+from fednet.tensors import Tensors
+from tests.algorithms import harness
+from tests.algorithms.harness import same
+
+__all__ = ["CLASSES", "SIZES", "Federation", "Net", "Projected", "batch", "build", "distance", "normalise", "same"]
 
 CLASSES = 4
 SIZES = (50, 34, 24, 42)
 
 
-class Task:
-    """Classification, as far as these tests need it."""
-
-    @staticmethod
-    def loss(outputs, y):
-        return F.cross_entropy(outputs, y)
-
-    @staticmethod
-    def losses(outputs, y):
-        return F.cross_entropy(outputs, y, reduction="none")
-
-    @staticmethod
-    def counts(outputs, y):
-        right = outputs.argmax(1) == y
-        return torch.stack([torch.bincount(y[right], minlength=outputs.shape[1]), torch.bincount(y, minlength=outputs.shape[1])])
-
-
 class Net(nn.Module):
-    """conv (with BatchNorm on request), two Linear layers: the last three are what the methods split at."""
+    """conv (with BatchNorm on request) and two Linear layers."""
 
     def __init__(self, batch_norm: bool = False) -> None:
         super().__init__()
@@ -55,6 +40,8 @@ class Net(nn.Module):
 
 
 class Projected(Net):
+    """The same with a projection before the head."""
+
     def __init__(self, batch_norm: bool = False) -> None:
         super().__init__(batch_norm)
         self.projector = nn.Linear(8, 8)
@@ -81,85 +68,86 @@ def images(rng: np.random.Generator, y: np.ndarray) -> torch.Tensor:
 
 
 def normalise(x: torch.Tensor) -> torch.Tensor:
-    return x.float() / 255 - 0.5
+    return (x.float() / 255 - 0.5) / 0.5
 
 
-class Federation:
-    """`name`'s method over four clients. Options of the method go by keyword; `train` changes the run's train section.
+def batch(classes: tuple[int, ...] = (0, 1, 2, 3), n: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+    """Model inputs and their classes."""
+    rng = seeds.rng(1, "batch")
+    y = rng.choice(classes, n)
+    return normalise(images(rng, y)), torch.from_numpy(y)
 
-    labels: per client the classes of its samples (default: SIZES samples, all classes unequally). After a round,
-    `downs`, `ups` and `locals` hold by client what crossed and the whole local models.
-    """
+
+@dataclasses.dataclass
+class Small(harness.Federation):
+    kind: type[nn.Module] = Net
+    batch_norm: bool = False
+
+    def build(self, seed: int) -> nn.Module:
+        return build(seed, self.kind, batch_norm=self.batch_norm)
+
+    @property
+    def public_data(self) -> Data | None:
+        y = np.arange(self.public) % CLASSES
+        shown = images(seeds.rng(self.seed, "public"), y), torch.from_numpy(y)
+        return Data(train=shown, classes=CLASSES, mean=(0.5,), std=(0.5,)) if self.public else None
+
+    def setting(self, algorithm: Any) -> Any:
+        return dataclasses.replace(super().setting(algorithm), normalise=normalise)
+
+
+class Federation(harness.Run):
+    """A run of the method `name` that goes round by round. Options of the method go by keyword; `train` changes the
+    run's train section. labels: by client the classes of its samples (default: SIZES samples, classes unequally)."""
 
     def __init__(self, name: str, *, train: dict[str, Any] | None = None, labels: list[np.ndarray] | None = None,
-                 public: int = 40, kind: type[nn.Module] = Net, batch_norm: bool = False, seed: int = 3, **options: Any) -> None:
-        defaults = dict(epochs=2, steps=None, batch_size=16, optimizer="sgd", lr=0.1, momentum=0.0, weight_decay=0.0,
-                        schedule="constant", clip_norm=None, precision="fp32")
-        self.config = SimpleNamespace(seed=seed, rounds=10, train=SimpleNamespace(**{**defaults, **(train or {})}),
-                                      evaluate=SimpleNamespace(batch_size=512))
+                 public: int = 40, kind: type[nn.Module] = Net, batch_norm: bool = False, seed: int = 3,
+                 **options: Any) -> None:
         rng = seeds.rng(seed, "test data")
         if labels is None:
-            labels = [np.concatenate([np.arange(CLASSES), rng.choice(CLASSES, n - CLASSES, p=np.roll([0.6, 0.2, 0.1, 0.1], i))])
-                      for i, n in enumerate(SIZES)]
-        self.raw = [(images(rng, y), torch.from_numpy(y).long()) for y in labels]
-        y = np.arange(public) % CLASSES
-        shown = (images(rng, y), torch.from_numpy(y).long())
-        self.public = SimpleNamespace(train=shown, inputs=normalise) if public else None
+            rest = (rng.choice(CLASSES, n - CLASSES, p=np.roll([0.6, 0.2, 0.1, 0.1], i)) for i, n in enumerate(SIZES))
+            labels = [np.concatenate([np.arange(CLASSES), y]) for y in rest]
+        ends = np.cumsum([len(y) for y in labels])
+        y = np.concatenate(labels)
+        parts = [np.arange(a, b) for a, b in zip([0, *ends], ends)]
+        federation = Small(clients=len(labels), model={"name": "small"}, train={"epochs": 2, **(train or {})},
+                           data=(normalise(images(rng, y)), torch.from_numpy(y)), classes=CLASSES, parts=parts,
+                           public=public, seed=seed, rounds=10, kind=kind, batch_norm=batch_norm)
+        self.hosts: dict[int, Any] = {}
+        super().__init__(federation, federation.make(name, **options))
 
-        self.model = build(seed, kind, batch_norm=batch_norm)
-        part = registry.algorithm.get(name)
-        self.method = part(msgspec.convert(options, part.Config), clients=len(labels))
-        layout = Layout.of(self.model)
-        initial = Tensors.of(self.model, layout)
-        head = ("head.weight", "head.bias")
-        self.setting = Setting(layout=layout, shared=self.method.shared(layout, self.model), head=head, initial=initial,
-                               config=self.config, task=Task, classes=CLASSES, normalise=normalise,
-                               factory=lambda s: build(s, kind, batch_norm=batch_norm))
-        self.scratch = Scratch(build(seed, kind, batch_norm=batch_norm), layout)
-        self.hub = HubHost(self.setting, Scratch(build(seed, kind, batch_norm=batch_norm), layout), len(labels), self.public)
-        self.server = self.method.prepare(self.method.init_server(initial.select(self.setting.shared)), self.hub)
-        self.clients: dict[int, Any] = {}
-        self.enrolments: dict[int, Any] = {}
-        self.n_rounds = 0
-
-    def host(self, client: int) -> SiteHost:
-        x, y = self.raw[client]
-        return SiteHost(self.setting, self.scratch, client, max(1, self.n_rounds), train=(normalise(x), y))
-
-    def round(self, cohort: tuple[int, ...] = (0, 1, 2, 3)) -> Federation:
-        self.n_rounds += 1
-        self.hub.begin(self.n_rounds, 0, cohort)
-        method, self.downs, self.ups, self.locals, self.said = self.method, {}, {}, {}, {}
-        before = self.server
-        fold = method.start(before, 0)
-        for i in cohort:
-            host = self.host(i)
-            if i not in self.clients:
-                self.clients[i] = method.init_client(self.setting.initial)
-                self.enrolments[i] = method.enroll(before, i, self.hub)
-                if self.enrolments[i] is not None:
-                    self.clients[i] = method.enrolled(self.clients[i], self.enrolments[i], host)
-            self.downs[i] = method.broadcast(before, 0, i)
-            self.clients[i], self.ups[i] = method.local(0, self.clients[i], self.downs[i], host)
-            self.locals[i], self.said[i] = host.trained, host.reported
-            fold = method.fold(fold, before, i, self.ups[i], self.hub)
-        self.server = method.finish(fold, before, cohort, self.hub)
-        return self
+    def site(self, client: int, phase: int = 0, round: int | None = None) -> Any:
+        host = super().site(client, phase, round)
+        if round == len(self.servers):  # the round that is being run
+            self.hosts[client] = host
+        return host
 
     def rounds(self, n: int, cohort: tuple[int, ...] = (0, 1, 2, 3)) -> Federation:
         for _ in range(n):
             self.round(cohort)
         return self
 
+    @property
+    def server(self) -> Any:
+        return self.servers[-1]
+
+    @property
+    def downs(self) -> dict[int, Any]:
+        return {client: down for client, (down, _) in self.trips[-1].items()}
+
+    @property
+    def said(self) -> dict[int, dict[str, float]]:
+        """What the clients reported in the last round."""
+        return {client: host.reported for client, host in self.hosts.items()}
+
+    def host(self, client: int) -> Any:
+        """The client's host in the round that ended last."""
+        return self.site(client, round=max(1, len(self.servers) - 1))
+
     def personal(self, client: int) -> Any:
-        return self.method.personal(self.clients[client], self.locals[client], self.host(client))
-
-
-def same(a: Tensors, b: Tensors) -> bool:
-    """Equal to the bit, buffers too."""
-    return a.sha256() == b.sha256()
+        return self.algorithm.personal(self.clients[client], self.locals[client], self.host(client))
 
 
 def distance(a: Tensors, b: Tensors) -> float:
-    """Largest relative difference of the parameters, to the largest of b."""
+    """Largest difference of the parameters, relative to the largest of b."""
     return float((a.vector - b.vector).abs().max() / b.vector.abs().max())

@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from small import Federation, distance, same
 from torch.nn import functional as F
 
 from fednet import seeds
 from fednet.algorithms.fedabc import abc_loss, kept
+from tests.algorithms.small import Federation, distance, same
 
 HERE = torch.tensor([True, True, False])  # P_i = {0, 1}, N_i = {2}
 
@@ -58,7 +58,8 @@ def test_one_sample_worked_by_hand():
 
 def test_the_norm_divides_by_samples_by_what_is_kept_or_by_all_terms():
     z, y = logits(), labels()
-    by = {norm: abc_loss(z, y, HERE, 0.75, 0.25, 0.3, 2, norm).item() for norm in ("samples", "kept", "samples_classes")}
+    norms = ("samples", "kept", "samples_classes")
+    by = {norm: abc_loss(z, y, HERE, 0.75, 0.25, 0.3, 2, norm).item() for norm in norms}
     n = int(kept(torch.sigmoid(z), F.one_hot(y, 3).bool(), HERE, 0.75, 0.25, 0.3).sum())
     assert 0 < n < 15
     assert by["samples"] * 5 == pytest.approx(by["kept"] * n)
@@ -117,9 +118,10 @@ def test_the_client_counts_its_training_samples_not_the_batch():
 
 
 def test_the_server_averages_as_fedavg_does_and_every_option_acts():
-    f = Federation("fedabc").round()
+    f = Federation("fedabc").rounds(1)
     total = sum(f.ups[i].run.n * f.ups[i].x.vector.double() for i in range(4))
     assert torch.allclose(f.server.x.vector.double(), total / sum(f.ups[i].run.n for i in range(4)), rtol=1e-6)
-    for options in ({"focal_gamma": 0}, {"m_p": 0.3}, {"norm": "kept"}, {"norm": "samples_classes"}, {"weighting": "uniform"}):
-        assert distance(Federation("fedabc", **options).round().server.x, f.server.x) > 1e-6
+    for options in ({"focal_gamma": 0}, {"m_p": 0.3}, {"norm": "kept"}, {"norm": "samples_classes"},
+                    {"weighting": "uniform"}):
+        assert distance(Federation("fedabc", **options).rounds(1).server.x, f.server.x) > 1e-6
     assert f.personal(2) is f.locals[2]

@@ -5,25 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from small import CLASSES, Federation, build, distance, images, normalise, same
 from torch.nn import functional as F
 
 from fednet import seeds
 from fednet.algorithms.fedrod import both_losses, log_prior
+from tests.algorithms.small import CLASSES, Federation, batch, build, distance, same
 
 EQUAL = [np.tile(np.arange(CLASSES), 8)] * 4
 TWO_CLASSES = [np.tile([0, 2], 12), np.tile([1, 3], 12)]
 
 
-def batch(classes=(0, 1, 2, 3), n=8):
-    rng = seeds.rng(1, "batch")
-    y = rng.choice(classes, n)
-    return normalise(images(rng, y)), torch.from_numpy(y)
-
-
 def p_head(seed=0):
     g = seeds.torch_rng(seed, "p")
-    return {"w": torch.randn(CLASSES, 8, generator=g).requires_grad_(), "b": torch.randn(CLASSES, generator=g).requires_grad_()}
+    w, b = torch.randn(CLASSES, 8, generator=g), torch.randn(CLASSES, generator=g)
+    return {"w": w.requires_grad_(), "b": b.requires_grad_()}
 
 
 def test_generic_training_is_the_same_to_the_bit_with_and_without_the_personal_head():
@@ -92,31 +87,31 @@ def test_the_personal_prediction_is_the_sum_of_both_heads_without_the_prior():
 
 
 def test_a_client_that_never_trained_is_judged_by_the_generic_model():
-    f = Federation("fedrod").round((0,))
+    f = Federation("fedrod").rounds(1, (0,))
     x = f.setting.initial
-    assert f.method.personal(f.method.init_client(x), x, f.host(3)) is x
+    assert f.algorithm.personal(f.algorithm.init_client(x), x, f.host(3)) is x
 
 
 def test_the_personal_head_starts_at_zero_or_as_a_copy():
     f = Federation("fedrod")
-    assert f.method.first(f.host(0)).norm() == 0
+    assert f.algorithm.first(f.host(0)).norm() == 0
     g = Federation("fedrod", p_init="copy")
-    assert same(g.method.first(g.host(0)), g.setting.initial.select(g.clients[0].p.layout if g.clients else
+    assert same(g.algorithm.first(g.host(0)), g.setting.initial.select(g.clients[0].p.layout if g.clients else
                                                                     g.setting.layout.select(g.setting.head)))
-    assert not same(f.round().clients[0].p, g.round().clients[0].p)
+    assert not same(f.rounds(1).clients[0].p, g.rounds(1).clients[0].p)
 
 
 def test_a_zero_personal_head_predicts_as_the_generic_one():
-    f, (x, _) = Federation("fedrod").round(), batch()
+    f, (x, _) = Federation("fedrod").rounds(1), batch()
     zero = f.clients[0].replace(p=f.clients[0].p.zeros_like())
-    personal = f.method.personal(zero, f.locals[0], f.host(0))
+    personal = f.algorithm.personal(zero, f.locals[0], f.host(0))
     assert torch.equal(personal(x), f.locals[0].into(build(0))(x))
 
 
 def test_the_personal_head_goes_on_from_round_to_round_and_never_crosses():
-    f = Federation("fedrod").round()
+    f = Federation("fedrod").rounds(1)
     first = f.clients[0].p
-    f.round()
+    f.rounds(1)
     assert not same(f.clients[0].p, first)
     for i in range(4):
         assert f.ups[i].x.layout == f.downs[i].x.layout == f.setting.layout
@@ -125,7 +120,7 @@ def test_the_personal_head_goes_on_from_round_to_round_and_never_crosses():
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 def test_the_mean_is_by_samples_or_uniform(weighting):
-    f = Federation("fedrod", weighting=weighting).round()
+    f = Federation("fedrod", weighting=weighting).rounds(1)
     weights = [f.ups[i].run.n if weighting == "samples" else 1 for i in range(4)]
     total = sum(w * f.ups[i].x.vector.double() for i, w in enumerate(weights))
     assert torch.allclose(f.server.x.vector.double(), total / sum(weights), rtol=1e-6)

@@ -6,17 +6,12 @@ import math
 
 import pytest
 import torch
-from small import Federation, Net, Projected, Task, build, distance, images, normalise, same
 from torch.nn import functional as F
 
 from fednet import seeds
 from fednet.algorithms.moon import Moon, contrast, features
-
-
-def batch(n=6):
-    rng = seeds.rng(1, "batch")
-    y = rng.integers(0, 4, n)
-    return normalise(images(rng, y)), torch.from_numpy(y)
+from fednet.registry import task
+from tests.algorithms.small import Federation, Net, Projected, batch, build, distance, same
 
 
 def test_contrast_is_a_softmax_over_the_two_similarities():
@@ -60,7 +55,7 @@ def test_the_feature_is_the_projection_where_there_is_one(kind, feature, width):
 
 
 def test_a_batch_of_one_sample_works():
-    x, _ = batch(1)
+    x, _ = batch(n=1)
     assert features(build(0, Net), x, "projection")[0].shape == (1, 8)
 
 
@@ -70,30 +65,30 @@ def test_mu_0_is_fedavg_to_the_bit():
 
 
 def test_the_first_participation_has_no_contrast():
-    a, b = Federation("moon", mu=5).round(), Federation("fedavg").round()
+    a, b = Federation("moon", mu=5).rounds(1), Federation("fedavg").rounds(1)
     assert same(a.server.x, b.server.x)
-    assert not same(a.round().server.x, b.round().server.x)
+    assert not same(a.rounds(1).server.x, b.rounds(1).server.x)
 
 
 def test_a_client_first_seen_late_has_no_contrast_either():
     a = Federation("moon", mu=5).rounds(2, (0, 1))
     start = a.server.x
-    a.round((2,))
+    a.rounds(1, (2,))
     assert same(a.ups[2].x, a.host(2).train(start).x)
 
 
 def test_a_client_keeps_the_model_it_trained_last():
-    f = Federation("moon").round((0, 1))
+    f = Federation("moon").rounds(1, (0, 1))
     v = f.clients[0].v
     assert same(v, f.ups[0].x)
-    f.round((1,))
+    f.rounds(1, (1,))
     assert f.clients[0].v is v
     assert not same(f.clients[1].v, v)
 
 
 def test_the_loss_is_cross_entropy_and_mu_times_contrast_against_frozen_models():
     (x, y), model, glob, prev = batch(), build(0, Net), build(1, Net), build(2, Net)
-    got = Moon(Moon.Config(mu=3.0, tau=0.7)).loss(Task, glob, prev)(model, x, y)
+    got = Moon(Moon.Config(mu=3.0, tau=0.7)).loss(task.get("classification")(), glob, prev)(model, x, y)
     z, g, v = (m.features(x) for m in (model, glob, prev))
     s_g, s_v = F.cosine_similarity(z, g), F.cosine_similarity(z, v)
     l_con = -torch.log(torch.exp(s_g / 0.7) / (torch.exp(s_g / 0.7) + torch.exp(s_v / 0.7))).mean()
