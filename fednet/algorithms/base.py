@@ -249,6 +249,10 @@ class Algorithm:
         """x: the shared part of the initial model."""
         return self.Server(x=x)  # type: ignore[call-arg]
 
+    def prepare(self, server: Any, host: ServerHost) -> Any:
+        """What the server does once, before round 1 and not again after a resume: its state to start from."""
+        return server
+
     def init_client(self, x: Tensors) -> Any:
         """x: the whole initial model. Called at a client's first participation."""
         return self.Client()

@@ -39,7 +39,7 @@ class Plan:
     """How to condense. The defaults are FedDC's; FedDC+ sets momentum 0.9 and weight_decay 4e-5.
 
     iterations: K. lr: step on pixels of normalised images. clip_v: v of Eq. 8, None for no clipping. match: dc (one
-    cosine an output row) or layer (Eq. 6 as printed: one a layer). init: noise N(0, 1) or real (one random local image).
+    cosine an output row) or layer (Eq. 6 as printed: one a layer). init: noise N(0, 1) or real (a random local image).
     real_batch: real images a class and iteration, at most. minimum: a class with fewer real images gets no image.
     """
 
@@ -68,8 +68,8 @@ def condense(model: nn.Module, fresh: Callable[[int], Tensors], x: torch.Tensor,
     clamped) and the mean over classes of D at the last iteration (nan where nothing was condensed).
     """
     if not isinstance(x, torch.Tensor) or not x.is_floating_point():
-        raise ConfigError("condensation makes images: it needs samples that are one float tensor each, "
-                          f"not {'a dict of tensors' if isinstance(x, dict) else getattr(x, 'dtype', type(x).__name__)}.")
+        found = "a dict of tensors" if isinstance(x, dict) else x.dtype
+        raise ConfigError(f"condensation makes images: it needs samples that are one float tensor each, not {found}.")
     counts = torch.bincount(y.cpu()).tolist()
     labels = present(counts, how.minimum)
     real = {c: x[y == c] for c in labels}  # gathered once; a batch is then a slice of its class
@@ -87,8 +87,8 @@ def condense(model: nn.Module, fresh: Callable[[int], Tensors], x: torch.Tensor,
         fresh(k).into(model)
         matched = matched_tensors(model)
         for group in _groups(len(labels), sum(p.numel() for p in matched.values())):
-            g_real = [real_gradient(model, matched, _batch(real[labels[j]], batches[labels[j]], how.real_batch), labels[j])
-                      for j in group]
+            g_real = [real_gradient(model, matched, _batch(real[c], batches[c], how.real_batch), c)
+                      for c in labels[group]]
             goal = {name: torch.stack([g[name] for g in g_real]) for name in matched}
             ask = synthetic_batched if batched else synthetic_plain
             distance[group], g = ask(model, matched, images[group], targets[group], goal, how.match)
@@ -121,7 +121,8 @@ def _groups(classes: int, floats: int) -> list[slice]:
 
 
 # -- gradients -------------------------------------------------------------------------------------------------------
-def real_gradient(model: nn.Module, matched: Mapping[str, nn.Parameter], batch: torch.Tensor, label: int) -> dict[str, torch.Tensor]:
+def real_gradient(model: nn.Module, matched: Mapping[str, nn.Parameter], batch: torch.Tensor,
+                  label: int) -> dict[str, torch.Tensor]:
     """gD: the gradient of the mean cross-entropy over real images of one class, at the net's weights."""
     y = torch.full((len(batch),), label, device=batch.device)
     loss = F.cross_entropy(model(batch), y)
@@ -130,12 +131,12 @@ def real_gradient(model: nn.Module, matched: Mapping[str, nn.Parameter], batch: 
 
 def synthetic_plain(model: nn.Module, matched: Mapping[str, nn.Parameter], images: torch.Tensor, labels: torch.Tensor,
                     goal: Mapping[str, torch.Tensor], match: Match) -> tuple[torch.Tensor, torch.Tensor]:
-    """(D, dD/dx) for each image, one pass an image: Algorithm 1 as it is written. D: (C,); dD/dx: shaped as `images`."""
+    """(D, dD/dx) for each image, one pass an image, as Algorithm 1 is written. D: (C,); dD/dx: shaped as `images`."""
     distances, gradients = [], []
     for j in range(len(images)):
         x = images[j:j + 1].detach().requires_grad_()
         g = torch.autograd.grad(F.cross_entropy(model(x), labels[j:j + 1]), list(matched.values()), create_graph=True)
-        d = match_distance({name: one[None] for name, one in zip(matched, g)}, {n: t[j:j + 1] for n, t in goal.items()}, match)
+        d = match_distance(dict(zip(matched, (t[None] for t in g))), {n: t[j:j + 1] for n, t in goal.items()}, match)
         gradients.append(torch.autograd.grad(d.sum(), x)[0])
         distances.append(d.detach())
     return torch.cat(distances).cpu(), torch.cat(gradients)
@@ -143,7 +144,8 @@ def synthetic_plain(model: nn.Module, matched: Mapping[str, nn.Parameter], image
 
 def synthetic_batched(model: nn.Module, matched: Mapping[str, nn.Parameter], images: torch.Tensor, labels: torch.Tensor,
                       goal: Mapping[str, torch.Tensor], match: Match) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same as `synthetic_plain` in one pass: per-image gradients by vmap. No image sees another, so sum D is separable."""
+    """The same as `synthetic_plain` in one pass: per-image gradients by vmap. No image sees another, so the gradient of
+    the sum of D is each one's own."""
     weights = {name: p.detach() for name, p in matched.items()}
     rest = {name: p.detach() for name, p in model.named_parameters() if name not in weights}
 
@@ -172,7 +174,7 @@ def match_distance(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor],
 def step(x: torch.Tensor, g: torch.Tensor, velocity: torch.Tensor, how: Plan) -> tuple[torch.Tensor, torch.Tensor]:
     """One SGD step on the stacked images, each clipped by its own norm first (Eq. 8); returns (images, velocity).
 
-    Weight decay is added after the clipping, as an optimizer does; a first velocity of zeros makes the first step plain.
+    Weight decay is added after the clipping, as an optimizer does; a velocity of zeros makes the first step plain.
     """
     if how.clip_v is not None:
         norm = g.flatten(1).norm(dim=1).view(-1, *[1] * (g.dim() - 1))

@@ -3,16 +3,17 @@
 
 z, q    logits (B, C) and q = sigmoid(z): C binary classifiers without a softmax      g  focal exponent (Eq. 5)
 P_i     classes with at least one training sample on client i (not: in the batch); N_i all others
-m_p     a positive is kept while q < m_p (easy ones drop out);  m_n, m_nn: a negative of a class in P_i, in N_i, while q >
-        its margin. Comparisons are strict; they are made anew at each step ("dynamic") and carry no gradient
+m_p     a positive is kept while q < m_p: easy ones drop out
+m_n     a negative of a class in P_i is kept while q > m_n; of a class in N_i, while q > m_nn. The comparisons are
+        strict, made anew at each step ("dynamic"), and carry no gradient
 
     loss (Eq. 6) = 1/B * sum over kept (b, c) of   (1-q)^g * -log q        where c is b's class
                                                      q^g   * -log(1-q)     elsewhere
 
 What the paper leaves open. Eq. 1-2 and Eq. 5 both print sigma: the sigmoid, and the exponent, here `focal_gamma`. Eq. 6
 divides by the number of samples, not by that of the kept terms (`norm`); that is a factor of about C on the step, and
-`train.clip_norm` is there should it diverge. A batch with nothing kept has loss 0 and a gradient of 0. A client is judged
-by its model after its own latest training. FedABC_wi of the ablation is m_p: 1, m_n: 0, m_nn: 0, focal_gamma: 0.
+`train.clip_norm` is there should it diverge. A batch with nothing kept has loss 0 and a gradient of 0. A client is
+judged by its model after its own latest training. FedABC_wi of the ablation is m_p 1, m_n 0, m_nn 0, focal_gamma 0.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class FedABC(Algorithm):
     # The server's half is the default: the mean of the local models, by samples.
 
 
-def kept(q: torch.Tensor, positive: torch.Tensor, present: torch.Tensor, m_p: float, m_n: float, m_nn: float) -> torch.Tensor:
+def kept(q: torch.Tensor, positive: torch.Tensor, present: torch.Tensor, m_p: float, m_n: float,
+         m_nn: float) -> torch.Tensor:
     """Which terms count, (B, C) bool. q: (B, C); positive: (B, C) bool; present: (C,) bool, P_i."""
     margin = torch.where(present, q.new_full((), m_n), q.new_full((), m_nn))
     return torch.where(positive, q < m_p, q > margin)

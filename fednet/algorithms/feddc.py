@@ -90,7 +90,7 @@ class FedDC(Algorithm):
         one = math.prod(client.input_shape) * FLOAT_BYTES + LABEL_BYTES
         return {"s": len(present(client.class_counts, self.config.cond_min)) * one} if payload is self.Up else {}
 
-    # -- client ------------------------------------------------------------------------------------------------------------
+    # -- client --------------------------------------------------------------------------------------------------------
     def local(self, phase, client, down, host):
         y = host.train(down.x)
         if client.y is None or self.config.condense == "every":
@@ -100,20 +100,23 @@ class FedDC(Algorithm):
     def condensed(self, host):
         """S_i, from streams of its own and nets that were never trained: nothing of it depends on w^t."""
         x, y = host.data
-        s, distance = condense(host.model(host.initial), lambda k: host.fresh("condense", k), x, y, host.rng, self.plan())
+        model = host.model(host.initial)
+        s, distance = condense(model, lambda k: host.fresh("condense", k), x, y, host.rng, self.plan())
         host.report(condensation_distance=distance)
         return self.Client(x=s.x, y=s.y)
 
     def plan(self) -> Plan:
         c = self.config
-        return Plan(c.iterations, c.cond_lr, c.cond_momentum, c.cond_weight_decay, c.clip_v, c.match, c.init, c.real_batch, c.cond_min)
+        return Plan(iterations=c.iterations, lr=c.cond_lr, momentum=c.cond_momentum, weight_decay=c.cond_weight_decay,
+                    clip_v=c.clip_v, match=c.match, init=c.init, real_batch=c.real_batch, minimum=c.cond_min)
 
-    # -- server ------------------------------------------------------------------------------------------------------------
+    # -- server --------------------------------------------------------------------------------------------------------
     def start(self, server, phase):
         return self.Fold(x=Sum.empty())
 
     def fold(self, fold, server, client_id, up, host):
-        return self.Fold(x=fold.x.add(up.x, self.weight(up.run)), images=(*fold.images, up.s.x), labels=(*fold.labels, up.s.y))
+        return self.Fold(x=fold.x.add(up.x, self.weight(up.run)),
+                         images=(*fold.images, up.s.x), labels=(*fold.labels, up.s.y))
 
     def finish(self, fold, server, cohort, host):
         theta, s = fold.x.mean(), Samples(torch.cat(fold.images), torch.cat(fold.labels))

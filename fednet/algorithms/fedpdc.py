@@ -7,7 +7,7 @@ p_send_i  what a participant is told: its p_i of the round before, or 1 if it to
 lambda_n  weight of the penalty in round n (from 1): a constant, or 0.5 n (Eq. 9)
 
 What the paper leaves open. The penalty lambda (1 - p) of Eq. 6/8 does not depend on w, so it has no gradient: `literal`
-adds it to the reported loss and trains as FedAvg does. Two readings that act: `prox`, + lambda (1 - p) / 2 ||w - w^t||^2,
+adds it to the reported loss and trains as FedAvg does. Two readings act: `prox`, + lambda (1 - p) / 2 ||w - w^t||^2,
 from which the paper's own proof (A.1) starts, and `scale`, (1 + lambda (1 - p)) CE. Each w_i is measured once, after
 training (section IV-A's order); the figure serves this round's mean and the next round's message. Were all p_i 0, the
 mean is by samples. Algorithm 3's 0.5 t and Eq. 9's 0.5 n differ by the origin of the count: n is used.
@@ -69,10 +69,16 @@ class FedPDC(Algorithm):
     def init_server(self, x):
         return self.Server(x=x, p={})
 
+    def prepare(self, server, host):
+        if host.public is None:
+            raise ConfigError("algorithm: fedpdc measures local models on a public set; set data.public.samples, "
+                              "e.g. to 1000.")
+        return server
+
     def broadcast(self, server, phase, client_id):
         return self.Down(x=server.x, p=server.p.get(client_id, 1.0))
 
-    # -- client (Algorithm 3) --------------------------------------------------------------------------------------------
+    # -- client (Algorithm 3) ------------------------------------------------------------------------------------------
     def local(self, phase, client, down, host):
         pull = self.strength(host.round) * (1 - down.p)  # lambda_n (1 - p)
         if self.config.penalty == "prox":
@@ -88,13 +94,11 @@ class FedPDC(Algorithm):
         """lambda_n, n from 1."""
         return 0.5 * n if self.config.lambda_ == "adaptive" else self.config.lambda_
 
-    # -- server (Algorithm 2) --------------------------------------------------------------------------------------------
+    # -- server (Algorithm 2) ------------------------------------------------------------------------------------------
     def start(self, server, phase):
         return self.Fold(x=Sum.empty(), p={}, by_samples=Sum.empty())
 
     def fold(self, fold, server, client_id, up, host):
-        if host.public is None:
-            raise ConfigError("algorithm: fedpdc measures local models on a public set; set data.public.samples, e.g. 1000.")
         p = host.evaluate(up.x).accuracy
         weight = p if self.config.weighting == "accuracy" else self.weight(up.run)
         spare = fold.by_samples.add(up.x, up.run.n) if fold.by_samples is not None and weight == 0 else None
@@ -104,6 +108,6 @@ class FedPDC(Algorithm):
         host.report(accuracy_public={str(i): p for i, p in fold.p.items()})
         known = {**server.p, **fold.p} if self.config.remember == "latest" else fold.p
         if fold.by_samples is not None:
-            host.warn("no participant's model gets any public sample right; this round's mean is weighted by samples instead.")
+            host.warn("no participant's model gets any public sample right; this round's mean is weighted by samples.")
             return self.Server(x=fold.by_samples.mean(), p=known)
         return self.Server(x=fold.x.mean(), p=known)  # Eq. 4

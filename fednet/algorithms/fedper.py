@@ -1,4 +1,5 @@
-"""FedPer: Arivazhagan et al., "Federated Learning with Personalization Layers", 2019 (arXiv:1912.00818), Algorithms 1-2.
+"""FedPer: Arivazhagan et al., "Federated Learning with Personalization Layers", 2019 (arXiv:1912.00818),
+Algorithms 1 and 2.
 
 W_B  base layers, shared        W_P,i  personalisation layers of client i: its head, which never crosses
 

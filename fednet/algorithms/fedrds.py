@@ -2,17 +2,18 @@
 13(23):12962, 2023 (doi:10.3390/app132312962), Algorithm 1.
 
 w^t      global model                   v_k  client k's model after its last participation
-D'       the server's share beta of the training data (`data.public.fraction`); alpha  the part of D' each client gets once
+D'       the server's share beta of the training data (`data.public.fraction`)
+alpha    the part of D' that each client gets, once
 sigma_k  = exp(s cos(v_k, w^t)) (Eq. 4), the weight of the regulariser; constant through a round
 
     loss = CE + sigma_k / 2 ||w - w^t||^2,  over private and shared samples
 
-What the paper leaves open. Eq. 4 gives sigma in [0.37, 2.72], while section 4.7 tunes a fixed sigma and finds 0.01 best.
-`scaled` keeps both: sigma0 exp(s cos); `adaptive` is Eq. 4 as printed, `fixed` is sigma0. s = sigma_sign: +1 as printed;
--1 pulls harder on clients that differ. At the first participation v_k = w^t, so cos = 1. Each client's draw from D' is
-its own (`shared_draw`). n_k in the mean counts shared samples too. "Pre-trained model" (step 3) is `pretrain_epochs` on
-D' at the server, none by default. The ablations of Fig. 6 are options: data.public.fraction 0 is regularisation alone,
-sigma_mode fixed with sigma0 0 is data sharing alone.
+What the paper leaves open. Eq. 4 gives sigma in [0.37, 2.72], while section 4.7 tunes a fixed sigma and finds 0.01
+best. `scaled` keeps both: sigma0 exp(s cos); `adaptive` is Eq. 4 as printed, `fixed` is sigma0. s = sigma_sign: +1 as
+printed; -1 pulls harder on clients that differ. At the first participation v_k = w^t, so cos = 1. Each client's draw
+from D' is its own (`shared_draw`). n_k in the mean counts shared samples too. "Pre-trained model" (step 3) is
+`pretrain_epochs` on D' at the server, none by default. The ablations of Fig. 6 are options: data.public.fraction 0 is
+regularisation alone, sigma_mode fixed with sigma0 0 is data sharing alone.
 """
 
 from __future__ import annotations
@@ -42,11 +43,12 @@ from fednet.algorithms.training import take
 from fednet.registry import algorithm
 
 LABEL_BYTES = 8  # int64
+PRETRAIN_BATCH = 64
 
 
 @algorithm("fedrds")
 class FedRDS(Algorithm):
-    """A shared part of the data at every client, and a pull towards the global model that follows the client's drift."""
+    """A shared part of the data at every client, and a pull to the global model that follows the client's drift."""
 
     paper = "Lv et al., Applied Sciences 2023 (doi:10.3390/app132312962)"
     cost = ("|w| (once: alpha beta n samples)", "|w|")
@@ -80,7 +82,7 @@ class FedRDS(Algorithm):
         x: Any = None  # shared samples, raw: (n, ...) or a dict
         y: torch.Tensor | None = None
 
-    # -- initialisation (steps 1-3) ----------------------------------------------------------------------------------------
+    # -- initialisation (steps 1-3) ------------------------------------------------------------------------------------
     def prepare(self, server, host):
         if host.public is None:
             host.warn("fedrds has no shared data (data.public.fraction is 0): this is its regularisation alone.")
@@ -89,14 +91,16 @@ class FedRDS(Algorithm):
         if not self.config.pretrain_epochs:
             return server
         x, y = host.public.train
-        return server.replace(x=host.fit(server.x, Samples(host.public.inputs(x), y), epochs=self.config.pretrain_epochs,
-                                         lr=host.lr, batch_size=PRETRAIN_BATCH))
+        fitted = host.fit(server.x, Samples(host.public.inputs(x), y), epochs=self.config.pretrain_epochs, lr=host.lr,
+                          batch_size=PRETRAIN_BATCH)
+        return server.replace(x=fitted)
 
     def enroll(self, server, client_id, host):
         if host.public is None:
             return None
         x, y = host.public.train
-        which = shared_rows(len(y), self.config.alpha, server.draw, -1 if self.config.shared_draw == "same" else client_id)
+        whose = -1 if self.config.shared_draw == "same" else client_id
+        which = shared_rows(len(y), self.config.alpha, server.draw, whose)
         return self.Enrolment(samples=Samples(take(x, which), y[which])) if len(which) else None
 
     def enrolled(self, client, payload, host):
@@ -106,7 +110,7 @@ class FedRDS(Algorithm):
         n = math.floor(self.config.alpha * client.public_n)
         return {"samples": n * (client.sample_nbytes + LABEL_BYTES)} if payload is self.Enrolment else {}
 
-    # -- a round -----------------------------------------------------------------------------------------------------------
+    # -- a round -------------------------------------------------------------------------------------------------------
     def local(self, phase, client, down, host):
         sigma = self.sigma(client.v, down.x)
         host.report(sigma=sigma)
@@ -123,9 +127,6 @@ class FedRDS(Algorithm):
         return factor if c.sigma_mode == "adaptive" else c.sigma0 * factor
 
     # The server's half is the default: the mean of the local models, n_k counting private and shared samples (Eq. 9).
-
-
-PRETRAIN_BATCH = 64
 
 
 def cosine(a: Tensors, b: Tensors) -> float:

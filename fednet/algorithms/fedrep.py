@@ -63,7 +63,8 @@ class FedRep(Algorithm):
         base = [s.name for s in host.shared.parameters.slots]
         head = [s.name for s in host.layout.parameters.without(base).slots]
         x, runs = joined(down.x, client.head, host), []
-        for epochs, names, stream in ((self.head_epochs(host), head, "order"), (self.config.body_epochs, base, "order/body")):
+        phases = (self.head_epochs(host), head, "order"), (self.config.body_epochs, base, "order/body")
+        for epochs, names, stream in phases:
             if epochs and names:
                 y = host.train(x, epochs=epochs, only=names, stream=stream)
                 x, runs = y.x, [*runs, y.run]
@@ -74,8 +75,8 @@ class FedRep(Algorithm):
         if self.config.head_epochs is not None:
             return self.config.head_epochs
         if host.train_config.steps is not None:
-            raise ConfigError("algorithm.head_epochs: fedrep trains in two phases of whole epochs; with train.steps set, "
-                              "say how many epochs the head gets.")
+            raise ConfigError("algorithm.head_epochs: fedrep trains in two phases of whole epochs; with train.steps "
+                              "set, say how many epochs the head gets.")
         return max(1, host.train_config.epochs - 1)
 
     # The server's half is the default: the mean of the bases.

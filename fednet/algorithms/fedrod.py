@@ -1,7 +1,7 @@
 """FedRoD: Chen and Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification", ICLR 2022
 (arXiv:2107.00778), with the linear P-head.
 
-h    features: what the head gets        G  generic head, shared       P_i  personal head of client i, which never crosses
+h    features: what the head gets        G  generic head, shared       P_i  personal head of client i: never crosses
 z_G  = G(h(x))                           n_i,c  training samples of class c on client i; gamma  exponent of the prior
 
     loss_G = CE(z_G + gamma * log n_i, y)                            balanced softmax; trains h and G

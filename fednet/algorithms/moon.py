@@ -25,7 +25,7 @@ from fednet.registry import algorithm
 
 @algorithm("moon")
 class Moon(Algorithm):
-    """Model-contrastive learning: local features are drawn to the global model's, away from the client's previous ones."""
+    """Model-contrastive learning: local features drawn to the global model's, away from the client's last."""
 
     paper = "Li et al., CVPR 2021 (arXiv:2103.16257)"
     cost = ("|w|", "|w|")

@@ -8,7 +8,7 @@ from fednet.algorithms.base import ClientHost, Tensors
 
 
 def last_linears(module: nn.Module, k: int) -> set[str]:
-    """Names of the tensors of the last k Linear layers, in the module's own order; of all of them where it has fewer."""
+    """Names of the tensors of the last k Linear layers, in the module's own order; of all where it has fewer."""
     linear = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
     return {f"{name}.{leaf}" if name else leaf for name in linear[len(linear) - min(k, len(linear)):]
             for leaf in ("weight", "bias") if getattr(module.get_submodule(name), leaf, None) is not None}

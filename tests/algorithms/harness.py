@@ -118,7 +118,8 @@ class Run:
         self.setting = fed.setting(algorithm)
         self.scratch = Scratch(fed.build(99), fed.layout)  # initialised otherwise: a task must overwrite all of it
         self.hub = HubHost(self.setting, Scratch(fed.build(98), fed.layout), fed.clients, fed.public_data)
-        self.servers = [algorithm.init_server(fed.initial.select(self.setting.shared))]
+        self.servers = [algorithm.prepare(algorithm.init_server(fed.initial.select(self.setting.shared)), self.hub)]
+        self.enrolments: dict[int, Any] = {}
         self.clients: dict[int, Any] = {}
         self.locals: dict[int, Tensors] = {}
         self.reports: list[dict[str, Any]] = []
@@ -151,7 +152,7 @@ class Run:
                 state = self.clients.get(client)
                 if state is None:
                     state = algorithm.init_client(self.federation.initial)
-                    enrolment = algorithm.enroll(server, client, self.hub)
+                    enrolment = self.enrolments[client] = algorithm.enroll(server, client, self.hub)
                     if enrolment is not None:
                         state = algorithm.enrolled(state, enrolment, host)
                 down = algorithm.broadcast(server, phase, client)

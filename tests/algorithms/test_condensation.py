@@ -1,0 +1,259 @@
+"""Condensation by gradient matching (sheet 3). Reduced setting throughout: K = 20 or less, real batches of 32 or less."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fednet import seeds
+from fednet.algorithms import condensation
+from fednet.algorithms.condensation import Plan, condense, match_distance, matched_tensors, present, step
+from fednet.errors import ConfigError
+from fednet.tensors import Tensors
+
+REDUCED = Plan(iterations=20, real_batch=32)
+
+
+class Conv(nn.Module):
+    """Two blocks of a ConvNet with instance norm; BatchNorm on request."""
+
+    def __init__(self, batch_norm: bool = False) -> None:
+        super().__init__()
+        norm = nn.BatchNorm2d if batch_norm else (lambda c: nn.GroupNorm(c, c))
+        self.body = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), norm(4), nn.ReLU(), nn.AvgPool2d(2),
+                                  nn.Conv2d(4, 4, 3, padding=1), norm(4), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten())
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+def fresh(k, **options):
+    with seeds.scope(0, f"net/{k}"):
+        return Tensors.of(Conv(**options))
+
+
+def data(classes=(0, 2, 3), n=40, seed=0):
+    draw = seeds.rng(seed, "images")
+    y = np.repeat(classes, n)
+    x = draw.standard_normal((len(y), 1, 8, 8)) + y[:, None, None, None] / 2
+    return torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y)
+
+
+def rng(purpose):
+    return seeds.rng(7, purpose)
+
+
+def run(plan=REDUCED, xy=None, rng=rng, **options):
+    x, y = data() if xy is None else xy
+    return condense(Conv(**options), lambda k: fresh(k, **options), x, y, rng, plan)[0]
+
+
+def plainly(x, y, plan):
+    """Algorithm 1 as it is written: for each net, for each class, one pass over real and one over synthetic images."""
+    images = {c: torch.from_numpy(rng(f"condense/start/{c}").standard_normal((1, *x.shape[1:]), dtype=np.float32))
+              for c in y.unique().tolist()}
+    if plan.init == "real":
+        images = {c: x[y == c][int(rng(f"condense/start/{c}").integers(int((y == c).sum())))][None] for c in images}
+    streams = {c: rng(f"condense/batch/{c}") for c in images}
+    steps = {c: torch.optim.SGD([image.requires_grad_()], plan.lr, plan.momentum, weight_decay=plan.weight_decay)
+             for c, image in images.items()}
+    net = Conv().train()
+    for k in range(plan.iterations):
+        fresh(k).into(net)
+        for c, image in images.items():
+            rows = torch.nonzero(y == c)[:, 0]
+            if len(rows) > plan.real_batch:
+                rows = rows[torch.from_numpy(streams[c].choice(len(rows), plan.real_batch, replace=False))]
+            g_real = torch.autograd.grad(F.cross_entropy(net(x[rows]), y[rows]), list(net.parameters()))
+            g_syn = torch.autograd.grad(F.cross_entropy(net(image), torch.tensor([c])), list(net.parameters()), create_graph=True)
+            d = torch.zeros(())
+            for a, b in zip(g_syn, g_real):
+                if a.dim() > 1:
+                    for u, v in zip(*((t.flatten(1) if plan.match == "dc" else t.flatten()[None]) for t in (a, b))):
+                        d = d + 1 - (u * v).sum() / (u.norm() * v.norm() + 1e-6)
+            image.grad = torch.autograd.grad(d, image)[0]
+            if plan.clip_v is not None and image.grad.norm() > plan.clip_v:
+                image.grad *= plan.clip_v / image.grad.norm()
+            steps[c].step()
+    return torch.cat([images[c].detach() for c in sorted(images)])
+
+
+@pytest.mark.parametrize("plan", [
+    REDUCED,
+    Plan(iterations=20, real_batch=32, momentum=0.9, weight_decay=4e-5),  # FedDC+
+    Plan(iterations=10, real_batch=64, match="layer", lr=0.5),
+    Plan(iterations=10, real_batch=32, clip_v=None, lr=0.1),
+    Plan(iterations=10, real_batch=32, init="real"),
+    Plan(iterations=10, real_batch=32, clip_v=0.1),
+])
+def test_it_gives_what_the_plain_loop_gives(plan):
+    x, y = data()
+    got = run(plan, (x, y))
+    assert torch.allclose(got.x, plainly(x, y, plan), rtol=1e-4, atol=2e-4)
+    assert (got.x - run(Plan(iterations=0, init=plan.init), (x, y)).x).abs().max() > 0.05  # it went somewhere
+
+
+def test_one_image_a_present_class_with_its_label_and_finite():
+    s = run()
+    assert s.y.tolist() == [0, 2, 3]
+    assert s.x.shape == (3, 1, 8, 8)
+    assert s.x.dtype == torch.float32
+    assert torch.isfinite(s.x).all()
+
+
+@pytest.mark.parametrize(("counts", "minimum", "classes"), [
+    ([3, 0, 1, 2], 1, [0, 2, 3]), ([3, 0, 1, 2], 2, [0, 3]), ([3, 0, 1, 2], 4, []), ([0, 0], 0, [])])
+def test_a_class_with_too_few_samples_gets_no_image(counts, minimum, classes):
+    assert present(counts, minimum) == classes
+    y = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    if len(y):
+        s = run(Plan(iterations=1, minimum=minimum), (torch.ones(len(y), 1, 8, 8), y))
+        assert s.y.tolist() == classes
+        assert s.x.shape == (len(classes), 1, 8, 8)
+
+
+def test_the_images_move_the_matched_gradient_closer():
+    x, y = data()
+    first = condense(Conv(), fresh, x, y, rng, Plan(iterations=1, real_batch=32))[1]
+    last = condense(Conv(), lambda k: fresh(0), x, y, rng, Plan(iterations=20, real_batch=64, lr=1.0))[1]
+    assert last < 0.9 * first
+
+
+def test_a_class_does_not_depend_on_the_others_or_on_the_order_of_samples_of_others():
+    x, y = data()
+    whole = run(xy=(x, y))
+    only = run(xy=(x[y == 2], y[y == 2]))
+    assert torch.allclose(whole.x[1], only.x[0], atol=1e-5)
+    backwards = torch.cat([torch.nonzero(y == c)[:, 0] for c in (3, 2, 0)])
+    assert torch.equal(run(xy=(x[backwards], y[backwards])).x, whole.x)
+
+
+def test_streams_of_each_class_are_its_own():
+    asked = []
+
+    def spy(purpose):
+        asked.append(purpose)
+        return rng(purpose)
+
+    run(rng=spy)
+    assert sorted(asked) == sorted(f"condense/{what}/{c}" for what in ("start", "batch") for c in (0, 2, 3))
+
+
+def test_a_step_is_at_most_the_learning_rate_times_v():
+    x, y = data()
+    steps = [run(Plan(iterations=k, real_batch=32, clip_v=0.2), (x, y)).x for k in range(6)]
+    for a, b in zip(steps, steps[1:]):
+        moved = (b - a).flatten(1).norm(dim=1)
+        assert (moved <= 3.0 * 0.2 * (1 + 1e-5)).all()
+        assert (moved > 0).all()
+
+
+def test_noise_starts_are_standard_normal_and_real_ones_are_samples_of_the_class():
+    x, y = data()
+    noise = run(Plan(iterations=0), (x, y))
+    assert abs(noise.x.std() - 1) < 0.15
+    real = run(Plan(iterations=0, init="real"), (x, y))
+    for image, label in zip(real.x, real.y):
+        assert any(torch.equal(image, other) for other in x[y == label])
+
+
+def test_no_more_real_images_than_there_are_and_none_twice():
+    x, _ = data(classes=(0,), n=10)
+    assert condensation._batch(x, None, 10) is x  # all of them: no draw, no copy
+    some = condensation._batch(x, rng("x"), 4)
+    assert len({row.numpy().tobytes() for row in some}) == 4
+
+
+def test_batchnorm_sees_one_class_at_a_time():
+    x, y = data()
+    whole = run(Plan(iterations=5, real_batch=32), (x, y), batch_norm=True)
+    only = run(Plan(iterations=5, real_batch=32), (x[y == 2], y[y == 2]), batch_norm=True)
+    assert torch.allclose(whole.x[1], only.x[0], atol=1e-5)
+
+
+def test_classes_in_groups_are_the_same(monkeypatch):
+    whole = run()
+    monkeypatch.setattr(condensation, "GROUP", 1)  # one class at a time
+    assert torch.allclose(run().x, whole.x, atol=1e-4)
+    assert condensation._groups(5, 1) == [slice(i, i + 1) for i in range(5)]
+    monkeypatch.setattr(condensation, "GROUP", 20)
+    assert condensation._groups(5, 10) == [slice(0, 2), slice(2, 4), slice(4, 5)]
+
+
+def test_only_trained_weight_tensors_are_matched():
+    net = Conv()
+    assert set(matched_tensors(net)) == {"body.0.weight", "body.4.weight", "head.weight"}
+    net.body[0].weight.requires_grad_(False)
+    assert set(matched_tensors(net)) == {"body.4.weight", "head.weight"}
+
+
+@pytest.mark.parametrize("x", [{"a": torch.zeros(2, 3)}, torch.zeros(2, 3, dtype=torch.uint8)])
+def test_samples_that_are_no_float_images_are_refused(x):
+    with pytest.raises(ConfigError, match="one float tensor"):
+        condense(Conv(), fresh, x, torch.zeros(2, dtype=torch.int64), rng, REDUCED)
+
+
+# -- the distance --------------------------------------------------------------------------------------------------------
+def gradients(seed=0, scale=10.0):
+    g = seeds.torch_rng(seed, "g")
+    return {"conv": scale * torch.randn(1, 4, 3, 3, 3, generator=g), "fc": scale * torch.randn(1, 5, 7, generator=g)}
+
+
+def times(a, factor):
+    return {name: t * factor for name, t in a.items()}
+
+
+@pytest.mark.parametrize(("match", "terms"), [("dc", 4 + 5), ("layer", 2)])
+def test_the_distance_is_0_to_itself_and_2_a_term_to_its_opposite(match, terms):
+    a, b = gradients(0), gradients(1)
+    assert match_distance(a, a, match).item() == pytest.approx(0, abs=1e-6 * terms)
+    assert match_distance(a, times(a, -1), match).item() == pytest.approx(2 * terms, abs=1e-5)
+    assert 0 < match_distance(a, b, match).item() < 2 * terms
+    for scaled in (times(a, 3.0), times(a, 0.5)):
+        assert match_distance(scaled, b, match).item() == pytest.approx(match_distance(a, b, match).item(), rel=1e-5)
+
+
+def test_rows_of_dc_are_output_rows_and_layer_takes_the_whole_tensor():
+    a = {"w": torch.tensor([[[1.0, 0.0], [0.0, 2.0]]])}
+    b = {"w": torch.tensor([[[3.0, 0.0], [2.0, 0.0]]])}
+    assert match_distance(a, b, "dc").item() == pytest.approx(0 + 1, abs=1e-5)  # parallel row, perpendicular row
+    assert match_distance(a, b, "layer").item() == pytest.approx(1 - 3 / (5**0.5 * 13**0.5), rel=1e-5)
+    by_row = {"w": torch.tensor([[[5.0, 0.0], [0.0, 0.1]]])}  # the rows of a, scaled each by its own factor
+    assert match_distance(a, by_row, "dc").item() == pytest.approx(0, abs=1e-4)
+    assert match_distance(a, by_row, "layer").item() > 0.3
+
+
+def test_a_row_of_zeros_counts_1_and_has_a_finite_gradient():
+    a = torch.zeros(1, 1, 3, requires_grad=True)
+    d = match_distance({"w": a}, {"w": torch.ones(1, 1, 3)})
+    d.sum().backward()
+    assert d.item() == 1
+    assert torch.isfinite(a.grad).all()
+
+
+def test_classes_have_a_distance_each():
+    a, b = gradients(0), gradients(1)
+    both = {n: torch.cat([a[n], b[n]]) for n in a}
+    goal = {n: torch.cat([b[n], b[n]]) for n in a}
+    assert match_distance(both, goal).tolist() == pytest.approx([match_distance(a, b).item(), 0.0], abs=1e-5)
+
+
+# -- the step --------------------------------------------------------------------------------------------------------------
+def test_each_image_is_clipped_by_its_own_norm_before_decay_and_momentum():
+    x, g = torch.tensor([[[[2.0]]], [[[4.0]]]]), torch.tensor([[[[10.0]]], [[[0.5]]]])
+    zero = torch.zeros_like(g)
+    plain, _ = step(x, g, zero, Plan(lr=3.0, clip_v=1.0))
+    assert plain.flatten().tolist() == [2 - 3 * 1, 4 - 3 * 0.5]
+    free, _ = step(x, g, zero, Plan(lr=3.0, clip_v=None))
+    assert free.flatten().tolist() == [2 - 30, 4 - 1.5]
+    plus = Plan(lr=3.0, clip_v=1.0, momentum=0.5, weight_decay=0.25)
+    x1, v1 = step(x, g, zero, plus)
+    assert v1.flatten().tolist() == [1 + 0.5, 0.5 + 1]
+    x2, v2 = step(x1, g, v1, plus)
+    assert x1.flatten().tolist() == [2 - 4.5, 4 - 4.5]
+    assert v2.flatten().tolist() == [0.75 + 1 + 0.25 * -2.5, 0.75 + 0.5 + 0.25 * -0.5]
+    assert x2.flatten().tolist() == [-2.5 - 3 * v2[0].item(), -0.5 - 3 * v2[1].item()]

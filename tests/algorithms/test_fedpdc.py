@@ -1,0 +1,169 @@
+"""FedPDC (sheet 1)."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+
+from fednet.algorithms.base import Run, Sum
+from fednet.algorithms.fedpdc import FedPDC
+from fednet.algorithms.state import dump, load
+from fednet.errors import ConfigError
+from fednet.tensors import mean
+from tests.algorithms.small import Federation, build, distance, normalise, same
+
+
+def forced(f, p):
+    """The federation with the accuracies the server remembers set to p for everyone."""
+    f.servers[-1] = f.server.replace(p=dict.fromkeys(range(4), p))
+    return f
+
+
+def accuracies(f, values):
+    """Makes the server measure these accuracies, in the order of replies."""
+    left = iter(values)
+    f.hub.evaluate = lambda x: type("Counts", (), {"accuracy": next(left)})
+    return f
+
+
+def test_the_option_is_called_lambda_and_is_a_number_or_adaptive():
+    assert msgspec.convert({"lambda": 5.0}, FedPDC.Config).lambda_ == 5
+    assert msgspec.convert({"lambda": "adaptive"}, FedPDC.Config).lambda_ == "adaptive"
+    assert msgspec.to_builtins(FedPDC.Config())["lambda"] == 10
+    for wrong in (-1.0, "fixed"):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert({"lambda": wrong}, FedPDC.Config)
+
+
+def test_without_a_public_set_nothing_starts():
+    assert FedPDC.needs_public
+    with pytest.raises(ConfigError, match=r"data\.public\.samples"):
+        Federation("fedpdc", public=0)
+
+
+def test_a_model_weighs_what_it_gets_right_of_the_public_set():
+    f = Federation("fedpdc", train={"epochs": 10, "lr": 0.3}).rounds(1)
+    p = {i: f.hub.evaluate(f.ups[i].x).accuracy for i in range(4)}
+    assert f.server.p == p
+    assert all(0 <= one <= 1 for one in p.values())
+    assert len(set(p.values())) > 1
+    expected = mean((f.ups[i].x, p[i]) for i in range(4))
+    assert distance(f.server.x, expected) < 1e-6
+    assert f.hub.reported["accuracy_public"] == {str(i): v for i, v in p.items()}
+
+
+def test_accuracy_is_a_fraction_of_the_public_samples():
+    f = Federation("fedpdc").rounds(1)
+    x, y = f.federation.public_data.train
+    model = f.ups[0].x.into(build(0)).eval()
+    right = (model(normalise(x)).argmax(1) == y).float().mean().item()
+    assert f.server.p[0] == pytest.approx(right)
+
+
+def test_a_client_that_returns_what_it_got_has_the_accuracy_of_the_global_model():
+    f = Federation("fedpdc", train={"lr": 1e-30}).rounds(1)
+    assert f.server.p[0] == f.hub.evaluate(f.downs[0].x).accuracy
+
+
+def test_equal_accuracies_give_the_uniform_mean_whatever_the_samples():
+    f = accuracies(Federation("fedpdc"), [0.3] * 4).rounds(1)
+    assert distance(f.server.x, mean((f.ups[i].x, 1.0) for i in range(4))) < 1e-6
+
+
+def test_where_no_model_gets_anything_right_samples_weigh_and_it_is_said():
+    f = accuracies(Federation("fedpdc"), [0.0] * 4).rounds(1)
+    assert distance(f.server.x, mean((f.ups[i].x, f.ups[i].run.n) for i in range(4))) < 1e-6
+    assert "weighted by samples" in f.hub.warnings[0]
+
+
+@pytest.mark.parametrize("p", [(0.0, 0.0, 0.5, 0.0), (0.5, 0.0, 0.25, 0.0)])
+def test_a_model_that_gets_nothing_right_weighs_nothing_beside_one_that_does(p):
+    f = accuracies(Federation("fedpdc"), p).rounds(1)
+    assert distance(f.server.x, mean((f.ups[i].x, v) for i, v in enumerate(p) if v)) < 1e-6
+    assert not f.hub.warnings
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_the_weighting_can_be_fedavgs_for_comparison(weighting):
+    f = Federation("fedpdc", weighting=weighting).rounds(1)
+    assert same(f.server.x, Federation("fedavg", weighting=weighting).rounds(1).server.x)
+    assert len(f.server.p) == 4
+
+
+def test_a_client_is_told_its_accuracy_of_the_round_before_or_1():
+    f = Federation("fedpdc").rounds(1, (0, 1))
+    assert [d.p for d in f.downs.values()] == [1, 1]
+    p1 = f.server.p[1]
+    f.rounds(1, (1, 2))
+    assert [d.p for d in f.downs.values()] == [p1, 1]
+    assert set(f.server.p) == {1, 2}  # client 0's has been dropped
+    f.rounds(1, (0,))
+    assert f.downs[0].p == 1
+
+
+def test_remembering_the_latest_tells_it_however_old():
+    f = Federation("fedpdc", remember="latest").rounds(1, (0, 1))
+    p0 = f.server.p[0]
+    assert f.rounds(1, (1, 2)).rounds(1, (0,)).downs[0].p == p0
+
+
+def test_all_clients_of_a_round_get_one_and_the_same_model():
+    f = Federation("fedpdc").rounds(2)
+    assert len({id(d.x) for d in f.downs.values()}) == 1
+    assert FedPDC.Down.kinds() == {"state", "accuracy"}
+
+
+def test_the_literal_penalty_is_reported_and_moves_nothing():
+    runs = [Federation("fedpdc", **{"lambda": v}) for v in (0.0, 1.0, 10.0, "adaptive")]
+    for f in runs:
+        f.rounds(3)
+        assert same(f.server.x, runs[0].server.x)
+    for f, strength in zip(runs, (0, 1, 10, 0.5 * 3)):
+        for i in range(4):
+            extra = f.ups[i].run.loss - runs[0].ups[i].run.loss
+            assert extra == pytest.approx(strength * (1 - f.downs[i].p), abs=1e-6)
+
+
+def test_the_adaptive_strength_is_half_the_number_of_the_round():
+    method = FedPDC(FedPDC.Config(lambda_="adaptive"))
+    assert [method.strength(n) for n in (1, 2, 10)] == [0.5, 1, 5]
+    assert FedPDC(FedPDC.Config(lambda_=5.0)).strength(7) == 5
+
+
+@pytest.mark.parametrize("penalty", ["prox", "scale"])
+def test_with_p_1_for_all_every_penalty_is_the_literal_one_to_the_bit(penalty):
+    a, b = Federation("fedpdc", penalty=penalty), Federation("fedpdc")
+    for _ in range(3):
+        forced(a, 1.0).rounds(1)
+        forced(b, 1.0).rounds(1)
+    assert same(a.server.x, b.server.x)
+    assert not same(forced(a, 0.5).rounds(1).server.x, forced(b, 0.5).rounds(1).server.x)
+
+
+def test_prox_trains_as_fedprox_with_mu_lambda_times_1_less_p():
+    f = forced(Federation("fedpdc", penalty="prox", **{"lambda": 2.0}, train={"momentum": 0.9}), 0.75).rounds(1)
+    for i in range(4):
+        assert distance(f.ups[i].x, f.host(i).train(f.downs[i].x, proximal=0.5).x) < 1e-6
+
+
+def test_scale_trains_as_plain_sgd_with_the_learning_rate_scaled():
+    f = forced(Federation("fedpdc", penalty="scale", **{"lambda": 2.0}, train={"lr": 0.1}), 0.75).rounds(1)
+    plain = Federation("fedavg", train={"lr": 0.15}).rounds(1)
+    for i in range(4):
+        assert distance(f.ups[i].x, plain.ups[i].x) < 1e-5
+
+
+def test_the_fold_and_the_server_can_be_saved_and_read_back():
+    f = Federation("fedpdc").rounds(1, (0, 2))
+    assert load(FedPDC.Server, *dump(f.server)).p == f.server.p
+    fold = f.algorithm.fold(f.algorithm.start(f.server, 0), f.server, 2, f.ups[2], f.hub)
+    back = load(FedPDC.Fold, *dump(fold))
+    assert back.p == fold.p
+    assert torch.equal(back.x.vector, fold.x.vector)
+    assert isinstance(back.x, Sum)
+
+
+def test_a_reply_carries_the_statistics_of_its_training():
+    f = Federation("fedpdc").rounds(1)
+    assert f.ups[0].run == Run(50, 8, f.ups[0].run.loss)

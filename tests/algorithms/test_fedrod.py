@@ -1,0 +1,126 @@
+"""FedRoD in linear mode (sheet 7.12)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fednet import seeds
+from fednet.algorithms.fedrod import both_losses, log_prior
+from tests.algorithms.small import CLASSES, Federation, batch, build, distance, same
+
+EQUAL = [np.tile(np.arange(CLASSES), 8)] * 4
+TWO_CLASSES = [np.tile([0, 2], 12), np.tile([1, 3], 12)]
+
+
+def p_head(seed=0):
+    g = seeds.torch_rng(seed, "p")
+    w, b = torch.randn(CLASSES, 8, generator=g), torch.randn(CLASSES, generator=g)
+    return {"w": w.requires_grad_(), "b": b.requires_grad_()}
+
+
+def test_generic_training_is_the_same_to_the_bit_with_and_without_the_personal_head():
+    for train in ({}, {"momentum": 0.9, "weight_decay": 0.01, "clip_norm": 0.5}):
+        a = Federation("fedrod", train=train).rounds(3)
+        b = Federation("fedrod", train=train, train_p=False).rounds(3)
+        assert same(a.server.x, b.server.x)
+        assert a.ups[1].run == b.ups[1].run  # the reported loss is the generic one
+
+
+def test_equal_class_counts_give_fedavg():
+    a, b = Federation("fedrod", labels=EQUAL).rounds(3), Federation("fedavg", labels=EQUAL).rounds(3)
+    assert distance(a.server.x, b.server.x) < 1e-6
+
+
+def test_unequal_class_counts_do_not():
+    assert distance(Federation("fedrod").rounds(3).server.x, Federation("fedavg").rounds(3).server.x) > 1e-4
+
+
+def test_gamma_0_is_fedavg_even_where_a_class_is_absent():
+    a, b = Federation("fedrod", labels=TWO_CLASSES, gamma=0), Federation("fedavg", labels=TWO_CLASSES)
+    assert distance(a.rounds(2, (0, 1)).server.x, b.rounds(2, (0, 1)).server.x) < 1e-6
+
+
+def test_the_prior_is_gamma_times_the_log_of_the_counts():
+    assert torch.allclose(log_prior(torch.tensor([1, 10, 100])), torch.tensor([0.0, 2.302585, 4.605170]))
+    assert torch.allclose(log_prior(torch.tensor([1, 10, 100]), 0.5), torch.tensor([0.0, 1.151293, 2.302585]))
+    assert log_prior(torch.tensor([0, 3]))[0] == -torch.inf
+
+
+def test_an_absent_class_leaves_the_loss_finite_and_its_logit_without_gradient():
+    model, (x, y) = build(0), batch((0, 2))
+    loss = both_losses(log_prior(torch.tensor([4, 0, 4, 0])), "w", "b")(model, x, y, p_head())
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+    assert model.head.bias.grad[[1, 3]].abs().max() == 0
+    assert model.head.bias.grad[[0, 2]].abs().min() > 0
+
+
+def test_each_loss_trains_its_own_part():
+    model, (x, y), p = build(0), batch(), p_head()
+    prior = log_prior(torch.tensor([1, 2, 3, 4]))
+    both_losses(prior, "w", "b")(model, x, y, p).backward()
+    got = {name: t.grad.clone() for name, t in model.named_parameters()}
+    model.zero_grad()
+    z = model(x)
+    F.cross_entropy(z + prior, y).backward()
+    for name, t in model.named_parameters():
+        assert torch.equal(got[name], t.grad)
+    w, b = (t.detach().clone().requires_grad_() for t in (p["w"], p["b"]))
+    F.cross_entropy(z.detach() + model.features(x).detach() @ w.T + b, y).backward()
+    assert torch.allclose(p["w"].grad, w.grad, atol=1e-7)
+    assert torch.allclose(p["b"].grad, b.grad, atol=1e-7)
+
+
+def test_the_personal_prediction_is_the_sum_of_both_heads_without_the_prior():
+    f, (x, _) = Federation("fedrod").rounds(2), batch()
+    outputs = f.personal(1)(x)
+    model, p = build(0), f.clients[1].p
+    f.locals[1].into(model)
+    h = model.features(x)
+    assert torch.allclose(outputs, model.head(h) + h @ p["head.weight"].T + p["head.bias"], atol=1e-6)
+    counts = f.host(1).evaluate(f.personal(1), f.host(1).data)
+    assert counts.n == 34
+
+
+def test_a_client_that_never_trained_is_judged_by_the_generic_model():
+    f = Federation("fedrod").rounds(1, (0,))
+    x = f.setting.initial
+    assert f.algorithm.personal(f.algorithm.init_client(x), x, f.host(3)) is x
+
+
+def test_the_personal_head_starts_at_zero_or_as_a_copy():
+    f = Federation("fedrod")
+    assert f.algorithm.first(f.host(0)).norm() == 0
+    g = Federation("fedrod", p_init="copy")
+    assert same(g.algorithm.first(g.host(0)), g.setting.initial.select(g.clients[0].p.layout if g.clients else
+                                                                    g.setting.layout.select(g.setting.head)))
+    assert not same(f.rounds(1).clients[0].p, g.rounds(1).clients[0].p)
+
+
+def test_a_zero_personal_head_predicts_as_the_generic_one():
+    f, (x, _) = Federation("fedrod").rounds(1), batch()
+    zero = f.clients[0].replace(p=f.clients[0].p.zeros_like())
+    personal = f.algorithm.personal(zero, f.locals[0], f.host(0))
+    assert torch.equal(personal(x), f.locals[0].into(build(0))(x))
+
+
+def test_the_personal_head_goes_on_from_round_to_round_and_never_crosses():
+    f = Federation("fedrod").rounds(1)
+    first = f.clients[0].p
+    f.rounds(1)
+    assert not same(f.clients[0].p, first)
+    for i in range(4):
+        assert f.ups[i].x.layout == f.downs[i].x.layout == f.setting.layout
+        assert f.ups[i].kinds() == {"state", "statistics"}
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_the_mean_is_by_samples_or_uniform(weighting):
+    f = Federation("fedrod", weighting=weighting).rounds(1)
+    weights = [f.ups[i].run.n if weighting == "samples" else 1 for i in range(4)]
+    total = sum(w * f.ups[i].x.vector.double() for i, w in enumerate(weights))
+    assert torch.allclose(f.server.x.vector.double(), total / sum(weights), rtol=1e-6)

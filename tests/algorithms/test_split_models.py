@@ -1,0 +1,142 @@
+"""LG-FedAvg, FedPer and FedRep (sheets 7.6 and 7.7)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fednet.algorithms.base import Run
+from fednet.algorithms.fedrep import together
+from fednet.algorithms.split import last_linears
+from fednet.errors import ConfigError
+from tests.algorithms.small import SIZES, Federation, Net, build, same
+
+HEAD = {"head.weight", "head.bias"}
+LINEAR = {"fc1.weight", "fc1.bias", *HEAD}
+ALL = {"conv.weight", "conv.bias", *LINEAR}
+
+
+def names(x):
+    return set(x.layout.names)
+
+
+def test_last_linear_layers_are_counted_from_the_end():
+    net = build(0, Net)
+    assert last_linears(net, 0) == set()
+    assert last_linears(net, 1) == HEAD
+    assert last_linears(net, 2) == LINEAR
+    assert last_linears(net, 9) == LINEAR
+
+
+@pytest.mark.parametrize(("method", "options", "crosses"), [
+    ("lgfedavg", {}, LINEAR),
+    ("lgfedavg", {"global_layers": 1}, HEAD),
+    ("lgfedavg", {"global_layers": 0}, set()),
+    ("lgfedavg", {"global_layers": "all"}, ALL),
+    ("fedper", {}, ALL - HEAD),
+    ("fedper", {"personal_layers": 2}, ALL - LINEAR),
+    ("fedper", {"personal_layers": 0}, ALL),
+    ("fedrep", {}, ALL - HEAD),
+])
+def test_only_the_declared_layers_cross_both_ways(method, options, crosses):
+    f = Federation(method, **options).rounds(2)
+    for i in range(4):
+        assert names(f.downs[i].x) == names(f.ups[i].x) == crosses
+        kept = f.clients[i].own if method == "lgfedavg" else f.clients[i].head
+        assert names(kept) == ALL - crosses
+        assert f.ups[i].kinds() == {"state", "statistics"}
+
+
+@pytest.mark.parametrize(("method", "options"), [
+    ("lgfedavg", {"global_layers": "all"}), ("fedper", {"personal_layers": 0})])
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_sharing_everything_is_fedavg_to_the_bit(method, options, batch_norm):
+    a = Federation(method, batch_norm=batch_norm, train={"momentum": 0.9}, **options).rounds(3)
+    b = Federation("fedavg", batch_norm=batch_norm, train={"momentum": 0.9}).rounds(3)
+    assert same(a.server.x, b.server.x)
+
+
+def test_lgfedavg_sharing_nothing_trains_each_client_alone():
+    f = Federation("lgfedavg", global_layers=0)
+    x = f.setting.initial
+    for _ in range(3):
+        f.rounds(1, (1,))
+        x = f.host(1).train(x).x
+    assert same(f.clients[1].own, x)
+
+
+def test_a_client_goes_on_from_its_own_part_and_the_new_global_one():
+    f = Federation("fedper").rounds(2)
+    own = f.clients[2].head
+    start = f.setting.initial.merge(own).merge(f.server.x)
+    f.rounds(1)
+    assert same(f.locals[2], f.host(2).train(start).x)
+
+
+def test_first_participation_uses_the_common_initial_head():
+    f = Federation("fedper").rounds(1, (0, 1))
+    f.rounds(1, (2,))
+    start = f.setting.initial.merge(f.downs[2].x)
+    assert same(f.locals[2], f.host(2).train(start).x)
+
+
+@pytest.mark.parametrize("method", ["lgfedavg", "fedper", "fedrep"])
+def test_the_server_averages_the_shared_part_by_samples_or_uniformly(method):
+    for weighting, weights in (("samples", SIZES), ("uniform", (1, 1, 1, 1))):
+        f = Federation(method, weighting=weighting).rounds(1)
+        total = sum(w * f.ups[i].x.vector.double() for i, w in enumerate(weights))
+        assert torch.allclose(f.server.x.vector.double(), total / sum(weights), rtol=1e-6)
+    assert f.algorithm.global_model(f.server) is None
+
+
+@pytest.mark.parametrize("method", ["lgfedavg", "fedper", "fedrep"])
+def test_a_client_is_judged_by_its_whole_local_model_as_trained(method):
+    f = Federation(method).rounds(2)
+    whole = f.personal(3)
+    assert names(whole) == ALL
+    assert same(whole.select(f.setting.shared), f.ups[3].x)
+
+
+# -- FedRep ------------------------------------------------------------------------------------------------------------
+def test_fedrep_without_head_epochs_leaves_the_head_alone_to_the_bit():
+    f = Federation("fedrep", head_epochs=0, train={"momentum": 0.9, "weight_decay": 0.1}).rounds(2)
+    assert same(f.clients[0].head, f.setting.initial.select(f.clients[0].head.layout))
+    assert not same(f.ups[0].x, f.downs[0].x)
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_fedrep_without_body_epochs_returns_the_base_to_the_bit(batch_norm):
+    f = Federation("fedrep", body_epochs=0, batch_norm=batch_norm, train={"momentum": 0.9, "weight_decay": 0.1})
+    x0 = f.server.x
+    f.rounds(2)
+    assert same(f.ups[1].x, x0)  # BatchNorm's statistics too: the frozen base is in eval mode
+    assert same(f.server.x, x0)
+    assert not same(f.clients[1].head, f.setting.initial.select(f.clients[1].head.layout))
+
+
+def test_fedrep_trains_the_body_against_the_head_of_this_round():
+    a, b = Federation("fedrep", head_epochs=1).rounds(1), Federation("fedrep", head_epochs=3).rounds(1)
+    assert not same(a.ups[0].x, b.ups[0].x)
+    f = Federation("fedrep").rounds(1)
+    head = f.host(0).train(f.setting.initial, epochs=1, only=sorted(HEAD)).x
+    base = f.host(0).train(head, epochs=1, only=sorted(ALL - HEAD), stream="order/body").x
+    assert same(f.locals[0], base)
+
+
+@pytest.mark.parametrize(("epochs", "options", "head", "body"), [
+    (5, {}, 4, 1), (1, {}, 1, 1), (5, {"head_epochs": 1, "body_epochs": 5}, 1, 5)])
+def test_fedrep_splits_the_epochs_head_first(epochs, options, head, body):
+    f = Federation("fedrep", train={"epochs": epochs}, **options).rounds(1)
+    assert f.ups[0].run.steps == (head + body) * 4  # 50 samples in batches of 16
+    assert f.ups[0].run.n == 50
+
+
+def test_fedrep_asks_for_head_epochs_where_the_run_counts_steps():
+    with pytest.raises(ConfigError, match="head_epochs"):
+        Federation("fedrep", train={"steps": 7}).rounds(1)
+    assert Federation("fedrep", head_epochs=1, train={"steps": 7}).rounds(1).ups[0].run.steps == 8
+
+
+def test_statistics_of_phases_add_up():
+    assert together([Run(10, 4, 1.0), Run(10, 1, 6.0)], 10) == Run(10, 5, 2.0)
+    assert together([], 10) == Run(10, 0, 0.0)
