@@ -17,6 +17,8 @@ _ACKED_AND_RECEIVED = struct.Struct("=QQ")
 _ACKED_AT = 120
 _SENT_AND_RETRANSMITTED = struct.Struct("=QQ")
 _SENT_AT = 200
+_PEER_HAS_ENDED = frozenset({6, 8, 9, 11})
+"""TIME_WAIT, CLOSE_WAIT, LAST_ACK, CLOSING: a FIN has come in, which the kernel numbers, and counts, like a byte."""
 
 
 class Tap:
@@ -47,7 +49,7 @@ class Tap:
                 # Not `acked`: it lags by a delayed acknowledgement, and counts the SYN on the side that connects.
                 sent, again = _SENT_AND_RETRANSMITTED.unpack_from(info, _SENT_AT)
                 acked = sent - again
-            self._last = (acked, received)
+            self._last = (acked, received - (info[0] in _PEER_HAS_ENDED))
         return self._last
 
     def hang_up(self) -> None:

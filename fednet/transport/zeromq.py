@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import itertools
 import logging
+import math
 import os
 import struct
 import time
@@ -94,7 +95,7 @@ class ZmqServer:
             self._context.destroy(linger=0)
             raise ConfigError(f"cannot bind {address!r}: {_why(error)}.") from None
         self._router = router
-        self.address: str = router.getsockopt(zmq.LAST_ENDPOINT).decode()
+        self.address = router.get_string(zmq.LAST_ENDPOINT)
         self._waker = _Waker()
         self._poller = zmq.Poller()
         for source in (router, self._monitor, self._waker.fd, *([self._zap] if self._zap else [])):
@@ -120,7 +121,7 @@ class ZmqServer:
                 return events
             if self._blocked:
                 left = BLOCKED_RETRY_S if left is None else min(left, BLOCKED_RETRY_S)
-            self._poller.poll(None if left is None else left * 1000)
+            self._poller.poll(_ms(left))
 
     def send(self, conn: bytes, frames: Frames) -> bool:
         link = self._conns.get(conn)
@@ -166,7 +167,7 @@ class ZmqServer:
         until = time.monotonic() + linger_s
         while self._blocked and time.monotonic() < until:
             self._retry()
-            self._router.poll(BLOCKED_RETRY_S * 1000)
+            self._router.poll(_ms(BLOCKED_RETRY_S))
         _close(self._context, self._router, [self._monitor, *([self._zap] if self._zap else [])],
                max(0.0, until - time.monotonic()))
         for link in (*self._links.values(), *self._ended):
@@ -204,9 +205,11 @@ class ZmqServer:
             elif len(conn) != 5 or conn[0] != 0:
                 # libzmq's own are a zero byte and a running number. Whoever brings one might bring another's.
                 self._refuse("identity", "a routing id of the peer's own choice", conn)
+            elif (fd := _descriptor(body[0])) is None:
+                self._refuse("version", "a peer that speaks no ZMTP 3, so that its connection cannot be told", conn)
             else:
                 user = _user(body[0]) if self._keyring is not None else None
-                stands = conn in self._conns or self._meet(conn, user, body[0].get(zmq.SRCFD), events)
+                stands = conn in self._conns or self._meet(conn, user, fd, events)
                 events.append(Received(conn, tuple(map(_frame, body)), user))
                 if not stands:
                     events.append(Closed(conn))
@@ -381,7 +384,7 @@ class ZmqClient:
                 retry = max(0.0, self._retry_at - time.monotonic())
                 left = retry if left is None else min(left, retry)
             self._poller.modify(self._dealer, zmq.POLLIN | (zmq.POLLOUT if self._queue else 0))
-            self._poller.poll(None if left is None else left * 1000)
+            self._poller.poll(_ms(left))
 
     def send(self, frames: Frames) -> bool:
         if not self._open or not 1 <= len(frames) <= MAX_FRAMES:
@@ -413,7 +416,7 @@ class ZmqClient:
         self._closed = True
         until = time.monotonic() + linger_s
         while self._open and self._queue and time.monotonic() < until:
-            self._dealer.poll((until - time.monotonic()) * 1000, zmq.POLLOUT)
+            self._dealer.poll(_ms(until - time.monotonic()), zmq.POLLOUT)
             self._flush()
             self._read_monitor([])
         _close(self._context, self._dealer, [self._monitor], max(0.0, until - time.monotonic()))
@@ -496,8 +499,8 @@ class ZmqClient:
                 self._refuse("the server does not allow this key")
             else:
                 self._retry_at = time.monotonic() + REFUSED_RETRY_S
-                self._refuse("the handshake failed: the server speaks no ZMTP, or only one of the two has CURVE, or the "
-                             "server's key is another")
+                self._refuse("the handshake failed: the server speaks no ZMTP, or only one of the two has CURVE, or "
+                             "the server's key is another")
 
     def _flush(self) -> None:
         while self._queue and self._try(self._queue[0]):
@@ -592,7 +595,7 @@ def _monitor(context: zmq.Context[Any], socket: zmq.Socket[bytes], number: int =
 
 def _monitor_events(monitor: zmq.Socket[bytes]) -> list[tuple[int, int]]:
     """(event, value) of what has happened since; the value of a connection's event is its descriptor."""
-    events = []
+    events: list[tuple[int, int]] = []
     while True:
         try:
             event, value = _MONITOR_EVENT.unpack(monitor.recv_multipart(zmq.NOBLOCK)[0])
@@ -614,6 +617,14 @@ def _frame(frame: zmq.Frame) -> Frame:
     return frame.bytes if len(frame) < COPY_BELOW_BYTES else frame.buffer
 
 
+def _descriptor(frame: zmq.Frame) -> int | None:
+    """None where the peer's ZMTP knows no metadata: version 1, which libzmq also takes noise for, and 2."""
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return None
+
+
 def _user(frame: zmq.Frame) -> str | None:
     try:
         found = frame.get("User-Id")
@@ -632,11 +643,16 @@ def _left(until: float | None) -> float | None:
     return None if until is None else max(0.0, until - time.monotonic())
 
 
+def _ms(seconds: float | None) -> int | None:
+    """Rounded up: a wait that ends a fraction early would spin through the rest."""
+    return None if seconds is None else math.ceil(seconds * 1000)
+
+
 def _why(error: zmq.ZMQError) -> str:
     if error.errno == errno.EADDRINUSE:
         return "the port is in use by another process; choose another, or port 0 for any free one"
     if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):
         return "this machine has no such address; tcp://*:PORT listens on all it has"
-    if error.errno in (errno.EINVAL, zmq.EPROTONOSUPPORT):
+    if error.errno in (errno.EINVAL, zmq.EPROTONOSUPPORT, zmq.ENOCOMPATPROTO):
         return "expected tcp://HOST:PORT, tcp://*:0 (server) or ipc://PATH"
     return str(error.strerror or error).lower()

@@ -1,0 +1,47 @@
+"""A server and its clients on real sockets, polled in turn until something holds."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+
+from fednet.transport.base import ClientTransport, Event, Opened, Received, ServerTransport
+from fednet.transport.zeromq import ZmqClient, ZmqServer
+
+LIMIT_S = 20.0
+
+
+class Pair:
+    def __init__(self, stack: ExitStack, address: str = "tcp://127.0.0.1:0", **options) -> None:
+        self.stack = stack
+        self.server = ZmqServer(address, **options)
+        stack.callback(self.server.close, 0)
+
+    def client(self, **options) -> ZmqClient:
+        client = ZmqClient(self.server.address, **options)
+        self.stack.callback(client.close, 0)
+        return client
+
+
+def pump(server: ServerTransport, *clients: ClientTransport, until) -> list[tuple[object, Event]]:
+    """Poll all of them in turn until `until(events)` holds, and return the (transport, event) pairs."""
+    events: list[tuple[object, Event]] = []
+    limit = time.monotonic() + LIMIT_S
+    while not until(events):
+        assert time.monotonic() < limit, f"still waiting after {LIMIT_S} s; saw {events}"
+        for end in (server, *clients):
+            events += [(end, event) for event in end.poll(0.002)]
+    return events
+
+
+def of(events, kind, end=None) -> list:
+    return [event for where, event in events if isinstance(event, kind) and end in (None, where)]
+
+
+def joined(pair: Pair, **options) -> tuple[ZmqClient, bytes]:
+    """A client whose connection the server knows, and its conn."""
+    client = pair.client(**options)
+    pump(pair.server, client, until=lambda seen: of(seen, Opened, client))
+    assert client.send([b"join"])
+    seen = pump(pair.server, client, until=lambda seen: of(seen, Received, pair.server))
+    return client, of(seen, Received, pair.server)[0].conn

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+
+import pytest
+
+from fednet.errors import ConfigError
+from fednet.transport.base import Closed, Opened, Received
+from fednet.transport.keys import Keyring, allow, checked, lab, load, make_client_keys, make_server_keys, revoke
+from tests.transport.pairs import Pair, joined, of, pump
+
+
+def test_a_servers_pair_is_secret_on_disk_and_never_overwritten(tmp_path):
+    public = make_server_keys(tmp_path)
+    file = tmp_path / "server.key"
+    assert file.stat().st_mode & 0o777 == 0o600
+    pair = load(file)
+    assert pair.public == public
+    assert pair.secret not in repr(pair)
+    with pytest.raises(ConfigError, match=r"server.key: there is a key already"):
+        make_server_keys(tmp_path)
+
+
+def test_a_secret_key_that_others_can_read_is_an_error_with_file_and_mode(tmp_path):
+    make_client_keys(tmp_path / "c.key")
+    (tmp_path / "c.key").chmod(0o640)
+    with pytest.raises(ConfigError, match=r"c\.key: .* its mode is 0640, expected 0600"):
+        load(tmp_path / "c.key")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"public": "x"}', '{"public": "short", "secret": "short"}',
+                                  '{"public": 1, "secret": 2}', '{"public": "", "secret": "", "more": ""}'])
+def test_a_file_that_is_no_key_file_is_an_error_that_names_it(tmp_path, text):
+    file = tmp_path / "c.key"
+    file.write_text(text)
+    file.chmod(0o600)
+    with pytest.raises(ConfigError, match=r"c\.key: "):
+        load(file)
+
+
+def test_a_missing_key_file_is_an_error_that_names_it(tmp_path):
+    with pytest.raises(ConfigError, match=r"none\.key: no such key file"):
+        load(tmp_path / "none.key")
+
+
+def test_an_error_about_a_key_does_not_show_it():
+    with pytest.raises(ConfigError) as raised:
+        checked("my-secret-that-is-too-short", "here")
+    assert "my-secret" not in str(raised.value)
+    assert "found 27 characters" in str(raised.value)
+
+
+def test_ids_may_share_a_key_and_an_id_may_have_several(tmp_path):
+    make_server_keys(tmp_path)
+    one, two = make_client_keys(tmp_path / "1.key"), make_client_keys(tmp_path / "2.key")
+    allow(tmp_path, [0, 1], one)
+    allow(tmp_path, [1], two)
+    allow(tmp_path, [1], two)
+    ring = Keyring(tmp_path)
+    assert [[ring.may_speak_for(user, k) for k in range(3)] for user in (one, two)] == [
+        [True, True, False], [False, True, False]]
+    assert not ring.may_speak_for(None, 0)
+    assert (tmp_path / "allowed" / "1").read_text().split() == [one, two]
+
+
+def test_a_change_on_disk_takes_effect_on_a_keyring_in_use(tmp_path):
+    make_server_keys(tmp_path)
+    ring = Keyring(tmp_path)
+    one = make_client_keys(tmp_path / "1.key")
+    assert not ring.allows(one)
+    for _ in range(20):  # faster than the clock behind a directory's time ticks
+        allow(tmp_path, [3], one)
+        assert ring.may_speak_for(one, 3)
+        revoke(tmp_path, [3])
+        assert not ring.may_speak_for(one, 3)
+        assert not ring.allows(one)
+    # and when the directory has been quiet for long
+    allow(tmp_path, [3], one)
+    os.utime(tmp_path / "allowed", ns=(0, 0))
+    assert ring.may_speak_for(one, 3)
+    revoke(tmp_path, [3])
+    assert not ring.may_speak_for(one, 3)
+
+
+def test_revoking_what_was_never_allowed_is_an_error(tmp_path):
+    make_server_keys(tmp_path)
+    with pytest.raises(ConfigError, match="client 7 has no key to revoke"):
+        revoke(tmp_path, [7])
+
+
+def test_a_spoilt_file_stops_a_server_from_starting_but_not_one_that_runs(tmp_path, caplog):
+    make_server_keys(tmp_path)
+    one = make_client_keys(tmp_path / "1.key")
+    allow(tmp_path, [0], one)
+    ring = Keyring(tmp_path)
+    (tmp_path / "allowed" / "1").write_text("nonsense")
+    assert ring.may_speak_for(one, 0)
+    assert "Nobody may speak for client 1" in caplog.text
+    with pytest.raises(ConfigError, match="allowed/1"):
+        Keyring(tmp_path)
+
+
+def test_lab_makes_a_key_for_each_client_and_one_for_all(tmp_path):
+    *files, everybody = lab(tmp_path, 3)
+    ring = Keyring(tmp_path)
+    assert [file.name for file in files] == ["0.key", "1.key", "2.key"]
+    pairs = [load(file) for file in files]
+    assert {pair.server for pair in pairs} == {ring.pair.public}
+    assert [[ring.may_speak_for(pair.public, k) for k in range(3)] for pair in pairs] == [
+        [True, False, False], [False, True, False], [False, False, True]]
+    assert all(ring.may_speak_for(load(everybody).public, k) for k in range(3))
+
+
+# Over the wire
+
+
+def test_a_message_carries_the_key_that_its_sender_proved(tmp_path):
+    files = lab(tmp_path, 2)
+    with ExitStack() as stack:
+        pair = Pair(stack, keyring=Keyring(tmp_path))
+        for file in files[:2]:
+            keys = load(file)
+            client = pair.client(keys=keys)
+            pump(pair.server, client, until=lambda seen, client=client: of(seen, Opened, client))
+            client.send([b"header", bytes(2**20)])
+            (message,) = of(pump(pair.server, client, until=lambda seen: of(seen, Received)), Received)
+            assert message.user == keys.public
+
+
+def test_an_unknown_key_never_connects_and_both_sides_are_told(tmp_path):
+    (file, _) = lab(tmp_path, 1)
+    stranger = make_client_keys(tmp_path / "stranger.key", load(file).server)
+    at_server, at_client = [], []
+    with ExitStack() as stack:
+        pair = Pair(stack, keyring=Keyring(tmp_path), on_refused=lambda why, where: at_server.append((why, where)))
+        client = pair.client(keys=load(tmp_path / "stranger.key"), on_refused=lambda why, where: at_client.append(why))
+        seen = pump(pair.server, client, until=lambda seen: at_server and at_client)
+        assert seen == []
+        assert client.send([b"x"]) is False
+        assert at_server == [(f"the key {stranger} is not allowed", "127.0.0.1")]
+        assert at_client == ["the server does not allow this key"]
+        assert pair.server.refusals == {"key": 1}
+
+
+def test_a_key_allowed_after_it_was_refused_connects_by_itself(tmp_path):
+    (file, _) = lab(tmp_path, 1)
+    late = make_client_keys(tmp_path / "late.key", load(file).server)
+    with ExitStack() as stack:
+        pair = Pair(stack, keyring=Keyring(tmp_path))
+        client = pair.client(keys=load(tmp_path / "late.key"))
+        pump(pair.server, client, until=lambda seen: pair.server.refusals["key"] and client._retry_at)
+        allow(tmp_path, [0], late)
+        client._retry_at = 0.0  # now, rather than in two seconds
+        pump(pair.server, client, until=lambda seen: of(seen, Opened, client))
+
+
+def test_a_client_without_keys_never_connects_to_a_server_that_wants_them(tmp_path):
+    lab(tmp_path, 1)
+    with ExitStack() as stack:
+        pair = Pair(stack, keyring=Keyring(tmp_path))
+        client = pair.client()
+        seen = pump(pair.server, client, until=lambda seen: pair.server.refusals["handshake"])
+        assert seen == []
+
+
+def test_a_client_that_was_given_another_servers_key_never_connects(tmp_path):
+    (file, _) = lab(tmp_path / "one", 1)
+    lab(tmp_path / "two", 1)
+    with ExitStack() as stack:
+        pair = Pair(stack, keyring=Keyring(tmp_path / "two"))
+        client = pair.client(keys=load(file))
+        seen = pump(pair.server, client, until=lambda seen: pair.server.refusals["handshake"])
+        assert seen == []
+
+
+def test_a_revoked_key_is_hung_up_on_and_does_not_come_back(tmp_path):
+    files = lab(tmp_path, 2)
+    with ExitStack() as stack:
+        pair = Pair(stack, keyring=Keyring(tmp_path))
+        stays, kept = joined(pair, keys=load(files[0]))
+        client, conn = joined(pair, keys=load(files[1]))
+        (tmp_path / "allowed" / "1").unlink()  # with it the key for all; `kept` speaks for client 0 still
+        seen = pump(pair.server, client, stays, until=lambda seen: pair.server.refusals["key"] >= 2)
+        assert of(seen, Closed, pair.server) == [Closed(conn)]
+        assert of(seen, Opened, client) == []
+        assert pair.server.send(kept, [b"still here"])
+
+
+def test_a_client_with_keys_must_know_the_servers(tmp_path):
+    make_client_keys(tmp_path / "c.key")
+    with ExitStack() as stack:
+        pair = Pair(stack)
+        with pytest.raises(ConfigError, match="server's public key is needed"):
+            pair.client(keys=load(tmp_path / "c.key"))

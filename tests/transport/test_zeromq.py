@@ -1,0 +1,279 @@
+"""Real sockets on free ports; every wait is a poll with a limit that a working transport never reaches."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from fednet.errors import ConfigError
+from fednet.transport.base import MAX_FRAME_BYTES, ClientTransport, Closed, Opened, Received, ServerTransport
+from fednet.transport.zeromq import QUEUE_MESSAGES, ZmqClient, ZmqServer
+from tests.transport.pairs import LIMIT_S, Pair, joined, of, pump
+
+
+def test_both_keep_to_the_protocols(pair):
+    assert isinstance(pair.server, ServerTransport)
+    assert isinstance(pair.client(), ClientTransport)
+
+
+def test_frames_arrive_as_sent_both_ways_small_and_large(pair):
+    client, conn = joined(pair)
+    body = bytes(range(256)) * 4096
+    client.send([b"header", memoryview(body)])
+    pair.server.send(conn, [b"answer", memoryview(body)])
+    seen = pump(pair.server, client, until=lambda seen: len(of(seen, Received)) == 2)
+    (up,), (down,) = of(seen, Received, pair.server), of(seen, Received, client)
+    assert (up.conn, down.conn) == (conn, b"")
+    assert (up.user, down.user) == (None, None)
+    assert [bytes(f) for f in up.frames] == [b"header", body]
+    assert [bytes(f) for f in down.frames] == [b"answer", body]
+    assert isinstance(up.frames[1], memoryview)
+
+
+def test_a_server_says_opened_just_before_a_connections_first_message(pair):
+    client = pair.client()
+    pump(pair.server, client, until=lambda seen: of(seen, Opened, client))
+    client.send([b"join"])
+    client.send([b"more"])
+    seen = pump(pair.server, client, until=lambda seen: len(of(seen, Received)) == 2)
+    assert [type(event) for _, event in seen] == [Opened, Received, Received]
+    assert {event.conn for _, event in seen} == {seen[0][1].conn}
+
+
+def test_messages_of_one_connection_keep_their_order(pair):
+    client, _conn = joined(pair)
+    for i in range(500):
+        client.send([b"%d" % i])
+    seen = pump(pair.server, client, until=lambda seen: len(of(seen, Received)) == 500)
+    assert [int(event.frames[0]) for event in of(seen, Received)] == list(range(500))
+
+
+def test_last_messages_come_before_closed_when_a_client_closes(pair):
+    client, conn = joined(pair)
+    for i in range(5):
+        client.send([b"last", b"%d" % i])
+    client.close(LIMIT_S)
+    seen = pump(pair.server, until=lambda seen: of(seen, Closed))
+    assert [event.frames[1] for event in of(seen, Received)] == [b"0", b"1", b"2", b"3", b"4"]
+    assert seen[-1][1] == Closed(conn)
+
+
+def test_closed_is_for_the_connection_that_ended_even_when_descriptors_are_reused(pair):
+    stays, kept = joined(pair)
+    ended = []
+    for _ in range(20):  # the kernel gives each the descriptors of the one before
+        client, conn = joined(pair)
+        client.close(0)
+        seen = pump(pair.server, stays, until=lambda seen: of(seen, Closed))
+        ended.append((of(seen, Closed), conn))
+    assert all(closed == [Closed(conn)] for closed, conn in ended)
+    assert len({conn for _, conn in ended} | {kept}) == 21
+    assert pair.server.send(kept, [b"still here"])
+
+
+def test_connections_that_ended_before_anyone_looked_are_still_reported_once_each(pair):
+    clients = []
+    for i in range(10):
+        client = pair.client()
+        pump(client, until=lambda seen: of(seen, Opened))
+        client.send([b"%d" % i])
+        client.close(LIMIT_S)
+        clients.append(client)
+    seen = pump(pair.server, until=lambda seen: len(of(seen, Closed)) == 10)
+    assert sorted(event.frames[0] for event in of(seen, Received)) == [b"%d" % i for i in range(10)]
+    assert sorted(event.conn for event in of(seen, Closed)) == sorted(event.conn for event in of(seen, Received))
+    for event in of(seen, Received):
+        kinds = [type(e) for _, e in seen if e.conn == event.conn]
+        assert kinds == [Opened, Received, Closed]
+
+
+def test_sending_to_an_unknown_or_ended_connection_is_false(pair):
+    client, conn = joined(pair)
+    client.close(0)
+    pump(pair.server, until=lambda seen: of(seen, Closed))
+    assert pair.server.send(conn, [b"x"]) is False
+    assert pair.server.send(b"\x00nobo", [b"x"]) is False
+
+
+def test_a_client_does_not_queue_while_there_is_no_connection(pair):
+    client = pair.client()
+    assert client.send([b"too early"]) is False
+    pump(pair.server, client, until=lambda seen: of(seen, Opened))
+    client.send([b"in time"])
+    seen = pump(pair.server, client, until=lambda seen: of(seen, Received))
+    assert [event.frames[0] for event in of(seen, Received)] == [b"in time"]
+
+
+def test_more_than_the_high_water_mark_to_a_peer_that_does_not_read_is_queued_then_delivered(pair):
+    client, conn = joined(pair)
+    body, count = b"x" * 2**20, 3 * QUEUE_MESSAGES
+    for i in range(count):
+        assert pair.server.send(conn, [b"%d" % i, body])
+    assert pair.server._blocked, "this test sends too little to fill the queues"
+    assert pair.server.poll(0) == []
+    seen = pump(pair.server, client, until=lambda seen: len(of(seen, Received)) == count)
+    assert [int(event.frames[0]) for event in of(seen, Received)] == list(range(count))
+    assert not pair.server._blocked
+
+
+def test_dropping_a_connection_forgets_its_queue(pair):
+    client, conn = joined(pair)
+    count = 3 * QUEUE_MESSAGES
+    for i in range(count):
+        pair.server.send(conn, [b"%d" % i, b"x" * 2**20])
+    pair.server.drop(conn)
+    pair.server.send(conn, [b"end"])
+    seen = pump(pair.server, client, until=lambda seen: [e for e in of(seen, Received) if e.frames[0] == b"end"])
+    assert 0 < len(of(seen, Received)) < count
+
+
+def test_hanging_up_closes_one_connection_and_its_client_comes_back_as_another(pair):
+    client, conn = joined(pair)
+    other, kept = joined(pair)
+    pair.server.drop(conn, hang_up=True)
+    seen = pump(pair.server, client, other, until=lambda seen: len(of(seen, Opened, client)) == 1)
+    assert of(seen, Closed, pair.server) == [Closed(conn)]
+    assert [type(e) for w, e in seen if w is client] == [Closed, Opened]
+    assert of(seen, Closed, other) == []
+    client.send([b"again"])
+    seen = pump(pair.server, client, until=lambda seen: of(seen, Received))
+    assert of(seen, Received)[0].conn not in (conn, kept)
+
+
+def test_a_client_notices_that_the_server_is_gone_and_finds_the_next_on_the_same_port():
+    with ExitStack() as stack:
+        first = Pair(stack)
+        client, _ = joined(first)
+        first.server.close(0)
+        pump(client, until=lambda seen: of(seen, Closed))
+        assert client.send([b"x"]) is False
+        second = Pair(stack, first.server.address)
+        seen = pump(second.server, client, until=lambda seen: of(seen, Opened, client))
+        assert of(seen, Received) == []
+
+
+def test_reconnect_moves_to_another_address(pair):
+    client, conn = joined(pair)
+    with ExitStack() as stack:
+        other = Pair(stack)
+        client.reconnect(other.server.address)
+        seen = pump(other.server, client, pair.server, until=lambda seen: len(seen) == 3)
+        assert [type(e) for w, e in seen if w is client] == [Closed, Opened]
+        assert of(seen, Closed, pair.server) == [Closed(conn)]
+        client.send([b"hello"])
+        seen = pump(other.server, client, until=lambda seen: of(seen, Received))
+        assert of(seen, Received, other.server)[0].frames == (b"hello",)
+
+
+def test_wake_from_another_thread_ends_a_poll_without_limit(pair):
+    client = pair.client()
+    pump(pair.server, client, until=lambda seen: of(seen, Opened))
+    for end in (pair.server, client):
+        thread = threading.Thread(target=end.wake)
+        thread.start()
+        assert end.poll(None) == []
+        thread.join()
+
+
+def test_a_message_of_three_frames_is_refused_and_counted_and_the_next_one_is_not(pair):
+    told: list[str] = []
+    pair.server._on_refused = lambda reason, address: told.append(reason)
+    client, conn = joined(pair)
+    client._dealer.send_multipart([b"1", b"2", b"3"])
+    client.send([b"fine"])
+    seen = pump(pair.server, client, until=lambda seen: of(seen, Received))
+    assert [event.frames for event in of(seen, Received)] == [(b"fine",)]
+    assert pair.server.refusals == {"frames": 1}
+    assert told == ["a message of 3 frames, where 1 to 2 are allowed"]
+    assert client.send([b"1", b"2", b"3"]) is False
+    assert pair.server.send(conn, []) is False
+
+
+def test_a_frame_above_the_limit_ends_the_connection(pair):
+    client, conn = joined(pair)
+    client.send([b"header", bytes(MAX_FRAME_BYTES + 1)])
+    seen = pump(pair.server, client, until=lambda seen: of(seen, Closed, pair.server))
+    assert of(seen, Received, pair.server) == []
+    assert of(seen, Closed, pair.server) == [Closed(conn)]
+
+
+def test_connections_beyond_the_limit_are_hung_up_and_counted():
+    with ExitStack() as stack:
+        pair = Pair(stack, max_connections=1)
+        client, conn = joined(pair)
+        with raw(pair.server.address) as stranger:
+            pump(pair.server, client, until=lambda seen: pair.server.refusals["connections"])
+            while stranger.recv(64):  # greeting, then the end
+                pass
+        assert pair.server.send(conn, [b"still"])
+
+
+@contextmanager
+def raw(address: str) -> Iterator[socket.socket]:
+    host, port = address.removeprefix("tcp://").split(":")
+    with socket.create_connection((host, int(port)), timeout=LIMIT_S) as stream:
+        yield stream
+
+
+@pytest.mark.parametrize(("bytes_sent", "counted_as"), [
+    (b"GET / HTTP/1.1\r\nHost: example\r\n\r\n" * 8, "identity"),  # to libzmq: ZMTP 1 with an identity of 70 bytes
+    (bytes([1, 0, 6, 0]) + b"hello", "version"),  # ZMTP 1, empty identity, a message of five bytes
+])
+def test_noise_and_old_versions_are_refused_and_disturb_nobody(pair, bytes_sent, counted_as):
+    client, _conn = joined(pair)
+    with raw(pair.server.address) as stranger:
+        stranger.sendall(bytes_sent)
+        seen = pump(pair.server, client, until=lambda seen: pair.server.refusals[counted_as])
+    assert seen == []
+    client.send([b"fine"])
+    seen = pump(pair.server, client, until=lambda seen: of(seen, Received))
+    assert [event.frames for event in of(seen, Received)] == [(b"fine",)]
+
+
+def test_a_port_in_use_is_an_error_that_says_so(pair):
+    with pytest.raises(ConfigError, match=r"cannot bind 'tcp://127.0.0.1:\d+': the port is in use"):
+        ZmqServer(pair.server.address)
+
+
+@pytest.mark.parametrize("address", ["localhost", "tcp://", "udp://1.2.3.4:5", "tcp://127.0.0.1:port"])
+def test_what_is_no_address_is_an_error_that_shows_one(address):
+    with pytest.raises(ConfigError, match="tcp://HOST:PORT"):
+        ZmqServer(address)
+    with pytest.raises(ConfigError, match="tcp://HOST:PORT"):
+        ZmqClient(address)
+
+
+def test_an_address_of_another_machine_cannot_be_bound():
+    with pytest.raises(ConfigError, match="no such address"):
+        ZmqServer("tcp://192.0.2.1:0")  # RFC 5737: nobody's
+
+
+def test_a_star_takes_a_free_port_and_tells_it():
+    with ExitStack() as stack:
+        pair = Pair(stack, "tcp://*:0")
+        host, port = pair.server.address.removeprefix("tcp://").split(":")
+        assert host == "0.0.0.0"
+        assert int(port) > 0
+        _client, _ = joined(pair)
+
+
+def test_ipc_works_too(tmp_path):
+    with ExitStack() as stack:
+        pair = Pair(stack, f"ipc://{tmp_path}/s")
+        client, conn = joined(pair)
+        client.close(LIMIT_S)
+        seen = pump(pair.server, until=lambda seen: of(seen, Closed))
+        assert of(seen, Closed) == [Closed(conn)]
+        assert pair.server.traffic() == {}
+
+
+def test_closing_twice_and_waking_after_closing_do_nothing(pair):
+    client = pair.client()
+    for end in (client, pair.server):
+        end.close(0)
+        end.close(0)
+        end.wake()
