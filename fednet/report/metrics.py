@@ -1,0 +1,358 @@
+"""What a run comes to, in numbers: pure functions of its files.
+
+Accuracies are 0..1; a_t is the test accuracy after round t, on evaluated rounds only. MB is 10^6 bytes, counted over all
+messages of `wire.jsonl` that were spent: both directions, all clients, after compression, framing included.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fednet.errors import ConfigError, unknown
+from fednet.report.read import Record, Run, open_run
+
+BYTES = ("total", "up", "down")
+COSTS = ("rounds", "mb", "seconds")
+CURVES = {"accuracy": "test_accuracy", "client_accuracy": "client_accuracy", "test_loss": "test_loss", "train_loss": "train_loss"}
+
+
+# -- curves --------------------------------------------------------------------------------------------------------------
+def curve(run: Run, y: str = "accuracy") -> list[tuple[int, float]]:
+    """(round, value) of the evaluated rounds, unsmoothed. y: accuracy | client_accuracy | test_loss | train_loss."""
+    if y not in CURVES:
+        raise ConfigError(unknown("curve", y, CURVES))
+    return [(r.round, float(r[CURVES[y]])) for r in run.rounds if isinstance(r.get(CURVES[y]), int | float)]
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Spent bytes summed by (round, direction, kind); the kind `envelope` is all that is not payload."""
+
+    rows: dict[tuple[int, str, str], int]
+    useful: dict[str, int]  # by direction
+    raw: dict[str, int]  # by direction, before compression
+    messages: dict[str, int]  # by direction
+
+    def sum(self, **by: str | int) -> int:
+        """Bytes with this `round`, `direction` and `kind`, whichever are given."""
+        want = (by.get("round"), by.get("direction"), by.get("kind"))
+        return sum(n for key, n in self.rows.items() if all(w is None or w == k for w, k in zip(want, key)))
+
+    def by_round(self, bytes: str = "total") -> dict[int, int]:
+        out: dict[int, int] = defaultdict(int)
+        for (t, direction, _), n in self.rows.items():
+            if bytes in ("total", direction):
+                out[t] += n
+        return out
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds that crossed, the largest first, the envelope last."""
+        size: dict[str, int] = defaultdict(int)
+        for (_, _, kind), n in self.rows.items():
+            size[kind] += n
+        return sorted((k for k in size if size[k]), key=lambda k: (k == "envelope", -size[k], k))
+
+
+def ledger(run: Run) -> Ledger:
+    """One pass over `wire.jsonl`; where a run has none, the totals of `rounds.jsonl`, all booked as `state`."""
+    cached = run.__dict__.get("_ledger")
+    if cached is not None:
+        return cached
+    rows: dict[tuple[int, str, str], int] = defaultdict(int)
+    useful, raw, messages = ({"up": 0, "down": 0} for _ in range(3))
+    for w in run.lines("wire"):
+        way, t = w["direction"], w.get("round") or 0
+        for kind, n in (w.get("kinds") or {}).items():
+            rows[t, way, kind] += n
+        rows[t, way, "envelope"] += w["bytes"] - sum((w.get("kinds") or {}).values())
+        useful[way] += w["bytes"] if w.get("useful", True) else 0
+        raw[way] += w.get("raw_bytes") or w["bytes"]
+        messages[way] += w.get("count") or 1
+    if not rows:
+        for r in run.rounds:
+            for way in ("up", "down"):
+                rows[r.round, way, "state"] += r.get(f"bytes_{way}") or 0
+    book = Ledger(dict(rows), useful, raw, messages)
+    run.__dict__["_ledger"] = book  # a frozen record's cache, as cached_property keeps its own
+    return book
+
+
+def seconds_key(run: Run) -> str:
+    """Which clock the run's time is told by."""
+    virtual = (run.config.get("link") or {}).get("clock") == "virtual"
+    return "seconds_virtual" if virtual and any(r.seconds_virtual is not None for r in run.rounds) else "seconds"
+
+
+def cost(run: Run, by: str, bytes: str = "total") -> dict[int, float]:
+    """Cumulative cost after each round, by round number. by: rounds | mb | seconds; bytes: total | up | down.
+
+    What was spent before round 1 (joins) counts into round 1, what a resumed run spent twice counts twice.
+    """
+    if by not in COSTS:
+        raise ConfigError(unknown("cost", by, COSTS))
+    if bytes not in BYTES:
+        raise ConfigError(unknown("bytes", bytes, BYTES))
+    numbers = [r.round for r in run.rounds]
+    if by == "rounds":
+        return {t: float(t) for t in numbers}
+    if by == "seconds":
+        steps = np.cumsum([float(r.get(seconds_key(run)) or 0.0) for r in run.rounds])
+        return dict(zip(numbers, steps.tolist()))
+    spent, total, out = sorted(ledger(run).by_round(bytes).items()), 0, {}
+    for t in numbers:
+        while spent and spent[0][0] <= t:
+            total += spent.pop(0)[1]
+        out[t] = total / 1e6
+    return out
+
+
+# -- accuracy ------------------------------------------------------------------------------------------------------------
+def final(values: Sequence[tuple[int, float]]) -> float | None:
+    """Of the last evaluated round."""
+    return values[-1][1] if values else None
+
+
+def best(values: Sequence[tuple[int, float]]) -> tuple[float, int] | None:
+    """(accuracy, round); the first such round where there are several."""
+    if not values:
+        return None
+    t, a = max(values, key=lambda p: (p[1], -p[0]))
+    return a, t
+
+
+def last(values: Sequence[tuple[int, float]], n: int = 10) -> float | None:
+    """Mean over the last n evaluated rounds, or over all where there are fewer."""
+    tail = [a for _, a in values[-n:]]
+    return math.fsum(tail) / len(tail) if tail else None
+
+
+# -- targets -------------------------------------------------------------------------------------------------------------
+def reached(values: Sequence[tuple[int, float]], target: float) -> int | None:
+    """The first evaluated round at or above the target on the unsmoothed curve; None where none is."""
+    return next((t for t, a in values if a >= target), None)
+
+
+def to_target(run: Run, target: float, by: str = "rounds", bytes: str = "total") -> float | None:
+    """Rounds, MB or seconds to a target accuracy; None where the run never gets there."""
+    t = reached(curve(run), target)
+    return None if t is None else cost(run, by, bytes)[t]
+
+
+def speedup(run: Run, over: Run, at: int | None = None) -> dict[str, Any]:
+    """R / t, where the target is `over`'s accuracy at round R (its last evaluated, or the last not after `at`) and t the
+    first round at which `run` is there. Never: t and speedup are None and `text` is "<1"."""
+    before = [(t, a) for t, a in curve(over) if at is None or t <= at]
+    if not before:
+        return {"target": None, "round": None, "speedup": None, "text": "-"}
+    R, target = before[-1]
+    t = reached(curve(run), target)
+    return {"target": target, "round": t, "speedup": None if t is None else R / t, "text": "<1" if t is None else f"{R / t:.2f}x"}
+
+
+# -- stability (FedDC) ---------------------------------------------------------------------------------------------------
+def differences(values: Sequence[tuple[int, float]]) -> dict[str, float | None]:
+    """max drop = min d_t, avg drop = mean of d_t < 0, avg increase = mean of d_t > 0, with d_t = a_t - a_{t-1}.
+
+    Zeros are in neither mean; an empty mean, and the max drop of a curve without differences, is None.
+    """
+    d = [b - a for (_, a), (_, b) in zip(values, values[1:])]
+    down, up = [x for x in d if x < 0], [x for x in d if x > 0]
+    return {"max_drop": min(d) if d else None, "avg_drop": _mean(down), "avg_increase": _mean(up)}
+
+
+def class_accuracy(record: Record, totals: Sequence[int] | None = None) -> np.ndarray | None:
+    """(C,) accuracy by class of one round, NaN for a class without test samples. totals: (C,) test samples by class,
+    for a record that holds the correct ones only."""
+    value = record.get("correct_by_class")
+    if not value:
+        return None
+    table = np.asarray(value, dtype=np.float64)
+    if table.ndim == 2:
+        correct, total = table
+    elif totals is not None:
+        correct, total = table, np.asarray(totals, dtype=np.float64)
+    else:
+        return None
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(total > 0, correct / total, np.nan)
+
+
+def class_totals(run: Run) -> list[int] | None:
+    """(C,) samples of the global test set by class, where the partition's record says them."""
+    for key in ("test_by_class", "test_classes"):
+        if run.partition.get(key):
+            return list(run.partition[key])
+    return None
+
+
+def spread(accuracy: np.ndarray) -> float:
+    """Class spread of one round: sqrt(mean_c (A_c - mean_c A_c)^2), as a fraction (x 100: percentage points)."""
+    return float(np.nanstd(accuracy))
+
+
+def class_stability(run: Run) -> dict[str, float] | None:
+    """FedDC's "class variance": mean over rounds of the class spread, and beside it the mean of the literal variance."""
+    rounds = [a for r in run.rounds if (a := class_accuracy(r, class_totals(run))) is not None]
+    if not rounds:
+        return None
+    return {"class_spread": _mean([spread(a) for a in rounds]) or 0.0, "class_variance": _mean([float(np.nanvar(a)) for a in rounds]) or 0.0}
+
+
+# -- personalised --------------------------------------------------------------------------------------------------------
+def latest(run: Run, field: str) -> dict[int, Record]:
+    """Each client's last record that holds `field`, by client."""
+    found = {r.client: r for r in run.clients if r.get(field) is not None}
+    return dict(sorted(found.items()))
+
+
+def pooled(records: Iterable[Record], field: str) -> float | None:
+    """FedABC Eq. 7: correct over all clients / test samples over all clients. The counts are whole numbers again."""
+    correct = total = 0
+    for r in records:
+        n = int(r.get("test_samples") or 0)
+        correct += round(r[field] * n)
+        total += n
+    return correct / total if total else None
+
+
+def personal(run: Run) -> dict[str, Any] | None:
+    """Accuracy of the personal models on each client's own test split, each client's last evaluation; None without them.
+
+    pfl: Eq. 7, pooled. drift: Eq. 8, the same models on the one balanced test set, which all clients share, so that
+    pooling is the plain mean. worst_tenth: mean over the worst tenth of the clients (at least one).
+    """
+    own = latest(run, "accuracy_personal")
+    if not own:
+        return None
+    values = np.sort([r.accuracy_personal for r in own.values()])
+    balanced = [r.accuracy_balanced for r in latest(run, "accuracy_balanced").values()]
+    worst = values[: max(1, len(values) // 10)]
+    return {
+        "pfl": pooled(own.values(), "accuracy_personal"), "drift": _mean(balanced), "clients": len(own),
+        "mean": float(values.mean()), "std": float(values.std()), "min": float(values[0]), "max": float(values[-1]),
+        "deciles": [float(q) for q in np.quantile(values, np.arange(1, 10) / 10)], "worst_tenth": float(worst.mean()),
+    }
+
+
+# -- bytes: predicted against measured -------------------------------------------------------------------------------------
+def kinds_of(run: Run) -> dict[str, dict[str, int]]:
+    """Spent bytes by direction and kind."""
+    book = ledger(run)
+    return {way: {k: n for k in book.kinds if (n := book.sum(direction=way, kind=k))} for way in ("up", "down")}
+
+
+def predicted(run: Run) -> dict[str, Any] | None:
+    """The prediction the engine recorded (`summary.predicted`: bytes by direction and kind) beside the useful payload bytes
+    of the method's own messages; None where there is no prediction."""
+    said = run.summary.get("predicted")
+    if not isinstance(said, dict):
+        return None
+    measured: dict[str, dict[str, int]] = {"up": defaultdict(int), "down": defaultdict(int)}
+    for w in run.lines("wire"):
+        if w.get("useful", True) and w.get("purpose", "train") == "train":
+            for kind, n in (w.get("kinds") or {}).items():
+                measured[w["direction"]][kind] += n
+    out: dict[str, Any] = {}
+    for way in ("up", "down"):
+        want = said.get(way) or {}
+        for kind in sorted({*want, *measured[way]}):
+            p, m = int(want.get(kind, 0)), measured[way].get(kind, 0)
+            out.setdefault(way, {})[kind] = {"predicted": p, "measured": m, "difference": m - p}
+    return out
+
+
+# -- all of it -----------------------------------------------------------------------------------------------------------
+def summarise(run_dir: str | Path | Run) -> dict[str, Any]:
+    """The metric part of `summary.json`. A metric that does not apply is left out; one with nothing to average is None."""
+    run = run_dir if isinstance(run_dir, Run) else open_run(run_dir)
+    a, book, done = curve(run), ledger(run), [r for r in run.rounds if not r.void]
+    top = best(a)
+    out: dict[str, Any] = {"algorithm": run.algorithm, "seed": run.seed, "rounds": len(run.rounds), "void_rounds": len(run.rounds) - len(done)}
+    if a:
+        out |= {"final_accuracy": final(a), "best_accuracy": top[0] if top else None, "best_round": top[1] if top else None,
+                "last10_accuracy": last(a), "stability": {**differences(a), **(class_stability(run) or {})}}
+    pooled_global = [(r.round, float(r.client_accuracy)) for r in run.rounds if isinstance(r.client_accuracy, int | float)]
+    if pooled_global:
+        out["client_accuracy"] = final(pooled_global)
+    if own := personal(run):
+        out["personal"] = own
+    up, down = book.sum(direction="up"), book.sum(direction="down")
+    out["bytes"] = {"up": up, "down": down, "total": up + down, "mb": (up + down) / 1e6, "useful": sum(book.useful.values()),
+                    "raw": sum(book.raw.values()), "messages": sum(book.messages.values()), "kinds": kinds_of(run)}
+    if own := predicted(run):
+        out["bytes"]["predicted"] = own
+    seconds = [float(r.seconds) for r in run.rounds if r.seconds is not None]
+    phases: dict[str, float] = defaultdict(float)
+    for r in run.rounds:
+        for phase, s in (r.seconds_by_phase or {}).items():
+            phases[phase] += s
+    out |= {"seconds": math.fsum(seconds), "seconds_per_round": _mean(seconds), "seconds_by_phase": dict(phases)}
+    if seconds_key(run) == "seconds_virtual":
+        out["seconds_virtual"] = math.fsum(float(r.seconds_virtual or 0) for r in run.rounds)
+    losses = [(r.round, float(r.train_loss)) for r in run.rounds if r.train_loss is not None]
+    if losses:
+        out["train_loss"] = losses[-1][1]
+    return out
+
+
+def complete(run: Run) -> dict[str, Any]:
+    """Writes the metrics into `summary.json`, aside and then into place; what else stands in it stays."""
+    summary = {**run.summary, **summarise(run)}
+    path = run.dir / "summary.json"
+    aside = path.with_name(f".summary.{os.getpid()}")
+    aside.write_text(json.dumps(summary, indent=1, default=_plain) + "\n", encoding="utf-8")
+    os.replace(aside, path)
+    return summary
+
+
+# -- over seeds ----------------------------------------------------------------------------------------------------------
+def interval(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and half-width of its 95 % t-interval; no half-width for a single value."""
+    n, m = len(values), math.fsum(values) / len(values)
+    if n < 2:
+        return m, None
+    from scipy.special import stdtrit
+
+    s = math.sqrt(math.fsum((v - m) ** 2 for v in values) / (n - 1))
+    return m, float(stdtrit(n - 1, 0.975)) * s / math.sqrt(n)
+
+
+def band(runs: Sequence[Run], x: str, y: str = "accuracy", bytes: str = "total") -> dict[str, list[float]]:
+    """Mean curve over seeds with its 95 % t-interval, at the rounds that all runs evaluated.
+
+    x is the mean of the runs' costs at that round, so that a point is a round whatever the axis. Keys: round, x, mean, low, high.
+    """
+    curves = [dict(curve(r, y)) for r in runs]
+    costs = [cost(r, x, bytes) for r in runs]
+    shared = sorted(set.intersection(*(set(c) for c in curves))) if curves else []
+    out: dict[str, list[float]] = {k: [] for k in ("round", "x", "mean", "low", "high")}
+    for t in shared:
+        m, half = interval([c[t] for c in curves])
+        out["round"].append(t)
+        out["x"].append(math.fsum(c[t] for c in costs) / len(costs))
+        out["mean"].append(m)
+        out["low"].append(m - (half or 0.0))
+        out["high"].append(m + (half or 0.0))
+    return out
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} in a summary")
+
+

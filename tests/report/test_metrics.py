@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from fednet.errors import ConfigError
+from fednet.report import finish, metrics
+from fednet.report.read import Record, open_run
+from tests.report.fake_run import ENVELOPE, write
+
+CURVE = [(1, 0.2), (2, 0.5), (3, 0.4), (4, 0.4), (5, 0.6)]
+
+
+def test_final_best_and_last_accuracy_are_of_the_unsmoothed_curve():
+    assert metrics.final(CURVE) == 0.6
+    assert metrics.best([(1, 0.5), (2, 0.7), (3, 0.7)]) == (0.7, 2)
+    assert metrics.last(CURVE, 2) == pytest.approx(0.5)
+    assert metrics.last(CURVE) == pytest.approx(0.42)
+    assert metrics.final([]) is metrics.best([]) is metrics.last([]) is None
+
+
+def test_drops_and_increases_leave_zeros_out():
+    d = metrics.differences(CURVE)  # +0.3 -0.1 0 +0.2
+    assert d["max_drop"] == pytest.approx(-0.1)
+    assert d["avg_drop"] == pytest.approx(-0.1)
+    assert d["avg_increase"] == pytest.approx(0.25)
+
+
+def test_a_curve_that_never_drops_has_no_average_drop():
+    assert metrics.differences([(1, 0.2), (2, 0.3)]) == {"max_drop": pytest.approx(0.1), "avg_drop": None, "avg_increase": pytest.approx(0.1)}
+    assert metrics.differences([(1, 0.2)]) == {"max_drop": None, "avg_drop": None, "avg_increase": None}
+
+
+def test_a_target_is_the_first_evaluated_round_at_or_above_it():
+    assert metrics.reached(CURVE, 0.5) == 2
+    assert metrics.reached(CURVE, 0.51) == 5
+    assert metrics.reached(CURVE, 0.61) is None
+
+
+def test_class_spread_is_the_population_deviation_over_classes():
+    a = metrics.class_accuracy(Record(correct_by_class=[[1, 3, 0], [4, 4, 0]]))
+    assert a is not None
+    assert np.isnan(a[2])
+    assert metrics.spread(a) == pytest.approx(0.25)  # 0.25 and 0.75 about 0.5; the class without samples does not count
+
+
+def test_personal_accuracy_is_pooled_over_test_samples():
+    people = [Record(accuracy_personal=1.0, test_samples=10), Record(accuracy_personal=1 / 3, test_samples=30)]
+    assert metrics.pooled(people, "accuracy_personal") == 0.5  # (10 + 10) / 40, where the mean of accuracies is 2/3
+
+
+def test_megabytes_count_both_directions_joins_framing_and_lost_work(tmp_path):
+    run = open_run(write(tmp_path / "a", rounds=2, clients=4, accuracy=[0.1, 0.6], drop={1: {0: "lost", 1: "lost", 2: "lost", 3: "lost"}}))
+    # joins 4 x 64; round 1: two tasks, no reply; round 2: two tasks, two replies; a heartbeat a round
+    task, reply = 1000 + ENVELOPE, 1024 + ENVELOPE
+    assert metrics.to_target(run, 0.6, "mb") == pytest.approx((4 * 64 + 2 * task + 20 + 2 * task + 2 * reply + 20) / 1e6)
+    assert metrics.to_target(run, 0.6, "mb", "down") == pytest.approx(4 * task / 1e6)
+    assert metrics.to_target(run, 0.6, "seconds") == 4.0
+    assert metrics.to_target(run, 0.7, "mb") is None
+
+
+def test_bytes_by_kind_add_up_to_the_total(tmp_path):
+    run = open_run(write(tmp_path / "a"))
+    s = metrics.summarise(run)["bytes"]
+    assert sum(n for way in s["kinds"].values() for n in way.values()) == s["total"] == sum(w.bytes for w in run.wire)
+    assert s["useful"] == sum(w.bytes for w in run.wire if w.useful)
+
+
+def test_speedup_is_the_other_runs_round_over_the_first_round_at_its_accuracy(tmp_path):
+    slow = open_run(write(tmp_path / "slow", rounds=4, accuracy=[0.1, 0.2, 0.3, 0.4]))
+    fast = open_run(write(tmp_path / "fast", rounds=4, accuracy=[0.1, 0.45, 0.3, 0.4]))
+    assert metrics.speedup(fast, slow) == {"target": 0.4, "round": 2, "speedup": 2.0, "text": "2.00x"}
+    low = open_run(write(tmp_path / "low", rounds=4, accuracy=[0.1] * 4))
+    assert metrics.speedup(low, slow)["text"] == "<1"
+
+
+def test_a_t_interval_of_three_seeds():
+    m, half = metrics.interval([1.0, 2.0, 3.0])
+    assert m == 2.0
+    assert half == pytest.approx(4.302653 / 3**0.5, rel=1e-5)  # t(2, 0.975) = 4.302653, s = 1
+    assert metrics.interval([1.0]) == (1.0, None)
+
+
+def test_personal_metrics_take_each_clients_last_evaluation(tmp_path):
+    run = open_run(write(tmp_path / "a", personalised=True))
+    own = metrics.personal(run)
+    assert own is not None
+    last = {r.client: r for r in run.clients}
+    assert own["clients"] == len(last)
+    right = sum(round(r.accuracy_personal * r.test_samples) for r in last.values())
+    assert own["pfl"] == right / sum(r.test_samples for r in last.values())
+    assert own["worst_tenth"] == own["min"] == min(r.accuracy_personal for r in last.values())
+    assert "personal" not in metrics.summarise(open_run(write(tmp_path / "b")))
+
+
+def test_rounds_without_evaluation_are_no_points(tmp_path):
+    run = open_run(write(tmp_path / "a", rounds=4, accuracy=[0.9, None, 0.2, None]))
+    s = metrics.summarise(run)
+    assert s["final_accuracy"] == 0.2
+    assert (s["best_accuracy"], s["best_round"]) == (0.9, 1)
+    assert s["rounds"] == 4
+
+
+def test_predicted_bytes_stand_beside_the_useful_ones(tmp_path):
+    path = write(tmp_path / "a", rounds=1, clients=4, accuracy=[0.5])
+    summary = json.loads((path / "summary.json").read_text()) | {"predicted": {"up": {"state": 2000, "statistics": 40}, "down": {"state": 2000}}}
+    (path / "summary.json").write_text(json.dumps(summary))
+    said = metrics.summarise(path)["bytes"]["predicted"]
+    assert said["down"]["state"] == {"predicted": 2000, "measured": 2000, "difference": 0}
+    assert said["up"]["statistics"]["difference"] == 8
+
+
+def test_completing_a_summary_keeps_what_the_engine_wrote(tmp_path):
+    path = write(tmp_path / "a")
+    before = json.loads((path / "summary.json").read_text())
+    after = finish(path, figures=False)
+    assert {k: after[k] for k in before} == before
+    assert json.loads((path / "summary.json").read_text())["best_round"] == after["best_round"]
+    assert not list(path.glob(".summary*"))
+
+
+def test_an_unknown_axis_names_the_known_ones(tmp_path):
+    with pytest.raises(ConfigError, match="known: mb, rounds, seconds"):
+        metrics.cost(open_run(write(tmp_path / "a")), "megabyte")

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+
+from fednet.errors import ConfigError, StateError
+from fednet.report.read import open_run
+from tests.report.fake_run import write
+
+
+def test_a_record_reads_by_attribute_and_by_key(tmp_path):
+    run = open_run(write(tmp_path / "a", accuracy=[0.1, 0.2, 0.3], rounds=3))
+    assert run.rounds[-1].test_accuracy == run.rounds[-1]["test_accuracy"] == 0.3
+    assert run.rounds[-1].evaluated_sha256 is None  # a field of the format that this line leaves out
+    with pytest.raises(AttributeError, match="test_accuracy"):
+        _ = run.rounds[-1].test_acuracy
+
+
+def test_a_line_still_being_written_is_left_out(tmp_path):
+    path = write(tmp_path / "a", rounds=3)
+    with (path / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 4, "sel')
+    assert [r.round for r in open_run(path).rounds] == [1, 2, 3]
+
+
+def test_a_torn_line_amid_an_append_only_file_is_passed_over(tmp_path):
+    path = write(tmp_path / "a", rounds=1)
+    whole = (path / "wire.jsonl").read_text()
+    (path / "wire.jsonl").write_text(whole + '{"round": 1, "dir\n' + whole)
+    assert len(open_run(path).wire) == 2 * len(whole.splitlines())
+
+
+def test_a_torn_line_amid_the_rounds_is_damage(tmp_path):
+    path = write(tmp_path / "a", rounds=2)
+    first, second = (path / "rounds.jsonl").read_text().splitlines()
+    (path / "rounds.jsonl").write_text(first[:20] + "\n" + second + "\n")
+    with pytest.raises(StateError, match="rounds.jsonl:1"):
+        _ = open_run(path).rounds
+
+
+def test_a_live_run_without_summary_opens(tmp_path):
+    path = write(tmp_path / "a")
+    (path / "summary.json").unlink()
+    (path / "clients.jsonl").unlink()
+    run = open_run(path)
+    assert run.summary == {}
+    assert run.clients == []
+    assert not run.finished
+
+
+def test_a_path_that_is_no_run_names_the_runs_beside_it(tmp_path):
+    write(tmp_path / "mine")
+    with pytest.raises(ConfigError, match="mine"):
+        open_run(tmp_path / "mime")
+
+
+def test_an_unknown_frame_names_the_known_ones(tmp_path):
+    with pytest.raises(ConfigError, match="Did you mean 'rounds'"):
+        open_run(write(tmp_path / "a")).frame("round")
+
+
+def test_a_frame_has_a_row_a_line(tmp_path):
+    pytest.importorskip("pandas", reason="pandas is an extra")
+    frame = open_run(write(tmp_path / "a", rounds=3)).frame("rounds")
+    assert list(frame["round"]) == [1, 2, 3]
+
+
+def test_a_run_without_weights_says_so(tmp_path):
+    with pytest.raises(StateError, match=r"model\.safetensors is missing"):
+        open_run(write(tmp_path / "a")).model()
