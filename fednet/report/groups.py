@@ -1,0 +1,123 @@
+"""Which runs are seeds of one thing, and whether two things were compared fairly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from fednet.report.read import Run
+
+# What does not change what a run computes, or changes with every run.
+ASIDE = (
+    "name",
+    "seed",
+    "load",
+    "track",
+    "checkpoint",
+    "data.root",
+    "data.download",
+    "security",
+    "faults.replay",
+    "extends",
+)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in the seed only. `label` says what sets them apart from the other groups."""
+
+    label: str
+    runs: tuple[Run, ...]
+
+    @property
+    def seeds(self) -> list[int]:
+        return [r.seed for r in self.runs]
+
+
+def group(runs: Iterable[Run]) -> list[Group]:
+    """The runs by everything but the seed, in the order of their first run, each group in order of seeds."""
+    found: dict[bytes, list[Run]] = {}
+    for run in runs:
+        settings = {k: v for k, v in flat(run.config).items() if not _aside(k)}
+        found.setdefault(msgspec.json.encode(sorted(settings.items())), []).append(run)
+    sets = [tuple(sorted(rs, key=lambda r: (r.seed, r.name))) for rs in found.values()]
+    return [Group(text, rs) for text, rs in zip(_labels([rs[0] for rs in sets]), sets)]
+
+
+def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} as {"a.b": 1}; an empty mapping is a value."""
+    out: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, dict) and value:
+            out |= flat(value, f"{prefix}{key}.")
+        else:
+            out[prefix + str(key)] = value
+    return out
+
+
+def _aside(key: str) -> bool:
+    return any(key == a or key.startswith(a + ".") for a in ASIDE)
+
+
+def _labels(firsts: Sequence[Run]) -> list[str]:
+    """The algorithm's name, and each other setting in which the groups differ: "fedprox mu=0.1 alpha=0.3".
+
+    A setting that only one algorithm has (mu) is named where that algorithm itself stands with several values.
+    """
+    configs = [{k: v for k, v in flat(r.config).items() if not _aside(k)} for r in firsts]
+    labels = []
+    for run, mine in zip(firsts, configs):
+        same = [c for c in configs if c.get("algorithm.name") == mine.get("algorithm.name")]
+        words = [run.algorithm]
+        for key, value in sorted(mine.items()):
+            rivals = same if key.startswith("algorithm.") else configs
+            if key != "algorithm.name" and any(c.get(key) != value for c in rivals):
+                words.append(f"{key.rsplit('.', 1)[-1]}={_word(value)}")
+        labels.append(" ".join(words))
+    taken: dict[str, int] = {}
+    for i, text in enumerate(labels):  # the same label twice: runs that differ in what one of them leaves out
+        taken[text] = taken.get(text, 0) + 1
+        if taken[text] > 1:
+            labels[i] = f"{text} ({firsts[i].name})"
+    return labels
+
+
+def _word(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def pairs(a: Group, b: Group) -> list[tuple[Run, Run]]:
+    """Runs of one seed. Of several runs of a seed in a group the first stands."""
+    theirs = {r.seed: r for r in reversed(b.runs)}
+    mine = {r.seed: r for r in reversed(a.runs)}
+    return [(mine[s], theirs[s]) for s in sorted(mine) if s in theirs]
+
+
+def unpaired(a: Run, b: Run) -> list[str]:
+    """What makes two runs of one seed no pair: the partition, the initial weights, the participants."""
+    reasons = []
+    if a.partition_sha256 != b.partition_sha256:
+        reasons.append("their partitions differ")
+    first, second = _initial(a), _initial(b)
+    if isinstance(first, str) != isinstance(second, str):  # only one of them recorded the weights themselves
+        first, second = _settings(a), _settings(b)
+    if first != second:
+        reasons.append("their initial weights differ")
+    theirs = {r.round: r.selected for r in b.rounds}
+    apart = [r.round for r in a.rounds if r.round in theirs and sorted(r.selected) != sorted(theirs[r.round])]
+    if apart:
+        reasons.append(f"their participants differ from round {apart[0]}")
+    return reasons
+
+
+def _initial(run: Run) -> Any:
+    """The hash of the initial weights where the run recorded it, else what they are drawn from."""
+    said = run.summary.get("initial_sha256") or run.summary.get("provenance", {}).get("initial_sha256")
+    return said or _settings(run)
+
+
+def _settings(run: Run) -> Any:
+    return run.config.get("model"), run.config.get("data", {}).get("dataset"), run.seed

@@ -1,0 +1,244 @@
+"""`fednet compare`: methods side by side, over seeds.
+
+A cell is the mean over seeds and the half-width of its 95 % t-interval. Where some seeds never reach a target, the cell
+says which did, and no mean is made of those that did.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fednet.errors import ConfigError, unknown
+from fednet.report import metrics
+from fednet.report.groups import Group, group, pairs, unpaired
+from fednet.report.read import Run
+
+UNITS = {"rounds": "rounds", "mb": "MB", "seconds": "s"}
+FORMATS = ("table", "csv", "md", "latex")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Values over seeds (None: never reached), and how they read."""
+
+    values: tuple[float | None, ...]
+    digits: int = 4
+    sign: bool = False
+
+    @property
+    def got(self) -> list[float]:
+        return [v for v in self.values if v is not None]
+
+    @property
+    def text(self) -> str:
+        if not self.values:
+            return "-"
+        if not self.got:
+            return "never"
+        if len(self.got) < len(self.values):
+            each = ", ".join("never" if v is None else self._one(v) for v in self.values)
+            return f"{len(self.got)} of {len(self.values)} seeds: {each}"
+        mean, half = metrics.interval(self.got)
+        return self._one(mean) + ("" if half is None else f" ±{half:.{self.digits}f}")
+
+    def _one(self, value: float) -> str:
+        return f"{value:{'+' if self.sign else ''}.{self.digits}f}"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A number of each run. `cost`: less is better, and it may never be reached."""
+
+    title: str
+    of: Callable[[Run], float | None]
+    digits: int = 4
+    cost: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    columns: tuple[Column, ...]
+    groups: tuple[Group, ...]
+    cells: tuple[tuple[Cell, ...], ...]  # (groups, columns)
+    differences: tuple[tuple[Cell, ...], ...]  # (groups - 1, columns): paired, each less the first
+    notes: tuple[str, ...] = field(default=())
+
+
+def compare(
+    runs: Sequence[Run],
+    targets: Sequence[float] = (),
+    by: str | None = None,
+    bytes: str = "total",
+    format: str = "table",
+) -> str:
+    """The comparison as text. by: rounds | mb | seconds, None for all three; bytes: total | up | down; format: table |
+    csv | md | latex. Raises ConfigError for an unknown name or no runs."""
+    if format not in FORMATS:
+        raise ConfigError(unknown("format", format, FORMATS))
+    made = table(runs, targets, by, bytes)
+    return {"table": as_table, "csv": as_csv, "md": as_md, "latex": as_latex}[format](made)
+
+
+def table(runs: Sequence[Run], targets: Sequence[float] = (), by: str | None = None, bytes: str = "total") -> Table:
+    """The comparison as values."""
+    if not runs:
+        raise ConfigError("compare: expected at least one run directory.")
+    if by is not None and by not in metrics.COSTS:
+        raise ConfigError(unknown("--by", by, metrics.COSTS))
+    if bytes not in metrics.BYTES:
+        raise ConfigError(unknown("--bytes", bytes, metrics.BYTES))
+    for t in targets:
+        if not 0 < t <= 1:
+            raise ConfigError(f"--target: expected an accuracy above 0 and at most 1, got {t:g}.")
+    groups = group(runs)
+    columns = _columns(targets, [by] if by else list(metrics.COSTS), bytes, any(metrics.personal(r) for r in runs))
+    cells = tuple(tuple(Cell(tuple(_values(g, c)), c.digits) for c in columns) for g in groups)
+    apart = tuple(tuple(_difference(groups[0], g, c) for c in columns) for g in groups[1:])
+    return Table(columns, tuple(groups), cells, apart, tuple(_notes(groups, runs, targets, bytes)))
+
+
+def _columns(targets: Sequence[float], by: Sequence[str], bytes: str, personal: bool) -> tuple[Column, ...]:
+    columns = [
+        Column("final", lambda r: metrics.final(metrics.curve(r))),
+        Column("best", lambda r: (metrics.best(metrics.curve(r)) or (None,))[0]),
+        Column("last 10", lambda r: metrics.last(metrics.curve(r))),
+    ]
+    if personal:
+        columns.append(Column("personal", lambda r: (metrics.personal(r) or {}).get("pfl")))
+    for target in targets:
+        for what in by:
+            way = "" if what != "mb" or bytes == "total" else f" {bytes}"
+            columns.append(
+                Column(
+                    f"{UNITS[what]}{way} to {target:g}",
+                    lambda r, a=target, w=what: metrics.to_target(r, a, w, bytes),
+                    digits=1 if what == "rounds" else 2,
+                    cost=True,
+                )
+            )
+    if not targets:
+        way = "" if bytes == "total" else f" {bytes}"
+        columns.append(Column(f"MB{way}", lambda r: list(metrics.cost(r, "mb", bytes).values() or [0.0])[-1], 2))
+    return tuple(columns)
+
+
+def _values(g: Group, column: Column) -> list[float | None]:
+    values = [column.of(r) for r in g.runs]
+    return values if column.cost else [v for v in values if v is not None]
+
+
+def _difference(first: Group, g: Group, column: Column) -> Cell:
+    """Each run less the first group's run of its seed. A pair of which one never got there has no difference."""
+    found: list[float | None] = []
+    for a, b in pairs(first, g):
+        x, y = column.of(a), column.of(b)
+        if x is not None and y is not None:
+            found.append(y - x)
+        elif column.cost:
+            found.append(None)
+    return Cell(tuple(found), column.digits, sign=True)
+
+
+def _notes(groups: Sequence[Group], runs: Sequence[Run], targets: Sequence[float], bytes: str) -> list[str]:
+    notes = []
+    seen: set[str] = set()
+    for g in groups[1:]:
+        both = pairs(groups[0], g)
+        if len(both) < max(len(g.runs), len(groups[0].runs)):
+            notes.append(
+                f"warning: {g.label} and {groups[0].label} share {len(both)} seed(s) of "
+                f"{groups[0].seeds} and {g.seeds}; differences are over these."
+            )
+        for a, b in both:
+            for why in unpaired(a, b):
+                text = f"warning: {g.label} and {groups[0].label} are not paired at seed {a.seed}: {why}."
+                if text not in seen:
+                    notes.append(text)
+                seen.add(text)
+    for g in groups:
+        if len(set(g.seeds)) < len(g.seeds):
+            notes.append(f"warning: {g.label} has several runs of one seed; their spread is not that over seeds.")
+    live = [r.name for r in runs if len(r.rounds) < int(r.config.get("rounds", 0)) and not r.config.get("stop")]
+    if live:
+        notes.append(f"warning: not finished: {', '.join(live)}.")
+    if targets:
+        notes.append(
+            "A target is the first evaluated round at or above it, unsmoothed; MB is 10^6 bytes, "
+            f"{'up and down' if bytes == 'total' else bytes}, all clients, spent, after compression, with framing."
+        )
+    notes.append("Mean over seeds ± half a 95 % t-interval; differences are paired by seed, over the first method.")
+    return notes
+
+
+# -- how it is written ---------------------------------------------------------------------------------------------------
+def _grid(t: Table) -> list[list[str]]:
+    rows = [["method", "n", *(c.title for c in t.columns)]]
+    for g, cells in zip(t.groups, t.cells):
+        rows.append([g.label, str(len(g.runs)), *(c.text for c in cells)])
+    for g, cells in zip(t.groups[1:], t.differences):
+        n = max((len(c.got) for c in cells), default=0)
+        rows.append([f"{g.label} - {t.groups[0].label}", str(n), *(c.text for c in cells)])
+    return rows
+
+
+def as_table(t: Table) -> str:
+    rows = _grid(t)
+    widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(r, widths))) for r in rows]
+    rule = "─" * len(lines[0])
+    lines.insert(1, rule)
+    if t.differences:
+        lines.insert(2 + len(t.groups), rule)
+    return "\n".join([*(line.rstrip() for line in lines), "", *t.notes]) + "\n"
+
+
+def as_md(t: Table) -> str:
+    head, *rows = _grid(t)
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    lines += ["| " + " | ".join(r) + " |" for r in rows]
+    return "\n".join([*lines, "", *(f"{n}  " for n in t.notes)]) + "\n"
+
+
+def as_latex(t: Table) -> str:
+    """A booktabs tabular. The notes are comments."""
+    head, *rows = _grid(t)
+    body = [" & ".join(_tex(c) for c in r) + r" \\" for r in rows]
+    if t.differences:
+        body.insert(len(t.groups), r"\midrule")
+    return "\n".join(
+        [
+            *(f"% {n}" for n in t.notes),
+            r"\begin{tabular}{l" + "r" * (len(head) - 1) + "}",
+            r"\toprule",
+            " & ".join(_tex(c) for c in head) + r" \\",
+            r"\midrule",
+            *body,
+            r"\bottomrule",
+            r"\end{tabular}",
+        ]
+    ) + "\n"
+
+
+def _tex(text: str) -> str:
+    for a, b in (("\\", r"\textbackslash "), ("_", r"\_"), ("%", r"\%"), ("&", r"\&"), ("#", r"\#"), ("±", r"$\pm$")):
+        text = text.replace(a, b)
+    return text
+
+
+def as_csv(t: Table) -> str:
+    """One line a group and column: means and half-widths are empty where some seeds never reached the target."""
+    out = io.StringIO()
+    write = csv.writer(out, lineterminator="\n").writerow
+    write(["method", "versus", "metric", "seeds", "reached", "mean", "half95", "values"])
+    sets = [(g.label, "", row) for g, row in zip(t.groups, t.cells)]
+    sets += [(g.label, t.groups[0].label, row) for g, row in zip(t.groups[1:], t.differences)]
+    for label, versus, row in sets:
+        for column, cell in zip(t.columns, row):
+            whole = cell.got and len(cell.got) == len(cell.values)
+            mean, half = metrics.interval(cell.got) if whole else ("", None)
+            values = " ".join("never" if v is None else repr(v) for v in cell.values)
+            write([label, versus, column.title, len(cell.values), len(cell.got), mean, "" if half is None else half, values])
+    return out.getvalue()

@@ -1,0 +1,80 @@
+"""`fednet verify RUN RUN`: the first round and the first tensor in which two runs differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fednet.report.read import Record, Run
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """round, tensor: where the runs first differ; tensor None: in something else than the model's tensors.
+
+    `rounds` were compared. `same` is bit-identity of the model and of all clients' states over these, and that neither run
+    is longer.
+    """
+
+    same: bool
+    rounds: int
+    round: int | None = None
+    tensor: str | None = None
+    text: str = ""
+
+
+def compare(a: Run, b: Run) -> Verdict:
+    """Compares the hashes of `rounds.jsonl` round by round."""
+    ours, theirs = {r.round: r for r in a.rounds}, {r.round: r for r in b.rounds}
+    shared = sorted(ours.keys() & theirs.keys())
+    for t in shared:
+        found = _difference(ours[t], theirs[t])
+        if found:
+            tensor, text = found
+            return Verdict(False, len(shared), t, tensor, f"{a.name} and {b.name} first differ in round {t}: {text}.")
+    if not shared:
+        return Verdict(False, 0, text=f"{a.name} and {b.name} have no round in common: nothing can be said.")
+    unhashed = [t for t in shared if ours[t].model_sha256 is None or ours[t].clients_sha256 is None]
+    if unhashed:
+        text = f"round {unhashed[0]} of both runs has no model_sha256 or clients_sha256: whether they are the same cannot be told."
+        return Verdict(False, len(shared), unhashed[0], text=text)
+    if ours.keys() != theirs.keys():
+        longer, more = (a, ours) if len(ours) > len(theirs) else (b, theirs)
+        first = min(more.keys() - set(shared))
+        text = f"the same to the bit in {len(shared)} round(s), but only {longer.name} has round {first}."
+        return Verdict(False, len(shared), first, text=text)
+    said = [r.summary.get("model_sha256") for r in (a, b)]
+    if all(said) and said[0] != said[1]:
+        return Verdict(False, len(shared), shared[-1], text=f"all rounds agree, but the final models differ: {said[0][:12]} and {said[1][:12]}.")
+    text = f"{a.name} and {b.name} are the same to the bit: {len(shared)} round(s), model and clients."
+    return Verdict(True, len(shared), text=text)
+
+
+def _difference(a: Record, b: Record) -> tuple[str | None, str] | None:
+    """(tensor, text), in the order in which one difference causes the next."""
+    if a.tensor_sha256 and b.tensor_sha256 and a.tensor_sha256 != b.tensor_sha256:
+        apart = [n for n in a.tensor_sha256 if b.tensor_sha256.get(n) != a.tensor_sha256[n]]
+        apart += [n for n in b.tensor_sha256 if n not in a.tensor_sha256]
+        return apart[0], f"tensor {apart[0]!r} ({len(apart)} of {len(a.tensor_sha256)} tensors differ){_why(a, b)}"
+    if a.model_sha256 != b.model_sha256:
+        return None, f"model_sha256 {_short(a.model_sha256)} and {_short(b.model_sha256)}{_why(a, b)}"
+    if a.clients_sha256 != b.clients_sha256:
+        return None, f"the model is the same, the clients' states are not{_why(a, b)}"
+    if a.evaluated_sha256 != b.evaluated_sha256:
+        return None, "the model is the same, the one evaluated is not"
+    if sorted(a.completed or ()) != sorted(b.completed or ()):
+        return None, f"the hashes are the same, those who completed are not{_why(a, b)}"
+    return None
+
+
+def _why(a: Record, b: Record) -> str:
+    """Other clients explain other bits, and then neither run is at fault."""
+    if sorted(a.selected or ()) != sorted(b.selected or ()):
+        return "; other clients were selected"
+    only = [sorted(set(x.completed or ()) - set(y.completed or ())) for x, y in ((a, b), (b, a))]
+    if any(only):
+        return f"; other clients completed: {only[0]} in the first run only, {only[1]} in the second only"
+    return ""
+
+
+def _short(value: str | None) -> str:
+    return value[:12] if value else "nothing"

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+
+from fednet.errors import ConfigError
+from fednet.report.groups import group
+from fednet.report.read import open_run
+from fednet.report.tables import compare, table
+from tests.report.fake_run import write
+
+
+def two_methods(path, seeds=(0, 1, 2)):
+    for s in seeds:
+        write(path / f"avg-{s}", seed=s, rounds=3, accuracy=[0.2, 0.4, 0.5])
+        write(path / f"prox-{s}", algorithm="fedprox", seed=s, rounds=3, accuracy=[0.3, 0.5, 0.6 + 0.01 * s])
+    return [open_run(path / f"{m}-{s}") for m in ("avg", "prox") for s in seeds]
+
+
+def test_runs_are_grouped_by_everything_but_the_seed(tmp_path):
+    groups = group(two_methods(tmp_path))
+    assert [(g.label, g.seeds) for g in groups] == [("fedavg", [0, 1, 2]), ("fedprox", [0, 1, 2])]
+
+
+def test_a_label_names_what_the_groups_differ_in_and_no_more(tmp_path):
+    runs = [open_run(write(tmp_path / f"r{i}", algorithm="fedprox", options={"mu": mu}, train={"lr": 0.1})) for i, mu in enumerate((0.1, 1.0))]
+    runs.append(open_run(write(tmp_path / "avg", train={"lr": 0.1})))
+    assert [g.label for g in group(runs)] == ["fedprox mu=0.1", "fedprox mu=1", "fedavg"]
+
+
+def test_differences_are_paired_by_seed(tmp_path):
+    t = table(two_methods(tmp_path))
+    final = t.differences[0][0]
+    assert final.values == pytest.approx((0.1, 0.11, 0.12))
+    assert final.text == "+0.1100 ±0.0248"  # 4.302653 * 0.01 / sqrt(3)
+
+
+def test_a_target_some_seeds_never_reach_is_said_and_not_averaged(tmp_path):
+    write(tmp_path / "a0", seed=0, rounds=2, accuracy=[0.5, 0.7])
+    write(tmp_path / "a1", seed=1, rounds=2, accuracy=[0.5, 0.6])
+    runs = [open_run(tmp_path / n) for n in ("a0", "a1")]
+    assert "1 of 2 seeds: 2.0, never" in compare(runs, targets=[0.7], by="rounds")
+    rows = list(csv.DictReader(io.StringIO(compare(runs, targets=[0.7], by="rounds", format="csv"))))
+    row = next(r for r in rows if r["metric"] == "rounds to 0.7")
+    assert (row["mean"], row["reached"], row["values"]) == ("", "1", "2.0 never")
+
+
+def test_a_target_no_seed_reaches_reads_never(tmp_path):
+    assert "never" in compare([open_run(write(tmp_path / "a"))], targets=[0.99])
+
+
+def test_paired_runs_raise_no_warning(tmp_path):
+    assert "warning" not in compare(two_methods(tmp_path))
+
+
+def test_runs_on_other_partitions_are_named(tmp_path):
+    a = open_run(write(tmp_path / "a", seed=0))
+    b = open_run(write(tmp_path / "b", algorithm="scaffold", seed=0))
+    (b.dir / "partition.json").write_text((a.dir / "partition.json").read_text().replace("a", "b"))
+    assert "not paired at seed 0: their partitions differ" in compare([a, open_run(b.dir)])
+
+
+def test_other_participants_are_named_with_the_first_round(tmp_path):
+    a = open_run(write(tmp_path / "a", clients=6))
+    b = write(tmp_path / "b", algorithm="scaffold", clients=6)
+    lines = (b / "rounds.jsonl").read_text().splitlines()
+    old = open_run(b).rounds[2].selected
+    lines[2] = lines[2].replace(f'"selected": {old}', '"selected": [99]')
+    (b / "rounds.jsonl").write_text("\n".join(lines) + "\n")
+    assert "participants differ from round 3" in compare([a, open_run(b)])
+
+
+def test_unequal_seeds_are_named(tmp_path):
+    runs = two_methods(tmp_path)
+    assert "share 2 seed(s)" in compare(runs[:-1])
+
+
+@pytest.mark.parametrize(("format", "mark"), [("md", "| fedavg | 3 |"), ("latex", r"$\pm$"), ("csv", "fedprox,fedavg,final")])
+def test_every_format_holds_the_methods(tmp_path, format, mark):
+    assert mark in compare(two_methods(tmp_path), targets=[0.5], format=format)
+
+
+def test_wrong_names_and_targets_are_refused(tmp_path):
+    runs = [open_run(write(tmp_path / "a"))]
+    with pytest.raises(ConfigError, match="Did you mean 'latex'"):
+        compare(runs, format="latx")
+    with pytest.raises(ConfigError, match="above 0 and at most 1, got 60"):
+        compare(runs, targets=[60])
+    with pytest.raises(ConfigError, match="at least one run"):
+        compare([])
