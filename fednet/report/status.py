@@ -1,0 +1,166 @@
+"""`fednet status RUN`: what a live or dead run is doing.
+
+The engine keeps OUT/NAME/status.json, written aside and renamed into place. Whether the run behind it lives is told by its
+process where it ran on this machine, and by the file's age elsewhere.
+"""
+
+from __future__ import annotations
+
+import json as jsonlib
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fednet.errors import StateError
+from fednet.report.read import open_run
+
+SILENT_S = 30.0  # a live server on another machine writes at least every few seconds
+STATES = {"done": "finished", "finished": "finished", "stopped": "stopped, --resume goes on", "failed": "failed"}
+
+
+class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+    """A client that the round waits for. since: seconds since the epoch; deadline_s: left at `updated`, None: waits for ever."""
+
+    client: int
+    host: str | None = None
+    pid: int | None = None
+    device: str | None = None
+    phase: str | int | None = None
+    step: int | None = None
+    steps: int | None = None
+    since: float | None = None
+    deadline_s: float | None = None
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """What status.json holds. `updated`: seconds since the epoch."""
+
+    state: str
+    round: int = 0
+    rounds: int = 0
+    phase: str | int | None = None
+    waiting: tuple[Waiting, ...] = ()
+    arrived: tuple[int, ...] = ()
+    updated: float = 0.0
+    pid: int | None = None
+    host: str | None = None
+
+
+def read(run: str | Path) -> Status:
+    """Raises ConfigError where that is no run, StateError where it says nothing of itself."""
+    path = Path(run) / "status.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Status)
+    except FileNotFoundError:
+        folder = open_run(run)
+        raise StateError(f"{path} is missing: {folder.name} has not started a round, or was written without it.") from None
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise StateError(f"{path}: {error}.") from None
+
+
+def alive(status: Status, now: float) -> tuple[bool, str]:
+    """Whether the run lives, and how that is known."""
+    if status.state in STATES:
+        return False, STATES[status.state]
+    age = now - status.updated
+    if status.host == socket.gethostname() and status.pid is not None:
+        if not _exists(status.pid):
+            return False, f"dead: process {status.pid} is gone (last word {_span(age)} ago); --resume goes on"
+        return True, f"alive: process {status.pid}, last word {_span(age)} ago"
+    if age > SILENT_S:
+        return False, f"silent for {_span(age)} on {status.host}: dead, or cut off from this file system"
+    return True, f"alive on {status.host}, last word {_span(age)} ago"
+
+
+def text(status: Status, now: float) -> str:
+    """The status as a person reads it."""
+    live, how = alive(status, now)
+    head = f"{status.state}: round {status.round} of {status.rounds}" + (f", {status.phase}" if status.phase is not None else "")
+    lines = [head, how]
+    if status.waiting and live:
+        lines.append(f"waiting for {len(status.waiting)} client(s):")
+        rows = [("client", "host", "pid", "device", "phase", "step", "since", "deadline")]
+        rows += [_row(w, status, now) for w in sorted(status.waiting, key=lambda w: w.client)]
+        widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
+        lines += ["  " + "  ".join(c.ljust(n) for c, n in zip(r, widths)).rstrip() for r in rows]
+    elif status.waiting:
+        lines.append(f"it was waiting for client(s) {_ids([w.client for w in status.waiting])}")
+    if status.arrived:
+        lines.append(f"arrived: {_ids(status.arrived)}")
+    return "\n".join(lines)
+
+
+def _row(w: Waiting, status: Status, now: float) -> tuple[str, ...]:
+    step = "-" if w.step is None else f"{w.step} of {w.steps}" if w.steps else str(w.step)
+    since = "-" if w.since is None else _span(now - w.since)
+    if w.deadline_s is None:
+        deadline = "none: waits while it lives"
+    else:
+        left = w.deadline_s - (now - status.updated)
+        deadline = f"dropped in {_span(left)}" if left > 0 else f"passed {_span(-left)} ago"
+    return (str(w.client), w.host or "-", str(w.pid or "-"), w.device or "-", str(w.phase if w.phase is not None else "-"), step, since, deadline)
+
+
+def show(
+    run: str | Path,
+    watch: bool = False,
+    json: bool = False,
+    every_s: float = 1.0,
+    now: Callable[[], float] = time.time,
+    pause: Callable[[float], None] = time.sleep,
+) -> Iterator[str]:
+    """The status as text, once, or with `watch` each time it changes until the run lives no more. The caller prints."""
+    last = None
+    while True:
+        status = read(run)
+        live, how = alive(status, now())
+        if json:
+            shown = jsonlib.dumps({**msgspec.to_builtins(status), "alive": live, "known_by": how})
+        else:
+            shown = text(status, now())
+        if shown != last:
+            yield shown
+        last = shown
+        if not watch or not live:
+            return
+        pause(every_s)
+
+
+def _exists(pid: int) -> bool:
+    """A zombie has ended: only its parent has not looked yet."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    except OSError:  # no /proc on this system
+        return True
+    return fields[:1] != ["Z"]
+
+
+def _span(seconds: float) -> str:
+    seconds = max(0.0, seconds)
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _ids(ids: Any) -> str:
+    """0-3, 7, 9: runs of ids drawn together."""
+    out: list[list[int]] = []
+    for i in sorted(ids):
+        if out and out[-1][1] == i - 1:
+            out[-1][1] = i
+        else:
+            out.append([i, i])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in out)
+
+

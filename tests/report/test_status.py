@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+
+import pytest
+
+from fednet.errors import ConfigError, StateError
+from fednet.report import status
+from tests.report.fake_run import write
+
+NOW = 1000.0
+GONE = 2**22 + 1  # above the largest process id Linux gives
+
+
+def put(path, **more):
+    said = {"state": "running", "round": 3, "rounds": 20, "phase": "train", "arrived": [0, 1, 2, 5], "updated": NOW - 4,
+            "pid": os.getpid(), "host": socket.gethostname(), "waiting": [
+                {"client": 7, "host": "b", "pid": 9, "device": "cuda:1", "phase": "train", "step": 40, "steps": 90,
+                 "since": NOW - 12, "deadline_s": 30.0}]}
+    (path / "status.json").write_text(json.dumps(said | more))
+    return path
+
+
+@pytest.fixture
+def run(tmp_path):
+    return write(tmp_path / "a")
+
+
+def test_a_live_run_says_whom_it_waits_for_and_what_the_deadline_will_do(run):
+    shown = status.text(status.read(put(run)), NOW)
+    assert "round 3 of 20, train" in shown
+    assert "alive" in shown
+    assert "7       b     9    cuda:1  train  40 of 90  12 s   dropped in 26 s" in shown
+    assert "arrived: 0-2, 5" in shown
+
+
+def test_a_run_whose_process_is_gone_is_dead(run):
+    live, how = status.alive(status.read(put(run, pid=GONE)), NOW)
+    assert not live
+    assert "is gone" in how
+
+
+@pytest.mark.parametrize(("age", "live"), [(29, True), (31, False)])
+def test_elsewhere_the_age_of_the_last_word_decides(run, age, live):
+    assert status.alive(status.read(put(run, host="far", updated=NOW - age)), NOW)[0] is live
+
+
+def test_a_finished_run_is_not_called_dead(run):
+    assert status.alive(status.read(put(run, state="done", pid=GONE)), NOW) == (False, "finished")
+
+
+def test_watching_shows_each_change_and_ends_with_the_run(run):
+    put(run)
+    later = iter([{"round": 4}, {"round": 4}, {"round": 20, "state": "done"}])
+    shown = list(status.show(run, watch=True, now=lambda: NOW, pause=lambda _: put(run, **next(later)) and None))
+    assert [s.splitlines()[0] for s in shown] == ["running: round 3 of 20, train", "running: round 4 of 20, train", "done: round 20 of 20, train"]
+
+
+def test_as_json_it_says_how_life_is_known(run):
+    (shown,) = status.show(put(run), json=True, now=lambda: NOW)
+    assert json.loads(shown)["alive"] is True
+    assert json.loads(shown)["waiting"][0]["client"] == 7
+
+
+def test_a_run_that_says_nothing_and_a_path_that_is_no_run_are_told_apart(run, tmp_path):
+    with pytest.raises(StateError, match=r"status\.json is missing"):
+        status.read(run)
+    with pytest.raises(ConfigError, match="expected a run directory"):
+        status.read(tmp_path / "none")
