@@ -37,9 +37,19 @@ class Series:
     mean: list[float]
     low: list[float]
     high: list[float]
-    colour: str
-    dash: tuple[float, ...]
-    marker: str
+    place: int  # among the groups, by which colour, dashes and marker go
+
+    @property
+    def colour(self) -> str:
+        return COLOURS[self.place % 8]
+
+    @property
+    def dash(self) -> tuple[float, ...]:
+        return DASHES[self.place % 8]
+
+    @property
+    def marker(self) -> str:
+        return MARKERS[self.place % 8]
 
 
 def curves(groups: Sequence[Group], x: str = "rounds", y: str = "accuracy", bytes: str = "total") -> list[Series]:
@@ -48,7 +58,7 @@ def curves(groups: Sequence[Group], x: str = "rounds", y: str = "accuracy", byte
     for i, g in enumerate(groups):
         b: dict[str, Any] = metrics.band(g.runs, x, y, bytes)
         if b["round"]:
-            found.append(Series(g.label, len(g.runs), **b, colour=COLOURS[i % 8], dash=DASHES[i % 8], marker=MARKERS[i % 8]))
+            found.append(Series(g.label, len(g.runs), **b, place=i))
     return found
 
 

@@ -119,6 +119,7 @@ def participation(run: Run) -> Iterator[Figure]:
                   extent=(p.rounds[0] - 0.5, p.rounds[-1] + 0.5, p.grid.shape[0] - 0.5, -0.5))
         ax.grid(False)
         ax.set(xlabel="round", ylabel="client")
+        ax.yaxis.get_major_locator().set_params(integer=True)
         ax.legend(handles=[_patch(c, w) for c, w in zip(colours, words)], ncols=4, loc="upper center", bbox_to_anchor=(0.5, 1.16))
 
     rows = [(t, i, words[p.grid[i, j]]) for j, t in enumerate(p.rounds) for i in range(p.grid.shape[0])]
@@ -139,13 +140,14 @@ def client_accuracy(run: Run) -> Iterator[Figure]:
         ax.set(xlabel="client, best first", ylabel=f"{which} accuracy", ylim=(0, 1))
         if len(clients) <= 40:
             ax.set_xticks(np.arange(len(clients)), [str(c) for c in clients], fontsize=7)
-        ax.legend()
+        ax.legend(loc="lower right", bbox_to_anchor=(1, 1))
 
     def over_time(fig: Any) -> None:
         ax = fig.add_subplot()
         image = ax.imshow(table, aspect="auto", interpolation="nearest", vmin=0, vmax=1)
         ax.grid(False)
         ax.set(xlabel="evaluated round", ylabel="client, best first")
+        ax.yaxis.get_major_locator().set_params(integer=True)
         step = max(1, len(rounds) // 10)
         ax.set_xticks(np.arange(0, len(rounds), step), [str(t) for t in rounds[::step]])
         fig.colorbar(image, label=f"{which} accuracy")
@@ -189,6 +191,7 @@ def partition(run: Run) -> Iterator[Figure]:
         i, c = np.nonzero(counts)
         ax.scatter(i, c, s=180 * counts[i, c] / max(1, counts.max()), color=figures.COLOURS[0], alpha=0.75, linewidth=0)
         ax.set(xlabel="client", ylabel="class", xlim=(-0.7, len(counts) - 0.3), ylim=(-0.7, counts.shape[1] - 0.3))
+        ax.xaxis.get_major_locator().set_params(integer=True)
         if len(names) <= 30:
             ax.set_yticks(np.arange(len(names)), names, fontsize=7)
         ax.set_title(f"largest: {counts.max()} samples", loc="right", fontsize=8)
