@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-import yaml
 
+from fednet.config import tree
 from fednet.errors import ConfigError, StateError, unknown
 
 if TYPE_CHECKING:
@@ -80,10 +80,10 @@ class Run:
     @cached_property
     def config(self) -> dict[str, Any]:
         path = self.dir / "config.yaml"
-        try:
-            return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{path}: expected YAML; {' '.join(str(error).split())}") from None
+        value = tree.compose(path.read_text(encoding="utf-8"), str(path)).plain()
+        if not isinstance(value, dict):
+            raise ConfigError(f"{path}: expected a mapping of keys to values, got {type(value).__name__}.")
+        return value
 
     @cached_property
     def rounds(self) -> list[Record]:

@@ -44,7 +44,7 @@ def write(path: Path, *, algorithm: str = "fedavg", options: dict[str, Any] | No
     path.mkdir(parents=True)
     rng = np.random.default_rng([seed, 7])
     share = np.random.default_rng(seed)
-    counts = share.multinomial(120, share.dirichlet(np.full(clients, 0.5), CLASSES).mean(0), CLASSES).T  # (clients, C)
+    counts = np.stack([share.multinomial(120, share.dirichlet(np.full(clients, 0.3))) for _ in range(CLASSES)], axis=1)  # (clients, C)
     chosen = [sorted(share.choice(clients, max(1, clients // 2), replace=False).tolist()) for _ in range(rounds)]
     if accuracy is None:
         accuracy = [round(0.85 - 0.6 * 0.7 ** (t + 1) + 0.02 * rng.standard_normal(), 3) for t in range(rounds)]
@@ -59,8 +59,8 @@ def write(path: Path, *, algorithm: str = "fedavg", options: dict[str, Any] | No
     wire, lines, people = [], [], []
     wire += [row(0, i, "up", "connection", {}, 64, useful=False, purpose="connection") for i in range(clients)]
     for t in range(1, rounds + 1):
-        gone = (drop or {}).get(t, {})
         cohort = chosen[t - 1]
+        gone = {i: why for i, why in (drop or {}).get(t, {}).items() if i in cohort}
         done = [i for i in cohort if i not in gone]
         here = []
         for i in cohort:

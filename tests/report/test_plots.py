@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import csv
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from fednet.errors import ConfigError
+from fednet.report import figures, plots
+from fednet.report.groups import group
+from fednet.report.read import open_run
+from tests.report.fake_run import write
+
+EVERY = {"accuracy_rounds", "accuracy_mb", "accuracy_seconds", "bytes", "participation", "clients", "clients_over_time", "classes",
+         "partition", "time"}
+
+
+@pytest.fixture
+def run(tmp_path):
+    return open_run(write(tmp_path / "a", drop={2: {1: "deadline"}}, rounds=4, clients=4))
+
+
+def rows(path):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_figure_is_written_with_its_data(run, tmp_path):
+    plots.save(run, tmp_path / "f")
+    assert {p.name for p in (tmp_path / "f").iterdir()} == {f"{n}.{k}" for n in EVERY for k in ("svg", "png", "csv")}
+    data = rows(tmp_path / "f" / "bytes.csv")
+    assert sum(int(r["bytes"]) for r in data) == sum(w.bytes for w in run.wire)
+    assert [float(r["mean"]) for r in rows(tmp_path / "f" / "accuracy_rounds.csv")] == [r.test_accuracy for r in run.rounds]
+
+
+def test_the_same_run_gives_the_same_files(run, tmp_path):
+    one, two = (next(plots.curve([run])) for _ in range(2))
+    assert plots.write(one, tmp_path / "1.svg").read_bytes() == plots.write(two, tmp_path / "2.svg").read_bytes()
+
+
+def test_a_run_without_evaluation_or_clients_has_the_other_figures(tmp_path):
+    path = write(tmp_path / "a", accuracy=[None] * 3, rounds=3)
+    names = {f.name for f in plots.of_run(open_run(path))}
+    assert names == {"bytes", "participation", "partition", "time"}
+
+
+def test_the_participation_grid_keeps_the_reason_of_a_drop(tmp_path):
+    first, second = open_run(write(tmp_path / "whole", clients=4, rounds=1)).rounds[0].selected
+    p = figures.participation(open_run(write(tmp_path / "a", clients=4, rounds=1, drop={1: {second: "deadline"}})))
+    want = np.zeros((4, 1), np.int8)
+    want[first], want[second] = 1, 2
+    assert p.grid.tolist() == want.tolist()
+    assert p.reasons == ["deadline"]
+
+
+def test_a_paper_figure_embeds_truetype_and_states_what_it_shows(tmp_path):
+    runs = [open_run(write(tmp_path / f"{m}{s}", algorithm=m, seed=s)) for m in ("fedavg", "scaffold") for s in (0, 1)]
+    caption = plots.paper(runs, tmp_path / "x.pdf", x="mb", width="86mm")
+    pdf = (tmp_path / "x.pdf").read_bytes()
+    assert b"/FontFile2" in pdf
+    assert b"/Type3" not in pdf
+    for said in ("fedavg, scaffold", "seed(s) 0, 1", "95 % t-intervals", "6 clients", "real clock, unshaped", "up and down", "framing included"):
+        assert said in caption
+    assert {r["label"] for r in rows(tmp_path / "x.csv")} == {"fedavg", "scaffold"}
+
+
+def test_a_band_is_at_the_rounds_that_all_seeds_evaluated(tmp_path):
+    runs = [open_run(write(tmp_path / f"s{s}", seed=s, rounds=3, accuracy=a)) for s, a in enumerate(([0.1, 0.2, 0.3], [0.3, None, 0.5]))]
+    (series,) = figures.curves(group(runs))
+    assert series.round == [1, 3]
+    assert series.mean == pytest.approx([0.2, 0.4])
+
+
+def test_neighbouring_colours_differ_in_grey(run):
+    grey = [0.299 * int(c[1:3], 16) + 0.587 * int(c[3:5], 16) + 0.114 * int(c[5:], 16) for c in figures.COLOURS]
+    assert min(abs(a - b) for a, b in pairwise(grey)) > 30
+    assert len(set(figures.DASHES)) == len(set(figures.MARKERS)) == len(figures.COLOURS)
+
+
+def test_wrong_axes_widths_and_files_are_refused(run, tmp_path):
+    with pytest.raises(ConfigError, match="Did you mean 'seconds'"):
+        plots.paper([run], tmp_path / "x.pdf", x="second")
+    with pytest.raises(ConfigError, match=r"expected a length such as 3\.4in"):
+        plots.paper([run], tmp_path / "x.pdf", width="wide")
+    with pytest.raises(ConfigError, match="unknown kind of file 'gif'"):
+        plots.paper([run], tmp_path / "x.gif")
+
+
+def test_drawing_leaves_no_global_figure(run, tmp_path):
+    plots.write(next(plots.curve([run])), tmp_path / "x.svg")
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    assert pyplot is None or not pyplot.get_fignums()
