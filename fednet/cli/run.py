@@ -30,6 +30,6 @@ def run(args: argparse.Namespace) -> int:
     from fednet.cli.display import Display
     from fednet.engine.launch import run_command
 
-    with Display(args.quiet) as display:
-        return run_command(config, workers=args.workers, device=args.device, in_process=args.in_process, resume=args.resume,
-                           until_s=args.until, out=args.out, on=args.on, quiet=args.quiet, command=args.command, display=display)
+    display = Display(args.quiet)  # entered by the process that runs the rounds
+    return run_command(config, workers=args.workers, device=args.device, in_process=args.in_process, resume=args.resume,
+                       until_s=args.until, out=args.out, on=args.on, quiet=args.quiet, command=args.command, display=display)

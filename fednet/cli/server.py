@@ -44,9 +44,9 @@ def run(args: argparse.Namespace) -> int:
     from fednet.cli.display import Display
     from fednet.engine.launch import serve
 
-    with Display(args.quiet) as display:
-        return serve(config, bind=args.bind, insecure=args.insecure, keys=args.keys, device=args.device, data=args.data,
-                     resume=args.resume, until_s=args.until, out=args.out, quiet=args.quiet, command=args.command, display=display)
+    display = Display(args.quiet)
+    return serve(config, bind=args.bind, insecure=args.insecure, keys=args.keys, device=args.device, data=args.data,
+                 resume=args.resume, until_s=args.until, out=args.out, quiet=args.quiet, command=args.command, display=display)
 
 
 if __name__ == "__main__":

@@ -429,7 +429,7 @@ def versions() -> dict[str, str]:
 
     import torch
 
-    return {"fednet": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    return {"fednet": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
 def read_server(run: Path) -> tuple[str, str | None] | None:

@@ -547,7 +547,7 @@ def provenance(config: Config, command: Sequence[str], switches: Mapping[str, An
     """What repeats a run: versions, host, device, switches, the user's own files."""
     import torch
 
-    return {"command": list(command), "fednet": __version__, "torch": torch.__version__, "python": platform.python_version(),
+    return {"command": list(command), "fednet": __version__, "torch": str(torch.__version__), "python": platform.python_version(),
             "host": socket.gethostname(), "platform": platform.platform(), "device": device, "cuda": torch.version.cuda,
             "git": _git(), "code_sha256": loading.loaded(), "determinism": dict(switches)}
 

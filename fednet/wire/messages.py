@@ -206,8 +206,8 @@ class _Decoder:
         if len(header) > MAX_HEADER:
             raise RemoteProtocolError(f"header of {len(header)} bytes, allowed are {MAX_HEADER}")
         try:
-            fields = msgpack.unpackb(header, raw=False, strict_map_key=True, ext_hook=_no_ext, max_buffer_size=MAX_HEADER)
-        except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as broken:
+            fields = msgpack.unpackb(header, raw=False, strict_map_key=True, ext_hook=_no_ext)
+        except (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError) as broken:
             raise RemoteProtocolError(f"header is no msgpack ({type(broken).__name__})") from broken
         if not isinstance(fields, dict):
             raise RemoteProtocolError("header is no map")
