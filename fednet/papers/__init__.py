@@ -17,7 +17,7 @@ import yaml
 from fednet.errors import ConfigError, unknown
 from fednet.papers.cell import Cell, lay
 
-__all__ = ["NAMES", "NO_RUNS", "Cell", "base", "cells", "printed", "results"]
+__all__ = ["NAMES", "NO_RUNS", "Cell", "base", "cells", "folder", "lay", "printed", "results"]
 
 NAMES = {"fedpdc": "FedPDC", "fedabc": "FedABC", "feddc": "FedDC", "feddpc": "FedDPC", "fedrds": "FedRDS"}
 NO_RUNS = {

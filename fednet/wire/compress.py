@@ -21,8 +21,6 @@ from fednet import registry
 from fednet.errors import ConfigError, RemoteProtocolError
 from fednet.wire.compressors.base import Floats, Lossless, Part, Select, Values
 
-WHOLE = frozenset({"state"})  # kinds that are values, not differences
-
 
 @dataclass(frozen=True, slots=True)
 class Chain:
@@ -92,18 +90,6 @@ class Chain:
         out[indices] = self._written(view[4 * k :], k)
         return torch.from_numpy(out)
 
-    def encode_with_feedback(self, vector: torch.Tensor, residual: torch.Tensor | None,
-                             rng: np.random.Generator) -> tuple[bytes, torch.Tensor]:
-        """Encodes vector + residual; also returns the next residual, which is what of that sum was not sent.
-
-        residual: (n,) float32, None for zeros. It is the sender's, to be committed with the rest of its state.
-        """
-        wanted = vector if residual is None else vector + residual
-        data = self.encode(wanted, rng)
-        if not bool(torch.isfinite(wanted).all()):  # the message will be refused, and nothing was sent
-            return data, torch.zeros_like(vector) if residual is None else residual
-        return data, wanted - self.decode(data, vector.numel())
-
     def _raw(self, numel: int) -> int:
         k = numel if self.select is None else self.select.count(numel)
         indices = 0 if self.select is None else 4 * k
@@ -133,20 +119,13 @@ def parse(items: Sequence[str]) -> Chain:
 
 
 def chains(section: Mapping[str, Sequence[str]], where: str = "wire.up") -> dict[str, Chain]:
-    """The chains of `wire.up` or `wire.down`, by kind; kinds with an empty list are left out.
-
-    Raises ConfigError also where a chain for differences is asked for a kind of whole values: topk of a `state` would
-    set the rest of the weights to 0.
-    """
+    """The chains of `wire.up` or `wire.down`, by kind; kinds with an empty list are left out. Errors name the key."""
     found = {}
     for kind, items in section.items():
         try:
             chain = parse(items)
         except ConfigError as e:
             raise ConfigError(f"{where}.{kind}: {e}") from e
-        if kind in WHOLE and any(p.updates_only for p in chain.parts):
-            raise ConfigError(f"{where}.{kind}: {chain} makes sense for differences (delta, control), not for whole "
-                              "values; for those there are fp16, bf16, qsgd and zstd.")
         if chain.parts:
             found[kind] = chain
     return found

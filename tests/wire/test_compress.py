@@ -255,24 +255,17 @@ def test_without_the_package_zstd_names_the_extra(monkeypatch):
 
 # -- error feedback ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("items", [["topk(0.1)"], ["sign"], ["topk(0.1)", "qsgd(4)"]])
-def test_with_feedback_all_that_was_sent_and_the_residual_add_up_to_all_that_was_to_be_sent(items):
+def test_with_feedback_nothing_is_lost_but_only_late(items):
     chain, source = compress.parse(items), rng(2)
     assert chain.needs_feedback
-    residual, arrived, wanted = None, torch.zeros(200), torch.zeros(200)
-    for k in range(20):
-        x = normal(200, seed=k)
-        data, residual = chain.encode_with_feedback(x, residual, source)
-        arrived += chain.decode(data, 200)
-        wanted += x
-    assert torch.allclose(arrived + residual, wanted, atol=1e-4)
-    assert not torch.allclose(arrived, wanted, atol=0.1)
-
-
-def test_feedback_of_a_value_that_is_not_finite_keeps_the_residual():
-    x = torch.tensor([1.0, math.nan])
-    assert compress.parse(["topk(0.5)"]).encode_with_feedback(x, None, rng())[1].tolist() == [0, 0]
-    kept = torch.tensor([0.5, 0.25])
-    assert compress.parse(["sign"]).encode_with_feedback(x, kept, rng())[1] is kept
+    residual, arrived, wanted = torch.zeros(200), torch.zeros(200), torch.zeros(200)
+    for _ in range(400):  # the same update each round: what arrives on average comes ever closer to it
+        x = torch.linspace(-1, 1, 200)
+        decoded = chain.decode(chain.encode(x + residual, source), 200)
+        residual = x + residual - decoded
+        arrived, wanted = arrived + decoded, wanted + x
+    assert float((arrived - wanted).abs().max()) < 0.1 * 400
+    assert float((sent(chain, x) - x).abs().max()) > 0.4
 
 
 def test_what_is_unbiased_or_only_rounded_needs_no_feedback():
@@ -308,8 +301,6 @@ def test_the_chains_of_a_section_are_by_kind_and_name_their_place():
     assert {k: str(v) for k, v in found.items()} == {"delta": "[topk(0.01), qsgd(8)]", "state": "[fp16]"}
     with pytest.raises(ConfigError, match=r"wire\.down\.delta: unknown compressor"):
         compress.chains({"delta": ["gzip"]}, "wire.down")
-    with pytest.raises(ConfigError, match=r"wire\.up\.state: \[topk\(0.1\)\] makes sense for differences"):
-        compress.chains({"state": ["topk(0.1)"]})
 
 
 def test_every_compressor_is_registered_with_its_paper():

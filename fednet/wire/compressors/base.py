@@ -20,16 +20,11 @@ Indices = npt.NDArray[np.uint32]
 
 
 class Part:
-    """What the parts have in common.
-
-    biased: the mean of what is decoded is not what was encoded, so that error feedback is needed. updates_only: makes
-    sense for differences only, since the decoded values say little of the size of each.
-    """
+    """biased: the mean of what is decoded is not what was encoded, so that error feedback is needed."""
 
     paper: ClassVar[str] = ""
     lossy: ClassVar[bool] = True
     biased: ClassVar[bool] = False
-    updates_only: ClassVar[bool] = False
 
 
 class Select(Part):

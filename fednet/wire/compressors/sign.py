@@ -16,7 +16,6 @@ class Sign(Values):
 
     paper = "Karimireddy et al. 2019, Error Feedback Fixes SignSGD, arXiv:1901.09847"
     biased = True
-    updates_only = True
 
     def nbytes(self, n: int) -> int:
         return 4 + -(-n // 8)

@@ -19,7 +19,6 @@ class TopK(Select):
 
     paper = "Stich et al. 2018, Sparsified SGD with Memory, arXiv:1809.07599"
     biased = True
-    updates_only = True
 
     def __init__(self, share: float) -> None:
         if not 0 < share <= 1:

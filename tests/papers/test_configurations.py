@@ -1,0 +1,54 @@
+"""The papers' settings against the real configuration and models."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fednet import config, models, papers
+
+SHAPES = {"mnist": ((1, 28, 28), 10), "fashion-mnist": ((1, 28, 28), 10), "svhn": ((3, 32, 32), 10),
+          "cifar10": ((3, 32, 32), 10), "cifar100": ((3, 32, 32), 100), "tiny-imagenet": ((3, 64, 64), 200)}
+
+
+@pytest.mark.parametrize("table", papers.results())
+def test_every_cell_is_a_valid_configuration_and_keeps_what_it_says(table):
+    for cell in papers.cells(table):
+        checked = config.to_mapping(config.from_mapping(cell.config, cell.name))
+        for section, said in cell.config.items():
+            if isinstance(said, dict):
+                assert {k: checked[section][k] for k in said if not isinstance(said[k], dict)} == {
+                    k: v for k, v in said.items() if not isinstance(v, dict)}
+            else:
+                assert checked[section] == said
+
+
+@pytest.mark.parametrize("table", papers.results())
+def test_the_base_of_a_table_is_a_runnable_configuration_by_itself(table):
+    loaded = config.load(papers.folder() / f"{table}.yaml")
+    assert config.to_mapping(loaded) == config.to_mapping(config.from_mapping(papers.base(table)))
+
+
+def test_every_value_of_a_grid_is_valid():
+    seen = set()
+    for cell in (c for t in papers.results() for c in papers.cells(t)):
+        for key, values in cell.grids.items():
+            for value in values:
+                if (cell.paper, cell.method, key, value) not in seen:
+                    seen.add((cell.paper, cell.method, key, value))
+                    section, name = key.rsplit(".", 1)
+                    over: dict = {name: value}
+                    for step in reversed(section.split(".")):
+                        over = {step: over}
+                    config.from_mapping(papers.lay(cell.config, over), f"{cell.name} {key}={value}")
+    assert len(seen) > 40
+
+
+def test_every_cells_model_fits_its_dataset():
+    pairs = {(c.config["data"]["dataset"], tuple(sorted(c.config["model"].items()))) for t in papers.results()
+             for c in papers.cells(t)}
+    for dataset, section in sorted(pairs):
+        shape, classes = SHAPES[dataset]
+        with torch.device("meta"):
+            module = models.make(dict(section), shape, classes)
+            assert module(torch.zeros(2, *shape)).shape == (2, classes)
