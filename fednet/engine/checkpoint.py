@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from fednet.algorithms.state import PerClient, State, read_state, write_state
-from fednet.engine.rundir import write_json
+from fednet.engine.rundir import plain, write_json
 from fednet.engine.store import RowStore
 from fednet.errors import StateError
 from fednet.wire.messages import Field, Key
@@ -70,7 +70,7 @@ class Checkpoints:
         files = {"server": self._put(server)}
         if extra is not None:
             files["extra"] = self._put(extra)
-        write_json(self.folder / "manifest.json", {"files": files, "progress": msgspec.to_builtins(progress, str_keys=True)}, indent=None)
+        write_json(self.folder / "manifest.json", {"files": files, "progress": msgspec.to_builtins(progress, str_keys=True, enc_hook=plain)}, indent=None)
         if self._fsync:
             handle = os.open(self.folder, os.O_RDONLY)
             os.fsync(handle)

@@ -26,7 +26,7 @@ class Lines:
         self._file: BinaryIO = path.open("ab")
 
     def append(self, record: dict[str, Any]) -> None:
-        self._file.write(json.dumps(record, separators=(",", ":"), default=_plain).encode() + b"\n")
+        self._file.write(json.dumps(record, separators=(",", ":"), default=plain).encode() + b"\n")
 
     def flush(self) -> int:
         """Everything is with the operating system; returns the file's length."""
@@ -37,7 +37,7 @@ class Lines:
         self._file.close()
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, (set, frozenset)):
@@ -48,7 +48,7 @@ def _plain(value: Any) -> Any:
 def write_json(path: Path, value: Any, indent: int | None = 1, mode: int | None = None) -> None:
     """Written aside, then renamed: a reader sees the old or the new file, never half of one."""
     aside = path.with_name(path.name + ".part")
-    text = json.dumps(value, indent=indent, default=_plain)
+    text = json.dumps(value, indent=indent, default=plain)
     if mode is not None:
         handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         with os.fdopen(handle, "w", encoding="utf-8") as file:

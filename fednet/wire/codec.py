@@ -59,7 +59,7 @@ class Body:
 
 
 def checksum(segments: Sequence[Buffer]) -> int:
-    """Sum of all bytes as little-endian 64-bit words (each segment's tail padded), modulo 2^64.
+    """Sum of all bytes as little-endian 64-bit words (each segment's tail padded), modulo 2^63.
 
     It guards against faults, not against forgery (CURVE does), and costs a tenth of a CRC.
     """
@@ -76,7 +76,7 @@ def checksum(segments: Sequence[Buffer]) -> int:
         words = np.frombuffer(view[:whole], dtype="<u8")
         total += int(np.add.reduce(words, dtype=np.uint64)) if whole else 0
         carry = bytes(view[whole:])
-    return (total + int.from_bytes(carry, "little")) & ((1 << 64) - 1)
+    return (total + int.from_bytes(carry, "little")) & ((1 << 63) - 1)
 
 
 @dataclass(frozen=True, slots=True)

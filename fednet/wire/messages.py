@@ -20,6 +20,7 @@ PART = 1 << 20  # bytes of one body frame at most
 MAX_HEADER = 1 << 18  # bytes of one header frame at most
 
 Index = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+Check = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 Name = Annotated[str, msgspec.Meta(max_length=128)]
 
@@ -102,13 +103,13 @@ class Beat(Message, tag="beat", frozen=True):
 
 class Reply(Message, tag="reply", frozen=True):
     """What came of a task: announced with its form, the body beside it if it fits into one part, else to be pulled.
-    check: sum of the payload's bytes as little-endian 64-bit words; state: SHA-256 of the client's new state ("" if the
+    check: sum of the payload's bytes as little-endian 64-bit words, modulo 2^63; state: SHA-256 of the client's new state ("" if the
     method keeps none); kept: whether a version of it was written, which the next task must name."""
 
     key: Key
     form: list[Field]
     size: Index
-    check: Annotated[int, msgspec.Meta(ge=0, le=(1 << 64) - 1)] = 0
+    check: Check = 0
     state: Name = ""
     kept: bool = False
     seconds: float = 0.0
@@ -151,7 +152,7 @@ class Task(Message, tag="task", frozen=True):
     key: Key
     form: list[Field]
     size: Index
-    check: Annotated[int, msgspec.Meta(ge=0, le=(1 << 64) - 1)] = 0
+    check: Check = 0
     start: Name = ""
     keep: Name = ""
     enrol: Index = 0
