@@ -13,7 +13,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fednet.data.augment import augmentation
     from fednet.data.base import Data
     from fednet.data.division import split
     from fednet.data.federation import Federation, Site, balanced_test
@@ -21,11 +20,11 @@ if TYPE_CHECKING:
     from fednet.data.site import load_site
 
 _HOME = {
-    "Data": "base", "augmentation": "augment",
+    "Data": "base",
     "Federation": "federation", "Site": "federation", "balanced_test": "federation", "load": "loading",
     "load_site": "site", "split": "division",
 }
-__all__ = ["Data", "Federation", "Site", "augmentation", "balanced_test", "load", "load_site", "split"]
+__all__ = ["Data", "Federation", "Site", "balanced_test", "load", "load_site", "split"]
 
 
 def __getattr__(name: str) -> Any:

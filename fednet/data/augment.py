@@ -45,7 +45,7 @@ def crop_flip(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 KNOWN: dict[str, Augmentation | None] = {"none": None, "flip": flip, "crop_flip": crop_flip}
 
 
-def augmentation(name: str) -> Augmentation | None:
+def get(name: str) -> Augmentation | None:
     """The augmentation of that name, None for `none`; ConfigError for an unknown one."""
     if name not in KNOWN:
         raise ConfigError(f"data.augment: {unknown('augmentation', name, KNOWN)}")
@@ -55,6 +55,6 @@ def augmentation(name: str) -> Augmentation | None:
 def check(name: str, data: Data) -> None:
     """ConfigError where the augmentation is unknown, or the samples are no images."""
     x = data.train[0]
-    if augmentation(name) is not None and (isinstance(x, dict) or x.ndim != 4):
+    if get(name) is not None and (isinstance(x, dict) or x.ndim != 4):
         what = "a dict" if isinstance(x, dict) else f"of shape {list(x.shape[1:])}"
         raise ConfigError(f"data.augment: {name} is for images (c, h, w), and a sample here is {what}; use none.")

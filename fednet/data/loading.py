@@ -8,6 +8,7 @@ from typing import Any
 
 from fednet.data.augment import check
 from fednet.data.base import Data
+from fednet.data.cache import home
 from fednet.data.options import call, mapping
 from fednet.errors import DataError
 from fednet.registry import dataset
@@ -44,5 +45,4 @@ def options(section: Any) -> dict[str, Any]:
 
 def place(section: Any, root: Path | str | None) -> Path:
     """Where the files lie."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fednet"
-    return Path(root or getattr(section, "root", None) or os.environ.get("FEDNET_DATA") or cache).expanduser()
+    return Path(root or getattr(section, "root", None) or os.environ.get("FEDNET_DATA") or home()).expanduser()

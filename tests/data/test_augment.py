@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fednet.data import Data
-from fednet.data.augment import augmentation, check, crop, crop_flip, flip
+from fednet.data.augment import check, crop, crop_flip, flip, get
 from fednet.errors import ConfigError
 from fednet.seeds import torch_rng
 
@@ -40,9 +40,9 @@ def test_the_same_stream_gives_the_same_batch(function):
 
 
 def test_unknown_augmentations_and_samples_that_are_no_images_are_refused():
-    assert augmentation("none") is None
+    assert get("none") is None
     with pytest.raises(ConfigError, match="Did you mean 'crop_flip'"):
-        augmentation("cropflip")
+        get("cropflip")
     flat = Data(train=(np.zeros((2, 3)), np.zeros(2)))
     check("none", flat)
     with pytest.raises(ConfigError, match=r"a sample here is of shape \[3\]"):

@@ -14,6 +14,7 @@ from PIL import Image
 
 from fednet import registry
 from fednet.data import Data, load, load_site, split
+from fednet.data.datasets import folder
 from fednet.data.datasets.digits import bilinear
 from fednet.data.site import alone
 from fednet.errors import ConfigError, DataError
@@ -224,6 +225,22 @@ def test_tiny_imagenet_is_read_in_its_own_layout(tmp_path):
     assert d.mean == (0.4802, 0.4481, 0.3975)
 
 
+def test_many_images_are_decoded_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(folder, "CACHED_FROM", 1)
+    for k in range(5):
+        picture(tmp_path / "data" / "train" / "ant" / f"{k}.png", k)
+    first = load(section("folder", test_share=0.2), tmp_path / "data")
+    monkeypatch.setattr(folder, "ThreadPoolExecutor", None)  # a second decoding would fail
+    again = load(section("folder", test_share=0.2), tmp_path / "data")
+    assert again.sha256() == first.sha256()
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    picture(tmp_path / "data" / "train" / "ant" / "0.png", 77)
+    os.utime(tmp_path / "data" / "train" / "ant" / "0.png", ns=(1, 1))
+    assert load(section("folder", test_share=0.2), tmp_path / "data").sha256() != first.sha256()
+
+
 def test_a_broken_image_is_named(tmp_path):
     (tmp_path / "train" / "ant").mkdir(parents=True)
     (tmp_path / "train" / "ant" / "0.png").write_text("no image")
@@ -255,17 +272,17 @@ def test_a_site_brings_a_registered_dataset(own, tmp_path):
     assert load_site(section("site", shape=[3], classes=2, format="sensors", window=2), tmp_path).n_train == 6
 
 
-@pytest.mark.parametrize(("options", "folder", "says"), [
+@pytest.mark.parametrize(("options", "place", "says"), [
     ({"shape": [3], "classes": 2}, "empty", r"found neither train/<class>/ nor one .npz file"),
     ({"classes": 2}, "empty", "say the shape of a sample"),
     ({"shape": [3], "classes": 2}, "nowhere", "there is no such folder or file"),
     ({"shape": [3], "classes": 2}, None, "--data DIR"),
     ({"shape": [3], "classes": 2, "format": "site"}, "empty", "unknown format 'site'"),
 ])
-def test_a_site_that_cannot_be_read_says_why(tmp_path, options, folder, says):
+def test_a_site_that_cannot_be_read_says_why(tmp_path, options, place, says):
     (tmp_path / "empty").mkdir()
     with pytest.raises((ConfigError, DataError), match=says):
-        load_site(section("site", **options), folder and tmp_path / folder)
+        load_site(section("site", **options), place and tmp_path / place)
 
 
 def test_the_server_loads_nothing_of_a_site():

@@ -45,6 +45,8 @@ def arrays(root: Path, *, path: str, classes: int | list[str] | None = None, mea
 
 
 def _read(file: Path) -> dict[str, np.ndarray]:
+    if not file.is_file():
+        raise DataError(f"data.path: there is no file {file}.")
     try:
         with np.load(file, allow_pickle=False) as held:
             return {name: held[name] for name in held.files}

@@ -10,11 +10,13 @@ import numpy as np
 import torch
 
 from fednet.data.base import Data, channel_statistics
+from fednet.data.cache import once
 from fednet.errors import ConfigError, DataError
 from fednet.registry import dataset
 from fednet.seeds import rng
 
 ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm"})
+CACHED_FROM = 2000  # images: fewer are decoded faster than it is worth keeping them
 Labelled = list[tuple[Path, int]]
 
 
@@ -126,9 +128,17 @@ def _pixels(images: Labelled, size: tuple[int, ...] | None, grey: bool,
                             f"{expected[0]}x{expected[1]}; say data.size to resize all.")
         x[i] = torch.from_numpy(pixels.transpose(2, 0, 1).copy())
 
-    with ThreadPoolExecutor(4) as pool:  # decoding releases the interpreter's lock
-        list(pool.map(put, range(len(images))))
-    return x, torch.tensor([c for _, c in images])
+    def decoded() -> torch.Tensor:
+        with ThreadPoolExecutor(4) as pool:  # decoding releases the interpreter's lock
+            list(pool.map(put, range(len(images))))
+        return x
+
+    y = torch.tensor([c for _, c in images])
+    if len(images) < CACHED_FROM:
+        return decoded(), y
+    stats = ((path, path.stat()) for path, _ in images)
+    facts = (f"{path.resolve()} {s.st_size} {s.st_mtime_ns}" for path, s in stats)
+    return once([tuple(x.shape), grey, resize, *facts], decoded), y
 
 
 def _decode(path: Path, size: tuple[int, ...] | None, grey: bool) -> np.ndarray:

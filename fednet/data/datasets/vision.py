@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 
 from fednet.data.base import Data
+from fednet.data.cache import one_at_a_time
 from fednet.errors import DataError
 from fednet.registry import dataset
 
@@ -64,20 +64,9 @@ def _read(name: str, root: Path, download: bool, **which: Any) -> Any:
     from torchvision import datasets
 
     try:
-        with _one_at_a_time(root) if download else contextlib.nullcontext():
+        with one_at_a_time(root) if download else contextlib.nullcontext():
             return getattr(datasets, name)(str(root), download=download, **which)
     except (RuntimeError, OSError) as missing:  # absent or damaged files; no network
         reason = str(missing).splitlines()[0] if str(missing) else type(missing).__name__
         hint = "" if download else " Set data.root to where it lies, or data.download: true to fetch it."
         raise DataError(f"data.dataset: {name} could not be read under {root} ({reason}).{hint}") from missing
-
-
-@contextlib.contextmanager
-def _one_at_a_time(root: Path) -> Iterator[None]:
-    """Processes of one machine that all want the files: the first fetches, the others wait and find them."""
-    import fcntl
-
-    root.mkdir(parents=True, exist_ok=True)
-    with open(root / ".fednet-download.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -50,6 +50,8 @@ def for_test(y: np.ndarray, clients: int, *, path: str) -> list[np.ndarray] | No
 
 
 def _lists(path: str, which: str, clients: int) -> list[np.ndarray] | None:
+    if not Path(path).is_file():
+        raise DataError(f"data.partition.path: there is no file {path}.")
     try:
         held: Any = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as broken:
