@@ -23,12 +23,10 @@ class _Method:
         pass
 
 
-@registry.algorithm("toy-avg")
 class ToyAvg(_Method):
     sums_updates = True
 
 
-@registry.algorithm("toy-prox")
 class ToyProx(_Method):
     sgd_only = momentum_free = True
 
@@ -37,12 +35,10 @@ class ToyProx(_Method):
         lambda_: float = msgspec.field(default=1.0, name="lambda")
 
 
-@registry.algorithm("toy-public")
 class ToyPublic(_Method):
     needs_public = True
 
 
-@registry.model("toy-net")
 def toy_net(*, input_shape, classes, hidden=8): ...
 
 
@@ -53,24 +49,41 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=T
 toy_net.Options = Options
 
 
-@registry.dataset("toy-set")
 def toy_set(root, seed, *, samples: int = 100, shape: tuple[int, ...] = (1, 4, 4)): ...
 
 
-@registry.dataset("toy-files")
 def toy_files(root, *, path: str): ...
 
 
-@registry.partitioner("toy-deal")
 def toy_deal(y, clients, rng, *, alpha: float = 0.3): ...
 
 
-@registry.partitioner("toy-shards")
 def toy_shards(y, clients, rng, *, per_client: int = 2): ...
 
 
-@registry.task("toy-task")
 class ToyTask: ...
+
+
+TOYS = (
+    (registry.algorithm, "toy-avg", ToyAvg),
+    (registry.algorithm, "toy-prox", ToyProx),
+    (registry.algorithm, "toy-public", ToyPublic),
+    (registry.model, "toy-net", toy_net),
+    (registry.dataset, "toy-set", toy_set),
+    (registry.dataset, "toy-files", toy_files),
+    (registry.partitioner, "toy-deal", toy_deal),
+    (registry.partitioner, "toy-shards", toy_shards),
+    (registry.task, "toy-task", ToyTask),
+)
+
+
+@pytest.fixture(autouse=True)
+def toys(monkeypatch):
+    """The parts above, registered for these tests alone: other tests run over every registered part."""
+    for parts in registry.ALL.values():
+        monkeypatch.setattr(parts, "_parts", dict(parts._parts))
+    for parts, name, part in TOYS:
+        parts(name)(part)
 
 
 @pytest.fixture

@@ -133,19 +133,22 @@ def _own_frames(error: BaseException) -> bool:
     return False
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
-    """A table on standard output. Not to a terminal it is as wide as it must be, so that it can be cut and searched."""
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
+    """A table on standard output. Not to a terminal it is plain lines, as wide as they must be, to be cut and searched."""
+    if not sys.stdout.isatty():
+        wide = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
+        for row in (columns, *rows):
+            cells = (cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, wide)))
+            print("  ".join(cells).rstrip())
+        return
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=10_000, color_system=None)
-    made = Table(title=title or None, box=SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    made = Table(box=SIMPLE_HEAD, pad_edge=False)
     for i, column in enumerate(columns):
-        made.add_column(Text(column), justify="right" if i in right else "left", no_wrap=not console.is_terminal or i == 0)
+        made.add_column(Text(column), justify="right" if i in right else "left", no_wrap=i == 0)
     for row in rows:
         made.add_row(*(Text(cell) for cell in row))
-    console.print(made)
+    Console().print(made)

@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
     loading.load_parts(args.load)
     entries = registry.ALL[args.what].entries()
     if args.what != "algorithms":
-        table("", ("name", "what it is"), [(e.name, e.summary) for e in entries])
+        table(("name", "what it is"), [(e.name, e.summary) for e in entries])
         return 0
     sized = bool(args.config or args.model or args.set)
     sizes = _sizes(args) if sized else {}
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         judged = "personal" if e.facts.get("personalised") else "global"
         rows.append((e.name, judged, down, up, server, client, str(e.facts.get("paper") or e.summary)))
     unit = " MB" if sized else ""
-    table("", ("name", "model", f"down{unit}", f"up{unit}", "server keeps", "client keeps", "paper"), rows, right=(2, 3) if sized else ())
+    table(("name", "model", f"down{unit}", f"up{unit}", "server keeps", "client keeps", "paper"), rows, right=(2, 3) if sized else ())
     if not args.quiet:
         print("a client and a round" + (", before compression, framing aside; + what depends on the client's data." if sized
                                         else "; |w|: the model's parameters. With CONFIG or --model: in MB."))

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     counts = federation.table()
     if not args.quiet:
         header, *rows = partition.rows(counts, data.names)
-        table("", header, rows, right=range(1, len(header)))
+        table(header, rows, right=range(1, len(header)))
     if args.out:
         partition.bubble(counts, data.names, args.out)
     if args.export:
