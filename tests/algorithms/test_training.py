@@ -228,7 +228,8 @@ def test_augmentation_draws_from_a_stream_of_its_own():
         seen.append(torch.rand(1, generator=generator))
         return x
 
-    plain, augmented = host(x=torch.ones(4, 1), y=torch.ones(4)), host(x=torch.ones(4, 1), y=torch.ones(4), augment=shift)
+    x, y = torch.ones(4, 1), torch.ones(4)
+    plain, augmented = host(x=x, y=y), host(x=x, y=y, augment=shift)
     assert same(plain.train(weight()).x, augmented.train(weight()).x)
     augmented.train(weight())
     assert seen[0] == seen[1]

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import pytest
+
+from fednet.algorithms.base import Run
+from fednet.tensors import Tensors
+from tests.algorithms.harness import Desk, Federation, serve, vector
+
+F = Federation(train={"epochs": 2})
+
+
+def after(updates, g, *, x=(0.0, 0.0), host=None, **options):
+    """The server's state after these D_j, with G = g."""
+    algorithm = F.make("feddpc", **options)
+    server = algorithm.init_server(vector(*x)).replace(delta=vector(*g))
+    ups = {i: algorithm.Up(d=vector(*d), run=Run(1, 1, 0.0)) for i, d in enumerate(updates)}
+    return serve(algorithm, server, ups, host or Desk(len(updates)))
+
+
+def numbers(t: Tensors):
+    return pytest.approx(t.vector.tolist(), rel=1e-6)
+
+
+def test_by_hand():
+    # D = (3, 4), G = (2, 0): proj = (3, 0), r = (0, 4), ratio 5/4, u = (1 + 1.25) (0, 4)
+    state = after([(3.0, 4.0)], (2.0, 0.0), x=(1.0, 1.0))
+    assert numbers(state.delta) == [0.0, 9.0]
+    assert numbers(state.x) == [1.0, -8.0]
+
+
+def test_the_mean_is_uniform_whatever_the_samples():
+    algorithm = F.make("feddpc")
+    ups = {i: algorithm.Up(d=vector(v), run=Run(n, 1, 0.0)) for i, (v, n) in enumerate([(1.0, 1), (3.0, 99)])}
+    assert numbers(serve(algorithm, algorithm.init_server(vector(0.0)), ups, Desk(2)).delta) == [4.0]  # 2 * mean
+
+
+def test_lambda_may_be_any_number():
+    assert numbers(after([(3.0, 4.0)], (2.0, 0.0), **{"lambda": 0.0}).delta) == [0.0, 5.0]  # ||u|| = ||D||
+    assert numbers(after([(3.0, 4.0)], (2.0, 0.0), **{"lambda": -2.0}).delta) == [0.0, -3.0]
+
+
+def test_obtuse_updates_lose_their_negative_part_alike():
+    assert numbers(after([(-3.0, 4.0)], (2.0, 0.0)).delta) == [0.0, 9.0]
+
+
+def test_scaling_g_changes_nothing():
+    assert numbers(after([(3.0, 4.0)], (0.5, 0.0)).delta) == [0.0, 9.0]
+
+
+def test_without_a_last_update_nothing_is_projected():
+    assert numbers(after([(1.0, 2.0), (3.0, 4.0)], (0.0, 0.0)).delta) == [4.0, 6.0]  # (1 + lambda) mean
+
+
+def test_an_update_along_the_last_one_counts_as_zero_and_is_said():
+    host = Desk(2)
+    state = after([(3.0, 0.0), (0.0, 1.0)], (2.0, 0.0), host=host)
+    assert numbers(state.delta) == [0.0, 1.0]
+    assert "client 0" in host.warnings[0]
+    assert len(host.warnings) == 1
+    assert numbers(after([(0.0, 0.0)], (2.0, 0.0)).delta) == [0.0, 0.0]
+
+
+def test_ablations():
+    updates, g = [(3.0, 4.0)], (2.0, 0.0)
+    assert numbers(after(updates, g, projection=False).delta) == [6.0, 8.0]  # ratio 1
+    assert numbers(after(updates, g, scaling=False).delta) == [0.0, 4.0]
+    assert numbers(after(updates, g, projection=False, scaling=False).delta) == [3.0, 4.0]
+
+
+def test_the_ratio_may_be_bounded():
+    assert numbers(after([(3.0, 4.0)], (2.0, 0.0), max_ratio=1.1).delta) == [0.0, pytest.approx(8.4)]
+
+
+def test_the_servers_rate_is_the_local_one_unless_set():
+    assert numbers(after([(1.0, 1.0)], (0.0, 0.0), host=Desk(1, lr=0.25)).x) == [-0.5, -0.5]
+    assert numbers(after([(1.0, 1.0)], (0.0, 0.0), host=Desk(1, lr=0.25), server_lr=2.0).x) == [-4.0, -4.0]
+
+
+def test_successive_updates_are_orthogonal():
+    run = F.run("feddpc", cohorts=[[0, 1], [1, 2], [2, 3]])
+    for t in (2, 3):
+        now, before = run.servers[t].delta, run.servers[t - 1].delta
+        assert abs(now.dot(before)) <= 1e-6 * now.norm() * before.norm()
+
+
+@pytest.mark.parametrize("lam", [0.0, 1.0, 3.0])
+def test_each_scaled_residual_has_the_length_the_identity_says(lam):
+    run = F.run("feddpc", cohorts=[[0, 1], [2], [1]], **{"lambda": lam})
+    g, d = run.servers[2].delta, run.ups[1].d
+    r = d.params - d.dot(g) / g.dot(g) * g
+    assert run.servers[3].delta.norm() == pytest.approx(lam * r.norm() + d.norm(), rel=1e-5)  # m = 1: Delta = u
+
+
+def test_updates_are_divided_by_the_rate_of_the_round():
+    f = Federation(train={"schedule": "step(1, 0.5)"})
+    run = f.run("feddpc", projection=False, scaling=False)
+    plain = f.run("fedavg", weighting="uniform")
+    assert (run.x - plain.x).norm() <= 1e-5 * plain.x.norm()

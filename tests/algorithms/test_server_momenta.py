@@ -1,0 +1,195 @@
+"""The methods whose server keeps a direction, a memory or a rule: FedCM, FedVARP, FedExP, FedGA, by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fednet.algorithms.base import Run
+from tests.algorithms.harness import Desk, Federation, close, images, same, serve, vector
+
+F = Federation()
+
+
+def deltas(algorithm, vectors, steps=1, n=1):
+    return {i: algorithm.Up(d=v, run=Run(n, steps, 0.0)) for i, v in enumerate(vectors)}
+
+
+# -- FedCM -------------------------------------------------------------------------------------------------------------
+def test_fedcm_normalises_each_update_by_its_own_steps():
+    algorithm = F.make("fedcm", server_lr=0.5)
+    server = algorithm.init_server(vector(10.0))
+    ups = {0: algorithm.Up(d=vector(2.0), run=Run(1, 2, 0.0)), 1: algorithm.Up(d=vector(8.0), run=Run(9, 4, 0.0))}
+    after = serve(algorithm, server, ups, Desk(2, lr=0.5))
+    assert float(after.x.vector[0]) == 7.5  # 10 - 0.5 * 5
+    assert float(after.delta.vector[0]) == 3.0  # (2 / (0.5 * 2) + 8 / (0.5 * 4)) / 2
+
+
+def test_fedcm_with_one_full_step_is_the_heavy_ball_average():
+    alpha = 0.3
+    f = Federation(train={"batch_size": 200})
+    run = f.run("fedcm", alpha=alpha)
+    x, delta = f.initial, f.initial.params.zeros_like()
+    plain = f.run("fedsgd", weighting="uniform")
+    for t in range(1, 4):
+        host = [plain.site(i, round=t) for i in range(4)]
+        gradient = sum((h.gradient(x).x.params for h in host), start=delta.zeros_like()) / 4
+        delta = alpha * gradient + (1 - alpha) * delta
+        x = x - 0.1 * delta
+        assert close(run.servers[t].delta, delta, 1e-4)
+        assert close(run.servers[t].x, x, 1e-5)
+
+
+def test_fedcm_with_alpha_zero_never_moves():
+    run = Federation().run("fedcm", alpha=0.0)
+    assert same(run.x, run.servers[0].x)
+
+
+# -- FedVARP -----------------------------------------------------------------------------------------------------------
+def test_fedvarp_uses_the_old_memory_and_then_replaces_it():
+    algorithm = F.make("fedvarp")
+    server = algorithm.init_server(vector(0.0))
+    host = Desk(clients=4)
+    first = serve(algorithm, server, deltas(algorithm, [vector(1.0), vector(3.0)]), host)
+    assert float(first.x.vector[0]) == -2.0  # mean of (1, 3): no memory yet
+    assert float(first.ybar.vector[0]) == 1.0  # (1 + 3) / 4
+    ups = {1: algorithm.Up(d=vector(7.0), run=Run(1, 1, 0.0)), 3: algorithm.Up(d=vector(5.0), run=Run(1, 1, 0.0))}
+    second = serve(algorithm, first, ups, host)
+    assert float(second.x.vector[0]) == -7.5  # -2 - ((7 - 3 + 5 - 0) / 2 + 1)
+    assert [float(second.y[i].vector[0]) for i in range(4)] == [1.0, 7.0, 0.0, 5.0]
+    assert float(second.ybar.vector[0]) == 3.25
+    assert len(first.y) == 2  # the state before is a value
+
+
+def test_fedvarp_server_rate_scales_the_step():
+    algorithm = F.make("fedvarp", server_lr=0.5)
+    after = serve(algorithm, algorithm.init_server(vector(0.0)), deltas(algorithm, [vector(4.0)]), Desk(clients=4))
+    assert float(after.x.vector[0]) == -2.0
+
+
+def test_fedvarp_mean_memory_is_the_mean_of_the_memories():
+    run = F.run("fedvarp", cohorts=[[0, 1], [1, 3], [0, 3]])
+    total = sum((run.servers[-1].y[i] for i in range(4)), start=run.servers[0].ybar)
+    assert close(run.servers[-1].ybar, total / 4, 1e-5)
+    assert run.servers[-1].ybar.norm() > 0
+
+
+def test_fedvarp_with_updates_equal_to_the_memory_steps_by_its_mean():
+    algorithm = F.make("fedvarp")
+    ups = deltas(algorithm, [vector(1.0), vector(3.0)])
+    first = serve(algorithm, algorithm.init_server(vector(0.0)), ups, Desk(clients=4))
+    second = serve(algorithm, first, ups, Desk(clients=4))
+    assert float(second.x.vector[0] - first.x.vector[0]) == -float(first.ybar.vector[0]) == -1.0
+
+
+# -- FedExP ------------------------------------------------------------------------------------------------------------
+def eta(vectors, host=None, run=None, **options):
+    algorithm = F.make("fedexp", **options)
+    host = host or Desk(len(vectors))
+    ups = deltas(algorithm, vectors)
+    if run is not None:
+        ups = {i: algorithm.Up(d=v, run=run[i]) for i, v in enumerate(vectors)}
+    serve(algorithm, algorithm.init_server(vector(*[0.0] * len(vectors[0].vector))), ups, host)
+    return host.reported["eta_g"]
+
+
+def unit(k, n=10):
+    return vector(*np.eye(n)[k].tolist())
+
+
+def test_fedexp_steps_half_as_far_as_there_are_orthogonal_updates():
+    assert eta([unit(k) for k in range(10)], eps=0.0) == pytest.approx(5.0)
+
+
+def test_fedexp_never_steps_less_than_fedavg():
+    assert eta([vector(1.0, 2.0)] * 3, eps=0.0) == 1.0
+    assert eta([vector(3.0)], eps=0.0) == 1.0
+    assert eta([unit(k) for k in range(10)], eps=1e9) == 1.0
+
+
+def test_fedexp_with_zero_updates_is_finite():
+    assert eta([vector(0.0, 0.0)] * 2, eps=0.0) == 1.0
+
+
+def test_fedexp_eps_plain_times_m_and_decayed():
+    vectors = [unit(k, 4) for k in range(4)]  # sum of squares / m = 1, ||D||^2 = 1/4
+    assert eta(vectors, eps=0.05) == pytest.approx(1 / (2 * 0.30))
+    assert eta(vectors, eps=0.05, eps_mode="times_m") == pytest.approx(1 / (2 * 0.45))
+    assert eta(vectors, eps=0.2, host=Desk(4, lr_decay=0.5)) == pytest.approx(1 / (2 * 0.30))
+
+
+def test_fedexp_may_weight_both_sums_by_samples():
+    runs = [Run(3, 1, 0.0), Run(1, 1, 0.0)]
+    # sum a ||.||^2 = 1; D = (3/4, 1/4), ||D||^2 = 10/16
+    assert eta([unit(0, 2), unit(1, 2)], run=runs, eps=0.0, weighting="samples") == 1.0
+    vectors = [vector(1.0, 0.0), vector(-2.0, 0.1)]
+    # a ||.||^2: 3/4 + 4.01/4 = 1.7525; D = (0.25, 0.025), ||D||^2 = 0.063125
+    assert eta(vectors, run=runs, eps=0.0, weighting="samples") == pytest.approx(1.7525 / 0.12625, rel=1e-5)
+
+
+def test_fedexp_is_judged_by_the_averaged_iterate_from_the_second_round_on():
+    run = F.run("fedexp")
+    judged = [run.algorithm.global_model(s) for s in run.servers]
+    assert same(judged[0], run.servers[0].x)
+    assert same(judged[1], run.servers[1].x)
+    assert close(judged[2], (run.servers[2].x + run.servers[1].x) / 2)
+    assert same(run.algorithm.broadcast(run.servers[2], 0, 0).x, run.servers[2].x)
+    assert all(r["eta_g"] >= 1.0 for r in run.reports)
+
+
+# -- FedGA -------------------------------------------------------------------------------------------------------------
+def test_fedga_displacements_cancel_over_the_participants():
+    f = Federation(rounds=1)
+    run = f.run("fedga", beta=1.0)
+    gradients = [up.g for _, up in run.trips[0].values()]
+    g = run.trips[1][0][0].g
+    total = sum((g - own for own in gradients), start=g.zeros_like())
+    assert total.norm() <= 1e-6 * g.norm()
+
+
+def test_fedga_with_one_full_step_is_a_step_on_the_displaced_gradients():
+    f = Federation(rounds=1, train={"batch_size": 200})
+    run = f.run("fedga", beta=0.5)
+    sites = [f.run("fedavg").site(i, round=1) for i in range(4)]
+    own = [s.gradient(f.initial).x for s in sites]
+    g = sum(own[1:], start=own[0]) / 4
+    displaced = [s.gradient(f.initial - 0.5 * (g - o)).x for s, o in zip(sites, own)]
+    expected = f.initial - 0.1 * (sum(displaced[1:], start=displaced[0]) / 4)
+    assert close(run.x, expected, 1e-5)
+
+
+@pytest.mark.parametrize("mode", ["exact", "stale"])
+def test_fedga_does_not_displace_identical_clients(mode):
+    x, y = images(40)
+    f = Federation(data=(x, y), parts=[range(40)] * 3, clients=3, train={"batch_size": 40, "epochs": 2})
+    assert close(f.run("fedga", beta=1.0, mode=mode).x, f.run("fedavg").x, 1e-5)
+
+
+def test_fedga_keeps_nothing_at_the_client_after_an_exact_round():
+    run = F.run("fedga")
+    assert all(c.x is None and c.g is None for c in run.clients.values())
+    assert run.servers[-1].g is None
+
+
+def test_fedga_says_when_a_client_was_lost_between_the_trips():
+    run = Federation(rounds=1).run("fedga")
+    assert not run.warnings
+    run.round([0, 1, 2], lost=[1])
+    assert "1 of 3 clients" in run.warnings[0]
+    assert run.x.is_finite()
+
+
+def test_fedga_stale_takes_one_trip_and_displaces_from_the_second_participation():
+    f = Federation(rounds=2)
+    stale, plain = f.run("fedga", mode="stale", beta=0.5), f.run("fedavg", weighting="uniform")
+    assert [len(e.down.fields) for e in stale.algorithm.exchanges] == [2]
+    assert stale.algorithm.cost == ("2|w|", "|w|")
+    assert close(stale.servers[1].x, plain.servers[1].x)
+    assert not close(stale.servers[2].x, plain.servers[2].x, 1e-5)
+
+
+def test_fedga_stale_mean_is_of_each_clients_pseudo_gradient():
+    algorithm = F.make("fedga", mode="stale")
+    ups = {0: algorithm.Up(d=vector(2.0), run=Run(1, 2, 0.0)), 1: algorithm.Up(d=vector(8.0), run=Run(9, 4, 0.0))}
+    after = serve(algorithm, algorithm.init_server(vector(10.0)), ups, Desk(2, lr=0.5))
+    assert (float(after.x.vector[0]), float(after.g.vector[0])) == (5.0, 3.0)

@@ -1,0 +1,173 @@
+"""What every registered method must do, whoever wrote it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from fednet import registry
+from fednet.algorithms.state import State, state_sha256
+from fednet.tensors import Tensors
+from fednet.wire.payload import KINDS, Field, Payload, Run, Samples
+from tests.algorithms.harness import Federation, images, same
+
+NAMES = registry.algorithm.names()
+CARRIER = {"tensors": Tensors, "parameters": Tensors, "float": float, "int": int, "run": Run, "samples": Samples,
+           "array": torch.Tensor}
+FAST = {"feddc": {"iterations": 2, "ft_epochs": 1}, "feddcplus": {"iterations": 2, "ft_epochs": 1}}
+MLP = {"name": "mlp", "hidden": [16]}
+BATCH_NORM = {"name": "vgg11", "norm": "batch"}
+GROUP_NORM = {"name": "convnet3", "norm": "instance"}
+
+
+def options(name):
+    """Settings that make a slow method quick; what a method does not know is left out."""
+    known = {f.encode_name for f in msgspec.structs.fields(registry.algorithm.get(name).Config)}
+    return {k: v for k, v in FAST.get(name, {}).items() if k in known}
+
+
+def small(**changes):
+    """Three clients, of 20, 1 and 19 samples; client 2 lacks class 0."""
+    x, y = images(60)
+    lacking = np.flatnonzero(y.numpy() != 0)[:19]
+    rest = np.setdiff1d(np.arange(60), lacking)
+    parts = [rest[:20], rest[20:21], lacking]
+    return Federation(**{"clients": 3, "data": (x, y), "parts": parts, "rounds": 2, **changes})
+
+
+def imaged(model, **changes):
+    x, y = images(24, shape=(3, 32, 32))
+    parts = [range(12), range(12, 24)]
+    return Federation(clients=2, model=model, data=(x, y), parts=parts, rounds=2, public=10, **changes)
+
+
+def finite(state):
+    for f in dataclasses.fields(state):
+        value = getattr(state, f.name)
+        if isinstance(value, Tensors):
+            assert value.is_finite(), f.name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_is_described(name):
+    kind = registry.algorithm.get(name)
+    assert kind.paper
+    assert all(kind.cost)
+    assert len(kind.cost) == len(kind.keeps) == 2
+    assert kind.__doc__
+    assert msgspec.convert({}, kind.Config) == kind.Config()  # every option has a default
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"no_such_option": 1}, kind.Config)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_runs_with_all_kinds_of_participation(name):
+    run = small(rounds=4).run(name, cohorts=[[0], [0, 2], [1], [0, 1, 2]], **options(name))  # 2 is new in round 2
+    for state in [*run.servers, *run.clients.values()]:
+        assert isinstance(state, State)
+        finite(state)
+    judged = run.algorithm.global_model(run.servers[-1])
+    assert (judged is not None) == run.algorithm.has_global
+    if judged is not None:
+        assert run.hub.evaluate(judged).n == 40
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_client_can_be_judged_even_one_never_selected(name):
+    run = small().run(name, cohorts=[[0], [0]], **options(name))
+    for client in (0, 2):
+        host = run.site(client)
+        state = run.clients.get(client, run.algorithm.init_client(run.federation.initial))
+        local = run.locals.get(client, run.federation.initial)
+        assert host.evaluate(run.algorithm.personal(state, local, host)).n == host.n
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_messages_are_as_declared(name):
+    run = small(rounds=1).run(name, **options(name))
+    for exchange, trip in zip(run.algorithm.exchanges, run.trips):
+        for down, up in trip.values():
+            for payload, kind in ((down, exchange.down), (up, exchange.up)):
+                assert isinstance(payload, kind)
+                assert issubclass(kind, Payload)
+                for field, form in kind.fields.items():
+                    check(getattr(payload, field), form, run.setting.shared)
+        assert "statistics" in exchange.up.kinds()
+        assert exchange.up.fields["run"].form == "run"
+
+
+def check(value, form: Field, shared):
+    assert form.kind in KINDS
+    assert isinstance(value, CARRIER[form.form])
+    if form.form == "tensors":
+        assert value.layout == shared
+    if form.form == "parameters":
+        assert value.layout == shared.parameters
+        assert value.buffers.numel() == value.counters.numel() == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_broadcast_alike_for_all_is_one_object(name):
+    run = small(rounds=1).run(name, **options(name))
+    for trip in run.trips:
+        downs = [down for down, _ in trip.values()]
+        for field in type(downs[0]).fields:
+            values = [getattr(d, field) for d in downs]
+            if isinstance(values[0], Tensors):
+                assert all(v is values[0] or v.vector.data_ptr() == values[0].vector.data_ptr() for v in values), field
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_killed_and_resumed_after_every_step_the_bits_are_the_same(name):
+    cohorts = [[0, 2], [1, 2], [0, 1]]
+    one = small(rounds=3).run(name, cohorts=cohorts, **options(name))
+    two = small(rounds=3).run(name, cohorts=cohorts, saved=True, **options(name))
+    assert [state_sha256(s) for s in one.servers] == [state_sha256(s) for s in two.servers]
+    assert {c: state_sha256(s) for c, s in one.clients.items()} == {c: state_sha256(s) for c, s in two.clients.items()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_states_are_values_that_later_rounds_do_not_change(name):
+    run = small().run(name, **options(name))
+    states = [*run.servers, *run.clients.values()]
+    before = [state_sha256(s) for s in states]
+    run.round([0, 1, 2])
+    assert [state_sha256(s) for s in states] == before
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_stated_cost_is_what_crosses(name):
+    run = small(rounds=1).run(name, **options(name))
+    w = run.setting.shared.sizes[0]
+    for way, formula in enumerate(run.algorithm.cost):
+        crossed = sum(value.vector.numel() for trip in run.trips for value in vars(trip[0][way]).values()
+                      if isinstance(value, Tensors))
+        if found := re.fullmatch(r"(\d*)\|(w|base|g)\|", formula):
+            assert crossed == int(found[1] or 1) * w
+        elif formula == "0":
+            assert crossed == 0
+        else:
+            assert "|w|" in formula
+            assert crossed >= w
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("model", [BATCH_NORM, GROUP_NORM], ids=["batch_norm", "group_norm"])
+def test_works_with_normalisation(name, model):
+    run = imaged(model).run(name, **options(name))
+    finite(run.servers[-1])
+    buffers = run.servers[-1].x.buffers
+    if buffers.numel() and name not in ("fedsgd", "local"):  # these average no trained buffer
+        assert not torch.equal(buffers, run.servers[0].x.buffers)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_order_of_ids_in_the_cohort_does_not_matter(name):
+    one, two = (small(rounds=1).run(name, cohorts=[c], **options(name)) for c in ([0, 1, 2], [2, 0, 1]))
+    assert state_sha256(one.servers[-1]) == state_sha256(two.servers[-1])
+    assert same(one.servers[0].x, two.servers[0].x)
