@@ -19,7 +19,17 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fednet.algorithms.base import Algorithm, AlgorithmConfig, NonNegative, Payload, Positive, State, Statistics, Tensors, Weights
+from fednet.algorithms.base import (
+    Algorithm,
+    AlgorithmConfig,
+    NonNegative,
+    Payload,
+    Positive,
+    State,
+    Statistics,
+    Tensors,
+    Weights,
+)
 from fednet.registry import algorithm
 
 

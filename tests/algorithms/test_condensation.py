@@ -1,6 +1,8 @@
-"""Condensation by gradient matching (sheet 3). Reduced setting throughout: K = 20 or less, real batches of 32 or less."""
+"""Condensation by gradient matching (sheet 3). Reduced setting throughout: K = 20, real batches of 32, or less."""
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 import pytest
@@ -69,7 +71,8 @@ def plainly(x, y, plan):
             if len(rows) > plan.real_batch:
                 rows = rows[torch.from_numpy(streams[c].choice(len(rows), plan.real_batch, replace=False))]
             g_real = torch.autograd.grad(F.cross_entropy(net(x[rows]), y[rows]), list(net.parameters()))
-            g_syn = torch.autograd.grad(F.cross_entropy(net(image), torch.tensor([c])), list(net.parameters()), create_graph=True)
+            loss = F.cross_entropy(net(image), torch.tensor([c]))
+            g_syn = torch.autograd.grad(loss, list(net.parameters()), create_graph=True)
             d = torch.zeros(())
             for a, b in zip(g_syn, g_real):
                 if a.dim() > 1:
@@ -146,7 +149,7 @@ def test_streams_of_each_class_are_its_own():
 def test_a_step_is_at_most_the_learning_rate_times_v():
     x, y = data()
     steps = [run(Plan(iterations=k, real_batch=32, clip_v=0.2), (x, y)).x for k in range(6)]
-    for a, b in zip(steps, steps[1:]):
+    for a, b in itertools.pairwise(steps):
         moved = (b - a).flatten(1).norm(dim=1)
         assert (moved <= 3.0 * 0.2 * (1 + 1e-5)).all()
         assert (moved > 0).all()
@@ -197,7 +200,7 @@ def test_samples_that_are_no_float_images_are_refused(x):
         condense(Conv(), fresh, x, torch.zeros(2, dtype=torch.int64), rng, REDUCED)
 
 
-# -- the distance --------------------------------------------------------------------------------------------------------
+# -- the distance -----------------------------------------------------------------------------------------------------
 def gradients(seed=0, scale=10.0):
     g = seeds.torch_rng(seed, "g")
     return {"conv": scale * torch.randn(1, 4, 3, 3, 3, generator=g), "fc": scale * torch.randn(1, 5, 7, generator=g)}
@@ -242,7 +245,7 @@ def test_classes_have_a_distance_each():
     assert match_distance(both, goal).tolist() == pytest.approx([match_distance(a, b).item(), 0.0], abs=1e-5)
 
 
-# -- the step --------------------------------------------------------------------------------------------------------------
+# -- the step ---------------------------------------------------------------------------------------------------------
 def test_each_image_is_clipped_by_its_own_norm_before_decay_and_momentum():
     x, g = torch.tensor([[[[2.0]]], [[[4.0]]]]), torch.tensor([[[[10.0]]], [[[0.5]]]])
     zero = torch.zeros_like(g)
