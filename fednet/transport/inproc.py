@@ -1,0 +1,153 @@
+"""A server and its clients in one process and one thread, with no sockets. Both ends carry bytes, as a network would.
+
+Messages of one connection keep their order; those of different connections reach the server in an order drawn from a
+seed, so that whatever depends on the order of arrival is found out. `poll` never waits: there is nobody to wait for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from fednet import seeds
+from fednet.errors import LocalProtocolError
+from fednet.transport.base import MAX_FRAMES, Closed, Event, Frames, Opened, Received
+
+
+class Inproc:
+    """What stands for the network: one server at a time, and any number of clients."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._rng = seeds.rng(seed, "inproc")
+        self._server: InprocServer | None = None
+        self._clients: list[InprocClient] = []
+        self._given = 0
+
+    def server(self) -> InprocServer:
+        """A new server; clients that wait for one connect to it."""
+        if self._server is not None:
+            raise LocalProtocolError("there is a server in this process already; close it first.")
+        self._server = InprocServer(self)
+        for client in self._clients:
+            self._connect(client)
+        return self._server
+
+    def client(self, user: str | None = None) -> InprocClient:
+        """A new client. `user` stands for a CURVE key it would have proved."""
+        client = InprocClient(self, user)
+        self._clients.append(client)
+        self._connect(client)
+        return client
+
+    def _connect(self, client: InprocClient) -> None:
+        if self._server is not None and client.conn is None:
+            self._given += 1
+            client.conn = b"\x00" + self._given.to_bytes(4, "big")
+            client.inbox.append(Opened(b""))
+            self._server.peers[client.conn] = client
+            self._server.inboxes[client.conn] = deque()
+
+    def _disconnect(self, client: InprocClient) -> None:
+        if client.conn is None:
+            return
+        if self._server is not None:
+            del self._server.peers[client.conn]
+            if client.conn in self._server.seen or self._server.inboxes[client.conn]:
+                self._server.inboxes[client.conn].append(Closed(client.conn))
+            else:
+                del self._server.inboxes[client.conn]  # the server never knew of it
+        client.conn = None
+        client.inbox.append(Closed(b""))
+
+
+class InprocServer:
+    address = "inproc"
+
+    def __init__(self, network: Inproc) -> None:
+        self._network = network
+        self._closed = False
+        self.peers: dict[bytes, InprocClient] = {}
+        self.inboxes: dict[bytes, deque[Event]] = {}
+        self.seen: set[bytes] = set()
+
+    def poll(self, timeout_s: float | None) -> list[Event]:
+        events: list[Event] = []
+        waiting = [conn for conn, inbox in self.inboxes.items() if inbox]
+        while waiting:
+            at = int(self._network._rng.integers(len(waiting))) if len(waiting) > 1 else 0
+            conn = waiting[at]
+            event = self.inboxes[conn].popleft()
+            if conn not in self.seen:
+                self.seen.add(conn)
+                events.append(Opened(conn))
+            events.append(event)
+            if isinstance(event, Closed):
+                self.seen.discard(conn)
+                del self.inboxes[conn]
+                waiting.pop(at)
+            elif not self.inboxes[conn]:
+                waiting.pop(at)
+        return events
+
+    def send(self, conn: bytes, frames: Frames) -> bool:
+        client = self.peers.get(conn)
+        if client is None or not 1 <= len(frames) <= MAX_FRAMES:
+            return False
+        client.inbox.append(Received(b"", tuple(bytes(frame) for frame in frames)))
+        return True
+
+    def wake(self) -> None:
+        """`poll` never waits."""
+
+    def drop(self, conn: bytes, hang_up: bool = False) -> None:
+        client = self.peers.get(conn)
+        if client is not None and hang_up:
+            client.reconnect()
+
+    def traffic(self) -> dict[bytes | int, tuple[int, int]]:
+        return {}
+
+    def close(self, linger_s: float = 1.0) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._network._server = None
+        for client in self.peers.values():
+            client.conn = None
+            client.inbox.append(Closed(b""))
+        self.peers.clear()
+        self.inboxes.clear()
+
+
+class InprocClient:
+    def __init__(self, network: Inproc, user: str | None) -> None:
+        self._network = network
+        self._user = user
+        self.conn: bytes | None = None
+        self.inbox: deque[Event] = deque()
+
+    def poll(self, timeout_s: float | None) -> list[Event]:
+        events = list(self.inbox)
+        self.inbox.clear()
+        return events
+
+    def send(self, frames: Frames) -> bool:
+        server = self._network._server
+        if server is None or self.conn is None or not 1 <= len(frames) <= MAX_FRAMES:
+            return False
+        server.inboxes[self.conn].append(Received(self.conn, tuple(bytes(frame) for frame in frames), self._user))
+        return True
+
+    def wake(self) -> None:
+        """`poll` never waits."""
+
+    def reconnect(self, address: str | None = None) -> None:
+        self._network._disconnect(self)
+        self._network._connect(self)
+
+    def traffic(self) -> dict[bytes | int, tuple[int, int]]:
+        return {}
+
+    def close(self, linger_s: float = 1.0) -> None:
+        self._network._disconnect(self)
+        if self in self._network._clients:
+            self._network._clients.remove(self)

@@ -1,0 +1,155 @@
+"""A slow link in place of a fast one: bandwidth, latency and jitter, without ever blocking.
+
+A message leaves the sender when those before it have, takes its bytes over the bandwidth, then travels for the latency
+and up to the jitter; it is on hold here for that long. `Link.time` is the same reckoning for a clock that is virtual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fednet.errors import ConfigError, unknown
+from fednet.transport.base import ClientTransport, Closed, Event, Frames, Opened, Received
+from fednet.transport.framing import framing
+from fednet.transport.lanes import Lane, wait
+
+Direction = Literal["up", "down"]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A client's connection. Megabits (10^6) a second, None for unlimited; milliseconds one way."""
+
+    up_mbps: float | None = None
+    down_mbps: float | None = None
+    latency_ms: float = 0.0
+    jitter_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("up_mbps", "down_mbps"):
+            rate = getattr(self, name)
+            if rate is not None and not rate > 0:
+                raise ConfigError(f"link.{name}: expected a bandwidth above 0, or null for no limit, got {rate}.")
+        for name in ("latency_ms", "jitter_ms"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"link.{name}: expected milliseconds >= 0, got {getattr(self, name)}.")
+
+    def busy(self, nbytes: int, direction: Direction) -> float:
+        """Seconds for which `nbytes` occupy the link: the next message waits for so long."""
+        rate = self.up_mbps if direction == "up" else self.down_mbps
+        return 0.0 if rate is None else nbytes * 8 / (rate * 1e6)
+
+    def flight(self, rng: np.random.Generator | None = None) -> float:
+        """Seconds from the last byte's leaving to its arrival; the jitter is uniform, and nothing without an `rng`."""
+        jitter = self.jitter_ms * rng.random() if rng is not None and self.jitter_ms else 0.0
+        return (self.latency_ms + jitter) / 1e3
+
+    def time(self, nbytes: int, direction: Direction, rng: np.random.Generator | None = None) -> float:
+        """Seconds from the first byte's leaving to the last one's arrival, on an idle link."""
+        return self.busy(nbytes, direction) + self.flight(rng)
+
+
+PROFILES = {
+    # The first three from WebPageTest's connectivity.ini, where latency is a round trip; here it is one way.
+    # "3G": 1.6/0.768 Mbit/s down/up, 300 ms.
+    "3g": Link(up_mbps=0.768, down_mbps=1.6, latency_ms=150.0),
+    # "4G": 9/9 Mbit/s, 170 ms.
+    "4g": Link(up_mbps=9.0, down_mbps=9.0, latency_ms=85.0),
+    # "DSL": 1.5/0.384 Mbit/s, 50 ms.
+    "dsl": Link(up_mbps=0.384, down_mbps=1.5, latency_ms=25.0),
+    # "Wi-Fi" of Firefox's network monitor: 30/15 Mbit/s, 2 ms.
+    "wifi": Link(up_mbps=15.0, down_mbps=30.0, latency_ms=1.0),
+    # Gigabit Ethernet through one switch.
+    "lan": Link(up_mbps=1000.0, down_mbps=1000.0, latency_ms=0.1),
+}
+
+
+def profile(name: str) -> Link:
+    """Raises ConfigError for a name that is none."""
+    if name not in PROFILES:
+        raise ConfigError(f"link.profile: {unknown('profile', name, PROFILES)}")
+    return PROFILES[name]
+
+
+class _Half:
+    """One direction of one link."""
+
+    def __init__(self) -> None:
+        self.free_at = 0.0
+        self.lane: Lane[Received] = Lane()
+
+
+class ShapedClient:
+    """`inner` over `link`, in both directions.
+
+    `link_of(frames)` names the link of each message, and gives it, where one connection carries several clients that
+    have one each. `curve` tells which framing to reckon with. `now` in seconds. `poll` may return empty before its
+    time is over, when something on hold has left.
+    """
+
+    def __init__(self, inner: ClientTransport, link: Link, now: Callable[[], float], rng: np.random.Generator, *,
+                 link_of: Callable[[Frames], tuple[Hashable, Link]] | None = None, curve: bool = False) -> None:
+        self.inner = inner
+        self._link_of = link_of or (lambda frames: (None, link))
+        self._now, self._rng, self._curve = now, rng, curve
+        self._halves: dict[tuple[Direction, Hashable], _Half] = {}
+        self._open = False
+
+    def poll(self, timeout_s: float | None) -> list[Event]:
+        events: list[Event] = list(self._ready("down"))
+        dues = [half.lane.due() for half in self._halves.values()]
+        for event in self.inner.poll(0.0 if events else wait(timeout_s, self._now(), dues)):
+            if isinstance(event, Received):
+                self._hold("down", event)
+                continue
+            if isinstance(event, Closed):
+                self._halves.clear()  # what was under way is lost with the connection
+            self._open = isinstance(event, Opened)
+            events.append(event)
+        self._send_ready()  # not before: the connection for which it was meant might have ended
+        return [*events, *self._ready("down")]
+
+    def send(self, frames: Frames) -> bool:
+        if not self._open:
+            return False
+        self._hold("up", Received(b"", tuple(frames)))
+        self._send_ready()
+        return True
+
+    def wake(self) -> None:
+        self.inner.wake()
+
+    def reconnect(self, address: str | None = None) -> None:
+        self._halves.clear()
+        self._open = False
+        self.inner.reconnect(address)
+
+    def traffic(self) -> dict[bytes | int, tuple[int, int]]:
+        return self.inner.traffic()
+
+    def close(self, linger_s: float = 1.0) -> None:
+        """What is on hold leaves at once: a run that is over need not wait for an emulated link."""
+        for (direction, _), half in self._halves.items():
+            if direction == "up":
+                for message in half.lane.ready(float("inf")):
+                    self.inner.send(message.frames)
+        self.inner.close(linger_s)
+
+    def _hold(self, direction: Direction, message: Received) -> None:
+        name, link = self._link_of(message.frames)
+        half = self._halves.setdefault((direction, name), _Half())
+        nbytes = sum(framing(len(frame), curve=self._curve) for frame in message.frames)
+        half.free_at = max(self._now(), half.free_at) + link.busy(nbytes, direction)
+        half.lane.hold(half.free_at + link.flight(self._rng), message)
+
+    def _ready(self, direction: Direction) -> list[Received]:
+        now = self._now()
+        return [m for (where, _), half in self._halves.items() if where == direction for m in half.lane.ready(now)]
+
+    def _send_ready(self) -> None:
+        for message in self._ready("up"):
+            self.inner.send(message.frames)
