@@ -62,9 +62,10 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
     transport: Any
     pump, loop = None, None
     if bind is None:
-        from fednet.transport.inproc import pair
+        from fednet.transport.inproc import Inproc
 
-        transport, client_end = pair(config.seed)
+        network = Inproc(config.seed)
+        transport, client_end = network.server(), network.client()
     else:
         from fednet.transport.zeromq import ZmqServer
 
