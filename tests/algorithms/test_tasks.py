@@ -32,7 +32,7 @@ def test_cross_entropy_is_the_log_of_the_true_class():
 
 def test_a_sequence_is_judged_at_every_position():
     c = task.get("classification")()
-    logits = torch.tensor([[[3.0, 0.0, 3.0], [0.0, 3.0, 0.0]]])  # (1, 2, 3): predicts 0 1 0
+    logits = torch.tensor([[[3.0, 0.0], [0.0, 3.0], [3.0, 0.0]]])  # (1, 3, 2): predicts 0 1 0
     y = torch.tensor([[0, 1, 1]])
     assert c.counts(logits, y).tolist() == [[1, 1], [1, 2]]
     assert c.losses(logits, y).shape == (1,)
