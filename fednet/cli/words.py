@@ -69,10 +69,10 @@ def waiting_for(info: Mapping[str, Any], now: float) -> str:
     if arrived or waiting:
         pieces.append(f"{len(arrived)} of {len(arrived) + len(waiting)} replies")
     if waiting:
-        first = waiting[0]
+        first = min(waiting, key=lambda w: (w.get("phase") == "queued", w.get("since") or 0.0))  # the one longest at it
         at = [str(first["phase"])] if first.get("phase") is not None else []
-        if first.get("step") is not None:
-            at.append(f"step {first['step']}" + (f" of {first['steps']}" if first.get("steps") else ""))
+        if first.get("steps"):
+            at.append(f"step {first['step']} of {first['steps']}")
         if first.get("since") is not None:
             at.append(span(max(0.0, now - first["since"])))
         host = f" on {first['host']}" if first.get("host") else ""
