@@ -25,7 +25,13 @@ _FROM = {
 }
 _HOME = {name: module for module, names in _FROM.items() for name in names}
 
-__all__ = ["__version__", *_HOME]
+__all__ = [
+    "__version__", "Accuracy", "Algorithm", "AlgorithmConfig", "Condensed", "ConfigError", "Control", "Count", "Data",
+    "DataError", "Delta", "Empty", "Exchange", "FednetError", "Fraction", "Layout", "NonNegative", "Nothing",
+    "Payload", "PerClient", "Positive", "Run", "Samples", "Scalar", "Shared", "State", "Statistics", "Sum", "Tensors",
+    "Weights", "algorithm", "compressor", "dataset", "kind", "mean", "model", "open_run", "partitioner", "run",
+    "task", "train",
+]
 
 if TYPE_CHECKING:
     from fednet.algorithms.base import Algorithm, AlgorithmConfig, Count, Exchange, Fraction, NonNegative, Positive

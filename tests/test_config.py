@@ -199,7 +199,7 @@ def test_what_strict_yaml_refuses(written, text, says):
     ("train:\n\n  optimizer: sdg", "c.yaml:3: train.optimizer: expected one of sgd, adam, adamw, got 'sdg'. Did you mean sgd?"),
     ("train: {clip_norm: []}", "c.yaml:1: train.clip_norm: expected a float > 0 or null, got a list."),
     ("round: {start: some}", "c.yaml:1: round.start: expected all or a whole number >= 1, got 'some'."),
-    ("load: a.py", "c.yaml:1: load: expected a list of texts, got 'a.py'."),
+    ("load: a.py", "c.yaml:1: load: expected a list, each item text, got 'a.py'."),
     ("model: {trainable: 3}", "c.yaml:1: model.trainable: expected text, got 3. Put it in quotes to make it text."),
     ("track: [wandb]", "c.yaml:1: track[0]: expected tensorboard, got 'wandb'."),
     ("faults:\n  schedule:\n    - {round: 1, client: 0, kind: drop_before_sending}\n    - {round: 0, kind: crash}",

@@ -17,7 +17,7 @@ from fednet.cli import words
 
 
 class Display:
-    """Called by the engine's loop; never blocks, and holds nothing the run needs."""
+    """Called by the engine's loop; holds nothing the run needs. The engine enters it when it has forked what it forks."""
 
     def __init__(self, quiet: bool = False, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)
@@ -45,7 +45,7 @@ class Display:
         self.waiting = {}
 
     def progress(self, info: Mapping[str, Any]) -> None:
-        """info: `waiting` (a list of records client, host, pid, device, phase, step, steps, since), `done`, `asked`; all optional."""
+        """info: `waiting`, a list of records (client, host, pid, device, phase, step, steps, since), and `arrived`, a list of ids."""
         self.waiting = dict(info)
 
     def round_done(self, record: Mapping[str, Any]) -> None:

@@ -65,13 +65,14 @@ def waiting_for(info: Mapping[str, Any], now: float) -> str:
     """Whom the round waits for: `waits for client 3 on b (train, step 7 of 20, 4s)`."""
     waiting = list(info.get("waiting") or ())
     pieces = []
-    if info.get("asked") is not None:
-        pieces.append(f"{info.get('done', 0)} of {info['asked']} replies")
+    arrived = list(info.get("arrived") or ())
+    if arrived or waiting:
+        pieces.append(f"{len(arrived)} of {len(arrived) + len(waiting)} replies")
     if waiting:
-        first = waiting[0]
+        first = min(waiting, key=lambda w: (w.get("phase") == "queued", w.get("since") or 0.0))  # the one longest at it
         at = [str(first["phase"])] if first.get("phase") is not None else []
-        if first.get("step") is not None:
-            at.append(f"step {first['step']}" + (f" of {first['steps']}" if first.get("steps") else ""))
+        if first.get("steps"):
+            at.append(f"step {first['step']} of {first['steps']}")
         if first.get("since") is not None:
             at.append(span(max(0.0, now - first["since"])))
         host = f" on {first['host']}" if first.get("host") else ""
@@ -92,21 +93,17 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     row("algorithm", summary.get("algorithm"))
     row("rounds", summary.get("rounds"))
     accuracy = summary.get("accuracy") if isinstance(summary.get("accuracy"), Mapping) else {}
-    for name, key in (("final accuracy", "final"), ("best accuracy", "best"), ("mean of the last 10", "last10")):
-        value = summary.get(f"{key}_accuracy", (accuracy or {}).get(key))
-        if isinstance(value, Mapping):
-            at = f" in round {value['round']}" if value.get("round") is not None else ""
-            value = value.get("accuracy", value.get("value"))
-            row(name, f"{percent(value)}{at}" if value is not None else None)
-        else:
-            row(name, percent(value) if isinstance(value, (int, float)) else None)
+    accuracy = accuracy or {}
+    at = f" in round {accuracy['best_round']}" if accuracy.get("best_round") is not None else ""
+    for name, key, more in (("final accuracy", "final", ""), ("best accuracy", "best", at), ("mean of the last 10", "last10", "")):
+        row(name, percent(accuracy[key]) + more if isinstance(accuracy.get(key), (int, float)) else None)
+    for name, value in dict(summary.get("personal") or {}).items():
+        row(f"clients' tests, {name}", percent(value) if isinstance(value, (int, float)) else None)
     sent = summary.get("bytes")
     if isinstance(sent, Mapping):
         for way in ("down", "up"):
             row(f"sent {way}", mb(sent[way]) if isinstance(sent.get(way), (int, float)) else None)
     row("wall-clock", span(summary["seconds"]) if isinstance(summary.get("seconds"), (int, float)) else None)
-    row("stopped", summary.get("stopped"))
     row("model_sha256", summary.get("model_sha256"))
     row("clients_sha256", summary.get("clients_sha256"))
-    row("report", summary.get("report"))
     return rows

@@ -199,7 +199,7 @@ def describe(kind: Any) -> str:
     if shape == "struct":
         return "a mapping"
     if shape == "list":
-        return f"a list of {describe(get_args(bare)[0]).removeprefix('a ')}s" if get_args(bare) and get_args(bare)[0] is not Any else "a list"
+        return f"a list, each item {describe(get_args(bare)[0])}" if get_args(bare) and get_args(bare)[0] is not Any else "a list"
     if shape == "dict":
         return "a mapping"
     words = {int: "a whole number", float: "a float", str: "text", bool: "true or false", type(None): "null", Any: "a value"}

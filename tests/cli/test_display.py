@@ -48,15 +48,15 @@ def test_terminal_is_left_with_the_rounds_and_without_the_live_line():
 
 
 def test_waiting_names_the_client_its_host_and_its_step():
-    info = {"asked": 5, "done": 3, "waiting": [{"client": 7, "host": "b", "phase": "train", "step": 2, "steps": 20, "since": 100.0}, {"client": 8}]}
+    info = {"arrived": [0, 1, 2], "waiting": [{"client": 7, "host": "b", "phase": "train", "step": 2, "steps": 20, "since": 100.0}, {"client": 8}]}
     assert words.waiting_for(info, 104.0) == "3 of 5 replies, waits for client 7 on b (train, step 2 of 20, 4s) and 1 more"
     assert words.waiting_for({}, 0.0) == ""
 
 
 def test_final_table_holds_what_was_measured_and_nothing_else():
-    text = shown(lambda d: d.finished({"algorithm": "fedavg", "rounds": 20, "final_accuracy": 0.9, "best_accuracy": {"accuracy": 0.91, "round": 18},
+    text = shown(lambda d: d.finished({"algorithm": "fedavg", "rounds": 20, "accuracy": {"final": 0.9, "best": 0.91, "best_round": 18, "last10": None},
                                        "bytes": {"up": 10_000_000, "down": 12_000_000}, "seconds": 65.0, "model_sha256": "ab" * 32}))
-    assert [line.split(maxsplit=2)[:2] for line in text.splitlines() if line.strip()][0] == ["algorithm", "fedavg"]
+    assert next(line.split(maxsplit=2)[:2] for line in text.splitlines() if line.strip()) == ["algorithm", "fedavg"]
     assert "91.00 % in round 18" in text
     assert "10.00 MB" in text
     assert "1m05s" in text
