@@ -78,19 +78,18 @@ class FedDPC(Algorithm):
         d, r = up.d, up.d
         if fold.gg > 0.0:
             r = d.with_vector(torch.sub(d.vector, server.delta.vector, alpha=d.dot(server.delta) / fold.gg))
-        u = r
-        if self.config.scaling:
-            whole = d.norm()
-            rest = whole if r is d else r.norm()
-            if rest > NOISE * whole:
-                ratio = whole / rest
-                if self.config.max_ratio is not None:
-                    ratio = min(ratio, self.config.max_ratio)
-                u = r * (self.config.lam + ratio)
-            else:
-                host.warn(f"feddpc: client {client_id}'s update lies along the last global update; it counts as 0.")
-                u = r * 0.0
+        u = r * self.factor(client_id, d, r, host) if self.config.scaling else r
         return self.Fold(u=fold.u.add(u), gg=fold.gg)
+
+    def factor(self, client_id, d, r, host) -> float:
+        """lambda + ||D_j|| / ||r_j||; 0 where the residual is rounding noise."""
+        whole = d.norm()
+        rest = whole if r is d else r.norm()
+        if rest <= NOISE * whole:
+            host.warn(f"feddpc: client {client_id}'s update lies along the last global update; it counts as 0.")
+            return 0.0
+        ratio = whole / rest
+        return self.config.lam + (ratio if self.config.max_ratio is None else min(ratio, self.config.max_ratio))
 
     def finish(self, fold, server, cohort, host):
         delta = fold.u.mean()

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -47,10 +46,10 @@ def test_evaluation_is_in_eval_mode_and_changes_no_buffer():
 
 
 def test_a_class_at_each_position_of_a_sequence():
-    outputs = torch.stack([X, X])  # (2, 4, 3)
+    outputs = torch.stack([X, X]).transpose(1, 2)  # (2, 3, 4)
     y = torch.stack([Y, 1 - Y])
     task = Classification()
     assert task.counts(outputs, y).tolist() == [[1, 3, 0], [4, 4, 0]]
     assert task.losses(outputs, y).shape == (2,)
     assert float(task.losses(outputs, y).mean()) == pytest.approx(float(task.loss(outputs, y)))
-    assert task.accuracy(np.array([[1, 3], [4, 4]])) == 0.5
+    assert task.accuracy(torch.tensor([[1, 3], [4, 4]])) == 0.5
