@@ -7,8 +7,8 @@
     seeds: [0, 1, 2]
     select: {by: validation_accuracy, grid: {train.lr: [0.01, 0.1]}}
 
-A cell is one run, in a process of its own, in OUT/SWEEP/CELL. Cells of one seed are paired: they see the same partition,
-initial weights and participants, since those depend on the seed alone. A cell that was cut short is resumed.
+A cell is one run, in a process of its own, in OUT/SWEEP/CELL. Cells of one seed are paired: they see the same
+partition, initial weights and participants, since those depend on the seed alone. A cell that was cut short is resumed.
 """
 
 from __future__ import annotations
@@ -75,21 +75,23 @@ class Cell:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Run directories of the cells that are done, and of those that `select` chose (all, without it, once all are done)."""
+    """Run directories of the cells that are done, and, once all are, of those that `select` chose (all, without it)."""
 
     done: tuple[Path, ...]
     chosen: tuple[Path, ...]
     elsewhere: tuple[str, ...]  # cells that other processes are at
 
 
-# -- what there is to run ------------------------------------------------------------------------------------------------
+# -- what there is to run --------------------------------------------------------------------------------------------
 def load(path: str | Path) -> Sweep:
     """A sweep file; its `base` made absolute, its name the file's where it has none. Raises ConfigError."""
     path = Path(path)
     try:
         tree = compose(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:
-        raise ConfigError(f"{path}: there is no such file; expected a sweep file or a configuration with --grid.") from None
+        raise ConfigError(
+            f"{path}: there is no such file; expected a sweep file or a configuration with --grid."
+        ) from None
     sweep: Sweep = fit.struct(tree, Sweep, "")
     base = path.parent / sweep.base
     if not base.is_file():
@@ -136,12 +138,14 @@ def _check_values(sweep: Sweep, where: str) -> None:
     if not sweep.seeds or len(set(sweep.seeds)) < len(sweep.seeds):
         raise ConfigError(f"{where}: seeds: expected different whole numbers, got {sweep.seeds}.")
     if sweep.select and not sweep.select.by.startswith("validation"):
-        raise ConfigError(f"{where}: select.by: expected a number of the validation split, such as validation_accuracy, got "
-                          f"{sweep.select.by!r}; what is chosen on the test set is no test any more.")
+        raise ConfigError(
+            f"{where}: select.by: expected a number of the validation split, such as validation_accuracy, got "
+            f"{sweep.select.by!r}; what is chosen on the test set is no test any more."
+        )
 
 
 def cells(sweep: Sweep) -> list[Cell]:
-    """Every combination, seed by seed, so that an unfinished sweep has whole comparisons. Names are stable and differ."""
+    """Every combination, by seed, so that an unfinished sweep has whole comparisons. Names are stable, and differ."""
     made, taken = [], set()
     grid = sweep.select.grid if sweep.select else {}
     for seed in sweep.seeds:
@@ -194,14 +198,19 @@ def _short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-# -- running it ----------------------------------------------------------------------------------------------------------
-def check(sweep: Sweep, load_files: Sequence[str] = ()) -> dict[str, str]:
-    """Checks every cell's configuration before anything starts. Returns the SHA-256 of each cell's whole configuration."""
+# -- running it ------------------------------------------------------------------------------------------------------
+def check(sweep: Sweep, load_files: Sequence[str] = (), sets: Sequence[str] = ()) -> dict[str, str]:
+    """Checks every cell's configuration before anything starts. Returns the SHA-256 of each one's whole configuration.
+
+    sets: further `--set`s that all cells get.
+    """
     hashes = {}
     for cell in cells(sweep):
-        made = config.load(sweep.base, cell.sets, load_files)
+        made = config.load(sweep.base, [*sets, *cell.sets], load_files)
         if sweep.select and not made.data.validation:
-            raise ConfigError(f"{sweep.base}: data.validation: expected a share above 0, since select.by is {sweep.select.by!r}, got 0.")
+            raise ConfigError(
+                f"{sweep.base}: data.validation: expected a share above 0 for select.by {sweep.select.by!r}, got 0."
+            )
         text = json.dumps(config.to_mapping(made), sort_keys=True, default=str)
         hashes[cell.name] = hashlib.sha256(text.encode()).hexdigest()
     return hashes
@@ -237,18 +246,37 @@ def state(folder: Path, cell: Cell) -> str:
 def command(sweep: Sweep, cell: Cell, out: str | Path, extra: Sequence[str] = ()) -> list[str]:
     """The command line of a cell. Always with --resume: it starts what has not begun and leaves alone what is done."""
     sets = itertools.chain.from_iterable(("--set", s) for s in cell.sets)
-    return [sys.executable, "-m", "fednet.cli.main", "run", sweep.base, "--out", str(home(sweep, out)), "--resume", *sets, *extra]
+    return [
+        sys.executable,
+        "-m",
+        "fednet.cli.main",
+        "run",
+        sweep.base,
+        "--out",
+        str(home(sweep, out)),
+        "--resume",
+        *extra,
+        *sets,  # last, so that a cell's own settings stand
+    ]
 
 
-def run(sweep: Sweep, out: str | Path, *, only: str | None = None, extra: Sequence[str] = (), load_files: Sequence[str] = (),
-        say: Callable[[str], None] = lambda text: None,
-        line: Callable[[Sweep, Cell, str | Path, Sequence[str]], list[str]] = command) -> Outcome:
+def run(
+    sweep: Sweep,
+    out: str | Path,
+    *,
+    only: str | None = None,
+    extra: Sequence[str] = (),
+    load_files: Sequence[str] = (),
+    say: Callable[[str], None] = lambda text: None,
+    line: Callable[[Sweep, Cell, str | Path, Sequence[str]], list[str]] = command,
+) -> Outcome:
     """Runs the cells that nobody else is at, one after the other. only: I/N; extra: further arguments of `fednet run`.
 
-    Raises ConfigError where a cell was done under another configuration, CannotGoOn (at the end) where cells failed, Stopped
-    on SIGTERM, SIGUSR1, Ctrl-C or where a cell itself was stopped.
+    Raises ConfigError where a cell was done under another configuration, CannotGoOn (at the end) where cells failed,
+    Stopped on SIGTERM, SIGUSR1, Ctrl-C or where a cell itself was stopped.
     """
-    hashes = check(sweep, load_files)
+    sets = [value for flag, value in itertools.pairwise(extra) if flag == "--set"]
+    hashes = check(sweep, load_files, sets)
     for file in load_files:
         extra = [*extra, "--load", file]
     folder, todo = home(sweep, out), cells(sweep)
@@ -277,7 +305,9 @@ def run(sweep: Sweep, out: str | Path, *, only: str | None = None, extra: Sequen
                 failed.append(cell.name)
                 say(f"    failed with exit status {status}, see {books / (cell.name + '.log')}")
     if failed:
-        raise CannotGoOn(f"{len(failed)} of {len(mine)} cells failed: {', '.join(failed[:5])}; their logs are in {books}.")
+        raise CannotGoOn(
+            f"{len(failed)} of {len(mine)} cells failed: {', '.join(failed[:5])}; their logs are in {books}."
+        )
     done = {c.name: folder / c.name for c in todo if (books / f"{c.name}.done").exists()}
     chosen = _select(sweep, todo, folder) if len(done) == len(todo) else []
     away = tuple(c.name for c in todo if c.name not in done and claims.holder(books, c.name))
@@ -289,7 +319,9 @@ def _is_done(books: Path, cell: Cell, sha256: str) -> bool:
     if not path.exists():
         return False
     if path.read_text(encoding="utf-8").strip() != sha256:
-        raise ConfigError(f"{books.parent / cell.name} was run under another configuration; give the sweep another `name` or --out.")
+        raise ConfigError(
+            f"{books.parent / cell.name} was run under another configuration; give the sweep another `name` or --out."
+        )
     return True
 
 
@@ -307,7 +339,9 @@ def _settle(books: Path, cell: Cell, status: int, sha256: str) -> None:
 def _one(line: list[str], log: Path, held: claims.Claim, stop: Stop) -> int:
     """Runs one cell's process to its end, or to a clean stop where one is asked for. Returns its exit status."""
     with log.open("ab") as out:
-        process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            line, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
     try:
         held.add(process.pid)
         beat, deadline = time.monotonic(), None
@@ -351,7 +385,7 @@ class Stop:
             signal.signal(number, old)
 
 
-# -- choosing ------------------------------------------------------------------------------------------------------------
+# -- choosing --------------------------------------------------------------------------------------------------------
 def _select(sweep: Sweep, all_cells: Sequence[Cell], folder: Path) -> list[str]:
     """The names of the chosen cells; what was chosen and why stands in `selection.json`. Ties go to the first point."""
     if sweep.select is None:
@@ -372,7 +406,11 @@ def _select(sweep: Sweep, all_cells: Sequence[Cell], folder: Path) -> list[str]:
 
 def _score(run: Path, by: str) -> float:
     """The last value of `by` in `rounds.jsonl`."""
-    values = [r[by] for r in map(json.loads, (run / "rounds.jsonl").read_text(encoding="utf-8").splitlines()) if r.get(by) is not None]
+    values = [
+        r[by]
+        for r in map(json.loads, (run / "rounds.jsonl").read_text(encoding="utf-8").splitlines())
+        if r.get(by) is not None
+    ]
     if not values:
         raise ConfigError(f"{run / 'rounds.jsonl'}: no round has {by}, by which select chooses.")
     return float(values[-1])

@@ -19,8 +19,8 @@ VALUES = {
     "test_loss": "test loss",
     "train_loss": "training loss",
 }
-# Okabe and Ito's colours, told apart by the colour-blind; their order alternates dark and light, and a dash pattern and a
-# marker go with each, so that a print in grey tells them apart too.
+# Okabe and Ito's colours, told apart by the colour-blind; their order alternates dark and light, and a dash pattern and
+# a marker go with each, so that a print in grey tells them apart too.
 COLOURS = ("#0072B2", "#E69F00", "#D55E00", "#56B4E9", "#009E73", "#CC79A7", "#5B5B5B", "#B8A500")
 DASHES = ((), (5, 2), (1.5, 1.5), (6, 2, 1.5, 2), (3, 1, 1, 1, 1, 1), (8, 3), (2, 3), (10, 2, 2, 2))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -91,11 +91,13 @@ def participation(run: Run) -> Participation:
 
 
 def client_accuracy(run: Run) -> tuple[str, list[int], list[int], np.ndarray] | None:
-    """(which, clients, rounds, (clients, rounds) accuracy with NaN where not evaluated), the clients by their last accuracy.
+    """(which, clients, rounds, (clients, rounds) accuracy, NaN where not evaluated), clients by their last accuracy.
 
     Of the personal models where the method has them, else of the global model on each client's own test split.
     """
-    field = next((f for f in ("accuracy_personal", "accuracy_global") if any(r.get(f) is not None for r in run.clients)), None)
+    field = next(
+        (f for f in ("accuracy_personal", "accuracy_global") if any(r.get(f) is not None for r in run.clients)), None
+    )
     if field is None:
         return None
     last = metrics.latest(run, field)
@@ -132,25 +134,36 @@ def time_split(run: Run) -> tuple[list[int], dict[str, list[float]]]:
     phases = list(dict.fromkeys(p for r in run.rounds for p in r.seconds_by_phase or {}))
     table = {p: [float((r.seconds_by_phase or {}).get(p, 0.0)) for r in run.rounds] for p in phases}
     if not table:
-        return rounds, {"all": [float(r.seconds or 0.0) for r in run.rounds]} if any(r.seconds for r in run.rounds) else {}
+        return rounds, {"all": [float(r.seconds or 0.0) for r in run.rounds]} if any(
+            r.seconds for r in run.rounds
+        ) else {}
     rest = [max(0.0, float(r.seconds or 0.0) - sum(v[i] for v in table.values())) for i, r in enumerate(run.rounds)]
     if max(rest) > 0.01 * max(float(r.seconds or 0.0) for r in run.rounds):
         table["other"] = rest
     return rounds, table
 
 
-# -- in words ------------------------------------------------------------------------------------------------------------
+# -- in words --------------------------------------------------------------------------------------------------------
 def setting(run: Run) -> str:
-    """The experiment in a line: "digits, dirichlet alpha=0.3, 10 clients, participation 0.5, lenet5, 1 epoch(s), lr 0.01"."""
+    """The experiment in a line: "digits, dirichlet alpha=0.3, 10 clients, participation 0.5, lenet5, 1 epoch(s)"."""
     c = run.config
     data, train = c.get("data", {}), c.get("train", {})
     partition = data.get("partition", {})
     detail = {k: v for k, v in partition.items() if k in ("alpha", "per_client") and v is not None}
     scheme = " ".join([str(partition.get("scheme", "")), *(f"{k}={v:g}" for k, v in detail.items())]).strip()
-    chosen = f"{c['clients_per_round']} a round" if c.get("clients_per_round") else f"participation {c.get('participation')}"
+    chosen = (
+        f"{c['clients_per_round']} a round" if c.get("clients_per_round") else f"participation {c.get('participation')}"
+    )
     work = f"{train['steps']} local steps" if train.get("steps") else f"{train.get('epochs', 1)} local epoch(s)"
-    words = [data.get("dataset"), scheme, f"{c.get('clients')} clients", chosen, c.get("model", {}).get("name"), work,
-             f"lr {train['lr']:g}" if isinstance(train.get("lr"), int | float) else None]
+    words = [
+        data.get("dataset"),
+        scheme,
+        f"{c.get('clients')} clients",
+        chosen,
+        c.get("model", {}).get("name"),
+        work,
+        f"lr {train['lr']:g}" if isinstance(train.get("lr"), int | float) else None,
+    ]
     return ", ".join(str(w) for w in words if w)
 
 
@@ -159,7 +172,9 @@ def link(run: Run) -> str:
     c = run.config.get("link", {})
     words = [f"{c.get('clock', 'real')} clock"]
     words += [f"{way} {c[key]:g} Mbit/s" for way, key in (("up", "up_mbps"), ("down", "down_mbps")) if c.get(key)]
-    words += [f"{c[key]:g} ms {what}" for what, key in (("latency", "latency_ms"), ("jitter", "jitter_ms")) if c.get(key)]
+    words += [
+        f"{c[key]:g} ms {what}" for what, key in (("latency", "latency_ms"), ("jitter", "jitter_ms")) if c.get(key)
+    ]
     if c.get("profile") or c.get("per_client"):
         words.append(f"profile {c.get('profile') or 'per client'}")
     return ", ".join(words) if len(words) > 1 else words[0] + ", unshaped"

@@ -1,11 +1,12 @@
 """What a run comes to, in numbers: pure functions of its files.
 
-Accuracies are 0..1; a_t is the test accuracy after round t, on evaluated rounds only. MB is 10^6 bytes, counted over all
-messages of `wire.jsonl` that were spent: both directions, all clients, after compression, framing included.
+Accuracies are 0..1; a_t is the test accuracy after round t, on evaluated rounds only. MB is 10^6 bytes, counted over
+all messages of `wire.jsonl`, spent for use or not: both directions, all clients, after compression, framing included.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -22,10 +23,15 @@ from fednet.report.read import Record, Run, open_run
 
 BYTES = ("total", "up", "down")
 COSTS = ("rounds", "mb", "seconds")
-CURVES = {"accuracy": "test_accuracy", "client_accuracy": "client_accuracy", "test_loss": "test_loss", "train_loss": "train_loss"}
+CURVES = {
+    "accuracy": "test_accuracy",
+    "client_accuracy": "client_accuracy",
+    "test_loss": "test_loss",
+    "train_loss": "train_loss",
+}
 
 
-# -- curves --------------------------------------------------------------------------------------------------------------
+# -- curves ----------------------------------------------------------------------------------------------------------
 def curve(run: Run, y: str = "accuracy") -> list[tuple[int, float]]:
     """(round, value) of the evaluated rounds, unsmoothed. y: accuracy | client_accuracy | test_loss | train_loss."""
     if y not in CURVES:
@@ -116,7 +122,7 @@ def cost(run: Run, by: str, bytes: str = "total") -> dict[int, float]:
     return out
 
 
-# -- accuracy ------------------------------------------------------------------------------------------------------------
+# -- accuracy --------------------------------------------------------------------------------------------------------
 def final(values: Sequence[tuple[int, float]]) -> float | None:
     """Of the last evaluated round."""
     return values[-1][1] if values else None
@@ -136,7 +142,7 @@ def last(values: Sequence[tuple[int, float]], n: int = 10) -> float | None:
     return math.fsum(tail) / len(tail) if tail else None
 
 
-# -- targets -------------------------------------------------------------------------------------------------------------
+# -- targets ---------------------------------------------------------------------------------------------------------
 def reached(values: Sequence[tuple[int, float]], target: float) -> int | None:
     """The first evaluated round at or above the target on the unsmoothed curve; None where none is."""
     return next((t for t, a in values if a >= target), None)
@@ -149,23 +155,28 @@ def to_target(run: Run, target: float, by: str = "rounds", bytes: str = "total")
 
 
 def speedup(run: Run, over: Run, at: int | None = None) -> dict[str, Any]:
-    """R / t, where the target is `over`'s accuracy at round R (its last evaluated, or the last not after `at`) and t the
-    first round at which `run` is there. Never: t and speedup are None and `text` is "<1"."""
+    """R / t, where the target is `over`'s accuracy at round R (its last evaluated, or the last not after `at`) and t
+    the first round at which `run` is there. Never: t and speedup are None and `text` is "<1"."""
     before = [(t, a) for t, a in curve(over) if at is None or t <= at]
     if not before:
         return {"target": None, "round": None, "speedup": None, "text": "-"}
     R, target = before[-1]
     t = reached(curve(run), target)
-    return {"target": target, "round": t, "speedup": None if t is None else R / t, "text": "<1" if t is None else f"{R / t:.2f}x"}
+    return {
+        "target": target,
+        "round": t,
+        "speedup": None if t is None else R / t,
+        "text": "<1" if t is None else f"{R / t:.2f}x",
+    }
 
 
-# -- stability (FedDC) ---------------------------------------------------------------------------------------------------
+# -- stability (FedDC) -----------------------------------------------------------------------------------------------
 def differences(values: Sequence[tuple[int, float]]) -> dict[str, float | None]:
     """max drop = min d_t, avg drop = mean of d_t < 0, avg increase = mean of d_t > 0, with d_t = a_t - a_{t-1}.
 
     Zeros are in neither mean; an empty mean, and the max drop of a curve without differences, is None.
     """
-    d = [b - a for (_, a), (_, b) in zip(values, values[1:])]
+    d = [b - a for (_, a), (_, b) in itertools.pairwise(values)]
     down, up = [x for x in d if x < 0], [x for x in d if x > 0]
     return {"max_drop": min(d) if d else None, "avg_drop": _mean(down), "avg_increase": _mean(up)}
 
@@ -201,14 +212,17 @@ def spread(accuracy: np.ndarray) -> float:
 
 
 def class_stability(run: Run) -> dict[str, float] | None:
-    """FedDC's "class variance": mean over rounds of the class spread, and beside it the mean of the literal variance."""
+    """FedDC's "class variance": mean over rounds of the class spread; beside it the mean of the literal variance."""
     rounds = [a for r in run.rounds if (a := class_accuracy(r, class_totals(run))) is not None]
     if not rounds:
         return None
-    return {"class_spread": _mean([spread(a) for a in rounds]) or 0.0, "class_variance": _mean([float(np.nanvar(a)) for a in rounds]) or 0.0}
+    return {
+        "class_spread": _mean([spread(a) for a in rounds]) or 0.0,
+        "class_variance": _mean([float(np.nanvar(a)) for a in rounds]) or 0.0,
+    }
 
 
-# -- personalised --------------------------------------------------------------------------------------------------------
+# -- personalised ----------------------------------------------------------------------------------------------------
 def latest(run: Run, field: str) -> dict[int, Record]:
     """Each client's last record that holds `field`, by client."""
     found = {r.client: r for r in run.clients if r.get(field) is not None}
@@ -226,7 +240,7 @@ def pooled(records: Iterable[Record], field: str) -> float | None:
 
 
 def personal(run: Run) -> dict[str, Any] | None:
-    """Accuracy of the personal models on each client's own test split, each client's last evaluation; None without them.
+    """Accuracy of the personal models on each client's own test split, at its last evaluation; None without them.
 
     pfl: Eq. 7, pooled. drift: Eq. 8, the same models on the one balanced test set, which all clients share, so that
     pooling is the plain mean. worst_tenth: mean over the worst tenth of the clients (at least one).
@@ -238,13 +252,19 @@ def personal(run: Run) -> dict[str, Any] | None:
     balanced = [r.accuracy_balanced for r in latest(run, "accuracy_balanced").values()]
     worst = values[: max(1, len(values) // 10)]
     return {
-        "pfl": pooled(own.values(), "accuracy_personal"), "drift": _mean(balanced), "clients": len(own),
-        "mean": float(values.mean()), "std": float(values.std()), "min": float(values[0]), "max": float(values[-1]),
-        "deciles": [float(q) for q in np.quantile(values, np.arange(1, 10) / 10)], "worst_tenth": float(worst.mean()),
+        "pfl": pooled(own.values(), "accuracy_personal"),
+        "drift": _mean(balanced),
+        "clients": len(own),
+        "mean": float(values.mean()),
+        "std": float(values.std()),
+        "min": float(values[0]),
+        "max": float(values[-1]),
+        "deciles": [float(q) for q in np.quantile(values, np.arange(1, 10) / 10)],
+        "worst_tenth": float(worst.mean()),
     }
 
 
-# -- bytes: predicted against measured -------------------------------------------------------------------------------------
+# -- bytes: predicted against measured ---------------------------------------------------------------------------------
 def kinds_of(run: Run) -> dict[str, dict[str, int]]:
     """Spent bytes by direction and kind."""
     book = ledger(run)
@@ -252,8 +272,8 @@ def kinds_of(run: Run) -> dict[str, dict[str, int]]:
 
 
 def predicted(run: Run) -> dict[str, Any] | None:
-    """The prediction the engine recorded (`summary.predicted`: bytes by direction and kind) beside the useful payload bytes
-    of the method's own messages; None where there is no prediction."""
+    """The prediction the engine recorded (`summary.predicted`: bytes by direction and kind) beside the useful payload
+    bytes of the method's own messages; None where there is no prediction."""
     said = run.summary.get("predicted")
     if not isinstance(said, dict):
         return None
@@ -271,24 +291,44 @@ def predicted(run: Run) -> dict[str, Any] | None:
     return out
 
 
-# -- all of it -----------------------------------------------------------------------------------------------------------
+# -- all of it -------------------------------------------------------------------------------------------------------
 def summarise(run_dir: str | Path | Run) -> dict[str, Any]:
-    """The metric part of `summary.json`. A metric that does not apply is left out; one with nothing to average is None."""
+    """The metric part of `summary.json`. What does not apply is left out; a mean of nothing is None."""
     run = run_dir if isinstance(run_dir, Run) else open_run(run_dir)
     a, book, done = curve(run), ledger(run), [r for r in run.rounds if not r.void]
     top = best(a)
-    out: dict[str, Any] = {"algorithm": run.algorithm, "seed": run.seed, "rounds": len(run.rounds), "void_rounds": len(run.rounds) - len(done)}
+    out: dict[str, Any] = {
+        "algorithm": run.algorithm,
+        "seed": run.seed,
+        "rounds": len(run.rounds),
+        "void_rounds": len(run.rounds) - len(done),
+    }
     if a:
-        out |= {"final_accuracy": final(a), "best_accuracy": top[0] if top else None, "best_round": top[1] if top else None,
-                "last10_accuracy": last(a), "stability": {**differences(a), **(class_stability(run) or {})}}
-    pooled_global = [(r.round, float(r.client_accuracy)) for r in run.rounds if isinstance(r.client_accuracy, int | float)]
+        out |= {
+            "final_accuracy": final(a),
+            "best_accuracy": top[0] if top else None,
+            "best_round": top[1] if top else None,
+            "last10_accuracy": last(a),
+            "stability": {**differences(a), **(class_stability(run) or {})},
+        }
+    pooled_global = [
+        (r.round, float(r.client_accuracy)) for r in run.rounds if isinstance(r.client_accuracy, int | float)
+    ]
     if pooled_global:
         out["client_accuracy"] = final(pooled_global)
     if own := personal(run):
         out["personal"] = own
     up, down = book.sum(direction="up"), book.sum(direction="down")
-    out["bytes"] = {"up": up, "down": down, "total": up + down, "mb": (up + down) / 1e6, "useful": sum(book.useful.values()),
-                    "raw": sum(book.raw.values()), "messages": sum(book.messages.values()), "kinds": kinds_of(run)}
+    out["bytes"] = {
+        "up": up,
+        "down": down,
+        "total": up + down,
+        "mb": (up + down) / 1e6,
+        "useful": sum(book.useful.values()),
+        "raw": sum(book.raw.values()),
+        "messages": sum(book.messages.values()),
+        "kinds": kinds_of(run),
+    }
     if own := predicted(run):
         out["bytes"]["predicted"] = own
     seconds = [float(r.seconds) for r in run.rounds if r.seconds is not None]
@@ -315,7 +355,7 @@ def complete(run: Run) -> dict[str, Any]:
     return summary
 
 
-# -- over seeds ----------------------------------------------------------------------------------------------------------
+# -- over seeds ------------------------------------------------------------------------------------------------------
 def interval(values: Sequence[float]) -> tuple[float, float | None]:
     """Mean and half-width of its 95 % t-interval; no half-width for a single value."""
     n, m = len(values), math.fsum(values) / len(values)
@@ -330,7 +370,8 @@ def interval(values: Sequence[float]) -> tuple[float, float | None]:
 def band(runs: Sequence[Run], x: str, y: str = "accuracy", bytes: str = "total") -> dict[str, list[float]]:
     """Mean curve over seeds with its 95 % t-interval, at the rounds that all runs evaluated.
 
-    x is the mean of the runs' costs at that round, so that a point is a round whatever the axis. Keys: round, x, mean, low, high.
+    x is the mean of the runs' costs at that round, so that a point is a round whatever the axis.
+    Keys: round, x, mean, low, high.
     """
     curves = [dict(curve(r, y)) for r in runs]
     costs = [cost(r, x, bytes) for r in runs]
@@ -354,5 +395,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"{type(value).__name__} in a summary")
-
-

@@ -36,16 +36,38 @@ def render(runs: Sequence[Run]) -> str:
         raise ConfigError("report: expected at least one run directory.")
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    env = Environment(loader=PackageLoader("fednet.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    env = Environment(
+        loader=PackageLoader("fednet.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     groups = group(runs)
     several = len(runs) > 1
     return env.get_template("page.jinja").render(
-        title=runs[0].name if not several else " vs ".join(dict.fromkeys(g.label for g in groups)) if len(groups) < 5 else f"{len(groups)} methods",
-        setting=figures.setting(runs[0]), link=figures.link(runs[0]), several=several, tiles=_tiles(runs[0]) if not several else [],
-        live=[r.name for r in runs if not r.summary or len(r.rounds) < int(r.config.get("rounds", 0)) and not any((r.config.get("stop") or {}).values())],
-        comparison=_comparison(runs) if several else None, curves=_curves(groups), legend=svg.legend([f"{g.label} (n={len(g.runs)})" for g in groups], dashed=True) if several else "",
+        title=runs[0].name
+        if not several
+        else " vs ".join(dict.fromkeys(g.label for g in groups))
+        if len(groups) < 5
+        else f"{len(groups)} methods",
+        setting=figures.setting(runs[0]),
+        link=figures.link(runs[0]),
+        several=several,
+        tiles=_tiles(runs[0]) if not several else [],
+        live=[
+            r.name
+            for r in runs
+            if not r.summary
+            or (len(r.rounds) < int(r.config.get("rounds", 0)) and not any((r.config.get("stop") or {}).values()))
+        ],
+        comparison=_comparison(runs) if several else None,
+        curves=_curves(groups),
+        legend=svg.legend([f"{g.label} (n={len(g.runs)})" for g in groups], dashed=True) if several else "",
         details=[_details(r) for r in _shown(groups)],
-        hidden=len(runs) - len(_shown(groups)), differences=figures.differences(runs) if several else {}, names=[r.name for r in runs],
+        hidden=len(runs) - len(_shown(groups)),
+        differences=figures.differences(runs) if several else {},
+        names=[r.name for r in runs],
     )
 
 
@@ -59,19 +81,27 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
     s = metrics.summarise(run)
     tiles = []
     if s.get("final_accuracy") is not None:
-        tiles += [(_percent(s["final_accuracy"]), "final accuracy", f"after {len(run.rounds)} rounds"),
-                  (_percent(s["best_accuracy"]), "best accuracy", f"in round {s['best_round']}"),
-                  (_percent(s["last10_accuracy"]), "last-10 mean", "of evaluated rounds")]
+        tiles += [
+            (_percent(s["final_accuracy"]), "final accuracy", f"after {len(run.rounds)} rounds"),
+            (_percent(s["best_accuracy"]), "best accuracy", f"in round {s['best_round']}"),
+            (_percent(s["last10_accuracy"]), "last-10 mean", "of evaluated rounds"),
+        ]
     if own := s.get("personal"):
-        note = f"worst tenth {_percent(own['worst_tenth'])}" + (f", drift {_percent(own['drift'])}" if own["drift"] is not None else "")
+        note = f"worst tenth {_percent(own['worst_tenth'])}" + (
+            f", drift {_percent(own['drift'])}" if own["drift"] is not None else ""
+        )
         tiles.append((_percent(own["pfl"]), "personal accuracy", note))
     b = s["bytes"]
     waste = 100 * (1 - b["useful"] / b["total"]) if b["total"] else 0.0
-    tiles.append((f"{svg.number(b['mb'])} MB", "communicated", f"↓ {svg.number(b['down'] / 1e6)}  ↑ {svg.number(b['up'] / 1e6)}, {waste:.2g} % not useful"))
+    tiles.append(
+        (_size(b["total"]), "communicated", f"↓ {_size(b['down'])} ↑ {_size(b['up'])}, {waste:.2g} % not useful")
+    )
     tiles.append((_span(s["seconds"]), "wall-clock", f"{s['seconds_per_round'] or 0:.3g} s a round"))
     dropped = sum(len(r.dropped or ()) for r in run.rounds)
     asked = sum(len(r.selected or ()) for r in run.rounds)
-    tiles.append((f"{asked - dropped} / {asked}", "tasks completed", f"{dropped} dropped, {s['void_rounds']} void rounds"))
+    tiles.append(
+        (f"{asked - dropped} / {asked}", "tasks completed", f"{dropped} dropped, {s['void_rounds']} void rounds")
+    )
     return tiles
 
 
@@ -80,9 +110,16 @@ def _comparison(runs: Sequence[Run]) -> dict[str, Any]:
     target = int(100 * min(best)) / 100 if len(best) == len(runs) else 0.0  # what the least of them just reaches
     made = tables.table(runs, [target] if target else [])
     rows = [[g.label, len(g.runs), *(c.text for c in cells)] for g, cells in zip(made.groups, made.cells)]
-    apart = [[f"{g.label} − {made.groups[0].label}", max((len(c.got) for c in cells), default=0), *(c.text for c in cells)]
-             for g, cells in zip(made.groups[1:], made.differences)]
-    return {"head": ["method", "n", *(c.title for c in made.columns)], "rows": rows, "differences": apart, "notes": made.notes}
+    apart = [
+        [f"{g.label} − {made.groups[0].label}", max((len(c.got) for c in cells), default=0), *(c.text for c in cells)]
+        for g, cells in zip(made.groups[1:], made.differences)
+    ]
+    return {
+        "head": ["method", "n", *(c.title for c in made.columns)],
+        "rows": rows,
+        "differences": apart,
+        "notes": made.notes,
+    }
 
 
 def _curves(groups: Sequence[Group]) -> list[dict[str, Any]]:
@@ -101,12 +138,33 @@ def _curves(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 def _details(run: Run) -> dict[str, Any]:
     """What is shown run by run."""
-    cards = [c for c in (_bytes(run), _time(run), _participation(run), _clients(run), _clients_over_time(run), _classes(run), _partition(run)) if c]
+    cards = [
+        c
+        for c in (
+            _bytes(run),
+            _time(run),
+            _participation(run),
+            _clients(run),
+            _clients_over_time(run),
+            _classes(run),
+            _partition(run),
+        )
+        if c
+    ]
     said = run.summary.get("provenance", {})
     repeat = f"fednet run {run.name}/config.yaml"
-    return {"name": run.name, "algorithm": run.algorithm, "seed": run.seed, "cards": cards, "condensed": _condensed(run), "table": _table(run),
-            "provenance": {k: v if isinstance(v, str | int | float) else str(v) for k, v in flat(said).items()}, "repeat": repeat,
-            "config": (run.dir / "config.yaml").read_text(encoding="utf-8"), "model": run.summary.get("model_sha256", "")}
+    return {
+        "name": run.name,
+        "algorithm": run.algorithm,
+        "seed": run.seed,
+        "cards": cards,
+        "condensed": _condensed(run),
+        "table": _table(run),
+        "provenance": {k: v if isinstance(v, str | int | float) else str(v) for k, v in flat(said).items()},
+        "repeat": repeat,
+        "config": (run.dir / "config.yaml").read_text(encoding="utf-8"),
+        "model": run.summary.get("model_sha256", ""),
+    }
 
 
 def _card(title: str, chart: Markup, legend: Markup | str = "", note: str = "", wide: bool = False) -> dict[str, Any]:
@@ -124,8 +182,17 @@ def _bytes(run: Run) -> dict[str, Any] | None:
     note = ""
     if said:
         off = sum(abs(v["difference"]) for way in said.values() for v in way.values())
-        note = "Useful payload bytes equal the prediction exactly." if off == 0 else f"Useful payload differs from the prediction by {off:,} bytes."
-    return _card("Bytes a round, by kind", svg.stacked(rounds, mb["down"], mb["up"], "MB:  ↑ up   |   ↓ down", colour, words=(" down, MB", " up, MB")), svg.legend(kinds), note)
+        note = (
+            "Useful payload bytes equal the prediction exactly."
+            if off == 0
+            else f"Useful payload differs from the prediction by {off:,} bytes."
+        )
+    return _card(
+        "Bytes a round, by kind",
+        svg.stacked(rounds, mb["up"], mb["down"], "MB:  ↓ down   |   ↑ up", colour, words=(" up, MB", " down, MB")),
+        svg.legend(kinds),
+        note,
+    )
 
 
 def _time(run: Run) -> dict[str, Any] | None:
@@ -142,8 +209,12 @@ def _participation(run: Run) -> dict[str, Any] | None:
         return None
     f = svg.Frame(height=int(min(520, 110 + 11 * p.grid.shape[0])))
     first = svg.legend(["completed"])
-    return _card("Who took part", svg.participation(p.grid, p.rounds, p.reasons, f),
-                 Markup(first) + (svg.legend([f"dropped: {why}" for why in p.reasons], prefix="d") if p.reasons else Markup("")), wide=True)
+    return _card(
+        "Who took part",
+        svg.participation(p.grid, p.rounds, p.reasons, f),
+        Markup(first) + (svg.legend([f"dropped: {why}" for why in p.reasons], prefix="d") if p.reasons else Markup("")),
+        wide=True,
+    )
 
 
 def _clients(run: Run) -> dict[str, Any] | None:
@@ -155,7 +226,12 @@ def _clients(run: Run) -> dict[str, Any] | None:
     samples = {r.client: r.samples for r in run.clients}
     tips = [f"client {c}\n{v:.4f}, {samples.get(c)} samples" for c, v in zip(clients, last)]
     note = f"Mean {last.mean():.4f}, worst {last.min():.4f}; dashed: the mean over clients."
-    return _card(f"Accuracy of the {which} model on each client's own test", svg.bars([str(c) for c in clients], last.tolist(), "client, best first", "accuracy", tips), "", note)
+    return _card(
+        f"Accuracy of the {which} model on each client's own test",
+        svg.bars([str(c) for c in clients], last.tolist(), "client, best first", "accuracy", tips),
+        "",
+        note,
+    )
 
 
 def _clients_over_time(run: Run) -> dict[str, Any] | None:
@@ -163,7 +239,14 @@ def _clients_over_time(run: Run) -> dict[str, Any] | None:
     if found is None:
         return None
     which, clients, rounds, table = found
-    chart = svg.heat(table, [str(t) for t in rounds], [str(c) for c in clients], "evaluated round", "client, best first", f"{which} accuracy")
+    chart = svg.heat(
+        table,
+        [str(t) for t in rounds],
+        [str(c) for c in clients],
+        "evaluated round",
+        "client, best first",
+        f"{which} accuracy",
+    )
     return _card("The same, round by round", chart, RAMP, "Blank: not evaluated in that round.")
 
 
@@ -173,8 +256,22 @@ def _classes(run: Run) -> dict[str, Any] | None:
         return None
     rounds, table = found
     spread = metrics.class_stability(run) or {"class_spread": float("nan")}
-    chart = svg.heat(table, [str(t) for t in rounds], figures.class_names(run, len(table)), "evaluated round", "class", "accuracy")
-    return _card("Test accuracy by class", chart, RAMP, f"Class spread {100 * spread['class_spread']:.2f} points, mean over rounds.")
+    chart = svg.heat(
+        table,
+        [str(t) for t in rounds],
+        figures.class_names(run, len(table)),
+        "evaluated round",
+        "class",
+        "accuracy",
+        svg.Frame(height=int(min(520, 90 + 22 * len(table)))),
+    )
+    return _card(
+        "Test accuracy by class",
+        chart,
+        RAMP,
+        f"Class spread {100 * spread['class_spread']:.2f} points, mean over rounds.",
+        wide=True,
+    )
 
 
 def _partition(run: Run) -> dict[str, Any] | None:
@@ -186,17 +283,32 @@ def _partition(run: Run) -> dict[str, Any] | None:
     note = f"{sizes.sum():,} samples; the smallest client holds {sizes.min():,}, the largest {sizes.max():,}."
     if counts.size > svg.MARKS:
         share = counts.T / max(1, counts.max())
-        chart = svg.heat(share, [str(i) for i in range(len(counts))], names, "client", "class", f"share of {counts.max()} samples")
+        chart = svg.heat(
+            share, [str(i) for i in range(len(counts))], names, "client", "class", f"share of {counts.max()} samples"
+        )
         return _card("Who holds what", chart, "", note, wide=True)
-    return _card("Who holds what", svg.bubbles(counts, names, svg.Frame(height=int(min(480, 90 + 24 * counts.shape[1])))), "", note, wide=True)
+    return _card(
+        "Who holds what",
+        svg.bubbles(counts, names, svg.Frame(height=int(min(480, 90 + 24 * counts.shape[1])))),
+        "",
+        note,
+        wide=True,
+    )
 
 
 def _table(run: Run) -> dict[str, Any] | None:
     counts = run.counts
     if counts is None or counts.ndim != 2:
         return None
-    rows = [(i, int(r.sum()), [int(v) for v in r], (run.partition_sha256[i][:12] if i < len(run.partition_sha256) else "")) for i, r in enumerate(counts[:ROWS])]
-    return {"names": figures.class_names(run, counts.shape[1])[:40], "rows": [(i, n, v[:40], h) for i, n, v, h in rows], "left": max(0, len(counts) - ROWS)}
+    rows = [
+        (i, int(r.sum()), [int(v) for v in r], (run.partition_sha256[i][:12] if i < len(run.partition_sha256) else ""))
+        for i, r in enumerate(counts[:ROWS])
+    ]
+    return {
+        "names": figures.class_names(run, counts.shape[1])[:40],
+        "rows": [(i, n, v[:40], h) for i, n, v, h in rows],
+        "left": max(0, len(counts) - ROWS),
+    }
 
 
 def _condensed(run: Run) -> list[tuple[str, str]]:
@@ -207,6 +319,11 @@ def _condensed(run: Run) -> list[tuple[str, str]]:
 
 def _percent(v: float | None) -> str:
     return "–" if v is None or np.isnan(v) else f"{100 * v:.2f} %"
+
+
+def _size(n: float) -> str:
+    unit, name = next((u for u in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if n >= u[0]), (1.0, "B"))
+    return f"{n / unit:.3g} {name}"
 
 
 def _span(seconds: float) -> str:

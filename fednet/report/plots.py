@@ -22,9 +22,20 @@ from fednet.report.read import Run
 
 INCHES = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}
 STYLE = {
-    "font.size": 9, "axes.titlesize": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
-    "grid.linewidth": 0.6, "legend.frameon": False, "lines.linewidth": 1.6, "pdf.fonttype": 42, "ps.fonttype": 42,
-    "svg.hashsalt": "fednet", "figure.constrained_layout.use": True, "image.cmap": "cividis",
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "pdf.fonttype": 42,
+    "ps.fonttype": 42,
+    "svg.hashsalt": "fednet",
+    "figure.constrained_layout.use": True,
+    "image.cmap": "cividis",
 }
 
 
@@ -40,7 +51,7 @@ class Figure:
     size: tuple[float, float] = (6.0, 3.6)
 
 
-# -- of a run ------------------------------------------------------------------------------------------------------------
+# -- of a run --------------------------------------------------------------------------------------------------------
 def of_run(run: Run) -> Iterator[Figure]:
     """The figures that this run has data for."""
     for x in figures.AXES:
@@ -53,7 +64,13 @@ def of_run(run: Run) -> Iterator[Figure]:
     yield from time_split(run)
 
 
-def curve(runs: Sequence[Run], x: str = "rounds", y: str = "accuracy", bytes: str = "total", size: tuple[float, float] = (6.0, 3.6)) -> Iterator[Figure]:
+def curve(
+    runs: Sequence[Run],
+    x: str = "rounds",
+    y: str = "accuracy",
+    bytes: str = "total",
+    size: tuple[float, float] = (6.0, 3.6),
+) -> Iterator[Figure]:
     series = figures.curves(group(runs), x, y, bytes)
     if not series:
         return
@@ -63,8 +80,16 @@ def curve(runs: Sequence[Run], x: str = "rounds", y: str = "accuracy", bytes: st
         for s in series:
             every = max(1, len(s.x) // 8)
             label = f"{s.label} (n={s.n})" if any(o.n > 1 for o in series) else s.label
-            ax.plot(s.x, s.mean, color=s.colour, marker=s.marker, markevery=every, markersize=3.5, label=label,
-                    dashes=s.dash or (None, None))
+            ax.plot(
+                s.x,
+                s.mean,
+                color=s.colour,
+                marker=s.marker,
+                markevery=every,
+                markersize=3.5,
+                label=label,
+                dashes=s.dash or (None, None),
+            )
             if s.n > 1:
                 ax.fill_between(s.x, s.low, s.high, color=s.colour, alpha=0.18, linewidth=0)
         ax.set(xlabel=figures.AXES[x], ylabel=figures.VALUES[y])
@@ -73,7 +98,9 @@ def curve(runs: Sequence[Run], x: str = "rounds", y: str = "accuracy", bytes: st
         if len(series) > 1:
             ax.legend(handlelength=3.2)
 
-    rows = [(s.label, s.n, t, a, m, lo, hi) for s in series for t, a, m, lo, hi in zip(s.round, s.x, s.mean, s.low, s.high)]
+    rows = [
+        (s.label, s.n, t, a, m, lo, hi) for s in series for t, a, m, lo, hi in zip(s.round, s.x, s.mean, s.low, s.high)
+    ]
     title = f"{figures.VALUES[y].capitalize()} against {figures.AXES[x]}"
     yield Figure(f"{y}_{x}", title, ("label", "seeds", "round", x, "mean", "low95", "high95"), rows, draw, size)
 
@@ -86,18 +113,28 @@ def bytes_by_kind(run: Run) -> Iterator[Figure]:
 
     def draw(fig: Any) -> None:
         ax = fig.add_subplot()
-        for way, sign in (("down", 1), ("up", -1)):
+        for way, sign in (("up", 1), ("down", -1)):
             base = np.zeros(len(rounds))
             for kind, values in table[way].items():
                 height = np.asarray(values) / 1e6
                 i = kinds.index(kind)
-                ax.bar(rounds, sign * height, bottom=sign * base, color=figures.COLOURS[i % 8], width=0.85,
-                       hatch=("", "//", "..", "xx", "\\\\", "++")[i % 6], edgecolor="white", linewidth=0.2)
+                ax.bar(
+                    rounds,
+                    sign * height,
+                    bottom=sign * base,
+                    color=figures.COLOURS[i % 8],
+                    width=0.85,
+                    hatch=("", "//", "..", "xx", "\\\\", "++")[i % 6],
+                    edgecolor="white",
+                    linewidth=0.2,
+                )
                 base += height
-        handles = [_patch(figures.COLOURS[i % 8], k, ("", "//", "..", "xx", "\\\\", "++")[i % 6]) for i, k in enumerate(kinds)]
+        handles = [
+            _patch(figures.COLOURS[i % 8], k, ("", "//", "..", "xx", "\\\\", "++")[i % 6]) for i, k in enumerate(kinds)
+        ]
         ax.axhline(0, color="black", linewidth=0.8)
         ax.yaxis.set_major_formatter(lambda v, _: f"{abs(v):g}")
-        ax.set(xlabel="round", ylabel="MB a round:  up  |  down")
+        ax.set(xlabel="round", ylabel="MB a round:  down  |  up")
         ax.legend(handles=handles, ncols=4, loc="upper center", bbox_to_anchor=(0.5, 1.16))
 
     rows = [(t, way, k, v[i]) for way, ks in table.items() for k, v in ks.items() for i, t in enumerate(rounds)]
@@ -109,21 +146,44 @@ def participation(run: Run) -> Iterator[Figure]:
     if not p.grid.size:
         return
     words = ["not asked", "completed", *p.reasons]
-    colours = ["#EDEDED", figures.COLOURS[0], *(figures.COLOURS[(2, 1, 5, 7, 4, 3, 6)[i % 7]] for i in range(len(p.reasons)))]
+    colours = [
+        "#EDEDED",
+        figures.COLOURS[0],
+        *(figures.COLOURS[(2, 1, 5, 7, 4, 3, 6)[i % 7]] for i in range(len(p.reasons))),
+    ]
 
     def draw(fig: Any) -> None:
         from matplotlib.colors import ListedColormap
 
         ax = fig.add_subplot()
-        ax.imshow(p.grid, cmap=ListedColormap(colours), vmin=0, vmax=len(colours) - 1, aspect="auto", interpolation="nearest",
-                  extent=(p.rounds[0] - 0.5, p.rounds[-1] + 0.5, p.grid.shape[0] - 0.5, -0.5))
+        ax.imshow(
+            p.grid,
+            cmap=ListedColormap(colours),
+            vmin=0,
+            vmax=len(colours) - 1,
+            aspect="auto",
+            interpolation="nearest",
+            extent=(p.rounds[0] - 0.5, p.rounds[-1] + 0.5, p.grid.shape[0] - 0.5, -0.5),
+        )
         ax.grid(False)
         ax.set(xlabel="round", ylabel="client")
         ax.yaxis.get_major_locator().set_params(integer=True)
-        ax.legend(handles=[_patch(c, w) for c, w in zip(colours, words)], ncols=4, loc="upper center", bbox_to_anchor=(0.5, 1.16))
+        ax.legend(
+            handles=[_patch(c, w) for c, w in zip(colours, words)],
+            ncols=4,
+            loc="upper center",
+            bbox_to_anchor=(0.5, 1.16),
+        )
 
     rows = [(t, i, words[p.grid[i, j]]) for j, t in enumerate(p.rounds) for i in range(p.grid.shape[0])]
-    yield Figure("participation", "Who took part", ("round", "client", "what"), rows, draw, (6.0, min(7.0, 2.0 + 0.12 * p.grid.shape[0])))
+    yield Figure(
+        "participation",
+        "Who took part",
+        ("round", "client", "what"),
+        rows,
+        draw,
+        (6.0, min(7.0, 2.0 + 0.12 * p.grid.shape[0])),
+    )
 
 
 def client_accuracy(run: Run) -> Iterator[Figure]:
@@ -154,8 +214,12 @@ def client_accuracy(run: Run) -> Iterator[Figure]:
 
     title = f"Accuracy of the {which} model{'s' if which == 'personal' else ''}, client by client"
     yield Figure("clients", title, ("client", f"accuracy_{which}"), list(zip(clients, last.tolist())), bars)
-    rows = [(t, c, table[i, j]) for i, c in enumerate(clients) for j, t in enumerate(rounds) if not np.isnan(table[i, j])]
-    yield Figure("clients_over_time", title + " and round by round", ("round", "client", f"accuracy_{which}"), rows, over_time)
+    rows = [
+        (t, c, table[i, j]) for i, c in enumerate(clients) for j, t in enumerate(rounds) if not np.isnan(table[i, j])
+    ]
+    yield Figure(
+        "clients_over_time", title + " and round by round", ("round", "client", f"accuracy_{which}"), rows, over_time
+    )
 
 
 def class_accuracy(run: Run) -> Iterator[Figure]:
@@ -224,7 +288,7 @@ def _patch(colour: str, label: str, hatch: str = "") -> Any:
     return Patch(facecolor=colour, label=label, hatch=hatch, edgecolor="white" if hatch else colour, linewidth=0.4)
 
 
-# -- to files ------------------------------------------------------------------------------------------------------------
+# -- to files --------------------------------------------------------------------------------------------------------
 def save(run: Run, folder: Path) -> list[Path]:
     """Every figure of a run as SVG and PNG, its data as CSV. Returns the files."""
     folder.mkdir(exist_ok=True)
@@ -268,21 +332,34 @@ def _csv(figure: Figure, path: Path) -> Path:
     return path
 
 
-def paper(runs: Sequence[Run], out: str | Path, x: str = "rounds", y: str = "accuracy", width: str = "3.4in", bytes: str = "total") -> str:
+def figure(
+    runs: Sequence[Run],
+    out: str | Path,
+    x: str = "rounds",
+    y: str = "accuracy",
+    width: float | str = 3.4,
+    bytes: str = "total",
+) -> str:
     """`fednet figure`: one figure fit for a paper, and its data beside it as CSV. Returns the caption.
 
-    PDF with embedded TrueType (type 42). Raises ConfigError for an unknown axis, value, width or kind of file, or where no
-    run was evaluated.
+    PDF with embedded TrueType (type 42). width: inches, or a text such as 3.4in, 8.6cm, 86mm. Raises ConfigError for an
+    unknown axis, value, width or kind of file, or where no run was evaluated.
     """
     path = Path(out)
     if not runs:
         raise ConfigError("figure: expected at least one run directory.")
-    for what, name, known in (("--x", x, figures.AXES), ("--y", y, figures.VALUES), ("--bytes", bytes, ("total", "up", "down")),
-                              ("kind of file", path.suffix[1:], ("pdf", "svg", "png", "eps"))):
+    for what, name, known in (
+        ("--x", x, figures.AXES),
+        ("--y", y, figures.VALUES),
+        ("--bytes", bytes, ("total", "up", "down")),
+        ("kind of file", path.suffix[1:], ("pdf", "svg", "png", "eps")),
+    ):
         if name not in known:
             raise ConfigError(unknown(what, name, known))
     inches = _inches(width)
-    with _canvas((inches, 0.68 * inches), **{"font.size": 8, "axes.labelsize": 8, "legend.fontsize": 7, "lines.linewidth": 1.2}) as fig:
+    with _canvas(
+        (inches, 0.68 * inches), **{"font.size": 8, "axes.labelsize": 8, "legend.fontsize": 7, "lines.linewidth": 1.2}
+    ) as fig:
         made = next(curve(runs, x, y, bytes), None)
         if made is None:
             raise ConfigError(f"figure: none of the runs has {figures.VALUES[y]} in its rounds.jsonl.")
@@ -294,8 +371,11 @@ def paper(runs: Sequence[Run], out: str | Path, x: str = "rounds", y: str = "acc
     return figures.caption(group(runs), x, y, bytes)
 
 
-def _inches(width: str) -> float:
+def _inches(width: float | str) -> float:
+    width = width if isinstance(width, str) else f"{width}in"
     found = re.fullmatch(r"\s*([0-9.]+)\s*(in|cm|mm|pt)\s*", width)
     if not found or not 0.5 <= float(found[1]) * INCHES[found[2]] <= 40:
-        raise ConfigError(f"--width {width}: expected a length such as 3.4in, 8.6cm, 86mm or 245pt, from 0.5 to 40 inches.")
+        raise ConfigError(
+            f"--width {width}: expected a length such as 3.4in, 8.6cm, 86mm or 245pt, from 0.5 to 40 inches."
+        )
     return float(found[1]) * INCHES[found[2]]

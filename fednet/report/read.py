@@ -26,13 +26,59 @@ if TYPE_CHECKING:
 
 # What a line of each file may leave out (a round without evaluation, say): then the attribute is None, not an error.
 FIELDS = {
-    "rounds": ("round", "selected", "completed", "dropped", "void", "seconds", "seconds_virtual", "seconds_by_phase", "train_loss",
-               "test_loss", "test_accuracy", "validation_accuracy", "correct_by_class", "client_accuracy", "bytes_up", "bytes_down",
-               "model_sha256", "tensor_sha256", "clients_sha256", "evaluated_sha256", "algorithm"),
-    "clients": ("round", "client", "samples", "test_samples", "train_loss", "steps", "accuracy_global", "accuracy_personal",
-                "accuracy_balanced", "seconds", "host", "device"),
-    "wire": ("round", "client", "direction", "type", "kinds", "envelope", "bytes", "raw_bytes", "useful", "purpose", "incarnation",
-             "phase", "attempt", "count"),
+    "rounds": (
+        "round",
+        "selected",
+        "completed",
+        "dropped",
+        "void",
+        "seconds",
+        "seconds_virtual",
+        "seconds_by_phase",
+        "train_loss",
+        "test_loss",
+        "test_accuracy",
+        "validation_accuracy",
+        "correct_by_class",
+        "client_accuracy",
+        "bytes_up",
+        "bytes_down",
+        "model_sha256",
+        "tensor_sha256",
+        "clients_sha256",
+        "evaluated_sha256",
+        "algorithm",
+    ),
+    "clients": (
+        "round",
+        "client",
+        "samples",
+        "test_samples",
+        "train_loss",
+        "steps",
+        "accuracy_global",
+        "accuracy_personal",
+        "accuracy_balanced",
+        "seconds",
+        "host",
+        "device",
+    ),
+    "wire": (
+        "round",
+        "client",
+        "direction",
+        "type",
+        "kinds",
+        "envelope",
+        "bytes",
+        "raw_bytes",
+        "useful",
+        "purpose",
+        "incarnation",
+        "phase",
+        "attempt",
+        "count",
+    ),
     "events": ("round", "client", "type", "bytes", "elapsed"),
 }
 APPEND_ONLY = ("wire", "events")  # never cut on resume, so a line torn by a crash may stand in the middle
@@ -73,7 +119,10 @@ def lines(path: Path, append_only: bool = False) -> Iterator[Record]:
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory. `rounds`, `clients`, `wire`, `events`: lists of records; `config`, `summary`, `partition`: mappings."""
+    """A run directory.
+
+    rounds, clients, wire, events: lists of records; config, summary, partition: mappings.
+    """
 
     dir: Path
 
@@ -154,13 +203,17 @@ class Run:
             return list(hashes)
         people = self.partition.get("clients")
         people = [people[k] for k in sorted(people, key=int)] if isinstance(people, dict) else people
-        return [row["sha256"] for row in people if isinstance(row, dict) and "sha256" in row] if isinstance(people, list) else []
+        return (
+            [row["sha256"] for row in people if isinstance(row, dict) and "sha256" in row]
+            if isinstance(people, list)
+            else []
+        )
 
     def model(self) -> nn.Module:
         """The global model with its final weights, on the CPU, in eval mode.
 
-        Raises StateError where the run has none (a method without a global model, a run that has not ended), ConfigError
-        where its model is a user's own that is not loaded.
+        Raises StateError where the run has none (a method without a global model, a run that has not ended),
+        ConfigError where its model is a user's own that is not loaded.
         """
         from safetensors import safe_open
 
@@ -171,7 +224,7 @@ class Run:
             raise StateError(f"{path} is missing: the run has not ended, or its method keeps no global model.")
         with safe_open(str(path), framework="pt") as file:
             facts = {**self.partition, **self.summary, **(file.metadata() or {})}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118: no mapping
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         shape, classes = facts.get("input_shape"), facts.get("classes")
         shape = json.loads(shape) if isinstance(shape, str) else shape
         if shape is None or classes is None:
@@ -180,8 +233,10 @@ class Run:
         missing, extra = module.load_state_dict(tensors, strict=False)
         trained = self.config["model"].get("trainable", "*") == "*"
         if extra or (missing and trained):
-            raise StateError(f"{path}: its tensors are not those of model {self.config['model']['name']!r}: "
-                             f"{', '.join([*missing, *extra][:4])}.")
+            raise StateError(
+                f"{path}: its tensors are not those of model {self.config['model']['name']!r}: "
+                f"{', '.join([*missing, *extra][:4])}."
+            )
         return module.eval()
 
     def frame(self, what: str) -> Any:

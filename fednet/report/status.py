@@ -1,7 +1,7 @@
 """`fednet status RUN`: what a live or dead run is doing.
 
-The engine keeps OUT/NAME/status.json, written aside and renamed into place. Whether the run behind it lives is told by its
-process where it ran on this machine, and by the file's age elsewhere.
+The engine keeps OUT/NAME/status.json, written aside and renamed into place. Whether the run behind it lives is told by
+its process where it ran on this machine, and by the file's age elsewhere.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ STATES = {"done": "finished", "finished": "finished", "stopped": "stopped, --res
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """A client that the round waits for. since: seconds since the epoch; deadline_s: left at `updated`, None: waits for ever."""
+    """A client that the round waits for.
+
+    since: seconds since the epoch; deadline_s: left at `updated`, None: it is waited for while it lives.
+    """
 
     client: int
     host: str | None = None
@@ -58,7 +61,9 @@ def read(run: str | Path) -> Status:
         return msgspec.json.decode(path.read_bytes(), type=Status)
     except FileNotFoundError:
         folder = open_run(run)
-        raise StateError(f"{path} is missing: {folder.name} has not started a round, or was written without it.") from None
+        raise StateError(
+            f"{path} is missing: {folder.name} has not started a round, or was written without it."
+        ) from None
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise StateError(f"{path}: {error}.") from None
 
@@ -80,7 +85,9 @@ def alive(status: Status, now: float) -> tuple[bool, str]:
 def text(status: Status, now: float) -> str:
     """The status as a person reads it."""
     live, how = alive(status, now)
-    head = f"{status.state}: round {status.round} of {status.rounds}" + (f", {status.phase}" if status.phase is not None else "")
+    head = f"{status.state}: round {status.round} of {status.rounds}" + (
+        f", {status.phase}" if status.phase is not None else ""
+    )
     lines = [head, how]
     if status.waiting and live:
         lines.append(f"waiting for {len(status.waiting)} client(s):")
@@ -103,7 +110,16 @@ def _row(w: Waiting, status: Status, now: float) -> tuple[str, ...]:
     else:
         left = w.deadline_s - (now - status.updated)
         deadline = f"dropped in {_span(left)}" if left > 0 else f"passed {_span(-left)} ago"
-    return (str(w.client), w.host or "-", str(w.pid or "-"), w.device or "-", str(w.phase if w.phase is not None else "-"), step, since, deadline)
+    return (
+        str(w.client),
+        w.host or "-",
+        str(w.pid or "-"),
+        w.device or "-",
+        str(w.phase if w.phase is not None else "-"),
+        step,
+        since,
+        deadline,
+    )
 
 
 def show(
@@ -162,5 +178,3 @@ def _ids(ids: Any) -> str:
         else:
             out.append([i, i])
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in out)
-
-

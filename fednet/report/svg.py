@@ -1,7 +1,7 @@
 """Charts as inline SVG for the page: colours are CSS variables, so that they follow the page into the dark.
 
-What a pointer may ask stands beside each mark as `<title>`, or for lines and heat maps as JSON in `data-hover`, which the
-page's script reads. Long runs are binned, so that a page stays a page.
+What a pointer may ask stands beside each mark as `<title>`, or for lines and heat maps as JSON in `data-hover`, which
+the page's script reads. Long runs are binned, so that a page stays a page.
 """
 
 from __future__ import annotations
@@ -71,16 +71,23 @@ def _axes(f: Frame, xs: Mapping[float, str], ys: Mapping[float, str], xlabel: st
         out.append(f'<line class="grid" x1="{f.left}" x2="{f.width - f.right}" y1="{v}" y2="{v}"/>')
         out.append(f'<text class="tick" x="{f.left - 8}" y="{v + 4}" text-anchor="end">{html.escape(text)}</text>')
     for v, text in xs.items():
-        out.append(f'<text class="tick" x="{v}" y="{f.height - f.bottom + 18}" text-anchor="middle">{html.escape(text)}</text>')
-    out.append(f'<text class="label" x="{f.left + f.inner[0] / 2}" y="{f.height - 6}" text-anchor="middle">{html.escape(xlabel)}</text>')
-    y = f.top + f.inner[1] / 2
-    out.append(f'<text class="label" transform="rotate(-90 14 {y})" x="14" y="{y}" text-anchor="middle">{html.escape(ylabel)}</text>')
+        out.append(
+            f'<text class="tick" x="{v}" y="{f.height - f.bottom + 18}" text-anchor="middle">{html.escape(text)}</text>'
+        )
+    across, down = f.left + f.inner[0] / 2, f.top + f.inner[1] / 2
+    for x, y, turn, text in (
+        (across, f.height - 6, "", xlabel),
+        (14, down, f' transform="rotate(-90 14 {down})"', ylabel),
+    ):
+        out.append(f'<text class="label" x="{x}" y="{y}" text-anchor="middle"{turn}>{html.escape(text)}</text>')
     return "".join(out)
 
 
 def _svg(f: Frame, body: str, label: str, hover: Any = None) -> Markup:
     data = f" data-hover='{html.escape(json.dumps(hover, separators=(',', ':')))}'" if hover is not None else ""
-    return Markup(f'<svg viewBox="0 0 {f.width} {f.height}" role="img" aria-label="{html.escape(label)}"{data}>{body}</svg>')
+    return Markup(
+        f'<svg viewBox="0 0 {f.width} {f.height}" role="img" aria-label="{html.escape(label)}"{data}>{body}</svg>'
+    )
 
 
 def number(v: float) -> str:
@@ -90,7 +97,7 @@ def number(v: float) -> str:
     return f"{v:.2g}"
 
 
-# -- lines ---------------------------------------------------------------------------------------------------------------
+# -- lines -----------------------------------------------------------------------------------------------------------
 def lines(series: Sequence[Series], xlabel: str, ylabel: str, f: Frame = Frame(), unit: bool = True) -> Markup:
     """Curves with their bands. unit: values are 0..1, and the axis stays within."""
     xs = [v for s in series for v in s.x]
@@ -101,20 +108,44 @@ def lines(series: Sequence[Series], xlabel: str, ylabel: str, f: Frame = Frame()
     if unit:
         y0, y1 = max(0.0, y0), min(1.0, y1)
     X, Y = f.x(x0, x1), f.y(y0, y1)
-    body = [_axes(f, {X(v): number(v) for v in ticks(x0, x1, 8, whole=xlabel == "round")}, {Y(v): number(v) for v in ticks(y0, y1)}, xlabel, ylabel)]
+    body = [
+        _axes(
+            f,
+            {X(v): number(v) for v in ticks(x0, x1, 8, whole=xlabel == "round")},
+            {Y(v): number(v) for v in ticks(y0, y1)},
+            xlabel,
+            ylabel,
+        )
+    ]
     for s in series:
         body.append(f'<g class="series s{s.place % 8}" data-series="{s.place}">')
         if s.n > 1:
-            edge = [(X(a), Y(min(v, y1))) for a, v in zip(s.x, s.high)] + [(X(a), Y(max(v, y0))) for a, v in zip(s.x[::-1], s.low[::-1])]
+            edge = [(X(a), Y(min(v, y1))) for a, v in zip(s.x, s.high)] + [
+                (X(a), Y(max(v, y0))) for a, v in zip(s.x[::-1], s.low[::-1])
+            ]
             body.append(f'<path class="band" d="{_path(edge)}Z"/>')
         dash = " ".join(map(str, s.dash))
         points = [(X(a), Y(m)) for a, m in zip(s.x, s.mean)]
         mark = f'<circle class="dot" cx="{points[0][0]}" cy="{points[0][1]}" r="3.5"/>' if len(points) == 1 else ""
         body.append(f'<path class="line" d="{_path(points)}" stroke-dasharray="{dash}"/>{mark}</g>')
     body.append(f'<line class="cross" y1="{f.top}" y2="{f.height - f.bottom}"/>')
-    hover = {"kind": "lines", "x": [x0, x1, f.left, f.width - f.right], "y": [y0, y1, f.height - f.bottom, f.top], "xl": xlabel,
-             "s": [{"i": s.place, "l": s.label, "t": s.round, "x": [_r(v) for v in s.x], "m": [_r(v) for v in s.mean],
-                    **({"h": [_r(b - m) for b, m in zip(s.high, s.mean)]} if s.n > 1 else {})} for s in series]}
+    hover = {
+        "kind": "lines",
+        "x": [x0, x1, f.left, f.width - f.right],
+        "y": [y0, y1, f.height - f.bottom, f.top],
+        "xl": xlabel,
+        "s": [
+            {
+                "i": s.place,
+                "l": s.label,
+                "t": s.round,
+                "x": [_r(v) for v in s.x],
+                "m": [_r(v) for v in s.mean],
+                **({"h": [_r(b - m) for b, m in zip(s.high, s.mean)]} if s.n > 1 else {}),
+            }
+            for s in series
+        ],
+    }
     return _svg(f, "".join(body), f"{ylabel} against {xlabel}", hover)
 
 
@@ -126,25 +157,45 @@ def _r(v: float) -> float:
     return float(f"{v:.5g}")
 
 
-# -- bars ----------------------------------------------------------------------------------------------------------------
+# -- bars ------------------------------------------------------------------------------------------------------------
 def _binned(rounds: Sequence[int], values: Sequence[float]) -> tuple[list[str], list[float]]:
     """At most BINS bars: a bar of several rounds is their mean."""
     k = math.ceil(len(rounds) / BINS)
-    names = [f"{rounds[i]}" if k == 1 else f"{rounds[i]}-{rounds[min(i + k, len(rounds)) - 1]}" for i in range(0, len(rounds), k)]
+    names = [
+        f"{rounds[i]}" if k == 1 else f"{rounds[i]}-{rounds[min(i + k, len(rounds)) - 1]}"
+        for i in range(0, len(rounds), k)
+    ]
     return names, [sum(values[i : i + k]) / len(values[i : i + k]) for i in range(0, len(values), k)]
 
 
-def stacked(rounds: Sequence[int], up: Mapping[str, Sequence[float]], down: Mapping[str, Sequence[float]], ylabel: str,
-            colour: Mapping[str, int], f: Frame = HALF, words: tuple[str, str] = ("", "")) -> Markup:
+def stacked(
+    rounds: Sequence[int],
+    up: Mapping[str, Sequence[float]],
+    down: Mapping[str, Sequence[float]],
+    ylabel: str,
+    colour: Mapping[str, int],
+    f: Frame = HALF,
+    words: tuple[str, str] = ("", ""),
+) -> Markup:
     """Stacked bars a round: `up` above the line, `down` below it. colour: kind -> number of its colour."""
     names, _ = _binned(rounds, [0.0] * len(rounds))
-    parts = [({k: _binned(rounds, v)[1] for k, v in side.items()}, sign, word) for side, sign, word in ((up, 1, words[0]), (down, -1, words[1]))]
+    parts = [
+        ({k: _binned(rounds, v)[1] for k, v in side.items()}, sign, word)
+        for side, sign, word in ((up, 1, words[0]), (down, -1, words[1]))
+    ]
     heights = [max((sum(v[i] for v in side.values()) for i in range(len(names))), default=0.0) for side, _, _ in parts]
     low, high = -1.05 * heights[1], 1.05 * heights[0] or 1.0
     X, Y = f.x(0, len(names)), f.y(low, high)
     step = max(1, len(names) // 8)
-    body = [_axes(f, {X(i + 0.5): names[i].partition("-")[0] for i in range(0, len(names), step)},
-                  {Y(v): number(abs(v)) for v in ticks(low, high)}, "round", ylabel)]
+    body = [
+        _axes(
+            f,
+            {X(i + 0.5): names[i].partition("-")[0] for i in range(0, len(names), step)},
+            {Y(v): number(abs(v)) for v in ticks(low, high)},
+            "round",
+            ylabel,
+        )
+    ]
     w = round(max(0.8, 0.86 * f.inner[0] / max(1, len(names))), 2)
     for side, sign, word in parts:
         base = [0.0] * len(names)
@@ -154,27 +205,45 @@ def stacked(rounds: Sequence[int], up: Mapping[str, Sequence[float]], down: Mapp
                     continue
                 a, b = Y(sign * base[i]), Y(sign * (base[i] + v))
                 tip = html.escape(f"round {names[i]}\n{kind}{word}: {number(v)}")
-                body.append(f'<rect class="f{colour[kind] % 8}" x="{X(i + 0.07)}" y="{min(a, b):g}" width="{w}" height="{abs(a - b):.2f}">'
-                            f"<title>{tip}</title></rect>")
+                body.append(
+                    f'<rect class="f{colour[kind] % 8}" x="{X(i + 0.07)}" y="{min(a, b):g}" '
+                    f'width="{w}" height="{abs(a - b):.2f}"><title>{tip}</title></rect>'
+                )
                 base[i] += v
     body.append(f'<line class="axis" x1="{f.left}" x2="{f.width - f.right}" y1="{Y(0)}" y2="{Y(0)}"/>')
     return _svg(f, "".join(body), ylabel)
 
 
-def bars(names: Sequence[str], values: Sequence[float], xlabel: str, ylabel: str, tips: Sequence[str], f: Frame = HALF) -> Markup:
+def bars(
+    names: Sequence[str], values: Sequence[float], xlabel: str, ylabel: str, tips: Sequence[str], f: Frame = HALF
+) -> Markup:
     """Bars of values 0..1 in the order given, with their mean as a line."""
     X, Y = f.x(0, len(names)), f.y(0, 1)
     step = max(1, math.ceil(len(names) / 20))
-    body = [_axes(f, {X(i + 0.5): names[i] for i in range(0, len(names), step)}, {Y(v): number(v) for v in ticks(0, 1, 5)}, xlabel, ylabel)]
+    body = [
+        _axes(
+            f,
+            {X(i + 0.5): names[i] for i in range(0, len(names), step)},
+            {Y(v): number(v) for v in ticks(0, 1, 5)},
+            xlabel,
+            ylabel,
+        )
+    ]
     w = round(max(0.5, 0.86 * f.inner[0] / max(1, len(names))), 2)
     for i, v in enumerate(values):
-        body.append(f'<rect class="f0" x="{X(i + 0.07)}" y="{Y(v)}" width="{w}" height="{Y(0) - Y(v):.2f}"><title>{html.escape(tips[i])}</title></rect>')
+        body.append(
+            f'<rect class="f0" x="{X(i + 0.07)}" y="{Y(v)}" width="{w}" height="{Y(0) - Y(v):.2f}">'
+            f"<title>{html.escape(tips[i])}</title></rect>"
+        )
     mean = sum(values) / len(values)
-    body.append(f'<line class="mean" x1="{f.left}" x2="{f.width - f.right}" y1="{Y(mean)}" y2="{Y(mean)}"><title>mean {mean:.4f}</title></line>')
+    body.append(
+        f'<line class="mean" x1="{f.left}" x2="{f.width - f.right}" y1="{Y(mean)}" y2="{Y(mean)}">'
+        f"<title>mean {mean:.4f}</title></line>"
+    )
     return _svg(f, "".join(body), f"{ylabel} by {xlabel}")
 
 
-# -- grids ---------------------------------------------------------------------------------------------------------------
+# -- grids -----------------------------------------------------------------------------------------------------------
 def png(codes: np.ndarray, palette: Sequence[tuple[int, int, int, int]]) -> str:
     """A data URL: (h, w) uint8 indices into RGBA colours, as a palette image."""
 
@@ -189,29 +258,69 @@ def png(codes: np.ndarray, palette: Sequence[tuple[int, int, int, int]]) -> str:
     return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + body).decode()
 
 
-def _grid(f: Frame, codes: np.ndarray, palette: Sequence[tuple[int, int, int, int]], columns: Sequence[str], rows: Sequence[str],
-          xlabel: str, ylabel: str, over: str, hover: Any) -> Markup:
+def _grid(
+    f: Frame,
+    codes: np.ndarray,
+    palette: Sequence[tuple[int, int, int, int]],
+    columns: Sequence[str],
+    rows: Sequence[str],
+    xlabel: str,
+    ylabel: str,
+    over: str,
+    hover: Any,
+) -> Markup:
     h, w = codes.shape
     X, Y = f.x(0, w), f.y(h, 0)
     xstep, ystep = max(1, math.ceil(w / 10)), max(1, math.ceil(h / 12))
-    image = (f'<image href="{png(codes, palette)}" x="{f.left}" y="{f.top}" width="{f.inner[0]}" height="{f.inner[1]}" '
-             'preserveAspectRatio="none" style="image-rendering:pixelated"/>')
-    axes = _axes(f, {X(i + 0.5): columns[i] for i in range(0, w, xstep)}, {Y(i + 0.5): rows[i] for i in range(0, h, ystep)}, xlabel, ylabel)
-    return _svg(f, f'<rect class="empty" x="{f.left}" y="{f.top}" width="{f.inner[0]}" height="{f.inner[1]}"/>' + axes.replace('class="grid"', 'class="none"')
-                + image + over, f"{ylabel} by {xlabel}", hover)
+    image = (
+        f'<image href="{png(codes, palette)}" x="{f.left}" y="{f.top}" width="{f.inner[0]}" height="{f.inner[1]}" '
+        'preserveAspectRatio="none" style="image-rendering:pixelated"/>'
+    )
+    axes = _axes(
+        f,
+        {X(i + 0.5): columns[i] for i in range(0, w, xstep)},
+        {Y(i + 0.5): rows[i] for i in range(0, h, ystep)},
+        xlabel,
+        ylabel,
+    )
+    return _svg(
+        f,
+        f'<rect class="empty" x="{f.left}" y="{f.top}" width="{f.inner[0]}" height="{f.inner[1]}"/>'
+        + axes.replace('class="grid"', 'class="none"')
+        + image
+        + over,
+        f"{ylabel} by {xlabel}",
+        hover,
+    )
 
 
-def heat(values: np.ndarray, columns: Sequence[str], rows: Sequence[str], xlabel: str, ylabel: str, what: str, f: Frame = HALF) -> Markup:
+def heat(
+    values: np.ndarray,
+    columns: Sequence[str],
+    rows: Sequence[str],
+    xlabel: str,
+    ylabel: str,
+    what: str,
+    f: Frame = HALF,
+) -> Markup:
     """A heat map of values 0..1; NaN is left blank."""
     from matplotlib import colormaps
 
-    ramp = [tuple(int(round(255 * c)) for c in colormaps["cividis"](i / 254)) for i in range(255)]
+    ramp = [tuple(round(255 * c) for c in colormaps["cividis"](i / 254)) for i in range(255)]
     codes = np.where(np.isnan(values), 0, 1 + np.round(254 * np.nan_to_num(values)).clip(0, 254)).astype(np.uint8)
     hover = None
     if values.size <= HOVER:
         cells = [[None if np.isnan(v) else round(float(v), 4) for v in row] for row in values]
-        hover = {"kind": "heat", "box": [f.left, f.top, *f.inner], "r": list(rows), "c": list(columns), "v": cells, "rl": ylabel.partition(",")[0],
-                 "cl": "round", "w": what}
+        hover = {
+            "kind": "heat",
+            "box": [f.left, f.top, *f.inner],
+            "r": list(rows),
+            "c": list(columns),
+            "v": cells,
+            "rl": ylabel.partition(",")[0],
+            "cl": "round",
+            "w": what,
+        }
     palette = [(0, 0, 0, 0), *((r, g, b, 255) for r, g, b, _ in ramp)]
     return _grid(f, codes, palette, columns, rows, xlabel, ylabel, "", hover)
 
@@ -226,14 +335,26 @@ def participation(grid: np.ndarray, rounds: Sequence[int], reasons: Sequence[str
     over = []
     for i, j in dropped[:MARKS]:
         why = reasons[grid[i, j] - 2]
-        over.append(f'<rect class="drop d{(grid[i, j] - 2) % 7}" x="{X(j)}" y="{Y(i)}" width="{cw}" height="{ch}">'
-                    f"<title>{html.escape(f'round {rounds[j]}, client {i}' + chr(10) + f'dropped: {why}')}</title></rect>")
+        over.append(
+            f'<rect class="drop d{(grid[i, j] - 2) % 7}" x="{X(j)}" y="{Y(i)}" width="{cw}" height="{ch}">'
+            f"<title>{html.escape(f'round {rounds[j]}, client {i}' + chr(10) + f'dropped: {why}')}</title></rect>"
+        )
     hover = None
     if grid.size <= HOVER:
         words = ["not asked", "completed", *(f"dropped: {why}" for why in reasons)]
-        hover = {"kind": "heat", "box": [f.left, f.top, *f.inner], "r": [str(i) for i in range(h)], "c": [str(t) for t in rounds],
-                 "v": grid.tolist(), "rl": "client", "cl": "round", "words": words}
-    return _grid(f, grid, palette, [str(t) for t in rounds], [str(i) for i in range(h)], "round", "client", "".join(over), hover)
+        hover = {
+            "kind": "heat",
+            "box": [f.left, f.top, *f.inner],
+            "r": [str(i) for i in range(h)],
+            "c": [str(t) for t in rounds],
+            "v": grid.tolist(),
+            "rl": "client",
+            "cl": "round",
+            "words": words,
+        }
+    return _grid(
+        f, grid, palette, [str(t) for t in rounds], [str(i) for i in range(h)], "round", "client", "".join(over), hover
+    )
 
 
 def bubbles(counts: np.ndarray, names: Sequence[str], f: Frame) -> Markup:
@@ -242,10 +363,21 @@ def bubbles(counts: np.ndarray, names: Sequence[str], f: Frame) -> Markup:
     X, Y = f.x(-0.5, n - 0.5), f.y(c - 0.5, -0.5)
     step, high = max(1, math.ceil(n / 24)), max(1, int(counts.max()))
     top = 0.48 * min(f.inner[1] / c, max(f.inner[0] / n, 6.0))
-    body = [_axes(f, {X(i): str(i) for i in range(0, n, step)}, {Y(k): names[k] for k in range(0, c, max(1, c // 20))}, "client", "class")]
+    body = [
+        _axes(
+            f,
+            {X(i): str(i) for i in range(0, n, step)},
+            {Y(k): names[k] for k in range(0, c, max(1, c // 20))},
+            "client",
+            "class",
+        )
+    ]
     for i, k in np.argwhere(counts > 0):
         tip = html.escape(f"client {i}, class {names[k]}\n{counts[i, k]} samples")
-        body.append(f'<circle class="f0 bubble" cx="{X(i)}" cy="{Y(k)}" r="{max(0.8, top * math.sqrt(counts[i, k] / high)):.2f}"><title>{tip}</title></circle>')
+        body.append(
+            f'<circle class="f0 bubble" cx="{X(i)}" cy="{Y(k)}" '
+            f'r="{max(0.8, top * math.sqrt(counts[i, k] / high)):.2f}"><title>{tip}</title></circle>'
+        )
     return _svg(f, "".join(body), "samples by client and class")
 
 
@@ -255,8 +387,14 @@ def legend(names: Sequence[str], dashed: bool = False, prefix: str = "f") -> Mar
     for i, name in enumerate(names):
         if dashed:
             dash = " ".join(map(str, DASHES[i % 8]))
-            mark = f'<svg viewBox="0 0 28 10" class="swatch s{i % 8}"><path class="line" d="M0 5L28 5" stroke-dasharray="{dash}"/></svg>'
-            out.append(f'<button type="button" data-toggle="{i}" aria-pressed="true">{mark}{html.escape(name)}</button>')
+            stroke = f'<path class="line" d="M0 5L28 5" stroke-dasharray="{dash}"/>'
+            mark = f'<svg viewBox="0 0 28 10" class="swatch s{i % 8}">{stroke}</svg>'
+            out.append(
+                f'<button type="button" data-toggle="{i}" aria-pressed="true">{mark}{html.escape(name)}</button>'
+            )
         else:
-            out.append(f'<span><svg viewBox="0 0 10 10" class="swatch dotty"><rect class="{prefix}{i % 8}" width="10" height="10" rx="2"/></svg>{html.escape(name)}</span>')
+            out.append(
+                f'<span><svg viewBox="0 0 10 10" class="swatch dotty"><rect class="{prefix}{i % 8}" width="10" '
+                f'height="10" rx="2"/></svg>{html.escape(name)}</span>'
+            )
     return Markup(f'<div class="legend">{"".join(out)}</div>')

@@ -115,7 +115,7 @@ def _columns(targets: Sequence[float], by: Sequence[str], bytes: str, personal: 
                 Column(
                     f"{UNITS[what]}{way} to {target:g}",
                     lambda r, a=target, w=what: metrics.to_target(r, a, w, bytes),
-                    digits=1 if what == "rounds" else 2,
+                    digits=2 if what == "mb" else 1,
                     cost=True,
                 )
             )
@@ -173,7 +173,7 @@ def _notes(groups: Sequence[Group], runs: Sequence[Run], targets: Sequence[float
     return notes
 
 
-# -- how it is written ---------------------------------------------------------------------------------------------------
+# -- how it is written -----------------------------------------------------------------------------------------------
 def _grid(t: Table) -> list[list[str]]:
     rows = [["method", "n", *(c.title for c in t.columns)]]
     for g, cells in zip(t.groups, t.cells):
@@ -208,18 +208,21 @@ def as_latex(t: Table) -> str:
     body = [" & ".join(_tex(c) for c in r) + r" \\" for r in rows]
     if t.differences:
         body.insert(len(t.groups), r"\midrule")
-    return "\n".join(
-        [
-            *(f"% {n}" for n in t.notes),
-            r"\begin{tabular}{l" + "r" * (len(head) - 1) + "}",
-            r"\toprule",
-            " & ".join(_tex(c) for c in head) + r" \\",
-            r"\midrule",
-            *body,
-            r"\bottomrule",
-            r"\end{tabular}",
-        ]
-    ) + "\n"
+    return (
+        "\n".join(
+            [
+                *(f"% {n}" for n in t.notes),
+                r"\begin{tabular}{l" + "r" * (len(head) - 1) + "}",
+                r"\toprule",
+                " & ".join(_tex(c) for c in head) + r" \\",
+                r"\midrule",
+                *body,
+                r"\bottomrule",
+                r"\end{tabular}",
+            ]
+        )
+        + "\n"
+    )
 
 
 def _tex(text: str) -> str:
@@ -240,5 +243,16 @@ def as_csv(t: Table) -> str:
             whole = cell.got and len(cell.got) == len(cell.values)
             mean, half = metrics.interval(cell.got) if whole else ("", None)
             values = " ".join("never" if v is None else repr(v) for v in cell.values)
-            write([label, versus, column.title, len(cell.values), len(cell.got), mean, "" if half is None else half, values])
+            write(
+                [
+                    label,
+                    versus,
+                    column.title,
+                    len(cell.values),
+                    len(cell.got),
+                    mean,
+                    "" if half is None else half,
+                    values,
+                ]
+            )
     return out.getvalue()

@@ -11,8 +11,8 @@ from fednet.report.read import Record, Run
 class Verdict:
     """round, tensor: where the runs first differ; tensor None: in something else than the model's tensors.
 
-    `rounds` were compared. `same` is bit-identity of the model and of all clients' states over these, and that neither run
-    is longer.
+    `rounds` were compared. `same` is bit-identity of the model and of all clients' states over these, and that neither
+    run is longer.
     """
 
     same: bool
@@ -35,7 +35,9 @@ def compare(a: Run, b: Run) -> Verdict:
         return Verdict(False, 0, text=f"{a.name} and {b.name} have no round in common: nothing can be said.")
     unhashed = [t for t in shared if ours[t].model_sha256 is None or ours[t].clients_sha256 is None]
     if unhashed:
-        text = f"round {unhashed[0]} of both runs has no model_sha256 or clients_sha256: whether they are the same cannot be told."
+        text = (
+            f"round {unhashed[0]} has no model_sha256 or no clients_sha256: whether they are the same cannot be told."
+        )
         return Verdict(False, len(shared), unhashed[0], text=text)
     if ours.keys() != theirs.keys():
         longer, more = (a, ours) if len(ours) > len(theirs) else (b, theirs)
@@ -44,7 +46,12 @@ def compare(a: Run, b: Run) -> Verdict:
         return Verdict(False, len(shared), first, text=text)
     said = [r.summary.get("model_sha256") for r in (a, b)]
     if all(said) and said[0] != said[1]:
-        return Verdict(False, len(shared), shared[-1], text=f"all rounds agree, but the final models differ: {said[0][:12]} and {said[1][:12]}.")
+        return Verdict(
+            False,
+            len(shared),
+            shared[-1],
+            text=f"all rounds agree, but the final models differ: {said[0][:12]} and {said[1][:12]}.",
+        )
     text = f"{a.name} and {b.name} are the same to the bit: {len(shared)} round(s), model and clients."
     return Verdict(True, len(shared), text=text)
 

@@ -23,7 +23,7 @@ def path(tmp_path, monkeypatch):
     """A sweep file. What the parts themselves check is theirs to test: here a cell's configuration is its settings."""
     (tmp_path / "base.yaml").write_text("rounds: 2\n")
     (tmp_path / "s.yaml").write_text(FILE)
-    monkeypatch.setattr(sweep, "check", lambda s, load_files=(): {c.name: json.dumps(c.settings) for c in sweep.cells(s)})
+    monkeypatch.setattr(sweep, "check", lambda s, *_: {c.name: json.dumps(c.settings) for c in sweep.cells(s)})
     return tmp_path / "s.yaml"
 
 
@@ -32,7 +32,8 @@ def stand_in(code):
 
     def line(s, cell, out, extra):
         where = sweep.home(s, out) / cell.name
-        head = f"import pathlib, sys; cell={cell.name!r}; seed={cell.seed}; run=pathlib.Path({str(where)!r}); run.mkdir(exist_ok=True)\n"
+        head = f"import pathlib, sys; cell = {cell.name!r}; seed = {cell.seed}; run = pathlib.Path({str(where)!r})\n"
+        head += "run.mkdir(exist_ok=True)\n"
         return [sys.executable, "-c", head + code]
 
     return line
@@ -40,21 +41,32 @@ def stand_in(code):
 
 def test_every_combination_is_a_cell_seed_by_seed(path):
     names = [c.name for c in sweep.cells(sweep.load(path))]
-    assert names[:4] == ["fedavg_alpha0.1_seed0", "fedavg_alpha1_seed0", "fedprox-mu0.01_alpha0.1_seed0", "fedprox-mu0.01_alpha1_seed0"]
+    assert names[:4] == [
+        "fedavg_alpha0.1_seed0",
+        "fedavg_alpha1_seed0",
+        "fedprox-mu0.01_alpha0.1_seed0",
+        "fedprox-mu0.01_alpha1_seed0",
+    ]
     assert len(names) == len(set(names)) == 8
 
 
 def test_a_cells_settings_are_those_of_the_command_line(path):
     cell = sweep.cells(sweep.load(path))[2]
-    assert cell.sets == ['name="fedprox-mu0.01_alpha0.1_seed0"', "seed=0", 'algorithm={"name": "fedprox", "mu": 0.01}',
-                         "data.partition.alpha=0.1"]
+    assert cell.sets == [
+        'name="fedprox-mu0.01_alpha0.1_seed0"',
+        "seed=0",
+        'algorithm={"name": "fedprox", "mu": 0.01}',
+        "data.partition.alpha=0.1",
+    ]
     line = sweep.command(sweep.load(path), cell, "runs")
     assert line[1:5] == ["-m", "fednet.cli.main", "run", str(path.parent / "base.yaml")]
     assert "--resume" in line
 
 
 def test_flags_make_the_same_sweep_as_a_file(path):
-    flags = sweep.from_grid(path.parent / "base.yaml", ["algorithm=fedavg,{name: fedprox, mu: 0.01}", "data.partition.alpha=0.1,1.0"], "0-1")
+    flags = sweep.from_grid(
+        path.parent / "base.yaml", ["algorithm=fedavg,{name: fedprox, mu: 0.01}", "data.partition.alpha=0.1,1.0"], "0-1"
+    )
     assert [c.settings for c in sweep.cells(flags)] == [c.settings for c in sweep.cells(sweep.load(path))]
 
 
@@ -94,7 +106,7 @@ def test_a_cell_that_another_process_is_at_is_left_to_it(path, tmp_path):
 
 def test_a_failed_cell_does_not_keep_the_others_and_is_tried_again(path, tmp_path):
     s = sweep.load(path)
-    with pytest.raises(CannotGoOn, match="1 of 8 cells failed: fedavg_alpha0.1_seed1"):
+    with pytest.raises(CannotGoOn, match=r"1 of 8 cells failed: fedavg_alpha0\.1_seed1"):
         sweep.run(s, tmp_path, line=stand_in("sys.exit(3 if cell == 'fedavg_alpha0.1_seed1' else 0)"))
     assert sweep.plan(s, tmp_path).count("done") == 7
     assert "failed" in sweep.plan(s, tmp_path)
@@ -128,14 +140,15 @@ signal.pause()
 def test_a_done_cell_under_another_configuration_is_an_error(path, tmp_path, monkeypatch):
     s = sweep.load(path)
     sweep.run(s, tmp_path, line=stand_in(""))
-    monkeypatch.setattr(sweep, "check", lambda s, load_files=(): {c.name: "other" for c in sweep.cells(s)})
+    monkeypatch.setattr(sweep, "check", lambda s, *_: {c.name: "other" for c in sweep.cells(s)})
     with pytest.raises(ConfigError, match="another configuration"):
         sweep.run(s, tmp_path, line=stand_in(""))
 
 
 def test_select_takes_the_point_with_the_best_mean_over_seeds(path, tmp_path):
-    path.write_text("base: base.yaml\nvary: {algorithm: [fedavg]}\nseeds: [0, 1]\n"
-                    "select: {grid: {train.lr: [0.1, 0.01]}}\n")
+    path.write_text(
+        "base: base.yaml\nvary: {algorithm: [fedavg]}\nseeds: [0, 1]\nselect: {grid: {train.lr: [0.1, 0.01]}}\n"
+    )
     code = """
 a = {('0.1', 0): 0.9, ('0.1', 1): 0.1, ('0.01', 0): 0.6, ('0.01', 1): 0.6}[cell.split('_lr')[1].split('_')[0], seed]
 (run / 'rounds.jsonl').write_text('{"round": 1, "validation_accuracy": %s}\\n{"round": 2}\\n' % a)
@@ -146,14 +159,17 @@ a = {('0.1', 0): 0.9, ('0.1', 1): 0.1, ('0.01', 0): 0.6, ('0.01', 1): 0.6}[cell.
     assert said["means"]["fedavg"] == {"lr0.1": 0.5, "lr0.01": 0.6}
 
 
-@pytest.mark.parametrize(("text", "error"), [
-    ("base: base.yaml\nvari: {}\n", "vary"),
-    ("base: none.yaml\n", "there is no file"),
-    ("base: base.yaml\nvary: {train.lr: []}\n", "at least one value"),
-    ("base: base.yaml\nvary: {seed: [1]}\n", "under `seeds`"),
-    ("base: base.yaml\nseeds: [1, 1]\n", "different whole numbers"),
-    ("base: base.yaml\nselect: {by: test_accuracy, grid: {train.lr: [1]}}\n", "no test any more"),
-])
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("base: base.yaml\nvari: {}\n", "vary"),
+        ("base: none.yaml\n", "there is no file"),
+        ("base: base.yaml\nvary: {train.lr: []}\n", "at least one value"),
+        ("base: base.yaml\nvary: {seed: [1]}\n", "under `seeds`"),
+        ("base: base.yaml\nseeds: [1, 1]\n", "different whole numbers"),
+        ("base: base.yaml\nselect: {by: test_accuracy, grid: {train.lr: [1]}}\n", "no test any more"),
+    ],
+)
 def test_a_wrong_sweep_file_is_refused(path, text, error):
     path.write_text(text)
     with pytest.raises(ConfigError, match=error):

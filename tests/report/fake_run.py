@@ -27,35 +27,81 @@ def sha(*what: object) -> str:
 
 def config(name: str, algorithm: dict[str, Any], seed: int, rounds: int, clients: int, **more: Any) -> dict[str, Any]:
     return {
-        "name": name, "seed": seed, "rounds": rounds, "clients": clients, "participation": 0.5, "algorithm": algorithm,
+        "name": name,
+        "seed": seed,
+        "rounds": rounds,
+        "clients": clients,
+        "participation": 0.5,
+        "algorithm": algorithm,
         "model": {"name": "mlp", "hidden": [16], "buffers": "average", "weights": None, "trainable": "*"},
         "task": "classification",
-        "data": {"dataset": "digits", "root": None, "partition": {"scheme": "dirichlet", "alpha": 0.3, "min_samples": 1, "seed": None}},
+        "data": {
+            "dataset": "digits",
+            "root": None,
+            "partition": {"scheme": "dirichlet", "alpha": 0.3, "min_samples": 1, "seed": None},
+        },
         "train": {"epochs": 1, "batch_size": 64, "optimizer": "sgd", "lr": 0.01, "momentum": 0.0},
         "evaluate": {"every": 1, "global": True, "clients": "auto"},
-        "wire": {"up": {}, "down": {}}, "link": {"clock": "real", "up_mbps": None, "down_mbps": None}, **more,
+        "wire": {"up": {}, "down": {}},
+        "link": {"clock": "real", "up_mbps": None, "down_mbps": None},
+        **more,
     }
 
 
-def write(path: Path, *, algorithm: str = "fedavg", options: dict[str, Any] | None = None, seed: int = 0, rounds: int = 8,
-          clients: int = 6, accuracy: Sequence[float | None] | None = None, state: int = STATE, personalised: bool = False,
-          drop: dict[int, dict[int, str]] | None = None, seconds: float = 2.0, **more: Any) -> Path:
+def write(
+    path: Path,
+    *,
+    algorithm: str = "fedavg",
+    options: dict[str, Any] | None = None,
+    seed: int = 0,
+    rounds: int = 8,
+    clients: int = 6,
+    accuracy: Sequence[float | None] | None = None,
+    state: int = STATE,
+    personalised: bool = False,
+    drop: dict[int, dict[int, str]] | None = None,
+    seconds: float = 2.0,
+    **more: Any,
+) -> Path:
     """A run directory at `path`. accuracy: a_t by round (None: not evaluated); drop: {round: {client: reason}}."""
     path.mkdir(parents=True)
     rng = np.random.default_rng([seed, 7])
     share = np.random.default_rng(seed)
-    counts = np.stack([share.multinomial(120, share.dirichlet(np.full(clients, 0.3))) for _ in range(CLASSES)], axis=1)  # (clients, C)
+    counts = np.stack(
+        [share.multinomial(120, share.dirichlet(np.full(clients, 0.3))) for _ in range(CLASSES)], axis=1
+    )  # (clients, C)
     chosen = [sorted(share.choice(clients, max(1, clients // 2), replace=False).tolist()) for _ in range(rounds)]
     if accuracy is None:
         accuracy = [round(0.85 - 0.6 * 0.7 ** (t + 1) + 0.02 * rng.standard_normal(), 3) for t in range(rounds)]
-    (path / "config.yaml").write_text(yaml.safe_dump(config(path.name, {"name": algorithm, **(options or {})}, seed, rounds, clients, **more)))
-    (path / "partition.json").write_text(json.dumps({
-        "classes": CLASSES, "names": [str(c) for c in range(CLASSES)], "counts": counts.tolist(),
-        "sha256": [sha(seed, "part", i) for i in range(clients)]}))
-    (path / "summary.json").write_text(json.dumps({
-        "model_sha256": sha(algorithm, seed, rounds), "initial_sha256": sha(seed, "init"),
-        "provenance": {"command": f"fednet run {path.name}.yaml", "fednet": "0.1.0", "torch": "2.6.0", "python": "3.10.0",
-                       "host": "lab", "device": "cpu"}}))
+    (path / "config.yaml").write_text(
+        yaml.safe_dump(config(path.name, {"name": algorithm, **(options or {})}, seed, rounds, clients, **more))
+    )
+    (path / "partition.json").write_text(
+        json.dumps(
+            {
+                "classes": CLASSES,
+                "names": [str(c) for c in range(CLASSES)],
+                "counts": counts.tolist(),
+                "sha256": [sha(seed, "part", i) for i in range(clients)],
+            }
+        )
+    )
+    (path / "summary.json").write_text(
+        json.dumps(
+            {
+                "model_sha256": sha(algorithm, seed, rounds),
+                "initial_sha256": sha(seed, "init"),
+                "provenance": {
+                    "command": f"fednet run {path.name}.yaml",
+                    "fednet": "0.1.0",
+                    "torch": "2.6.0",
+                    "python": "3.10.0",
+                    "host": "lab",
+                    "device": "cpu",
+                },
+            }
+        )
+    )
     wire, lines, people = [], [], []
     wire += [row(0, i, "up", "connection", {}, 64, useful=False, purpose="connection") for i in range(clients)]
     for t in range(1, rounds + 1):
@@ -76,31 +122,83 @@ def write(path: Path, *, algorithm: str = "fedavg", options: dict[str, Any] | No
             by_class = [[total // CLASSES + (c < total % CLASSES) for c in range(CLASSES)], [TEST_PER_CLASS] * CLASSES]
             for i in done:
                 n = 10 + i
-                people.append({
-                    "round": t, "client": i, "samples": int(counts[i].sum()), "test_samples": n, "train_loss": 2.0 / t, "steps": 4,
-                    "accuracy_global": round(a * n) / n, "accuracy_personal": min(n, round(a * n) + i) / n if personalised else None,
-                    "accuracy_balanced": round(a * 100) / 100 if personalised else None,
-                    "seconds": 0.5 + 0.1 * i, "host": "lab", "device": "cpu"})
-        lines.append({
-            "round": t, "selected": cohort, "completed": done, "dropped": {str(i): why for i, why in gone.items()}, "void": not done,
-            "seconds": seconds, "seconds_virtual": None, "seconds_by_phase": {"train": seconds * 0.7, "evaluate": seconds * 0.2, "fold": seconds * 0.1},
-            "train_loss": 2.0 / t, "test_loss": None if a is None else 1 - a, "test_accuracy": a, "correct_by_class": by_class,
-            "client_accuracy": a, "bytes_up": sum(w["bytes"] for w in here if w["direction"] == "up"),
-            "bytes_down": sum(w["bytes"] for w in here if w["direction"] == "down"), "model_sha256": sha(algorithm, seed, t),
-            "tensor_sha256": {"0.weight": sha(algorithm, seed, t, "w"), "0.bias": sha(algorithm, seed, t, "b")},
-            "clients_sha256": sha(algorithm, seed, t, "clients"), "algorithm": {}})
+                people.append(
+                    {
+                        "round": t,
+                        "client": i,
+                        "samples": int(counts[i].sum()),
+                        "test_samples": n,
+                        "train_loss": 2.0 / t,
+                        "steps": 4,
+                        "accuracy_global": round(a * n) / n,
+                        "accuracy_personal": min(n, round(a * n) + i) / n if personalised else None,
+                        "accuracy_balanced": round(a * 100) / 100 if personalised else None,
+                        "seconds": 0.5 + 0.1 * i,
+                        "host": "lab",
+                        "device": "cpu",
+                    }
+                )
+        lines.append(
+            {
+                "round": t,
+                "selected": cohort,
+                "completed": done,
+                "dropped": {str(i): why for i, why in gone.items()},
+                "void": not done,
+                "seconds": seconds,
+                "seconds_virtual": None,
+                "seconds_by_phase": {"train": seconds * 0.7, "evaluate": seconds * 0.2, "fold": seconds * 0.1},
+                "train_loss": 2.0 / t,
+                "test_loss": None if a is None else 1 - a,
+                "test_accuracy": a,
+                "correct_by_class": by_class,
+                "client_accuracy": a,
+                "bytes_up": sum(w["bytes"] for w in here if w["direction"] == "up"),
+                "bytes_down": sum(w["bytes"] for w in here if w["direction"] == "down"),
+                "model_sha256": sha(algorithm, seed, t),
+                "tensor_sha256": {"0.weight": sha(algorithm, seed, t, "w"), "0.bias": sha(algorithm, seed, t, "b")},
+                "clients_sha256": sha(algorithm, seed, t, "clients"),
+                "algorithm": {},
+            }
+        )
     jsonl(path / "wire.jsonl", wire)
     jsonl(path / "rounds.jsonl", lines)
     jsonl(path / "clients.jsonl", people)
-    jsonl(path / "events.jsonl", [{"round": 0, "client": i, "type": "join", "bytes": 64, "elapsed": 0.1} for i in range(clients)])
+    jsonl(
+        path / "events.jsonl",
+        [{"round": 0, "client": i, "type": "join", "bytes": 64, "elapsed": 0.1} for i in range(clients)],
+    )
     return path
 
 
-def row(t: int, client: int, direction: str, type: str, kinds: dict[str, int], envelope: int, useful: bool = True,
-        purpose: str = "train", **more: Any) -> dict[str, Any]:
+def row(
+    t: int,
+    client: int,
+    direction: str,
+    type: str,
+    kinds: dict[str, int],
+    envelope: int,
+    useful: bool = True,
+    purpose: str = "train",
+    **more: Any,
+) -> dict[str, Any]:
     whole = sum(kinds.values()) + envelope
-    return {"round": t, "client": client, "direction": direction, "type": type, "kinds": kinds, "envelope": envelope, "bytes": whole,
-            "raw_bytes": whole, "useful": useful, "purpose": purpose, "incarnation": 1, "phase": 0, "attempt": 1, **more}
+    return {
+        "round": t,
+        "client": client,
+        "direction": direction,
+        "type": type,
+        "kinds": kinds,
+        "envelope": envelope,
+        "bytes": whole,
+        "raw_bytes": whole,
+        "useful": useful,
+        "purpose": purpose,
+        "incarnation": 1,
+        "phase": 0,
+        "attempt": 1,
+        **more,
+    }
 
 
 def jsonl(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -29,7 +29,11 @@ def test_drops_and_increases_leave_zeros_out():
 
 
 def test_a_curve_that_never_drops_has_no_average_drop():
-    assert metrics.differences([(1, 0.2), (2, 0.3)]) == {"max_drop": pytest.approx(0.1), "avg_drop": None, "avg_increase": pytest.approx(0.1)}
+    assert metrics.differences([(1, 0.2), (2, 0.3)]) == {
+        "max_drop": pytest.approx(0.1),
+        "avg_drop": None,
+        "avg_increase": pytest.approx(0.1),
+    }
     assert metrics.differences([(1, 0.2)]) == {"max_drop": None, "avg_drop": None, "avg_increase": None}
 
 
@@ -52,10 +56,20 @@ def test_personal_accuracy_is_pooled_over_test_samples():
 
 
 def test_megabytes_count_both_directions_joins_framing_and_lost_work(tmp_path):
-    run = open_run(write(tmp_path / "a", rounds=2, clients=4, accuracy=[0.1, 0.6], drop={1: {0: "lost", 1: "lost", 2: "lost", 3: "lost"}}))
+    run = open_run(
+        write(
+            tmp_path / "a",
+            rounds=2,
+            clients=4,
+            accuracy=[0.1, 0.6],
+            drop={1: {0: "lost", 1: "lost", 2: "lost", 3: "lost"}},
+        )
+    )
     # joins 4 x 64; round 1: two tasks, no reply; round 2: two tasks, two replies; a heartbeat a round
     task, reply = 1000 + ENVELOPE, 1024 + ENVELOPE
-    assert metrics.to_target(run, 0.6, "mb") == pytest.approx((4 * 64 + 2 * task + 20 + 2 * task + 2 * reply + 20) / 1e6)
+    assert metrics.to_target(run, 0.6, "mb") == pytest.approx(
+        (4 * 64 + 2 * task + 20 + 2 * task + 2 * reply + 20) / 1e6
+    )
     assert metrics.to_target(run, 0.6, "mb", "down") == pytest.approx(4 * task / 1e6)
     assert metrics.to_target(run, 0.6, "seconds") == 4.0
     assert metrics.to_target(run, 0.7, "mb") is None
@@ -105,7 +119,9 @@ def test_rounds_without_evaluation_are_no_points(tmp_path):
 
 def test_predicted_bytes_stand_beside_the_useful_ones(tmp_path):
     path = write(tmp_path / "a", rounds=1, clients=4, accuracy=[0.5])
-    summary = json.loads((path / "summary.json").read_text()) | {"predicted": {"up": {"state": 2000, "statistics": 40}, "down": {"state": 2000}}}
+    summary = json.loads((path / "summary.json").read_text()) | {
+        "predicted": {"up": {"state": 2000, "statistics": 40}, "down": {"state": 2000}}
+    }
     (path / "summary.json").write_text(json.dumps(summary))
     said = metrics.summarise(path)["bytes"]["predicted"]
     assert said["down"]["state"] == {"predicted": 2000, "measured": 2000, "difference": 0}

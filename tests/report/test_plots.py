@@ -13,8 +13,18 @@ from fednet.report.groups import group
 from fednet.report.read import open_run
 from tests.report.fake_run import write
 
-EVERY = {"accuracy_rounds", "accuracy_mb", "accuracy_seconds", "bytes", "participation", "clients", "clients_over_time", "classes",
-         "partition", "time"}
+EVERY = {
+    "accuracy_rounds",
+    "accuracy_mb",
+    "accuracy_seconds",
+    "bytes",
+    "participation",
+    "clients",
+    "clients_over_time",
+    "classes",
+    "partition",
+    "time",
+}
 
 
 @pytest.fixture
@@ -32,7 +42,9 @@ def test_every_figure_is_written_with_its_data(run, tmp_path):
     assert {p.name for p in (tmp_path / "f").iterdir()} == {f"{n}.{k}" for n in EVERY for k in ("svg", "png", "csv")}
     data = rows(tmp_path / "f" / "bytes.csv")
     assert sum(int(r["bytes"]) for r in data) == sum(w.bytes for w in run.wire)
-    assert [float(r["mean"]) for r in rows(tmp_path / "f" / "accuracy_rounds.csv")] == [r.test_accuracy for r in run.rounds]
+    assert [float(r["mean"]) for r in rows(tmp_path / "f" / "accuracy_rounds.csv")] == [
+        r.test_accuracy for r in run.rounds
+    ]
 
 
 def test_the_same_run_gives_the_same_files(run, tmp_path):
@@ -57,17 +69,28 @@ def test_the_participation_grid_keeps_the_reason_of_a_drop(tmp_path):
 
 def test_a_paper_figure_embeds_truetype_and_states_what_it_shows(tmp_path):
     runs = [open_run(write(tmp_path / f"{m}{s}", algorithm=m, seed=s)) for m in ("fedavg", "scaffold") for s in (0, 1)]
-    caption = plots.paper(runs, tmp_path / "x.pdf", x="mb", width="86mm")
+    caption = plots.figure(runs, tmp_path / "x.pdf", x="mb", width="86mm")
     pdf = (tmp_path / "x.pdf").read_bytes()
     assert b"/FontFile2" in pdf
     assert b"/Type3" not in pdf
-    for said in ("fedavg, scaffold", "seed(s) 0, 1", "95 % t-intervals", "6 clients", "real clock, unshaped", "up and down", "framing included"):
+    for said in (
+        "fedavg, scaffold",
+        "seed(s) 0, 1",
+        "95 % t-intervals",
+        "6 clients",
+        "real clock, unshaped",
+        "up and down",
+        "framing included",
+    ):
         assert said in caption
     assert {r["label"] for r in rows(tmp_path / "x.csv")} == {"fedavg", "scaffold"}
 
 
 def test_a_band_is_at_the_rounds_that_all_seeds_evaluated(tmp_path):
-    runs = [open_run(write(tmp_path / f"s{s}", seed=s, rounds=3, accuracy=a)) for s, a in enumerate(([0.1, 0.2, 0.3], [0.3, None, 0.5]))]
+    runs = [
+        open_run(write(tmp_path / f"s{s}", seed=s, rounds=3, accuracy=a))
+        for s, a in enumerate(([0.1, 0.2, 0.3], [0.3, None, 0.5]))
+    ]
     (series,) = figures.curves(group(runs))
     assert series.round == [1, 3]
     assert series.mean == pytest.approx([0.2, 0.4])
@@ -81,11 +104,11 @@ def test_neighbouring_colours_differ_in_grey(run):
 
 def test_wrong_axes_widths_and_files_are_refused(run, tmp_path):
     with pytest.raises(ConfigError, match="Did you mean 'seconds'"):
-        plots.paper([run], tmp_path / "x.pdf", x="second")
+        plots.figure([run], tmp_path / "x.pdf", x="second")
     with pytest.raises(ConfigError, match=r"expected a length such as 3\.4in"):
-        plots.paper([run], tmp_path / "x.pdf", width="wide")
+        plots.figure([run], tmp_path / "x.pdf", width="wide")
     with pytest.raises(ConfigError, match="unknown kind of file 'gif'"):
-        plots.paper([run], tmp_path / "x.gif")
+        plots.figure([run], tmp_path / "x.gif")
 
 
 def test_drawing_leaves_no_global_figure(run, tmp_path):

@@ -33,7 +33,7 @@ def test_a_torn_line_amid_the_rounds_is_damage(tmp_path):
     path = write(tmp_path / "a", rounds=2)
     first, second = (path / "rounds.jsonl").read_text().splitlines()
     (path / "rounds.jsonl").write_text(first[:20] + "\n" + second + "\n")
-    with pytest.raises(StateError, match="rounds.jsonl:1"):
+    with pytest.raises(StateError, match=r"rounds\.jsonl:1"):
         _ = open_run(path).rounds
 
 

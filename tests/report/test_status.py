@@ -15,10 +15,29 @@ GONE = 2**22 + 1  # above the largest process id Linux gives
 
 
 def put(path, **more):
-    said = {"state": "running", "round": 3, "rounds": 20, "phase": "train", "arrived": [0, 1, 2, 5], "updated": NOW - 4,
-            "pid": os.getpid(), "host": socket.gethostname(), "waiting": [
-                {"client": 7, "host": "b", "pid": 9, "device": "cuda:1", "phase": "train", "step": 40, "steps": 90,
-                 "since": NOW - 12, "deadline_s": 30.0}]}
+    said = {
+        "state": "running",
+        "round": 3,
+        "rounds": 20,
+        "phase": "train",
+        "arrived": [0, 1, 2, 5],
+        "updated": NOW - 4,
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "waiting": [
+            {
+                "client": 7,
+                "host": "b",
+                "pid": 9,
+                "device": "cuda:1",
+                "phase": "train",
+                "step": 40,
+                "steps": 90,
+                "since": NOW - 12,
+                "deadline_s": 30.0,
+            }
+        ],
+    }
     (path / "status.json").write_text(json.dumps(said | more))
     return path
 
@@ -55,7 +74,11 @@ def test_watching_shows_each_change_and_ends_with_the_run(run):
     put(run)
     later = iter([{"round": 4}, {"round": 4}, {"round": 20, "state": "done"}])
     shown = list(status.show(run, watch=True, now=lambda: NOW, pause=lambda _: put(run, **next(later)) and None))
-    assert [s.splitlines()[0] for s in shown] == ["running: round 3 of 20, train", "running: round 4 of 20, train", "done: round 20 of 20, train"]
+    assert [s.splitlines()[0] for s in shown] == [
+        "running: round 3 of 20, train",
+        "running: round 4 of 20, train",
+        "done: round 20 of 20, train",
+    ]
 
 
 def test_as_json_it_says_how_life_is_known(run):

@@ -25,7 +25,10 @@ def test_runs_are_grouped_by_everything_but_the_seed(tmp_path):
 
 
 def test_a_label_names_what_the_groups_differ_in_and_no_more(tmp_path):
-    runs = [open_run(write(tmp_path / f"r{i}", algorithm="fedprox", options={"mu": mu}, train={"lr": 0.1})) for i, mu in enumerate((0.1, 1.0))]
+    runs = [
+        open_run(write(tmp_path / f"r{i}", algorithm="fedprox", options={"mu": mu}, train={"lr": 0.1}))
+        for i, mu in enumerate((0.1, 1.0))
+    ]
     runs.append(open_run(write(tmp_path / "avg", train={"lr": 0.1})))
     assert [g.label for g in group(runs)] == ["fedprox mu=0.1", "fedprox mu=1", "fedavg"]
 
@@ -77,7 +80,9 @@ def test_unequal_seeds_are_named(tmp_path):
     assert "share 2 seed(s)" in compare(runs[:-1])
 
 
-@pytest.mark.parametrize(("format", "mark"), [("md", "| fedavg | 3 |"), ("latex", r"$\pm$"), ("csv", "fedprox,fedavg,final")])
+@pytest.mark.parametrize(
+    ("format", "mark"), [("md", "| fedavg | 3 |"), ("latex", r"$\pm$"), ("csv", "fedprox,fedavg,final")]
+)
 def test_every_format_holds_the_methods(tmp_path, format, mark):
     assert mark in compare(two_methods(tmp_path), targets=[0.5], format=format)
 

@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import base64
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from fednet.errors import ConfigError
+from fednet.report import finish, page, svg
+from fednet.report.read import open_run
+from tests.report import browser
+from tests.report.fake_run import write
+
+PIXEL = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+
+
+@pytest.fixture
+def runs(tmp_path):
+    made = [
+        write(
+            tmp_path / f"{m}-{s}",
+            algorithm=m,
+            seed=s,
+            rounds=12,
+            personalised=True,
+            drop={t: dict.fromkeys(range(6), "deadline <3 s") for t in (2, 5)},
+        )
+        for m in ("fedavg", "scaffold")
+        for s in (0, 1)
+    ]
+    return [open_run(p) for p in made]
+
+
+def test_a_page_fetches_nothing(runs, tmp_path):
+    text = page.write(runs, tmp_path / "r.html").read_text()
+    fetched = re.findall(r'(?:src|href)="([^"]*)"', text)
+    assert fetched
+    assert all(f.startswith("data:") for f in fetched)
+    assert not re.findall(r"url\(|@import|https?://", text)
+
+
+def test_names_from_a_run_cannot_become_markup(tmp_path):
+    path = write(tmp_path / "a", drop={1: dict.fromkeys(range(6), "<script>alert(1)</script>")})
+    text = page.render([open_run(path)])
+    assert "<script>alert" not in text
+    assert "&lt;script&gt;alert(1)" in text
+
+
+def test_the_participation_grid_says_the_reason_of_a_drop(runs):
+    text = page.render([runs[0]])
+    (round_5,) = [r for r in runs[0].rounds if r.round == 5]
+    for client in round_5.dropped:
+        assert f"<title>round 5, client {client}\ndropped: deadline &lt;3 s</title>" in text
+
+
+def test_one_run_shows_its_numbers_and_the_command_that_repeats_it(runs):
+    text = page.render([runs[0]])
+    assert f"{100 * runs[0].rounds[-1].test_accuracy:.2f} %" in text
+    assert "fednet run fedavg-0/config.yaml" in text
+    assert "Side by side" not in text
+
+
+def test_several_runs_are_overlaid_with_bands_and_compared(runs):
+    text = page.render(runs)
+    assert "Side by side" in text
+    assert text.count('class="band"') == 2 * 3 * 4  # two methods, three axes, four quantities
+    assert "fedavg (n=2)" in text
+    assert "2 further run(s)" in text
+
+
+def test_condensed_images_are_on_the_page(runs):
+    (runs[0].dir / "figures").mkdir()
+    (runs[0].dir / "figures" / "condensed_round_3.png").write_bytes(PIXEL)
+    text = page.render([runs[0]])
+    assert "Condensed round 3" in text
+    assert base64.b64encode(PIXEL).decode() in text
+
+
+def test_a_live_run_says_that_it_is(tmp_path):
+    path = write(tmp_path / "a", rounds=3)
+    (path / "config.yaml").write_text((path / "config.yaml").read_text().replace("rounds: 3", "rounds: 9"))
+    assert "Not finished when this page was written: a." in page.render([open_run(path)])
+
+
+def test_a_run_without_any_evaluation_has_a_page(tmp_path):
+    path = write(tmp_path / "a", accuracy=[None, None], rounds=2)
+    for name in ("clients.jsonl", "partition.json", "summary.json", "wire.jsonl"):
+        (path / name).unlink()
+    assert "Who took part" in page.render([open_run(path)])
+
+
+def test_a_run_that_has_only_begun_has_a_page(tmp_path):
+    path = write(tmp_path / "a")
+    for name in ("rounds", "clients", "wire"):
+        (path / f"{name}.jsonl").write_text("")
+    page.render([open_run(path)])
+    finish(path)
+
+
+def test_a_long_run_of_many_clients_stays_a_page(tmp_path):
+    path = write(
+        tmp_path / "a", rounds=400, clients=200, drop={t: dict.fromkeys(range(200), "late") for t in range(0, 400, 20)}
+    )
+    assert len(page.render([open_run(path)])) < 4_000_000
+
+
+def test_no_runs_is_an_error():
+    with pytest.raises(ConfigError, match="at least one run"):
+        page.render([])
+
+
+def test_finishing_a_run_leaves_figures_page_and_metrics(tmp_path):
+    path = write(tmp_path / "a")
+    summary = finish(path)
+    assert summary["best_round"]
+    assert (path / "report.html").exists()
+    assert (path / "figures" / "participation.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "want"),
+    [(0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1.0]), (0, 47, [0, 10, 20, 30, 40]), (0.31, 0.35, [0.31, 0.32, 0.33, 0.34, 0.35])],
+)
+def test_ticks_are_round_numbers(low, high, want):
+    assert svg.ticks(low, high) == pytest.approx(want)
+
+
+def test_a_palette_image_holds_the_codes(tmp_path):
+    image = pytest.importorskip("PIL.Image", reason="pillow reads the image back")
+    codes = np.array([[0, 1, 2], [2, 1, 0]], np.uint8)
+    url = svg.png(codes, [(0, 0, 0, 0), (1, 2, 3, 255), (9, 8, 7, 255)])
+    (tmp_path / "x.png").write_bytes(base64.b64decode(url.partition(",")[2]))
+    back = np.asarray(image.open(tmp_path / "x.png").convert("RGBA"))
+    assert back[0].tolist() == [[0, 0, 0, 0], [1, 2, 3, 255], [9, 8, 7, 255]]
+    assert back[1, 0].tolist() == [9, 8, 7, 255]
+
+
+def test_every_element_that_opens_closes(runs):
+    opened: list[str] = []
+
+    class Parser(HTMLParser):
+        def handle_starttag(self, tag, attrs):
+            if tag not in ("meta", "link", "img"):
+                opened.append(tag)
+
+        def handle_startendtag(self, tag, attrs):
+            pass
+
+        def handle_endtag(self, tag):
+            assert opened.pop() == tag
+
+    Parser().feed(page.render(runs))
+    assert opened == []
+
+
+# -- in a browser ----------------------------------------------------------------------------------------------------
+LOOK = """
+say('wide ' + document.documentElement.scrollWidth + ' of ' + innerWidth);
+const box = e => e.getBoundingClientRect(), all = q => [...document.querySelectorAll(q)];
+const over = all('main *').filter(e => !e.closest('svg,.scroll,pre') && box(e).right > innerWidth + 1);
+say('outside ' + over.map(e => e.tagName + '.' + e.className).join(' '));
+const cut = all('.tile b, button, h1, h2, h3').filter(e => e.clientWidth && e.scrollWidth > e.clientWidth + 1);
+say('cut ' + cut.map(e => e.textContent).join('|'));
+const low = all('.pane:not([hidden]) svg, .card > svg').filter(e => box(e).height < 80);
+say('flat ' + low.length + ' charts ' + document.querySelectorAll('.card > svg').length);
+"""
+POINT = """
+const tip = document.getElementById('tip');
+const point = (e, x, y) => {
+  const r = e.getBoundingClientRect(), at = {clientX: r.left + x * r.width, clientY: r.top + y * r.height};
+  e.dispatchEvent(new PointerEvent('pointermove', {bubbles: true, ...at}));
+};
+point(document.querySelector('.pane:not([hidden]) svg'), 0.97, 0.5);
+say('line ' + tip.textContent.replace(/\\n/g, ' / '));
+const over = new PointerEvent('pointerover', {bubbles: true, clientX: 1, clientY: 1});
+document.querySelector('.drop').dispatchEvent(over);
+say('drop ' + tip.textContent.replace(/\\n/g, ' / '));
+document.querySelector('[data-x="1"]').click();
+say('pane ' + document.querySelector('.pane:not([hidden])').dataset.pane);
+document.querySelector('[data-toggle="0"]').click();
+say('hidden ' + document.querySelectorAll('.series.off').length);
+const before = getComputedStyle(document.body).backgroundColor; document.getElementById('theme').click();
+say('theme ' + (before !== getComputedStyle(document.body).backgroundColor));
+"""
+
+
+@pytest.mark.parametrize("width", [1280, 800])
+@pytest.mark.parametrize("many", [False, True], ids=["one run", "several runs"])
+def test_in_a_browser_nothing_overflows_and_the_console_is_clean(runs, tmp_path, width, many):
+    made = page.write(runs if many else runs[:1], tmp_path / "r.html")
+    said, console = browser.probe(made, tmp_path, LOOK, width)
+    assert console == []
+    wide = re.search(r"wide (\d+) of (\d+)", said)
+    assert wide
+    assert int(wide[1]) <= int(wide[2])
+    assert "outside \n" in said
+    assert "cut \n" in said
+    assert f"flat 0 charts {14 if many else 7}" in said
+
+
+def test_in_a_browser_pointing_tells_the_numbers_and_the_reasons(runs, tmp_path):
+    said, console = browser.probe(page.write(runs, tmp_path / "r.html"), tmp_path, POINT, 1280)
+    assert console == []
+    last = [sum(r.rounds[-1].test_accuracy for r in runs if r.algorithm == m) / 2 for m in ("fedavg", "scaffold")]
+    assert "line round 12 / " in said
+    for value in last:
+        assert f"{value:.5g}".rstrip("0")[:6] in said
+    assert re.search(r"drop round 2, client \d / dropped: deadline <3 s", said)
+    assert "pane 0-1" in said
+    assert "hidden 12" in said  # three axes, four quantities
+    assert "theme true" in said
