@@ -20,8 +20,8 @@ class NoOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     """Of a part that has none."""
 
 
-# Arguments of a dataset or partitioner that are not the configuration's to give.
-_GIVEN = {"root", "seed", "y", "groups", "clients", "rng", "pool", "self", *DataSection.__struct_encode_fields__}
+# Arguments of a dataset, model or partitioner that are not the configuration's to give.
+_GIVEN = {"root", "seed", "y", "groups", "clients", "rng", "pool", "self", "input_shape", "classes", *DataSection.__struct_encode_fields__}
 
 
 def options_of(part: Any, kind: str) -> type[msgspec.Struct] | None:
@@ -29,7 +29,7 @@ def options_of(part: Any, kind: str) -> type[msgspec.Struct] | None:
     declared = getattr(part, "Config" if kind == "algorithm" else "Options", None)
     if declared is not None:
         return typing.cast("type[msgspec.Struct]", declared)
-    if kind in ("algorithm", "model"):
+    if kind == "algorithm":
         return NoOptions
     try:
         hints = typing.get_type_hints(part, include_extras=True)

@@ -23,6 +23,7 @@ from fednet.algorithms.scratch import Scratch
 from fednet.config import Config
 from fednet.errors import ConfigError
 from fednet.tensors import Layout
+from fednet.wire import compress
 from fednet.wire.codec import Codec
 
 JUDGED = ("global", "personal", "balanced", "finetuned", "finetuned_balanced")
@@ -128,7 +129,7 @@ def build(config: Config, root: Path | str | None = None, data: Any = None) -> E
     setting = Setting(layout=layout, shared=shared, head=models.head_names(initial_module), initial=initial, config=config, task=task,
                       classes=classes or 0, factory=factory, normalise=None if data is None else functools.partial(_inputs, data),
                       augment=_augment(config))
-    chains = {d: {k: _chain(c) for k, c in getattr(config.wire, d).items() if c} for d in ("up", "down")}
+    chains = {d: compress.chains(getattr(config.wire, d), f"wire.{d}") for d in ("up", "down")}
     averaged = config.model.buffers == "average"
     return Experiment(config, algorithm, setting, data, federation,
                       Codec(shared, chains["down"], averaged or config.model.buffers == "server"), Codec(shared, chains["up"], averaged),
@@ -138,12 +139,6 @@ def build(config: Config, root: Path | str | None = None, data: Any = None) -> E
 def _inputs(data: Any, x: Any) -> Any:
     device = (next(iter(x.values())) if isinstance(x, dict) else x).device
     return data.inputs(x, device)
-
-
-def _chain(names: tuple[str, ...]) -> Any:
-    from fednet.wire import compress
-
-    return compress.parse(list(names))
 
 
 def _augment(config: Config) -> Any:

@@ -33,6 +33,10 @@ class TaskCancelled(FednetError):
     """The server does not want this task any more."""
 
 
+class Diverged(FednetError):
+    """A client's training left the finite numbers: it would again, from the same start."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One reply to send: an evaluation goes before the training it belongs to."""
@@ -142,6 +146,9 @@ class Workplace:
         down = exp.down.decode(exchange.down, task.form[task.enrol:], memoryview(body)[cut:], fill=self._fill(record))
         received = getattr(down, "x", None)
         state, up = method.local(key.phase, state, down, host)
+        for name, value in ((n, getattr(up, n)) for n in up.fields):
+            if isinstance(value, Tensors) and not value.is_finite():
+                raise Diverged(f"{name} is not finite after training; a smaller train.lr, or train.clip_norm, may help")
         progress("encoding", 0, 0)
         residuals = dict(record.residuals or {})
         encoded = exp.up.encode(up, lambda name: seeds.rng(exp.config.seed, f"compress/up/{key.phase}/{name}", key.round, key.client),
