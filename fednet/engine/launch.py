@@ -46,6 +46,7 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
     from fednet.engine.hub import Hub
     from fednet.engine.server import Residuals, Rounds
     from fednet.engine.summary import finish
+    from fednet.engine.track import Tracker
     from fednet.protocol.server import ServerProtocol
     from fednet.transport.framing import framing
     from fednet.wire import messages as m
@@ -114,7 +115,9 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
     hub = Hub(protocol, transport, link, spool, _checker(exp, protocol), lambda event, fields: files.event(event, **fields), pump)
     host = HubHost(exp.setting, exp.scratch(chosen), config.clients, exp.federation.public_data() if exp.federation is not None else None)
     test, validation = _judges(exp, chosen)
-    rounds = Rounds(exp, files, hub, checkpoints, spool, run_id=run_id, host=host, display=display, test=test, validation=validation, callback=callback)
+    tracker = Tracker(directory / "tensorboard") if "tensorboard" in config.track else None
+    told = [*([callback] if callback is not None else []), *([tracker.round] if tracker is not None else [])]
+    rounds = Rounds(exp, files, hub, checkpoints, spool, run_id=run_id, host=host, display=display, test=test, validation=validation, told=told)
     rounds.until = until
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         with contextlib.suppress(ValueError):  # in a thread of a caller's own, who has the signals
@@ -155,6 +158,8 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
         else:
             time.sleep(0.05)  # the hub's thread sends the farewell
         hub.close()
+        if tracker is not None:
+            tracker.close()
         with contextlib.suppress(OSError):
             files.flush()
         files.close()

@@ -9,7 +9,7 @@ records and the bits are the same either way.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from fednet import seeds
 from fednet.algorithms.base import Nothing, Payload, State, Tensors
 from fednet.algorithms.evaluation import Counts, evaluate
 from fednet.algorithms.hosts import HubHost
-from fednet.engine import selection
+from fednet.engine import keepsakes, selection
 from fednet.engine.checkpoint import Checkpoints, Progress, Spool, Spooled
 from fednet.engine.clock import VirtualClock
 from fednet.engine.experiment import Experiment, GlobalModel, Judgement
@@ -87,10 +87,11 @@ class Rounds:
     """One server process's part in a run. Call `run`; it raises Stopped, or CannotGoOn, with everything saved."""
 
     def __init__(self, experiment: Experiment, directory: RunDirectory, hub: Hub, checkpoints: Checkpoints, spool: Spool, *, run_id: str,
-                 host: HubHost, display: Any, test: Any = None, validation: Any = None, callback: Any = None) -> None:
+                 host: HubHost, display: Any, test: Any = None, validation: Any = None,
+                 told: Sequence[Callable[[dict[str, Any]], None]] = ()) -> None:
         self.experiment, self.config, self.method = experiment, experiment.config, experiment.algorithm
         self.directory, self.hub, self.checkpoints, self.spool = directory, hub, checkpoints, spool
-        self.host, self.display, self.test, self.validation, self.callback = host, display, test, validation, callback
+        self.host, self.display, self.test, self.validation, self.told = host, display, test, validation, told
         self.progress = Progress(run=run_id)
         self.server: Any = None
         self.residuals: dict[str, torch.Tensor] = {}
@@ -292,6 +293,8 @@ class Rounds:
         if phase.purpose != "train":
             return fold
         up = self._decoded(phase, client, reply)
+        if any(f.kind == "condensed" for f in up.fields.values()):
+            keepsakes.keep_condensed(self.directory.path, client, up)
         if runs is not None and isinstance(getattr(up, "run", None), Run):
             runs[client] = up.run
         return self.method.fold(fold, server, client, up, self.host)
@@ -412,8 +415,8 @@ class Rounds:
         self.directory.event("round", outcome.round, completed=len(outcome.completed))
         self.hub.call(lambda now: self.hub.book_round(outcome.round) or [])
         self.display.round_done(record)
-        if self.callback is not None:
-            self.callback(record)
+        for told in self.told:
+            told(record)
 
     def _judge(self, outcome: Outcome, model: Tensors | None) -> dict[str, Any]:
         """The round's accuracies."""
@@ -455,7 +458,7 @@ class Rounds:
         if accuracy is not None and (self.progress.best is None or accuracy > self.progress.best):
             self.progress.best, self.progress.best_round = accuracy, record["round"]
             if self.config.checkpoint.best and model is not None:
-                save_model(self.directory.path / "best.safetensors", model)
+                keepsakes.save_model(self.directory.path / "best.safetensors", model)
 
     def _client_lines(self, outcome: Outcome) -> list[dict[str, Any]]:
         lines = []
@@ -520,15 +523,6 @@ class Rounds:
         for record in lines.get("clients", ()):
             self.directory.clients.append(record)
         self.directory.flush()
-
-
-def save_model(path: Any, model: Tensors) -> None:
-    """model.safetensors: plain named tensors, as any PyTorch user would expect."""
-    from safetensors.torch import save
-
-    aside = path.with_suffix(".part")
-    aside.write_bytes(save({name: value.detach().cpu().clone() for name, value in model.items()}))
-    aside.replace(path)
 
 
 def pooled(judged: dict[int, dict[str, Counts]]) -> dict[str, float]:

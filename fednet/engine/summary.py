@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fednet.engine.keepsakes import keep_class_means, keep_personal, save_model
 from fednet.engine.rundir import write_json
-from fednet.engine.server import Rounds, save_model
+from fednet.engine.server import Rounds
 from fednet.errors import FednetError
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,8 @@ def finish(rounds: Rounds, experiment: Any, directory: Path, command: Sequence[s
     shared = getattr(rounds.server, "x", None)
     if model is not None:
         save_model(directory / "model.safetensors", model)
+    keep_class_means(directory, experiment)
+    keep_personal(directory, progress.run, progress.versions)
     rounds.directory.flush()
     records = [json.loads(line) for line in (directory / "rounds.jsonl").read_text().splitlines()]
     clients = [json.loads(line) for line in (directory / "clients.jsonl").read_text().splitlines()]

@@ -19,7 +19,21 @@ from dataclasses import dataclass, field
 
 from fednet.errors import ConfigError, RemoteProtocolError
 from fednet.ids import Ids
-from fednet.protocol.rules import BUDGET, TRIES, WINDOW, Arrived, Forget, Instruction, Job, Note, Resolved, Rules, Send, Settle, Store
+from fednet.protocol.rules import (
+    BUDGET,
+    TRIES,
+    WINDOW,
+    Arrived,
+    Forget,
+    Instruction,
+    Job,
+    Note,
+    Resolved,
+    Rules,
+    Send,
+    Settle,
+    Store,
+)
 from fednet.wire import messages as m
 from fednet.wire.messages import PART, Key
 

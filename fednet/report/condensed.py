@@ -67,3 +67,24 @@ def shown(image: torch.Tensor) -> np.ndarray:
     low, high = np.percentile(pixels, [1, 99])
     scaled = np.clip((pixels - low) / (high - low), 0, 1) if high > low else np.full_like(pixels, 0.5)
     return np.moveaxis(scaled[:3] if len(scaled) >= 3 else np.repeat(scaled[:1], 3, axis=0), 0, -1)
+
+
+def draw(run_dir: Path, path: Path, beside: Path | None = None, most: int = 12) -> Path | None:
+    """The picture of a run's condensed images (of `most` clients), beside those of another run; None where there are none."""
+    import json
+
+    from safetensors import safe_open
+    from safetensors.torch import load_file
+
+    def images(folder: Path) -> ByClient:
+        files = sorted((folder / "condensed").glob("client-*.safetensors"), key=lambda p: int(p.stem.split("-")[1]))[:most]
+        return {int(f.stem.split("-")[1]): (both["x"], both["y"]) for f in files for both in [load_file(f)]}
+
+    means = run_dir / "condensed" / "means.safetensors"
+    if not means.exists():
+        return None
+    with safe_open(means, "pt") as file:
+        names = json.loads((file.metadata() or {})["names"])
+        values = file.get_tensor("means")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return grid(images(run_dir), values, names, path, beside=images(beside) if beside is not None else None)
