@@ -14,7 +14,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from fednet.engine import check
 
-    for line in check.check(args.file) or ():
+    for line in check.check(args.file):
         if not args.quiet:
-            print(line)
+            print(line, flush=True)
     return 0

@@ -62,10 +62,15 @@ class Display:
         if self.live is not None:
             self.live.stop()
             self.live = None
+        rows = words.summary_rows(summary)
+        if not self.console.is_terminal:  # plain lines, never folded: to be searched
+            for name, value in rows:
+                self._say(f"{name:<26}{value}")
+            return
         made = Table(box=SIMPLE_HEAD, show_header=False, pad_edge=False)
         made.add_column(no_wrap=True)
         made.add_column(overflow="fold")
-        for name, value in words.summary_rows(summary):
+        for name, value in rows:
             made.add_row(Text(name), Text(value))
         self.console.print(made)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fednet.cli import values
 from fednet.cli.report import runs_argument
 
 
@@ -15,11 +14,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--y", default="accuracy", metavar="Y", help="what is drawn [accuracy]")
     parser.add_argument("--bytes", choices=["total", "up", "down"], default="total", help="which bytes MB counts [total]")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.pdf")
-    parser.add_argument("--width", type=values.width_in, default=3.4, metavar="W", help="3.4in, 86mm [3.4in]")
+    parser.add_argument("--width", default="3.4in", metavar="W", help="3.4in, 86mm [3.4in]")
 
 
 def run(args: argparse.Namespace) -> int:
     from fednet.report import open_run, plots
 
-    print(plots.figure([open_run(r) for r in args.runs], x=args.x, y=args.y, out=args.out, width=args.width, bytes=args.bytes))
+    print(plots.paper([open_run(r) for r in args.runs], args.out, args.x, args.y, args.width, args.bytes))
     return 0

@@ -50,12 +50,3 @@ def kinds(text: str) -> list[str]:
     if not found:
         raise argparse.ArgumentTypeError("expected kinds such as state,delta,statistics")
     return found
-
-
-def width_in(text: str) -> float:
-    """`3.4in`, `86mm`, `8.6cm`, in inches."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(in|cm|mm)?", text.strip())
-    inches = float(found[1]) / {"in": 1, None: 1, "cm": 2.54, "mm": 25.4}[found[2]] if found else 0
-    if inches <= 0:
-        raise argparse.ArgumentTypeError(f"expected a width such as 3.4in or 86mm, got {text!r}")
-    return inches

@@ -69,7 +69,7 @@ def waiting_for(info: Mapping[str, Any], now: float) -> str:
     if arrived or waiting:
         pieces.append(f"{len(arrived)} of {len(arrived) + len(waiting)} replies")
     if waiting:
-        first = min(waiting, key=lambda w: (w.get("phase") == "queued", w.get("since") or 0.0))  # the one longest at it
+        first = min(waiting, key=lambda w: (w.get("phase") == "queued", w.get("since") or float("inf")))  # the one longest at it
         at = [str(first["phase"])] if first.get("phase") is not None else []
         if first.get("steps"):
             at.append(f"step {first['step']} of {first['steps']}")

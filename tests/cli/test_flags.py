@@ -174,14 +174,3 @@ def test_length_of_time_is_read(text, seconds):
 def test_what_is_no_length_of_time_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError):
         values.seconds(text)
-
-
-@pytest.mark.parametrize(("text", "inches"), [("3.4in", 3.4), ("3.4", 3.4), ("25.4mm", 1.0), ("2.54cm", 1.0)])
-def test_width_is_read_in_inches(text, inches):
-    assert values.width_in(text) == pytest.approx(inches)
-
-
-@pytest.mark.parametrize("text", ["0in", "wide", "3pt"])
-def test_what_is_no_width_is_refused(text):
-    with pytest.raises(argparse.ArgumentTypeError):
-        values.width_in(text)
