@@ -66,7 +66,7 @@ class SiteHost:
 
     train, test: its splits as model inputs (x, y) on the scratch's device. rest: the tensors that do not cross (a
     client's own buffers), taken from `initial` if None. progress(step, steps): called after each optimizer step.
-    After a training `trained` holds the whole local model.
+    `trained` holds the whole local model, once there is one.
     """
 
     def __init__(self, setting: Setting, scratch: Scratch, client_id: int, round: int, phase: int = 0, *,
@@ -146,7 +146,10 @@ class SiteHost:
 
     def gradient(self, x: Tensors, more: Samples | None = None) -> Trained:
         """See `ClientHost.gradient`. `.x` has x's layout: the gradient, beside x's own buffers. One pass, no step."""
-        self.scratch.load(self.whole(x))
+        at = self.whole(x)
+        self.scratch.load(at)
+        if self.trained is None:  # a method that never trains is judged where its gradient was taken
+            self.trained = at
         data, config = self._with(more), self.train_config
         gradient, loss = full_gradient(self.scratch, data, self._loss, config.batch_size, config.precision)
         return Trained(gradient.select(x.layout), Run(length(data[0]), 0, loss))

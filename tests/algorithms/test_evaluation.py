@@ -46,7 +46,7 @@ def test_evaluation_is_in_eval_mode_and_changes_no_buffer():
 
 
 def test_a_class_at_each_position_of_a_sequence():
-    outputs = torch.stack([X, X]).transpose(1, 2)  # (2, 3, 4)
+    outputs = torch.stack([X, X])  # (2, 4, 3)
     y = torch.stack([Y, 1 - Y])
     task = Classification()
     assert task.counts(outputs, y).tolist() == [[1, 3, 0], [4, 4, 0]]

@@ -65,6 +65,12 @@ def test_fedsgd_steps_by_the_mean_gradient_however_batches_are_cut():
     assert close(*runs, tolerance=1e-5)
 
 
+def test_fedsgd_clients_are_judged_by_the_model_they_got():
+    f = Federation(rounds=2)
+    run = f.run("fedsgd")
+    assert same(run.locals[0], run.servers[1].x)
+
+
 def test_fedsgd_obeys_clipping_and_weight_decay():
     algorithm = Federation().make("fedsgd")
     run = Federation(train={"clip_norm": 0.01}).run("fedsgd", cohorts=[[1]] * 3)
