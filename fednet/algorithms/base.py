@@ -202,7 +202,8 @@ class Algorithm:
     has_global: ClassVar[bool] = True
     sgd_only: ClassVar[bool] = False  # refuses another optimizer than SGD
     momentum_free: ClassVar[bool] = False  # refuses local momentum
-    needs_public: ClassVar[bool] = False
+    needs_public: ClassVar[bool] = False  # an error without a public set
+    uses_public: ClassVar[bool] = False  # what is held out for the server is for this method (see data.baseline_pool)
     sums_updates: ClassVar[bool] = False  # the fold is a sum of updates: clipping and noise may be applied to it
 
     class Config(AlgorithmConfig):

@@ -42,6 +42,7 @@ class FedPDC(Algorithm):
     cost = ("|w| + 1", "|w|")
     keeps = ("w, p_i, public set", "-")
     needs_public = True
+    uses_public = True
 
     class Config(AlgorithmConfig, rename={"lambda_": "lambda"}):
         lambda_: NonNegative | Literal["adaptive"] = 10.0  # Eq. 6; the best of the paper's {0.1, 1, 5, 10}

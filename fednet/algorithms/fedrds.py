@@ -53,6 +53,7 @@ class FedRDS(Algorithm):
     paper = "Lv et al., Applied Sciences 2023 (doi:10.3390/app132312962)"
     cost = ("|w| (once: alpha beta n samples)", "|w|")
     keeps = ("w, shared set D'", "previous local model, shared samples")
+    uses_public = True
 
     class Config(AlgorithmConfig):
         alpha: Fraction = 0.5  # of D', to each client
@@ -85,7 +86,6 @@ class FedRDS(Algorithm):
     # -- initialisation (steps 1-3) ------------------------------------------------------------------------------------
     def prepare(self, server, host):
         if host.public is None:
-            host.warn("fedrds has no shared data (data.public.fraction is 0): this is its regularisation alone.")
             return server
         server = server.replace(draw=int(host.rng("shared").integers(2**62)))
         if not self.config.pretrain_epochs:
@@ -126,7 +126,10 @@ class FedRDS(Algorithm):
         factor = math.exp(c.sigma_sign * (1.0 if v is None else cosine(v, w)))
         return factor if c.sigma_mode == "adaptive" else c.sigma0 * factor
 
-    # The server's half is the default: the mean of the local models, n_k counting private and shared samples (Eq. 9).
+    def finish(self, fold, server, cohort, host):
+        if host.round == 1 and host.public is None:
+            host.warn("fedrds has no shared data (data.public.fraction is 0): this is its regularisation alone.")
+        return super().finish(fold, server, cohort, host)  # Eq. 9: n_k counts private and shared samples
 
 
 def cosine(a: Tensors, b: Tensors) -> float:

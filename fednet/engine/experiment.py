@@ -105,7 +105,7 @@ def build(config: Config, root: Path | str | None = None, data: Any = None) -> E
         input_shape, classes = declared(config.data) if data is None else (data.input_shape, data.classes)
     else:
         data = rooms.load(config.data, root, config.seed)
-        federation = rooms.split(data, config.data, config.clients, config.seed, uses_public=method.needs_public)
+        federation = rooms.split(data, config.data, config.clients, config.seed, uses_public=method.uses_public)
         data = federation.data
         input_shape, classes = data.input_shape, data.classes
     outputs = classes or 1

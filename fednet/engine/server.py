@@ -108,7 +108,8 @@ class Rounds:
     def begin(self, resumed: tuple[Any, Progress, Any] | None) -> None:
         """Fresh state, or what a checkpoint holds."""
         if resumed is None:
-            self.server = self.method.init_server(self.experiment.setting.initial.select(self.experiment.shared))
+            first = self.method.init_server(self.experiment.setting.initial.select(self.experiment.shared))
+            self.server = self.method.prepare(first, self.host)
         else:
             self.server, self.progress, more = resumed
             self.residuals = dict(more.down) if more is not None else {}
