@@ -321,6 +321,11 @@ class ZmqServer:
 
     def _hang_up_on_endless(self) -> None:
         for link in self._links.values():
+            if link.received != link.received_then:
+                # It has finished one since, so it is not amid an endless one; and to ask the kernel about a busy
+                # connection can take a millisecond.
+                link.received_then = link.received
+                continue
             counts = link.tap.bytes() if link.tap is not None else None
             if counts is not None and link.tap is not None and counts[1] - link.received > self._max_unfinished:
                 self._refuse("endless", f"more than {self._max_unfinished} bytes of no finished message", None,
@@ -575,14 +580,14 @@ class ZmqClient:
 class _Link:
     """One TCP connection, from when the kernel has it."""
 
-    __slots__ = ("conn", "queue", "received", "serial", "tap", "user")
+    __slots__ = ("conn", "queue", "received", "received_then", "serial", "tap", "user")
 
     def __init__(self, serial: int) -> None:
         self.serial = serial
         self.conn: bytes | None = None  # known from its first message
         self.user: str | None = None
         self.tap: Tap | None = None
-        self.received = 0  # bytes of its finished messages
+        self.received = self.received_then = 0  # bytes of its finished messages; as of the last look
         self.queue: deque[Frames] = deque()
 
 
