@@ -1,9 +1,11 @@
 """Frames over ZeroMQ: a ROUTER at the server, a DEALER at each client. The only file that imports zmq.
 
-What libzmq leaves out is made up for here. It reports closed connections by descriptor and messages by routing id: the
-descriptor that each message carries joins the two. It drops what is for an unknown peer, and with `ROUTER_MANDATORY`
-blocks on a full one: messages wait in queues of our own. It keeps what is sent while disconnected and delivers it to
-whoever comes next: `IMMEDIATE` forbids that. Its heartbeats are bytes that no ledger sees: they stay off.
+What libzmq leaves out is made up for here. It reports closed connections by descriptor and messages by routing id:
+the descriptor that each message carries joins the two. It drops what is for an unknown peer, and with
+`ROUTER_MANDATORY` blocks on a full one: messages wait in queues of our own. It keeps what a DEALER sent to a
+connection that ended and delivers it to the next; `IMMEDIATE` forbids that, but also throws away what had arrived and
+was not read yet, such as a server's last words: here each connection has a DEALER of its own. Its heartbeats are
+bytes that no ledger sees: they stay off.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import zmq.utils.z85
 
 from fednet.errors import ConfigError
 from fednet.transport.base import MAX_FRAME_BYTES, MAX_FRAMES, Closed, Event, Frame, Frames, Opened, Received
+from fednet.transport.framing import framing
 from fednet.transport.kernel import Tap
 from fednet.transport.keys import KeyPair, Keyring
 
@@ -32,8 +35,16 @@ log = logging.getLogger(__name__)
 Refused = Callable[[str, str], None]
 """Told the reason for which a connection or message was refused, and the peer's address where known."""
 
-QUEUE_MESSAGES = 64
-"""High-water mark, in whole messages, of each connection and direction. Beyond it our own queue, or TCP, holds them."""
+SEND_MESSAGES, RECEIVE_MESSAGES = 64, 16
+"""High-water marks, in whole messages, of each connection. Beyond them our own queue, or TCP, holds the rest."""
+
+MAX_UNFINISHED_BYTES = 64 * 2**20
+"""libzmq keeps the frames of a message until its last one has come, however many: `MAXMSGSIZE` and high-water marks
+do not bound it. Whoever has sent so much more than its finished messages amount to is hung up on; what TCP and libzmq
+hold of honest ones is far less. Without this one stranger can fill the memory of a server that has no CURVE."""
+
+WATCH_S = 0.25
+"""How often a server looks for such. There is no event for it: nothing arrives."""
 
 COPY_BELOW_BYTES = 65536
 """A frame received smaller than this is copied out: cheaper than keeping libzmq's buffer alive."""
@@ -69,11 +80,13 @@ class ZmqServer:
     """
 
     def __init__(self, address: str, *, keyring: Keyring | None = None, max_connections: int = 4096,
-                 on_refused: Refused | None = None) -> None:
+                 max_unfinished_bytes: int = MAX_UNFINISHED_BYTES, on_refused: Refused | None = None) -> None:
         self.refusals: Counter[str] = Counter()
         self._keyring = keyring
         self._keyring_version = 0 if keyring is None else keyring.version
         self._max_connections = max_connections
+        self._max_unfinished = max_unfinished_bytes
+        self._watch_at = 0.0
         self._on_refused = on_refused
         self._context = zmq.Context()
         self._zap: zmq.Socket[bytes] | None = None
@@ -112,16 +125,18 @@ class ZmqServer:
         until = None if timeout_s is None else time.monotonic() + timeout_s
         events: list[Event] = []
         while True:
-            self._pump(events)
-            woken = self._waker.clear()
-            if events or woken:
-                return events
             left = _left(until)
-            if left == 0:
+            last = left == 0
+            if self._ended:
+                left = 0.0  # there may be words of theirs to read, and their ends to tell
+            elif self._links:
+                soon = BLOCKED_RETRY_S if self._blocked else WATCH_S
+                left = soon if left is None else min(left, soon)
+            ready = {source for source, _ in self._poller.poll(_ms(left))}
+            self._pump(ready, events)
+            woken = self._waker.fd in ready and self._waker.clear()
+            if events or woken or last:
                 return events
-            if self._blocked:
-                left = BLOCKED_RETRY_S if left is None else min(left, BLOCKED_RETRY_S)
-            self._poller.poll(_ms(left))
 
     def send(self, conn: bytes, frames: Frames) -> bool:
         link = self._conns.get(conn)
@@ -178,19 +193,24 @@ class ZmqServer:
         self._blocked.clear()
         self._waker.close()
 
-    def _pump(self, events: list[Event]) -> None:
+    def _pump(self, ready: set[Any], events: list[Event]) -> None:
         """Everything that can be done now, without waiting."""
-        self._serve_zap()
+        if self._zap in ready:
+            self._serve_zap()
         self._hang_up_on_revoked()
-        self._read_monitor()
+        if self._monitor in ready:
+            self._read_monitor()
         ended = len(self._ended)
-        drained = self._read_messages(events)
-        self._retry()
-        if drained:
+        if (self._router in ready or ended) and self._read_messages(events):
             # All that these had sent before they ended has been read now.
             for link in self._ended[:ended]:
                 self._end(link, events)
             del self._ended[:ended]
+        if self._blocked:
+            self._retry()
+        if time.monotonic() >= self._watch_at:
+            self._watch_at = time.monotonic() + WATCH_S
+            self._hang_up_on_endless()
 
     def _read_messages(self, events: list[Event]) -> bool:
         """Whether all that was there was read."""
@@ -205,14 +225,21 @@ class ZmqServer:
             elif len(conn) != 5 or conn[0] != 0:
                 # libzmq's own are a zero byte and a running number. Whoever brings one might bring another's.
                 self._refuse("identity", "a routing id of the peer's own choice", conn)
-            elif (fd := _descriptor(body[0])) is None:
-                self._refuse("version", "a peer that speaks no ZMTP 3, so that its connection cannot be told", conn)
             else:
                 user = _user(body[0]) if self._keyring is not None else None
-                stands = conn in self._conns or self._meet(conn, user, fd, events)
+                stands = conn in self._conns
+                if not stands:
+                    fd = _descriptor(body[0])
+                    if fd is None:
+                        self._refuse("version", "a peer of a ZMTP before 3, whose connection cannot be told", conn)
+                        continue
+                    stands = self._meet(conn, user, fd, events)
                 events.append(Received(conn, tuple(map(_frame, body)), user))
                 if not stands:
                     events.append(Closed(conn))
+            if conn in self._conns:
+                curve = self._keyring is not None
+                self._conns[conn].received += sum(framing(len(frame), curve=curve) for frame in body)
         return False
 
     def _meet(self, conn: bytes, user: str | None, fd: int, events: list[Event]) -> bool:
@@ -291,6 +318,19 @@ class ZmqServer:
             if link.user is not None and not self._keyring.allows(link.user):
                 self._refuse("key", f"the key {link.user} was revoked", conn)
                 self.drop(conn, hang_up=True)
+
+    def _hang_up_on_endless(self) -> None:
+        for link in self._links.values():
+            if link.received != link.received_then:
+                # It has finished one since, so it is not amid an endless one; and to ask the kernel about a busy
+                # connection can take a millisecond.
+                link.received_then = link.received
+                continue
+            counts = link.tap.bytes() if link.tap is not None else None
+            if counts is not None and link.tap is not None and counts[1] - link.received > self._max_unfinished:
+                self._refuse("endless", f"more than {self._max_unfinished} bytes of no finished message", None,
+                             link.tap.peer())
+                link.tap.hang_up()
 
     def _try(self, conn: bytes, frames: Frames) -> bool | None:
         """True: handed to libzmq. False: the peer is gone. None: it has as much as it may have unread."""
@@ -373,18 +413,19 @@ class ZmqClient:
         until = None if timeout_s is None else time.monotonic() + timeout_s
         events: list[Event] = []
         while True:
-            self._pump(events)
-            woken = self._waker.clear()
-            if events or woken:
-                return events
             left = _left(until)
-            if left == 0:
-                return events
-            if self._retry_at is not None:
+            last = left == 0
+            if self._left:
+                left = 0.0
+            elif self._retry_at is not None:
                 retry = max(0.0, self._retry_at - time.monotonic())
                 left = retry if left is None else min(left, retry)
             self._poller.modify(self._dealer, zmq.POLLIN | (zmq.POLLOUT if self._queue else 0))
-            self._poller.poll(_ms(left))
+            ready = {source for source, _ in self._poller.poll(_ms(left))}
+            self._pump(ready, events)
+            woken = self._waker.fd in ready and self._waker.clear()
+            if events or woken or last:
+                return events
 
     def send(self, frames: Frames) -> bool:
         if not self._open or not 1 <= len(frames) <= MAX_FRAMES:
@@ -424,10 +465,9 @@ class ZmqClient:
         self._waker.close()
 
     def _connect(self) -> None:
-        """A new socket: nothing of the connection before is in it."""
+        """A new socket: nothing of the connection before is in it. libzmq tries until it is connected."""
         dealer = self._context.socket(zmq.DEALER)
         _common_options(dealer, self.address)
-        dealer.setsockopt(zmq.IMMEDIATE, 1)
         dealer.setsockopt(zmq.RECONNECT_IVL, 100)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
         if self._keys is not None:
@@ -453,31 +493,42 @@ class ZmqClient:
         self._let_go()
         self._queue.clear()
 
-    def _pump(self, events: list[Event]) -> None:
+    def _pump(self, ready: set[Any], events: list[Event]) -> None:
         if self._left:
             self._left = False
             events.append(Closed(b""))
         if self._retry_at is not None and time.monotonic() >= self._retry_at:
             self._disconnect()
             self._connect()
-        # What has arrived belongs after an Opened that has been reported, and before a Closed.
+            return
         changes: list[Event] = []
-        self._read_monitor(changes)
+        if self._monitor in ready:
+            self._read_monitor(changes)
+        ended = bool(changes) and isinstance(changes[-1], Closed)
         if changes and isinstance(changes[0], Opened):
-            events.append(changes.pop(0))
-        for _ in range(BATCH):
+            events.append(changes[0])
+        if self._dealer in ready or changes:
+            self._read_messages(events)
+        if ended:
+            events.append(Closed(b""))
+            self._disconnect()
+            self._connect()
+        elif self._queue:
+            self._flush()
+
+    def _read_messages(self, events: list[Event]) -> None:
+        while True:  # a server sends what was asked for: there is no flood to break off
             try:
                 body = self._dealer.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
-                break
+                return
             if 1 <= len(body) <= MAX_FRAMES:
                 events.append(Received(b"", tuple(map(_frame, body))))
             else:
                 self._refuse(f"a message of {len(body)} frames, where 1 to {MAX_FRAMES} are allowed")
-        events += changes
-        self._flush()
 
     def _read_monitor(self, changes: list[Event]) -> None:
+        """What has become of this socket's connection, as far as its end: libzmq might have begun another since."""
         for event, value in _monitor_events(self._monitor):
             if event == zmq.EVENT_CONNECTED:
                 link = self._links[value] = _Link(next(self._serial))
@@ -490,10 +541,10 @@ class ZmqClient:
                 changes.append(Opened(b""))
             elif event == zmq.EVENT_DISCONNECTED:
                 self._let_go()
-                self._queue.clear()
                 if self._open:
                     self._open = False
                     changes.append(Closed(b""))
+                    return
             elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 self._retry_at = time.monotonic() + REFUSED_RETRY_S
                 self._refuse("the server does not allow this key")
@@ -529,13 +580,14 @@ class ZmqClient:
 class _Link:
     """One TCP connection, from when the kernel has it."""
 
-    __slots__ = ("conn", "queue", "serial", "tap", "user")
+    __slots__ = ("conn", "queue", "received", "received_then", "serial", "tap", "user")
 
     def __init__(self, serial: int) -> None:
         self.serial = serial
         self.conn: bytes | None = None  # known from its first message
         self.user: str | None = None
         self.tap: Tap | None = None
+        self.received = self.received_then = 0  # bytes of its finished messages; as of the last look
         self.queue: deque[Frames] = deque()
 
 
@@ -570,8 +622,8 @@ class _Waker:
 def _common_options(socket: zmq.Socket[bytes], address: str) -> None:
     for option, value in {
         zmq.LINGER: 0,  # until `close` says otherwise: an error on the way must not hang the process
-        zmq.SNDHWM: QUEUE_MESSAGES,
-        zmq.RCVHWM: QUEUE_MESSAGES,
+        zmq.SNDHWM: SEND_MESSAGES,
+        zmq.RCVHWM: RECEIVE_MESSAGES,
         zmq.MAXMSGSIZE: MAX_FRAME_BYTES,
         zmq.IPV6: int("[" in address),  # tcp://[::1]:5555; else * would become [::]
         zmq.HEARTBEAT_IVL: 0,

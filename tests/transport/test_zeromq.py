@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import pytest
 
 from fednet.errors import ConfigError
 from fednet.transport.base import MAX_FRAME_BYTES, ClientTransport, Closed, Opened, Received, ServerTransport
-from fednet.transport.zeromq import QUEUE_MESSAGES, ZmqClient, ZmqServer
+from fednet.transport.zeromq import SEND_MESSAGES, ZmqClient, ZmqServer
 from tests.transport.pairs import LIMIT_S, Pair, joined, of, pump
 
 
@@ -110,7 +111,7 @@ def test_a_client_does_not_queue_while_there_is_no_connection(pair):
 
 def test_more_than_the_high_water_mark_to_a_peer_that_does_not_read_is_queued_then_delivered(pair):
     client, conn = joined(pair)
-    body, count = b"x" * 2**20, 3 * QUEUE_MESSAGES
+    body, count = b"x" * 2**20, 3 * SEND_MESSAGES
     for i in range(count):
         assert pair.server.send(conn, [b"%d" % i, body])
     assert pair.server._blocked, "this test sends too little to fill the queues"
@@ -122,7 +123,7 @@ def test_more_than_the_high_water_mark_to_a_peer_that_does_not_read_is_queued_th
 
 def test_dropping_a_connection_forgets_its_queue(pair):
     client, conn = joined(pair)
-    count = 3 * QUEUE_MESSAGES
+    count = 3 * SEND_MESSAGES
     for i in range(count):
         pair.server.send(conn, [b"%d" % i, b"x" * 2**20])
     pair.server.drop(conn)
@@ -167,6 +168,20 @@ def test_reconnect_moves_to_another_address(pair):
         client.send([b"hello"])
         seen = pump(other.server, client, until=lambda seen: of(seen, Received))
         assert of(seen, Received, other.server)[0].frames == (b"hello",)
+
+
+def test_what_was_sent_to_a_connection_that_ended_does_not_reach_the_next():
+    with ExitStack() as stack:
+        first = Pair(stack)
+        client, _ = joined(first)
+        first.server.close(0)
+        assert client._monitor.poll(LIMIT_S * 1000)  # libzmq has noticed; we have not looked yet
+        assert client.send([b"lost"])
+        second = Pair(stack, first.server.address)
+        pump(second.server, client, until=lambda seen: of(seen, Opened, client))
+        client.send([b"join"])
+        seen = pump(second.server, client, until=lambda seen: of(seen, Received))
+        assert [event.frames for event in of(seen, Received)] == [(b"join",)]
 
 
 def test_wake_from_another_thread_ends_a_poll_without_limit(pair):
@@ -217,6 +232,47 @@ def raw(address: str) -> Iterator[socket.socket]:
     host, port = address.removeprefix("tcp://").split(":")
     with socket.create_connection((host, int(port)), timeout=LIMIT_S) as stream:
         yield stream
+
+
+def greeting() -> bytes:
+    """ZMTP 3.0's, and a READY, of a DEALER with no security."""
+    ready = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00"
+    security = b"NULL".ljust(20, b"\0") + bytes(32)
+    return b"\xff" + bytes(8) + b"\x7f\x03\x00" + security + b"\x04" + bytes([len(ready)]) + ready
+
+
+def test_a_stranger_whose_message_never_ends_is_hung_up_on_and_disturbs_nobody():
+    with ExitStack() as stack:
+        pair = Pair(stack, max_unfinished_bytes=3 * 2**20)
+        client, _conn = joined(pair)
+        frame = b"\x03" + (2**20).to_bytes(8, "big") + bytes(2**20)  # long, and more to follow
+        with raw(pair.server.address) as stranger:
+            stranger.sendall(greeting())
+            stranger.setblocking(False)
+            sent, ended = 0, False
+            while not ended:
+                assert sent < 10**9
+                with contextlib.suppress(BlockingIOError):
+                    try:
+                        sent += stranger.send(frame[sent % len(frame):])
+                    except (BrokenPipeError, ConnectionResetError):
+                        ended = True
+                assert pair.server.poll(0) == []
+        assert pair.server.refusals == {"endless": 1}
+        for _ in range(8):  # as much in whole messages is no offence
+            client.send([b"header", bytes(2**20)])
+        seen = pump(pair.server, client, until=lambda seen: len(of(seen, Received)) == 8)
+        assert of(seen, Closed) == []
+
+
+def test_what_a_server_sent_last_comes_before_closed(pair):
+    client, conn = joined(pair)
+    for i in range(5):
+        pair.server.send(conn, [b"%d" % i])
+    pair.server.close(LIMIT_S)
+    seen = pump(client, until=lambda seen: of(seen, Closed))
+    assert [event.frames[0] for event in of(seen, Received)] == [b"0", b"1", b"2", b"3", b"4"]
+    assert seen[-1][1] == Closed(b"")
 
 
 @pytest.mark.parametrize(("bytes_sent", "counted_as"), [
