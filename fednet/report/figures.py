@@ -15,7 +15,8 @@ from fednet.report.read import Run
 AXES = {"rounds": "round", "mb": "communicated MB", "seconds": "seconds"}
 VALUES = {
     "accuracy": "test accuracy",
-    "client_accuracy": "accuracy on the clients' own tests",
+    "client_accuracy": "global model on the clients' own tests",
+    "personal_accuracy": "personal models on the clients' own tests",
     "test_loss": "test loss",
     "train_loss": "training loss",
 }
@@ -95,12 +96,10 @@ def client_accuracy(run: Run) -> tuple[str, list[int], list[int], np.ndarray] | 
 
     Of the personal models where the method has them, else of the global model on each client's own test split.
     """
-    field = next(
-        (f for f in ("accuracy_personal", "accuracy_global") if any(r.get(f) is not None for r in run.clients)), None
-    )
-    if field is None:
+    which = next((w for w in ("personal", "global") if metrics.latest(run, w)), None)
+    if which is None:
         return None
-    last = metrics.latest(run, field)
+    field, last = f"accuracy_{which}", metrics.latest(run, which)
     clients = sorted(last, key=lambda c: (-last[c][field], c))
     rounds = sorted({r.round for r in run.clients if r.get(field) is not None})
     rows, columns = {c: i for i, c in enumerate(clients)}, {t: j for j, t in enumerate(rounds)}
@@ -108,7 +107,7 @@ def client_accuracy(run: Run) -> tuple[str, list[int], list[int], np.ndarray] | 
     for r in run.clients:
         if r.get(field) is not None:
             table[rows[r.client], columns[r.round]] = r[field]
-    return field.rpartition("_")[2], clients, rounds, table
+    return which, clients, rounds, table
 
 
 def last_of(table: np.ndarray) -> np.ndarray:
@@ -118,13 +117,12 @@ def last_of(table: np.ndarray) -> np.ndarray:
 
 def class_accuracy(run: Run) -> tuple[list[int], np.ndarray] | None:
     """(rounds, (C, rounds))."""
-    totals = metrics.class_totals(run)
-    found = [(r.round, a) for r in run.rounds if (a := metrics.class_accuracy(r, totals)) is not None]
+    found = [(r.round, a) for r in run.rounds if (a := metrics.class_accuracy(r)) is not None]
     return ([t for t, _ in found], np.stack([a for _, a in found], axis=1)) if found else None
 
 
 def class_names(run: Run, n: int) -> list[str]:
-    names = run.partition.get("names") or run.partition.get("class_names") or []
+    names = run.partition.get("names") or []
     return [str(x) for x in names] if len(names) == n else [str(i) for i in range(n)]
 
 

@@ -23,20 +23,26 @@ from fednet.report.read import Record, Run, open_run
 
 BYTES = ("total", "up", "down")
 COSTS = ("rounds", "mb", "seconds")
-CURVES = {
-    "accuracy": "test_accuracy",
-    "client_accuracy": "client_accuracy",
-    "test_loss": "test_loss",
-    "train_loss": "train_loss",
-}
+CURVES = ("accuracy", "client_accuracy", "personal_accuracy", "test_loss", "train_loss")
+JUDGED = ("global", "personal", "balanced", "finetuned", "finetuned_balanced")  # what a client is evaluated by, and on
 
 
 # -- curves ----------------------------------------------------------------------------------------------------------
 def curve(run: Run, y: str = "accuracy") -> list[tuple[int, float]]:
-    """(round, value) of the evaluated rounds, unsmoothed. y: accuracy | client_accuracy | test_loss | train_loss."""
+    """(round, value) of the evaluated rounds, unsmoothed.
+
+    y: accuracy | test_loss (of the global model on the global test set), client_accuracy | personal_accuracy (of the
+    global and of the personal models on the own tests of the clients judged in that round, pooled), train_loss.
+    """
     if y not in CURVES:
         raise ConfigError(unknown("curve", y, CURVES))
-    return [(r.round, float(r[CURVES[y]])) for r in run.rounds if isinstance(r.get(CURVES[y]), int | float)]
+    return [(r.round, float(v)) for r in run.rounds if (v := _value(r, y)) is not None]
+
+
+def _value(r: Record, y: str) -> float | None:
+    if y in ("client_accuracy", "personal_accuracy"):
+        return (r.client_accuracy or {}).get("global" if y == "client_accuracy" else "personal")
+    return r.test_accuracy if y == "accuracy" else r.get(y)
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class Ledger:
 
     rows: dict[tuple[int, str, str], int]
     useful: dict[str, int]  # by direction
-    raw: dict[str, int]  # by direction, before compression
+    raw: dict[str, int]  # payload by direction, before compression
     messages: dict[str, int]  # by direction
 
     def sum(self, **by: str | int) -> int:
@@ -81,9 +87,9 @@ def ledger(run: Run) -> Ledger:
         for kind, n in (w.get("kinds") or {}).items():
             rows[t, way, kind] += n
         rows[t, way, "envelope"] += w["bytes"] - sum((w.get("kinds") or {}).values())
-        useful[way] += w["bytes"] if w.get("useful", True) else 0
-        raw[way] += w.get("raw_bytes") or w["bytes"]
-        messages[way] += w.get("count") or 1
+        useful[way] += w["bytes"] if w.get("useful") else 0
+        raw[way] += w.get("raw_bytes") or 0
+        messages[way] += 1
     if not rows:
         for r in run.rounds:
             for way in ("up", "down"):
@@ -181,29 +187,12 @@ def differences(values: Sequence[tuple[int, float]]) -> dict[str, float | None]:
     return {"max_drop": min(d) if d else None, "avg_drop": _mean(down), "avg_increase": _mean(up)}
 
 
-def class_accuracy(record: Record, totals: Sequence[int] | None = None) -> np.ndarray | None:
-    """(C,) accuracy by class of one round, NaN for a class without test samples. totals: (C,) test samples by class,
-    for a record that holds the correct ones only."""
-    value = record.get("correct_by_class")
-    if not value:
+def class_accuracy(record: Record) -> np.ndarray | None:
+    """(C,) accuracy by class of one round, NaN for a class without test samples; None where it was not evaluated."""
+    if not record.correct_by_class or not record.total_by_class:
         return None
-    table = np.asarray(value, dtype=np.float64)
-    if table.ndim == 2:
-        correct, total = table
-    elif totals is not None:
-        correct, total = table, np.asarray(totals, dtype=np.float64)
-    else:
-        return None
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(total > 0, correct / total, np.nan)
-
-
-def class_totals(run: Run) -> list[int] | None:
-    """(C,) samples of the global test set by class, where the partition's record says them."""
-    for key in ("test_by_class", "test_classes"):
-        if run.partition.get(key):
-            return list(run.partition[key])
-    return None
+    correct, total = (np.asarray(v, dtype=np.float64) for v in (record.correct_by_class, record.total_by_class))
+    return np.divide(correct, total, out=np.full(len(total), np.nan), where=total > 0)
 
 
 def spread(accuracy: np.ndarray) -> float:
@@ -213,7 +202,7 @@ def spread(accuracy: np.ndarray) -> float:
 
 def class_stability(run: Run) -> dict[str, float] | None:
     """FedDC's "class variance": mean over rounds of the class spread; beside it the mean of the literal variance."""
-    rounds = [a for r in run.rounds if (a := class_accuracy(r, class_totals(run))) is not None]
+    rounds = [a for r in run.rounds if (a := class_accuracy(r)) is not None]
     if not rounds:
         return None
     return {
@@ -223,44 +212,38 @@ def class_stability(run: Run) -> dict[str, float] | None:
 
 
 # -- personalised ----------------------------------------------------------------------------------------------------
-def latest(run: Run, field: str) -> dict[int, Record]:
-    """Each client's last record that holds `field`, by client."""
-    found = {r.client: r for r in run.clients if r.get(field) is not None}
+def latest(run: Run, judged: str) -> dict[int, Record]:
+    """Each client's last record that holds its accuracy as `judged`, by client."""
+    found = {r.client: r for r in run.clients if r.get(f"accuracy_{judged}") is not None}
     return dict(sorted(found.items()))
 
 
-def pooled(records: Iterable[Record], field: str) -> float | None:
-    """FedABC Eq. 7: correct over all clients / test samples over all clients. The counts are whole numbers again."""
-    correct = total = 0
-    for r in records:
-        n = int(r.get("test_samples") or 0)
-        correct += round(r[field] * n)
-        total += n
-    return correct / total if total else None
+def pooled(records: Iterable[Record], judged: str) -> float | None:
+    """FedABC Eq. 7 (Eq. 8 where `judged` is balanced): correct over all clients / test samples over all clients."""
+    rows = list(records)
+    total = sum(r[f"tested_{judged}"] for r in rows)
+    return sum(r[f"correct_{judged}"] for r in rows) / total if total else None
 
 
 def personal(run: Run) -> dict[str, Any] | None:
     """Accuracy of the personal models on each client's own test split, at its last evaluation; None without them.
 
-    pfl: Eq. 7, pooled. drift: Eq. 8, the same models on the one balanced test set, which all clients share, so that
-    pooling is the plain mean. worst_tenth: mean over the worst tenth of the clients (at least one).
+    worst_tenth: mean over the worst tenth of the clients (at least one).
     """
-    own = latest(run, "accuracy_personal")
+    own = latest(run, "personal")
     if not own:
         return None
     values = np.sort([r.accuracy_personal for r in own.values()])
-    balanced = [r.accuracy_balanced for r in latest(run, "accuracy_balanced").values()]
-    worst = values[: max(1, len(values) // 10)]
     return {
-        "pfl": pooled(own.values(), "accuracy_personal"),
-        "drift": _mean(balanced),
+        "pfl": pooled(own.values(), "personal"),
+        "drift": pooled(latest(run, "balanced").values(), "balanced"),
         "clients": len(own),
         "mean": float(values.mean()),
         "std": float(values.std()),
         "min": float(values[0]),
         "max": float(values[-1]),
         "deciles": [float(q) for q in np.quantile(values, np.arange(1, 10) / 10)],
-        "worst_tenth": float(worst.mean()),
+        "worst_tenth": float(values[: max(1, len(values) // 10)].mean()),
     }
 
 
@@ -295,42 +278,22 @@ def predicted(run: Run) -> dict[str, Any] | None:
 def summarise(run_dir: str | Path | Run) -> dict[str, Any]:
     """The metric part of `summary.json`. What does not apply is left out; a mean of nothing is None."""
     run = run_dir if isinstance(run_dir, Run) else open_run(run_dir)
-    a, book, done = curve(run), ledger(run), [r for r in run.rounds if not r.void]
-    top = best(a)
+    a = curve(run)
+    top, at = best(a) or (None, None)
     out: dict[str, Any] = {
         "algorithm": run.algorithm,
         "seed": run.seed,
         "rounds": len(run.rounds),
-        "void_rounds": len(run.rounds) - len(done),
+        "void_rounds": sum(bool(r.void) for r in run.rounds),
+        "accuracy": {"final": final(a), "best": top, "best_round": at, "last10": last(a)},
     }
     if a:
-        out |= {
-            "final_accuracy": final(a),
-            "best_accuracy": top[0] if top else None,
-            "best_round": top[1] if top else None,
-            "last10_accuracy": last(a),
-            "stability": {**differences(a), **(class_stability(run) or {})},
-        }
-    pooled_global = [
-        (r.round, float(r.client_accuracy)) for r in run.rounds if isinstance(r.client_accuracy, int | float)
-    ]
-    if pooled_global:
-        out["client_accuracy"] = final(pooled_global)
+        out["stability"] = {**differences(a), **(class_stability(run) or {})}
+    if judged := {name: p for name in JUDGED if (p := pooled(latest(run, name).values(), name)) is not None}:
+        out["personal"] = judged
     if own := personal(run):
-        out["personal"] = own
-    up, down = book.sum(direction="up"), book.sum(direction="down")
-    out["bytes"] = {
-        "up": up,
-        "down": down,
-        "total": up + down,
-        "mb": (up + down) / 1e6,
-        "useful": sum(book.useful.values()),
-        "raw": sum(book.raw.values()),
-        "messages": sum(book.messages.values()),
-        "kinds": kinds_of(run),
-    }
-    if own := predicted(run):
-        out["bytes"]["predicted"] = own
+        out["personal_spread"] = {k: v for k, v in own.items() if k not in ("pfl", "drift")}
+    out["bytes"] = _bytes(run)
     seconds = [float(r.seconds) for r in run.rounds if r.seconds is not None]
     phases: dict[str, float] = defaultdict(float)
     for r in run.rounds:
@@ -339,9 +302,27 @@ def summarise(run_dir: str | Path | Run) -> dict[str, Any]:
     out |= {"seconds": math.fsum(seconds), "seconds_per_round": _mean(seconds), "seconds_by_phase": dict(phases)}
     if seconds_key(run) == "seconds_virtual":
         out["seconds_virtual"] = math.fsum(float(r.seconds_virtual or 0) for r in run.rounds)
-    losses = [(r.round, float(r.train_loss)) for r in run.rounds if r.train_loss is not None]
-    if losses:
+    if losses := curve(run, "train_loss"):
         out["train_loss"] = losses[-1][1]
+    return out
+
+
+def _bytes(run: Run) -> dict[str, Any]:
+    """up, down, total: spent bytes. useful: of these, in messages that were used. raw: payload before compression."""
+    book = ledger(run)
+    up, down = book.sum(direction="up"), book.sum(direction="down")
+    out: dict[str, Any] = {
+        "up": up,
+        "down": down,
+        "total": up + down,
+        "mb": (up + down) / 1e6,
+        "useful": dict(book.useful),
+        "raw": dict(book.raw),
+        "messages": dict(book.messages),
+        "kinds": kinds_of(run),
+    }
+    if said := predicted(run):
+        out["predicted"] = said
     return out
 
 

@@ -55,12 +55,7 @@ def render(runs: Sequence[Run]) -> str:
         link=figures.link(runs[0]),
         several=several,
         tiles=_tiles(runs[0]) if not several else [],
-        live=[
-            r.name
-            for r in runs
-            if not r.summary
-            or (len(r.rounds) < int(r.config.get("rounds", 0)) and not any((r.config.get("stop") or {}).values()))
-        ],
+        live=[r.name for r in runs if not r.finished],
         comparison=_comparison(runs) if several else None,
         curves=_curves(groups),
         legend=svg.legend([f"{g.label} (n={len(g.runs)})" for g in groups], dashed=True) if several else "",
@@ -79,20 +74,18 @@ def _shown(groups: Sequence[Group]) -> list[Run]:
 def _tiles(run: Run) -> list[tuple[str, str, str]]:
     """(value, what, note) of the numbers one wants first."""
     s = metrics.summarise(run)
-    tiles = []
-    if s.get("final_accuracy") is not None:
+    tiles, a = [], s["accuracy"]
+    if a["final"] is not None:
         tiles += [
-            (_percent(s["final_accuracy"]), "final accuracy", f"after {len(run.rounds)} rounds"),
-            (_percent(s["best_accuracy"]), "best accuracy", f"in round {s['best_round']}"),
-            (_percent(s["last10_accuracy"]), "last-10 mean", "of evaluated rounds"),
+            (_percent(a["final"]), "final accuracy", f"after {len(run.rounds)} rounds"),
+            (_percent(a["best"]), "best accuracy", f"in round {a['best_round']}"),
+            (_percent(a["last10"]), "last-10 mean", "of evaluated rounds"),
         ]
-    if own := s.get("personal"):
-        note = f"worst tenth {_percent(own['worst_tenth'])}" + (
-            f", drift {_percent(own['drift'])}" if own["drift"] is not None else ""
-        )
-        tiles.append((_percent(own["pfl"]), "personal accuracy", note))
+    if own := metrics.personal(run):
+        drift = f", drift {_percent(own['drift'])}" if own["drift"] is not None else ""
+        tiles.append((_percent(own["pfl"]), "personal accuracy", f"worst tenth {_percent(own['worst_tenth'])}{drift}"))
     b = s["bytes"]
-    waste = 100 * (1 - b["useful"] / b["total"]) if b["total"] else 0.0
+    waste = 100 * (1 - sum(b["useful"].values()) / b["total"]) if b["total"] else 0.0
     tiles.append(
         (_size(b["total"]), "communicated", f"↓ {_size(b['down'])} ↑ {_size(b['up'])}, {waste:.2g} % not useful")
     )
@@ -130,7 +123,7 @@ def _curves(groups: Sequence[Group]) -> list[dict[str, Any]]:
         for x, label in figures.AXES.items():
             series = figures.curves(groups, x, y)
             if series:
-                charts.append({"x": label, "svg": svg.lines(series, label, word, unit="accuracy" in y)})
+                charts.append({"x": label, "svg": svg.lines(series, label, word, unit="loss" not in y)})
         if charts:
             found.append({"name": word, "charts": charts})
     return found
@@ -160,7 +153,7 @@ def _details(run: Run) -> dict[str, Any]:
         "cards": cards,
         "condensed": _condensed(run),
         "table": _table(run),
-        "provenance": {k: v if isinstance(v, str | int | float) else str(v) for k, v in flat(said).items()},
+        "provenance": {k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in flat(said).items()},
         "repeat": repeat,
         "config": (run.dir / "config.yaml").read_text(encoding="utf-8"),
         "model": run.summary.get("model_sha256", ""),

@@ -8,7 +8,6 @@ Files are read when they are first asked for. A run may be live: a line that is 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -40,6 +39,7 @@ FIELDS = {
         "test_accuracy",
         "validation_accuracy",
         "correct_by_class",
+        "total_by_class",
         "client_accuracy",
         "bytes_up",
         "bytes_down",
@@ -179,35 +179,19 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        return len(self.rounds) >= int(self.config.get("rounds", 0)) and bool(self.summary)
+        """Whether it ended: all its rounds done, or a target or a budget of `stop` reached."""
+        return bool(self.summary)
 
     @cached_property
     def counts(self) -> np.ndarray | None:
         """(clients, C) training samples by client and class; None where the partition is not known."""
-        table = self.partition.get("counts", self.partition.get("clients"))
-        if isinstance(table, dict):
-            table = [table[k] for k in sorted(table, key=int)]
-        if not isinstance(table, list) or not table:
-            return None
-        if isinstance(table[0], dict):
-            table = [row.get("counts", row.get("classes")) for row in table]
-        return np.asarray(table, dtype=np.int64)
+        table = self.partition.get("samples_by_class")
+        return np.asarray(table, dtype=np.int64) if table else None
 
     @cached_property
     def partition_sha256(self) -> list[str]:
         """SHA-256 of each client's indices, in id order."""
-        hashes = self.partition.get("sha256")
-        if isinstance(hashes, dict):
-            return [hashes[k] for k in sorted(hashes, key=int)]
-        if isinstance(hashes, list):
-            return list(hashes)
-        people = self.partition.get("clients")
-        people = [people[k] for k in sorted(people, key=int)] if isinstance(people, dict) else people
-        return (
-            [row["sha256"] for row in people if isinstance(row, dict) and "sha256" in row]
-            if isinstance(people, list)
-            else []
-        )
+        return list(self.partition.get("sha256", ()))
 
     def model(self) -> nn.Module:
         """The global model with its final weights, on the CPU, in eval mode.
@@ -215,29 +199,39 @@ class Run:
         Raises StateError where the run has none (a method without a global model, a run that has not ended),
         ConfigError where its model is a user's own that is not loaded.
         """
-        from safetensors import safe_open
+        from safetensors.torch import load_file
 
-        from fednet import models
+        from fednet import config, models
 
         path = self.dir / "model.safetensors"
         if not path.exists():
             raise StateError(f"{path} is missing: the run has not ended, or its method keeps no global model.")
-        with safe_open(str(path), framework="pt") as file:
-            facts = {**self.partition, **self.summary, **(file.metadata() or {})}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        shape, classes = facts.get("input_shape"), facts.get("classes")
-        shape = json.loads(shape) if isinstance(shape, str) else shape
-        if shape is None or classes is None:
-            raise StateError(f"{path}: neither its metadata nor summary.json says the model's input_shape and classes.")
-        module = models.build(self.config["model"], tuple(shape), int(classes), self.seed)
+        tensors = load_file(path)
+        settings = config.load(self.dir / "config.yaml")  # imports the user's own parts, those under code/
+        shape, outputs = self._shape(settings)
+        chosen = {"name": settings.model.name, **settings.model.options}
+        module = models.build(chosen, shape, outputs, settings.seed)
         missing, extra = module.load_state_dict(tensors, strict=False)
-        trained = self.config["model"].get("trainable", "*") == "*"
-        if extra or (missing and trained):
-            raise StateError(
-                f"{path}: its tensors are not those of model {self.config['model']['name']!r}: "
-                f"{', '.join([*missing, *extra][:4])}."
-            )
+        if extra or (missing and settings.model.trainable == "*"):
+            found = ", ".join([*missing, *extra][:4])
+            raise StateError(f"{path}: its tensors are not those of model {settings.model.name!r}: {found}.")
         return module.eval()
+
+    def _shape(self, settings: Any) -> tuple[tuple[int, ...], int]:
+        """Of one model input, and the number of outputs: as recorded, else by looking at the data again."""
+        facts = {**self.partition, **self.summary}
+        if facts.get("input_shape"):
+            return tuple(facts["input_shape"]), int(facts.get("classes") or 1)
+        if settings.data.dataset == "site":
+            from fednet.data.site import declared
+
+            shape, classes = declared(settings.data)
+        else:
+            from fednet import data
+
+            found = data.load(settings.data, settings.data.root, settings.seed)
+            shape, classes = found.input_shape, found.classes
+        return tuple(shape), int(classes or 1)
 
     def frame(self, what: str) -> Any:
         """A pandas DataFrame of `rounds`, `clients`, `wire` or `events`."""

@@ -95,7 +95,7 @@ def text(status: Status, now: float) -> str:
         rows += [_row(w, status, now) for w in sorted(status.waiting, key=lambda w: w.client)]
         widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
         lines += ["  " + "  ".join(c.ljust(n) for c, n in zip(r, widths)).rstrip() for r in rows]
-    elif status.waiting:
+    elif status.waiting and status.state not in STATES:
         lines.append(f"it was waiting for client(s) {_ids([w.client for w in status.waiting])}")
     if status.arrived:
         lines.append(f"arrived: {_ids(status.arrived)}")

@@ -161,7 +161,7 @@ def _notes(groups: Sequence[Group], runs: Sequence[Run], targets: Sequence[float
     for g in groups:
         if len(set(g.seeds)) < len(g.seeds):
             notes.append(f"warning: {g.label} has several runs of one seed; their spread is not that over seeds.")
-    live = [r.name for r in runs if len(r.rounds) < int(r.config.get("rounds", 0)) and not r.config.get("stop")]
+    live = [r.name for r in runs if not r.finished]
     if live:
         notes.append(f"warning: not finished: {', '.join(live)}.")
     if targets:

@@ -80,8 +80,9 @@ def write(
         json.dumps(
             {
                 "classes": CLASSES,
-                "names": [str(c) for c in range(CLASSES)],
-                "counts": counts.tolist(),
+                "clients": clients,
+                "samples": counts.sum(1).tolist(),
+                "samples_by_class": counts.tolist(),
                 "sha256": [sha(seed, "part", i) for i in range(clients)],
             }
         )
@@ -92,7 +93,7 @@ def write(
                 "model_sha256": sha(algorithm, seed, rounds),
                 "initial_sha256": sha(seed, "init"),
                 "provenance": {
-                    "command": f"fednet run {path.name}.yaml",
+                    "command": ["fednet", "run", f"{path.name}.yaml"],
                     "fednet": "0.1.0",
                     "torch": "2.6.0",
                     "python": "3.10.0",
@@ -116,13 +117,21 @@ def write(
         here.append(row(t, cohort[0], "up", "heartbeat", {}, 20, useful=False, purpose="connection", count=2))
         wire += here
         a = accuracy[t - 1]
-        by_class = None
+        by_class: tuple[list[int] | None, list[int] | None] = (None, None)
+        judged: list[dict[str, Any]] = []
         if a is not None:
             total = round(a * CLASSES * TEST_PER_CLASS)
-            by_class = [[total // CLASSES + (c < total % CLASSES) for c in range(CLASSES)], [TEST_PER_CLASS] * CLASSES]
+            by_class = ([total // CLASSES + (c < total % CLASSES) for c in range(CLASSES)], [TEST_PER_CLASS] * CLASSES)
             for i in done:
                 n = 10 + i
-                people.append(
+                right = {"global": (round(a * n), n)}
+                if personalised:
+                    right |= {"personal": (min(n, round(a * n) + i), n), "balanced": (round(a * 100), 100)}
+                scores = {f"accuracy_{k}": c / m for k, (c, m) in right.items()}
+                scores |= {f"correct_{k}": c for k, (c, _) in right.items()} | {
+                    f"tested_{k}": m for k, (_, m) in right.items()
+                }
+                judged.append(
                     {
                         "round": t,
                         "client": i,
@@ -130,14 +139,18 @@ def write(
                         "test_samples": n,
                         "train_loss": 2.0 / t,
                         "steps": 4,
-                        "accuracy_global": round(a * n) / n,
-                        "accuracy_personal": min(n, round(a * n) + i) / n if personalised else None,
-                        "accuracy_balanced": round(a * 100) / 100 if personalised else None,
+                        **scores,
                         "seconds": 0.5 + 0.1 * i,
                         "host": "lab",
                         "device": "cpu",
                     }
                 )
+        people += judged
+        means = {
+            k: sum(p[f"correct_{k}"] for p in judged) / sum(p[f"tested_{k}"] for p in judged)
+            for k in ("global", "personal", "balanced")
+            if judged and f"tested_{k}" in judged[0]
+        }
         lines.append(
             {
                 "round": t,
@@ -151,8 +164,9 @@ def write(
                 "train_loss": 2.0 / t,
                 "test_loss": None if a is None else 1 - a,
                 "test_accuracy": a,
-                "correct_by_class": by_class,
-                "client_accuracy": a,
+                "correct_by_class": by_class[0],
+                "total_by_class": by_class[1],
+                "client_accuracy": means or None,
                 "bytes_up": sum(w["bytes"] for w in here if w["direction"] == "up"),
                 "bytes_down": sum(w["bytes"] for w in here if w["direction"] == "down"),
                 "model_sha256": sha(algorithm, seed, t),
@@ -191,7 +205,7 @@ def row(
         "kinds": kinds,
         "envelope": envelope,
         "bytes": whole,
-        "raw_bytes": whole,
+        "raw_bytes": sum(kinds.values()),
         "useful": useful,
         "purpose": purpose,
         "incarnation": 1,

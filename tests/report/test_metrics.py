@@ -44,15 +44,15 @@ def test_a_target_is_the_first_evaluated_round_at_or_above_it():
 
 
 def test_class_spread_is_the_population_deviation_over_classes():
-    a = metrics.class_accuracy(Record(correct_by_class=[[1, 3, 0], [4, 4, 0]]))
+    a = metrics.class_accuracy(Record(correct_by_class=[1, 3, 0], total_by_class=[4, 4, 0]))
     assert a is not None
     assert np.isnan(a[2])
     assert metrics.spread(a) == pytest.approx(0.25)  # 0.25 and 0.75 about 0.5; the class without samples does not count
 
 
 def test_personal_accuracy_is_pooled_over_test_samples():
-    people = [Record(accuracy_personal=1.0, test_samples=10), Record(accuracy_personal=1 / 3, test_samples=30)]
-    assert metrics.pooled(people, "accuracy_personal") == 0.5  # (10 + 10) / 40, where the mean of accuracies is 2/3
+    people = [Record(correct_personal=10, tested_personal=10), Record(correct_personal=10, tested_personal=30)]
+    assert metrics.pooled(people, "personal") == 0.5  # (10 + 10) / 40, where the mean of accuracies is 2/3
 
 
 def test_megabytes_count_both_directions_joins_framing_and_lost_work(tmp_path):
@@ -79,7 +79,7 @@ def test_bytes_by_kind_add_up_to_the_total(tmp_path):
     run = open_run(write(tmp_path / "a"))
     s = metrics.summarise(run)["bytes"]
     assert sum(n for way in s["kinds"].values() for n in way.values()) == s["total"] == sum(w.bytes for w in run.wire)
-    assert s["useful"] == sum(w.bytes for w in run.wire if w.useful)
+    assert sum(s["useful"].values()) == sum(w.bytes for w in run.wire if w.useful)
 
 
 def test_speedup_is_the_other_runs_round_over_the_first_round_at_its_accuracy(tmp_path):
@@ -103,17 +103,16 @@ def test_personal_metrics_take_each_clients_last_evaluation(tmp_path):
     assert own is not None
     last = {r.client: r for r in run.clients}
     assert own["clients"] == len(last)
-    right = sum(round(r.accuracy_personal * r.test_samples) for r in last.values())
-    assert own["pfl"] == right / sum(r.test_samples for r in last.values())
+    assert own["pfl"] == sum(r.correct_personal for r in last.values()) / sum(r.tested_personal for r in last.values())
+    assert metrics.summarise(run)["personal"]["balanced"] == own["drift"]
     assert own["worst_tenth"] == own["min"] == min(r.accuracy_personal for r in last.values())
-    assert "personal" not in metrics.summarise(open_run(write(tmp_path / "b")))
+    assert set(metrics.summarise(open_run(write(tmp_path / "b")))["personal"]) == {"global"}
 
 
 def test_rounds_without_evaluation_are_no_points(tmp_path):
     run = open_run(write(tmp_path / "a", rounds=4, accuracy=[0.9, None, 0.2, None]))
     s = metrics.summarise(run)
-    assert s["final_accuracy"] == 0.2
-    assert (s["best_accuracy"], s["best_round"]) == (0.9, 1)
+    assert s["accuracy"] == {"final": 0.2, "best": 0.9, "best_round": 1, "last10": pytest.approx(0.55)}
     assert s["rounds"] == 4
 
 
@@ -133,7 +132,7 @@ def test_completing_a_summary_keeps_what_the_engine_wrote(tmp_path):
     before = json.loads((path / "summary.json").read_text())
     after = finish(path, figures=False)
     assert {k: after[k] for k in before} == before
-    assert json.loads((path / "summary.json").read_text())["best_round"] == after["best_round"]
+    assert json.loads((path / "summary.json").read_text())["accuracy"] == after["accuracy"]
     assert not list(path.glob(".summary*"))
 
 
