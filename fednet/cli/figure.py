@@ -20,5 +20,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from fednet.report import open_run, plots
 
-    print(plots.paper([open_run(r) for r in args.runs], args.out, args.x, args.y, args.width, args.bytes))
+    runs = [open_run(r) for r in args.runs]
+    print(plots.figure(runs, args.out, x=args.x, y=args.y, width=args.width, bytes=args.bytes))
     return 0
