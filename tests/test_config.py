@@ -166,6 +166,15 @@ def test_learning_rate_follows_its_schedule(schedule, round, lr):
     assert c.train.lr_at(round, 20) == pytest.approx(lr)
 
 
+def test_a_clients_link_is_its_own_then_the_federations_then_the_profiles():
+    link = {"profile": "4g", "up_mbps": 2, "step_ms": 7, "per_client": {"0-1,4": {"down_mbps": 5, "latency_ms": 0}}}
+    c = from_mapping({**PARTS, "link": link}).link
+    assert (c.of(4).up_mbps, c.of(4).down_mbps, c.of(4).latency_ms, c.of(4).step_ms) == (2, 5, 0, 7)
+    assert (c.of(2).up_mbps, c.of(2).down_mbps, c.of(2).latency_ms, c.of(2).jitter_ms) == (2, 9, 85, 0)
+    plain = from_mapping(PARTS).link.of(0)
+    assert (plain.up_mbps, plain.down_mbps, plain.latency_ms) == (None, None, 0)
+
+
 # -- YAML's traps ------------------------------------------------------------------------------------------------------
 def test_a_number_in_scientific_notation_is_a_number(written):
     assert load(written(HEAD + "train: {lr: 1e-3}")).train.lr == 0.001

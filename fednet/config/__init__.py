@@ -9,6 +9,7 @@ from __future__ import annotations
 from fednet.config.parts import call
 from fednet.config.reading import from_mapping, load, to_mapping, to_yaml
 from fednet.config.sections import (
+    PROFILES,
     AlgorithmSection,
     AvailabilitySection,
     CheckpointSection,
@@ -33,6 +34,7 @@ from fednet.config.sections import (
 )
 
 __all__ = [
+    "PROFILES",
     "AlgorithmSection",
     "AvailabilitySection",
     "CheckpointSection",

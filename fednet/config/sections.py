@@ -167,6 +167,20 @@ class ClientLinkSection(Section, frozen=True, kw_only=True):
     step_ms: NonNegative | None = None
 
 
+PROFILES = {
+    # WebPageTest's connectivity profiles of these names (down/up, round trip): 1.6/0.768 Mbit/s, 300 ms;
+    "3g": ClientLinkSection(up_mbps=0.768, down_mbps=1.6, latency_ms=150.0),
+    # 9/9 Mbit/s, 170 ms;
+    "4g": ClientLinkSection(up_mbps=9.0, down_mbps=9.0, latency_ms=85.0),
+    # 1.5/0.384 Mbit/s, 50 ms.
+    "dsl": ClientLinkSection(up_mbps=0.384, down_mbps=1.5, latency_ms=25.0),
+    # Chrome's former "WiFi" preset: 30/15 Mbit/s, 2 ms.
+    "wifi": ClientLinkSection(up_mbps=15.0, down_mbps=30.0, latency_ms=1.0),
+    # Gigabit Ethernet through one switch.
+    "lan": ClientLinkSection(up_mbps=1000.0, down_mbps=1000.0, latency_ms=0.1),
+}
+
+
 class LinkSection(Section, frozen=True, kw_only=True):
     """clock: real, emulated on each connection; virtual, nothing sleeps and time is counted. mbps: 10^6 bits a second, null:
     no limit. profile: a named link, for what is not given. per_client: by id or range of ids (`0-4,7`). step_ms: of one training step."""
@@ -181,14 +195,17 @@ class LinkSection(Section, frozen=True, kw_only=True):
     step_ms: NonNegative | None = None
 
     def of(self, client: int) -> ClientLinkSection:
-        """The link of one client, with nothing left open but what has no limit."""
+        """The link of one client: its own numbers, else those of `link`, else those of the profile. A rate that stays None has
+        no limit; a delay is one way."""
         from fednet import ids
 
-        own = ClientLinkSection()
-        for pattern, link in self.per_client.items():
-            if client in ids.parse(pattern):
-                own = link
-        chosen = {k: mine if (mine := getattr(own, k)) is not None else getattr(self, k) for k in ClientLinkSection.__struct_fields__}
+        own = next((link for pattern, link in self.per_client.items() if client in ids.parse(pattern)), ClientLinkSection())
+        named = PROFILES[self.profile] if self.profile is not None else ClientLinkSection()
+        chosen = {}
+        for key in ClientLinkSection.__struct_fields__:
+            general = getattr(self, key) or None  # a delay of 0 is one that was not given
+            given = (getattr(own, key), general, getattr(named, key), getattr(self, key))
+            chosen[key] = next((value for value in given if value is not None), None)
         return ClientLinkSection(**chosen)
 
 

@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from fednet import config
 from fednet.errors import ConfigError, unknown
 from fednet.transport.base import ClientTransport, Closed, Event, Frames, Opened, Received
 from fednet.transport.framing import framing
@@ -53,19 +54,7 @@ class Link:
         return self.busy(nbytes, direction) + self.flight(rng)
 
 
-PROFILES = {
-    # The first three from WebPageTest's connectivity.ini, where latency is a round trip; here it is one way.
-    # "3G": 1.6/0.768 Mbit/s down/up, 300 ms.
-    "3g": Link(up_mbps=0.768, down_mbps=1.6, latency_ms=150.0),
-    # "4G": 9/9 Mbit/s, 170 ms.
-    "4g": Link(up_mbps=9.0, down_mbps=9.0, latency_ms=85.0),
-    # "DSL": 1.5/0.384 Mbit/s, 50 ms.
-    "dsl": Link(up_mbps=0.384, down_mbps=1.5, latency_ms=25.0),
-    # "Wi-Fi" of Firefox's network monitor: 30/15 Mbit/s, 2 ms.
-    "wifi": Link(up_mbps=15.0, down_mbps=30.0, latency_ms=1.0),
-    # Gigabit Ethernet through one switch.
-    "lan": Link(up_mbps=1000.0, down_mbps=1000.0, latency_ms=0.1),
-}
+PROFILES = {name: Link(up_mbps=p.up_mbps, down_mbps=p.down_mbps, latency_ms=p.latency_ms or 0.0) for name, p in config.PROFILES.items()}
 
 
 def profile(name: str) -> Link:
