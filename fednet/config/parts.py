@@ -20,8 +20,12 @@ class NoOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     """Of a part that has none."""
 
 
-# Arguments of a dataset, model or partitioner that are not the configuration's to give.
-_GIVEN = {"root", "seed", "y", "groups", "clients", "rng", "pool", "self", "input_shape", "classes", *DataSection.__struct_encode_fields__}
+# Arguments that fednet fills in itself, by kind of part: the configuration cannot give them.
+_GIVEN = {
+    "dataset": {"root", "seed", *DataSection.__struct_encode_fields__},
+    "partitioner": {"y", "groups", "clients", "rng", "pool", "seed", "scheme"},
+    "model": {"self", "input_shape", "classes"},
+}
 
 
 def options_of(part: Any, kind: str) -> type[msgspec.Struct] | None:
@@ -39,7 +43,7 @@ def options_of(part: Any, kind: str) -> type[msgspec.Struct] | None:
     for name, parameter in inspect.signature(part).parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             return None
-        if name in _GIVEN or parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+        if name in _GIVEN[kind] or parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             continue
         hint = hints.get(name, Any)
         fields.append((name, hint) if parameter.default is inspect.Parameter.empty else (name, hint, _default(parameter.default)))
