@@ -36,7 +36,7 @@ def options_of(part: Any, kind: str) -> type[msgspec.Struct] | None:
     if kind == "algorithm":
         return NoOptions
     try:
-        hints = typing.get_type_hints(part.__init__ if isinstance(part, type) else part, include_extras=True)
+        hints = typing.get_type_hints(vars(part).get("__init__", part) if isinstance(part, type) else part, include_extras=True)
     except (NameError, TypeError):  # an annotation of the user's that cannot be resolved says nothing
         hints = {}
     fields: list[Any] = []
