@@ -21,10 +21,15 @@ class Scratch:
 
     Parameters that the layout leaves out (`model.trainable`) keep their initial values and take no gradient. Do not
     move the module to another device or replace its tensors afterwards: they would no longer be views.
+
+    channels_last: kernels of convolutions lie with their channels innermost, which the CPU's convolutions and pools are
+    faster with. It changes bits, so it is the configuration's choice (`train.memory_format`); what comes out of `values`
+    has the usual order.
     """
 
-    def __init__(self, module: nn.Module, layout: Layout, device: torch.device | str = "cpu") -> None:
+    def __init__(self, module: nn.Module, layout: Layout, device: torch.device | str = "cpu", channels_last: bool = False) -> None:
         self.module = module.to(device)
+        self.channels_last = channels_last
         self.layout = layout
         self.device = torch.device(device)
         self._spares: list[Scratch] = []
@@ -33,12 +38,16 @@ class Scratch:
         self.vector, self.buffers, self.counters = flat.vector, flat.buffers, flat.counters
         known = dict(self.module.named_parameters())
         self.parameters: dict[str, nn.Parameter] = {}
+        self._kernels: dict[str, torch.Tensor] = {}  # the views whose order in memory is not the usual one
         for parameter in known.values():
             parameter.requires_grad_(False)
         for slot in layout.slots:
             view = flat[slot.name]
             if slot.role == "parameter":
                 parameter = known[slot.name]
+                if channels_last and len(slot.shape) == 4:
+                    view = view.view(slot.shape[0], *slot.shape[2:], slot.shape[1]).permute(0, 3, 1, 2)
+                    self._kernels[slot.name] = view
                 view.copy_(parameter.detach())
                 parameter.data = view
                 self.parameters[slot.name] = parameter.requires_grad_(True)
@@ -54,13 +63,18 @@ class Scratch:
             raise StateError(f"a model of {len(self.layout.slots)} tensors cannot hold {len(x.layout.slots)} of "
                              "another layout.")
         self.vector.copy_(x.vector)
+        for name, view in self._kernels.items():
+            view.copy_(x[name])
         self.buffers.copy_(x.buffers)
         self.counters.copy_(x.counters)
         return self.module
 
     def values(self) -> Tensors:
         """A copy of what the module holds now."""
-        return Tensors(self.layout, self.vector.clone(), self.buffers.clone(), self.counters.clone())
+        out = Tensors(self.layout, self.vector.clone(), self.buffers.clone(), self.counters.clone())
+        for name, view in self._kernels.items():
+            out[name].copy_(view)
+        return out
 
     def views(self, x: Tensors, names: Iterable[str]) -> list[torch.Tensor]:
         """x's parameters of these names as shaped views on this device."""
@@ -71,7 +85,7 @@ class Scratch:
     def lend(self) -> Scratch:
         """A further scratch of the same architecture; each call a different one until `take_back`."""
         if self._lent == len(self._spares):
-            self._spares.append(Scratch(copy.deepcopy(self.module), self.layout, self.device))
+            self._spares.append(Scratch(copy.deepcopy(self.module), self.layout, self.device, self.channels_last))
         self._lent += 1
         return self._spares[self._lent - 1]
 

@@ -176,6 +176,8 @@ def _run(scratch: Scratch, trained: list[str], data: tuple[Any, torch.Tensor], c
         xs, ys = take(x, index), y.index_select(0, index)  # one gather an epoch: a batch is then a view
         if augment is not None:
             xs = augment(xs)
+        if scratch.channels_last and isinstance(xs, torch.Tensor) and xs.dim() == 4:
+            xs = xs.contiguous(memory_format=torch.channels_last)
         for start, end in cuts[:steps - step]:
             with cast:
                 value = loss(module, piece(xs, start, end), ys[start:end], *extras)

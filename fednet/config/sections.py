@@ -73,7 +73,8 @@ class DataSection(Section, frozen=True, kw_only=True):
 
 
 class TrainSection(Section, frozen=True, kw_only=True):
-    """Local training. steps: SGD steps instead of epochs. threads: of torch, per client."""
+    """Local training. steps: SGD steps instead of epochs. threads: of torch, per client. memory_format: how the kernels of
+    convolutions lie in memory; auto: channels_last on a CPU, contiguous on a GPU."""
 
     epochs: AtLeast1 = 1
     steps: AtLeast1 | None = None
@@ -85,6 +86,7 @@ class TrainSection(Section, frozen=True, kw_only=True):
     schedule: Schedule = "constant"
     clip_norm: Positive | None = None
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
+    memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
     threads: AtLeast1 = 1
 
     def lr_at(self, round: int, rounds: int) -> float:

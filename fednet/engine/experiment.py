@@ -63,7 +63,10 @@ class Experiment:
 
     def scratch(self, device: str | torch.device = "cpu") -> Scratch:
         """A model of its own to work with."""
-        return Scratch(self.module(self.config.seed), self.setting.layout, device)
+        module, wanted = self.module(self.config.seed), self.config.train.memory_format
+        kernels = any(isinstance(part, nn.Conv2d) for part in module.modules())
+        last = wanted == "channels_last" or (wanted == "auto" and kernels and torch.device(device).type == "cpu")
+        return Scratch(module, self.setting.layout, device, channels_last=last)
 
     def module(self, seed: int) -> nn.Module:
         assert self.setting.factory is not None
