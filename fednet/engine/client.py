@@ -182,7 +182,7 @@ class ClientLoop:
             prepared = self._prepare(welcome)
         except Exception as broken:  # raised again in the thread that runs the loop, which ends the process
             self.broken = broken
-            self._answer(lambda: [])
+            self._answer(list)
             return
         self._prepared = prepared
         self._answer(lambda: self.protocol.ready(prepared.layout, prepared.sites))

@@ -38,7 +38,7 @@ class VirtualClock:
         late = {c: "deadline" for c, t in times.items() if section.deadline is not None and t > section.deadline}
         if section.first is not None:
             order = sorted((c for c in times if c not in late), key=lambda c: (times[c], c))
-            late |= {c: f"not among the first {section.first}" for c in order[section.first:]}
+            late |= dict.fromkeys(order[section.first:], f"not among the first {section.first}")
         return late
 
     def span(self, times: Mapping[int, float]) -> float:

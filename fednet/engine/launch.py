@@ -55,7 +55,7 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
 
     switches = determinism.settle(config.train.threads, config.train.precision)
     files = RunDirectory(directory)
-    _log_to(directory / "log" / "server.log")
+    logs = _log_to(directory / "log" / "server.log")
     checkpoints, spool = Checkpoints(directory / "checkpoint", config.checkpoint.fsync), Spool(directory / "checkpoint")
     incarnation = checkpoints.incarnation()
     keyring = _keyring(config, keys)
@@ -163,6 +163,8 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
         with contextlib.suppress(OSError):
             files.flush()
         files.close()
+        logging.getLogger("fednet").removeHandler(logs)
+        logs.close()
 
 
 def _beat(config: Config) -> float:
@@ -219,13 +221,15 @@ def _keyring(config: Config, keys: Path | None) -> Any:
     return Keyring(where)
 
 
-def _log_to(path: Path) -> None:
+def _log_to(path: Path) -> logging.Handler:
+    """Everything fednet logs in this process goes to `path` too, until the handler is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     root = logging.getLogger("fednet")
     root.addHandler(handler)
     root.setLevel(min(root.level or logging.INFO, logging.INFO))
+    return handler
 
 
 # -- a run's directory ---------------------------------------------------------------------------------------------------

@@ -224,7 +224,7 @@ class Rounds:
             down = method.broadcast(server, index, client)
             same = last is not None and all(getattr(last[0], f) is getattr(down, f) for f in down.fields)
             if last is None or not same:
-                encoded = self.experiment.down.encode(down, lambda name: seeds.rng(config.seed, f"compress/down/{index}/{name}", round),  # noqa: B023
+                encoded = self.experiment.down.encode(down, lambda name: seeds.rng(config.seed, f"compress/down/{index}/{name}", round),
                                                       residuals, None, cache)
                 last = (down, encoded, encoded.body.check())
             _, encoded, check = last
