@@ -26,7 +26,7 @@ from fednet.wire import messages as m
 from fednet.wire.codec import Body, Encoded, checksum
 from fednet.wire.messages import Key
 
-CACHED_SITES = 256  # clients whose data stay on the device, per process
+CACHED_BYTES = {"cpu": 384 << 20, "cuda": 16 << 30}  # of clients' data that stay on the device, per process
 
 
 class TaskCancelled(FednetError):
@@ -58,6 +58,7 @@ class Workplace:
         self.device = torch.device(device)
         self._site = site
         self._sites: OrderedDict[int, Any] = OrderedDict()
+        self._held = 0
         self._lock = threading.Lock()
         self._scratches = threading.local()
         self._state_lost = state_lost
@@ -74,8 +75,10 @@ class Workplace:
                 self._sites.move_to_end(client)
                 return self._sites[client]
             found = self._sites[client] = self._site(client)
-            while len(self._sites) > CACHED_SITES:
-                self._sites.popitem(last=False)
+            self._held += _nbytes(found.train[0])
+            while self._held > CACHED_BYTES[self.device.type] and len(self._sites) > 1:
+                _, old = self._sites.popitem(last=False)
+                self._held -= _nbytes(old.train[0])
             return found
 
     def _scratch(self) -> Any:
@@ -235,6 +238,10 @@ def _replace(struct: Any, **changes: Any) -> Any:
     import msgspec
 
     return msgspec.structs.replace(struct, **changes)
+
+
+def _nbytes(x: Any) -> int:
+    return sum(part.nbytes for part in (x.values() if isinstance(x, dict) else (x,)))
 
 
 def judgements(payload: Judgement, classes: int) -> dict[str, Counts]:

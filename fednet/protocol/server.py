@@ -97,6 +97,7 @@ class ServerProtocol:
         self._by_conn: dict[bytes, str] = {}
         self._left_at: dict[int, float] = {}  # id -> when its last worker went
         self._known: set[int] = set()
+        self._last: dict[int, str] = {}  # client -> the worker that had its last task
         self._welcome = welcome
         self._may = may_speak_for or (lambda user, client: True)
         self._started = now
@@ -442,7 +443,8 @@ class ServerProtocol:
             if not hosts and left > sum(x.slots for x in free):
                 hosts = [x for x in free if w.job.client in x.ids and len(x.queue) < x.slots + 1]
             if hosts:
-                self._hand(w, min(hosts, key=lambda x: (len(x.queue) / x.slots, x.name)))
+                # Among equally free ones, whoever had this client last: its data are there already.
+                self._hand(w, min(hosts, key=lambda x: (len(x.queue) / x.slots, self._last.get(w.job.client) != x.name, x.name)))
                 left -= 1
 
     def _hand(self, w: Work, worker: Worker) -> None:
@@ -450,6 +452,7 @@ class ServerProtocol:
         job = w.job
         w.status, w.worker, w.conn, w.up_conn, w.reply = "handed", worker.name, worker.conn, b"", None
         worker.queue.append(job.client)
+        self._last[job.client] = worker.name
         w.running = len(worker.queue) <= worker.slots
         w.since = self._now
         inline = job.body.size <= PART

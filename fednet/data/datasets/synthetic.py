@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
+import torch
 
 from fednet.data.base import Data
+from fednet.data.cache import once
 from fednet.errors import ConfigError
 from fednet.registry import dataset
 from fednet.seeds import rng
 
 COARSE = 4  # an image class is a pattern of COARSE x COARSE patches, so that convolutions can see it too
+SHARED_FROM = 1 << 26  # values: a larger set is kept in the user's cache, and mapped by all who use it
 BLOCK = 1000  # samples made at a time, to bound memory
 
 
@@ -29,9 +36,15 @@ def synthetic(seed: int, *, samples: int = 10000, shape: tuple[int, ...] = (3, 3
     for purpose, n in (("synthetic/train", samples), ("synthetic/test", max(classes, samples // 5))):
         draw = rng(seed, purpose)
         y = draw.permutation(np.arange(n) % classes)
-        made.append((_samples(draw, means, y, noise, image=len(shape) == 3), y))
+        made.append((_kept((seed, purpose, n, shape, classes, noise), lambda: _samples(draw, means, y, noise, image=len(shape) == 3)), y))  # noqa: B023
     half = (0.5,) * shape[0] if len(shape) == 3 else None
     return Data(train=made[0], test=made[1], classes=classes, mean=half, std=half and (0.25,) * shape[0])
+
+
+def _kept(facts: tuple[object, ...], make: Callable[[], np.ndarray]) -> Any:
+    """What is large is made once a machine, and its memory shared by all processes."""
+    _, _, n, shape, *_ = facts
+    return once(["synthetic 1", *facts], lambda: torch.from_numpy(make())) if n * math.prod(shape) >= SHARED_FROM else make()  # type: ignore[operator,arg-type]
 
 
 def _means(draw: np.random.Generator, classes: int, shape: tuple[int, ...]) -> np.ndarray:
