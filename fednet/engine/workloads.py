@@ -1,0 +1,165 @@
+"""`fednet bench round`: a round of fednet, over real connections between real processes, beside its floor.
+
+Floor and fednet are run in turn, several times, in one sitting, so that the ratio holds where the machine's speed drifts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fednet.engine import placement
+from fednet.errors import CannotGoOn
+
+LENET = {"name": "lenet5"}
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """clients in all, per_round of them a round; samples a client; steps of batch_size a client, or one epoch."""
+
+    name: str
+    text: str
+    model: Mapping[str, Any]
+    clients: int
+    per_round: int
+    samples: int
+    batch_size: int = 64
+    steps: int | None = None
+    rounds: int = 12
+    shape: tuple[int, ...] = (3, 32, 32)
+
+    def config(self, name: str, rounds: int) -> dict[str, Any]:
+        """The run's configuration: nothing is evaluated."""
+        return {"name": name, "rounds": rounds, "clients": self.clients, "participation": None, "clients_per_round": self.per_round,
+                "model": dict(self.model), "train": {"batch_size": self.batch_size, "steps": self.steps},
+                "data": {"dataset": "synthetic", "samples": self.clients * self.samples, "shape": list(self.shape),
+                         "client_test": "none", "partition": {"scheme": "iid"}}, "evaluate": {"every": 0, "clients": "none"},
+                "checkpoint": {"best": False}}
+
+
+WORKLOADS = {w.name: w for w in (
+    Workload("W1", "LeNet-5; 10 clients, all take part, 1000 samples each, 1 epoch, batch 64", LENET, 10, 10, 1000),
+    Workload("W2", "MLP of 11.2 M parameters (45 MB); 8 clients, all take part, one SGD step of batch 8 each", {"name": "mlp", "hidden": [2150, 2150]},
+             8, 8, 64, 8, 1, 12),
+    Workload("W3", "LeNet-5; 100 clients, 10 a round, 500 samples each", LENET, 100, 10, 500),
+    Workload("W4", "LeNet-5; 1,000 clients, 100 a round, 500 samples each", LENET, 1000, 100, 500, rounds=6),
+    Workload("W5", "LeNet-5; 10,000 clients, 100 a round, one SGD step each", LENET, 10_000, 100, 5, 8, 1, 40),
+)}
+
+
+def bench(names: Sequence[str], repeat: int, out: Path, workers: int | None = None) -> list[dict[str, Any]]:
+    """One record a workload: seconds a round of both, their ratio pair by pair, phases, memory, start-up."""
+    return [_pairs(WORKLOADS[n], repeat, out, workers or placement.cores()) for n in names]
+
+
+def _pairs(work: Workload, repeat: int, out: Path, workers: int) -> dict[str, Any]:
+    floors, ours = [], []
+    for k in range(repeat):
+        floors.append(_floor(work, workers))
+        ours.append(_fednet(work, workers, out / f"{work.name}-{k}"))
+    ratios = [o["seconds"] / f for f, o in zip(floors, ours)]
+    return {"workload": work.name, "what": work.text, "workers": workers, "repeat": repeat, "torch": _torch(),
+            "floor_s": spread(floors), "fednet_s": spread([o["seconds"] for o in ours]), "ratio": spread(ratios),
+            "server_s": spread([o["server_s"] for o in ours]), "pss_mb": spread([o["pss_mb"] for o in ours]),
+            "first_task_s": spread([o["first_task_s"] for o in ours]), "utilisation": spread([o["utilisation"] for o in ours]),
+            "by_phase": {p: statistics.median(o["by_phase"].get(p, 0.0) for o in ours) for p in ours[0]["by_phase"]}}
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    return {"min": min(values), "median": statistics.median(values), "max": max(values)}
+
+
+def _torch() -> str:
+    import torch
+
+    return str(torch.__version__)
+
+
+def _floor(work: Workload, processes: int) -> float:
+    """Median seconds a round."""
+    job = {"processes": processes, "rounds": work.rounds, "model": dict(work.model), "shape": work.shape, "samples": work.samples,
+           "batch_size": work.batch_size, "steps": work.steps, "per_round": work.per_round}
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(job, file)
+        file.flush()
+        done = subprocess.run([sys.executable, "-m", "fednet.engine.floor", file.name], capture_output=True, text=True, check=False, env=_env())
+    if done.returncode:
+        raise CannotGoOn(f"the floor of {work.name} failed: {done.stderr.strip().splitlines()[-1]}")
+    return statistics.median(json.loads(done.stdout)["seconds"])
+
+
+def _env() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def _fednet(work: Workload, workers: int, folder: Path) -> dict[str, Any]:
+    """One run, its rounds timed by the end of each, the first two left out."""
+    import yaml
+
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / "bench.yaml"
+    config.write_text(yaml.safe_dump(work.config("bench", work.rounds + 2)))
+    words = [sys.executable, "-m", "fednet.cli.main", "run", str(config), "--out", str(folder), "--workers", str(workers), "--quiet"]
+    begun = time.time()
+    process = subprocess.Popen(words, env=_env(), stderr=subprocess.PIPE, text=True)
+    pss = 0
+    while process.poll() is None:
+        pss = max(pss, sum(_pss(pid) for pid in family(process.pid)))
+        time.sleep(0.5)
+    if process.returncode:
+        raise CannotGoOn(f"the run of {work.name} failed: {(process.stderr.read() if process.stderr else '').strip()}")
+    run = next(p for p in sorted(folder.glob("bench*"), key=lambda p: p.stat().st_mtime, reverse=True) if p.is_dir())
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    rounds = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    ends = [e["time"] for e in events if e["type"] == "round"]
+    phases = {p: statistics.median(r["seconds_by_phase"].get(p, 0.0) for r in rounds[2:]) for p in rounds[-1]["seconds_by_phase"]}
+    each = [b - a for a, b in zip(ends[1:], ends[2:])]
+    ready = next(e["time"] for e in events if e["type"] == "ready")
+    busy = sum(v for r in rounds[2:] for v in [r["seconds_by_phase"].get("training", 0.0)])
+    return {"seconds": statistics.median(each), "server_s": sum(v for p, v in phases.items() if p in ("aggregate", "evaluate", "record", "aggregating",
+            "evaluating", "recording")), "pss_mb": pss / 1e6, "first_task_s": ready - begun, "by_phase": phases,
+            "utilisation": busy / (workers * (ends[-1] - ends[1])) if busy else 0.0}
+
+
+def family(pid: int) -> Iterator[int]:
+    """A process and all that descend from it."""
+    yield pid
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return
+    for child in children:
+        yield from family(int(child))
+
+
+def _pss(pid: int) -> int:
+    """Proportional set size in bytes; 0 for a process that has ended."""
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 0
+
+
+def lines(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The table, a line a workload."""
+    yield f"{'':4} {'floor s':>18} {'fednet s':>18} {'ratio':>18} {'PSS MB':>8} {'first task s':>13}"
+    for r in records:
+        def cell(key: str, digits: int = 3) -> str:
+            s = r[key]  # noqa: B023
+            return f"{s['median']:.{digits}f} [{s['min']:.{digits}f} {s['max']:.{digits}f}]"
+        yield (f"{r['workload']:4} {cell('floor_s'):>18} {cell('fednet_s'):>18} {cell('ratio', 2):>18} {r['pss_mb']['median']:8.0f} "
+               f"{r['first_task_s']['median']:13.1f}")
+        yield "     " + ", ".join(f"{p} {s:.3f}" for p, s in r["by_phase"].items())
