@@ -74,7 +74,8 @@ class Experiment:
 
     def facts(self, client: int) -> ClientFacts:
         if self.federation is None:
-            return ClientFacts(0, (), 0, self.input_shape, 0)
+            # A site's own data: any class may be there, in any number, so what is predicted is a bound.
+            return ClientFacts(0, (2**31,) * (self.setting.classes or 0), 0, self.input_shape, 0)
         return ClientFacts(**self.federation.facts(client))
 
     def bounds(self, payload: type[Payload], client: int) -> dict[str, int]:
@@ -84,7 +85,7 @@ class Experiment:
         return self.algorithm.sizes(payload, self.facts(client))
 
     def predicted(self, payload: type[Payload], direction: str, client: int) -> dict[str, int]:
-        """Bytes by kind of one payload for one client: exact, but with zstd, where it is the bound."""
+        """Bytes by kind of one payload for one client: exact, but a bound with zstd or a site's own data."""
         codec, bounds, kinds = getattr(self, direction), self.bounds(payload, client), dict[str, int]()
         for name, field in payload.fields.items():
             kinds[field.kind] = kinds.get(field.kind, 0) + codec.size_of(field.kind, field.form, bounds.get(name))[1]
