@@ -20,6 +20,7 @@ from fednet.report import figures
 from fednet.report.groups import group
 from fednet.report.read import Run
 
+TIMELESS = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}  # so that the same run gives the same file
 INCHES = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}
 STYLE = {
     "font.size": 9,
@@ -294,21 +295,19 @@ def save(run: Run, folder: Path) -> list[Path]:
     folder.mkdir(exist_ok=True)
     written = []
     for figure in of_run(run):
-        for kind in ("svg", "png"):
-            written.append(write(figure, folder / f"{figure.name}.{kind}", title=True))
+        written += write(figure, [folder / f"{figure.name}.{kind}" for kind in ("svg", "png")])
         written.append(_csv(figure, folder / f"{figure.name}.csv"))
     return written
 
 
-def write(figure: Figure, path: Path, title: bool = False) -> Path:
-    """One figure as one file, of the kind that the name says."""
+def write(figure: Figure, paths: Sequence[Path]) -> list[Path]:
+    """One figure, titled, drawn once, as files of the kinds that their names say."""
     with _canvas(figure.size) as fig:
         figure.draw(fig)
-        if title:
-            fig.suptitle(figure.title, x=0.01, ha="left", fontsize=10, fontweight="bold")
-        when = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(path.suffix[1:], {})
-        fig.savefig(path, metadata=when, dpi=300 if path.suffix == ".png" and not title else 120)
-    return path
+        fig.suptitle(figure.title, x=0.01, ha="left", fontsize=10, fontweight="bold")
+        for path in paths:
+            fig.savefig(path, metadata=TIMELESS.get(path.suffix), dpi=120)
+    return list(paths)
 
 
 @contextmanager
@@ -364,9 +363,8 @@ def figure(
         if made is None:
             raise ConfigError(f"figure: none of the runs has {figures.VALUES[y]} in its rounds.jsonl.")
         made.draw(fig)
-        when = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(path.suffix[1:], {})
         path.parent.mkdir(parents=True, exist_ok=True)
-        fig.savefig(path, metadata=when, dpi=300)
+        fig.savefig(path, metadata=TIMELESS.get(path.suffix), dpi=300)
     _csv(made, path.with_suffix(".csv"))
     return figures.caption(group(runs), x, y, bytes)
 

@@ -97,7 +97,7 @@ def text(status: Status, now: float) -> str:
         lines += ["  " + "  ".join(c.ljust(n) for c, n in zip(r, widths)).rstrip() for r in rows]
     elif status.waiting and status.state not in STATES:
         lines.append(f"it was waiting for client(s) {_ids([w.client for w in status.waiting])}")
-    if status.arrived:
+    if status.arrived and status.state not in STATES:
         lines.append(f"arrived: {_ids(status.arrived)}")
     return "\n".join(lines)
 

@@ -22,11 +22,11 @@ FORMATS = ("table", "csv", "md", "latex")
 
 @dataclass(frozen=True)
 class Cell:
-    """Values over seeds (None: never reached), and how they read."""
+    """Values over seeds, and how they read. None: never reached; of a difference: one of the pair never got there."""
 
     values: tuple[float | None, ...]
     digits: int = 4
-    sign: bool = False
+    difference: bool = False
 
     @property
     def got(self) -> list[float]:
@@ -36,16 +36,17 @@ class Cell:
     def text(self) -> str:
         if not self.values:
             return "-"
+        none, of = ("none", "pairs") if self.difference else ("never", "seeds")
         if not self.got:
-            return "never"
+            return none
         if len(self.got) < len(self.values):
-            each = ", ".join("never" if v is None else self._one(v) for v in self.values)
-            return f"{len(self.got)} of {len(self.values)} seeds: {each}"
+            each = ", ".join(none if v is None else self._one(v) for v in self.values)
+            return f"{len(self.got)} of {len(self.values)} {of}: {each}"
         mean, half = metrics.interval(self.got)
         return self._one(mean) + ("" if half is None else f" ±{half:.{self.digits}f}")
 
     def _one(self, value: float) -> str:
-        return f"{value:{'+' if self.sign else ''}.{self.digits}f}"
+        return f"{value:{'+' if self.difference else ''}.{self.digits}f}"
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def _difference(first: Group, g: Group, column: Column) -> Cell:
             found.append(y - x)
         elif column.cost:
             found.append(None)
-    return Cell(tuple(found), column.digits, sign=True)
+    return Cell(tuple(found), column.digits, difference=True)
 
 
 def _notes(groups: Sequence[Group], runs: Sequence[Run], targets: Sequence[float], bytes: str) -> list[str]:
