@@ -188,7 +188,8 @@ def class_accuracy(record: Record) -> np.ndarray | None:
     if not record.correct_by_class or not record.total_by_class:
         return None
     correct, total = (np.asarray(v, dtype=np.float64) for v in (record.correct_by_class, record.total_by_class))
-    return np.divide(correct, total, out=np.full(len(total), np.nan), where=total > 0)
+    rates: np.ndarray = np.divide(correct, total, out=np.full(len(total), np.nan), where=total > 0)
+    return rates
 
 
 def spread(accuracy: np.ndarray) -> float:

@@ -257,7 +257,7 @@ def png(codes: np.ndarray, palette: Sequence[tuple[int, int, int, int]]) -> str:
     raw = b"".join(b"\0" + row.astype(np.uint8).tobytes() for row in codes)
     body = chunk(b"IHDR", struct.pack(">IIBBBBB", w, h, 8, 3, 0, 0, 0))
     body += chunk(b"PLTE", b"".join(bytes(c[:3]) for c in palette)) + chunk(b"tRNS", bytes(c[3] for c in palette))
-    body += chunk(b"IDAT", zlib.compress(raw, 9)) + chunk(b"IEND", b"")
+    body += chunk(b"IDAT", zlib.compress(raw)) + chunk(b"IEND", b"")
     return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + body).decode()
 
 

@@ -7,6 +7,7 @@ says which did, and no mean is made of those that did.
 from __future__ import annotations
 
 import csv
+import functools
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -112,14 +113,8 @@ def _columns(targets: Sequence[float], by: Sequence[str], bytes: str, personal: 
     for target in targets:
         for what in by:
             way = "" if what != "mb" or bytes == "total" else f" {bytes}"
-            columns.append(
-                Column(
-                    f"{UNITS[what]}{way} to {target:g}",
-                    lambda r, a=target, w=what: metrics.to_target(r, a, w, bytes),
-                    digits=2 if what == "mb" else 1,
-                    cost=True,
-                )
-            )
+            of = functools.partial(metrics.to_target, target=target, by=what, bytes=bytes)
+            columns.append(Column(f"{UNITS[what]}{way} to {target:g}", of, digits=2 if what == "mb" else 1, cost=True))
     if not targets:
         way = "" if bytes == "total" else f" {bytes}"
         columns.append(Column(f"MB{way}", lambda r: list(metrics.cost(r, "mb", bytes).values() or [0.0])[-1], 2))
