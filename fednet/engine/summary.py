@@ -34,6 +34,7 @@ def finish(rounds: Rounds, experiment: Any, directory: Path, command: Sequence[s
     curve = [(r["round"], r["test_accuracy"]) for r in records if r.get("test_accuracy") is not None]
     ledger = rounds.hub.link.ledger
     summary: dict[str, Any] = {
+        "predicted": predicted(experiment, records),
         "name": config.name, "algorithm": config.algorithm.name, "rounds": progress.round,
         "accuracy": {"final": curve[-1][1] if curve else None, "best": progress.best, "best_round": progress.best_round or None,
                      "last10": sum(a for _, a in curve[-10:]) / len(curve[-10:]) if curve else None},
@@ -47,6 +48,31 @@ def finish(rounds: Rounds, experiment: Any, directory: Path, command: Sequence[s
     }
     write_json(directory / "summary.json", summary)
     return summary
+
+
+def predicted(experiment: Any, records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]] | None:
+    """Payload bytes by direction and kind that the method's declarations foretell, given the partition and who completed.
+
+    None where the partition is not known here.
+    """
+    if experiment.federation is None:
+        return None
+    algorithm = experiment.algorithm
+    trips = [(way, getattr(exchange, way)) for exchange in algorithm.exchanges for way in ("down", "up")]
+    out: dict[str, dict[str, int]] = {"up": {}, "down": {}}
+    enrolled: set[int] = set()
+    once: dict[tuple[str, Any, int], dict[str, int]] = {}
+    for record in records:
+        for client in record["completed"]:
+            more = [("down", algorithm.Enrolment)] if algorithm.Enrolment is not None and client not in enrolled else []
+            enrolled.add(client)
+            for way, payload in (*more, *trips):
+                key = (way, payload, client)
+                if key not in once:
+                    once[key] = experiment.predicted(payload, way, client)
+                for kind, n in once[key].items():
+                    out[way][kind] = out[way].get(kind, 0) + n
+    return out
 
 
 def final_scores(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:

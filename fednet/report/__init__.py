@@ -33,7 +33,6 @@ def finish(run_dir: str | Path, figures: bool = True) -> dict[str, Any]:
     if figures:
         from fednet.report import condensed, page, plots
 
-        run = read.open_run(run_dir)
         condensed.draw(run.dir, run.dir / "figures" / "condensed.png")
         plots.save(run, run.dir / "figures")
         page.write([run], run.dir / "report.html")

@@ -10,13 +10,13 @@ import numpy as np
 
 from fednet.report import metrics
 from fednet.report.groups import Group, flat
-from fednet.report.read import Run
+from fednet.report.read import Run, once
 
 AXES = {"rounds": "round", "mb": "communicated MB", "seconds": "seconds"}
 VALUES = {
     "accuracy": "test accuracy",
-    "client_accuracy": "global model on the clients' own tests",
-    "personal_accuracy": "personal models on the clients' own tests",
+    "client_accuracy": "client accuracy, global",
+    "personal_accuracy": "client accuracy, personal",
     "test_loss": "test loss",
     "train_loss": "training loss",
 }
@@ -80,6 +80,7 @@ class Participation:
     reasons: list[str]
 
 
+@once
 def participation(run: Run) -> Participation:
     n = max([int(run.config.get("clients", 0)), *(1 + c for r in run.rounds for c in r.selected or ())])
     reasons = sorted({str(why) for r in run.rounds for why in (r.dropped or {}).values()})
@@ -91,6 +92,7 @@ def participation(run: Run) -> Participation:
     return Participation([r.round for r in run.rounds], grid, reasons)
 
 
+@once
 def client_accuracy(run: Run) -> tuple[str, list[int], list[int], np.ndarray] | None:
     """(which, clients, rounds, (clients, rounds) accuracy, NaN where not evaluated), clients by their last accuracy.
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fednet.errors import ConfigError, unknown
-from fednet.report.read import Record, Run, open_run
+from fednet.report.read import Record, Run, once, open_run
 
 BYTES = ("total", "up", "down")
 COSTS = ("rounds", "mb", "seconds")
@@ -75,11 +75,9 @@ class Ledger:
         return sorted((k for k in size if size[k]), key=lambda k: (k == "envelope", -size[k], k))
 
 
+@once
 def ledger(run: Run) -> Ledger:
     """One pass over `wire.jsonl`; where a run has none, the totals of `rounds.jsonl`, all booked as `state`."""
-    cached = run.__dict__.get("_ledger")
-    if cached is not None:
-        return cached
     rows: dict[tuple[int, str, str], int] = defaultdict(int)
     useful, raw, messages = ({"up": 0, "down": 0} for _ in range(3))
     for w in run.lines("wire"):
@@ -94,9 +92,7 @@ def ledger(run: Run) -> Ledger:
         for r in run.rounds:
             for way in ("up", "down"):
                 rows[r.round, way, "state"] += r.get(f"bytes_{way}") or 0
-    book = Ledger(dict(rows), useful, raw, messages)
-    run.__dict__["_ledger"] = book  # a frozen record's cache, as cached_property keeps its own
-    return book
+    return Ledger(dict(rows), useful, raw, messages)
 
 
 def seconds_key(run: Run) -> str:
@@ -192,7 +188,8 @@ def class_accuracy(record: Record) -> np.ndarray | None:
     if not record.correct_by_class or not record.total_by_class:
         return None
     correct, total = (np.asarray(v, dtype=np.float64) for v in (record.correct_by_class, record.total_by_class))
-    return np.divide(correct, total, out=np.full(len(total), np.nan), where=total > 0)
+    rates: np.ndarray = np.divide(correct, total, out=np.full(len(total), np.nan), where=total > 0)
+    return rates
 
 
 def spread(accuracy: np.ndarray) -> float:
@@ -212,6 +209,7 @@ def class_stability(run: Run) -> dict[str, float] | None:
 
 
 # -- personalised ----------------------------------------------------------------------------------------------------
+@once
 def latest(run: Run, judged: str) -> dict[int, Record]:
     """Each client's last record that holds its accuracy as `judged`, by client."""
     found = {r.client: r for r in run.clients if r.get(f"accuracy_{judged}") is not None}
@@ -254,6 +252,7 @@ def kinds_of(run: Run) -> dict[str, dict[str, int]]:
     return {way: {k: n for k in book.kinds if (n := book.sum(direction=way, kind=k))} for way in ("up", "down")}
 
 
+@once
 def predicted(run: Run) -> dict[str, Any] | None:
     """The prediction the engine recorded (`summary.predicted`: bytes by direction and kind) beside the useful payload
     bytes of the method's own messages; None where there is no prediction."""
@@ -333,6 +332,7 @@ def complete(run: Run) -> dict[str, Any]:
     aside = path.with_name(f".summary.{os.getpid()}")
     aside.write_text(json.dumps(summary, indent=1, default=_plain) + "\n", encoding="utf-8")
     os.replace(aside, path)
+    run.__dict__["summary"] = summary  # what this Run has read is no longer so
     return summary
 
 

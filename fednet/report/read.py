@@ -8,11 +8,12 @@ Files are read when they are first asked for. A run may be live: a line that is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,6 +23,8 @@ from fednet.errors import ConfigError, StateError, unknown
 
 if TYPE_CHECKING:
     from torch import nn
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 # What a line of each file may leave out (a round without evaluation, say): then the attribute is None, not an error.
 FIELDS = {
@@ -242,6 +245,20 @@ class Run:
         except ImportError:
             raise ConfigError("Run.frame needs pandas, which is not installed: pip install 'fednet[pandas]'.") from None
         return pandas.DataFrame(list(self.lines(what)))
+
+
+def once(make: F) -> F:
+    """A function of a run that is computed once a `Run`: like its lists, of the files as they were when first read."""
+
+    @functools.wraps(make)
+    def kept(run: Run, *more: Any) -> Any:
+        found = run.__dict__.setdefault("_once", {})
+        key = (make.__module__, make.__qualname__, *more)
+        if key not in found:
+            found[key] = make(run, *more)
+        return found[key]
+
+    return kept  # type: ignore[return-value]
 
 
 def open_run(path: str | Path) -> Run:

@@ -91,13 +91,13 @@ def text(status: Status, now: float) -> str:
     lines = [head, how]
     if status.waiting and live:
         lines.append(f"waiting for {len(status.waiting)} client(s):")
-        rows = [("client", "host", "pid", "device", "phase", "step", "since", "deadline")]
+        rows: list[tuple[str, ...]] = [("client", "host", "pid", "device", "phase", "step", "since", "deadline")]
         rows += [_row(w, status, now) for w in sorted(status.waiting, key=lambda w: w.client)]
         widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
         lines += ["  " + "  ".join(c.ljust(n) for c, n in zip(r, widths)).rstrip() for r in rows]
     elif status.waiting and status.state not in STATES:
         lines.append(f"it was waiting for client(s) {_ids([w.client for w in status.waiting])}")
-    if status.arrived:
+    if status.arrived and status.state not in STATES:
         lines.append(f"arrived: {_ids(status.arrived)}")
     return "\n".join(lines)
 

@@ -103,8 +103,11 @@ def lines(series: Sequence[Series], xlabel: str, ylabel: str, f: Frame = Frame()
     xs = [v for s in series for v in s.x]
     ys = [v for s in series for v in (*s.low, *s.high)]
     x0, x1 = (min(xs), max(xs)) if xlabel == "round" else (0.0, max(xs))
-    pad = 0.05 * ((max(ys) - min(ys)) or 0.1)
-    y0, y1 = min(ys) - pad, max(ys) + pad
+    # The means have the axis; a band so wide that it would flatten them leaves it.
+    means = [v for s in series for v in s.mean]
+    span = (max(means) - min(means)) or 0.1
+    y0 = max(min(ys) - 0.05 * span, min(means) - 0.4 * span)
+    y1 = min(max(ys) + 0.05 * span, max(means) + 0.4 * span)
     if unit:
         y0, y1 = max(0.0, y0), min(1.0, y1)
     X, Y = f.x(x0, x1), f.y(y0, y1)
@@ -254,7 +257,7 @@ def png(codes: np.ndarray, palette: Sequence[tuple[int, int, int, int]]) -> str:
     raw = b"".join(b"\0" + row.astype(np.uint8).tobytes() for row in codes)
     body = chunk(b"IHDR", struct.pack(">IIBBBBB", w, h, 8, 3, 0, 0, 0))
     body += chunk(b"PLTE", b"".join(bytes(c[:3]) for c in palette)) + chunk(b"tRNS", bytes(c[3] for c in palette))
-    body += chunk(b"IDAT", zlib.compress(raw, 9)) + chunk(b"IEND", b"")
+    body += chunk(b"IDAT", zlib.compress(raw)) + chunk(b"IEND", b"")
     return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + body).decode()
 
 

@@ -7,6 +7,7 @@ says which did, and no mean is made of those that did.
 from __future__ import annotations
 
 import csv
+import functools
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,11 +23,11 @@ FORMATS = ("table", "csv", "md", "latex")
 
 @dataclass(frozen=True)
 class Cell:
-    """Values over seeds (None: never reached), and how they read."""
+    """Values over seeds, and how they read. None: never reached; of a difference: one of the pair never got there."""
 
     values: tuple[float | None, ...]
     digits: int = 4
-    sign: bool = False
+    difference: bool = False
 
     @property
     def got(self) -> list[float]:
@@ -36,16 +37,17 @@ class Cell:
     def text(self) -> str:
         if not self.values:
             return "-"
+        none, of = ("none", "pairs") if self.difference else ("never", "seeds")
         if not self.got:
-            return "never"
+            return none
         if len(self.got) < len(self.values):
-            each = ", ".join("never" if v is None else self._one(v) for v in self.values)
-            return f"{len(self.got)} of {len(self.values)} seeds: {each}"
+            each = ", ".join(none if v is None else self._one(v) for v in self.values)
+            return f"{len(self.got)} of {len(self.values)} {of}: {each}"
         mean, half = metrics.interval(self.got)
         return self._one(mean) + ("" if half is None else f" ±{half:.{self.digits}f}")
 
     def _one(self, value: float) -> str:
-        return f"{value:{'+' if self.sign else ''}.{self.digits}f}"
+        return f"{value:{'+' if self.difference else ''}.{self.digits}f}"
 
 
 @dataclass(frozen=True)
@@ -111,14 +113,8 @@ def _columns(targets: Sequence[float], by: Sequence[str], bytes: str, personal: 
     for target in targets:
         for what in by:
             way = "" if what != "mb" or bytes == "total" else f" {bytes}"
-            columns.append(
-                Column(
-                    f"{UNITS[what]}{way} to {target:g}",
-                    lambda r, a=target, w=what: metrics.to_target(r, a, w, bytes),
-                    digits=2 if what == "mb" else 1,
-                    cost=True,
-                )
-            )
+            of = functools.partial(metrics.to_target, target=target, by=what, bytes=bytes)
+            columns.append(Column(f"{UNITS[what]}{way} to {target:g}", of, digits=2 if what == "mb" else 1, cost=True))
     if not targets:
         way = "" if bytes == "total" else f" {bytes}"
         columns.append(Column(f"MB{way}", lambda r: list(metrics.cost(r, "mb", bytes).values() or [0.0])[-1], 2))
@@ -139,7 +135,7 @@ def _difference(first: Group, g: Group, column: Column) -> Cell:
             found.append(y - x)
         elif column.cost:
             found.append(None)
-    return Cell(tuple(found), column.digits, sign=True)
+    return Cell(tuple(found), column.digits, difference=True)
 
 
 def _notes(groups: Sequence[Group], runs: Sequence[Run], targets: Sequence[float], bytes: str) -> list[str]:

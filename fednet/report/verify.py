@@ -44,7 +44,7 @@ def compare(a: Run, b: Run) -> Verdict:
         first = min(more.keys() - set(shared))
         text = f"the same to the bit in {len(shared)} round(s), but only {longer.name} has round {first}."
         return Verdict(False, len(shared), first, text=text)
-    said = [r.summary.get("model_sha256") for r in (a, b)]
+    said = [str(r.summary.get("model_sha256") or "") for r in (a, b)]
     if all(said) and said[0] != said[1]:
         return Verdict(
             False,

@@ -49,7 +49,9 @@ def test_every_figure_is_written_with_its_data(run, tmp_path):
 
 def test_the_same_run_gives_the_same_files(run, tmp_path):
     one, two = (next(plots.curve([run])) for _ in range(2))
-    assert plots.write(one, tmp_path / "1.svg").read_bytes() == plots.write(two, tmp_path / "2.svg").read_bytes()
+    for figure, name in ((one, "1.svg"), (two, "2.svg")):
+        plots.write(figure, [tmp_path / name])
+    assert (tmp_path / "1.svg").read_bytes() == (tmp_path / "2.svg").read_bytes()
 
 
 def test_a_run_without_evaluation_or_clients_has_the_other_figures(tmp_path):
@@ -112,6 +114,6 @@ def test_wrong_axes_widths_and_files_are_refused(run, tmp_path):
 
 
 def test_drawing_leaves_no_global_figure(run, tmp_path):
-    plots.write(next(plots.curve([run])), tmp_path / "x.svg")
+    plots.write(next(plots.curve([run])), [tmp_path / "x.svg"])
     pyplot = sys.modules.get("matplotlib.pyplot")
     assert pyplot is None or not pyplot.get_fignums()
