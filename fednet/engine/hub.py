@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -144,13 +145,15 @@ class Hub:
         self._do(instructions)
 
     def _do(self, instructions: list[Instruction]) -> None:
-        for i in instructions:
+        pending = deque(instructions)
+        while pending:
+            i = pending.popleft()
             if isinstance(i, Send):
                 self.link.send(i.conn, i.message, i.body)
             elif isinstance(i, Store):
                 self.spool.store(i.key, i.offset, i.data)
             elif isinstance(i, Arrived):
-                self._arrived(i)
+                pending.extend(self._arrived(i))  # after what was to be done before: a task goes out before it is called off
             elif isinstance(i, Resolved):
                 self._events.put(i)
             elif isinstance(i, Settle):
@@ -163,7 +166,7 @@ class Hub:
             elif isinstance(i, Forget):
                 self.transport.drop(i.conn, i.hang_up)
 
-    def _arrived(self, arrived: Arrived) -> None:
+    def _arrived(self, arrived: Arrived) -> list[Instruction]:
         """Checks a whole reply, and accepts or rejects it."""
         worker = self.protocol.workers[arrived.worker]
         reply = self.spool.whole(arrived.key, arrived.form, arrived.check, arrived.state, arrived.kept, arrived.seconds,
@@ -176,11 +179,10 @@ class Hub:
             self._check(reply, body)
         except RemoteProtocolError as broken:
             self.spool.discard(arrived.key)
-            self._do(self.protocol.reject(arrived.key, str(broken), now))
-            return
+            return self.protocol.reject(arrived.key, str(broken), now)
         self.spool.seal(reply)
         self.replies[arrived.key.client, arrived.key.purpose] = reply
-        self._do(self.protocol.accept(arrived.key, now))
+        return self.protocol.accept(arrived.key, now)
 
     # -- events --------------------------------------------------------------------------------------------------------
     def tell(self, event: str, fields: dict[str, Any]) -> None:
