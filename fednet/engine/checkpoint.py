@@ -159,6 +159,12 @@ class Spool:
             raise StateError(f"spool of client {key.client}: {file.tell()} bytes are there, the next come at {offset}")
         file.write(data)
 
+    def abandon(self, key: Key) -> None:
+        """No more of this payload comes. What is there of it may be overwritten by a later attempt already."""
+        file = self._open.pop(key, None)
+        if file is not None:
+            file.close()
+
     def whole(self, key: Key, form: Sequence[Field], check: int, state: str, kept: bool, seconds: float, worker: dict[str, Any]) -> Spooled:
         """The payload is complete: it can be read, but counts for a resume only once `seal` was called."""
         self._open.pop(key).close()

@@ -46,14 +46,15 @@ class ClientLoop:
     """
 
     def __init__(self, protocol: p.ClientProtocol, transport: ClientTransport, framing: Callable[[int], int],
-                 prepare: Callable[[m.Welcome], Prepared], *, inline: bool = False, find: Callable[[], str | None] | None = None,
+                 prepare: Callable[[m.Welcome], Prepared], *, greeting: tuple[int, int] = (0, 0), inline: bool = False, find: Callable[[], str | None] | None = None,
                  on_thread: Callable[[], None] | None = None) -> None:
         self.protocol, self.transport = protocol, transport
         self.ended: p.Ended | p.TurnedAway | None = None
         self.broken: BaseException | None = None
         self._rows: list[dict[str, Any]] = []
         self._book: Lines | None = None
-        self.link = Link("client", lambda conn, frames: transport.send(frames), framing, Ledger(self._write))
+        self.link = Link("client", lambda conn, frames: transport.send(frames), framing, Ledger(self._write), greeting)
+        self._round = 0
         self._prepare, self._inline, self._find = prepare, inline, find
         self._prepared: Prepared | None = None
         self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -91,11 +92,12 @@ class ClientLoop:
             now = time.monotonic()
             if isinstance(event, Opened):
                 self._connected = True
+                self.link.opened(HERE)
                 self._do(self.protocol.opened(now))
             elif isinstance(event, Closed):
                 self._connected = False
-                self._settle_plain()
                 self._do(self.protocol.closed(now))
+                self.link.closed(HERE)
             elif isinstance(event, Received):
                 self._receive(event, now)
         while not self._results.empty():
@@ -118,8 +120,7 @@ class ClientLoop:
     def close(self) -> None:
         for _ in self._threads:
             self._tasks.put(None)
-        self._settle_plain()
-        self.link.ledger.settle_all()
+        self.link.closed(HERE)
         self.transport.close(1.0)
         if self._book is not None:
             self._book.flush()
@@ -129,26 +130,34 @@ class ClientLoop:
     def _receive(self, event: Received, now: float) -> None:
         try:
             message, body = self.link.receive(HERE, event.frames)
-            instructions = self.protocol.received(message, body, now)
         except RemoteProtocolError as broken:
             log.warning("refused a message of the server: %s", broken)
             return
+        instructions, stray = list[p.Instruction](), ""
+        try:
+            instructions = self.protocol.received(message, body, now)
+        except RemoteProtocolError as broken:
+            log.warning("refused a message of the server: %s", broken)
+            stray = "refused"
+        if instructions and isinstance(instructions[0], p.Stray):
+            stray = instructions[0].reason
+        self.link.book(HERE, message, body, event.frames, stray)
         self._do(instructions)
-        if isinstance(message, (m.Welcome, m.Refuse, m.End)):
-            self.link.settle_plain(HERE, "down", str(message.__struct_config__.tag))
 
     def _do(self, instructions: list[p.Instruction]) -> None:
         for i in instructions:
             if isinstance(i, p.Out):
                 self.link.send(HERE, i.message, i.body)
-                if isinstance(i.message, (m.Join, m.Ready, m.Failed, m.Leave)):
-                    self.link.settle_plain(HERE, "up", str(i.message.__struct_config__.tag))
             elif isinstance(i, p.Given):
+                self._cancelled.discard(i.task.key)
+                if i.task.key.round != self._round:  # heartbeats: one line a round
+                    self.link.settle_counted(HERE, round=self._round)
+                    self._round = i.task.key.round
                 self._tasks.put(lambda given=i: self._task(given))
             elif isinstance(i, p.Welcomed):
                 self._welcomed(i)
-            elif isinstance(i, p.Booked) and i.key is not None:
-                self.link.settle(HERE, "down" if i.direction == "down" else "up", i.key, True)
+            elif isinstance(i, p.Booked):
+                self.link.settle(HERE, "down" if i.direction == "down" else "up", i.key, i.whole, **({} if i.whole else {"reason": "cut short"}))
             elif isinstance(i, p.Cancelled):
                 self._cancelled.add(i.key)
             elif isinstance(i, p.Ended):
@@ -185,7 +194,8 @@ class ClientLoop:
             self._answer(list)
             return
         self._prepared = prepared
-        self._answer(lambda: self.protocol.ready(prepared.layout, prepared.sites))
+        # Another server may have welcomed this process meanwhile: what is ready here is not what that one asked for.
+        self._answer(lambda: self.protocol.ready(prepared.layout, prepared.sites) if self.protocol.run == welcome.run else [])
 
     def _task(self, given: p.Given) -> None:
         key = given.task.key
@@ -241,11 +251,6 @@ class ClientLoop:
         else:
             self._book.append(row)
             self._book.flush()
-
-    def _settle_plain(self) -> None:
-        for direction in ("up", "down"):
-            for tag in ("beat", "cancel"):
-                self.link.settle_plain(HERE, direction, tag)  # type: ignore[arg-type]
 
 
 # -- preparing ---------------------------------------------------------------------------------------------------------
@@ -346,7 +351,7 @@ def main(text: str, *, server: str | None, run: Path | None, device: str, data: 
          allow: list[str] | None, explain: bool, load: list[Path], state_lost: str | None, quiet: bool) -> int:
     """`fednet-client`. Ends with 0 when the run is over; reconnects for as long as it lives before that."""
     from fednet.engine.placement import place
-    from fednet.transport.framing import framing
+    from fednet.transport.framing import connection_bytes, framing
     from fednet.transport.zeromq import ZmqClient
 
     wanted = ids.parse(text)
@@ -381,7 +386,9 @@ def main(text: str, *, server: str | None, run: Path | None, device: str, data: 
     prepare = preparer(this, data=data, state=state, device=here, state_lost=state_lost == "reset", allow=allow, quiet=quiet, say=say)
     if explain:
         prepare = _explaining(data, say)
-    loop = ClientLoop(protocol, transport, lambda n: framing(n, curve=pair is not None), prepare, find=find, on_thread=determinism.settle)
+    curve = pair is not None
+    loop = ClientLoop(protocol, transport, lambda n: framing(n, curve=curve), prepare, greeting=connection_bytes(curve, "client"), find=find,
+                      on_thread=determinism.settle)
     for number in (signal.SIGTERM, signal.SIGINT):
         with contextlib.suppress(ValueError):  # not the main thread: the caller has the signals
             signal.signal(number, lambda *_: this().leave())

@@ -21,10 +21,10 @@ from fednet.algorithms.base import Algorithm, ClientFacts, Nothing, Payload, Ten
 from fednet.algorithms.hosts import Setting
 from fednet.algorithms.scratch import Scratch
 from fednet.config import Config
-from fednet.errors import ConfigError
+from fednet.errors import ConfigError, RemoteProtocolError
 from fednet.tensors import Layout
 from fednet.wire import compress
-from fednet.wire.codec import Codec
+from fednet.wire.codec import Codec, not_finite
 
 JUDGED = ("global", "personal", "balanced", "finetuned", "finetuned_balanced")
 
@@ -41,6 +41,14 @@ class Judgement(Payload):
 
     counts: kind("accuracy")  # type: ignore[valid-type]
     losses: kind("accuracy")  # type: ignore[valid-type]
+
+    def check(self, classes: int) -> None:
+        """Raises RemoteProtocolError where these are no counts."""
+        counts: Any = self.counts
+        losses: Any = self.losses
+        if counts.dtype != torch.int64 or losses.dtype != torch.float64 or tuple(counts.shape) != (len(JUDGED), 2, classes) or \
+                tuple(losses.shape) != (len(JUDGED),) or bool((counts[:, 0] < 0).any()) or bool((counts[:, 0] > counts[:, 1]).any()):
+            raise RemoteProtocolError(f"a judgement of shape {tuple(counts.shape)} in which more are correct than were tested, or that is none at all")
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,8 +143,9 @@ def build(config: Config, root: Path | str | None = None, data: Any = None) -> E
                       augment=_augment(config))
     chains = {d: compress.chains(getattr(config.wire, d), f"wire.{d}") for d in ("up", "down")}
     averaged = config.model.buffers == "average"
+    exempt = not_finite(initial)
     return Experiment(config, algorithm, setting, data, federation,
-                      Codec(shared, chains["down"], averaged or config.model.buffers == "server"), Codec(shared, chains["up"], averaged),
+                      Codec(shared, chains["down"], averaged or config.model.buffers == "server", exempt), Codec(shared, chains["up"], averaged, exempt),
                       input_shape, config.clients)
 
 

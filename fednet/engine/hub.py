@@ -9,19 +9,22 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from fednet.engine.checkpoint import Spool, Spooled
 from fednet.errors import FednetError, RemoteProtocolError
-from fednet.protocol.rules import Arrived, Forget, Instruction, Note, Resolved, Send, Settle, Store
+from fednet.protocol.rules import Arrived, Forget, Instruction, Note, Resolved, Send, Settle, Store, Stray
 from fednet.protocol.server import ServerProtocol
-from fednet.transport.base import Closed, Received, ServerTransport
+from fednet.transport.base import Closed, Opened, Received, ServerTransport
 from fednet.wire import messages as m
 from fednet.wire.codec import checksum
 from fednet.wire.link import Link
 
 TICK_S = 0.05  # how often time passes for the protocol while something is awaited
+LOUD = ("refused", "late", "doubled", "failed")  # events that a peer can bring about at will
+QUIET_S = 1.0  # of such events, those of one kind and worker have one line in this time, and are counted
 
 
 class Hub:
@@ -33,6 +36,7 @@ class Hub:
         self.protocol, self.transport, self.link, self.spool = protocol, transport, link, spool
         self.replies: dict[tuple[int, str], Spooled] = {}
         self._check, self._note, self._pump_clients = check, note, pump
+        self._loud: dict[tuple[str, str, str], tuple[float, int, dict[str, Any]]] = {}
         self._commands: queue.SimpleQueue[Callable[[float], list[Instruction]]] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._ticked = 0.0
@@ -44,10 +48,22 @@ class Hub:
             self._thread.start()
 
     # -- the engine's side ---------------------------------------------------------------------------------------------
-    def call(self, command: Callable[[float], list[Instruction]]) -> None:
-        """Runs `command(now)` where the protocol lives, and does what it returns."""
-        self._commands.put(command)
+    def call(self, command: Callable[[float], list[Instruction]], wait: bool = False) -> None:
+        """Runs `command(now)` where the protocol lives, and does what it returns. wait: until that is done."""
+        done = threading.Event()
+
+        def run(now: float) -> list[Instruction]:
+            self._do(command(now))
+            done.set()
+            return []
+
+        self._commands.put(run)
         self.transport.wake()
+        while wait and not done.is_set():
+            if self._thread is None:
+                self._step(0.0)
+            elif not done.wait(0.5) and not self._thread.is_alive():
+                return  # what broke it is raised by the next `wait`
 
     def wait(self, timeout_s: float) -> Resolved | None:
         """The next client whose part in the phase is over, or None after `timeout_s`. Raises what broke the hub."""
@@ -75,8 +91,9 @@ class Hub:
         if self._thread is not None:
             self.transport.wake()
             self._thread.join(5.0)
-        self._book_kernel()
-        self.link.ledger.settle_all()
+        self._hush(float("inf"))
+        for conn in {name[0] for name in self.link.ledger.open()}:
+            self.link.closed(conn)
         self.transport.close(linger_s)
 
     # -- the loop ------------------------------------------------------------------------------------------------------
@@ -98,13 +115,18 @@ class Hub:
             now = time.monotonic()
             if isinstance(event, Received):
                 self._receive(event, now)
+            elif isinstance(event, Opened):
+                self.link.opened(event.conn)
             elif isinstance(event, Closed):
+                worker = self.protocol.worker_of(event.conn)
                 self._do(self.protocol.closed(event.conn, now))
-                self._book_plain(event.conn)
+                self.link.settle_counted(event.conn, round=self.protocol.round, worker=worker)
+                self.link.closed(event.conn, lambda direction, key: self.protocol.awaits(event.conn, direction, key))  # noqa: B023
         now = time.monotonic()
         if now - self._ticked >= TICK_S:
             self._ticked = now
             self._do(self.protocol.tick(now))
+            self._hush(now)
             offset = time.time() - now
             work = self.protocol.work.values()
             self.snapshot = {"waiting": [{**w, "since": w["since"] + offset} for w in self.protocol.waiting()],  # type: ignore[operator]
@@ -117,31 +139,34 @@ class Hub:
         except RemoteProtocolError as broken:
             self._do(self.protocol.undecodable(event.conn, str(broken), now))
             return
-        self._do(self.protocol.received(event.conn, message, body, now, event.user))
-        if isinstance(message, (m.Join, m.Ready, m.Failed, m.Leave)):
-            self.link.settle_plain(event.conn, "up", str(message.__struct_config__.tag))
+        instructions = self.protocol.received(event.conn, message, body, now, event.user)
+        stray = instructions[0].reason if instructions and isinstance(instructions[0], Stray) else ""
+        self.link.book(event.conn, message, body, event.frames, stray)
+        self._do(instructions)
 
     def _do(self, instructions: list[Instruction]) -> None:
-        for i in instructions:
+        pending = deque(instructions)
+        while pending:
+            i = pending.popleft()
             if isinstance(i, Send):
                 self.link.send(i.conn, i.message, i.body)
-                if isinstance(i.message, (m.Welcome, m.Refuse, m.End)):
-                    self.link.settle_plain(i.conn, "down", str(i.message.__struct_config__.tag))
             elif isinstance(i, Store):
                 self.spool.store(i.key, i.offset, i.data)
             elif isinstance(i, Arrived):
-                self._arrived(i)
+                pending.extend(self._arrived(i))  # after what was to be done before: a task goes out before it is called off
             elif isinstance(i, Resolved):
                 self._events.put(i)
             elif isinstance(i, Settle):
                 more = {"reason": i.reason} if i.reason else {}
+                if i.direction == "up" and not i.useful:
+                    self.spool.abandon(i.key)
                 self.link.settle(i.conn, "down" if i.direction == "down" else "up", i.key, i.useful, **more)
             elif isinstance(i, Note):
-                self._note(i.event, i.fields)
+                self.tell(i.event, i.fields)
             elif isinstance(i, Forget):
-                self.transport.drop(i.conn)
+                self.transport.drop(i.conn, i.hang_up)
 
-    def _arrived(self, arrived: Arrived) -> None:
+    def _arrived(self, arrived: Arrived) -> list[Instruction]:
         """Checks a whole reply, and accepts or rejects it."""
         worker = self.protocol.workers[arrived.worker]
         reply = self.spool.whole(arrived.key, arrived.form, arrived.check, arrived.state, arrived.kept, arrived.seconds,
@@ -154,27 +179,39 @@ class Hub:
             self._check(reply, body)
         except RemoteProtocolError as broken:
             self.spool.discard(arrived.key)
-            self._do(self.protocol.reject(arrived.key, str(broken), now) if arrived.key.purpose == self.protocol.purpose else [])
-            return
+            return self.protocol.reject(arrived.key, str(broken), now)
         self.spool.seal(reply)
         self.replies[arrived.key.client, arrived.key.purpose] = reply
-        if arrived.key.purpose == self.protocol.purpose:
-            self._do(self.protocol.accept(arrived.key, now))
+        return self.protocol.accept(arrived.key, now)
+
+    # -- events --------------------------------------------------------------------------------------------------------
+    def tell(self, event: str, fields: dict[str, Any]) -> None:
+        """Writes an event; of those that a peer can bring about at will the first, and then how many more there were."""
+        if event not in LOUD:
+            return self._note(event, fields)
+        name = (event, str(fields.get("what", "")), str(fields.get("worker", "")))
+        since, more, _ = self._loud.get(name, (None, 0, {}))
+        if since is None:
+            self._note(event, fields)
+            self._loud[name] = time.monotonic(), 0, {}
+        else:
+            self._loud[name] = since, more + 1, fields
+
+    def _hush(self, now: float) -> None:
+        for name, (since, more, last) in list(self._loud.items()):
+            if now - since < QUIET_S:
+                continue
+            if more:
+                self._note(name[0], {**last, "count": more})
+                self._loud[name] = now, 0, {}
+            else:
+                del self._loud[name]
 
     # -- books ---------------------------------------------------------------------------------------------------------
     def book_round(self, round: int) -> None:
-        """Heartbeats: one line a connection and round."""
-        for conn in list(self.protocol._by_conn):
-            self._book_plain(conn, round=round)
-
-    def _book_plain(self, conn: bytes, **more: Any) -> None:
-        for direction in ("up", "down"):
-            for tag in ("beat", "cancel"):
-                self.link.settle_plain(conn, direction, tag, **more)  # type: ignore[arg-type]
-
-    def _book_kernel(self) -> None:
-        for conn in list(self.protocol._by_conn):
-            self._book_plain(conn)
+        """Heartbeats: one line a worker and round."""
+        for conn, worker in self.protocol.connections():
+            self.link.settle_counted(conn, round=round, worker=worker)
 
 
 class Broken(FednetError):

@@ -48,7 +48,7 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
     from fednet.engine.summary import finish
     from fednet.engine.track import Tracker
     from fednet.protocol.server import ServerProtocol
-    from fednet.transport.framing import framing
+    from fednet.transport.framing import connection_bytes, framing
     from fednet.wire import messages as m
     from fednet.wire.ledger import Ledger
     from fednet.wire.link import Link
@@ -71,8 +71,8 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
         from fednet.transport.zeromq import ZmqServer
 
         _check_bind(bind, curve, insecure)
-        transport = ZmqServer(bind, keyring=keyring, on_refused=lambda reason, address: files.event("refused", what="connection", reason=reason,
-                                                                                                     address=address))
+        transport = ZmqServer(bind, keyring=keyring, on_refused=lambda reason, address: hub.tell("refused", {"what": "connection", "reason": reason,
+                                                                                                      "address": address}))
         write_json(directory / "server.json", {"address": transport.address, "host": socket.gethostname(), "pid": os.getpid(),
                                                "public_key": keyring.pair.public if keyring is not None else None,
                                                "incarnation": incarnation}, mode=0o600)
@@ -93,9 +93,9 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
                               lambda ids, session: m.Welcome(run=run_id, inc=incarnation, session=session, name=config.name, config=text, ids=ids,
                                                              beat_s=_beat(config)),
                               time.monotonic(), files=experiments.required_files(loading.loaded()), layout=exp.shared.digest,
-                              may_speak_for=keyring.may_speak_for if keyring is not None else None)
+                              may_speak_for=keyring.may_speak_for if keyring is not None else None, declared=_declared(exp))
     ledger = Ledger(files.wire.append, incarnation)
-    link = Link("server", transport.send, lambda n: framing(n, curve=curve), ledger)
+    link = Link("server", transport.send, lambda n: framing(n, curve=curve), ledger, connection_bytes(curve, "server"))
     if bind is None:
         from fednet.engine import client as clients
         from fednet.protocol.client import ClientProtocol
@@ -104,7 +104,7 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
                                 versions=clients.versions(), files=loading.loaded())
         prepare = clients.preparer(lambda: loop, data=data, state=directory / "state", device=chosen, state_lost=False, allow=None,  # type: ignore[arg-type,return-value]
                                    quiet=True, say=display.note)
-        loop = clients.ClientLoop(worker, client_end, framing, prepare, inline=True)
+        loop = clients.ClientLoop(worker, client_end, framing, prepare, greeting=connection_bytes(False, "client"), inline=True)
 
         def pump() -> bool:
             moved = loop.step(0.0)
@@ -112,7 +112,7 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
                 raise loop.broken
             return moved
 
-    hub = Hub(protocol, transport, link, spool, _checker(exp, protocol), lambda event, fields: files.event(event, **fields), pump)
+    hub = Hub(protocol, transport, link, spool, _checker(exp), lambda event, fields: files.event(event, **fields), pump)
     host = HubHost(exp.setting, exp.scratch(chosen), config.clients, exp.federation.public_data() if exp.federation is not None else None)
     test, validation = _judges(exp, chosen)
     tracker = Tracker(directory / "tensorboard") if "tensorboard" in config.track else None
@@ -172,22 +172,43 @@ def _beat(config: Config) -> float:
     return 2.0 if silent is None else max(0.1, min(2.0, silent / 4))
 
 
-def _checker(exp: Any, protocol: Any) -> Callable[[Any, bytearray], None]:
-    """What a reply must be, beyond its frames: the declared fields and sizes, finite values, a sample count that can be."""
+def _declared(exp: Any) -> Callable[[Any, Any], None]:
+    """Refuses a reply whose form and sizes are not what the method declares, before its body is asked for."""
+    from fednet.engine.experiment import Judgement
+
+    def check(key: Any, form: Any) -> None:
+        kind = Judgement if key.purpose == "evaluate" else exp.algorithm.exchanges[key.phase].up
+        exp.up.check(kind, form, exp.bounds(kind, key.client))
+
+    return check
+
+
+def _checker(exp: Any) -> Callable[[Any, bytearray], None]:
+    """What a reply must be, beyond its form: finite values, samples as this federation has them, and no more of them
+    than there can be. What passes, the methods can fold."""
     from fednet.engine.experiment import Judgement
     from fednet.errors import RemoteProtocolError
-    from fednet.wire.payload import Run
+    from fednet.wire.payload import Run, Samples
+
+    reference = exp.setting.initial.select(exp.shared)
 
     def check(reply: Any, body: bytearray) -> None:
         key = reply.key
         kind = Judgement if key.purpose == "evaluate" else exp.algorithm.exchanges[key.phase].up
-        exp.up.check(kind, reply.form, exp.bounds(kind, key.client))
-        reference = exp.setting.initial.select(exp.shared)
         payload = exp.up.decode(kind, reply.form, body, reference, fill=reference)
+        if isinstance(payload, Judgement):
+            return payload.check(max(1, exp.setting.classes))
+        for name in payload.fields:
+            value = getattr(payload, name)
+            if isinstance(value, Samples) and not isinstance(value.x, dict):
+                labels = value.y
+                wrong = exp.setting.classes and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < exp.setting.classes
+                if tuple(value.x.shape[1:]) != tuple(exp.input_shape) or wrong:
+                    raise RemoteProtocolError(f"field {name}: samples of shape {tuple(value.x.shape[1:])} or labels that this federation does not have")
         run = getattr(payload, "run", None)
         if isinstance(run, Run) and exp.federation is not None:
             facts = exp.facts(key.client)
-            if not 0 <= run.n <= facts.n + facts.public_n:
+            if run.n > facts.n + facts.public_n:
                 raise RemoteProtocolError(f"client {key.client} says it has {run.n} samples; the partition gave it {facts.n}")
 
     return check

@@ -98,7 +98,6 @@ class Rounds:
         self.durable: dict[int, str] = {}
         self.stop_requested: tuple[str, bool] | None = None
         self.until: float | None = None
-        self._ledger_seen = {"up": 0, "down": 0}
         self._clock = VirtualClock(self.config) if self.config.link.clock == "virtual" else None
         self._status_at = 0.0
         self._began = time.monotonic()
@@ -323,7 +322,7 @@ class Rounds:
             outcomes[client] = reason
             self.directory.event("dropped", phase.round, client, reason=reason)
         useful = {c: c not in late for c in phase.virtual if (c, phase.purpose) not in phase.spooled}
-        self.hub.call(lambda now: self.hub.protocol.decide(useful))
+        self.hub.call(lambda now: self.hub.protocol.decide(useful), wait=True)
 
     # -- a round -------------------------------------------------------------------------------------------------------
     def _collect_round(self, phase: Phase) -> Outcome:
@@ -397,7 +396,7 @@ class Rounds:
             record |= self._judge(outcome, model)
         judged_at = time.monotonic()
         hashes = self._hashes(outcome.server, model)
-        spent = self._spent()
+        spent = self._spent(outcome.round)
         outcome.seconds["evaluate"] = judged_at - begun
         elapsed = time.monotonic() - outcome.started
         progress.seconds += elapsed
@@ -445,11 +444,10 @@ class Rounds:
             found["evaluated_sha256"] = model.sha256()
         return found
 
-    def _spent(self) -> dict[str, int]:
-        """Bytes settled since the last round's record."""
-        totals = dict(self.hub.link.ledger.totals)
-        spent = {d: totals[d] - self._ledger_seen[d] for d in ("up", "down")}
-        self._ledger_seen = totals
+    def _spent(self, round: int) -> dict[str, int]:
+        """Bytes settled for this round, and for earlier ones since their records were written; not those of a next
+        round that is under way already."""
+        spent: dict[str, int] = dict(self.hub.link.ledger.take(round))
         for d, n in spent.items():
             self.progress.totals[d] = self.progress.totals.get(d, 0) + n
         return spent

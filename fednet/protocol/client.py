@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from fednet.errors import RemoteProtocolError
 from fednet.protocol.rules import WINDOW
 from fednet.wire import messages as m
@@ -76,14 +78,21 @@ class Reconnect:
 
 @dataclass(frozen=True, slots=True)
 class Booked:
-    """The row of this payload, or of these plain messages, is complete."""
+    """The row of this payload is complete. whole: all of it crossed."""
 
     direction: str
-    key: Key | None
-    tag: str = ""
+    key: Key
+    whole: bool = True
 
 
-Instruction = Out | Welcomed | Given | Cancelled | Ended | TurnedAway | Reconnect | Booked
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """The message just received belongs to nothing that is under way: it is billed, and not used. Comes first."""
+
+    reason: str
+
+
+Instruction = Out | Stray | Welcomed | Given | Cancelled | Ended | TurnedAway | Reconnect | Booked
 
 
 @dataclass(slots=True)
@@ -144,15 +153,19 @@ class ClientProtocol:
     def closed(self, now: float) -> list[Instruction]:
         if self.state != "over":
             self.state = "away"
+        cut: list[Instruction] = [Booked("down", key, False) for key in self._incoming]
+        cut += [Booked("up", key, False) for key, going in self._outgoing.items() if going.announced and going.body.size > PART]
         self._incoming.clear()  # what was cut short is handed out anew
         for reply in self._outgoing.values():
             reply.sent, reply.announced = 0, False
         self._rejoin_at = None
-        return []
+        return cut
 
     def received(self, message: m.Message, body: memoryview | None, now: float) -> list[Instruction]:
         """A decoded message. Raises RemoteProtocolError for what the protocol does not allow; nothing has changed then."""
         self._heard = now
+        if self.state in ("away", "over"):
+            return [Stray("late")]
         if isinstance(message, m.Welcome):
             return self._welcomed(message)
         if isinstance(message, m.Refuse):
@@ -170,7 +183,7 @@ class ClientProtocol:
         if isinstance(message, m.End):
             self.state = "over" if message.over else self.state
             return [Ended(message.over, message.reason)]
-        return []
+        return []  # a beat
 
     def tick(self, now: float) -> list[Instruction]:
         if self._rejoin_at is not None and now >= self._rejoin_at:
@@ -181,6 +194,7 @@ class ClientProtocol:
             return [Reconnect()]
         if self.state in ("welcomed", "ready") and now - self._beaten >= self.beat_s:
             self._beaten = now
+            # A copy: the threads that train write to it.
             doing = list(self.doing.items()) or [(-1, ("idle", 0, 0))]
             return [Out(m.Beat(run=self.run, inc=self.inc, client=c, phase=p, step=s, steps=n)) for c, (p, s, n) in doing]
         return []
@@ -209,7 +223,8 @@ class ClientProtocol:
         if key not in self._working:
             return []
         self._working.discard(key)
-        return [Out(m.Failed(run=self.run, inc=self.inc, key=key, reason=reason[:4000], again=again))]
+        reason = reason[:4000].encode(errors="replace").decode()
+        return [Out(m.Failed(run=self.run, inc=self.inc, key=key, reason=reason, again=again))]
 
     def leave(self) -> list[Instruction]:
         self.state = "over"
@@ -219,8 +234,10 @@ class ClientProtocol:
     def _welcomed(self, welcome: m.Welcome) -> list[Instruction]:
         again = welcome.run == self.run
         out: list[Instruction] = []
+        if not again:
+            self._layout = ""  # what is prepared is another run's
         if not again or welcome.inc != self.inc:  # another server does not know of what this one handed out
-            out += [Cancelled(k) for k in self._working]
+            out += [Cancelled(k) for k in sorted(self._working)]
             self._working.clear()
             self._outgoing.clear()
         self.state, self.run, self.inc, self.session, self.beat_s = "welcomed", welcome.run, welcome.inc, welcome.session, welcome.beat_s
@@ -229,7 +246,7 @@ class ClientProtocol:
         return [*out, *(self.ready(self._layout, self._sites) if again and self._layout else [])]
 
     def _refused(self, refuse: m.Refuse, now: float) -> list[Instruction]:
-        if refuse.final and self.state != "ready":
+        if refuse.final:
             self.state = "over"
             return [TurnedAway(refuse.reason)]
         if self.state == "joining":
@@ -239,11 +256,15 @@ class ClientProtocol:
     def _task(self, task: m.Task, body: memoryview | None) -> list[Instruction]:
         if sum(f.size for f in task.form) != task.size or (body is not None and len(body) != task.size) or (body is None and 0 < task.size <= PART):
             raise RemoteProtocolError("task: announced sizes do not agree")
-        self._working.discard(task.key)
-        self._outgoing.pop(task.key, None)
+        if task.key in self._incoming or task.key in self._working or task.key in self._outgoing:
+            return [Stray("doubled")]
         if body is not None or task.size == 0:
             return self._given(task, bytearray(body or b""))
-        self._incoming[task.key] = Incoming(task, bytearray(task.size))
+        try:
+            whole = bytearray(task.size)  # the system gives it memory as parts are written to it
+        except (MemoryError, OverflowError) as broken:
+            raise RemoteProtocolError(f"task: a payload of {task.size} bytes does not fit into this machine") from broken
+        self._incoming[task.key] = Incoming(task, whole)
         return self._grant(task.key)
 
     def _given(self, task: m.Task, body: bytearray) -> list[Instruction]:
@@ -263,10 +284,15 @@ class ClientProtocol:
     def _part(self, part: m.Part, body: memoryview | None) -> list[Instruction]:
         inc = self._incoming.get(part.key)
         if inc is None:
-            return []
+            return [Stray("late")]
+        if part.index < inc.got:
+            return [Stray("doubled")]
         start = part.index * PART
-        if body is None or part.index != inc.got or len(body) != min(PART, inc.task.size - start):
-            raise RemoteProtocolError(f"part {part.index}, expected part {inc.got}")
+        if body is None or part.index != inc.got or part.index >= inc.granted or len(body) != min(PART, inc.task.size - start):
+            # What is missing does not come any more: the task must be given out anew.
+            del self._incoming[part.key]
+            reason = f"part {part.index} came where part {inc.got} was awaited"
+            return [Booked("down", part.key, False), Out(m.Failed(run=self.run, inc=self.inc, key=part.key, reason=reason, again=True))]
         inc.body[start:start + len(body)] = body
         inc.got += 1
         if inc.got * PART >= inc.task.size:
@@ -284,27 +310,52 @@ class ClientProtocol:
             inline = going.body.size <= PART
             out.append(Out(going.reply, going.body.whole() if inline and going.body.size else None))
             if inline:
-                del self._outgoing[key]
                 out.append(Booked("up", key))
+                if not self._waits(key):
+                    self._forget(key)
         return out
+
+    def _waits(self, key: Key) -> bool:
+        """Whether an evaluation within a training task is kept until that task's own reply is through: if the
+        connection is cut in between, both are announced anew."""
+        train = _train(key)
+        return key != train and (train in self._working or train in self._outgoing)
+
+    def _forget(self, key: Key) -> None:
+        """This reply is through, and with a training task's the evaluation within it."""
+        self._outgoing.pop(key, None)
+        if key == _train(key):
+            self._outgoing.pop(msgspec.structs.replace(key, purpose="evaluate"), None)
 
     def _pulled(self, pull: m.Pull) -> list[Instruction]:
         going = self._outgoing.get(pull.key)
-        if going is None:
-            return []
+        if going is None or not going.announced:
+            return [Stray("late")]
+        if pull.first < going.sent:
+            return [Stray("doubled")]
         if pull.first != going.sent or pull.first + pull.count > going.body.parts():
             raise RemoteProtocolError(f"pull of part {pull.first}; {going.sent} were sent")
         out: list[Instruction] = [Out(m.Part(run=self.run, inc=self.inc, key=pull.key, index=i), going.body.part(i))
                                   for i in range(pull.first, pull.first + pull.count)]
         going.sent += pull.count
         if going.sent >= going.body.parts():
-            del self._outgoing[pull.key]
+            self._forget(pull.key)
             out.append(Booked("up", pull.key))
         return out
 
     def _cancel(self, key: Key) -> list[Instruction]:
         known = key in self._working or key in self._outgoing or key in self._incoming
-        self._incoming.pop(key, None)
-        self._outgoing.pop(key, None)
+        out: list[Instruction] = []
+        if self._incoming.pop(key, None) is not None:
+            out.append(Booked("down", key, False))
+        going = self._outgoing.get(key)
+        if going is not None and going.announced and going.body.size > PART:
+            out.append(Booked("up", key, False))
+        self._forget(key)
         self._working.discard(key)
-        return [Cancelled(key)] if known else []
+        return [*out, Cancelled(key)] if known else []
+
+
+def _train(key: Key) -> Key:
+    """The training task that a key belongs to."""
+    return msgspec.structs.replace(key, purpose="train")

@@ -14,7 +14,11 @@ from fednet.wire.messages import Field, Key, Message
 
 WINDOW = 4  # parts granted to one sender
 BUDGET = 64  # parts granted to all senders together
-TRIES = 3  # how often a task is given out again after a reply that had to be refused
+TRIES = 3  # how often a task is given out after replies that had to be refused
+LOSSES = 20  # how often a task is given out whose worker is lost, so that one that kills its workers ends
+STRIKES = 256  # messages of a connection that belong to nothing, before it is hung up on
+TOLD = 16  # refusals that a connection is told of
+HOSTED = 32_768  # clients that one process may host: their ids must fit into a header
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,13 @@ class Send:
     conn: bytes
     message: Message
     body: memoryview | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """The message just received belongs to nothing that is under way: it is billed, and not used. Comes first."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +122,10 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """The connection is of no further use: its queue may be dropped."""
+    """The connection is of no further use: its queue may be dropped, or the connection itself be ended."""
 
     conn: bytes
+    hang_up: bool = False
 
 
-Instruction = Send | Store | Arrived | Resolved | Settle | Note | Forget
+Instruction = Send | Stray | Store | Arrived | Resolved | Settle | Note | Forget

@@ -24,7 +24,9 @@ from fednet.wire.payload import Payload, Run, Samples
 DTYPES = {"uint8": torch.uint8, "int32": torch.int32, "int64": torch.int64, "float16": torch.float16, "bfloat16": torch.bfloat16,
           "float32": torch.float32, "float64": torch.float64, "bool": torch.bool}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
+SAMPLE_DTYPES = (torch.uint8, torch.int64, torch.float32)
 MAX_AXES = 8
+MAX_ELEMENTS = 1 << 40
 
 Buffer = bytes | bytearray | memoryview
 
@@ -96,13 +98,14 @@ class Encoded:
 class Codec:
     """Encodes and decodes payloads of one direction.
 
-    layout: of what crosses. chains: compressor chains by kind. bounds: the largest size in bytes of a field whose
-    declaration leaves its size open, given its name.
+    layout: of what crosses. chains: compressor chains by kind. buffers: whether they cross. exempt: names of buffers
+    that may hold what is not finite, since the initial model's do.
     """
 
     layout: Layout
     chains: Mapping[str, Any]
     buffers: bool = True
+    exempt: frozenset[str] = frozenset()
 
     def crossing(self, form: str) -> Layout:
         """The layout of a field: parameters only, or with buffers where these cross."""
@@ -111,10 +114,9 @@ class Codec:
     # -- encoding ----------------------------------------------------------------------------------------------------
     def encode(self, payload: Payload, rng: Callable[[str], np.random.Generator] | None = None,
                residuals: dict[str, torch.Tensor] | None = None, reference: Tensors | None = None,
-               cache: dict[tuple[str, int], tuple[bytes, torch.Tensor]] | None = None) -> Encoded:
+               cache: dict[str, tuple[Tensors, bytes, torch.Tensor]] | None = None) -> Encoded:
         """Encodes a payload. `residuals` (read and rewritten, by field) feeds errors back; `reference` is what a
-        compressed state is sent as a difference to; `cache`: what one broadcast has compressed already, by field and
-        the identity of its tensors."""
+        compressed state is sent as a difference to; `cache`: what one broadcast has compressed last, by field."""
         form, segments, seen = [], [], {}
         for name, field in payload.fields.items():
             value = getattr(payload, name)
@@ -122,12 +124,13 @@ class Codec:
             if field.form in ("tensors", "parameters"):
                 part = self._tensors(value, field.form)
                 size, raw, kept = 0, part.layout.nbytes, value
+                # The cache holds the value itself: an identity alone could be that of another, later one.
+                known = cache.get(name) if cache is not None else None
                 if chain is None:
                     segments.append(_bytes(part.vector))
-                elif cache is not None and (name, id(value)) in cache:
-                    data, decoded = cache[name, id(value)]
-                    segments.append(data)
-                    kept = value.with_vector(decoded)
+                elif known is not None and known[0] is value:
+                    segments.append(known[1])
+                    kept = value.to("cpu").with_vector(known[2])
                 else:
                     wanted = part.vector - reference.vector if field.kind == "state" and reference is not None else part.vector
                     feedback = residuals is not None and chain.needs_feedback
@@ -140,9 +143,9 @@ class Codec:
                     if field.kind == "state" and reference is not None:
                         decoded = reference.vector + decoded
                     if cache is not None:
-                        cache[name, id(value)] = data, decoded
+                        cache[name] = value, data, decoded
                     segments.append(data)
-                    kept = value.with_vector(decoded)
+                    kept = value.to("cpu").with_vector(decoded)
                 segments += [_bytes(part.buffers), _bytes(part.counters)]
                 size = sum(len(s) for s in segments[-3:])
                 seen[name] = kept
@@ -167,17 +170,21 @@ class Codec:
         return Tensors(layout, value.vector, torch.zeros(layout.size("buffer")), torch.zeros(layout.size("counter"), dtype=torch.int64))
 
     # -- decoding ----------------------------------------------------------------------------------------------------
-    def check(self, kind: type[Payload], form: Sequence[Field], bounds: Mapping[str, int]) -> None:
-        """Raises RemoteProtocolError where a form is not what `kind` declares, before a byte of the body is asked for."""
+    def check(self, kind: type[Payload], form: Sequence[Field], bounds: Mapping[str, int] | None = None) -> None:
+        """Raises RemoteProtocolError where a form is not what `kind` declares, before a byte of the body is asked for.
+        bounds: the largest size in bytes of the fields whose declaration leaves it open; None: what is here is here."""
         declared = list(kind.fields.items())
         if [f.name for f in form] != [name for name, _ in declared]:
             raise RemoteProtocolError(f"fields {[f.name for f in form]}, expected {[n for n, _ in declared]}")
         for got, (name, field) in zip(form, declared):
             if got.kind != field.kind:
                 raise RemoteProtocolError(f"field {name}: kind {got.kind!r}, expected {field.kind!r}")
-            low, high = self.size_of(field.kind, field.form, bounds.get(name))
+            low, high = self.size_of(field.kind, field.form, got.size if bounds is None else bounds.get(name))
             if not low <= got.size <= high:
                 raise RemoteProtocolError(f"field {name}: {got.size} bytes, expected {low if low == high else f'{low} to {high}'}")
+            raw = self.crossing(field.form).nbytes if field.form in ("tensors", "parameters") else got.size
+            if got.raw != raw:
+                raise RemoteProtocolError(f"field {name}: {got.raw} bytes before compression, expected {raw}")
 
     def size_of(self, kind: str, form: str, bound: int | None = None) -> tuple[int, int]:
         """(smallest, largest) bytes of a field; equal where the declaration fixes them."""
@@ -198,7 +205,9 @@ class Codec:
     def decode(self, kind: type[Payload], form: Sequence[Field], body: Buffer, reference: Tensors | None = None,
                fill: Tensors | None = None) -> Payload:
         """The payload. `fill` gives the buffers of tensors whose own do not cross (`model.buffers: local | server`).
-        Raises RemoteProtocolError where the bytes are not what the form says, or not finite."""
+        Raises RemoteProtocolError where the form is not what `kind` declares, or the bytes are not what the form says,
+        or not finite."""
+        self.check(kind, form)
         view, at, values = memoryview(body).cast("B"), 0, {}
         if sum(f.size for f in form) != len(view):
             raise RemoteProtocolError(f"payload of {len(view)} bytes, announced were {sum(f.size for f in form)}")
@@ -224,20 +233,27 @@ class Codec:
             if kind == "state" and reference is not None:
                 vector = reference.vector + vector
         else:
-            if len(head) != 4 * p:
-                raise RemoteProtocolError(f"field {name}: {len(head)} bytes for {p} parameters")
             vector = _floats(head)
-        value = Tensors(layout, vector, _floats(bytearray(tail[:4 * b])), torch.from_numpy(np.frombuffer(tail[4 * b:], "<i8").astype(np.int64)))
-        if not value.is_finite():
+        value = Tensors(layout, vector, _floats(tail[:4 * b]), torch.from_numpy(np.frombuffer(tail[4 * b:], "<i8").astype(np.int64)))
+        if not value.is_finite() and not self._forgiven(value):
             raise RemoteProtocolError(f"field {name}: a value is not finite")
         return value
 
+    def _forgiven(self, value: Tensors) -> bool:
+        """Whether all that is not finite lies in buffers that were not finite in the initial model either."""
+        return bool(self.exempt) and all(bool(torch.isfinite(v).all()) for n, v in value.items() if n not in self.exempt)
+
 
 def _floats(data: Buffer) -> torch.Tensor:
-    if not len(data):
-        return torch.zeros(0)
-    view = memoryview(data)
-    return torch.frombuffer(bytearray(view) if view.readonly else view, dtype=torch.float32)
+    """Float32 values that share the memory of `data` where it may be written to and lies aligned."""
+    values = np.frombuffer(data, dtype="<f4")
+    return torch.from_numpy(values if values.flags.writeable and values.flags.aligned else values.copy())
+
+
+def not_finite(initial: Tensors) -> frozenset[str]:
+    """Names of the buffers that are not finite in a model as it begins (a mask of -inf, say): a codec's `exempt`."""
+    buffers = (s.name for s in initial.layout.slots if s.role == "buffer")
+    return frozenset(n for n in buffers if not bool(torch.isfinite(initial[n]).all()))
 
 
 def _bytes(values: torch.Tensor) -> memoryview:
@@ -286,8 +302,11 @@ def _unpack(form: str, data: memoryview, got: Field, name: str) -> Any:
             raise RemoteProtocolError(f"field {name}: dtype {dtype!r} or shape {shape} not allowed")
         count = math.prod(shape)
         size = count * DTYPES[dtype].itemsize
-        if at + size > len(data):
+        # An empty array may have any sides, and those that no tensor can have are not told by its bytes.
+        if at + size > len(data) or math.prod(s for s in shape if s) > MAX_ELEMENTS:
             raise RemoteProtocolError(f"field {name}: arrays of more than the {len(data)} bytes announced")
+        if dtype == "bool" and any(b > 1 for b in set(data[at:at + size])):
+            raise RemoteProtocolError(f"field {name}: a truth value is neither 0 nor 1")
         value = torch.frombuffer(bytearray(data[at:at + size]), dtype=DTYPES[dtype]).view(shape) if count else torch.zeros(shape, dtype=DTYPES[dtype])
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise RemoteProtocolError(f"field {name}: a value is not finite")
@@ -302,6 +321,8 @@ def _unpack(form: str, data: memoryview, got: Field, name: str) -> Any:
     if "y" not in arrays or len(arrays) < 2 or any(v.dim() < 1 or v.shape[0] != arrays["y"].shape[0] for v in arrays.values()):
         raise RemoteProtocolError(f"field {name}: samples need x and y of one length")
     y = arrays.pop("y")
+    if y.dtype not in (torch.int64, torch.float32) or any(v.dtype not in SAMPLE_DTYPES for v in arrays.values()):
+        raise RemoteProtocolError(f"field {name}: samples are uint8, int64 or float32, their labels int64 or float32")
     if list(arrays) == ["x"]:
         return Samples(arrays["x"], y)
     if not all(k.startswith("x.") for k in arrays):

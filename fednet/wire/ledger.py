@@ -7,6 +7,7 @@ was useful; `settle` writes its row.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -17,20 +18,20 @@ Row = dict[str, Any]
 
 @dataclass(slots=True)
 class Account:
-    """A row that is still being written."""
+    """A row that is still being written. counted: its messages are alike, and their number stands in the row."""
 
     direction: Direction
     type: str
-    client: int
-    round: int
-    phase: int
-    attempt: int
-    purpose: str
+    client: int = -1
+    round: int = 0
+    phase: int = 0
+    attempt: int = 0
+    purpose: str = "connection"
+    counted: bool = False
     kinds: dict[str, int] = field(default_factory=dict)
     envelope: int = 0
     raw: int = 0
     count: int = 0
-    lost: bool = False
 
     def add(self, kinds: Mapping[str, int], envelope: int, raw: int) -> None:
         for kind, n in kinds.items():
@@ -41,42 +42,65 @@ class Account:
 
 
 class Ledger:
-    """Open accounts by any hashable name, and the settled rows, handed to `write` as they are settled."""
+    """Open accounts by any hashable name, and the settled rows, handed to `write` as they are settled.
+
+    totals: all bytes settled so far. useful: payload bytes that were of use, by direction and kind.
+    """
 
     def __init__(self, write: Callable[[Row], None], incarnation: int = 0) -> None:
         self._write = write
         self._open: dict[Any, Account] = {}
+        self._untaken: dict[int, dict[Direction, int]] = {}  # by round: settled, and not in a round's record yet
+        self._lock = threading.Lock()
         self.incarnation = incarnation
         self.totals: dict[str, int] = {"up": 0, "down": 0}
         self.useful: dict[str, dict[str, int]] = {"up": {}, "down": {}}
 
-    def account(self, name: Any, direction: Direction, type: str, *, client: int = -1, round: int = 0, phase: int = 0,
-                attempt: int = 0, purpose: str = "connection") -> Account:
-        """The open account of that name, opened if need be."""
+    def account(self, name: Any, direction: Direction, type: str, **row: Any) -> Account:
+        """The open account of that name, opened with these fields if need be."""
         found = self._open.get(name)
         if found is None:
-            found = self._open[name] = Account(direction, type, client, round, phase, attempt, purpose)
+            found = self._open[name] = Account(direction, type, **row)
         return found
+
+    def open(self) -> list[Any]:
+        """Names of the accounts that are open."""
+        return list(self._open)
 
     def settle(self, name: Any, useful: bool, **more: Any) -> None:
         """Closes an account and writes its row; no account of that name: nothing crossed, nothing is written."""
-        a = self._open.pop(name, None)
-        if a is None:
-            return
-        payload = sum(a.kinds.values())
-        total = payload + a.envelope
-        self.totals[a.direction] += total
-        if useful:
-            book = self.useful[a.direction]
-            for kind, n in a.kinds.items():
-                book[kind] = book.get(kind, 0) + n
-        row: Row = {"round": a.round, "client": a.client, "direction": a.direction, "type": a.type, "kinds": a.kinds,
-                    "envelope": a.envelope, "bytes": total, "raw_bytes": a.raw, "useful": useful, "purpose": a.purpose,
-                    "incarnation": self.incarnation, "phase": a.phase, "attempt": a.attempt}
-        if a.count > 1:
-            row["count"] = a.count
-        self._write({**row, **more})
+        account = self._open.pop(name, None)
+        if account is not None:
+            self.write(account, useful, **more)
 
-    def settle_all(self, useful: bool = False, where: Callable[[Any], bool] = lambda name: True) -> None:
+    def write(self, a: Account, useful: bool, **more: Any) -> None:
+        """Writes a row; `more` is added to its fields or replaces them."""
+        payload = sum(a.kinds.values())
+        row: Row = {"round": a.round, "client": a.client, "direction": a.direction, "type": a.type, "kinds": a.kinds,
+                    "envelope": a.envelope, "bytes": payload + a.envelope, "raw_bytes": a.raw, "useful": useful, "purpose": a.purpose,
+                    "incarnation": self.incarnation, "phase": a.phase, "attempt": a.attempt}
+        if a.counted:
+            row["count"] = a.count
+        row |= more
+        with self._lock:
+            self.totals[a.direction] += row["bytes"]
+            untaken = self._untaken.setdefault(row["round"], {"up": 0, "down": 0})
+            untaken[a.direction] += row["bytes"]
+            if useful:
+                book = self.useful[a.direction]
+                for kind, n in a.kinds.items():
+                    book[kind] = book.get(kind, 0) + n
+        self._write(row)
+
+    def take(self, round: int) -> dict[Direction, int]:
+        """Bytes settled for rounds up to this one and not taken before. Safe to call from another thread."""
+        taken: dict[Direction, int] = {"up": 0, "down": 0}
+        with self._lock:
+            for r in [r for r in self._untaken if r <= round]:
+                for direction, n in self._untaken.pop(r).items():
+                    taken[direction] += n
+        return taken
+
+    def settle_all(self, useful: bool = False, where: Callable[[Any], bool] = lambda name: True, **more: Any) -> None:
         for name in [n for n in self._open if where(n)]:
-            self.settle(name, useful)
+            self.settle(name, useful, **more)

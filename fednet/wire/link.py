@@ -1,29 +1,40 @@
 """The choke point: the one place that encodes, bills and sends, and that decodes and bills what comes.
 
-`send` is handed in, so the same link serves every transport. Accounts are named (conn, direction, type, key): parts and
-their announcement share one, the pulls that fetch them another.
+`send` is handed in, so the same link serves every transport. The parts of a payload share its announcement's account,
+the pulls that fetch them another, and a connection's heartbeats a third; every other message is a row at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from fednet.errors import RemoteProtocolError
 from fednet.wire import messages as m
-from fednet.wire.ledger import Direction, Ledger
+from fednet.wire.ledger import Account, Direction, Ledger
+
+COUNTED = ("beat", "refused")  # one row for many
 
 
 class Link:
-    """One side of all connections of a process. side: "server" or "client"."""
+    """One side of all connections of a process. side: "server" or "client". framing: bytes on the wire of a frame of n
+    bytes. greeting: (sent, received) bytes of a connection before its first message."""
 
-    def __init__(self, side: str, send: Callable[[bytes, Sequence[Any]], bool], framing: Callable[[int], int], ledger: Ledger) -> None:
+    def __init__(self, side: str, send: Callable[[bytes, Sequence[Any]], bool], framing: Callable[[int], int], ledger: Ledger,
+                 greeting: tuple[int, int] = (0, 0)) -> None:
         self.out: Direction = "down" if side == "server" else "up"
         self.back: Direction = "up" if side == "server" else "down"
         self._decode = m.decode_from_client if side == "server" else m.decode_from_server
         self._send = send
-        self._framing = framing  # bytes on the wire of a frame of n bytes
+        self._framing = framing
+        self._greeting = greeting
         self.ledger = ledger
         self.forms: dict[tuple[bytes, Direction, m.Key], Sequence[m.Field]] = {}
+
+    def opened(self, conn: bytes) -> None:
+        """Bills the greeting and the handshake of a new connection."""
+        for direction, nbytes in zip((self.out, self.back), self._greeting):
+            self.ledger.write(Account(direction, "connection", envelope=nbytes, count=1), False)
 
     def send(self, conn: bytes, message: m.Message, body: memoryview | None = None) -> bool:
         """Encodes, bills and sends. False where the connection is gone (nothing is billed then)."""
@@ -31,52 +42,78 @@ class Link:
         frames = [header] if body is None else [header, body]
         if not self._send(conn, frames):
             return False
-        self._bill(conn, self.out, message, frames)
+        self._bill(conn, self.out, message, self._size(frames), 0 if body is None else len(body))
         return True
 
     def receive(self, conn: bytes, frames: Sequence[Any]) -> tuple[m.Message, memoryview | None]:
-        """Decodes and bills. What cannot be decoded is billed as refused, and raises RemoteProtocolError."""
+        """Decodes; the caller bills by `book`, once it knows whose it is. What cannot be decoded is billed as refused,
+        and raises RemoteProtocolError."""
         try:
-            message, body = self._decode(frames)
-        except Exception:
-            account = self.ledger.account((conn, self.back, "refused"), self.back, "refused")
-            account.add({}, sum(self._framing(len(f)) for f in frames), 0)
-            self.ledger.settle((conn, self.back, "refused"), False)
+            return self._decode(frames)
+        except RemoteProtocolError:
+            self.ledger.account((conn, self.back, "refused"), self.back, "refused", counted=True).add({}, self._size(frames), 0)
             raise
-        self._bill(conn, self.back, message, frames)
-        return message, body
 
-    def _bill(self, conn: bytes, direction: Direction, message: m.Message, frames: Sequence[Any]) -> None:
+    def book(self, conn: bytes, message: m.Message, body: memoryview | None, frames: Sequence[Any], stray: str = "") -> None:
+        """Bills what was received. stray: why it belongs to nothing that is under way (late, doubled, refused): it gets
+        a row of its own then, and leaves the account of what it resembles alone."""
+        self._bill(conn, self.back, message, self._size(frames), 0 if body is None else len(body), stray)
+
+    def _size(self, frames: Sequence[Any]) -> int:
+        return sum(self._framing(len(f)) for f in frames)
+
+    def _bill(self, conn: bytes, direction: Direction, message: m.Message, nbytes: int, body: int, stray: str = "") -> None:
         tag = str(message.__struct_config__.tag)
         key: m.Key | None = getattr(message, "key", None)
-        framing = sum(self._framing(len(f)) for f in frames)
-        body = len(frames[1]) if len(frames) == 2 else 0
-        if key is None:
-            self.ledger.account((conn, direction, tag), direction, tag, client=getattr(message, "client", -1)).add({}, framing, 0)
+        if tag == "beat" or (stray and key is None):
+            name = "beat" if tag == "beat" else "refused"
+            self.ledger.account((conn, direction, name), direction, name, counted=True).add({}, nbytes, 0)
             return
+        where = {} if key is None else {"client": key.client, "round": key.round, "phase": key.phase, "attempt": key.attempt, "purpose": key.purpose}
+        if key is None or tag not in ("task", "reply", "part", "pull"):
+            self.ledger.write(Account(direction, tag, envelope=nbytes, count=1, **where), False, **({"reason": stray} if stray else {}))
+            return
+        form, start = self.forms.get((conn, direction, key), ()), 0
         if isinstance(message, (m.Task, m.Reply)):
-            self.forms[(conn, direction, key)] = message.form
-            start = 0
-        else:
-            start = message.index * m.PART if isinstance(message, m.Part) else 0
-        # A part belongs to the announcement's row; an evaluation's rows are told by their type.
-        name = {"part": "task" if direction == "down" else "reply"}.get(tag, tag)
-        account = self.ledger.account((conn, direction, name, key), direction, "evaluate" if key.purpose == "evaluate" and name != "pull" else name,
-                                      client=key.client, round=key.round, phase=key.phase, attempt=key.attempt, purpose=key.purpose)
-        kinds, raw = split(self.forms.get((conn, direction, key), ()), start, start + body) if body else ({}, 0)
-        account.add(kinds, framing - sum(kinds.values()), raw)
+            form = message.form
+            if not stray:
+                self.forms[conn, direction, key] = form
+        elif isinstance(message, m.Part):
+            start = message.index * m.PART
+        kinds, raw = split(form, start, start + body) if body else ({}, 0)
+        name = "pull" if tag == "pull" else ("task" if direction == "down" else "reply")
+        type = "evaluate" if key.purpose == "evaluate" and name != "pull" else name
+        account = Account(direction, type, **where) if stray else self.ledger.account((conn, direction, name, key), direction, type, **where)
+        account.add(kinds, nbytes - sum(kinds.values()), raw)
+        if stray:
+            self.ledger.write(account, False, reason=stray)
 
     def settle(self, conn: bytes, direction: Direction, key: m.Key, useful: bool, **more: Any) -> None:
         """Writes the row of a task's or reply's payload, and that of the pulls that fetched it."""
         name = "task" if direction == "down" else "reply"
         other: Direction = "up" if direction == "down" else "down"
         self.ledger.settle((conn, direction, name, key), useful, **more)
-        self.ledger.settle((conn, other, "pull", key), useful)
+        self.ledger.settle((conn, other, "pull", key), useful, **more)
         self.forms.pop((conn, direction, key), None)
 
-    def settle_plain(self, conn: bytes, direction: Direction, tag: str, **more: Any) -> None:
-        """Writes the row of a message that stands alone: joins, refusals, heartbeats."""
-        self.ledger.settle((conn, direction, tag), False, **more)
+    def settle_counted(self, conn: bytes, **more: Any) -> None:
+        """Writes a connection's row of heartbeats, and that of what was refused of it, so far."""
+        for direction in (self.out, self.back):
+            for name in COUNTED:
+                self.ledger.settle((conn, direction, name), False, **more)
+
+    def closed(self, conn: bytes, still: Callable[[Direction, m.Key], bool] = lambda direction, key: False) -> None:
+        """Writes the rows that a connection leaves open, but for payloads that are `still` of use. What was sent and
+        not answered may not have arrived: it is `lost`, and its bytes are an upper bound."""
+        self.settle_counted(conn)
+        for name in self.ledger.open():
+            if name[0] != conn:
+                continue
+            _, direction, what, key = name
+            payload: Direction = direction if what != "pull" else ("up" if direction == "down" else "down")
+            if not still(payload, key):
+                self.ledger.settle(name, False, **({"lost": True} if direction == self.out else {}), reason="cut short")
+                self.forms.pop((conn, payload, key), None)
 
 
 def split(form: Sequence[m.Field], start: int, end: int) -> tuple[dict[str, int], int]:
@@ -91,7 +128,3 @@ def split(form: Sequence[m.Field], start: int, end: int) -> tuple[dict[str, int]
             raw += f.raw * high // f.size - f.raw * low // f.size  # over all parts this sums to f.raw
         at += f.size
     return kinds, raw
-
-
-def bytes_by_kind(form: Sequence[m.Field]) -> Mapping[str, int]:
-    return split(form, 0, sum(f.size for f in form))[0]

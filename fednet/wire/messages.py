@@ -8,31 +8,35 @@ of payloads (see `codec`), of at most `PART` bytes: what is longer is announced 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgpack
 import msgspec
 
-from fednet.errors import RemoteProtocolError
+from fednet.errors import LocalProtocolError, RemoteProtocolError
 
 VERSION = 1
 PART = 1 << 20  # bytes of one body frame at most
 MAX_HEADER = 1 << 18  # bytes of one header frame at most
+MAX_LIST = 1 << 16  # items of a list in a header at most: an announced list takes its memory before its items are there
+MAX_REASON = 300  # characters of a refusal's reason: parts of it are the sender's
 
 Index = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Check = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 Name = Annotated[str, msgspec.Meta(max_length=128)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # neither negative nor NaN
+Purpose = Literal["train", "evaluate"]
 
 
 class Key(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, order=True):
-    """What a task and all that belongs to it are known by. `purpose`: train or evaluate."""
+    """What a task and all that belongs to it are known by."""
 
     round: Index
     phase: Index
     attempt: Index
     client: Index
-    purpose: Name = "train"
+    purpose: Purpose = "train"
 
     @property
     def version(self) -> str:
@@ -48,7 +52,10 @@ class Field(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     kind: Name
     size: Index
     raw: Index
-    parts: list[tuple[Name, Name, list[Index]]] = []
+    parts: Annotated[list[tuple[Name, Name, Annotated[list[Index], msgspec.Meta(max_length=8)]]], msgspec.Meta(max_length=64)] = []
+
+
+Form = Annotated[list[Field], msgspec.Meta(max_length=64)]
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="t", forbid_unknown_fields=True, kw_only=True):
@@ -80,9 +87,9 @@ class Join(Message, tag="join", frozen=True):
     pid: Index = 0
     device: Name = ""
     slots: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
-    versions: dict[Name, Name] = {}
-    files: dict[Text, Name] = {}
-    holding: list[Key] = []
+    versions: Annotated[dict[Name, Name], msgspec.Meta(max_length=32)] = {}
+    files: Annotated[dict[Text, Name], msgspec.Meta(max_length=256)] = {}
+    holding: Annotated[list[Key], msgspec.Meta(max_length=4096)] = []
 
 
 class Ready(Message, tag="ready", frozen=True):
@@ -95,7 +102,7 @@ class Ready(Message, tag="ready", frozen=True):
 class Beat(Message, tag="beat", frozen=True):
     """I am alive; from a client with what it does."""
 
-    client: int = -1
+    client: Annotated[int, msgspec.Meta(ge=-1, le=1 << 40)] = -1
     phase: Name = ""
     step: Index = 0
     steps: Index = 0
@@ -107,12 +114,12 @@ class Reply(Message, tag="reply", frozen=True):
     method keeps none); kept: whether a version of it was written, which the next task must name."""
 
     key: Key
-    form: list[Field]
+    form: Form
     size: Index
     check: Check = 0
     state: Name = ""
     kept: bool = False
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
 
 
 class Failed(Message, tag="failed", frozen=True):
@@ -135,7 +142,7 @@ class Welcome(Message, tag="welcome", frozen=True):
     name: Text
     config: Annotated[str, msgspec.Meta(max_length=MAX_HEADER)]
     ids: list[Index]
-    beat_s: float = 2.0
+    beat_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 2.0
 
 
 class Refuse(Message, tag="refuse", frozen=True):
@@ -150,14 +157,14 @@ class Task(Message, tag="task", frozen=True):
     server's last checkpoint names; enrol: how many of the form's fields are the enrolment that comes before `Down`."""
 
     key: Key
-    form: list[Field]
+    form: Form
     size: Index
     check: Check = 0
     start: Name = ""
     keep: Name = ""
     enrol: Index = 0
     judge: bool = False  # evaluate within this task
-    deadline_s: float | None = None
+    deadline_s: Seconds | None = None
 
 
 class Cancel(Message, tag="cancel", frozen=True):
@@ -207,26 +214,31 @@ class _Decoder:
         if len(header) > MAX_HEADER:
             raise RemoteProtocolError(f"header of {len(header)} bytes, allowed are {MAX_HEADER}")
         try:
-            fields = msgpack.unpackb(header, raw=False, strict_map_key=True, ext_hook=_no_ext)
+            fields = msgpack.unpackb(header, raw=False, strict_map_key=True, ext_hook=_no_ext, max_array_len=MAX_LIST, max_map_len=MAX_LIST)
         except (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError) as broken:
             raise RemoteProtocolError(f"header is no msgpack ({type(broken).__name__})") from broken
         if not isinstance(fields, dict):
             raise RemoteProtocolError("header is no map")
         version = fields.pop("v", None)
-        if version != VERSION or isinstance(version, bool):
-            raise RemoteProtocolError(f"version {version!r}, this side speaks {VERSION}")
+        if version != VERSION or type(version) is not int:
+            raise RemoteProtocolError(f"version {_shown(version)}, this side speaks {VERSION}")
         tag = fields.get("t")
         kind = self.types.get(tag) if isinstance(tag, str) else None
         if kind is None:
-            raise RemoteProtocolError(f"unknown message type {str(tag)[:40]!r}")
+            raise RemoteProtocolError(f"unknown message type {_shown(tag)}")
         try:
             message = msgspec.convert(fields, kind)
-        except msgspec.ValidationError as broken:
-            raise RemoteProtocolError(f"{tag}: {broken}") from broken
+        except (msgspec.ValidationError, RecursionError) as broken:
+            raise RemoteProtocolError(f"{tag}: {broken}"[:MAX_REASON]) from broken
         body = memoryview(frames[1]) if len(frames) == 2 else None
         if body is not None and (kind not in WITH_BODY or len(body) > PART):
             raise RemoteProtocolError(f"{tag}: a body of {len(body)} bytes is not allowed here")
         return message, body
+
+
+def _shown(value: object) -> str:
+    """For a reason. What is nested is not shown: to write it out can exhaust the stack."""
+    return repr(value)[:40] if isinstance(value, (str, int, float)) else type(value).__name__
 
 
 def _no_ext(code: int, data: bytes) -> None:
@@ -238,6 +250,9 @@ decode_from_server = _Decoder(FROM_SERVER)
 
 
 def encode(message: Message) -> bytes:
-    """The header frame of a message."""
+    """The header frame of a message. Raises LocalProtocolError for one that no receiver would take."""
     fields: dict[str, Any] = msgspec.to_builtins(message)
-    return bytes(msgpack.packb({"v": VERSION, **fields}, use_bin_type=True))
+    header = bytes(msgpack.packb({"v": VERSION, **fields}, use_bin_type=True))
+    if len(header) > MAX_HEADER:
+        raise LocalProtocolError(f"a {message.__struct_config__.tag} message has a header of {len(header)} bytes; allowed are {MAX_HEADER}.")
+    return header

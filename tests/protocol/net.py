@@ -1,0 +1,241 @@
+"""Both protocol machines, with their links and books, joined by wires in memory. Time is a number, parts are 8 bytes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+from fednet.errors import RemoteProtocolError
+from fednet.protocol import client as c
+from fednet.protocol import rules as s
+from fednet.protocol.server import ServerProtocol
+from fednet.wire import messages as m
+from fednet.wire.codec import Body
+from fednet.wire.ledger import Ledger
+from fednet.wire.link import Link
+
+PART = 8
+GREETING = (107, 107)
+
+
+def framing(n: int) -> int:
+    return n + (2 if n <= 255 else 9)
+
+
+@contextmanager
+def small_parts() -> Iterator[None]:
+    where = ("wire.messages", "wire.codec", "protocol.server", "protocol.client")
+    patches = [patch(f"fednet.{name}.PART", PART) for name in where]
+    for p in patches:
+        p.start()
+    try:
+        yield
+    finally:
+        for p in patches:
+            p.stop()
+
+
+def form(size: int, kind: str = "state") -> list[m.Field]:
+    return [m.Field("x", kind, size, size)]
+
+
+def job(client: int, size: int = 5, cost: int = 0, **more) -> s.Job:
+    body = Body([bytes([client]) * size])
+    return s.Job(client, form(size), body, body.check(), cost, **more)
+
+
+class Site:
+    """A client process. given: tasks that it has and has not answered; work: (key, payload of the task) it was given."""
+
+    def __init__(self, net: Net, name: str, ids, slots: int = 1) -> None:
+        self.net, self.name = net, name
+        self.protocol = c.ClientProtocol(name, ids=list(ids), slots=slots)
+        self.rows: list[dict] = []
+        self.ledger = Ledger(self.rows.append)
+        self.link = Link("client", self._send, framing, self.ledger, GREETING)
+        self.conn = b""
+        self.given: dict[m.Key, c.Given] = {}
+        self.seen: list[object] = []
+        self.up: deque[tuple[bytes, ...]] = deque()
+        self.down: deque[tuple[bytes, ...]] = deque()
+        self.prepares = True  # answers a welcome by ready at once
+        self.hushed = False
+
+    def _send(self, conn: bytes, frames) -> bool:
+        if not self.conn:
+            return False
+        self.up.append(tuple(bytes(f) for f in frames))
+        return True
+
+    def do(self, instructions) -> None:
+        for i in instructions:
+            self.seen.append(i)
+            if isinstance(i, c.Out):
+                self.link.send(b"", i.message, i.body)
+            elif isinstance(i, c.Given):
+                assert i.task.key not in self.given
+                self.given[i.task.key] = i
+            elif isinstance(i, c.Cancelled):
+                self.given.pop(i.key, None)
+            elif isinstance(i, c.Booked):
+                self.link.settle(b"", i.direction, i.key, i.whole)
+            elif isinstance(i, c.Welcomed) and self.prepares and not i.again:
+                self.do(self.protocol.ready("L"))
+            elif isinstance(i, c.Reconnect):
+                self.net.cut(self)
+                self.net.connect(self)
+
+    def receive(self, frames) -> None:
+        try:
+            message, body = self.link.receive(b"", frames)
+        except RemoteProtocolError:
+            return
+        instructions, stray = [], ""
+        try:
+            instructions = self.protocol.received(message, body, self.net.now)
+        except RemoteProtocolError:
+            stray = "refused"
+        if instructions and isinstance(instructions[0], c.Stray):
+            stray = instructions[0].reason
+        self.link.book(b"", message, body, frames, stray)
+        self.do(instructions)
+
+    def answer(self, key: m.Key, payload: bytes, kind: str = "delta", **more) -> None:
+        """The task is done."""
+        self.given.pop(key, None)
+        self.judge(key, payload, kind, **more)
+
+    def judge(self, key: m.Key, payload: bytes, kind: str = "delta", **more) -> None:
+        body = Body([payload])
+        run, inc = self.protocol.run, self.protocol.inc
+        reply = m.Reply(run=run, inc=inc, key=key, form=form(len(payload), kind), size=len(payload), check=body.check(), **more)
+        self.do(self.protocol.reply(reply, body))
+
+
+class Net:
+    def __init__(self, clients: int = 4, **options) -> None:
+        self.now = 0.0
+        self.rows: list[dict] = []
+        self.ledger = Ledger(self.rows.append, 1)
+        self.link = Link("server", self._send, framing, self.ledger, GREETING)
+        self.server = ServerProtocol("run", 1, clients, lambda ids, session: m.Welcome(
+            run="run", inc=1, session=session, name="n", config="c", ids=ids, beat_s=1.0), 0.0, layout="L", **options)
+        self.by_conn: dict[bytes, Site] = {}
+        self.sites: list[Site] = []
+        self.spool: dict[m.Key, bytearray] = {}
+        self.done: dict[m.Key, bytes] = {}
+        self.judged: dict[m.Key, bytes] = {}
+        self.resolved: list[s.Resolved] = []
+        self.notes: list[s.Note] = []
+        self.sent: list[m.Message] = []
+        self.bad: set[bytes] = set()  # payloads that the caller refuses
+        self._conns = 0
+
+    # -- the server's side -------------------------------------------------------------------------------------------
+    def _send(self, conn: bytes, frames) -> bool:
+        site = self.by_conn.get(conn)
+        if site is None:
+            return False
+        site.down.append(tuple(bytes(f) for f in frames))
+        return True
+
+    def do(self, instructions) -> None:
+        pending = deque(instructions)
+        while pending:
+            i = pending.popleft()
+            if isinstance(i, s.Send):
+                self.sent.append(i.message)
+                self.link.send(i.conn, i.message, i.body)
+            elif isinstance(i, s.Store):
+                if i.offset == 0:
+                    self.spool[i.key] = bytearray()
+                assert len(self.spool[i.key]) == i.offset
+                self.spool[i.key] += i.data
+            elif isinstance(i, s.Arrived):
+                payload = bytes(self.spool.pop(i.key))
+                assert len(payload) == i.size
+                if payload in self.bad:
+                    pending.extend(self.server.reject(i.key, "bad", self.now))
+                else:
+                    (self.done if i.key.purpose == self.server.purpose else self.judged)[i.key] = payload
+                    pending.extend(self.server.accept(i.key, self.now))
+            elif isinstance(i, s.Resolved):
+                self.resolved.append(i)
+            elif isinstance(i, s.Settle):
+                if i.direction == "up" and not i.useful:
+                    self.spool.pop(i.key, None)
+                self.link.settle(i.conn, i.direction, i.key, i.useful)
+            elif isinstance(i, s.Note):
+                self.notes.append(i)
+            elif isinstance(i, s.Forget) and i.hang_up and i.conn in self.by_conn:
+                self.cut(self.by_conn[i.conn])
+
+    def receive(self, conn: bytes, frames) -> None:
+        try:
+            message, body = self.link.receive(conn, frames)
+        except RemoteProtocolError as broken:
+            return self.do(self.server.undecodable(conn, str(broken), self.now))
+        instructions = self.server.received(conn, message, body, self.now)
+        stray = instructions[0].reason if instructions and isinstance(instructions[0], s.Stray) else ""
+        self.link.book(conn, message, body, frames, stray)
+        self.do(instructions)
+
+    def begin(self, jobs, rules: s.Rules | None = None, round: int = 1, purpose: str = "train", phase: int = 0) -> None:
+        self.resolved.clear()
+        self.do(self.server.begin(round, phase, purpose, jobs, rules or s.Rules(), self.now))
+
+    # -- the wires ---------------------------------------------------------------------------------------------------
+    def site(self, name: str, ids, slots: int = 1, join: bool = True) -> Site:
+        site = Site(self, name, ids, slots)
+        self.sites.append(site)
+        if join:
+            self.connect(site)
+            self.settle()
+        return site
+
+    def connect(self, site: Site) -> None:
+        self._conns += 1
+        site.conn = b"%d" % self._conns
+        self.by_conn[site.conn] = site
+        self.link.opened(site.conn)
+        site.link.opened(b"")
+        site.do(site.protocol.opened(self.now))
+
+    def cut(self, site: Site) -> None:
+        """The connection ends; what is on its way is lost."""
+        conn, site.conn = site.conn, b""
+        if not conn:
+            return
+        del self.by_conn[conn]
+        site.up.clear()
+        site.down.clear()
+        site.do(site.protocol.closed(self.now))
+        site.link.closed(b"")
+        self.do(self.server.closed(conn, self.now))
+        self.link.closed(conn, lambda direction, key: self.server.awaits(conn, direction, key))
+
+    def move(self, site: Site, direction: str) -> bool:
+        """One message arrives."""
+        wire = site.up if direction == "up" else site.down
+        if not wire or not site.conn or (direction == "down" and site.hushed):
+            return False
+        frames = wire.popleft()
+        if direction == "up":
+            self.receive(site.conn, frames)
+        else:
+            site.receive(frames)
+        return True
+
+    def settle(self) -> None:
+        """Everything on its way arrives."""
+        while any([self.move(site, d) for site in self.sites for d in ("up", "down")]):
+            pass
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.do(self.server.tick(self.now))
+        for site in self.sites:
+            if not site.hushed and site.conn:
+                site.do(site.protocol.tick(self.now))

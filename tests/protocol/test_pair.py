@@ -1,0 +1,430 @@
+"""Both machines joined by wires in memory: what crosses, what is billed, what faults do."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from fednet.protocol.rules import Rules
+from fednet.wire import messages as m
+from tests.protocol.net import Net, job, small_parts
+
+SAME = ("round", "client", "direction", "type", "kinds", "envelope", "bytes", "raw_bytes", "purpose", "phase", "attempt")
+
+
+@pytest.fixture(autouse=True)
+def parts_of_8_bytes():
+    with small_parts():
+        yield
+
+
+def rows(book, *types) -> list[dict]:
+    return [row for row in book if row["type"] in types]
+
+
+def agreed(a, b) -> bool:
+    """Whether two books hold the same rows, in whatever order."""
+    return Counter(str([r[f] for f in SAME]) for r in a) == Counter(str([r[f] for f in SAME]) for r in b)
+
+
+def test_small_payload_goes_with_its_message_and_comes_back():
+    net = Net(1)
+    site = net.site("w", [0])
+    net.begin([job(0, 5)])
+    net.settle()
+    (key,) = site.given
+    assert bytes(site.given[key].body) == bytes(5)
+    site.answer(key, b"answer")
+    net.settle()
+    assert net.done == {m.Key(1, 0, 0, 0): b"answer"}
+    assert [(r.client, r.reason) for r in net.resolved] == [(0, "")]
+
+
+def test_long_payloads_are_pulled_in_windows_of_four_parts_both_ways():
+    net = Net(1)
+    site = net.site("w", [0])
+    net.begin([job(0, 8 * 6 + 3)])  # seven parts
+    net.settle()
+    (key,) = site.given
+    assert bytes(site.given[key].body) == bytes(51)
+    pulls = [i.message for i in site.seen if isinstance(getattr(i, "message", None), m.Pull)]
+    assert [(p.first, p.count) for p in pulls] == [(0, 4), (4, 2), (6, 1)]  # four; again once two have come; the rest
+    payload = bytes(range(8 * 6 + 1))
+    site.answer(key, payload)
+    net.settle()
+    assert net.done == {key: payload}
+    assert [(p.first, p.count) for p in net.sent if isinstance(p, m.Pull)] == [(0, 4), (4, 2), (6, 1)]
+
+
+def test_books_agree_row_for_row_and_useful_bytes_are_the_payloads():
+    net = Net(3)
+    sites = [net.site("a", [0, 1]), net.site("b", [2])]
+    net.begin([job(0, 3), job(1, 40), job(2, 17)])
+    for _ in range(3):
+        net.settle()
+        for site in sites:
+            for key in list(site.given):
+                site.answer(key, bytes([key.client]) * (10 + 20 * key.client))
+    net.settle()
+    assert sorted(k.client for k in net.done) == [0, 1, 2]
+    assert net.ledger.useful == {"down": {"state": 3 + 40 + 17}, "up": {"delta": 10 + 30 + 50}}
+    assert agreed(net.rows, [row for site in sites for row in site.rows])
+    assert net.ledger.open() == []
+    assert sum(r["bytes"] for r in net.rows) == sum(net.ledger.totals.values())
+    pulls = rows(net.rows, "pull")
+    assert pulls
+    assert all(r["useful"] and r["round"] == 1 for r in pulls)
+
+
+def test_connection_is_a_row_of_each_direction_on_both_sides():
+    net = Net(1)
+    site = net.site("w", [0])
+    for book in (net.rows, site.rows):
+        found = rows(book, "connection")
+        assert [(r["direction"], r["bytes"], r["useful"]) for r in sorted(found, key=lambda r: r["direction"])] == [
+            ("down", 107, False), ("up", 107, False)]
+
+
+def test_evaluation_within_a_task_is_stored_and_billed_on_its_own():
+    net = Net(1)
+    site = net.site("w", [0])
+    net.begin([job(0, judge=True)])
+    net.settle()
+    (key,) = site.given
+    verdict = m.Key(1, 0, 0, 0, "evaluate")
+    site.judge(verdict, b"good", "accuracy")
+    site.answer(key, b"answer")
+    net.settle()
+    assert net.judged == {verdict: b"good"}
+    assert net.done == {key: b"answer"}
+    (row,) = rows(net.rows, "evaluate")
+    assert row["kinds"] == {"accuracy": 4}
+    assert row["useful"]
+    assert net.ledger.open() == []
+
+
+def test_evaluation_that_was_lost_in_a_cut_comes_again_with_its_reply():
+    net = Net(1)
+    site = net.site("w", [0])
+    net.begin([job(0, judge=True)])
+    net.settle()
+    (key,) = site.given
+    site.judge(m.Key(1, 0, 0, 0, "evaluate"), b"good", "accuracy")
+    site.answer(key, bytes(20))
+    net.cut(site)
+    net.connect(site)
+    net.settle()
+    assert list(net.judged.values()) == [b"good"]
+    assert net.done == {key: bytes(20)}
+
+
+def test_upload_cut_short_goes_on_after_a_rejoin_with_the_same_attempt():
+    net = Net(1)
+    site = net.site("w", [0])
+    net.begin([job(0)])
+    net.settle()
+    (key,) = site.given
+    site.answer(key, bytes(60))
+    for direction in ("up", "down", "up", "up"):  # announced, granted, two parts
+        net.move(site, direction)
+    net.cut(site)
+    net.connect(site)
+    net.settle()
+    assert net.done == {key: bytes(60)}
+    replies = rows(net.rows, "reply")
+    assert [(r["useful"], r["kinds"]) for r in replies] == [(False, {"delta": 16}), (True, {"delta": 60})]
+    assert [(r["useful"], r["kinds"]) for r in rows(site.rows, "reply")] == [(False, {"delta": 32}), (True, {"delta": 60})]
+    assert net.ledger.open() == site.ledger.open() == []
+
+
+def test_download_cut_short_is_handed_out_anew():
+    net = Net(1)
+    site = net.site("w", [0])
+    net.begin([job(0, 60)])
+    for direction in ("down", "up", "down"):
+        net.move(site, direction)
+    net.cut(site)
+    net.connect(site)
+    net.settle()
+    assert list(site.given) == [m.Key(1, 0, 0, 0)]
+    site.answer(m.Key(1, 0, 0, 0), b"a")
+    net.settle()
+    assert [r["useful"] for r in rows(net.rows, "task")] == [False, True]
+    assert net.ledger.useful["down"] == {"state": 60}
+
+
+def test_reply_that_was_refused_is_given_out_three_times_then_dropped():
+    net = Net(1)
+    net.bad.add(bytes(30))
+    site = net.site("w", [0])
+    net.begin([job(0)])
+    for attempt in range(3):
+        net.settle()
+        (key,) = site.given
+        assert key.attempt == attempt
+        site.answer(key, bytes(30))
+    net.settle()
+    assert [(r.client, r.reason) for r in net.resolved] == [(0, "refused: bad")]
+    assert net.ledger.useful == {"up": {}, "down": {}}
+    assert site.protocol._outgoing == {}
+
+
+def test_late_long_reply_is_called_off_so_that_the_client_does_not_keep_it():
+    net = Net(1)
+    site = net.site("w", [0])
+    net.begin([job(0)], Rules(deadline=5.0))
+    net.settle()
+    (key,) = site.given
+    site.hushed = True  # it does not hear that it was called off
+    net.pass_time(5.0)
+    assert [r.reason for r in net.resolved] == ["deadline"]
+    site.given.clear()
+    site.answer(key, bytes(30))
+    net.move(site, "up")
+    site.hushed = False
+    net.settle()
+    assert site.protocol._outgoing == {}
+    (late,) = rows(net.rows, "reply")
+    assert (late["useful"], late["reason"]) == (False, "late")
+
+
+def test_client_that_misses_a_part_asks_for_the_task_anew():
+    net = Net(1)
+    site = net.site("w", [0])
+    net.begin([job(0, 60)])
+    net.move(site, "down")
+    net.move(site, "up")
+    del site.down[1]
+    net.settle()
+    assert [k.attempt for k in site.given] == [1]
+    assert bytes(next(iter(site.given.values())).body) == bytes(60)
+
+
+def test_task_sent_twice_is_done_once():
+    net = Net(1)
+    site = net.site("w", [0])
+    net.begin([job(0)])
+    site.down.append(site.down[-1])
+    net.settle()
+    assert len(site.given) == 1
+    assert [r.get("reason") for r in rows(site.rows, "task")] == [None, "doubled"]
+
+
+def test_client_refused_for_good_is_turned_away_even_when_ready():
+    net = Net(1)
+    site = net.site("w", [0], join=False)
+    site.prepares = False
+    net.connect(site)
+    net.settle()
+    site.do(site.protocol.ready("another layout"))
+    net.settle()
+    assert site.protocol.state == "over"
+
+
+def test_refused_join_is_tried_again_until_the_name_is_free():
+    net = Net(1)
+    net.site("w", [0])
+    twin = net.site("w", [0])
+    assert twin.protocol.state == "joining"
+    net.cut(net.sites[0])
+    net.pass_time(1.0)
+    net.settle()
+    assert twin.protocol.state == "ready"
+
+
+class Federation(RuleBasedStateMachine):
+    """Random runs: several workers that host the same ids, cuts, silence, lost, doubled and swapped messages,
+    refused replies, deadlines and first-k. A phase always ends, and the books are in order then."""
+
+    CLIENTS = 4
+
+    @initialize(deadline=st.sampled_from([None, 20.0]), first=st.sampled_from([None, None, 2]), defer=st.booleans(),
+                closed=st.sampled_from([0.0, 3.0]))
+    def start(self, deadline, first, defer, closed):
+        self.parts = small_parts()
+        self.parts.__enter__()
+        self.net = Net(self.CLIENTS)
+        self.rules = Rules(deadline=deadline, first=first, defer=defer, closed=closed, silent=10.0, join=30.0)
+        self.round, self.faults, self.sent = 0, 0, {}
+        self.useful = Counter()
+        self.net.site("a", [0, 1, 2, 3])
+        self.net.site("b", [0, 1])
+        self.net.site("c", [2, 3], slots=2, join=False)
+        self.next_phase()
+
+    def next_phase(self):
+        self.round += 1
+        self.jobs = {i: job(i, size, cost=i) for i, size in enumerate((5, 20, 0, 45))}
+        self.net.done.clear()
+        self.net.begin(list(self.jobs.values()), self.rules, self.round)
+
+    def over(self):
+        return not self.net.server.open()
+
+    # -- what happens ------------------------------------------------------------------------------------------------
+    @rule(who=st.integers(0, 2), direction=st.sampled_from(["up", "down"]), n=st.integers(1, 6))
+    def move(self, who, direction, n):
+        for _ in range(n):
+            self.net.move(self.net.sites[who], direction)
+
+    @rule()
+    def all_arrives(self):
+        self.net.settle()
+
+    @rule(who=st.integers(0, 2))
+    def connect(self, who):
+        site = self.net.sites[who]
+        if not site.conn and site.protocol.state != "over":
+            self.net.connect(site)
+
+    @rule(who=st.integers(0, 2))
+    def cut(self, who):
+        self.faults += 1
+        self.net.cut(self.net.sites[who])
+
+    @rule(who=st.integers(0, 2))
+    def forget(self, who):
+        """The process is killed, and another takes its place."""
+        self.faults += 1
+        old = self.net.sites[who]
+        self.net.cut(old)
+        self.net.sites[who] = type(old)(self.net, old.name + "'", old.protocol.ids, old.protocol.slots)
+
+    @rule(who=st.integers(0, 2), hushed=st.booleans())
+    def hush(self, who, hushed):
+        self.net.sites[who].hushed = hushed
+
+    @rule(who=st.integers(0, 2), which=st.integers(0, 3), size=st.sampled_from([0, 3, 8, 9, 30, 70]), bad=st.sampled_from([False, False, False, True]))
+    def answer(self, who, which, size, bad):
+        site = self.net.sites[who]
+        if site.given:
+            key = sorted(site.given)[which % len(site.given)]
+            payload = (b"%d/%d/%d/%s " % (key.round, key.client, key.attempt, site.name.encode()) + bytes(size))[:max(size, 0)]
+            if bad and size:
+                payload = b"!" + payload[1:]
+                self.net.bad.add(payload)
+            self.sent[key, site.name] = payload
+            site.answer(key, payload)
+
+    @rule(who=st.integers(0, 2), again=st.booleans())
+    def fail(self, who, again):
+        site = self.net.sites[who]
+        if site.given:
+            key = min(site.given)
+            del site.given[key]
+            site.do(site.protocol.failed(key, "broken", again))
+
+    @rule(seconds=st.sampled_from([0.5, 2.0, 5.0, 11.0]))
+    def time_passes(self, seconds):
+        self.net.pass_time(seconds)
+
+    @precondition(lambda self: self.rules.deadline is not None)
+    @rule(who=st.integers(0, 2), direction=st.sampled_from(["up", "down"]), how=st.sampled_from(["lose", "double", "swap", "spoil"]))
+    def fault(self, who, direction, how):
+        wire = self.net.sites[who].up if direction == "up" else self.net.sites[who].down
+        if not wire:
+            return
+        self.faults += 1
+        if how == "lose":
+            wire.popleft()
+        elif how == "double":
+            wire.appendleft(wire[0])
+        elif how == "spoil":
+            wire[0] = (*wire[0][:-1], wire[0][-1][:-1])
+        elif len(wire) > 1:
+            wire[0], wire[1] = wire[1], wire[0]
+
+    @precondition(lambda self: self.over())
+    @rule()
+    def go_on(self):
+        self.check_end()
+        self.next_phase()
+
+    # -- what must hold ----------------------------------------------------------------------------------------------
+    @invariant()
+    def each_client_resolves_at_most_once_and_done_is_what_was_sent(self):
+        if not hasattr(self, "net"):
+            return
+        count = Counter(r.client for r in self.net.resolved)
+        assert not count or max(count.values()) == 1
+        for r in self.net.resolved:
+            if not r.reason:
+                key = m.Key(self.round, 0, r.attempt, r.client)
+                assert self.net.done[key] in [p for (k, _), p in self.sent.items() if k == key]
+        # A slot is taken by an open task only.
+        for worker in self.net.server.workers.values():
+            for client in worker.queue:
+                assert self.net.server.work[client].status in ("handed", "arriving")
+            assert len(worker.queue) == len(set(worker.queue))
+
+    def check_end(self):
+        net = self.net
+        assert sorted(r.client for r in net.resolved) == list(range(self.CLIENTS))
+        done = [r for r in net.resolved if not r.reason]
+        if self.rules.first is not None:
+            assert len(done) <= self.rules.first
+        if self.rules.defer:
+            net.do(net.server.decide({r.client: True for r in done}))
+        for r in done:
+            self.useful["down"] += self.jobs[r.client].body.size
+            self.useful["up"] += len(net.done[m.Key(self.round, 0, r.attempt, r.client)])
+        assert {d: sum(k.values()) for d, k in net.ledger.useful.items()} == {"up": self.useful["up"], "down": self.useful["down"]}
+        assert [name for name in net.ledger.open() if len(name) == 4] == []
+        assert all(not w.queue for w in net.server.workers.values())
+        assert net.spool == {}
+
+    def teardown(self):
+        if not hasattr(self, "net"):
+            return
+        net = self.net
+        for site in net.sites:
+            site.hushed = False
+        for step in range(200):  # all work honestly from here on: the phase must end
+            if self.over():
+                break
+            for site in net.sites:
+                if not site.conn and site.protocol.state != "over":
+                    net.connect(site)
+            net.settle()
+            for site in net.sites:
+                for key in list(site.given):
+                    self.sent[key, site.name] = b"honest"
+                    site.answer(key, b"honest")
+            net.settle()
+            net.pass_time(1.0)
+        else:
+            raise AssertionError(f"the phase does not end: {net.server.waiting()}")
+        self.each_client_resolves_at_most_once_and_done_is_what_was_sent()
+        self.check_end()
+        net.settle()
+        assert all(not site.protocol._outgoing and not site.protocol._incoming for site in net.sites) or self.faults
+        if not self.faults:
+            books = [row for site in net.sites for row in site.rows if row["type"] in ("task", "reply", "pull", "join", "failed")]
+            assert agreed([r for r in net.rows if r["type"] in ("task", "reply", "pull", "join", "failed")], books)
+        self.parts.__exit__(None, None, None)
+
+
+class Abandoned(Federation):
+    """The same, but at the end nobody comes back: time alone ends the phase."""
+
+    def teardown(self):
+        if not hasattr(self, "net"):
+            return
+        for site in self.net.sites:
+            self.net.cut(site)
+        for _ in range(4):
+            self.net.pass_time(31.0)
+        assert self.over()
+        self.check_end()
+        assert [w for w in self.net.server.workers.values() if w.conn is None] == []
+        self.parts.__exit__(None, None, None)
+
+
+TestFederation = Federation.TestCase
+TestAbandoned = Abandoned.TestCase
+TestFederation.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+TestAbandoned.settings = settings(max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
