@@ -366,6 +366,7 @@ class Supervisor:
 
     def _warm_up(self, places: list[str]) -> None:
         """Imports, and imports only, what the children share."""
+        import torch._dynamo  # every torch optimizer imports it when it is made: 3 s, once here instead of once a worker
         import torch.optim  # noqa: F401
 
         import fednet.algorithms.hosts
