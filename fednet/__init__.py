@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _FROM = {
-    "fednet.engine.launch": ("run",),
+    "fednet.cli.api": ("run",),
     "fednet.report.read": ("open_run",),
     "fednet.registry": ("algorithm", "model", "dataset", "partitioner", "compressor", "task"),
     "fednet.algorithms.base": ("Algorithm", "AlgorithmConfig", "Exchange", "NonNegative", "Positive", "Fraction", "Count"),
@@ -36,8 +36,8 @@ __all__ = [
 if TYPE_CHECKING:
     from fednet.algorithms.base import Algorithm, AlgorithmConfig, Count, Exchange, Fraction, NonNegative, Positive
     from fednet.algorithms.state import Empty, PerClient, State
+    from fednet.cli.api import run
     from fednet.data import Data
-    from fednet.engine.launch import run
     from fednet.errors import ConfigError, DataError, FednetError
     from fednet.registry import algorithm, compressor, dataset, model, partitioner, task
     from fednet.report.read import open_run

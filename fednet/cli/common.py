@@ -61,10 +61,15 @@ def everywhere(parser: argparse.ArgumentParser, config: bool = False) -> None:
 
 
 def configured(args: argparse.Namespace) -> Config:
-    """The configuration that the command line asks for."""
+    """The configuration that the command line asks for; without CONFIG, the quick start."""
     from fednet.config import load
 
-    return load(args.config, args.set, args.load)
+    return load(args.config or quickstart(), args.set, args.load)
+
+
+def quickstart() -> Path:
+    """The configuration that stands in where none is given."""
+    return Path(__file__).with_name("quickstart.yaml")
 
 
 def guarded(prog: str, main: Callable[[], int], out: Path | None = None) -> int:

@@ -27,9 +27,10 @@ def lasting(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = configured(args)
+    from fednet.cli.api import reporter
     from fednet.cli.display import Display
     from fednet.engine.launch import run_command
 
     display = Display(args.quiet)  # entered by the process that runs the rounds
     return run_command(config, workers=args.workers, device=args.device, in_process=args.in_process, resume=args.resume,
-                       until_s=args.until, out=args.out, on=args.on, quiet=args.quiet, command=args.command, display=display)
+                       until_s=args.until, out=args.out, on=args.on, quiet=args.quiet, command=args.command, display=display, report=reporter(display))

@@ -41,12 +41,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(args: argparse.Namespace) -> int:
     config = configured(args)
+    from fednet.cli.api import reporter
     from fednet.cli.display import Display
     from fednet.engine.launch import serve
 
     display = Display(args.quiet)
     return serve(config, bind=args.bind, insecure=args.insecure, keys=args.keys, device=args.device, data=args.data,
-                 resume=args.resume, until_s=args.until, out=args.out, quiet=args.quiet, command=args.command, display=display)
+                 resume=args.resume, until_s=args.until, out=args.out, quiet=args.quiet, command=args.command, display=display,
+                 report=reporter(display))
 
 
 if __name__ == "__main__":

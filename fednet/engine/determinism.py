@@ -19,7 +19,8 @@ def settle(threads: int = 1, precision: str = "fp32") -> dict[str, Any]:
             torch.set_num_interop_threads(1)
         except RuntimeError:  # work has started already: then the number is fixed, and recorded below
             pass
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # The same as use_deterministic_algorithms(True, warn_only=True), which also imports the whole of torch._inductor: 3 s.
+    torch.set_deterministic_debug_mode("warn")
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
     tf32 = precision == "tf32"

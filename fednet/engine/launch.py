@@ -136,7 +136,7 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
         rounds.run()
         over = True
         summary = finish(rounds, exp, directory, command, switches, [str(p) for p in loading.paths()])
-        display.finished(summary)
+        display.finished({**summary, "dir": str(directory)})
         return summary
     except OSError as broken:
         why = f"{broken.strerror} ({broken.filename or directory})"
@@ -290,8 +290,8 @@ def check_resumable(old: Config, new: Config) -> None:
 
 # -- commands ------------------------------------------------------------------------------------------------------------
 def serve(config: Config, *, bind: str, insecure: bool, keys: Path | None, device: str, data: Path | None, resume: bool, until_s: float | None,
-          out: Path, quiet: bool, command: list[str], display: Any) -> int:
-    """`fednet-server`. Returns the exit status; raises FednetError with one."""
+          out: Path, quiet: bool, command: list[str], display: Any, report: Callable[[Path], None]) -> int:
+    """`fednet-server`. Returns the exit status; raises FednetError with one. report: called with a finished run's directory."""
     config, directory, finished = open_directory(config, out, resume)
     if finished:
         display.note(f"{directory} is finished.")
@@ -300,20 +300,13 @@ def serve(config: Config, *, bind: str, insecure: bool, keys: Path | None, devic
     with display:
         host_rounds(config, directory, bind=bind, device=device, data=data, keys=keys, insecure=insecure, until=until, command=command,
                     display=display, welcome_ids=False)
-    return _reported(directory, display)
-
-
-def _reported(directory: Path, display: Any) -> int:
-    """Figures and report of a finished run."""
-    from fednet.engine.summary import report
-
-    report(directory, display)
+    report(directory)
     return 0
 
 
 def run_command(config: Config, *, workers: int | None, device: str, in_process: bool, resume: bool, until_s: float | None, out: Path,
-                on: str | None, quiet: bool, command: list[str], display: Any, callback: Callable[[Any], None] | None = None) -> int:
-    """`fednet run`. Returns the exit status; raises FednetError with one."""
+                on: str | None, quiet: bool, command: list[str], display: Any, report: Callable[[Path], None]) -> int:
+    """`fednet run`. Returns the exit status; raises FednetError with one. report: called with a finished run's directory."""
     config, directory, finished = open_directory(config, out, resume)
     if finished:
         display.note(f"{directory} is finished.")
@@ -323,59 +316,17 @@ def run_command(config: Config, *, workers: int | None, device: str, in_process:
     if in_process:
         with display:
             host_rounds(config, directory, bind=None, device=device, data=data, keys=None, insecure=False, until=until, command=command,
-                        display=display, callback=callback)
-        return _reported(directory, display)
-    if on == "ray":
+                        display=display)
+        status = 0
+    elif on == "ray":
         from fednet.engine.ray import run_on_ray
 
-        return run_on_ray(config, directory, workers=workers, device=device, until=until, command=command, display=display)
-    status = Supervisor(config, directory, workers=workers, device=device, data=data, until=until, command=command, display=display).run()
-    return _reported(directory, display) if status == 0 else status
-
-
-def run(config: Any = None, *, set: Mapping[str, Any] | None = None, in_process: bool = False, workers: int | None = None, out: Path | str = "runs",
-        load: Sequence[Path | str] = (), device: str = "auto", resume: bool = False, quiet: bool = True,
-        callback: Callable[[Any], None] | None = None) -> Any:
-    """A whole federation from Python; returns the finished run (`fednet.open_run` reads it back).
-
-    config: a YAML file, a mapping, or None for the quick start; set: {"key.path": value}. In this process, or by
-    `fednet run` in processes of its own, which a notebook's own parts do not reach: put these into a file and `load` it.
-    """
-    from fednet.report.read import open_run
-
-    sets = [f"{k}={json.dumps(v)}" for k, v in (set or {}).items()]
-    loading.load_parts([Path(f) for f in load])
-    if isinstance(config, Mapping):
-        chosen = configuration.from_mapping(dict(config), where="the mapping given to fednet.run")
-        if sets:
-            raise ConfigError("fednet.run: give either a mapping or set=..., not both.")
+        status = run_on_ray(config, directory, workers=workers, device=device, until=until, command=command, display=display)
     else:
-        chosen = configuration.load(Path(config) if config is not None else None, sets, [Path(f) for f in load])
-    if in_process:
-        display: Any = Silent()
-        chosen, directory, finished = open_directory(chosen, Path(out), resume)
-        if not finished:
-            host_rounds(chosen, directory, bind=None, device=device, data=Path(chosen.data.root) if chosen.data.root else None, keys=None,
-                        insecure=False, until=None, command=["fednet.run"], display=display, callback=callback)
-            _reported(directory, display)
-        return open_run(directory)
-    if callback is not None:
-        raise ConfigError("fednet.run: callback needs in_process=True; read runs of other processes by fednet.open_run.")
-    Path(out).mkdir(parents=True, exist_ok=True)
-    before = {p.name for p in Path(out).iterdir()}
-    text = Path(out) / f".{chosen.name}.yaml"
-    text.write_text(configuration.to_yaml(chosen), encoding="utf-8")
-    words = [sys.executable, "-m", "fednet.cli.main", "run", str(text), "--out", str(out), "--device", device, *(["--quiet"] if quiet else []),
-             *(["--workers", str(workers)] if workers else []), *(["--resume"] if resume else []), *(w for f in load for w in ("--load", str(f)))]
-    try:
-        done = subprocess.run(words, check=False, stderr=subprocess.PIPE, text=True)
-    finally:
-        text.unlink(missing_ok=True)
-    if done.returncode:
-        kind = {2: ConfigError, 3: CannotGoOn}.get(done.returncode, Stopped)
-        raise kind(done.stderr.strip().removeprefix("fednet run: "))
-    new = [p.name for p in Path(out).iterdir() if p.name not in before and not p.name.startswith(".")]
-    return open_run(Path(out) / (new[0] if new else chosen.name))
+        status = Supervisor(config, directory, workers=workers, device=device, data=data, until=until, command=command, display=display).run()
+    if status == 0:
+        report(directory)
+    return status
 
 
 class Silent:
@@ -436,6 +387,7 @@ class Supervisor:
 
     def _warm_up(self, places: list[str]) -> None:
         """Imports, and imports only, what the children share."""
+        import torch._dynamo  # every torch optimizer imports it when it is made: 3 s, once here instead of once a worker
         import torch.optim  # noqa: F401
 
         import fednet.algorithms.hosts

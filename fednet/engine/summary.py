@@ -1,10 +1,9 @@
-"""The end of a run: summary.json, model.safetensors, and the figures drawn from them."""
+"""The end of a run: summary.json and model.safetensors."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,6 @@ from typing import Any
 from fednet.engine.keepsakes import keep_class_means, keep_personal, save_model
 from fednet.engine.rundir import write_json
 from fednet.engine.server import Rounds
-from fednet.errors import FednetError
-
-log = logging.getLogger(__name__)
 
 
 def finish(rounds: Rounds, experiment: Any, directory: Path, command: Sequence[str], switches: Mapping[str, Any], files: Sequence[str]) -> dict[str, Any]:
@@ -93,14 +89,3 @@ def _data_digest(experiment: Any) -> str | None:
     for client in range(experiment.federation.clients):
         whole.update(bytes.fromhex(experiment.federation.sha256(client)))
     return whole.hexdigest()
-
-
-def report(directory: Path, display: Any) -> None:
-    """Figures and page. What fails here does not undo a finished run: it is said, and the log has it."""
-    try:
-        from fednet import report as reports
-
-        reports.finish(directory)
-    except (FednetError, OSError, ImportError, AttributeError) as broken:
-        log.exception("report")
-        display.note(f"the report could not be written: {broken}")

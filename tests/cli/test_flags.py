@@ -44,6 +44,7 @@ def test_run_hands_the_flags_to_the_engine(engine):
     status = main.main(["run", "c.yaml", "--workers", "3", "--device", "cpu", "--until", "3h50m", "--resume", "--out", "x", "--quiet"])
     (name, args, given), = engine.calls
     display = given.pop("display")
+    assert callable(given.pop("report"))
     assert (status, name, args, display.quiet) == (0, "run", ("the configuration",), True)
     assert given == {"workers": 3, "device": "cpu", "in_process": False, "resume": True, "until_s": 13800.0, "out": Path("x"), "on": None,
                      "quiet": True, "command": ["fednet", "run", "c.yaml", "--workers", "3", "--device", "cpu", "--until", "3h50m",

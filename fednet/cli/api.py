@@ -1,0 +1,99 @@
+"""`fednet.run`: a federation from Python, and what follows a finished run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fednet import config as configuration
+from fednet import loading
+from fednet.cli.common import quickstart
+from fednet.errors import CannotGoOn, ConfigError, FednetError, Stopped
+
+if TYPE_CHECKING:
+    from fednet.report.read import Run
+
+log = logging.getLogger(__name__)
+
+
+def run(config: Path | str | Mapping[str, Any] | None = None, *, set: Mapping[str, Any] | None = None, in_process: bool = False,
+        workers: int | None = None, out: Path | str = "runs", load: Sequence[Path | str] = (), device: str = "auto",
+        resume: bool = False, quiet: bool = True, callback: Callable[[Any], None] | None = None) -> Run:
+    """A whole federation; returns the finished run (`fednet.open_run` reads it back).
+
+    config: a YAML file, a mapping, or None for the quick start; set: {"key.path": value}. In this process, or by
+    `fednet run` in processes of its own, which a notebook's own parts do not reach: put these into a file and `load` it.
+    callback(record): after each round, in this process only.
+    """
+    from fednet.report import open_run
+
+    if isinstance(config, Mapping):
+        if set:
+            raise ConfigError("fednet.run: give either a mapping or set=..., not both.")
+        loading.load_parts(list(load))
+        chosen = configuration.from_mapping(dict(config), where="the mapping given to fednet.run")
+    else:
+        chosen = configuration.load(config if config is not None else quickstart(), set or {}, list(load))
+    if in_process:
+        return open_run(_here(chosen, Path(out), device, resume, quiet, callback))
+    if callback is not None:
+        raise ConfigError("fednet.run: callback needs in_process=True; read runs of other processes by fednet.open_run.")
+    return open_run(_in_processes(chosen, Path(out), workers, device, resume, quiet, load))
+
+
+def _here(config: configuration.Config, out: Path, device: str, resume: bool, quiet: bool, callback: Callable[[Any], None] | None) -> Path:
+    from fednet.cli.display import Display
+    from fednet.engine.launch import host_rounds, open_directory
+
+    display = Display(quiet)
+    config, directory, finished = open_directory(config, out, resume)
+    if not finished:
+        with display:
+            host_rounds(config, directory, bind=None, device=device, data=Path(config.data.root) if config.data.root else None, keys=None,
+                        insecure=False, until=None, command=["fednet.run"], display=display, callback=callback)
+        reporter(display)(directory)
+    return directory
+
+
+def _in_processes(config: configuration.Config, out: Path, workers: int | None, device: str, resume: bool, quiet: bool,
+                  load: Sequence[Path | str]) -> Path:
+    """`fednet run` as a command. Returns the run's directory, which is the newest of the name when it has ended."""
+    out.mkdir(parents=True, exist_ok=True)
+    text = out / f".{config.name}.yaml"
+    text.write_text(configuration.to_yaml(config), encoding="utf-8")
+    words = [sys.executable, "-m", "fednet", "run", str(text), "--out", str(out), "--device", device, *(["--quiet"] if quiet else []),
+             *(["--workers", str(workers)] if workers else []), *(["--resume"] if resume else []),
+             *(word for file in load for word in ("--load", str(file)))]
+    try:
+        done = subprocess.run(words, check=False, stderr=subprocess.PIPE, text=True)
+    finally:
+        text.unlink(missing_ok=True)
+    if done.returncode:
+        kind = {2: ConfigError, 3: CannotGoOn}.get(done.returncode, Stopped)
+        raise kind(done.stderr.strip().removeprefix("fednet run: "))
+    directory, n = out / config.name, 1
+    while (following := out / f"{config.name}-{n + 1}" / "config.yaml").exists():
+        directory, n = following.parent, n + 1
+    return directory
+
+
+def reporter(display: Any) -> Callable[[Path], None]:
+    """What follows a finished run: its figures and page. What fails there does not undo the run: it is said, and the log has it."""
+
+    def report(directory: Path) -> None:
+        from fednet import report as reports
+
+        try:
+            reports.finish(directory)
+        except (FednetError, OSError, ImportError) as broken:
+            log.exception("report of %s", directory)
+            display.note(f"the report could not be written: {broken}")
+        else:
+            display.note(f"{directory / 'report.html'}")
+
+    return report

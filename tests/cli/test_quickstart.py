@@ -1,0 +1,35 @@
+"""The quick start: shipped inside the package, the same as the file a reader finds under configs/."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fednet import config
+from fednet.cli.common import configured, quickstart
+
+ROOT = Path(__file__).parents[2]
+
+
+def asked(*sets: str, file: str | None = None):
+    return configured(argparse.Namespace(config=file, set=list(sets), load=[]))
+
+
+def test_without_a_configuration_it_is_the_quick_start():
+    assert asked() == config.load(ROOT / "configs" / "quickstart.yaml")
+    assert quickstart().read_text() == (ROOT / "configs" / "quickstart.yaml").read_text()
+
+
+def test_is_what_it_is_said_to_be():
+    made = asked()
+    assert (made.name, made.algorithm.name, made.data.dataset) == ("quickstart", "fedavg", "digits")
+    assert (made.clients, made.cohort_size, made.data.partition.options["alpha"]) == (10, 5, 0.3)
+
+
+def test_one_key_may_be_set_on_it():
+    assert asked("rounds=3") == asked().replace(rounds=3)
+
+
+def test_the_configurations_own_defaults_are_not_the_quick_starts():
+    bare = config.load(None)
+    assert (bare.train.epochs, bare.train.batch_size, bare.train.lr, bare.train.momentum) == (1, 64, 0.01, 0.0)
