@@ -403,3 +403,9 @@ def test_exception_in_a_users_file_keeps_its_cause(tmp_path):
     with pytest.raises(loading.UserFileError, match="raised ZeroDivisionError") as caught:
         loading.load_parts([tmp_path / "broken.py"])
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("sets", [["algorithm=fedprox", "algorithm.mu=0.5"], ["algorithm.mu=0.5", "algorithm=fedprox"]])
+def test_a_parts_bare_name_and_its_option_may_be_set_apart_in_any_order(sets):
+    made = load(None, sets).algorithm
+    assert (made.name, made.options["mu"]) == ("fedprox", 0.5)

@@ -40,14 +40,18 @@ def merge(base: Node, over: Node, path: str = "") -> Node:
     return Node(kept, over.at, over.key_at or base.key_at)
 
 
-def put(tree: Node, dotted: str, value: Node) -> Node:
-    """`tree` with `value` at the dotted key; a mapping given as the value replaces what was there."""
+def put(tree: Node, dotted: str, value: Node, above: str = "") -> Node:
+    """`tree` with `value` at the dotted key; a mapping given as the value replaces what was there, a part's bare name joins it."""
     first, _, rest = dotted.partition(".")
     if not first:
         raise ConfigError(f"{value.at}: expected key.path=value, got an empty key.")
+    path = f"{above}.{first}" if above else first
     inside = dict(tree.value) if isinstance(tree.value, dict) else {}
+    there = spread(inside[first], path) if first in inside else Node({}, value.at, value.at)
     if rest:
-        inside[first] = put(inside.get(first, Node({}, value.at, value.at)), rest, value)
+        inside[first] = put(there, rest, value, path)
+    elif isinstance(value.value, str) and path in SELECTORS and there.value:
+        inside[first] = put(there, SELECTORS[path], value, path)
     else:
         inside[first] = Node(value.value, value.at, value.at, fresh=isinstance(value.value, dict))
     return Node(inside, value.at, tree.key_at or value.at, tree.fresh)

@@ -19,7 +19,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from fednet import __version__, loading
 from fednet import config as configuration
 from fednet.config import Config
 from fednet.engine import determinism, placement
-from fednet.engine.rundir import RunDirectory, claim, cut, write_json
+from fednet.engine.rundir import RunDirectory, claim, cut, forget, write_json
 from fednet.errors import CannotGoOn, ConfigError, FednetError, Stopped
 
 log = logging.getLogger(__name__)
@@ -297,7 +297,7 @@ def serve(config: Config, *, bind: str, insecure: bool, keys: Path | None, devic
         display.note(f"{directory} is finished.")
         return 0
     until = None if until_s is None else time.monotonic() + until_s
-    with display:
+    with _refusable(directory), display:
         host_rounds(config, directory, bind=bind, device=device, data=data, keys=keys, insecure=insecure, until=until, command=command,
                     display=display, welcome_ids=False)
     report(directory)
@@ -313,20 +313,34 @@ def run_command(config: Config, *, workers: int | None, device: str, in_process:
         return 0
     until = None if until_s is None else time.monotonic() + until_s
     data = Path(config.data.root) if config.data.root else None
-    if in_process:
-        with display:
-            host_rounds(config, directory, bind=None, device=device, data=data, keys=None, insecure=False, until=until, command=command,
-                        display=display)
-        status = 0
-    elif on == "ray":
-        from fednet.engine.ray import run_on_ray
+    with _refusable(directory):
+        if in_process:
+            with display:
+                host_rounds(config, directory, bind=None, device=device, data=data, keys=None, insecure=False, until=until, command=command,
+                            display=display)
+            status = 0
+        elif on == "ray":
+            from fednet.engine.ray import run_on_ray
 
-        status = run_on_ray(config, directory, workers=workers, device=device, until=until, command=command, display=display)
-    else:
-        status = Supervisor(config, directory, workers=workers, device=device, data=data, until=until, command=command, display=display).run()
+            status = run_on_ray(config, directory, workers=workers, device=device, until=until, command=command, display=display)
+        else:
+            status = Supervisor(config, directory, workers=workers, device=device, data=data, until=until, command=command, display=display).run()
+    if status == ConfigError.exit_status:  # a process of the run's has said why
+        forget(directory)
     if status == 0:
         report(directory)
     return status
+
+
+@contextlib.contextmanager
+def _refusable(directory: Path) -> Iterator[None]:
+    """A run that is refused before its first round leaves no directory behind."""
+    try:
+        yield
+    except FednetError as wrong:
+        if wrong.exit_status == ConfigError.exit_status:
+            forget(directory)
+        raise
 
 
 class Silent:

@@ -6,8 +6,10 @@ Lines of `rounds.jsonl` and `clients.jsonl` are cut to what the checkpoint knows
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -72,6 +74,21 @@ def claim(out: Path, name: str, resume: bool) -> Path:
         path, n = following, n + 1
     path.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def forget(path: Path) -> None:
+    """Takes back the directory of a run that was refused before it began, so that the next try finds its name free.
+
+    Only what fednet itself writes goes; a directory in which a run has begun is left as it is.
+    """
+    if (path / "checkpoint" / "manifest.json").exists():
+        return
+    for name in (*CUT, *NEVER_CUT, "config.yaml", "server.json", "status.json", "partition.json"):
+        (path / name).unlink(missing_ok=True)
+    for folder in ("checkpoint", "log", "code", "figures", "state", "keys"):
+        shutil.rmtree(path / folder, ignore_errors=True)
+    with contextlib.suppress(OSError):  # something of the user's own lies in it
+        path.rmdir()
 
 
 class RunDirectory:
