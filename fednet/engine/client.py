@@ -30,6 +30,7 @@ from fednet.wire.link import Link
 
 log = logging.getLogger(__name__)
 HERE = b""  # a client has one connection
+UNANSWERED_S = 3.0  # after so long without a server the user is told
 
 
 class Prepared:
@@ -72,12 +73,20 @@ class ClientLoop:
                 self._threads.append(thread)
 
     # -- the loop ------------------------------------------------------------------------------------------------------
-    def run(self) -> p.Ended | p.TurnedAway:
-        """Until the run is over or this process is asked to leave."""
+    def run(self, say: Callable[[str], None] = lambda line: None) -> p.Ended | p.TurnedAway:
+        """Until the run is over or this process is asked to leave. say: told when nobody answers, and when someone does again."""
+        alone, told = time.monotonic(), False
         while self.ended is None:
             self.step(min(0.5, self.protocol.beat_s / 2))
             if self.broken is not None:
                 raise self.broken
+            if self._connected:
+                if told:
+                    say(f"connected to {self.transport.address}")  # type: ignore[attr-defined]
+                alone, told = time.monotonic(), False
+            elif not told and self.ended is None and time.monotonic() - alone > UNANSWERED_S:
+                say(f"no server answers at {self.transport.address}; trying on (Ctrl-C ends this)")  # type: ignore[attr-defined]
+                told = True
         return self.ended
 
     def leave(self) -> None:
@@ -360,7 +369,10 @@ def main(text: str, *, server: str | None, run: Path | None, device: str, data: 
     here = place(device)[0]
     pair = None
     find = None
+    say = (lambda line: None) if quiet else (lambda line: print(line, flush=True))
     if run is not None:
+        if read_server(run) is None:
+            say(f"waiting for {run / 'server.json'}")
         address, public = wait_for_server(run)
         find = lambda: (read_server(run) or (None, None))[0]  # noqa: E731
     else:
@@ -373,7 +385,6 @@ def main(text: str, *, server: str | None, run: Path | None, device: str, data: 
             import dataclasses
 
             pair = dataclasses.replace(pair, server=public)
-    say = (lambda line: None) if quiet else (lambda line: print(line, flush=True))
     transport = ZmqClient(address, keys=pair)
     protocol = p.ClientProtocol(secrets.token_hex(6), ids=list(wanted.listed), share=wanted.share, host=socket.gethostname(), pid=os.getpid(),
                                 device=here, slots=slots_of(here, len(wanted.listed) or 1), versions=versions(), files=loading.loaded())
@@ -394,7 +405,7 @@ def main(text: str, *, server: str | None, run: Path | None, device: str, data: 
             signal.signal(number, lambda *_: this().leave())
     say(f"connecting to {address}")
     try:
-        end = loop.run()
+        end = loop.run(say)
     except _Explained:
         return 0
     finally:

@@ -226,7 +226,7 @@ def _judges(exp: Any, device: str) -> tuple[Any, Any]:
 
 def _check_bind(bind: str, curve: bool, insecure: bool) -> None:
     scheme, _, rest = bind.partition("://")
-    if scheme == "ipc" or curve or insecure or rest.startswith(LOOPBACK):
+    if scheme != "tcp" or curve or insecure or rest.startswith(LOOPBACK):  # what is no address at all, the transport refuses
         return
     raise ConfigError(f"--bind {bind}: beyond loopback anyone could take part; use CURVE keys (security.curve: true and --keys DIR), or --insecure.")
 
@@ -261,7 +261,7 @@ def open_directory(config: Config, out: Path, resume: bool) -> tuple[Config, Pat
     if known.exists():
         old = configuration.load(known, [])
         check_resumable(old, config)
-        if (path / "summary.json").exists() and config.rounds <= old.rounds:
+        if (path / "summary.json").exists() and config.rounds <= old.rounds and config.stop == old.stop:
             return old, path, True
         (path / "summary.json").unlink(missing_ok=True)
     code = path / "code"

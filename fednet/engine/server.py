@@ -113,6 +113,8 @@ class Rounds:
             self.server, self.progress, more = resumed
             self.residuals = dict(more.down) if more is not None else {}
             self.durable = dict(self.progress.versions)
+            if self.progress.round < self.config.rounds and self._wanted_stop() is None:
+                self.progress.finished = False  # a finished run that is given more rounds, or a looser `stop`
         self._save()
 
     def run(self) -> None:
@@ -120,7 +122,7 @@ class Rounds:
         progress, config = self.progress, self.config
         self._await_clients()
         round = progress.round + 1
-        phase = self._open(round) if round <= config.rounds and not progress.finished else None
+        phase = self._open(round) if round <= config.rounds and self._wanted_stop() is None else None
         while phase is not None:
             outcome = self._collect_round(phase)
             self.server = outcome.server

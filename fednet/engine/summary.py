@@ -74,8 +74,9 @@ def predicted(experiment: Any, records: Sequence[Mapping[str, Any]]) -> dict[str
 def final_scores(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Accuracy pooled over all clients at the last evaluation, by what was judged (Eq. 7 and 8 of FedABC)."""
     found = {}
+    last = max((line["round"] for line in lines if line.get("final")), default=0)  # a run given more rounds has been judged before
     for name in ("global", "personal", "balanced", "finetuned", "finetuned_balanced"):
-        rows = [line for line in lines if line.get("final") and line.get(f"tested_{name}")]
+        rows = [line for line in lines if line.get("final") and line["round"] == last and line.get(f"tested_{name}")]
         if rows:
             found[name] = sum(r[f"correct_{name}"] for r in rows) / sum(r[f"tested_{name}"] for r in rows)
     return found
