@@ -75,7 +75,8 @@ def final_scores(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Accuracy pooled over all clients at the last evaluation, by what was judged (Eq. 7 and 8 of FedABC)."""
     found = {}
     for name in ("global", "personal", "balanced", "finetuned", "finetuned_balanced"):
-        rows = [line for line in lines if line.get("final") and line.get(f"tested_{name}")]
+        last = max((line["round"] for line in lines if line.get("final")), default=0)  # a run that was gone on with has earlier ones
+        rows = [line for line in lines if line.get("final") and line["round"] == last and line.get(f"tested_{name}")]
         if rows:
             found[name] = sum(r[f"correct_{name}"] for r in rows) / sum(r[f"tested_{name}"] for r in rows)
     return found
