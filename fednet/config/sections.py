@@ -224,11 +224,13 @@ class AvailabilitySection(Section, frozen=True, kw_only=True):
 
 FaultKind = Literal["drop_before_training", "drop_before_sending", "drop_during_upload", "crash", "delay", "slow", "duplicate",
                     "corrupt", "disconnect", "server_crash"]
+ServerPoint = Literal["broadcasting", "spooling", "receiving", "aggregating", "evaluating", "checkpointing", "recording", "between"]
 
 
 class FaultSection(Section, frozen=True, kw_only=True):
     """One planned fault. rounds: a crashed client stays away so long; seconds: of delay; factor: of slowness; at: the point of
-    the round at which the server dies; share: of an upload that gets through before it is cut."""
+    the round at which the server dies (a task has left; a reply has come in part; whole; the last is folded; the round is judged; the checkpoint's files are
+    written, its manifest is not; the manifest is, the records are not; all is done); share: of an upload that gets through before it is cut."""
 
     round: AtLeast1
     kind: FaultKind
@@ -237,7 +239,7 @@ class FaultSection(Section, frozen=True, kw_only=True):
     seconds: Positive | None = None
     factor: Annotated[float, msgspec.Meta(ge=1)] | None = None
     share: Share | None = None
-    at: str | None = None
+    at: ServerPoint | None = None
 
 
 class FaultsSection(Section, frozen=True, kw_only=True):

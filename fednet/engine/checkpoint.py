@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,16 +65,18 @@ class Checkpoints:
         aside.replace(path)
         return number
 
-    def save(self, server: State, progress: Progress, extra: State | None = None) -> None:
-        """Makes (server, progress) the state that a resume starts from."""
+    def save(self, server: State, progress: Progress, extra: State | None = None, at: Callable[[str], None] = lambda point: None) -> None:
+        """Makes (server, progress) the state that a resume starts from. `at` is told of the points on the way."""
         files = {"server": self._put(server)}
         if extra is not None:
             files["extra"] = self._put(extra)
+        at("checkpointing")
         write_json(self.folder / "manifest.json", {"files": files, "progress": msgspec.to_builtins(progress, str_keys=True, enc_hook=plain)}, indent=None)
         if self._fsync:
             handle = os.open(self.folder, os.O_RDONLY)
             os.fsync(handle)
             os.close(handle)
+        at("recording")
         for old in self.folder.glob("state-*.safetensors"):
             if old.name not in files.values():
                 old.unlink()
@@ -91,15 +93,21 @@ class Checkpoints:
         aside.replace(self.folder / name)
         return name
 
-    def load(self, server: type[State], extra: type[State] | None = None) -> tuple[Any, Progress, Any]:
-        """Raises StateError where the checkpoint is torn or of another kind."""
+    def progress(self) -> Progress:
+        """How far the checkpoint is. Raises StateError where it is torn."""
+        return self._manifest()[0]
+
+    def _manifest(self) -> tuple[Progress, dict[str, str]]:
         path = self.folder / "manifest.json"
         try:
             manifest = json.loads(path.read_text())
-            progress = msgspec.convert(manifest["progress"], Progress, strict=False)
-            files = manifest["files"]
+            return msgspec.convert(manifest["progress"], Progress, strict=False), manifest["files"]
         except (OSError, KeyError, json.JSONDecodeError, msgspec.ValidationError) as broken:
             raise StateError(f"{path}: not a whole checkpoint ({broken}).") from broken
+
+    def load(self, server: type[State], extra: type[State] | None = None) -> tuple[Any, Progress, Any]:
+        """Raises StateError where the checkpoint is torn or of another kind."""
+        progress, files = self._manifest()
         state = read_state(self.folder / files["server"], server, self.rows)
         more = read_state(self.folder / files["extra"], extra, self.rows) if extra is not None and "extra" in files else None
         return state, progress, more
@@ -116,7 +124,8 @@ def _rows(state: State) -> Iterator[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Spooled:
-    """A reply on disk. `path` holds its payload as received."""
+    """A reply on disk. `path` holds its payload as received; `task`: the checksum of what it answers, and the version of
+    the client's state that it started from."""
 
     key: Key
     form: tuple[Field, ...]
@@ -124,6 +133,7 @@ class Spooled:
     check: int
     state: str
     kept: bool
+    task: tuple[int, str]
     seconds: float = 0.0
     worker: dict[str, Any] = field(default_factory=dict)
 
@@ -165,15 +175,16 @@ class Spool:
         if file is not None:
             file.close()
 
-    def whole(self, key: Key, form: Sequence[Field], check: int, state: str, kept: bool, seconds: float, worker: dict[str, Any]) -> Spooled:
+    def whole(self, key: Key, form: Sequence[Field], check: int, state: str, kept: bool, task: tuple[int, str], seconds: float,
+              worker: dict[str, Any]) -> Spooled:
         """The payload is complete: it can be read, but counts for a resume only once `seal` was called."""
         self._open.pop(key).close()
-        return Spooled(key, tuple(form), self._base(key).with_suffix(".bin"), check, state, kept, seconds, worker)
+        return Spooled(key, tuple(form), self._base(key).with_suffix(".bin"), check, state, kept, task, seconds, worker)
 
     def seal(self, reply: Spooled) -> None:
         """The reply was checked: a resume folds it without asking again."""
         write_json(self._base(reply.key).with_suffix(".json"), msgspec.to_builtins(
-            {"key": reply.key, "form": list(reply.form), "check": reply.check, "state": reply.state, "kept": reply.kept,
+            {"key": reply.key, "form": list(reply.form), "check": reply.check, "state": reply.state, "kept": reply.kept, "task": reply.task,
              "seconds": reply.seconds, "worker": reply.worker}), indent=None)
 
     def discard(self, key: Key) -> None:
@@ -188,7 +199,8 @@ class Spool:
             key, form = msgspec.convert(raw["key"], Key), msgspec.convert(raw["form"], list[Field])
             body = path.with_suffix(".bin")
             if body.exists() and body.stat().st_size == sum(f.size for f in form):
-                replies[key.client, key.purpose] = Spooled(key, tuple(form), body, raw["check"], raw["state"], raw["kept"], raw["seconds"], raw["worker"])
+                replies[key.client, key.purpose] = Spooled(key, tuple(form), body, raw["check"], raw["state"], raw["kept"], (raw["task"][0], raw["task"][1]),
+                                                           raw["seconds"], raw["worker"])
         return replies
 
     def clear(self, up_to: int) -> None:

@@ -25,6 +25,7 @@ from fednet.errors import ConfigError, FednetError, RemoteProtocolError, StateEr
 from fednet.protocol import client as p
 from fednet.transport.base import ClientTransport, Closed, Opened, Received
 from fednet.wire import messages as m
+from fednet.wire.codec import Body
 from fednet.wire.ledger import Ledger
 from fednet.wire.link import Link
 
@@ -60,7 +61,8 @@ class ClientLoop:
         self._prepared: Prepared | None = None
         self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[Callable[[], list[p.Instruction]]] = queue.SimpleQueue()
-        self._cancelled: set[m.Key] = set()
+        self._wanted: dict[m.Key, p.Given] = {}  # tasks that have not been cancelled
+        self._held: list[tuple[float, Callable[[], list[p.Instruction]]]] = []  # replies that a planned fault keeps back
         self._found_at = 0.0
         self._connected = False
         self._threads: list[threading.Thread] = []
@@ -96,6 +98,8 @@ class ClientLoop:
     def step(self, timeout_s: float) -> bool:
         """One turn: what the transport has, what the work has brought, what time has done. Whether anything moved."""
         moved = False
+        if self._held:
+            timeout_s = max(0.0, min(timeout_s, min(due for due, _ in self._held) - time.monotonic()))
         for event in self.transport.poll(timeout_s):
             moved = True
             now = time.monotonic()
@@ -112,6 +116,10 @@ class ClientLoop:
         while not self._results.empty():
             moved = True
             self._do(self._results.get()())
+        now = time.monotonic()
+        for held in [h for h in self._held if h[0] <= now]:
+            self._held.remove(held)
+            self._do(held[1]())
         if self._inline and not self._tasks.empty():
             moved = True
             self._tasks.get()()
@@ -158,7 +166,7 @@ class ClientLoop:
             if isinstance(i, p.Out):
                 self.link.send(HERE, i.message, i.body)
             elif isinstance(i, p.Given):
-                self._cancelled.discard(i.task.key)
+                self._wanted[i.task.key] = i
                 if i.task.key.round != self._round:  # heartbeats: one line a round
                     self.link.settle_counted(HERE, round=self._round)
                     self._round = i.task.key.round
@@ -168,7 +176,7 @@ class ClientLoop:
             elif isinstance(i, p.Booked):
                 self.link.settle(HERE, "down" if i.direction == "down" else "up", i.key, i.whole, **({} if i.whole else {"reason": "cut short"}))
             elif isinstance(i, p.Cancelled):
-                self._cancelled.add(i.key)
+                self._wanted.pop(i.key, None)
             elif isinstance(i, p.Ended):
                 if i.over:
                     self.ended = i
@@ -179,7 +187,6 @@ class ClientLoop:
 
     def _welcomed(self, event: p.Welcomed) -> None:
         self.link.ledger.incarnation = event.welcome.inc
-        self._cancelled.clear()
         if not event.again or self._prepared is None:
             self._tasks.put(lambda: self._get_ready(event.welcome))
 
@@ -208,47 +215,89 @@ class ClientLoop:
 
     def _task(self, given: p.Given) -> None:
         key = given.task.key
-        if key in self._cancelled or self._prepared is None:
+        if self._wanted.get(key) is not given or self._prepared is None:
             return
         from fednet.engine.site import TaskCancelled
 
-        doing = self.protocol.doing
+        doing, planned = self.protocol.doing, {f.kind: f.amount for f in given.task.faults}
+        began = time.monotonic()
+        if "drop_before_training" in planned:
+            return self._answer(lambda: self._silent(key))
 
         def progress(phase: str, step: int, steps: int) -> None:
             doing[key.client] = (phase, step, steps)
+            if "crash" in planned and 2 * step >= steps > 0:
+                self._crash(key)
 
         try:
-            answers = self._prepared.workplace.do(given.task, given.body, progress, lambda: key in self._cancelled)
+            answers = self._prepared.workplace.do(given.task, given.body, progress, lambda: self._wanted.get(key) is not given)
         except TaskCancelled:
             doing.pop(key.client, None)
             return
         except RemoteProtocolError as broken:
-            self._failed(key, str(broken), True)
+            self._failed(given, str(broken), True)
         except FednetError as broken:
-            self._failed(key, str(broken), False)
+            self._failed(given, str(broken), False)
             if isinstance(broken, StateError):
                 self.broken = broken
         except Exception as broken:  # a method or a model of a user's own may raise anything: the server is told, the log has it
             log.error("client %d in round %d\n%s", key.client, key.round, traceback.format_exc())
-            self._failed(key, f"{type(broken).__name__}: {broken}"[:1000], False)
+            self._failed(given, f"{type(broken).__name__}: {broken}"[:1000], False)
         else:
             doing.pop(key.client, None)
-            self._answer(lambda: [i for a in answers for i in self.protocol.reply(self._mark(a.reply), a.body)])
+            wait_s = planned.get("delay", 0.0) + (planned.get("slow", 1.0) - 1.0) * (time.monotonic() - began)
+            self._answer(lambda: self._reply(given, answers, planned, wait_s))
 
-    def _mark(self, reply: m.Reply) -> m.Reply:
-        import msgspec
+    def _reply(self, given: p.Given, answers: Sequence[Any], planned: dict[str, float], wait_s: float = 0.0) -> list[p.Instruction]:
+        """Hands in what came of a task, with the faults that were planned for it."""
+        key = given.task.key
+        if self._wanted.get(key) is not given:
+            return []
+        if wait_s > 0:
+            self._held.append((time.monotonic() + wait_s, lambda: self._reply(given, answers, planned)))
+            return []
+        if "crash" in planned and not self._inline:
+            self._crash(key)
+        if "crash" in planned or "drop_before_sending" in planned:
+            return self._silent(key)
+        del self._wanted[key]
+        out: list[p.Instruction] = []
+        for answer in answers:
+            training = answer.reply.key == key
+            body = spoilt(answer.body) if training and "corrupt" in planned else answer.body
+            out += self.protocol.reply(answer.reply, body, planned.get("drop_during_upload") if training else None)
+        if "duplicate" in planned:
+            out += [i for i in out if isinstance(i, p.Out) and isinstance(i.message, m.Reply)]
+        if "disconnect" in planned:
+            out.append(p.Reconnect())
+        return out
 
-        return msgspec.structs.replace(reply, run=self.protocol.run, inc=self.protocol.inc)
+    def _crash(self, key: m.Key) -> None:
+        """The process ends as by a power cut. Where the server lives in it too, only this client does."""
+        from fednet.engine.site import TaskCancelled
 
-    def _failed(self, key: m.Key, reason: str, again: bool) -> None:
+        if not self._inline:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._silent(key)
+        raise TaskCancelled(f"client {key.client} crashed in round {key.round}, as planned")
+
+    def _silent(self, key: m.Key) -> list[p.Instruction]:
+        """Nothing more is heard of this task."""
+        self._wanted.pop(key, None)
+        return self.protocol.forget(key)
+
+    def _failed(self, given: p.Given, reason: str, again: bool) -> None:
+        key = given.task.key
         self.protocol.doing.pop(key.client, None)
-        self._answer(lambda: self.protocol.failed(key, reason, again))
+        self._answer(lambda: self.protocol.failed(key, reason, again) if self._wanted.pop(key, None) is given else [])
 
     # -- books ---------------------------------------------------------------------------------------------------------
     def open_book(self, path: Path) -> None:
         """The client's own book. Rows written before it was known where it lies are in it too."""
         path.parent.mkdir(parents=True, exist_ok=True)
         repair(path)
+        if self._book is not None:
+            self._book.close()
         self._book = Lines(path)
         for row in self._rows:
             self._book.append(row)
@@ -260,6 +309,14 @@ class ClientLoop:
         else:
             self._book.append(row)
             self._book.flush()
+
+
+def spoilt(body: Body) -> Body:
+    """A payload with one of its bytes another."""
+    copy = bytearray(body.whole())
+    if copy:
+        copy[len(copy) // 2] ^= 0xFF
+    return Body([copy])
 
 
 # -- preparing ---------------------------------------------------------------------------------------------------------

@@ -7,23 +7,19 @@ repetition.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
 from fednet import seeds
 from fednet.config import Config
-from fednet.engine.checkpoint import Spooled
 
 
 class VirtualClock:
     def __init__(self, config: Config) -> None:
         self.config = config
 
-    def seconds(self, client: int, round: int, steps: int, experiment: Any, seen: Any, reply: Spooled) -> float:
-        """Seconds from the hand-out to the whole reply, for one client in one phase."""
+    def seconds(self, client: int, round: int, steps: int, down: int, up: int, slow: float = 1.0, delay: float = 0.0) -> float:
+        """Seconds from the hand-out to the whole reply, for one client in one phase. down, up: bytes of the payloads;
+        slow, delay: planned faults."""
         link = self.config.link.of(client)
-        kinds = experiment.predicted(type(seen), "down", client)
-        down, up = sum(kinds.values()), sum(f.size for f in reply.form)
-        total = steps * (link.step_ms or 0.0) / 1e3
+        total = steps * slow * (link.step_ms or 0.0) / 1e3 + delay
         total += down * 8 / (link.down_mbps * 1e6) if link.down_mbps else 0.0
         total += up * 8 / (link.up_mbps * 1e6) if link.up_mbps else 0.0
         total += 2 * (link.latency_ms or 0.0) / 1e3
@@ -41,9 +37,14 @@ class VirtualClock:
             late |= dict.fromkeys(order[section.first:], f"not among the first {section.first}")
         return late
 
-    def span(self, times: Mapping[int, float]) -> float:
-        """How long the phase took: until the last that counts, or until the deadline if somebody missed it."""
+    def span(self, times: Mapping[int, float], lost: bool = False) -> float:
+        """How long the phase took: until the last that counts, or until the deadline if somebody missed it; a client
+        that was lost is awaited until the deadline, or for as long as a lost one may take to come back."""
         section, late = self.config.round, self.late(times)
-        if section.deadline is not None and "deadline" in late.values() and section.first is None:
+        last = max((t for c, t in times.items() if c not in late), default=0.0)
+        if section.first is not None and len(times) - len(late) >= section.first:
+            return last
+        if section.deadline is not None and "deadline" in late.values():
             return section.deadline
-        return max((t for c, t in times.items() if c not in late), default=0.0)
+        patience = [s for s in (section.deadline, section.lost.closed) if s is not None]
+        return max(last, min(patience)) if lost and patience else last

@@ -32,16 +32,17 @@ class Hub:
     writes to the run's events."""
 
     def __init__(self, protocol: ServerProtocol, transport: ServerTransport, link: Link, spool: Spool, check: Callable[[Spooled, bytearray], None],
-                 note: Callable[[str, dict[str, Any]], None], pump: Callable[[], bool] | None = None) -> None:
+                 note: Callable[[str, dict[str, Any]], None], pump: Callable[[], bool] | None = None,
+                 at: Callable[[str, int], None] = lambda point, round: None, flush: Callable[[], object] = lambda: None) -> None:
         self.protocol, self.transport, self.link, self.spool = protocol, transport, link, spool
         self.replies: dict[tuple[int, str], Spooled] = {}
-        self._check, self._note, self._pump_clients = check, note, pump
+        self._check, self._note, self._pump_clients, self._at, self._flush = check, note, pump, at, flush
         self._loud: dict[tuple[str, str, str], tuple[float, int, dict[str, Any]]] = {}
         self._commands: queue.SimpleQueue[Callable[[float], list[Instruction]]] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._ticked = 0.0
         self._closing = threading.Event()
-        self._last_round = 0
+        self._sent_task = False
         self.snapshot: dict[str, Any] = {"waiting": [], "arrived": [], "present": 0}
         self._thread = None if pump is not None else threading.Thread(target=self._run, name="fednet-hub", daemon=True)
         if self._thread is not None:
@@ -65,8 +66,9 @@ class Hub:
             elif not done.wait(0.5) and not self._thread.is_alive():
                 return  # what broke it is raised by the next `wait`
 
-    def wait(self, timeout_s: float) -> Resolved | None:
-        """The next client whose part in the phase is over, or None after `timeout_s`. Raises what broke the hub."""
+    def wait(self, timeout_s: float, phase: tuple[int, int, str]) -> Resolved | None:
+        """The next client whose part in the phase (round, exchange, purpose) is over, or None after `timeout_s`. What is
+        left of earlier phases is passed over. Raises what broke the hub."""
         if self._thread is not None:
             try:
                 found = self._events.get(timeout=timeout_s)
@@ -81,10 +83,12 @@ class Hub:
                     if time.monotonic() >= until:
                         return None
                     self._step(0.01)
+                    time.sleep(0.001)  # in one process nothing waits in `poll`
             found = self._events.get()
         if isinstance(found, BaseException):
             raise found
-        return found
+        of, resolved = found
+        return resolved if of == phase else None
 
     def close(self, linger_s: float = 1.0) -> None:
         self._closing.set()
@@ -110,6 +114,9 @@ class Hub:
         while not self._commands.empty():
             self._do(self._commands.get()(time.monotonic()))
             moved = True
+        if self._sent_task:  # with the last turn
+            self._at("broadcasting", self.protocol.round)
+            self._sent_task = False
         for event in self.transport.poll(timeout_s):
             moved = True
             now = time.monotonic()
@@ -122,6 +129,8 @@ class Hub:
                 self._do(self.protocol.closed(event.conn, now))
                 self.link.settle_counted(event.conn, round=self.protocol.round, worker=worker)
                 self.link.closed(event.conn, lambda direction, key: self.protocol.awaits(event.conn, direction, key))  # noqa: B023
+        if moved:
+            self._flush()  # what was spent stays in the book, whatever becomes of this process
         now = time.monotonic()
         if now - self._ticked >= TICK_S:
             self._ticked = now
@@ -150,12 +159,14 @@ class Hub:
             i = pending.popleft()
             if isinstance(i, Send):
                 self.link.send(i.conn, i.message, i.body)
+                self._sent_task = self._sent_task or isinstance(i.message, m.Task)
             elif isinstance(i, Store):
                 self.spool.store(i.key, i.offset, i.data)
+                self._at("spooling", i.key.round)
             elif isinstance(i, Arrived):
                 pending.extend(self._arrived(i))  # after what was to be done before: a task goes out before it is called off
             elif isinstance(i, Resolved):
-                self._events.put(i)
+                self._events.put(((self.protocol.round, self.protocol.phase, self.protocol.purpose), i))
             elif isinstance(i, Settle):
                 more = {"reason": i.reason} if i.reason else {}
                 if i.direction == "up" and not i.useful:
@@ -169,7 +180,8 @@ class Hub:
     def _arrived(self, arrived: Arrived) -> list[Instruction]:
         """Checks a whole reply, and accepts or rejects it."""
         worker = self.protocol.workers[arrived.worker]
-        reply = self.spool.whole(arrived.key, arrived.form, arrived.check, arrived.state, arrived.kept, arrived.seconds,
+        job = self.protocol.work[arrived.key.client].job
+        reply = self.spool.whole(arrived.key, arrived.form, arrived.check, arrived.state, arrived.kept, (job.check, job.start), arrived.seconds,
                                  {"host": worker.host, "pid": worker.pid, "device": worker.device})
         now = time.monotonic()
         try:
@@ -182,6 +194,8 @@ class Hub:
             return self.protocol.reject(arrived.key, str(broken), now)
         self.spool.seal(reply)
         self.replies[arrived.key.client, arrived.key.purpose] = reply
+        if arrived.key.purpose == "train":
+            self._at("receiving", arrived.key.round)
         return self.protocol.accept(arrived.key, now)
 
     # -- events --------------------------------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
     from fednet.algorithms.hosts import HubHost
     from fednet.engine import experiment as experiments
     from fednet.engine.checkpoint import Checkpoints, Spool
+    from fednet.engine.faults import Faults, struck
     from fednet.engine.hub import Hub
     from fednet.engine.server import Residuals, Rounds
     from fednet.engine.summary import finish
@@ -53,10 +54,20 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
     from fednet.wire.ledger import Ledger
     from fednet.wire.link import Link
 
+    rounds: Any = None
+
+    def heed(number: int, _: Any) -> None:
+        if rounds is None:
+            stop_early(number, _)
+        rounds.stop_requested = signal.Signals(number).name, number == signal.SIGINT
+
+    on_stop(heed)
     switches = determinism.settle(config.train.threads, config.train.precision)
+    checkpoints, spool = Checkpoints(directory / "checkpoint", config.checkpoint.fsync), Spool(directory / "checkpoint")
+    if checkpoints.exists:
+        cut(directory, checkpoints.progress().lengths)
     files = RunDirectory(directory)
     logs = _log_to(directory / "log" / "server.log")
-    checkpoints, spool = Checkpoints(directory / "checkpoint", config.checkpoint.fsync), Spool(directory / "checkpoint")
     incarnation = checkpoints.incarnation()
     keyring = _keyring(config, keys)
     curve = keyring is not None
@@ -84,7 +95,6 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
     resumed = None
     if checkpoints.exists:
         resumed = checkpoints.load(exp.algorithm.Server, Residuals)
-        cut(directory, resumed[1].lengths)
         run_id = resumed[1].run
     else:
         run_id = secrets.token_hex(8)
@@ -95,6 +105,8 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
                               time.monotonic(), files=experiments.required_files(loading.loaded()), layout=exp.shared.digest,
                               may_speak_for=keyring.may_speak_for if keyring is not None else None, declared=_declared(exp))
     ledger = Ledger(files.wire.append, incarnation)
+    for line in (directory / "wire.jsonl").read_text(encoding="utf-8").splitlines() if resumed is not None else ():
+        ledger.recall(json.loads(line))
     link = Link("server", transport.send, lambda n: framing(n, curve=curve), ledger, connection_bytes(curve, "server"))
     if bind is None:
         from fednet.engine import client as clients
@@ -112,16 +124,14 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
                 raise loop.broken
             return moved
 
-    hub = Hub(protocol, transport, link, spool, _checker(exp), lambda event, fields: files.event(event, **fields), pump)
+    faults = Faults(config, struck(directory / "events.jsonl"), lambda round, kind: files.event("fault", round, kind=kind))
+    hub = Hub(protocol, transport, link, spool, _checker(exp), lambda event, fields: files.event(event, **fields), pump, faults.at, files.wire.flush)
     host = HubHost(exp.setting, exp.scratch(chosen), config.clients, exp.federation.public_data() if exp.federation is not None else None)
     test, validation = _judges(exp, chosen)
     tracker = Tracker(directory / "tensorboard") if "tensorboard" in config.track else None
     told = [*([callback] if callback is not None else []), *([tracker.round] if tracker is not None else [])]
-    rounds = Rounds(exp, files, hub, checkpoints, spool, run_id=run_id, host=host, display=display, test=test, validation=validation, told=told)
+    rounds = Rounds(exp, files, hub, checkpoints, spool, run_id=run_id, host=host, display=display, faults=faults, test=test, validation=validation, told=told)
     rounds.until = until
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-        with contextlib.suppress(ValueError):  # in a thread of a caller's own, who has the signals
-            signal.signal(number, lambda n, _: setattr(rounds, "stop_requested", (signal.Signals(n).name, n == signal.SIGINT)))
     files.event("started", incarnation=incarnation, resumed=resumed is not None)
     over, why = False, ""
     try:
@@ -157,19 +167,28 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
             loop.close()
         else:
             time.sleep(0.05)  # the hub's thread sends the farewell
-        hub.close()
-        if tracker is not None:
-            tracker.close()
-        with contextlib.suppress(OSError):
-            files.flush()
-        files.close()
+        for last in (hub.close, files.flush, files.close, *([tracker.close] if tracker is not None else [])):
+            with contextlib.suppress(OSError):
+                last()
         logging.getLogger("fednet").removeHandler(logs)
         logs.close()
 
 
+def on_stop(handler: Callable[[int, Any], None]) -> None:
+    """What SIGTERM, SIGUSR1 and Ctrl-C do from now on."""
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        with contextlib.suppress(ValueError):  # in a thread of a caller's own, who has the signals
+            signal.signal(number, handler)
+
+
+def stop_early(number: int, _: Any) -> None:
+    """Before there is anything to be saved."""
+    raise Stopped(f"stopped: {signal.Signals(number).name}; go on with --resume.", by_keyboard=number == signal.SIGINT)
+
+
 def _beat(config: Config) -> float:
-    silent = config.round.lost.silent
-    return 2.0 if silent is None else max(0.1, min(2.0, silent / 4))
+    lost = config.round.lost
+    return max(0.1, min([2.0, *([lost.silent / 4] if lost.silent is not None else []), *([lost.closed / 2] if lost.closed is not None else [])]))
 
 
 def _declared(exp: Any) -> Callable[[Any, Any], None]:
@@ -281,17 +300,26 @@ def open_directory(config: Config, out: Path, resume: bool) -> tuple[Config, Pat
 
 def check_resumable(old: Config, new: Config) -> None:
     """Raises ConfigError that lists the keys in which a resumed run would differ."""
-    before, after = configuration.to_mapping(old), configuration.to_mapping(new)
-    changed = sorted(k for k in {**before, **after} if k not in MAY_CHANGE and before.get(k) != after.get(k))
+    before, after = _flat(configuration.to_mapping(old)), _flat(configuration.to_mapping(new))
+    changed = sorted(k for k in {**before, **after} if k.split(".")[0] not in MAY_CHANGE and before.get(k) != after.get(k))
     if changed:
         raise ConfigError(f"--resume: {', '.join(changed)} differ from the run's own configuration; a resumed run may change only "
                           f"{', '.join(k for k in MAY_CHANGE if k not in ('name', 'load'))} and where it runs.")
+
+
+def _flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Nested mappings as one, by dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{above}{key}.") if isinstance(value, Mapping) and value else {above + key: value}
+    return flat
 
 
 # -- commands ------------------------------------------------------------------------------------------------------------
 def serve(config: Config, *, bind: str, insecure: bool, keys: Path | None, device: str, data: Path | None, resume: bool, until_s: float | None,
           out: Path, quiet: bool, command: list[str], display: Any, report: Callable[[Path], None]) -> int:
     """`fednet-server`. Returns the exit status; raises FednetError with one. report: called with a finished run's directory."""
+    on_stop(stop_early)
     config, directory, finished = open_directory(config, out, resume)
     if finished:
         display.note(f"{directory} is finished.")
@@ -307,6 +335,7 @@ def serve(config: Config, *, bind: str, insecure: bool, keys: Path | None, devic
 def run_command(config: Config, *, workers: int | None, device: str, in_process: bool, resume: bool, until_s: float | None, out: Path,
                 on: str | None, quiet: bool, command: list[str], display: Any, report: Callable[[Path], None]) -> int:
     """`fednet run`. Returns the exit status; raises FednetError with one. report: called with a finished run's directory."""
+    on_stop(stop_early)
     config, directory, finished = open_directory(config, out, resume)
     if finished:
         display.note(f"{directory} is finished.")
@@ -369,8 +398,10 @@ class Supervisor:
         self.wanted = workers
         self.pids: dict[int, str] = {}  # pid -> "server", or a worker's device
         self.server_rounds: list[int] = []  # the rounds in which a server died
+        self.planned = 0  # of these, the ones that the configuration asked for
         self.stopping: int | None = None
         self.keys: Path | None = None
+        self.deaths = 0  # workers that ended with an error
 
     def run(self) -> int:
         devices = self._devices()
@@ -378,15 +409,20 @@ class Supervisor:
         (self.directory / "server.json").unlink(missing_ok=True)
         self._warm_up(places)
         self.keys = self._lab_keys()
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-            signal.signal(number, self._pass_on)
-        self._fork("server", self._server)
-        for place in places:
-            self._fork(place, lambda place=place: self._worker(place))
+        on_stop(self._pass_on)
+        status = 3
         try:
-            return self._watch()
+            self._fork("server", self._server)
+            import torch._dynamo  # noqa: F401 (an optimizer's first use imports it: seconds, here once and for all workers)
+
+            for place in places:
+                self._fork(place, lambda place=place: self._worker(place))
+            if self.stopping is not None:
+                self._pass_on(self.stopping, None)
+            status = self._watch()
+            return status
         finally:
-            self._end_all()
+            self._end_all(3.0 if status == 0 else 0.0)  # where rounds are left, the workers would wait for a server
 
     def _devices(self) -> list[str]:
         """Found in a process of its own: asking CUDA here would forbid to fork."""
@@ -481,18 +517,24 @@ class Supervisor:
                 self._worker_died(name, pid, status)
 
     def _server_died(self, status: int) -> None:
+        from fednet.engine.faults import struck
+
+        planned = sum(1 for _, client, _ in struck(self.directory / "events.jsonl") if client < 0)
         manifest = self.directory / "checkpoint" / "manifest.json"
         round = 0
         with contextlib.suppress(OSError, ValueError, KeyError):
             round = json.loads(manifest.read_text())["progress"]["round"]
-        if self.server_rounds.count(round) >= 1:
+        if planned > self.planned:
+            self.planned = planned
+        elif self.server_rounds.count(round) >= 1:
             raise CannotGoOn(f"the server died twice in round {round + 1} ({signal.Signals(-status).name}); what was finished is saved, --resume goes on.")
-        self.server_rounds.append(round)
+        else:
+            self.server_rounds.append(round)
         self._fork("server", self._server)
 
     def _worker_died(self, device: str, pid: int, status: int) -> None:
-        self.deaths = getattr(self, "deaths", 0) + 1
-        if status > 0 and self.deaths > 20:
+        self.deaths += status > 0
+        if self.deaths > 20:
             raise CannotGoOn(f"workers keep ending with status {status}; see {self.directory / 'log'}.")
         self._fork(device, lambda: self._worker(device))
 
@@ -503,9 +545,9 @@ class Supervisor:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
 
-    def _end_all(self) -> None:
-        """Nothing that was started here outlives this."""
-        until = time.monotonic() + 3.0
+    def _end_all(self, grace_s: float) -> None:
+        """Nothing that was started here outlives this. grace_s: for those that end by themselves."""
+        until = time.monotonic() + grace_s
         while self.pids and time.monotonic() < until:
             pid, _ = os.waitpid(-1, os.WNOHANG)
             if pid:

@@ -108,6 +108,7 @@ class RunDirectory:
         """One line of events.jsonl. elapsed: seconds since this server process started."""
         self.events.append({"round": round, "client": client, "type": type, "bytes": bytes,
                             "elapsed": round_ms(time.time() - self._started), "time": round_ms(time.time()), **more})
+        self.events.flush()  # what a resume must know, a fault that struck above all, may not be lost with this process
 
     def flush(self) -> dict[str, int]:
         """All lines are with the operating system; returns the lengths of the files that a resume cuts."""

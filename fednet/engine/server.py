@@ -8,6 +8,7 @@ records and the bits are the same either way.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from fednet.engine import keepsakes, selection
 from fednet.engine.checkpoint import Checkpoints, Progress, Spool, Spooled
 from fednet.engine.clock import VirtualClock
 from fednet.engine.experiment import Experiment, GlobalModel, Judgement
+from fednet.engine.faults import Faults, drops
 from fednet.engine.hub import Hub
 from fednet.engine.rundir import RunDirectory
 from fednet.engine.site import judgements
@@ -53,10 +55,16 @@ class Phase:
     seen: dict[int, Any]  # what each client was sent, as it sees it
     residuals: dict[str, torch.Tensor]
     opened: float
+    out: dict[int, str] = field(default_factory=dict)  # who is not asked, and why
+    down: dict[int, int] = field(default_factory=dict)  # bytes of each client's task
     spooled: dict[tuple[int, str], Spooled] = field(default_factory=dict)
     done: dict[int, Spooled] = field(default_factory=dict)
     dropped: dict[int, str] = field(default_factory=dict)
     virtual: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def name(self) -> tuple[int, int, str]:
+        return self.round, self.index, self.purpose
 
 
 @dataclass
@@ -66,6 +74,7 @@ class Outcome:
     round: int
     selected: tuple[int, ...]
     completed: tuple[int, ...]
+    phases: list[tuple[int, ...]]  # who completed each exchange
     dropped: dict[int, str]
     void: bool
     server: Any
@@ -87,10 +96,11 @@ class Rounds:
     """One server process's part in a run. Call `run`; it raises Stopped, or CannotGoOn, with everything saved."""
 
     def __init__(self, experiment: Experiment, directory: RunDirectory, hub: Hub, checkpoints: Checkpoints, spool: Spool, *, run_id: str,
-                 host: HubHost, display: Any, test: Any = None, validation: Any = None,
+                 host: HubHost, display: Any, faults: Faults, test: Any = None, validation: Any = None,
                  told: Sequence[Callable[[dict[str, Any]], None]] = ()) -> None:
         self.experiment, self.config, self.method = experiment, experiment.config, experiment.algorithm
         self.directory, self.hub, self.checkpoints, self.spool = directory, hub, checkpoints, spool
+        self.faults = faults
         self.host, self.display, self.test, self.validation, self.told = host, display, test, validation, told
         self.progress = Progress(run=run_id)
         self.server: Any = None
@@ -101,7 +111,7 @@ class Rounds:
         self._clock = VirtualClock(self.config) if self.config.link.clock == "virtual" else None
         self._status_at = 0.0
         self._began = time.monotonic()
-        self._best_model: Tensors | None = None
+        self._concluding = False
 
     # -- the run -------------------------------------------------------------------------------------------------------
     def begin(self, resumed: tuple[Any, Progress, Any] | None) -> None:
@@ -113,13 +123,24 @@ class Rounds:
             self.server, self.progress, more = resumed
             self.residuals = dict(more.down) if more is not None else {}
             self.durable = dict(self.progress.versions)
-            if self.progress.round < self.config.rounds and self._wanted_stop() is None:
-                self.progress.finished = False  # a finished run that is given more rounds, or a looser `stop`
+            self.hub.link.ledger.taken(self.progress.totals)
+            more_to_do = self.progress.round < self.config.rounds and self._wanted_stop() is None
+            self.progress.finished = self.progress.finished and not more_to_do
         self._save()
 
     def run(self) -> None:
         """All rounds, then the last evaluation."""
+        try:
+            self._run()
+        except Stopped:
+            if not self._concluding:  # else the last checkpoint holds all that is finished
+                self._save()
+            raise
+
+    def _run(self) -> None:
         progress, config = self.progress, self.config
+        if progress.finished:
+            return
         self._await_clients()
         round = progress.round + 1
         phase = self._open(round) if round <= config.rounds and self._wanted_stop() is None else None
@@ -133,15 +154,15 @@ class Rounds:
                 phase = self._open(round)
             if progress.void >= config.round.void_rounds:
                 self._cancel_open(phase)
+                self._save()
                 raise CannotGoOn(f"{progress.void} rounds in a row had fewer than {config.round.min_results} results; the last good state is saved.")
             reason = self._wanted_stop()
             if reason is not None and phase is not None:
                 self._cancel_open(phase)
                 phase = None
-        if not progress.finished:
-            self._last_evaluation()
-            progress.finished = True
-            self._save()
+        lines = self._last_evaluation()
+        progress.finished = True
+        self._save({"clients": lines})
 
     def _may_overlap(self) -> bool:
         """Whether the next round may start before this one is judged: not where what is found may end the run."""
@@ -192,7 +213,7 @@ class Rounds:
             if not told and time.monotonic() - self._began > 2.0:
                 self.display.note(f"waiting for clients: {self.hub.snapshot['present']} of {wanted} are here")
                 told = True
-            self.hub.wait(0.05)
+            self.hub.wait(0.05, (0, 0, ""))
             self._heed()
         if not self.hub.snapshot["present"] and until is not None and time.monotonic() >= until:
             raise CannotGoOn(f"no client joined within {join:g} s (round.join).")
@@ -200,9 +221,9 @@ class Rounds:
     # -- a phase -------------------------------------------------------------------------------------------------------
     def _rules(self) -> Rules:
         section = self.config.round
-        virtual = self._clock is not None
+        virtual = self._clock is not None or self.faults.replay is not None  # then who counts is not for the clock here to say
         return Rules(deadline=None if virtual else section.deadline, closed=section.lost.closed, silent=section.lost.silent, join=section.join,
-                     first=None if virtual else section.first, defer=virtual)
+                     first=None if virtual else section.first, defer=self._clock is not None)
 
     def _open(self, round: int, before: Outcome | None = None) -> Phase:
         """Opens a round's first exchange."""
@@ -218,7 +239,7 @@ class Rounds:
         method, host, config = self.method, self.host, self.config
         host.begin(round, index, cohort)
         phase = Phase(round, index, "train", tuple(cohort), {c: versions.get(c, "") for c in cohort}, {}, residuals, time.monotonic())
-        phase.spooled = self.spool.found(round, index)
+        phase.spooled, phase.out = self.spool.found(round, index), self.faults.out(round, index, cohort)
         judge = self._judging(round) and config.evaluate.clients == "auto" and index == len(method.exchanges) - 1
         jobs, cache, last = [], {}, None
         for client in cohort:
@@ -236,16 +257,28 @@ class Rounds:
                 given = self.experiment.down.encode(gift)
                 form, body, enrol = (*given.form, *form), Body([*given.body.segments, *body.segments]), len(given.form)
                 check = body.check()
-            if (client, "train") not in phase.spooled:
+            phase.down[client] = body.size
+            known = phase.spooled.get((client, "train"))
+            if known is not None and known.task != (check, phase.start[client]):  # it answers what another server asked
+                phase.spooled = {k: s for k, s in phase.spooled.items() if k[0] != client}
+            if (client, "train") not in phase.spooled and client not in phase.out:
+                faults = self.faults.of(round, index, client)
                 jobs.append(Job(client, form, body, check, cost=self._cost(client), start=phase.start[client], keep=self.durable.get(client, ""),
-                                enrol=enrol, judge=judge))
+                                enrol=enrol, judge=judge, faults=faults, lost=drops(faults)))
         self._begin(phase, jobs)
         return phase
 
     def _begin(self, phase: Phase, jobs: list[Job]) -> None:
+        rules, here = self._rules(), sum(1 for _, purpose in phase.spooled if purpose == "train")
+        if rules.first is not None and here:  # what an earlier server received counts among the first
+            rules = dataclasses.replace(rules, first=max(1, rules.first - here))
+            if here >= (self.config.round.first or 0):
+                phase.out |= {j.client: f"not among the first {self.config.round.first}" for j in jobs}
+                jobs = []
+
         def command(now: float) -> list[Any]:
             self.hub.replies.clear()
-            return self.hub.protocol.begin(phase.round, phase.index, phase.purpose, jobs, self._rules(), now)
+            return self.hub.protocol.begin(*phase.name, jobs, rules, now)
 
         self.hub.call(command)
 
@@ -260,7 +293,9 @@ class Rounds:
 
     def _collect(self, phase: Phase, fold: Any = None, server: Any = None, runs: dict[int, Run] | None = None) -> Any:
         """Waits for all of a phase and folds the replies in ascending client id, as soon as each one's turn has come."""
-        outcomes: dict[int, str] = {c: "" for c, purpose in phase.spooled if purpose == phase.purpose and c in phase.cohort}
+        outcomes: dict[int, str] = {c: "" for c, purpose in phase.spooled if purpose == phase.purpose and c in phase.cohort} | phase.out
+        for client, reason in phase.out.items():
+            self.directory.event("dropped", phase.round, client, reason=reason)
         defer = self._clock is not None
         todo = list(phase.cohort)
         while todo:
@@ -268,7 +303,7 @@ class Rounds:
                 fold = self._fold_one(phase, todo.pop(0), outcomes, fold, server, runs)
             if not todo or (defer and all(c in outcomes for c in todo)):
                 break
-            resolved = self.hub.wait(POLL_S)
+            resolved = self.hub.wait(POLL_S, phase.name)
             if resolved is not None and resolved.client in phase.start:
                 outcomes[resolved.client] = resolved.reason
                 if resolved.reason:
@@ -317,9 +352,9 @@ class Rounds:
         for client, reason in outcomes.items():
             reply = self._reply(phase, client, phase.purpose)
             if not reason and reply is not None:
-                steps = self._cost(client)
-                phase.virtual[client] = self._clock.seconds(client, phase.round, steps, self.experiment, phase.seen[client], reply)
-        late = self._clock.late(phase.virtual)
+                phase.virtual[client] = self._clock.seconds(client, phase.round, self._cost(client), phase.down[client], sum(f.size for f in reply.form),
+                                                            *self.faults.time(phase.round, phase.index, client))
+        late = {} if self.faults.replay is not None else self._clock.late(phase.virtual)
         for client, reason in late.items():
             outcomes[client] = reason
             self.directory.event("dropped", phase.round, client, reason=reason)
@@ -333,18 +368,20 @@ class Rounds:
         started, seconds, virtual = phase.opened, {"collect": 0.0, "aggregate": 0.0}, 0.0
         server, versions, states = self.server, dict(self.progress.versions), dict(self.progress.states)
         selected, dropped, runs = phase.cohort, dict[int, str](), dict[int, Run]()
-        short = config.round.min_results
+        short, phases = config.round.min_results, list[tuple[int, ...]]()
         while True:
             host.begin(phase.round, phase.index, phase.cohort)
             fold = self._collect(phase, method.start(server, phase.index), server, runs)
             seconds["collect"] += time.monotonic() - phase.opened
             dropped |= phase.dropped
-            virtual += self._clock.span(phase.virtual) if self._clock else 0.0
+            virtual += self._clock.span(phase.virtual, bool(set(phase.dropped) - set(phase.virtual))) if self._clock else 0.0
             completed = tuple(sorted(phase.done))
+            phases.append(completed)
             void = len(completed) < short
             if void:
                 break
             begun = time.monotonic()
+            self.faults.at("aggregating", phase.round)
             host.begin(phase.round, phase.index, completed)
             server = self._with_buffers(method.finish(fold, server, completed, host))
             seconds["aggregate"] += time.monotonic() - begun
@@ -363,7 +400,7 @@ class Rounds:
                 judged[client] = judgements(self._judgement(verdict), self.experiment.setting.classes)
         if void:
             server, versions, states = self.server, dict(self.progress.versions), dict(self.progress.states)
-        return Outcome(phase.round, selected, () if void else completed, dropped, void, server, versions, states, phase.residuals, started, seconds,
+        return Outcome(phase.round, selected, () if void else completed, phases, dropped, void, server, versions, states, phase.residuals, started, seconds,
                        virtual, runs, judged, workers, client_seconds, dict(host.reported), list(host.warnings))
 
     def _with_buffers(self, server: Any) -> Any:
@@ -384,9 +421,10 @@ class Rounds:
     def _conclude(self, outcome: Outcome) -> None:
         """Judges a round, checkpoints, and writes its records."""
         progress, config = self.progress, self.config
+        self._concluding = True
         begun = time.monotonic()
         record: dict[str, Any] = {"round": outcome.round, "selected": outcome.selected, "completed": outcome.completed,
-                                  "dropped": {str(c): r for c, r in sorted(outcome.dropped.items())}, "void": outcome.void}
+                                  "completed_by_phase": outcome.phases, "dropped": {str(c): r for c, r in sorted(outcome.dropped.items())}, "void": outcome.void}
         progress.versions, progress.states = outcome.versions, outcome.states
         self.residuals = outcome.residuals
         progress.void = progress.void + 1 if outcome.void else 0
@@ -396,6 +434,7 @@ class Rounds:
         model = self.method.global_model(outcome.server)
         if self._judging(outcome.round):
             record |= self._judge(outcome, model)
+        self.faults.at("evaluating", outcome.round)
         judged_at = time.monotonic()
         hashes = self._hashes(outcome.server, model)
         spent = self._spent(outcome.round)
@@ -415,6 +454,8 @@ class Rounds:
         else:
             self._append(lines)
         self.directory.event("round", outcome.round, completed=len(outcome.completed))
+        self._concluding = False
+        self.faults.at("between", outcome.round)
         self.hub.call(lambda now: self.hub.book_round(outcome.round) or [])
         self.display.round_done(record)
         for told in self.told:
@@ -472,14 +513,13 @@ class Rounds:
         return lines
 
     # -- the last evaluation -------------------------------------------------------------------------------------------
-    def _last_evaluation(self) -> None:
-        """All clients are asked once, at the end."""
+    def _last_evaluation(self) -> list[dict[str, Any]]:
+        """All clients are asked once, at the end. Returns their lines."""
         section = self.config.evaluate
-        if not section.every or section.clients == "none" or not self.hub.snapshot["present"]:
-            return
+        if not section.every or section.clients == "none":
+            return []
         judged = self._ask_all(self.progress.round, self.server, final=True)
-        lines = [{"round": self.progress.round, "client": c, "final": True, **client_scores(v)} for c, v in sorted(judged.items())]
-        self._save({"rounds": [], "clients": lines})
+        return [{"round": self.progress.round, "client": c, "final": True, **client_scores(v)} for c, v in sorted(judged.items())]
 
     def _ask_all(self, round: int, server: Any, final: bool) -> dict[int, dict[str, Counts]]:
         exp, model = self.experiment, self.method.global_model(server)
@@ -495,7 +535,7 @@ class Rounds:
 
         def command(now: float) -> list[Any]:
             self.hub.replies.clear()
-            return self.hub.protocol.begin(phase.round, phase.index, "evaluate", jobs, Rules(None, rules.closed, rules.silent, rules.join), now)
+            return self.hub.protocol.begin(*phase.name, jobs, Rules(None, rules.closed, rules.silent, rules.join), now)
 
         self.hub.call(command)
         clock, self._clock = self._clock, None
@@ -513,7 +553,7 @@ class Rounds:
         self.progress.lengths = self.directory.flush()
         self.progress.records = lines or {}
         extra = Residuals(down=self.residuals) if self.residuals else None  # type: ignore[call-arg]
-        self.checkpoints.save(self.server, self.progress, extra)
+        self.checkpoints.save(self.server, self.progress, extra, lambda point: self.faults.at(point, self.progress.round))
         self.durable = dict(self.progress.versions)
         self._append(lines or {})
         self.spool.clear(self.progress.round)

@@ -173,7 +173,7 @@ class Workplace:
         if keep:
             self.store.save(key.client, key.version, kept, local.to("cpu") if keeps_local and local is not None else
                             self.store.local(key.client, start) if self.keeps_local else None)
-            self.store.prune(key.client, (start, task.keep, key.version))
+            self.store.prune(key.client, key.version, (start, task.keep))
         answers.append(_answer(key, encoded, state=kept.sha256(), kept=keep))
         return answers
 

@@ -7,6 +7,7 @@ on either side, a task moved to another worker then leave no trace: the next tas
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -72,16 +73,24 @@ class ClientStore:
         folder = self._folder(client)
         folder.mkdir(parents=True, exist_ok=True)
         if local is not None:
-            write_state(folder / f"{version}.local.safetensors", Local(local))
-        write_state(folder / f"{version}.safetensors", record)
+            self._write(folder / f"{version}.local.safetensors", Local(local))
+        self._write(folder / f"{version}.safetensors", record)
 
-    def prune(self, client: int, keep: Sequence[str]) -> None:
-        """Deletes all versions but these."""
-        folder = self._folder(client)
+    def _write(self, path: Path, state: State) -> None:
+        """Two workers may write the same version, the same bits: one that was given up, and the one it was given on to."""
+        aside = path.with_suffix(f".{os.getpid()}.new")
+        write_state(aside, state)
+        aside.replace(path)
+
+    def prune(self, client: int, version: str, keep: Sequence[str]) -> None:
+        """Deletes the versions of earlier rounds than `version`, but for those to keep. Later ones are left alone: they
+        belong to another worker, where this one was given up and did not know it."""
+        folder, now = self._folder(client), int(version.split("-")[0])
         if not folder.is_dir():
             return
         for path in folder.iterdir():
-            if path.name.split(".")[0] not in keep:
+            name = path.name.split(".")[0]
+            if name not in keep and int(name.split("-")[0]) < now:
                 path.unlink(missing_ok=True)
 
 

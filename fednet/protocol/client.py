@@ -109,6 +109,7 @@ class Outgoing:
     body: Body
     sent: int = 0
     announced: bool = False
+    until: int | None = None  # parts that are sent; then silence: a planned fault
 
 
 @dataclass(slots=True)
@@ -136,6 +137,9 @@ class ClientProtocol:
     _incoming: dict[Key, Incoming] = field(default_factory=dict)
     _outgoing: dict[Key, Outgoing] = field(default_factory=dict)
     _working: set[Key] = field(default_factory=set)
+    _tasks: dict[Key, m.Task] = field(default_factory=dict)  # what is worked on, or answered and not sent yet
+    _earlier: set[Key] = field(default_factory=set)  # of these, the ones that a server now gone had asked for
+    _config: str = ""
     _layout: str = ""
     _sites: list[m.SiteFacts] = field(default_factory=list)
     doing: dict[int, tuple[str, int, int]] = field(default_factory=dict)
@@ -208,21 +212,31 @@ class ClientProtocol:
         self.state = "ready"
         return [Out(m.Ready(run=self.run, inc=self.inc, layout=layout, sites=self._sites)), *self._announce()]
 
-    def reply(self, reply: m.Reply, body: Body) -> list[Instruction]:
-        """A task is done. A reply to a task that was cancelled meanwhile is not sent."""
+    def reply(self, reply: m.Reply, body: Body, share: float | None = None) -> list[Instruction]:
+        """A task is done. A reply to a task that was cancelled meanwhile is not sent. share: of the upload that is sent
+        before this client falls silent, where such a fault is planned."""
         if reply.key.purpose == "train" or reply.key in self._working:
             if reply.key not in self._working:
                 return []
             self._working.discard(reply.key)
         elif not any(k.version == reply.key.version and k.client == reply.key.client for k in self._working):
             return []
-        self._outgoing[reply.key] = Outgoing(reply, body)
+        if share is not None and body.size <= PART:  # one message comes whole or not at all
+            return self.forget(reply.key)
+        self._outgoing[reply.key] = Outgoing(reply, body, until=None if share is None else int(share * body.parts()))
         return self._announce() if self.state == "ready" else []
+
+    def forget(self, key: Key) -> list[Instruction]:
+        """This task will not be answered, and nobody is told: a planned fault."""
+        self._working.discard(key)
+        self._forget(key)
+        return []
 
     def failed(self, key: Key, reason: str, again: bool) -> list[Instruction]:
         if key not in self._working:
             return []
         self._working.discard(key)
+        self._tasks.pop(key, None)
         reason = reason[:4000].encode(errors="replace").decode()
         return [Out(m.Failed(run=self.run, inc=self.inc, key=key, reason=reason, again=again))]
 
@@ -232,16 +246,17 @@ class ClientProtocol:
 
     # -- inside --------------------------------------------------------------------------------------------------------
     def _welcomed(self, welcome: m.Welcome) -> list[Instruction]:
-        again = welcome.run == self.run
+        again = welcome.run == self.run and welcome.config == self._config  # a resume may have changed it
         out: list[Instruction] = []
         if not again:
             self._layout = ""  # what is prepared is another run's
-        if not again or welcome.inc != self.inc:  # another server does not know of what this one handed out
-            out += [Cancelled(k) for k in sorted(self._working)]
-            self._working.clear()
-            self._outgoing.clear()
+            out += self._abandon(list(self._tasks))
+        elif welcome.inc != self.inc:  # a server started anew: what it asks for again is not done again, see `_task`
+            self._earlier = set(self._tasks)
+            for going in self._outgoing.values():
+                going.announced = True
         self.state, self.run, self.inc, self.session, self.beat_s = "welcomed", welcome.run, welcome.inc, welcome.session, welcome.beat_s
-        self.ids, self.share = welcome.ids, None
+        self.ids, self.share, self._config = welcome.ids, None, welcome.config
         out.append(Welcomed(welcome, again))
         return [*out, *(self.ready(self._layout, self._sites) if again and self._layout else [])]
 
@@ -256,8 +271,32 @@ class ClientProtocol:
     def _task(self, task: m.Task, body: memoryview | None) -> list[Instruction]:
         if sum(f.size for f in task.form) != task.size or (body is not None and len(body) != task.size) or (body is None and 0 < task.size <= PART):
             raise RemoteProtocolError("task: announced sizes do not agree")
+        out = self._abandon([k for k in self._tasks if (k.round, k.phase) < (task.key.round, task.key.phase)])
+        if task.key in self._earlier:
+            self._earlier.discard(task.key)
+            if self._same(task, self._tasks[task.key]):
+                for key, going in self._outgoing.items():
+                    if _train(key) == _train(task.key):
+                        going.sent, going.announced = 0, False
+                return [*out, Booked("down", task.key), *self._announce()]
+            out += self._abandon([task.key])
         if task.key in self._incoming or task.key in self._working or task.key in self._outgoing:
             return [Stray("doubled")]
+        return [*out, *self._begun(task, body)]
+
+    @staticmethod
+    def _same(a: m.Task, b: m.Task) -> bool:
+        """Whether what was done for one task answers the other."""
+        return not a.faults and (a.check, a.form, a.start, a.enrol, a.judge) == (b.check, b.form, b.start, b.enrol, b.judge)
+
+    def _abandon(self, keys: Sequence[Key]) -> list[Instruction]:
+        working = [k for k in keys if k in self._working]
+        for key in keys:
+            self._working.discard(key)
+            self._forget(key)
+        return [Cancelled(k) for k in working]
+
+    def _begun(self, task: m.Task, body: memoryview | None) -> list[Instruction]:
         if body is not None or task.size == 0:
             return self._given(task, bytearray(body or b""))
         try:
@@ -269,6 +308,7 @@ class ClientProtocol:
 
     def _given(self, task: m.Task, body: bytearray) -> list[Instruction]:
         self._working.add(task.key)
+        self._tasks[task.key] = task
         return [Booked("down", task.key), Given(task, body)]
 
     def _grant(self, key: Key) -> list[Instruction]:
@@ -308,7 +348,8 @@ class ClientProtocol:
                 continue
             going.announced = True
             inline = going.body.size <= PART
-            out.append(Out(going.reply, going.body.whole() if inline and going.body.size else None))
+            reply = msgspec.structs.replace(going.reply, run=self.run, inc=self.inc)
+            out.append(Out(reply, going.body.whole() if inline and going.body.size else None))
             if inline:
                 out.append(Booked("up", key))
                 if not self._waits(key):
@@ -324,6 +365,8 @@ class ClientProtocol:
     def _forget(self, key: Key) -> None:
         """This reply is through, and with a training task's the evaluation within it."""
         self._outgoing.pop(key, None)
+        self._tasks.pop(key, None)
+        self._earlier.discard(key)
         if key == _train(key):
             self._outgoing.pop(msgspec.structs.replace(key, purpose="evaluate"), None)
 
@@ -335,12 +378,16 @@ class ClientProtocol:
             return [Stray("doubled")]
         if pull.first != going.sent or pull.first + pull.count > going.body.parts():
             raise RemoteProtocolError(f"pull of part {pull.first}; {going.sent} were sent")
+        last = pull.first + pull.count if going.until is None else min(pull.first + pull.count, going.until)
         out: list[Instruction] = [Out(m.Part(run=self.run, inc=self.inc, key=pull.key, index=i), going.body.part(i))
-                                  for i in range(pull.first, pull.first + pull.count)]
+                                  for i in range(pull.first, last)]
         going.sent += pull.count
         if going.sent >= going.body.parts():
             self._forget(pull.key)
             out.append(Booked("up", pull.key))
+        elif going.until is not None and last >= going.until:
+            self._forget(pull.key)
+            out.append(Booked("up", pull.key, False))
         return out
 
     def _cancel(self, key: Key) -> list[Instruction]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fednet.wire.codec import Body
-from fednet.wire.messages import Field, Key, Message
+from fednet.wire.messages import Fault, Field, Key, Message
 
 WINDOW = 4  # parts granted to one sender
 BUDGET = 64  # parts granted to all senders together
@@ -24,7 +24,8 @@ HOSTED = 32_768  # clients that one process may host: their ids must fit into a 
 @dataclass(frozen=True, slots=True)
 class Job:
     """A task for one client. cost: SGD steps, for longest-first; start, keep: client state versions; enrol: how many
-    leading fields of the form are the client's enrolment; judge: evaluate within the task."""
+    leading fields of the form are the client's enrolment; judge: evaluate within the task; faults: to be acted out at the
+    first hand-out; lost: the one of them after which no reply will come."""
 
     client: int
     form: Sequence[Field]
@@ -35,6 +36,8 @@ class Job:
     keep: str = ""
     enrol: int = 0
     judge: bool = False
+    faults: Sequence[Fault] = ()
+    lost: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,8 @@ class Work:
     losses: int = 0
     undecided: bool = False  # done, in a phase whose usefulness is decided at its end
     reason: str = ""
+    heard: float = 0.0  # hand-out, or the last that was heard of this task
+    struck: bool = False  # its planned faults went out with it
 
 
 class ServerProtocol:
@@ -412,6 +414,8 @@ class ServerProtocol:
         if isinstance(message, m.Beat):
             if message.client in worker.ids:
                 worker.doing[message.client] = (message.phase, message.step, message.steps)
+                if message.client in worker.queue and message.client in self.work:
+                    self.work[message.client].heard = self._now
             self._send(conn, m.Beat(run=self.run, inc=self.incarnation))
             return ""
         if isinstance(message, m.Ready):
@@ -502,6 +506,7 @@ class ServerProtocol:
             return ""
         self._say(Store(part.key, part.index * PART, body))
         w.got += 1
+        w.heard = self._now
         if w.got * PART >= w.reply.size:
             self._whole(w, self.workers[w.worker])
         self._grant()
@@ -583,11 +588,14 @@ class ServerProtocol:
         worker.queue.append(job.client)
         self._last[job.client] = worker.name
         w.running = len(worker.queue) <= worker.slots
-        w.since = self._now
+        w.since = w.heard = self._now
+        faults, w.struck = [] if w.struck else list(job.faults), True
+        for fault in faults:
+            self._say(Note("fault", {"round": self.round, "client": job.client, "kind": fault.kind, "amount": fault.amount}))
         inline = job.body.size <= PART
         w.sent_parts = job.body.parts() if inline else 0
         task = m.Task(run=self.run, inc=self.incarnation, key=self._key(w), form=list(job.form), size=job.body.size, check=job.check,
-                      start=job.start, keep=job.keep, enrol=job.enrol, judge=job.judge, deadline_s=self.rules.deadline)
+                      start=job.start, keep=job.keep, enrol=job.enrol, judge=job.judge, deadline_s=self.rules.deadline, faults=faults)
         self._send(worker.conn, task, job.body.whole() if inline and job.body.size else None)
 
     def _start_next(self, worker: Worker, client: int) -> None:
@@ -598,10 +606,12 @@ class ServerProtocol:
         for other in worker.queue[:worker.slots]:
             w = self.work.get(other)
             if w is not None and not w.running:
-                w.running, w.since = True, self._now
+                w.running, w.since, w.heard = True, self._now, self._now
 
     def _take_back(self, w: Work, reason: str, lost: bool = False, same_attempt: bool = False) -> None:
         """The task is to be handed out again; what crossed for it so far was of no use."""
+        if w.job.lost and w.struck:
+            return self._drop(w, f"lost: {w.job.lost}")
         w.losses += lost
         if w.losses >= LOSSES:
             return self._drop(w, "lost")
@@ -665,6 +675,8 @@ class ServerProtocol:
             if w.status in ("handed", "arriving"):
                 if w.running and self._over(w.since, self.rules.deadline):
                     self._drop(w, "deadline")
+                elif w.job.lost and w.running and self._over(w.heard, self.rules.closed):
+                    self._drop(w, f"lost: {w.job.lost}")  # planned: the worker lives on, for its other clients
             elif w.status == "waiting" and i not in present:
                 preparing = [x.joined_at for x in self.workers.values() if x.conn is not None and x.gone_at is None and i in x.ids]
                 if preparing:

@@ -82,15 +82,24 @@ class Ledger:
         if a.counted:
             row["count"] = a.count
         row |= more
-        with self._lock:
-            self.totals[a.direction] += row["bytes"]
-            untaken = self._untaken.setdefault(row["round"], {"up": 0, "down": 0})
-            untaken[a.direction] += row["bytes"]
-            if useful:
-                book = self.useful[a.direction]
-                for kind, n in a.kinds.items():
-                    book[kind] = book.get(kind, 0) + n
+        self.recall(row)
         self._write(row)
+
+    def recall(self, row: Row) -> None:
+        """Counts a row: one just written, or by an earlier process of this side. What was spent is spent."""
+        with self._lock:
+            self.totals[row["direction"]] += row["bytes"]
+            untaken = self._untaken.setdefault(row["round"], {"up": 0, "down": 0})
+            untaken[row["direction"]] += row["bytes"]
+            if row["useful"]:
+                book = self.useful[row["direction"]]
+                for kind, n in row["kinds"].items():
+                    book[kind] = book.get(kind, 0) + n
+
+    def taken(self, before: Mapping[str, int]) -> None:
+        """So many bytes were taken by an earlier process; what else it spent is taken with the next round's."""
+        with self._lock:
+            self._untaken = {0: {"up": self.totals["up"] - before.get("up", 0), "down": self.totals["down"] - before.get("down", 0)}}
 
     def take(self, round: int) -> dict[Direction, int]:
         """Bytes settled for rounds up to this one and not taken before. Safe to call from another thread."""

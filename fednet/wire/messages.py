@@ -58,6 +58,14 @@ class Field(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 Form = Annotated[list[Field], msgspec.Meta(max_length=64)]
 
 
+class Fault(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A planned fault that the client is to act out in a task. amount: seconds of delay, factor of slowness, share of an
+    upload that gets through, rounds that a crashed client stays away."""
+
+    kind: Name
+    amount: float = 0.0
+
+
 class Message(msgspec.Struct, frozen=True, tag_field="t", forbid_unknown_fields=True, kw_only=True):
     """Base of all messages. `run` and `inc` (incarnation of the server) mark what belongs to this run."""
 
@@ -165,6 +173,7 @@ class Task(Message, tag="task", frozen=True):
     enrol: Index = 0
     judge: bool = False  # evaluate within this task
     deadline_s: Seconds | None = None
+    faults: list[Fault] = []
 
 
 class Cancel(Message, tag="cancel", frozen=True):

@@ -1,0 +1,219 @@
+"""Real processes of one small federation: started, killed, started again; and what must be true of what they leave.
+
+    with Federation(tmp_path, algorithm="scaffold") as fed:
+        fed.client("0-3"); fed.server(); fed.finish()
+        fed.hashes()                                     # [(round, model_sha256, clients_sha256), ...]
+
+Processes are forked by a server that has imported all they need, so that one starts in a few hundredths of a second.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+from fednet import config as configuration
+from fednet.engine.faults import POINTS
+
+PATIENCE_S = 100.0  # no run here takes a tenth of it: who is still running then hangs
+METHODS_WITH_STATE = ("scaffold", "moon", "fedrds", "fedper", "fedrod", "lgfedavg", "fedrep")
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload([
+    "torch.optim", "torch._dynamo", "fednet.algorithms.hosts", "fednet.data.loading", "fednet.engine.client", "fednet.engine.server", "fednet.engine.summary",
+    "fednet.transport.zeromq", "tests.chaos.harness"])
+
+
+def settings(**changes: Any) -> dict[str, Any]:
+    """Four clients of which all take part, a model of two thousand weights, three rounds."""
+    base: dict[str, Any] = {
+        "name": "run", "rounds": 3, "clients": 4, "participation": 1.0, "model": {"name": "mlp", "hidden": [16]},
+        "data": {"dataset": "synthetic", "samples": 240, "shape": [1, 8, 8], "partition": {"scheme": "iid"}},
+        "train": {"epochs": 1, "batch_size": 16, "lr": 0.05}, "round": {"lost": {"closed": 3.0, "silent": 10.0}, "join": 30.0}}
+    if changes.get("algorithm") in ("fedrds", "fedpdc"):
+        base["data"]["public"] = {"samples": 40}
+    for key, value in changes.items():
+        merged = isinstance(value, Mapping) and isinstance(base.get(key), Mapping)
+        base[key] = {**base[key], **value} if merged else {"name": value} if key == "algorithm" else value
+    return base
+
+
+class Federation:
+    """One run's directory under `out`, and the processes that work on it. On leaving, none may be left."""
+
+    def __init__(self, out: Path, **changes: Any) -> None:
+        self.out = out
+        self.mapping = settings(**changes)
+        self.path = out / self.mapping["name"]
+        out.mkdir(parents=True, exist_ok=True)
+        self.processes: list[Any] = []
+        self.last: Any = None
+
+    def __enter__(self) -> Federation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            if process.is_alive():
+                process.kill()
+            process.join(10)
+
+    # -- processes -----------------------------------------------------------------------------------------------------
+    def server(self, resume: bool = False, bind: str = "tcp://127.0.0.1:*", limit: int | None = None, **changes: Any) -> Any:
+        """limit: the largest size in bytes of a file that it can write, as on a disk that is full then."""
+        self.last = self._start(_serve, self.mapping | changes, self.out, resume, bind, limit)
+        return self.last
+
+    def client(self, ids: str, server: str | None = None) -> Any:
+        return self._start(_client, ids, self.path, server)
+
+    def supervisor(self, workers: int = 2, resume: bool = False, until_s: float | None = None, **changes: Any) -> Any:
+        """`fednet run`, less the figures."""
+        self.last = self._start(_supervise, self.mapping | changes, self.out, workers, resume, until_s)
+        return self.last
+
+    def _start(self, work: Callable[..., int], *args: Any) -> Any:
+        _warm()
+        process = CONTEXT.Process(target=_run, args=(work, self.out / "output.txt", *args))
+        process.start()
+        self.processes.append(process)
+        return process
+
+    def status(self, process: Any = None) -> int:
+        """Waits for a process's end, of the last server if none is given."""
+        process = process or self.last
+        process.join(PATIENCE_S)
+        assert process.exitcode is not None, f"still running after {PATIENCE_S:g} s; events: {self.events()[-5:]}\n{self.output()}"
+        return int(process.exitcode)
+
+    def finish(self) -> None:
+        """Waits for the last server, starting it anew each time that a planned crash has ended it; then for the rest."""
+        while (status := self.status()) == -signal.SIGKILL:
+            self.server(resume=True)
+        assert status == 0, (status, self.output())
+        for process in self.processes:
+            self.status(process)
+
+    def until(self, true: Callable[[], Any]) -> Any:
+        """Waits for something to become true, and returns it."""
+        end = time.monotonic() + PATIENCE_S
+        while not (found := true()):
+            assert time.monotonic() < end, f"did not happen; events: {self.events()[-5:]}\n{self.output()}"
+            time.sleep(0.005)
+        return found
+
+    def output(self) -> str:
+        path = self.out / "output.txt"
+        return path.read_text()[-3000:] if path.exists() else ""
+
+    # -- what they leave -----------------------------------------------------------------------------------------------
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        path = self.path / name
+        whole = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in whole if line.endswith("\n")]
+
+    def rounds(self) -> list[dict[str, Any]]:
+        return self.lines("rounds.jsonl")
+
+    def events(self, type: str = "") -> list[dict[str, Any]]:
+        return [e for e in self.lines("events.jsonl") if type in ("", e["type"])]
+
+    def hashes(self) -> list[tuple[int, str, str]]:
+        return [(r["round"], r["model_sha256"], r["clients_sha256"]) for r in self.rounds()]
+
+    def faults(self) -> list[tuple[int, int, str]]:
+        return [(e["round"], e["client"], e["kind"]) for e in self.events("fault")]
+
+    def check(self) -> None:
+        """Of a finished run: every round once, no temporary file, one whole checkpoint, the books agree."""
+        assert [r["round"] for r in self.rounds()] == list(range(1, len(self.rounds()) + 1))
+        left = [p for p in self.path.rglob("*") if p.suffix in (".part", ".new") or p.name.startswith("round-")]
+        assert not left, left
+        assert len(list((self.path / "checkpoint").glob("state-*"))) <= 2
+        seen = [(c["round"], c["client"], c.get("final", False)) for c in self.lines("clients.jsonl")]
+        assert len(seen) == len(set(seen)), "a line of clients.jsonl is there twice"
+        agree(self)
+
+
+def agree(fed: Federation) -> None:
+    """Each useful reply in the server's book is in a client's, with the same bytes by kind."""
+    sent = {_row(r) for path in fed.path.glob("state/*/wire*.jsonl") for r in map(json.loads, path.read_text().splitlines())
+            if r["direction"] == "up"}
+    for row in fed.lines("wire.jsonl"):
+        if row["direction"] == "up" and row["useful"]:
+            assert _row(row) in sent, row
+
+
+def _row(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (row["round"], row["client"], row["phase"], row["attempt"], row["type"], tuple(sorted(row["kinds"].items())))
+
+
+def _warm() -> None:
+    """Starts the server that forks, where its imports find this tree: it looks at the environment alone."""
+    root, before = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = root
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.pop("PYTHONPATH")
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+
+
+# -- in the processes ----------------------------------------------------------------------------------------------------
+def _run(work: Callable[..., int], output: Path, *args: Any) -> None:
+    from fednet.errors import FednetError
+
+    handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    try:
+        status = work(*args)
+    except FednetError as wrong:
+        print(f"{work.__name__}: {wrong}", file=sys.stderr)
+        status = wrong.exit_status
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        status = 99
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _serve(mapping: dict[str, Any], out: Path, resume: bool, bind: str, limit: int | None) -> int:
+    from fednet.engine import launch
+
+    if limit is not None:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    config = configuration.from_mapping(mapping, where="the test")
+    return launch.serve(config, bind=bind, insecure=False, keys=None, device="cpu", data=None, resume=resume, until_s=None, out=out, quiet=True,
+                        command=["test"], display=launch.Silent(), report=lambda directory: None)
+
+
+def _client(ids: str, run: Path, server: str | None) -> int:
+    from fednet.engine import client
+
+    return client.main(ids, server=server, run=None if server else run, device="cpu", data=None, state=run / "state", keys=None, allow=None,
+                       explain=False, load=[], state_lost=None, quiet=True)
+
+
+def _supervise(mapping: dict[str, Any], out: Path, workers: int, resume: bool, until_s: float | None) -> int:
+    from fednet.engine import launch
+
+    config = configuration.from_mapping(mapping, where="the test")
+    return launch.run_command(config, workers=workers, device="cpu", in_process=False, resume=resume, until_s=until_s, out=out, on=None, quiet=True,
+                              command=["test"], display=launch.Silent(), report=lambda directory: None)
+
+
+__all__ = ["METHODS_WITH_STATE", "POINTS", "Federation"]
