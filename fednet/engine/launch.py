@@ -58,8 +58,8 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
     logs = _log_to(directory / "log" / "server.log")
     checkpoints, spool = Checkpoints(directory / "checkpoint", config.checkpoint.fsync), Spool(directory / "checkpoint")
     incarnation = checkpoints.incarnation()
-    keyring = _keyring(config, keys)
-    curve = keyring is not None
+    keyring = _keyring(config, keys) if bind is not None else None
+    curve = config.security.curve  # within one process nothing is encrypted, and the bytes are counted as if it were
     transport: Any
     pump, loop = None, None
     if bind is None:
@@ -104,7 +104,8 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
                                 versions=clients.versions(), files=loading.loaded())
         prepare = clients.preparer(lambda: loop, data=data, state=directory / "state", device=chosen, state_lost=False, allow=None,  # type: ignore[arg-type,return-value]
                                    quiet=True, say=display.note)
-        loop = clients.ClientLoop(worker, client_end, framing, prepare, greeting=connection_bytes(False, "client"), inline=True)
+        loop = clients.ClientLoop(worker, client_end, lambda n: framing(n, curve=curve), prepare,
+                                  greeting=connection_bytes(curve, "client"), inline=True)
 
         def pump() -> bool:
             moved = loop.step(0.0)
@@ -233,6 +234,8 @@ def _check_bind(bind: str, curve: bool, insecure: bool) -> None:
 
 def _keyring(config: Config, keys: Path | None) -> Any:
     if not config.security.curve:
+        if keys is not None:  # whoever gives keys believes that they are used
+            raise ConfigError(f"--keys {keys}: is given while security.curve is false; add --set security.curve=true.")
         return None
     from fednet.transport.keys import Keyring
 
@@ -292,6 +295,8 @@ def check_resumable(old: Config, new: Config) -> None:
 def serve(config: Config, *, bind: str, insecure: bool, keys: Path | None, device: str, data: Path | None, resume: bool, until_s: float | None,
           out: Path, quiet: bool, command: list[str], display: Any, report: Callable[[Path], None]) -> int:
     """`fednet-server`. Returns the exit status; raises FednetError with one. report: called with a finished run's directory."""
+    _keyring(config, keys)  # what is wrong with keys or address is said before a directory is claimed
+    _check_bind(bind, config.security.curve, insecure)
     config, directory, finished = open_directory(config, out, resume)
     if finished:
         display.note(f"{directory} is finished.")
@@ -398,13 +403,21 @@ class Supervisor:
         import fednet.transport.zeromq  # noqa: F401
 
     def _lab_keys(self) -> Path | None:
-        if not self.config.security.curve or self.config.security.keys:
-            return Path(self.config.security.keys) if self.config.security.keys else None
+        """With CURVE: the keys that the configuration names, as `fednet keys lab` lays them, or new ones in the run's directory."""
+        if not self.config.security.curve:
+            return None
         from fednet.transport import keys
 
+        if self.config.security.keys:
+            given = Path(self.config.security.keys)
+            keys.load(given / "clients" / "all.key")  # an error now rather than in each worker
+            return given
+
         folder = self.directory / "keys"
-        if not folder.exists():
-            keys.lab(folder, 1)
+        if not (folder / "clients" / "all.key").exists():
+            shutil.rmtree(folder, ignore_errors=True)  # half made by one that was interrupted
+            server = keys.make_server_keys(folder)
+            keys.allow(folder, range(self.config.clients), keys.make_client_keys(folder / "clients" / "all.key", server))
         return folder
 
     def _fork(self, name: str, work: Callable[[], int]) -> None:
@@ -446,7 +459,7 @@ class Supervisor:
         from fednet.engine import client
 
         _log_to(self.directory / "log" / f"worker-{os.getpid()}.log")
-        keys = next(iter(sorted((self.keys / "clients").glob("*"))), None) if self.keys is not None and (self.keys / "clients").is_dir() else None
+        keys = self.keys / "clients" / "all.key" if self.keys is not None else None
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         return client.main(f"0-{self.config.clients - 1}", server=None, run=self.directory, device=device, data=self.data,
                            state=self.directory / "state", keys=keys, allow=None, explain=False, load=[], state_lost=None, quiet=True)
