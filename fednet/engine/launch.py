@@ -42,6 +42,7 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
     """Everything the server does in one process of its own; returns the summary. `bind` None: clients live in this process."""
     from fednet.algorithms.hosts import HubHost
     from fednet.engine import experiment as experiments
+    from fednet.engine import privacy
     from fednet.engine.checkpoint import Checkpoints, Spool
     from fednet.engine.hub import Hub
     from fednet.engine.server import Residuals, Rounds
@@ -79,7 +80,7 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
         if not welcome_ids:
             display.note(f"{config.name}: listening at {transport.address}; clients join by: fednet-client --id K --server {transport.address}")
     exp = experiments.build(config, data)
-    experiments.check_supported(config, exp.algorithm)
+    privacy.check(exp)
     chosen = placement.place(device)[0] if device != "auto" else placement.place("auto")[0]
     resumed = None
     if checkpoints.exists:
@@ -113,7 +114,7 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
                 raise loop.broken
             return moved
 
-    hub = Hub(protocol, transport, link, spool, _checker(exp), lambda event, fields: files.event(event, **fields), pump)
+    hub = Hub(protocol, transport, link, spool, _checker(exp, lambda client: rounds.sent.get(client)), lambda event, fields: files.event(event, **fields), pump)
     host = HubHost(exp.setting, exp.scratch(chosen), config.clients, exp.federation.public_data() if exp.federation is not None else None)
     test, validation = _judges(exp, chosen)
     tracker = Tracker(directory / "tensorboard") if "tensorboard" in config.track else None
@@ -184,10 +185,12 @@ def _declared(exp: Any) -> Callable[[Any, Any], None]:
     return check
 
 
-def _checker(exp: Any) -> Callable[[Any, bytearray], None]:
-    """What a reply must be, beyond its form: finite values, samples as this federation has them, and no more of them
-    than there can be. What passes, the methods can fold."""
+def _checker(exp: Any, sent: Callable[[int], Any]) -> Callable[[Any, bytearray], None]:
+    """What a reply must be, beyond its form: finite values, samples as this federation has them, no more of them than
+    there can be, and an update within `security.max_norm`. What passes, the methods can fold. sent(client): the weights
+    that a client was sent in this phase."""
     from fednet.engine.experiment import Judgement
+    from fednet.engine.privacy import updates
     from fednet.errors import RemoteProtocolError
     from fednet.wire.payload import Run, Samples
 
@@ -211,6 +214,13 @@ def _checker(exp: Any) -> Callable[[Any, bytearray], None]:
             facts = exp.facts(key.client)
             if run.n > facts.n + facts.public_n:
                 raise RemoteProtocolError(f"client {key.client} says it has {run.n} samples; the partition gave it {facts.n}")
+        most = exp.config.security.max_norm
+        if most is not None and key.purpose == "train":
+            x = sent(key.client)
+            payload = exp.up.decode(kind, reply.form, body, x, fill=reference) if x is not None else payload  # a compressed state is a difference to x
+            for name, _, norm in updates(payload, x):
+                if norm > most:
+                    raise RemoteProtocolError(f"client {key.client}: {name} is an update of norm {norm:.4g}; security.max_norm allows {most:g}")
 
     return check
 

@@ -445,10 +445,11 @@ class ServerProtocol:
     def _leave_out(self, worker: Worker, client: int) -> None:
         """The worker hosts this id no longer; its task waits for another that does."""
         worker.ids -= {client}
-        self._left_at[client] = self._now
+        self._lost_at[client] = self._now
+        self._here = None
         w = self.work.get(client)
         if w is not None and w.worker == worker.name and w.status in ("handed", "arriving"):
-            self._take_back(w)
+            self._take_back(w, "its key was revoked")
 
     def _current(self, key: Key) -> Work | None:
         """The work that a key belongs to, or None for what is late or of another phase."""
