@@ -21,6 +21,7 @@ class FedAvg(Algorithm):
     paper = "McMahan et al., AISTATS 2017 (arXiv:1602.05629)"
     cost = ("|w|", "|w|")
     keeps = ("w", "-")
+    sums_updates = True
 
     class Config(AlgorithmConfig):
         weighting: Literal["samples", "uniform"] = "samples"

@@ -25,6 +25,7 @@ class FedPer(Algorithm):
     keeps = ("base", "head")
     personalised = True
     has_global = False
+    sums_updates = True
 
     class Config(AlgorithmConfig):
         personal_layers: Count = 1  # last Linear layers that stay at the client; 0 is FedAvg

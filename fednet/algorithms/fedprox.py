@@ -20,6 +20,7 @@ class FedProx(Algorithm):
     paper = "Li et al., MLSys 2020 (arXiv:1812.06127)"
     cost = ("|w|", "|w|")
     keeps = ("w", "-")
+    sums_updates = True
 
     class Config(AlgorithmConfig):
         mu: NonNegative = 0.01

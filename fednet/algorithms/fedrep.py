@@ -39,6 +39,7 @@ class FedRep(Algorithm):
     keeps = ("base", "head")
     personalised = True
     has_global = False
+    sums_updates = True
 
     class Config(AlgorithmConfig):
         head_epochs: Count | None = None  # tau_h; default: train.epochs - 1, at least 1

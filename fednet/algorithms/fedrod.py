@@ -34,6 +34,7 @@ class FedRoD(Algorithm):
     cost = ("|w|", "|w|")
     keeps = ("w", "P-head")
     personalised = True
+    sums_updates = True
 
     class Config(AlgorithmConfig):
         gamma: NonNegative = 1.0

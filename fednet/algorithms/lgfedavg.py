@@ -27,6 +27,7 @@ class LGFedAvg(Algorithm):
     keeps = ("global layers", "local layers")
     personalised = True
     has_global = False
+    sums_updates = True
 
     class Config(AlgorithmConfig):
         global_layers: Count | Literal["all"] = 2  # last Linear layers; 0 shares nothing (local-only), all is FedAvg

@@ -40,6 +40,7 @@ class Moon(Algorithm):
     paper = "Li et al., CVPR 2021 (arXiv:2103.16257)"
     cost = ("|w|", "|w|")
     keeps = ("w", "previous local model")
+    sums_updates = True
 
     class Config(AlgorithmConfig):
         mu: NonNegative = 1.0  # the authors advise 5 for CIFAR-10

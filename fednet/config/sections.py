@@ -252,10 +252,12 @@ class FaultsSection(Section, frozen=True, kw_only=True):
 
 
 class SecuritySection(Section, frozen=True, kw_only=True):
-    """curve: encrypt and authenticate with CURVE; keys: the directory of the server's keys."""
+    """curve: encrypt and authenticate with CURVE; keys: the directory of the server's keys. max_norm: an update of a larger
+    Euclidean norm is refused."""
 
     curve: bool = False
     keys: str | None = None
+    max_norm: Positive | None = None
 
 
 class PrivacySection(Section, frozen=True, kw_only=True):

@@ -333,7 +333,7 @@ def preparer(loop: Callable[[], ClientLoop], *, data: Path | None, state: Path |
 
         config = configuration.from_mapping(yaml.safe_load(welcome.config), where="the server's configuration")
         determinism.settle(config.train.threads, config.train.precision)
-        root = (state or Path(os.environ.get("FEDNET_OUT") or "runs") / "client-state") / welcome.run
+        root = state_directory(state, welcome.run)
         at_home = config.data.dataset == "site"
         own: dict[int, Any] = {}
         if at_home:
@@ -371,6 +371,11 @@ def preparer(loop: Callable[[], ClientLoop], *, data: Path | None, state: Path |
         return Prepared(workplace, exp.shared.digest, facts)
 
     return prepare
+
+
+def state_directory(state: Path | None, run: str) -> Path:
+    """Where a client process keeps what belongs to one run."""
+    return (state or Path(os.environ.get("FEDNET_OUT") or "runs") / "client-state") / run
 
 
 def _own_folder(data: Path | None, client: int) -> Path | None:
@@ -442,7 +447,10 @@ def main(text: str, *, server: str | None, run: Path | None, device: str, data: 
             import dataclasses
 
             pair = dataclasses.replace(pair, server=public)
-    transport = ZmqClient(address, keys=pair)
+    if run is not None and (pair is None) != (public is None):
+        wants = "has CURVE keys, and so must its clients: give --keys FILE" if pair is None else "has no CURVE keys: leave --keys out"
+        raise ConfigError(f"{run}: the server there {wants}.")
+    transport = ZmqClient(address, keys=pair, on_refused=_once(say))
     protocol = p.ClientProtocol(secrets.token_hex(6), ids=list(wanted.listed), share=wanted.share, host=socket.gethostname(), pid=os.getpid(),
                                 device=here, slots=slots_of(here, len(wanted.listed) or 1), versions=versions(), files=loading.loaded())
     loop: ClientLoop | None = None
@@ -453,7 +461,7 @@ def main(text: str, *, server: str | None, run: Path | None, device: str, data: 
 
     prepare = preparer(this, data=data, state=state, device=here, state_lost=state_lost == "reset", allow=allow, quiet=quiet, say=say)
     if explain:
-        prepare = _explaining(data, say)
+        prepare = _explaining(data, state)
     curve = pair is not None
     loop = ClientLoop(protocol, transport, lambda n: framing(n, curve=curve), prepare, greeting=connection_bytes(curve, "client"), find=find,
                       on_thread=determinism.settle)
@@ -473,11 +481,23 @@ def main(text: str, *, server: str | None, run: Path | None, device: str, data: 
     return 0
 
 
+def _once(say: Callable[[str], None]) -> Callable[[str, str], None]:
+    """Says each reason for which the server does not let this client in once, however often it is tried."""
+    told: set[str] = set()
+
+    def refused(reason: str, _: str) -> None:
+        if reason not in told:
+            told.add(reason)
+            say(f"not connected: {reason}; trying on")
+
+    return refused
+
+
 class _Explained(FednetError):
     """`--explain` has said what it had to say."""
 
 
-def _explaining(data: Path | None, say: Callable[[str], None]) -> Callable[[m.Welcome], Prepared]:
+def _explaining(data: Path | None, state: Path | None) -> Callable[[m.Welcome], Prepared]:
     def prepare(welcome: m.Welcome) -> Prepared:
         import yaml
 
@@ -488,7 +508,8 @@ def _explaining(data: Path | None, say: Callable[[str], None]) -> Callable[[m.We
         print(f"{welcome.name}: {config.algorithm.name}, {config.rounds} rounds, {config.cohort_size} of {config.clients} clients a round")
         for line in explanation(exp, welcome.ids):
             print(line)
-        print(f"read here: {data or config.data.root or 'the data of ' + config.data.dataset}", flush=True)
+        print(f"read here: the data of {config.data.dataset}{f' in {data or config.data.root}' if data or config.data.root else ''}")
+        print(f"stored here: {state_directory(state, welcome.run)} (the clients' states and wire.jsonl, this site's own book of all messages)", flush=True)
         raise _Explained("")
 
     return prepare

@@ -165,9 +165,3 @@ def _augment(config: Config) -> Any:
 def required_files(loaded: Mapping[str, str]) -> dict[str, str]:
     """The user's own files that a client must have loaded itself: name -> SHA-256."""
     return dict(loaded)
-
-
-def check_supported(config: Config, algorithm: Algorithm) -> None:
-    """What only the built algorithm can tell. Raises ConfigError."""
-    if config.privacy.clip is not None and not algorithm.sums_updates:
-        raise ConfigError(f"privacy.clip: {config.algorithm.name} does not aggregate a sum of updates; DP-FedAvg needs one that does.")

@@ -42,6 +42,7 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
     """Everything the server does in one process of its own; returns the summary. `bind` None: clients live in this process."""
     from fednet.algorithms.hosts import HubHost
     from fednet.engine import experiment as experiments
+    from fednet.engine import privacy
     from fednet.engine.checkpoint import Checkpoints, Spool
     from fednet.engine.faults import Faults, struck
     from fednet.engine.hub import Hub
@@ -69,8 +70,8 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
     files = RunDirectory(directory)
     logs = _log_to(directory / "log" / "server.log")
     incarnation = checkpoints.incarnation()
-    keyring = _keyring(config, keys)
-    curve = keyring is not None
+    keyring = _keyring(config, keys) if bind is not None else None
+    curve = config.security.curve  # within one process nothing is encrypted, and the bytes are counted as if it were
     transport: Any
     pump, loop = None, None
     if bind is None:
@@ -90,7 +91,7 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
         if not welcome_ids:
             display.note(f"{config.name}: listening at {transport.address}; clients join by: fednet-client --id K --server {transport.address}")
     exp = experiments.build(config, data)
-    experiments.check_supported(config, exp.algorithm)
+    privacy.check(exp)
     chosen = placement.place(device)[0] if device != "auto" else placement.place("auto")[0]
     resumed = None
     if checkpoints.exists:
@@ -116,7 +117,8 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
                                 versions=clients.versions(), files=loading.loaded())
         prepare = clients.preparer(lambda: loop, data=data, state=directory / "state", device=chosen, state_lost=False, allow=None,  # type: ignore[arg-type,return-value]
                                    quiet=True, say=display.note)
-        loop = clients.ClientLoop(worker, client_end, framing, prepare, greeting=connection_bytes(False, "client"), inline=True)
+        loop = clients.ClientLoop(worker, client_end, lambda n: framing(n, curve=curve), prepare,
+                                  greeting=connection_bytes(curve, "client"), inline=True)
 
         def pump() -> bool:
             moved = loop.step(0.0)
@@ -125,7 +127,7 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
             return moved
 
     faults = Faults(config, struck(directory / "events.jsonl"), lambda round, kind: files.event("fault", round, kind=kind))
-    hub = Hub(protocol, transport, link, spool, _checker(exp), lambda event, fields: files.event(event, **fields), pump, faults.at, files.wire.flush)
+    hub = Hub(protocol, transport, link, spool, _checker(exp, lambda client: rounds.sent.get(client)), lambda event, fields: files.event(event, **fields), pump, faults.at, files.wire.flush)
     host = HubHost(exp.setting, exp.scratch(chosen), config.clients, exp.federation.public_data() if exp.federation is not None else None)
     test, validation = _judges(exp, chosen)
     tracker = Tracker(directory / "tensorboard") if "tensorboard" in config.track else None
@@ -202,10 +204,12 @@ def _declared(exp: Any) -> Callable[[Any, Any], None]:
     return check
 
 
-def _checker(exp: Any) -> Callable[[Any, bytearray], None]:
-    """What a reply must be, beyond its form: finite values, samples as this federation has them, and no more of them
-    than there can be. What passes, the methods can fold."""
+def _checker(exp: Any, sent: Callable[[int], Any]) -> Callable[[Any, bytearray], None]:
+    """What a reply must be, beyond its form: finite values, samples as this federation has them, no more of them than
+    there can be, and an update within `security.max_norm`. What passes, the methods can fold. sent(client): the weights
+    that a client was sent in this phase."""
     from fednet.engine.experiment import Judgement
+    from fednet.engine.privacy import updates
     from fednet.errors import RemoteProtocolError
     from fednet.wire.payload import Run, Samples
 
@@ -229,6 +233,13 @@ def _checker(exp: Any) -> Callable[[Any, bytearray], None]:
             facts = exp.facts(key.client)
             if run.n > facts.n + facts.public_n:
                 raise RemoteProtocolError(f"client {key.client} says it has {run.n} samples; the partition gave it {facts.n}")
+        most = exp.config.security.max_norm
+        if most is not None and key.purpose == "train":
+            x = sent(key.client)
+            payload = exp.up.decode(kind, reply.form, body, x, fill=reference) if x is not None else payload  # a compressed state is a difference to x
+            for name, _, norm in updates(payload, x):
+                if norm > most:
+                    raise RemoteProtocolError(f"client {key.client}: {name} is an update of norm {norm:.4g}; security.max_norm allows {most:g}")
 
     return check
 
@@ -252,6 +263,8 @@ def _check_bind(bind: str, curve: bool, insecure: bool) -> None:
 
 def _keyring(config: Config, keys: Path | None) -> Any:
     if not config.security.curve:
+        if keys is not None:  # whoever gives keys believes that they are used
+            raise ConfigError(f"--keys {keys}: is given while security.curve is false; add --set security.curve=true.")
         return None
     from fednet.transport.keys import Keyring
 
@@ -320,6 +333,8 @@ def serve(config: Config, *, bind: str, insecure: bool, keys: Path | None, devic
           out: Path, quiet: bool, command: list[str], display: Any, report: Callable[[Path], None]) -> int:
     """`fednet-server`. Returns the exit status; raises FednetError with one. report: called with a finished run's directory."""
     on_stop(stop_early)
+    _keyring(config, keys)  # what is wrong with keys or address is said before a directory is claimed
+    _check_bind(bind, config.security.curve, insecure)
     config, directory, finished = open_directory(config, out, resume)
     if finished:
         display.note(f"{directory} is finished.")
@@ -448,13 +463,21 @@ class Supervisor:
         import fednet.transport.zeromq  # noqa: F401
 
     def _lab_keys(self) -> Path | None:
-        if not self.config.security.curve or self.config.security.keys:
-            return Path(self.config.security.keys) if self.config.security.keys else None
+        """With CURVE: the keys that the configuration names, as `fednet keys lab` lays them, or new ones in the run's directory."""
+        if not self.config.security.curve:
+            return None
         from fednet.transport import keys
 
+        if self.config.security.keys:
+            given = Path(self.config.security.keys)
+            keys.load(given / "clients" / "all.key")  # an error now rather than in each worker
+            return given
+
         folder = self.directory / "keys"
-        if not folder.exists():
-            keys.lab(folder, 1)
+        if not (folder / "clients" / "all.key").exists():
+            shutil.rmtree(folder, ignore_errors=True)  # half made by one that was interrupted
+            server = keys.make_server_keys(folder)
+            keys.allow(folder, range(self.config.clients), keys.make_client_keys(folder / "clients" / "all.key", server))
         return folder
 
     def _fork(self, name: str, work: Callable[[], int]) -> None:
@@ -496,7 +519,7 @@ class Supervisor:
         from fednet.engine import client
 
         _log_to(self.directory / "log" / f"worker-{os.getpid()}.log")
-        keys = next(iter(sorted((self.keys / "clients").glob("*"))), None) if self.keys is not None and (self.keys / "clients").is_dir() else None
+        keys = self.keys / "clients" / "all.key" if self.keys is not None else None
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         return client.main(f"0-{self.config.clients - 1}", server=None, run=self.directory, device=device, data=self.data,
                            state=self.directory / "state", keys=keys, allow=None, explain=False, load=[], state_lost=None, quiet=True)

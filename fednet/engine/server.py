@@ -20,7 +20,7 @@ from fednet import seeds
 from fednet.algorithms.base import Nothing, Payload, State, Tensors
 from fednet.algorithms.evaluation import Counts, evaluate
 from fednet.algorithms.hosts import HubHost
-from fednet.engine import keepsakes, selection
+from fednet.engine import keepsakes, privacy, selection
 from fednet.engine.checkpoint import Checkpoints, Progress, Spool, Spooled
 from fednet.engine.clock import VirtualClock
 from fednet.engine.experiment import Experiment, GlobalModel, Judgement
@@ -106,6 +106,9 @@ class Rounds:
         self.server: Any = None
         self.residuals: dict[str, torch.Tensor] = {}
         self.durable: dict[int, str] = {}
+        self.sent: dict[int, Tensors] = {}  # the weights each client was sent in the phase that is open
+        self._noise = privacy.Noise(checkpoints.folder / "noise.key") if self.config.privacy.noise else None
+        self._accountant = privacy.Accountant(self.config) if self.config.privacy.noise else None
         self.stop_requested: tuple[str, bool] | None = None
         self.until: float | None = None
         self._clock = VirtualClock(self.config) if self.config.link.clock == "virtual" else None
@@ -265,6 +268,7 @@ class Rounds:
                 faults = self.faults.of(round, index, client)
                 jobs.append(Job(client, form, body, check, cost=self._cost(client), start=phase.start[client], keep=self.durable.get(client, ""),
                                 enrol=enrol, judge=judge, faults=faults, lost=drops(faults)))
+        self.sent = {c: down.x for c, down in phase.seen.items() if isinstance(getattr(down, "x", None), Tensors)}
         self._begin(phase, jobs)
         return phase
 
@@ -334,6 +338,8 @@ class Rounds:
             keepsakes.keep_condensed(self.directory.path, client, up)
         if runs is not None and isinstance(getattr(up, "run", None), Run):
             runs[client] = up.run
+        if self.config.privacy.clip is not None:
+            up = privacy.received(up, self.sent.get(client), self.config.privacy)
         return self.method.fold(fold, server, client, up, self.host)
 
     def _decoded(self, phase: Phase, client: int, reply: Spooled) -> Any:
@@ -383,6 +389,8 @@ class Rounds:
             begun = time.monotonic()
             self.faults.at("aggregating", phase.round)
             host.begin(phase.round, phase.index, completed)
+            if config.privacy.clip is not None:
+                fold = privacy.noised(fold, config.privacy, self._noise, phase.round)
             server = self._with_buffers(method.finish(fold, server, completed, host))
             seconds["aggregate"] += time.monotonic() - begun
             for client, reply in phase.done.items():
@@ -442,6 +450,8 @@ class Rounds:
         elapsed = time.monotonic() - outcome.started
         progress.seconds += elapsed
         progress.virtual += outcome.virtual
+        if self._accountant is not None:
+            outcome.reported |= self._accountant.spent(outcome.round)
         record |= {"seconds": elapsed, "seconds_virtual": outcome.virtual if self._clock else None,
                    "seconds_by_phase": {**outcome.seconds, "record": time.monotonic() - judged_at},
                    "bytes_up": spent["up"], "bytes_down": spent["down"], **hashes,

@@ -19,6 +19,7 @@ from fednet import seeds
 from fednet.algorithms.base import Nothing, Payload, Tensors
 from fednet.algorithms.evaluation import Counts
 from fednet.algorithms.hosts import SiteHost
+from fednet.engine import privacy
 from fednet.engine.experiment import JUDGED, Experiment, GlobalModel, Judgement
 from fednet.engine.store import ClientStore, Record
 from fednet.errors import FednetError, RemoteProtocolError, StateError
@@ -64,6 +65,8 @@ class Workplace:
         self._state_lost = state_lost
         self._balanced = balanced
         self._streams: dict[int, Any] = {}
+        private = experiment.config.privacy
+        self._noise = privacy.Noise(store.root / "noise.key") if private.noise and private.where == "client" else None
         section = experiment.config.evaluate
         self.keeps_local = section.every > 0 and section.clients != "none"
 
@@ -152,10 +155,13 @@ class Workplace:
         for name, value in ((n, getattr(up, n)) for n in up.fields):
             if isinstance(value, Tensors) and not value.is_finite():
                 raise Diverged(f"{name} is not finite after training; a smaller train.lr, or train.clip_norm, may help")
+        x = received if isinstance(received, Tensors) else None
+        if exp.config.privacy.clip is not None:
+            up = privacy.protect(up, x, exp.config.privacy, self._noise, key.round, key.client)
         progress("encoding", 0, 0)
         residuals = dict(record.residuals or {})
         encoded = exp.up.encode(up, lambda name: seeds.rng(exp.config.seed, f"compress/up/{key.phase}/{name}", key.round, key.client),
-                                residuals, received if isinstance(received, Tensors) else None)
+                                residuals, x)
         local = host.trained
         kept = Record(algorithm=state, residuals=residuals or None)
         if exp.config.model.buffers == "local" and local is not None:

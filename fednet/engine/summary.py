@@ -40,6 +40,7 @@ def finish(rounds: Rounds, experiment: Any, directory: Path, command: Sequence[s
         "clients_sha256": records[-1]["clients_sha256"] if records else None,
         "personal": final_scores(clients),
         "refused": rounds.hub.protocol.refused,
+        **({"privacy": _privacy(config, records)} if config.privacy.clip is not None else {}),
         "provenance": {**provenance(config, command, switches, str(rounds.host.device)), "data_sha256": _data_digest(experiment)},
     }
     write_json(directory / "summary.json", summary)
@@ -80,6 +81,13 @@ def final_scores(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         if rows:
             found[name] = sum(r[f"correct_{name}"] for r in rows) / sum(r[f"tested_{name}"] for r in rows)
     return found
+
+
+def _privacy(config: Any, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What was spent by the last round; epsilon is null where there was no noise: clipping alone promises nothing."""
+    last = records[-1]["algorithm"] if records else {}
+    return {"epsilon": last.get("epsilon"), "epsilon_sampled": last.get("epsilon_sampled"), "delta": config.privacy.delta,
+            "clip": config.privacy.clip, "noise": config.privacy.noise, "where": config.privacy.where}
 
 
 def _data_digest(experiment: Any) -> str | None:

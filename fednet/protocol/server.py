@@ -427,6 +427,9 @@ class ServerProtocol:
         key: Key = message.key  # type: ignore[attr-defined]
         if key.client not in worker.ids:
             raise RemoteProtocolError(f"client {key.client} is not hosted by this worker")
+        if not self._may(worker.user, key.client):  # revoked since it joined; the key may still speak for others
+            self._leave_out(worker, key.client)
+            raise RemoteProtocolError(f"this key may not speak for client {key.client} any more")
         if isinstance(message, m.Reply):
             return self._reply(conn, worker, message, body)
         if isinstance(message, m.Part):
@@ -442,6 +445,15 @@ class ServerProtocol:
         worker.conn, worker.ready = None, False
         self._away(worker, "left", self.rules.closed)
         self._give_on(worker)
+
+    def _leave_out(self, worker: Worker, client: int) -> None:
+        """The worker hosts this id no longer; its task waits for another that does."""
+        worker.ids -= {client}
+        self._lost_at[client] = self._now
+        self._here = None
+        w = self.work.get(client)
+        if w is not None and w.worker == worker.name and w.status in ("handed", "arriving"):
+            self._take_back(w, "its key was revoked")
 
     def _current(self, key: Key) -> Work | None:
         """The work that a key belongs to, or None for what is late or of another phase."""
