@@ -7,6 +7,7 @@ repetition.
 from __future__ import annotations
 
 from collections.abc import Mapping
+
 from fednet import seeds
 from fednet.config import Config
 
