@@ -19,7 +19,7 @@ from typing import Any
 
 from fednet import __version__, ids, loading
 from fednet import config as configuration
-from fednet.engine import determinism
+from fednet.engine import determinism, memory
 from fednet.engine.rundir import Lines, repair
 from fednet.errors import ConfigError, FednetError, RemoteProtocolError, StateError
 from fednet.protocol import client as p
@@ -427,6 +427,7 @@ def main(text: str, *, server: str | None, run: Path | None, device: str, data: 
 
     wanted = ids.parse(text)
     loading.load_parts(load)
+    memory.keep_freed()
     determinism.settle()
     here = place(device)[0]
     pair = None

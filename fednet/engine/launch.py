@@ -26,7 +26,7 @@ from typing import Any
 from fednet import __version__, loading
 from fednet import config as configuration
 from fednet.config import Config
-from fednet.engine import determinism, placement
+from fednet.engine import determinism, memory, placement
 from fednet.engine.rundir import RunDirectory, claim, cut, forget, write_json
 from fednet.errors import CannotGoOn, ConfigError, FednetError, Stopped
 
@@ -510,6 +510,7 @@ class Supervisor:
             os._exit(status)
 
     def _server(self) -> int:
+        memory.keep_freed()
         with self.display:
             host_rounds(self.config, self.directory, bind="tcp://127.0.0.1:*", device=self.device, data=self.data, keys=self.keys, insecure=False,
                         until=self.until, command=self.command, display=self.display)
