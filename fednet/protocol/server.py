@@ -171,7 +171,7 @@ class ServerProtocol:
         self._now = now
         for w in self.open():
             self._drop(w, "the phase is over")
-        self.decide({w.job.client: False for w in self.work.values() if w.undecided})
+        self._decide({w.job.client: False for w in self.work.values() if w.undecided})
         self._out = [i for i in self._out if not isinstance(i, Resolved)]
         self._strikes.clear()
         self.rules = rules
@@ -215,12 +215,15 @@ class ServerProtocol:
 
     def decide(self, useful: Mapping[int, bool]) -> list[Instruction]:
         """Settles the bytes of a deferred phase."""
-        for client, good in list(useful.items()):
+        self._decide(useful)
+        return self._take()
+
+    def _decide(self, useful: Mapping[int, bool]) -> None:
+        for client, good in useful.items():
             w = self.work.get(client)
             if w is not None and w.undecided:
                 w.undecided = False
                 self._say(Settle(w.conn, "down", self._key(w), good), Settle(w.up_conn, "up", self._key(w), good))
-        return self._take()
 
     def cancel(self, reason: str, now: float) -> list[Instruction]:
         """Ends the phase as it is."""
