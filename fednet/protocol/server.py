@@ -90,6 +90,7 @@ class Work:
     granted: int = 0
     judge_conn: bytes = b""  # where the evaluation within this task came from, if it has come
     refusals: int = 0
+    refused_by: set[str] = field(default_factory=set)  # workers that failed at it: others are asked first
     losses: int = 0
     undecided: bool = False  # done, in a phase whose usefulness is decided at its end
     reason: str = ""
@@ -550,6 +551,7 @@ class ServerProtocol:
             self._say(Settle(w.up_conn, "up", self._key(w), False, what))
             w.up_conn = b""
         w.refusals += 1
+        w.refused_by.add(w.worker)
         if what == "refused":
             self._count_refusal("reply", reason, w.worker, client=w.job.client, round=self.round)
             worker = self.workers.get(w.worker)
@@ -570,12 +572,18 @@ class ServerProtocol:
         free = [x for x in self.workers.values() if x.ready and x.gone_at is None and len(x.queue) <= x.slots] if waiting else []
         left = len(waiting)
         for w in waiting:
-            hosts = [x for x in free if w.job.client in x.ids and len(x.queue) < x.slots]
+            able = [x for x in free if w.job.client in x.ids and (not w.refused_by or self._may_try(w, x))]
+            hosts = [x for x in able if len(x.queue) < x.slots]
             if not hosts and left > sum(x.slots for x in free):
-                hosts = [x for x in free if w.job.client in x.ids and len(x.queue) < x.slots + 1]
+                hosts = [x for x in able if len(x.queue) <= x.slots]
             if hosts:
                 self._hand(w, min(hosts, key=lambda x: (len(x.queue) / x.slots, x.name)))
                 left -= 1
+
+    def _may_try(self, w: Work, worker: Worker) -> bool:
+        """A worker that failed at a task tries again only where no other hosts its client."""
+        return worker.name not in w.refused_by or not any(
+            x.ready and x.gone_at is None and w.job.client in x.ids and x.name not in w.refused_by for x in self.workers.values())
 
     def _hand(self, w: Work, worker: Worker) -> None:
         assert worker.conn is not None

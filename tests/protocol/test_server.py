@@ -295,6 +295,18 @@ def test_deadline_of_a_task_runs_from_when_it_is_its_turn():
     assert of(s.tick(10.0), Resolved) == [Resolved(2, 0, "deadline")]
 
 
+def test_task_at_which_a_worker_failed_goes_to_another_even_if_that_is_busy():
+    s = server()
+    ready(s, b"1", "a", [0, 1])
+    ready(s, b"2", "b", [0, 1])
+    s.begin(1, 0, "train", [job(0), job(1)], Rules(), 0.0)
+    assert (s.work[0].worker, s.work[1].worker) == ("a", "b")
+    out = say(s, b"1", m.Failed(run="r", inc=1, key=key(0), reason="broken", again=True))
+    assert sent(out, m.Task) == []
+    out = say(s, b"2", reply(1), body=memoryview(b"abc"))
+    assert [(i.conn, i.message.key) for i in of(out, Send)] == [(b"2", key(0, 1))]
+
+
 def test_first_k_closes_the_phase():
     s = server()
     for i in range(3):
