@@ -43,7 +43,7 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
     from fednet.algorithms.hosts import HubHost
     from fednet.engine import experiment as experiments
     from fednet.engine.checkpoint import Checkpoints, Spool
-    from fednet.engine.hub import Hub
+    from fednet.engine.hub import Events, Hub
     from fednet.engine.server import Residuals, Rounds
     from fednet.engine.summary import finish
     from fednet.protocol.server import ServerProtocol
@@ -59,6 +59,7 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
     incarnation = checkpoints.incarnation()
     keyring = _keyring(config, keys)
     curve = keyring is not None
+    events = Events(lambda event, fields: files.event(event, **fields))
     transport: Any
     pump, loop = None, None
     if bind is None:
@@ -70,8 +71,8 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
         from fednet.transport.zeromq import ZmqServer
 
         _check_bind(bind, curve, insecure)
-        transport = ZmqServer(bind, keyring=keyring, on_refused=lambda reason, address: hub.tell("refused", {"what": "connection", "reason": reason,
-                                                                                                      "address": address}))
+        transport = ZmqServer(bind, keyring=keyring, on_refused=lambda reason, address: events.tell("refused", {"what": "connection", "reason": reason,
+                                                                                                         "address": address}))
         write_json(directory / "server.json", {"address": transport.address, "host": socket.gethostname(), "pid": os.getpid(),
                                                "public_key": keyring.pair.public if keyring is not None else None,
                                                "incarnation": incarnation}, mode=0o600)
@@ -111,7 +112,7 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
                 raise loop.broken
             return moved
 
-    hub = Hub(protocol, transport, link, spool, _checker(exp), lambda event, fields: files.event(event, **fields), pump)
+    hub = Hub(protocol, transport, link, spool, _checker(exp), events, pump)
     host = HubHost(exp.setting, exp.scratch(chosen), config.clients, exp.federation.public_data() if exp.federation is not None else None)
     test, validation = _judges(exp, chosen)
     rounds = Rounds(exp, files, hub, checkpoints, spool, run_id=run_id, host=host, display=display, test=test, validation=validation, callback=callback)

@@ -382,21 +382,22 @@ class ServerProtocol:
             if msgspec.structs.replace(key, purpose="train") not in kept:
                 self._call_off(worker.conn or b"", key)
 
-    def _ready(self, worker: Worker, ready: m.Ready) -> None:
+    def _ready(self, worker: Worker, ready: m.Ready) -> str:
         if self.layout and ready.layout != self.layout:
             self.refuse(worker.conn or b"", "ready: the model built there has other tensors than the server's; the same configuration, "
                         "files and torch are needed on both sides.", "ready", final=True)
-            return
+            return "refused"
         for facts in ready.sites:
             if facts.client not in worker.ids:
                 raise RemoteProtocolError(f"facts of client {facts.client}, which this worker does not host")
         self.sites.update((facts.client, facts) for facts in ready.sites)
         if worker.ready:
-            return
+            return ""
         worker.ready, self._here = True, None
         self._known |= worker.ids
         self._say(Note("ready", {"worker": worker.name, "clients": sorted(worker.ids)}))
         self._assign()
+        return ""
 
     # -- from a worker -----------------------------------------------------------------------------------------------
     def _from_worker(self, conn: bytes, message: m.Message, body: memoryview | None) -> str:
@@ -418,8 +419,7 @@ class ServerProtocol:
             self._send(conn, m.Beat(run=self.run, inc=self.incarnation))
             return ""
         if isinstance(message, m.Ready):
-            self._ready(worker, message)
-            return ""
+            return self._ready(worker, message)
         if isinstance(message, m.Leave):
             self._leave(conn, worker)
             return ""
