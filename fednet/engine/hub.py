@@ -27,17 +27,46 @@ LOUD = ("refused", "late", "doubled", "failed")  # events that a peer can bring 
 QUIET_S = 1.0  # of such events, those of one kind and worker have one line in this time, and are counted
 
 
+class Events:
+    """The run's events, with those that a peer can bring about at will thinned out: the first of a kind and worker is
+    written, and a moment later how many more there were. Called by one thread. note(event, fields): writes one."""
+
+    def __init__(self, note: Callable[[str, dict[str, Any]], None]) -> None:
+        self._note = note
+        self._loud: dict[tuple[str, str, str], tuple[float, int, dict[str, Any]]] = {}
+
+    def tell(self, event: str, fields: dict[str, Any]) -> None:
+        if event not in LOUD:
+            return self._note(event, fields)
+        name = (event, str(fields.get("what", "")), str(fields.get("worker", "")))
+        if name in self._loud:
+            since, more, _ = self._loud[name]
+            self._loud[name] = since, more + 1, fields
+        else:
+            self._note(event, fields)
+            self._loud[name] = time.monotonic(), 0, {}
+
+    def hush(self, now: float) -> None:
+        """Writes what was only counted for long enough."""
+        for name, (since, more, last) in list(self._loud.items()):
+            if now - since < QUIET_S:
+                continue
+            if more:
+                self._note(name[0], {**last, "count": more})
+                self._loud[name] = now, 0, {}
+            else:
+                del self._loud[name]
+
+
 class Hub:
-    """check(reply): raises RemoteProtocolError for a payload that is not what was declared. note(event, fields):
-    writes to the run's events."""
+    """check(reply, body): raises RemoteProtocolError for a payload that the methods could not use."""
 
     def __init__(self, protocol: ServerProtocol, transport: ServerTransport, link: Link, spool: Spool, check: Callable[[Spooled, bytearray], None],
-                 note: Callable[[str, dict[str, Any]], None], pump: Callable[[], bool] | None = None,
+                 events: Events, pump: Callable[[], bool] | None = None,
                  at: Callable[[str, int], None] = lambda point, round: None, flush: Callable[[], object] = lambda: None) -> None:
         self.protocol, self.transport, self.link, self.spool = protocol, transport, link, spool
         self.replies: dict[tuple[int, str], Spooled] = {}
-        self._check, self._note, self._pump_clients, self._at, self._flush = check, note, pump, at, flush
-        self._loud: dict[tuple[str, str, str], tuple[float, int, dict[str, Any]]] = {}
+        self._check, self._told, self._pump_clients, self._at, self._flush = check, events, pump, at, flush
         self._commands: queue.SimpleQueue[Callable[[float], list[Instruction]]] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._ticked = 0.0
@@ -95,7 +124,7 @@ class Hub:
         if self._thread is not None:
             self.transport.wake()
             self._thread.join(5.0)
-        self._hush(float("inf"))
+        self._told.hush(float("inf"))
         for conn in {name[0] for name in self.link.ledger.open()}:
             self.link.closed(conn)
         self.transport.close(linger_s)
@@ -135,7 +164,7 @@ class Hub:
         if now - self._ticked >= TICK_S:
             self._ticked = now
             self._do(self.protocol.tick(now))
-            self._hush(now)
+            self._told.hush(now)
             offset = time.time() - now
             work = self.protocol.work.values()
             self.snapshot = {"waiting": [{**w, "since": w["since"] + offset} for w in self.protocol.waiting()],  # type: ignore[operator]
@@ -173,7 +202,7 @@ class Hub:
                     self.spool.abandon(i.key)
                 self.link.settle(i.conn, "down" if i.direction == "down" else "up", i.key, i.useful, **more)
             elif isinstance(i, Note):
-                self.tell(i.event, i.fields)
+                self._told.tell(i.event, i.fields)
             elif isinstance(i, Forget):
                 self.transport.drop(i.conn, i.hang_up)
 
@@ -197,29 +226,6 @@ class Hub:
         if arrived.key.purpose == "train":
             self._at("receiving", arrived.key.round)
         return self.protocol.accept(arrived.key, now)
-
-    # -- events --------------------------------------------------------------------------------------------------------
-    def tell(self, event: str, fields: dict[str, Any]) -> None:
-        """Writes an event; of those that a peer can bring about at will the first, and then how many more there were."""
-        if event not in LOUD:
-            return self._note(event, fields)
-        name = (event, str(fields.get("what", "")), str(fields.get("worker", "")))
-        since, more, _ = self._loud.get(name, (None, 0, {}))
-        if since is None:
-            self._note(event, fields)
-            self._loud[name] = time.monotonic(), 0, {}
-        else:
-            self._loud[name] = since, more + 1, fields
-
-    def _hush(self, now: float) -> None:
-        for name, (since, more, last) in list(self._loud.items()):
-            if now - since < QUIET_S:
-                continue
-            if more:
-                self._note(name[0], {**last, "count": more})
-                self._loud[name] = now, 0, {}
-            else:
-                del self._loud[name]
 
     # -- books ---------------------------------------------------------------------------------------------------------
     def book_round(self, round: int) -> None:

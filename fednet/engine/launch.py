@@ -45,7 +45,7 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
     from fednet.engine import privacy
     from fednet.engine.checkpoint import Checkpoints, Spool
     from fednet.engine.faults import Faults, struck
-    from fednet.engine.hub import Hub
+    from fednet.engine.hub import Events, Hub
     from fednet.engine.server import Residuals, Rounds
     from fednet.engine.summary import finish
     from fednet.engine.track import Tracker
@@ -72,6 +72,7 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
     incarnation = checkpoints.incarnation()
     keyring = _keyring(config, keys) if bind is not None else None
     curve = config.security.curve  # within one process nothing is encrypted, and the bytes are counted as if it were
+    events = Events(lambda event, fields: files.event(event, **fields))
     transport: Any
     pump, loop = None, None
     if bind is None:
@@ -83,8 +84,8 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
         from fednet.transport.zeromq import ZmqServer
 
         _check_bind(bind, curve, insecure)
-        transport = ZmqServer(bind, keyring=keyring, on_refused=lambda reason, address: hub.tell("refused", {"what": "connection", "reason": reason,
-                                                                                                      "address": address}))
+        transport = ZmqServer(bind, keyring=keyring, on_refused=lambda reason, address: events.tell("refused", {"what": "connection", "reason": reason,
+                                                                                                         "address": address}))
         write_json(directory / "server.json", {"address": transport.address, "host": socket.gethostname(), "pid": os.getpid(),
                                                "public_key": keyring.pair.public if keyring is not None else None,
                                                "incarnation": incarnation}, mode=0o600)
@@ -127,7 +128,7 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
             return moved
 
     faults = Faults(config, struck(directory / "events.jsonl"), lambda round, kind: files.event("fault", round, kind=kind))
-    hub = Hub(protocol, transport, link, spool, _checker(exp, lambda client: rounds.sent.get(client)), lambda event, fields: files.event(event, **fields), pump, faults.at, files.wire.flush)
+    hub = Hub(protocol, transport, link, spool, _checker(exp, lambda client: rounds.sent.get(client)), events, pump, faults.at, files.wire.flush)
     host = HubHost(exp.setting, exp.scratch(chosen), config.clients, exp.federation.public_data() if exp.federation is not None else None)
     test, validation = _judges(exp, chosen)
     tracker = Tracker(directory / "tensorboard") if "tensorboard" in config.track else None

@@ -90,6 +90,7 @@ class Work:
     granted: int = 0
     judge_conn: bytes = b""  # where the evaluation within this task came from, if it has come
     refusals: int = 0
+    refused_by: set[str] = field(default_factory=set)  # workers that failed at it: others are asked first
     losses: int = 0
     undecided: bool = False  # done, in a phase whose usefulness is decided at its end
     reason: str = ""
@@ -174,7 +175,7 @@ class ServerProtocol:
         self._now = now
         for w in self.open():
             self._drop(w, "the phase is over")
-        self.decide({w.job.client: False for w in self.work.values() if w.undecided})
+        self._decide({w.job.client: False for w in self.work.values() if w.undecided})
         self._out = [i for i in self._out if not isinstance(i, Resolved)]
         self._strikes.clear()
         self.rules = rules
@@ -218,12 +219,15 @@ class ServerProtocol:
 
     def decide(self, useful: Mapping[int, bool]) -> list[Instruction]:
         """Settles the bytes of a deferred phase."""
-        for client, good in list(useful.items()):
+        self._decide(useful)
+        return self._take()
+
+    def _decide(self, useful: Mapping[int, bool]) -> None:
+        for client, good in useful.items():
             w = self.work.get(client)
             if w is not None and w.undecided:
                 w.undecided = False
                 self._say(Settle(w.conn, "down", self._key(w), good), Settle(w.up_conn, "up", self._key(w), good))
-        return self._take()
 
     def cancel(self, reason: str, now: float) -> list[Instruction]:
         """Ends the phase as it is."""
@@ -381,21 +385,22 @@ class ServerProtocol:
             if msgspec.structs.replace(key, purpose="train") not in kept:
                 self._call_off(worker.conn or b"", key)
 
-    def _ready(self, worker: Worker, ready: m.Ready) -> None:
+    def _ready(self, worker: Worker, ready: m.Ready) -> str:
         if self.layout and ready.layout != self.layout:
             self.refuse(worker.conn or b"", "ready: the model built there has other tensors than the server's; the same configuration, "
                         "files and torch are needed on both sides.", "ready", final=True)
-            return
+            return "refused"
         for facts in ready.sites:
             if facts.client not in worker.ids:
                 raise RemoteProtocolError(f"facts of client {facts.client}, which this worker does not host")
         self.sites.update((facts.client, facts) for facts in ready.sites)
         if worker.ready:
-            return
+            return ""
         worker.ready, self._here = True, None
         self._known |= worker.ids
         self._say(Note("ready", {"worker": worker.name, "clients": sorted(worker.ids)}))
         self._assign()
+        return ""
 
     # -- from a worker -----------------------------------------------------------------------------------------------
     def _from_worker(self, conn: bytes, message: m.Message, body: memoryview | None) -> str:
@@ -419,8 +424,7 @@ class ServerProtocol:
             self._send(conn, m.Beat(run=self.run, inc=self.incarnation))
             return ""
         if isinstance(message, m.Ready):
-            self._ready(worker, message)
-            return ""
+            return self._ready(worker, message)
         if isinstance(message, m.Leave):
             self._leave(conn, worker)
             return ""
@@ -565,6 +569,7 @@ class ServerProtocol:
             self._say(Settle(w.up_conn, "up", self._key(w), False, what))
             w.up_conn = b""
         w.refusals += 1
+        w.refused_by.add(w.worker)
         if what == "refused":
             self._count_refusal("reply", reason, w.worker, client=w.job.client, round=self.round)
             worker = self.workers.get(w.worker)
@@ -585,13 +590,19 @@ class ServerProtocol:
         free = [x for x in self.workers.values() if x.ready and x.gone_at is None and len(x.queue) <= x.slots] if waiting else []
         left = len(waiting)
         for w in waiting:
-            hosts = [x for x in free if w.job.client in x.ids and len(x.queue) < x.slots]
+            able = [x for x in free if w.job.client in x.ids and (not w.refused_by or self._may_try(w, x))]
+            hosts = [x for x in able if len(x.queue) < x.slots]
             if not hosts and left > sum(x.slots for x in free):
-                hosts = [x for x in free if w.job.client in x.ids and len(x.queue) < x.slots + 1]
+                hosts = [x for x in able if len(x.queue) <= x.slots]
             if hosts:
                 # Among equally free ones, whoever had this client last: its data are there already.
                 self._hand(w, min(hosts, key=lambda x: (len(x.queue) / x.slots, self._last.get(w.job.client) != x.name, x.name)))
                 left -= 1
+
+    def _may_try(self, w: Work, worker: Worker) -> bool:
+        """A worker that failed at a task tries again only where no other hosts its client."""
+        return worker.name not in w.refused_by or not any(
+            x.ready and x.gone_at is None and w.job.client in x.ids and x.name not in w.refused_by for x in self.workers.values())
 
     def _hand(self, w: Work, worker: Worker) -> None:
         assert worker.conn is not None

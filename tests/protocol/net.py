@@ -131,7 +131,7 @@ class Net:
         self.notes: list[s.Note] = []
         self.sent: list[m.Message] = []
         self.bad: set[bytes] = set()  # payloads that the caller refuses
-        self._conns = 0
+        self._conns = self.cuts = 0
 
     # -- the server's side -------------------------------------------------------------------------------------------
     def _send(self, conn: bytes, frames) -> bool:
@@ -208,6 +208,7 @@ class Net:
         conn, site.conn = site.conn, b""
         if not conn:
             return
+        self.cuts += 1
         del self.by_conn[conn]
         site.up.clear()
         site.down.clear()

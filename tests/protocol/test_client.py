@@ -1,0 +1,232 @@
+"""The client's machine alone: events in, instructions out."""
+
+from __future__ import annotations
+
+import pytest
+
+from fednet.errors import RemoteProtocolError
+from fednet.protocol.client import (
+    SILENCE,
+    Booked,
+    Cancelled,
+    ClientProtocol,
+    Ended,
+    Given,
+    Out,
+    Reconnect,
+    Stray,
+    TurnedAway,
+    Welcomed,
+)
+from fednet.wire import messages as m
+from fednet.wire.codec import Body
+from tests.protocol.net import form
+
+WELCOME = m.Welcome(run="r", inc=1, session="s", name="n", config="c", ids=[0, 1], beat_s=1.0)
+
+
+def key(client=0, attempt=0, purpose="train") -> m.Key:
+    return m.Key(1, 0, attempt, client, purpose)
+
+
+def task(size=3, **more) -> m.Task:
+    return m.Task(**{"run": "r", "inc": 1, "key": key(), "form": form(size), "size": size, **more})
+
+
+def reply(size, k=None) -> tuple[m.Reply, Body]:
+    return m.Reply(run="r", inc=1, key=k or key(), form=form(size), size=size), Body([bytes(size)])
+
+
+def ready() -> ClientProtocol:
+    c = ClientProtocol("w", share=(1, 2))
+    c.opened(0.0)
+    c.received(WELCOME, None, 0.0)
+    c.ready("L")
+    return c
+
+
+def working(size=3) -> ClientProtocol:
+    c = ready()
+    c.received(task(size), memoryview(bytes(size)), 0.0)
+    return c
+
+
+def sent(instructions, kind=m.Message) -> list:
+    return [i.message for i in instructions if isinstance(i, Out) and isinstance(i.message, kind)]
+
+
+def test_from_connection_to_ready():
+    c = ClientProtocol("w", share=(1, 2), slots=2)
+    assert c.opened(0.0) == [Out(m.Join(worker="w", share=(1, 2), slots=2))]
+    assert c.received(WELCOME, None, 0.0) == [Welcomed(WELCOME, False)]
+    assert c.ready("L") == [Out(m.Ready(run="r", inc=1, layout="L"))]
+    assert c.state == "ready"
+    assert list(c.ids) == [0, 1]
+
+
+def test_rejoin_of_the_same_run_says_what_it_holds_and_is_ready_at_once():
+    c = working()
+    c.closed(1.0)
+    (join,) = sent(c.opened(2.0))
+    assert (join.session, join.ids, join.share, join.holding) == ("s", [0, 1], None, [key()])
+    assert c.received(WELCOME, None, 2.0) == [Welcomed(WELCOME, True), Out(m.Ready(run="r", inc=1, layout="L"))]
+
+
+def test_server_restarted_elsewhere_does_not_know_of_the_old_ones_tasks():
+    c = working()
+    c.closed(1.0)
+    c.opened(2.0)
+    out = c.received(m.Welcome(run="r", inc=2, session="t", name="n", config="c", ids=[0, 1]), None, 2.0)
+    assert out[0] == Cancelled(key())
+    assert c.reply(*reply(3)) == []
+
+
+def test_another_run_is_prepared_anew_before_anything_is_ready():
+    c = ready()
+    c.closed(1.0)
+    c.opened(2.0)
+    other = m.Welcome(run="q", inc=1, session="t", name="n", config="c", ids=[0])
+    assert c.received(other, None, 2.0) == [Welcomed(other, False)]
+    assert c.state == "welcomed"
+
+
+def test_small_task_is_given_at_once_and_booked():
+    assert ready().received(task(3), memoryview(b"abc"), 0.0) == [Booked("down", key()), Given(task(3), bytearray(b"abc"))]
+    assert [type(i) for i in ready().received(task(0), None, 0.0)] == [Booked, Given]
+
+
+@pytest.mark.parametrize(("message", "body"), [
+    (task(3), b"ab"),
+    (task(3), None),
+    (task(3, size=4), b"abcd"),
+    (task(3, run="q"), b"abc"),
+    (task(3, inc=2), b"abc"),
+    (m.Beat(run="q", inc=1), None),
+])
+def test_message_that_breaks_the_protocol_changes_nothing(message, body):
+    c = ready()
+    with pytest.raises(RemoteProtocolError):
+        c.received(message, None if body is None else memoryview(body), 0.0)
+    assert not c._working
+    assert not c._incoming
+
+
+def test_task_that_fits_into_no_machine_is_refused():
+    size = 1 << 62
+    with pytest.raises(RemoteProtocolError, match="does not fit"):
+        ready().received(task(3, form=[m.Field("x", "state", size, size)], size=size), None, 0.0)
+
+
+def test_task_sent_twice_is_given_once():
+    c = working()
+    assert c.received(task(3), memoryview(b"abc"), 0.0) == [Stray("doubled")]
+    c = ready()
+    c.received(task(3 * m.PART), None, 0.0)
+    assert c.received(task(3 * m.PART), None, 0.0) == [Stray("doubled")]
+
+
+def test_part_that_is_missing_fails_the_task_so_that_it_comes_again():
+    c = ready()
+    assert sent(c.received(task(3 * m.PART), None, 0.0)) == [m.Pull(run="r", inc=1, key=key(), first=0, count=3)]
+    part = m.Part(run="r", inc=1, key=key(), index=0)
+    assert c.received(part, memoryview(bytes(m.PART)), 0.0) == []
+    assert c.received(part, memoryview(bytes(m.PART)), 0.0) == [Stray("doubled")]
+    out = c.received(m.Part(run="r", inc=1, key=key(), index=2), memoryview(bytes(m.PART)), 0.0)
+    assert out[0] == Booked("down", key(), False)
+    assert [(f.key, f.again) for f in sent(out, m.Failed)] == [(key(), True)]
+    assert c.received(part, memoryview(bytes(m.PART)), 0.0) == [Stray("late")]
+
+
+def test_long_reply_waits_to_be_pulled_and_is_sent_in_turn():
+    c, size = working(), 2 * m.PART + 5
+    assert [type(x) for x in sent(c.reply(*reply(size)))] == [m.Reply]
+    out = c.received(m.Pull(run="r", inc=1, key=key(), first=0, count=2), None, 0.0)
+    assert [(i.message.index, len(i.body)) for i in out] == [(0, m.PART), (1, m.PART)]
+    assert c.received(m.Pull(run="r", inc=1, key=key(), first=0, count=2), None, 0.0) == [Stray("doubled")]
+    for first, count in ((3, 1), (2, 2)):
+        with pytest.raises(RemoteProtocolError):
+            c.received(m.Pull(run="r", inc=1, key=key(), first=first, count=count), None, 0.0)
+    out = c.received(m.Pull(run="r", inc=1, key=key(), first=2, count=1), None, 0.0)
+    assert (len(out[0].body), out[1]) == (5, Booked("up", key()))
+    assert c._outgoing == {}
+
+
+def test_reply_that_is_done_while_away_is_announced_when_ready_again():
+    c = working()
+    c.closed(1.0)
+    assert c.reply(*reply(3)) == []
+    c.opened(2.0)
+    out = c.received(WELCOME, None, 2.0)
+    assert [type(x) for x in sent(out)] == [m.Ready, m.Reply]
+    assert out[-1] == Booked("up", key())
+
+
+def test_transfers_cut_short_are_booked_as_that():
+    c = working()
+    c.reply(*reply(2 * m.PART))
+    c.received(task(2 * m.PART, key=key(1)), None, 0.0)
+    assert c.closed(1.0) == [Booked("down", key(1), False), Booked("up", key(), False)]
+
+
+def test_evaluation_goes_before_its_reply_and_again_with_it_after_a_cut():
+    c, verdict = working(), key(purpose="evaluate")
+    assert sent(c.reply(*reply(2, verdict)))[0].key == verdict
+    c.reply(*reply(2 * m.PART))
+    c.closed(1.0)
+    c.opened(1.0)
+    assert [x.key for x in sent(c.received(WELCOME, None, 1.0), m.Reply)] == [verdict, key()]
+    c.received(m.Pull(run="r", inc=1, key=key(), first=0, count=2), None, 1.0)
+    assert c._outgoing == {}
+
+
+def test_reply_to_what_was_cancelled_is_not_sent():
+    c = working()
+    assert c.received(m.Cancel(run="r", inc=1, key=key()), None, 0.0) == [Cancelled(key())]
+    assert c.reply(*reply(3)) == []
+    assert c.failed(key(), "x", True) == []
+    assert c.received(m.Cancel(run="r", inc=1, key=key()), None, 0.0) == []
+
+
+def test_cancel_lets_go_of_an_announced_reply():
+    c = working()
+    c.reply(*reply(2 * m.PART))
+    assert c.received(m.Cancel(run="r", inc=1, key=key()), None, 0.0) == [Booked("up", key(), False), Cancelled(key())]
+    assert c._outgoing == {}
+
+
+def test_reason_that_is_no_text_of_the_wire_is_made_one():
+    (failed,) = sent(working().failed(key(), "file \udcff " + "x" * 9000, False))
+    assert m.decode_from_client([m.encode(failed)])[0] == failed
+
+
+def test_beats_tell_what_each_client_does():
+    c = ready()
+    c.doing[1] = ("training", 3, 9)
+    assert c.tick(0.5) == []
+    assert sent(c.tick(1.0)) == [m.Beat(run="r", inc=1, client=1, phase="training", step=3, steps=9)]
+    assert c.tick(1.5) == []
+
+
+def test_silent_server_is_left():
+    c = ready()
+    assert Reconnect() not in c.tick(SILENCE)
+    assert c.tick(SILENCE + 0.1) == [Reconnect()]
+
+
+def test_refused_join_is_tried_again_unless_that_cannot_help():
+    c = ClientProtocol("w", ids=[0])
+    c.opened(0.0)
+    assert c.received(m.Refuse(reason="full"), None, 0.0) == []
+    assert c.tick(0.9) == []
+    assert [type(x) for x in sent(c.tick(1.0))] == [m.Join]
+    assert c.received(m.Refuse(reason="no", final=True), None, 1.0) == [TurnedAway("no")]
+    assert c.opened(2.0) == []
+
+
+def test_end_of_the_run_is_the_end_but_the_end_of_a_server_is_not():
+    c = ready()
+    assert c.received(m.End(run="r", inc=1, over=False, reason="x"), None, 0.0) == [Ended(False, "x")]
+    assert c.state == "ready"
+    assert c.received(m.End(run="r", inc=1), None, 0.0) == [Ended(True, "")]
+    assert c.received(task(3), memoryview(b"abc"), 0.0) == [Stray("late")]
+    assert c.opened(1.0) == []

@@ -1,0 +1,448 @@
+"""The server's machine alone: events in, instructions out."""
+
+from __future__ import annotations
+
+import pytest
+
+from fednet.errors import RemoteProtocolError
+from fednet.protocol.rules import HOSTED, LOSSES, STRIKES, TOLD, Arrived, Forget, Note, Resolved, Rules, Send, Settle, Store, Stray
+from fednet.protocol.server import ServerProtocol
+from fednet.wire import messages as m
+from fednet.wire.codec import Body
+from tests.protocol.net import form, job
+
+WELCOME = m.Welcome(run="r", inc=1, session="s", name="n", config="c", ids=[0])
+
+
+def server(clients: int = 4, **options) -> ServerProtocol:
+    return ServerProtocol("r", 1, clients, lambda ids, session: m.Welcome(run="r", inc=1, session=session, name="n", config="c", ids=ids),
+                          0.0, layout="L", **options)
+
+
+def say(s, conn, message, now=0.0, body=None, user=None) -> list:
+    return s.received(conn, message, body, now, user)
+
+
+def ready(s, conn=b"1", worker="w", ids=(0,), now=0.0, **more) -> list:
+    say(s, conn, m.Join(worker=worker, ids=list(ids), **more), now)
+    return say(s, conn, m.Ready(run="r", inc=1, layout="L"), now)
+
+
+def sent(instructions, kind=m.Message) -> list:
+    return [i.message for i in instructions if isinstance(i, Send) and isinstance(i.message, kind)]
+
+
+def of(instructions, kind) -> list:
+    return [i for i in instructions if isinstance(i, kind)]
+
+
+def key(client=0, attempt=0, round=1, phase=0, purpose="train") -> m.Key:
+    return m.Key(round, phase, attempt, client, purpose)
+
+
+def reply(client=0, size=3, attempt=0, **more) -> m.Reply:
+    fields = {"run": "r", "inc": 1, "key": key(client, attempt), "form": form(size), "size": size, **more}
+    return m.Reply(**fields)
+
+
+def begun(jobs=None, rules=None, **more) -> ServerProtocol:
+    s = server(**more)
+    ready(s, ids=range(4))
+    s.begin(1, 0, "train", jobs or [job(0)], rules or Rules(), 0.0)
+    return s
+
+
+def refusal(instructions) -> str:
+    (note,) = [n for n in of(instructions, Note) if n.event == "refused"]
+    return note.fields["reason"]
+
+
+# -- joining -----------------------------------------------------------------------------------------------------------
+def test_task_goes_out_when_its_worker_is_ready_and_its_reply_settles_it():
+    s = server()
+    assert s.begin(1, 0, "train", [job(0)], Rules(), 0.0) == []
+    welcome = say(s, b"1", m.Join(worker="w", ids=[0]))
+    assert [type(x) for x in sent(welcome)] == [m.Welcome]
+    (task,) = sent(say(s, b"1", m.Ready(run="r", inc=1, layout="L")), m.Task)
+    assert (task.key, task.size) == (key(), 5)
+    got = say(s, b"1", reply(), body=memoryview(b"abc"))
+    assert got == [Store(key(), 0, memoryview(b"abc")), Arrived(key(), form(3), 3, 0, "", False, 0.0, "w")]
+    assert s.accept(key(), 1.0) == [Settle(b"1", "down", key(), True), Settle(b"1", "up", key(), True), Resolved(0, 0)]
+
+
+@pytest.mark.parametrize(("join", "reason"), [
+    (m.Join(worker="w", ids=[4]), "client id 4; this federation has ids 0 to 3"),
+    (m.Join(worker="w", ids=[]), "client id missing"),
+    (m.Join(worker="w", share=(0, 2)), "client id -2"),
+    (m.Join(worker="w", share=(3, 2)), "client id 4"),
+    (m.Join(worker="w", share=(1, 0)), "join"),
+    (m.Join(worker="w", share=(1, 1 << 40)), "empty"),
+    (m.Join(worker="w", ids=[1]), "may not speak for client 1"),
+    (m.Join(worker="w", ids=[0], files={"a.py": "other"}), "needs mine.py"),
+])
+def test_join_that_can_never_be_let_in_is_refused_for_good(join, reason):
+    s = server(files={"mine.py": "sha"} if join.files else {}, may_speak_for=lambda user, client: client != 1)
+    out = say(s, b"1", join)
+    assert reason in refusal(out)
+    assert [x.final for x in sent(out, m.Refuse)] == [True]
+    assert out[0] == Stray("refused")
+    assert s.workers == {}
+
+
+def test_one_process_cannot_host_more_clients_than_fit_into_a_header():
+    s = server(100_000)
+    assert f"at most {HOSTED}" in refusal(say(s, b"1", m.Join(worker="w", share=(1, 1))))
+
+
+def test_connection_joins_once():
+    s = server()
+    ready(s)
+    for name in ("w", "v"):
+        assert "joined already" in refusal(say(s, b"1", m.Join(worker=name, ids=[0])))
+    say(s, b"1", m.Leave(run="r", inc=1))
+    assert "joined already" in refusal(say(s, b"1", m.Join(worker="v", ids=[0])))
+
+
+def test_name_of_a_connected_worker_is_taken_over_only_with_its_session():
+    s = server()
+    ready(s)
+    assert "of that name" in refusal(say(s, b"2", m.Join(worker="w", ids=[0])))
+    out = say(s, b"2", m.Join(worker="w", ids=[0], session=s.workers["w"].session))
+    assert Forget(b"1", hang_up=True) in out
+    assert s.workers["w"].conn == b"2"
+
+
+def test_name_of_a_silent_worker_can_be_taken_over_without_its_session_but_not_with_another_key():
+    s = server()
+    say(s, b"1", m.Join(worker="w", ids=[0]), user="alice")
+    s.tick(11.0)
+    assert "of that name" in refusal(say(s, b"2", m.Join(worker="w", ids=[0]), 11.0, user="mallory"))
+    assert sent(say(s, b"3", m.Join(worker="w", ids=[0]), 11.0, user="alice"), m.Welcome)
+
+
+def test_workers_that_are_gone_make_room_for_others():
+    s = server(max_workers=2)
+    ready(s, b"1", "a")
+    ready(s, b"2", "b")
+    assert "2 workers are connected" in refusal(say(s, b"3", m.Join(worker="c", ids=[0])))
+    s.closed(b"1", 0.0)
+    assert sent(say(s, b"4", m.Join(worker="d", ids=[0])), m.Welcome)
+    assert sorted(s.workers) == ["b", "d"]
+
+
+def test_other_layout_is_refused_for_good():
+    s = server()
+    say(s, b"1", m.Join(worker="w", ids=[0]))
+    out = say(s, b"1", m.Ready(run="r", inc=1, layout="M"))
+    assert sent(out, m.Refuse)[0].final
+    assert s.present() == frozenset()
+
+
+def test_facts_of_a_client_hosted_elsewhere_change_nothing():
+    s = server()
+    say(s, b"1", m.Join(worker="w", ids=[0]))
+    out = say(s, b"1", m.Ready(run="r", inc=1, layout="L", sites=[m.SiteFacts(0, 5, 5), m.SiteFacts(1, 5, 5)]))
+    assert "facts of client 1" in refusal(out)
+    assert s.sites == {}
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("message", "reason"), [
+    (m.Beat(run="x", inc=1), "another run ('x')"),
+    (m.Beat(run="r", inc=2), "incarnation 2"),
+    (reply(3, run="x"), "another run"),
+    (reply(1), "client 1 is not hosted"),
+    (m.Pull(run="r", inc=1, key=key(), first=1, count=1), "pull of parts 1 to 1"),
+    (m.Pull(run="r", inc=1, key=key(), first=0, count=5), "pull of parts 0 to 4"),
+])
+def test_message_that_breaks_the_protocol_is_refused_and_changes_nothing(message, reason):
+    s = server()
+    ready(s)
+    s.begin(1, 0, "train", [job(0)], Rules(), 0.0)
+    before = s.waiting()
+    out = say(s, b"1", message)
+    assert out[0] == Stray("refused")
+    assert reason in refusal(out)
+    assert s.waiting() == before
+    assert s.refused == 1
+
+
+def test_message_before_a_join_is_refused():
+    assert "before a join" in refusal(say(server(), b"1", reply()))
+
+
+def test_peer_is_told_of_its_first_refusals_and_hung_up_on_after_many():
+    s, told, ended = server(), 0, []
+    for _ in range(STRIKES + 5):
+        out = s.undecodable(b"1", "noise", 0.0)
+        told += len(sent(out, m.Refuse))
+        ended += of(out, Forget)
+    assert told == TOLD
+    assert ended == [Forget(b"1", hang_up=True)]
+    s.closed(b"1", 0.0)
+    assert s._strikes == {}
+
+
+def test_form_that_was_not_declared_is_refused_before_any_part_is_granted():
+    def declared(key, found):
+        if found[0].size != 3:
+            raise RemoteProtocolError("too large")
+
+    s = begun(declared=declared)
+    out = say(s, b"1", reply(size=1 << 40))
+    assert "too large" in refusal(out)
+    assert sent(out, m.Pull) == []
+    assert [t.key.attempt for t in sent(out, m.Task)] == [1]
+
+
+@pytest.mark.parametrize(("message", "body"), [
+    (reply(size=3), b"ab"),
+    (reply(size=3), None),
+    (reply(size=3, form=form(4)), b"abc"),
+    (reply(size=0, form=form(4)), None),
+])
+def test_reply_whose_sizes_do_not_agree_is_given_out_again(message, body):
+    s = begun()
+    out = say(s, b"1", message, body=None if body is None else memoryview(body))
+    assert out[0] == Stray("refused")
+    assert [t.key for t in sent(out, m.Task)] == [key(attempt=1)]
+
+
+def test_failed_task_is_given_out_again_only_if_that_could_help():
+    s = begun([job(0), job(1)], Rules())
+    out = say(s, b"1", m.Failed(run="r", inc=1, key=key(0), reason="no data"))
+    assert of(out, Resolved) == [Resolved(0, 0, "failed: no data")]
+    out = say(s, b"1", m.Failed(run="r", inc=1, key=key(1), reason="damaged", again=True))
+    assert [t.key for t in sent(out, m.Task)] == [key(1, 1)]
+
+
+# -- doubled and late --------------------------------------------------------------------------------------------------
+def test_doubled_reply_is_stray_even_while_usefulness_is_undecided():
+    s = begun(rules=Rules(defer=True))
+    say(s, b"1", reply(), body=memoryview(b"abc"))
+    assert s.accept(key(), 0.0) == [Resolved(0, 0)]
+    out = say(s, b"1", reply(), body=memoryview(b"abc"))
+    assert out[0] == Stray("doubled")
+    assert of(out, Settle) == []
+    assert s.awaits(b"1", "up", key())
+    assert s.decide({0: True}) == [Settle(b"1", "down", key(), True), Settle(b"1", "up", key(), True)]
+    assert s.decide({0: True, 3: True}) == []
+
+
+def test_late_reply_is_stray_and_called_off_if_it_waits_to_be_asked_for_the_rest():
+    s = begun(rules=Rules(deadline=5.0))
+    assert of(s.tick(5.0), Resolved) == [Resolved(0, 0, "deadline")]
+    assert sent(say(s, b"1", reply(), 6.0, memoryview(b"abc"))) == []
+    out = say(s, b"1", reply(size=m.PART + 1), 6.0)
+    assert out[0] == Stray("late")
+    assert sent(out, m.Cancel) == [m.Cancel(run="r", inc=1, key=key())]
+
+
+def test_part_with_the_key_of_an_evaluation_is_not_stored():
+    s = begun()
+    say(s, b"1", reply(size=m.PART + 1))
+    out = say(s, b"1", m.Part(run="r", inc=1, key=key(purpose="evaluate"), index=0), body=memoryview(bytes(m.PART)))
+    assert out[0] == Stray("late")
+    assert of(out, Store) == []
+
+
+def test_part_out_of_turn_gives_the_task_out_again():
+    s = begun()
+    say(s, b"1", reply(size=3 * m.PART))
+    out = say(s, b"1", m.Part(run="r", inc=1, key=key(), index=1), body=memoryview(bytes(m.PART)))
+    assert Settle(b"1", "up", key(), False, "refused") in out
+    assert [t.key.attempt for t in sent(out, m.Task)] == [1]
+    assert sent(out, m.Cancel) == [m.Cancel(run="r", inc=1, key=key())]
+
+
+def test_evaluation_is_stored_once_and_only_where_it_was_asked_for():
+    s = begun([job(0, judge=True), job(1)])
+    verdict = m.Reply(run="r", inc=1, key=key(purpose="evaluate"), form=form(2), size=2)
+    out = say(s, b"1", verdict, body=memoryview(b"ok"))
+    assert [type(i) for i in out] == [Store, Arrived]
+    assert s.accept(verdict.key, 0.0) == [Settle(b"1", "up", verdict.key, True)]
+    assert say(s, b"1", verdict, body=memoryview(b"ok"))[0] == Stray("doubled")
+    assert "not asked for" in refusal(say(begun(), b"1", verdict, body=memoryview(b"ok")))
+
+
+def test_evaluation_that_is_no_good_is_billed_as_useless_and_gates_nothing():
+    s = begun([job(0, judge=True)])
+    verdict = m.Reply(run="r", inc=1, key=key(purpose="evaluate"), form=form(2), size=2)
+    say(s, b"1", verdict, body=memoryview(b"ok"))
+    out = s.reject(verdict.key, "not finite", 0.0)
+    assert Settle(b"1", "up", verdict.key, False, "refused") in out
+    assert s.work[0].status == "handed"
+
+
+# -- who gets what -----------------------------------------------------------------------------------------------------
+def test_longest_first_and_one_ahead_but_never_the_last_ones():
+    s = begun([job(i, cost=i) for i in range(4)])
+    assert s.workers["w"].queue == [3, 2]  # the longest runs, the next lies ready
+    out = say(s, b"1", reply(3), body=memoryview(b"abc"))
+    assert [t.key.client for t in sent(out, m.Task)] == [1]
+    s.accept(key(3), 0.0)
+    say(s, b"1", reply(2), body=memoryview(b"abc"))
+    assert s.workers["w"].queue == [1]  # the last one waits for a worker that is free
+    out = say(s, b"1", reply(1), body=memoryview(b"abc"))
+    assert [t.key.client for t in sent(out, m.Task)] == [0]
+
+
+def test_deadline_of_a_task_runs_from_when_it_is_its_turn():
+    s = begun([job(i, cost=i) for i in range(4)], Rules(deadline=5.0, silent=None))
+    s.tick(4.0)
+    assert of(s.tick(5.0), Resolved) == [Resolved(3, 0, "deadline")]
+    assert of(s.tick(9.9), Resolved) == []
+    assert of(s.tick(10.0), Resolved) == [Resolved(2, 0, "deadline")]
+
+
+def test_task_at_which_a_worker_failed_goes_to_another_even_if_that_is_busy():
+    s = server()
+    ready(s, b"1", "a", [0, 1])
+    ready(s, b"2", "b", [0, 1])
+    s.begin(1, 0, "train", [job(0), job(1)], Rules(), 0.0)
+    assert (s.work[0].worker, s.work[1].worker) == ("a", "b")
+    out = say(s, b"1", m.Failed(run="r", inc=1, key=key(0), reason="broken", again=True))
+    assert sent(out, m.Task) == []
+    out = say(s, b"2", reply(1), body=memoryview(b"abc"))
+    assert [(i.conn, i.message.key) for i in of(out, Send)] == [(b"2", key(0, 1))]
+
+
+def test_first_k_closes_the_phase():
+    s = server()
+    for i in range(3):
+        ready(s, b"%d" % i, f"w{i}", [i])
+    s.begin(1, 0, "train", [job(i) for i in range(3)], Rules(first=1), 0.0)
+    say(s, b"1", reply(1), body=memoryview(b"abc"))
+    out = s.accept(key(1), 0.0)
+    assert of(out, Resolved) == [Resolved(1, 0), Resolved(0, 0, "not among the first 1"), Resolved(2, 0, "not among the first 1")]
+    assert [c.key.client for c in sent(out, m.Cancel)] == [0, 2]
+    assert s.open() == []
+
+
+def test_lost_workers_task_goes_to_another_that_hosts_the_same_client():
+    s = server()
+    ready(s, b"1", "a", [0])
+    s.begin(1, 0, "train", [job(0)], Rules(closed=3.0), 0.0)
+    ready(s, b"2", "b", [0])
+    s.closed(b"1", 1.0)
+    assert sent(s.tick(3.9)) == []
+    out = s.tick(4.0)
+    assert [(i.conn, i.message.key) for i in of(out, Send)] == [(b"2", key(attempt=1))]
+    assert Settle(b"1", "down", key(), False, "lost") in out
+    assert "a" not in s.workers
+
+
+def test_client_that_does_not_come_back_is_lost():
+    s = begun(rules=Rules(closed=3.0))
+    s.closed(b"1", 1.0)
+    assert of(s.tick(3.9), Resolved) == []
+    assert of(s.tick(4.0), Resolved) == [Resolved(0, 1, "lost")]
+
+
+def test_silent_worker_is_called_off_and_its_clients_are_lost_at_once():
+    s = begun(rules=Rules(closed=None, silent=10.0))
+    out = s.tick(10.1)
+    assert of(out, Resolved) == [Resolved(0, 1, "lost")]
+    assert sent(out, m.Cancel) == [m.Cancel(run="r", inc=1, key=key())]
+
+
+def test_silent_worker_that_speaks_again_is_given_work():
+    s = begun(rules=Rules())
+    s.tick(10.1)
+    out = say(s, b"1", m.Beat(run="r", inc=1), 12.0)
+    assert [n.event for n in of(out, Note)] == ["back"]
+    assert [t.key.round for t in sent(s.begin(2, 0, "train", [job(0)], Rules(), 12.0), m.Task)] == [2]
+
+
+def test_client_that_never_joined_is_absent_after_its_time():
+    s = server()
+    s.begin(1, 0, "train", [job(0)], Rules(join=60.0), 5.0)
+    assert of(s.tick(59.9), Resolved) == []
+    assert of(s.tick(60.0), Resolved) == [Resolved(0, 0, "absent")]
+
+
+def test_client_that_prepares_is_waited_for_but_not_for_ever():
+    s = server()
+    say(s, b"1", m.Join(worker="w", ids=[0]), 50.0)
+    s.begin(1, 0, "train", [job(0)], Rules(join=60.0, silent=None), 55.0)
+    assert of(s.tick(109.9), Resolved) == []
+    assert of(s.tick(110.0), Resolved) == [Resolved(0, 0, "absent")]
+
+
+def test_client_that_is_back_and_prepares_is_not_taken_for_lost():
+    s = begun(rules=Rules(closed=3.0))
+    s.closed(b"1", 1.0)
+    say(s, b"2", m.Join(worker="v", ids=[0]), 3.0)
+    assert of(s.tick(6.0), Resolved) == []
+    assert [t.key.attempt for t in sent(say(s, b"2", m.Ready(run="r", inc=1, layout="L"), 7.0), m.Task)] == [1]
+
+
+def test_task_that_kills_its_workers_ends():
+    s, now = begun(rules=Rules(closed=0.0)), 0.0
+    for n in range(2, 2 + LOSSES):
+        s.closed(b"%d" % (n - 1), now)
+        ready(s, b"%d" % n, f"w{n}", [0], now)
+        out = s.tick(now)
+        if s.work[0].status == "dropped":
+            break
+    assert s.work[0].reason == "lost"
+    assert s.work[0].losses == LOSSES
+    assert of(out, Resolved) == [Resolved(0, LOSSES - 1, "lost")]
+
+
+def test_rejoin_with_fewer_clients_gives_the_others_tasks_on():
+    s = begun([job(1)])
+    session = s.workers["w"].session
+    s.closed(b"1", 0.0)
+    ready(s, b"2", "v", [1])
+    out = say(s, b"3", m.Join(worker="w", ids=[0], session=session, holding=[key(1)]))
+    assert [i.message.key for i in of(out, Send) if isinstance(i.message, m.Cancel)] == [key(1)]
+    assert s.work[1].worker == "v" or s.work[1].status == "waiting"
+
+
+def test_task_that_a_worker_holds_but_nobody_wants_is_called_off_at_its_rejoin():
+    s = begun()
+    s.closed(b"1", 0.0)
+    out = say(s, b"2", m.Join(worker="w", ids=[0], holding=[key(0), key(0, 7), key(0, round=9)]))
+    assert [c.key for c in sent(out, m.Cancel)] == [key(0, 7), key(0, round=9)]
+
+
+def test_head_of_a_queue_taken_back_starts_the_next_ones_deadline():
+    s = begun([job(i, cost=i) for i in range(4)], Rules(deadline=5.0, silent=None))
+    say(s, b"1", m.Failed(run="r", inc=1, key=key(3), reason="x"), 1.0)
+    assert of(s.tick(6.0), Resolved)[0] == Resolved(2, 0, "deadline")
+
+
+def test_phase_that_begins_calls_the_one_before_off_without_a_word():
+    s = begun([job(0, 3), job(1)])
+    out = s.begin(2, 0, "train", [job(2)], Rules(), 0.0)
+    assert of(out, Resolved) == []
+    assert sent(out, m.Cancel)[0].key == key(0)
+    assert Settle(b"1", "down", key(0), False, "the phase is over") in out
+
+
+def test_parts_of_a_task_are_sent_once():
+    size = 6 * m.PART
+    body = Body([bytes(size)])
+    s = begun([job(0)])
+    s.begin(2, 0, "train", [type(job(0))(0, form(size), body, 0)], Rules(), 0.0)
+    k = key(round=2)
+    pull = m.Pull(run="r", inc=1, key=k, first=0, count=4)
+    assert len(sent(say(s, b"1", pull), m.Part)) == 4
+    for again in (pull, m.Pull(run="r", inc=1, key=k, first=4, count=3), m.Pull(run="r", inc=1, key=k, first=1 << 40, count=1)):
+        assert sent(say(s, b"1", again), m.Part) == []
+    assert len(sent(say(s, b"1", m.Pull(run="r", inc=1, key=k, first=4, count=2)), m.Part)) == 2
+
+
+def test_parts_granted_to_all_together_stay_within_the_budget():
+    s = server(40)
+    for i in range(40):
+        ready(s, b"%d" % i, f"w{i}", [i])
+    s.begin(1, 0, "train", [job(i) for i in range(40)], Rules(), 0.0)
+    granted = [p for i in range(40) for p in sent(say(s, b"%d" % i, reply(i, 9 * m.PART)), m.Pull)]
+    assert sum(p.count for p in granted) == 64
+
+
+def test_all_workers_hear_of_the_end():
+    s = begun()
+    assert sent(s.finish(False, "stopped"), m.End) == [m.End(run="r", inc=1, over=False, reason="stopped")]

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from fednet.wire.ledger import Account, Ledger
+
+
+def book() -> tuple[Ledger, list[dict]]:
+    rows: list[dict] = []
+    return Ledger(rows.append, 2), rows
+
+
+def test_row_holds_payload_by_kind_envelope_and_their_sum():
+    ledger, rows = book()
+    account = ledger.account("a", "up", "reply", client=4, round=3, phase=1, attempt=2, purpose="train")
+    account.add({"delta": 100, "statistics": 24}, 60, 200)
+    account.add({"delta": 50}, 40, 100)
+    assert rows == []
+    ledger.settle("a", True)
+    assert rows == [{"round": 3, "client": 4, "direction": "up", "type": "reply", "kinds": {"delta": 150, "statistics": 24}, "envelope": 100,
+                     "bytes": 274, "raw_bytes": 300, "useful": True, "purpose": "train", "incarnation": 2, "phase": 1, "attempt": 2}]
+    assert ledger.totals == {"up": 274, "down": 0}
+    assert ledger.useful == {"up": {"delta": 150, "statistics": 24}, "down": {}}
+
+
+def test_useless_bytes_are_spent_all_the_same():
+    ledger, rows = book()
+    ledger.account("a", "down", "task").add({"state": 10}, 5, 10)
+    ledger.settle("a", False, reason="deadline")
+    assert (rows[0]["useful"], rows[0]["reason"]) == (False, "deadline")
+    assert ledger.totals == {"up": 0, "down": 15}
+    assert ledger.useful["down"] == {}
+
+
+def test_account_is_settled_once():
+    ledger, rows = book()
+    ledger.account("a", "up", "reply").add({}, 1, 0)
+    ledger.settle("a", True)
+    ledger.settle("a", True)
+    ledger.settle("never opened", True)
+    assert len(rows) == 1
+
+
+def test_heartbeats_are_one_row_with_their_number_even_if_there_was_one():
+    ledger, rows = book()
+    for n in (1, 3):
+        account = ledger.account("beat", "up", "beat", counted=True)
+        for _ in range(n):
+            account.add({}, 30, 0)
+        ledger.settle("beat", False, round=n)
+    assert [(r["count"], r["bytes"], r["round"]) for r in rows] == [(1, 30, 1), (3, 90, 3)]
+
+
+def test_record_of_a_round_takes_its_bytes_and_earlier_ones_but_not_the_next_rounds():
+    ledger, _ = book()
+    for round, n in ((0, 7), (1, 100), (2, 1000)):
+        ledger.write(Account("up", "reply", round=round, envelope=n), True)
+    assert ledger.take(1) == {"up": 107, "down": 0}
+    ledger.write(Account("down", "task", round=1, envelope=5), False)  # late
+    assert ledger.take(2) == {"up": 1000, "down": 5}
+    assert ledger.take(2) == {"up": 0, "down": 0}
+
+
+def test_all_that_is_open_can_be_settled_at_the_end():
+    ledger, rows = book()
+    for name in ("a", "b", "c"):
+        ledger.account(name, "up", "reply").add({}, 1, 0)
+    ledger.settle_all(where=lambda name: name != "b")
+    assert ledger.open() == ["b"]
+    assert [r["useful"] for r in rows] == [False, False]
