@@ -1,0 +1,44 @@
+"""One run of a table in a process of its own: `python -m fednet.cli.cellrun CONFIG OUT DEVICE [--load F] [--set K=V]`.
+
+As `fednet run --in-process --resume`, without the figures and the page that a single run ends with: those of a table
+are drawn once, over all its runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from fednet.cli.common import guarded
+
+
+def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="fednet reproduce")
+    parser.add_argument("config", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("device")
+    parser.add_argument("--load", action="append", default=[])
+    parser.add_argument("--set", action="append", default=[])
+    args = parser.parse_args(words)
+    return guarded("fednet reproduce", lambda: _run(args, words), args.out)
+
+
+def _run(args: argparse.Namespace, words: list[str]) -> int:
+    from fednet import config as configuration
+    from fednet import report
+    from fednet.cli.display import Display
+    from fednet.engine.launch import host_rounds, open_directory
+
+    config, directory, finished = open_directory(configuration.load(args.config, args.set, args.load), args.out, resume=True)
+    if not finished:
+        data = Path(config.data.root) if config.data.root else None
+        with Display(True) as display:
+            host_rounds(config, directory, bind=None, device=args.device, data=data, keys=None, insecure=False, until=None,
+                        command=["python", "-m", "fednet.cli.cellrun", *words], display=display)
+        report.finish(directory, figures=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,229 @@
+"""`fednet reproduce`: the runs behind a table of a paper, and the paper's figure beside ours.
+
+    OUT/PAPER/NAME-seedS/              a run, shared by the tables of a paper that stand on the same runs
+    OUT/PAPER/search/                  the runs of a search for hyper-parameters, and what was chosen
+    OUT/PAPER-TABLE.{csv,md,txt,html}  the table; OUT/PAPER-TABLE-curves.csv and OUT/PAPER-TABLE/: curves and figures
+
+Of mini scale all of these have `-mini` in their name. Runs of one seed are paired: partition, initial weights and
+participants follow from the seed, not from the method.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fednet import loading, papers
+from fednet.config.tree import compose
+from fednet.engine import pool
+from fednet.engine.pool import Task
+from fednet.errors import ConfigError, unknown
+from fednet.papers.cell import Cell
+from fednet.papers.mini import SAID, mini
+from fednet.registry import algorithm
+from fednet.report import metrics, reproduction
+from fednet.report.read import Run, open_run
+
+PERSONAL = ("pfl_accuracy", "drift_accuracy", "solo_accuracy", "points_gained")  # measures that want every client judged
+LOOKS = 20  # evaluations in a run of which only the end is in the table
+
+
+def main(args: argparse.Namespace) -> int:
+    loading.load_parts([Path(f) for f in args.load])
+    if args.list:
+        print(listing())
+        return 0
+    if args.table is None and args.results is not None:
+        from fednet.engine.results import write
+
+        print(write(args.results))
+        return 0
+    if args.table is None:
+        raise ConfigError("fednet reproduce: expected PAPER/TABLE, such as feddpc/table2; --list shows them.")
+    job = plan(args)
+    if args.plan:
+        from fednet.engine.forecast import forecast
+
+        print(forecast(job, args.out, args.device, args.jobs))
+        return 0
+    say = (lambda text: None) if args.quiet else (lambda text: print(text, flush=True))
+    if job.scale == "mini":
+        say(SAID[0].upper() + SAID[1:])
+    if args.search:
+        from fednet.engine.search import searched
+
+        job = searched(job, args, say)
+    tasks = [t for _, _, t in job.runs(args.out)]
+    count = [sum(pool.state_now(t) == "done" for t in tasks)]
+
+    def told(task: Task, state: str) -> None:
+        count[0] += state == "done"
+        say(f"[{count[0]}/{len(tasks)}] {task.name}: {_line(job, task) if state == 'done' else f'{state}: {pool.why(task)}'}")
+
+    try:
+        pool.work(tasks, args.jobs, args.device, load=args.load, sets=args.set, told=told)
+    finally:
+        written = publish(job, args.out)
+    if not args.quiet:
+        print((args.out / f"{job.stem}.txt").read_text(encoding="utf-8"))
+        print("\n".join(str(p) for p in written))
+    if args.results is not None:
+        from fednet.engine.results import deposit, write
+
+        deposit(job, args.out, args.results)
+        say(str(write(args.results)))
+    return 0
+
+
+# -- what there is ---------------------------------------------------------------------------------------------------
+def listing() -> str:
+    """Every table and text figure of the five papers, with what its runs are."""
+    lines = []
+    for name in papers.results():
+        cells = papers.cells(name)
+        paper, _, table = name.partition("/")
+        caption = str(papers.printed()[paper]["tables"][table].get("caption", "")).partition("; class")[0]
+        datasets = dict.fromkeys(str(c.config["data"]["dataset"]) for c in cells)
+        lines.append((name, f"{len(cells):3d} cells", ", ".join(datasets), caption))
+    lines += [(name, "  no runs", "", f"prints {what}") for name, what in papers.NO_RUNS.items()]
+    wide = [max(len(line[i]) for line in lines) for i in range(3)]
+    return "\n".join("  ".join([*(part.ljust(w) for part, w in zip(line, wide)), line[3]]) for line in lines)
+
+
+# -- what is to be run -----------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Job:
+    """The cells asked for, and how. added: names of methods that are not in the paper; chosen: cell's name -> settings
+    that a search chose; changed: what `--set` changed."""
+
+    table: str
+    cells: tuple[Cell, ...]
+    seeds: tuple[int, ...]
+    scale: str
+    added: frozenset[str] = frozenset()
+    chosen: Mapping[str, Mapping[str, Any]] | None = None
+    changed: str = ""
+
+    @property
+    def stem(self) -> str:
+        return self.table.replace("/", "-") + ("-mini" if self.scale == "mini" else "")
+
+    def folder(self, out: Path) -> Path:
+        return out / (self.cells[0].paper + ("-mini" if self.scale == "mini" else ""))
+
+    def runs(self, out: Path) -> list[tuple[Cell, int, Task]]:
+        """By seed, so that what is cut short has whole comparisons."""
+        return [(c, s, Task({**c.config, "name": f"{c.config['name']}-seed{s}", "seed": s}, self.folder(out)))
+                for s in self.seeds for c in self.cells]
+
+
+def plan(args: argparse.Namespace) -> Job:
+    """The job that the command line asks for. Raises ConfigError for names that are not there."""
+    cells = papers.cells(args.table)
+    name = f"{cells[0].paper}/{cells[0].table}"
+    if args.dataset:
+        known = {_plain(k): k for c in cells for k in (c.dataset, str(c.config["data"]["dataset"]))}
+        if _plain(args.dataset) not in known:
+            raise ConfigError(unknown("dataset", args.dataset, list(dict.fromkeys(c.dataset for c in cells))))
+        cells = [c for c in cells if _plain(args.dataset) in (_plain(c.dataset), _plain(str(c.config["data"]["dataset"])))]
+    if args.setting:
+        cells = [c for c in cells if args.setting in f"{c.variant} {c.heterogeneity}"]
+        if not cells:
+            raise ConfigError(f"--setting {args.setting}: no cell of {name} has that in its setting.")
+    wanted: list[str] | None = None
+    if args.only:
+        known = {_plain(c.method): c.method for c in cells}
+        for method in args.only:
+            if _plain(method) not in known:
+                raise ConfigError(unknown("method", method, list(dict.fromkeys(known.values()))))
+        wanted = [known[_plain(m)] for m in args.only]
+    columns = {(c.dataset, c.variant, c.heterogeneity): c for c in cells}
+    added = [own_method(text) for text in args.add]
+    chosen = [c for c in cells if wanted is None or c.method in wanted]
+    if wanted is not None:  # what they are measured against has to run too
+        against = {(c.dataset, c.variant, c.heterogeneity, c.versus) for c in chosen if c.versus}
+        chosen += [c for c in cells if c not in chosen and (c.dataset, c.variant, c.heterogeneity, c.method) in against]
+    for label, mapping in added:
+        for c in columns.values():
+            other = c.swapped(label, mapping)
+            chosen.append(replace(other, grids={k: v for k, v in c.grids.items() if not k.startswith("algorithm.")}))
+    if args.scale == "mini":
+        chosen = [mini(c) for c in chosen]
+    chosen = [replace(c, config=_evaluated(c)) for c in chosen]
+    return Job(name, tuple(chosen), tuple(args.seeds or [0]), args.scale, frozenset(label for label, _ in added),
+               changed=", ".join(args.set))
+
+
+def own_method(text: str) -> tuple[str, dict[str, Any]]:
+    """`--add mine` or `--add '{name: mine, mu: 0.1}'` as (label, the algorithm's mapping)."""
+    value = compose(text, f"--add {text}", one_place=True).plain()
+    mapping = {"name": value} if isinstance(value, str) else value
+    if not isinstance(mapping, dict) or not isinstance(mapping.get("name"), str):
+        raise ConfigError(f"--add {text}: expected a method's name, or '{{name: mine, key: value}}'.")
+    algorithm.get(mapping["name"])  # an unknown name is answered before anything starts
+    return "-".join([mapping["name"], *(f"{k}{v}" for k, v in mapping.items() if k != "name")]), mapping
+
+
+def _evaluated(cell: Cell) -> dict[str, Any]:
+    """The cell's configuration with no more evaluation than its figures need.
+
+    A table of the global model's accuracy needs no client's judgement, and every round's: best accuracy, and the round
+    of it, are over rounds. A table of personal accuracy needs all clients at the end, and in between a curve's points.
+    """
+    rounds = int(cell.config["rounds"])
+    personal = any(m in PERSONAL for m in cell.figures) and not (cell.paper == "fedrds")
+    section = {"every": max(1, rounds // LOOKS), "clients": "auto"} if personal else {"every": 1, "clients": "none"}
+    return papers.lay(cell.config, {"evaluate": section, "checkpoint": {"every": max(1, rounds // LOOKS), "best": False}})
+
+
+def _plain(text: str) -> str:
+    return "".join(ch for ch in text.lower() if ch.isalnum() or ch == "+")
+
+
+# -- what came of it -------------------------------------------------------------------------------------------------
+def rows(job: Job, out: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[Run]]:
+    """(table's rows, curves, runs) of what is done, or failed."""
+    runs = job.runs(out)
+    found = {(c.name, s): open_run(t.run) for c, s, t in runs if pool.state_now(t) == "done"}
+    made, curves = [], []
+    for cell, seed, task in runs:
+        state, run = pool.state_now(task), found.get((cell.name, seed))
+        if state not in ("done", "failed"):
+            continue
+        versus = next((c for c in job.cells if c.method == cell.versus and (c.dataset, c.variant, c.heterogeneity) == (
+            cell.dataset, cell.variant, cell.heterogeneity)), None)
+        other = None if versus is None else found.get((versus.name, seed))
+        made.append(reproduction.row(cell, seed, job.scale, run, in_paper=cell.method not in job.added, versus=other,
+                                     why=pool.why(task) if state == "failed" else "", changed=job.changed,
+                                     hyperparameters=(job.chosen or {}).get(cell.name)))
+        if run is not None:
+            curves += reproduction.curves(cell, seed, run)
+    return made, curves, list(found.values())
+
+
+def publish(job: Job, out: Path) -> list[Path]:
+    """Writes the table in every form. What is not drawn for want of a run is left out."""
+    made, curves, runs = rows(job, out)
+    if not made:
+        return []
+    texts = {f"{job.stem}.csv": reproduction.as_csv(made), f"{job.stem}.txt": reproduction.as_text(made),
+             f"{job.stem}.md": reproduction.as_md(made), f"{job.stem}-curves.csv": reproduction.as_csv(curves, reproduction.CURVE)}
+    written = []
+    for name, text in texts.items():
+        aside = out / f".{name}.{os.getpid()}"
+        aside.write_text(text, encoding="utf-8")
+        os.replace(aside, out / name)
+        written.append(out / name)
+    return written
+
+
+def _line(job: Job, task: Task) -> str:
+    run, cell = open_run(task.run), next(c for c in job.cells if task.name.startswith(c.config["name"]))
+    values = {name: reproduction.measured(name, run) for name in cell.figures}
+    said = [f"{name} {value:.2f}" + ("" if cell.figures[name] is None else f" (paper {cell.figures[name]})")
+            for name, value in values.items() if value is not None]
+    return ", ".join([*said, f"{metrics.cost(run, 'mb')[len(run.rounds)]:.1f} MB", f"{run.summary['seconds']:.0f} s"])

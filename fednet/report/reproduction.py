@@ -1,0 +1,254 @@
+"""A paper's table beside ours: what each measure of a cell is on a run, and the table as text, CSV and Markdown.
+
+A row is one run. Rows are plain mappings of text and numbers, as they stand in the CSV, so that the tables can be made
+again from the CSV alone. Accuracies are in percent there, as in the papers.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fednet.report import metrics
+
+if TYPE_CHECKING:
+    from fednet.papers import Cell
+    from fednet.report.read import Run
+
+FIXED = ("table", "scale", "method", "in_paper", "dataset", "heterogeneity", "variant", "seed", "status", "measure", "paper", "ours",
+         "best", "best_round", "last10", "final", "pfl", "drift", "class_spread", "max_drop", "avg_drop", "avg_increase",
+         "rounds", "mb", "seconds", "seconds_per_round", "device", "hyperparameters", "changed")
+CURVE = ("method", "dataset", "heterogeneity", "variant", "seed", "round", "mb", "accuracy", "personal_accuracy", "test_loss", "train_loss")
+FLAT_POINTS, STEADY_POINTS = 0.1, 1.0
+COUNTS = ("best_round", "rounds_to_target", "flat_after_round", "steady_after_round")
+LESS_IS_BETTER = ("class_spread", "rounds_to_target", "seconds_per_round", "best_round", "flat_after_round", "steady_after_round", "avg_increase")
+
+
+# -- measures --------------------------------------------------------------------------------------------------------
+def measured(name: str, run: Run, versus: Run | None = None, target_round: int | None = None) -> float | None:
+    """A measure of a cell (see `papers.Cell`) on a run, in the papers' units; None where the run does not have it.
+
+    flat_after_round: the first round from which on no later accuracy is more than 0.1 points above the best so far.
+    steady_after_round: the last round that lies more than 1 point below the round before it.
+    points_gained: of the personal accuracy where the run has one, else of the best accuracy.
+    """
+    a = metrics.curve(run)
+    if name in ("pfl_accuracy", "drift_accuracy", "solo_accuracy"):
+        own = metrics.personal(run) or {}
+        return _percent(own.get("pfl" if name == "pfl_accuracy" else "drift"))
+    if name == "seconds_per_round":
+        found: float | None = run.summary.get("seconds_per_round")
+        return found
+    if name == "points_gained":
+        ours, theirs = _standing(run), None if versus is None else _standing(versus)
+        return None if ours is None or theirs is None else ours - theirs
+    if not a:
+        return None
+    if match := re.fullmatch(r"accuracy_(at|in)_(\d+)", name):
+        T = int(match[2])
+        if match[1] == "in":
+            return _percent(dict(a).get(T))
+        return _percent(max((v for t, v in a if t <= T), default=None))
+    if name in ("rounds_to_target", "speedup"):
+        if versus is None:
+            return None
+        found = metrics.speedup(run, versus, target_round)
+        return found["round" if name == "rounds_to_target" else "speedup"]
+    if name in ("max_drop", "avg_drop", "avg_increase"):
+        return _percent(metrics.differences(a)[name])
+    top = metrics.best(a)
+    assert top is not None
+    plain: dict[str, Any] = {
+        "final_accuracy": lambda: _percent(metrics.final(a)), "best_accuracy": lambda: _percent(top[0]), "best_round": lambda: top[1],
+        "class_spread": lambda: _percent((metrics.class_stability(run) or {}).get("class_spread")),
+        "flat_after_round": lambda: next(t for t, v in a if 100 * (top[0] - max(w for s, w in a if s <= t)) <= FLAT_POINTS),
+        "steady_after_round": lambda: max((t for (_, v), (t, w) in zip(a, a[1:]) if 100 * (v - w) > STEADY_POINTS), default=a[0][0]),
+    }
+    value: float | None = plain[name]()
+    return value
+
+
+def _standing(run: Run) -> float | None:
+    own = metrics.personal(run)
+    top = metrics.best(metrics.curve(run))
+    return _percent(own["pfl"] if own else top[0] if top else None)
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value
+
+
+# -- rows ------------------------------------------------------------------------------------------------------------
+def row(cell: Cell, seed: int, scale: str, run: Run | None, *, in_paper: bool = True, versus: Run | None = None, why: str = "",
+        hyperparameters: Mapping[str, Any] | None = None, changed: str = "") -> dict[str, Any]:
+    """What stands in the CSV for one run; `run` None: it failed, and `why` says how."""
+    out: dict[str, Any] = dict.fromkeys(FIXED)
+    out |= {"table": f"{cell.paper}/{cell.table}", "scale": scale, "method": cell.method, "in_paper": "yes" if in_paper else "no",
+            "dataset": cell.dataset, "heterogeneity": cell.heterogeneity, "variant": cell.variant, "seed": seed,
+            "status": "done" if run is not None else f"failed: {why}", "measure": cell.measure, "paper": cell.figure,
+            "hyperparameters": json.dumps(dict(hyperparameters or {})), "changed": changed}
+    found = {name: None if run is None else measured(name, run, versus, cell.target_round) for name in cell.figures}
+    if run is not None:
+        s, (top, at) = run.summary, metrics.best(metrics.curve(run)) or (None, None)
+        curve = metrics.curve(run)
+        out |= {"ours": found.get(cell.measure or ""), "best": _percent(top), "best_round": at, "last10": _percent(metrics.last(curve)),
+                "final": _percent(metrics.final(curve)), "pfl": measured("pfl_accuracy", run), "drift": measured("drift_accuracy", run),
+                **{k: measured(k, run) for k in ("class_spread", "max_drop", "avg_drop", "avg_increase")},
+                "rounds": len(run.rounds), "mb": s["bytes"]["mb"], "seconds": s["seconds"], "seconds_per_round": s["seconds_per_round"],
+                "device": (s.get("provenance") or {}).get("device")}
+    for name, paper in list(cell.figures.items())[1:]:
+        out |= {f"paper:{name}": paper, f"ours:{name}": found[name]}
+    return {k: round(v, 4) if isinstance(v, float) and math.isfinite(v) else v for k, v in out.items()}
+
+
+def curves(cell: Cell, seed: int, run: Run) -> list[dict[str, Any]]:
+    """The run's curves, a row an evaluated round. Accuracies in percent."""
+    by, spent = {y: dict(metrics.curve(run, y)) for y in ("accuracy", "personal_accuracy", "test_loss", "train_loss")}, metrics.cost(run, "mb")
+    rounds = sorted({t for y in ("accuracy", "personal_accuracy") for t in by[y]})
+    here = {"method": cell.method, "dataset": cell.dataset, "heterogeneity": cell.heterogeneity, "variant": cell.variant, "seed": seed}
+    shown = {"accuracy": 100.0, "personal_accuracy": 100.0, "test_loss": 1.0, "train_loss": 1.0}
+    return [{**here, "round": t, "mb": round(spent[t], 3),
+             **{y: None if by[y].get(t) is None else round(f * by[y][t], 4) for y, f in shown.items()}} for t in rounds]
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = FIXED) -> str:
+    """Rows as CSV: the columns given, then whatever else the rows have."""
+    more = list(dict.fromkeys(k for r in rows for k in r if k not in columns))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, [*columns, *more], lineterminator="\n", restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def read_csv(path: Path) -> list[dict[str, Any]]:
+    """Rows as `as_csv` wrote them; what is a number is one, what is empty is None."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return [{k: _value(v) for k, v in r.items()} for r in csv.DictReader(file)]
+
+
+def _value(text: str | None) -> Any:
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        try:
+            return float(text)
+        except ValueError:
+            return text
+
+
+# -- the table -------------------------------------------------------------------------------------------------------
+def grouped(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, ...], dict[str, list[Mapping[str, Any]]]]:
+    """Column (dataset, variant, heterogeneity) -> method -> its rows, one a seed."""
+    found: dict[tuple[str, ...], dict[str, list[Mapping[str, Any]]]] = {}
+    for r in rows:
+        column = tuple(str(r[k] or "") for k in ("dataset", "variant", "heterogeneity"))
+        found.setdefault(column, {}).setdefault(str(r["method"]), []).append(r)
+    return found
+
+
+HEAD = ("dataset", "setting", "method", "paper", "ours", "difference", "best", "at round", "last 10", "final", "personal", "drift",
+        "rounds", "MB", "seconds", "seeds")
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """(heading, lines): a line a method and column; ± is the standard deviation over seeds. Empty columns are left out."""
+    lines = []
+    for (dataset, variant, heterogeneity), methods in grouped(rows).items():
+        for method, runs in methods.items():
+            done = [r for r in runs if r["status"] == "done"]
+            paper = runs[0]["paper"]
+            ours = mean(done, "ours")
+            name = method + ("" if runs[0]["in_paper"] == "yes" else " (not in the paper)")
+            failed = "" if done else str(runs[0]["status"]).removeprefix("failed: ")
+            lines.append([dataset, " ".join(p for p in (variant, heterogeneity) if p), name, _text(paper),
+                          spread(done, "ours") if done else "failed", "" if ours is None or paper is None else f"{ours - paper:+.2f}",
+                          spread(done, "best"), _text(mean(done, "best_round"), 0), spread(done, "last10"), spread(done, "final"),
+                          spread(done, "pfl"), spread(done, "drift"), _text(mean(done, "rounds"), 0), _text(mean(done, "mb"), 1),
+                          _text(mean(done, "seconds"), 1), ",".join(str(r["seed"]) for r in done) if done else failed])
+    kept = [i for i in range(len(HEAD)) if any(line[i] for line in lines)]
+    return [HEAD[i] for i in kept], [[line[i] for i in kept] for line in lines]
+
+
+def mean(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    values = [float(r[key]) for r in rows if r.get(key) is not None]
+    return math.fsum(values) / len(values) if values else None
+
+
+def deviation(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    """Sample standard deviation over the rows; None for fewer than two."""
+    values = [float(r[key]) for r in rows if r.get(key) is not None]
+    if len(values) < 2:
+        return None
+    m = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((v - m) ** 2 for v in values) / (len(values) - 1))
+
+
+def spread(rows: Sequence[Mapping[str, Any]], key: str) -> str:
+    m, s = mean(rows, key), deviation(rows, key)
+    return "" if m is None else f"{m:.2f}" + ("" if s is None else f" ± {s:.2f}")
+
+
+def _text(value: float | None, digits: int = 2) -> str:
+    return "" if value is None else f"{value:.{digits}f}" if isinstance(value, float) else str(value)
+
+
+def order(methods: Mapping[str, Sequence[Mapping[str, Any]]]) -> tuple[int, int, bool] | None:
+    """(pairs in the paper's order, pairs, whether ours has the same first): over the methods with both figures; None
+    for fewer than two. A pair that the paper prints as equal is left out."""
+    both = []
+    for runs in methods.values():
+        ours = mean([r for r in runs if r["status"] == "done"], "ours")
+        if ours is not None and runs[0]["paper"] is not None:
+            both.append((float(runs[0]["paper"]), ours))
+    pairs = [(a, b) for i, a in enumerate(both) for b in both[i + 1:] if a[0] != b[0]]
+    if not pairs:
+        return None
+    agree = sum((a[0] - b[0]) * (a[1] - b[1]) > 0 for a, b in pairs)
+    sign = -1 if next(iter(methods.values()))[0]["measure"] in LESS_IS_BETTER else 1
+    first = max(both, key=lambda p: sign * p[1])
+    return agree, len(pairs), sign * first[0] == max(sign * p[0] for p in both)
+
+
+def as_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    head, lines = table(rows)
+    wide = [max(len(line[i]) for line in (head, *lines)) for i in range(len(head))]
+    left = [i for i, name in enumerate(head) if name in ("dataset", "setting", "method", "seeds")]
+    out = ["  ".join(c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(line, wide))).rstrip() for line in (head, *lines)]
+    return "\n".join([*out, "", *notes(rows)])
+
+
+def as_md(rows: Sequence[Mapping[str, Any]]) -> str:
+    head, lines = table(rows)
+    bar = ["---" if name in ("dataset", "setting", "method", "seeds") else "---:" for name in head]
+    return "\n".join(["| " + " | ".join(line) + " |" for line in (head, bar, *lines)] + ["", *(f"- {n}" for n in notes(rows))]) + "\n"
+
+
+def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a reader of the table has to know: the scale, what was changed, whose order agrees."""
+    out = []
+    if any(r["scale"] == "mini" for r in rows):
+        from fednet.papers.mini import SAID
+
+        out.append(SAID[0].upper() + SAID[1:])
+    measures = sorted({str(r["measure"]) for r in rows})
+    out.append(f"`paper` and `ours`: {', '.join(measures)}. Accuracies in percent; MB (10^6 bytes) over all clients, both directions; "
+               "best is the papers' rule, the maximum over rounds on the test set; last 10 is the mean of the last ten evaluated rounds.")
+    if changed := sorted({str(r["changed"]) for r in rows if r["changed"]}):
+        out.append(f"Changed from the paper's setting: {'; '.join(changed)}.")
+    for column, methods in grouped(rows).items():
+        found = order(methods)
+        if found is not None:
+            agree, pairs, first = found
+            where = " ".join(p for p in column if p)
+            out.append(f"{where}: {agree} of {pairs} pairs of methods stand in the paper's order; the paper's best method is "
+                       f"{'' if first else 'not '}the best here.")
+    return out
