@@ -429,8 +429,6 @@ class Supervisor:
         status = 3
         try:
             self._fork("server", self._server)
-            import torch._dynamo  # noqa: F401 (an optimizer's first use imports it: seconds, here once and for all workers)
-
             for place in places:
                 self._fork(place, lambda place=place: self._worker(place))
             if self.stopping is not None:
