@@ -21,7 +21,7 @@ from fednet.algorithms.base import Algorithm, ClientFacts, Nothing, Payload, Ten
 from fednet.algorithms.hosts import Setting
 from fednet.algorithms.scratch import Scratch
 from fednet.config import Config
-from fednet.errors import ConfigError, RemoteProtocolError
+from fednet.errors import RemoteProtocolError
 from fednet.tensors import Layout
 from fednet.wire import compress
 from fednet.wire.codec import Codec, not_finite
