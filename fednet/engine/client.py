@@ -32,6 +32,7 @@ from fednet.wire.link import Link
 log = logging.getLogger(__name__)
 HERE = b""  # a client has one connection
 UNANSWERED_S = 3.0  # after so long without a server the user is told
+DONE_S = 60.0  # a client that came when the run was over waits so long for a server that goes on with more rounds
 
 
 class Prepared:
@@ -437,7 +438,7 @@ def main(text: str, *, server: str | None, run: Path | None, device: str, data: 
         if read_server(run) is None:
             say(f"waiting for {run / 'server.json'}")
         address, public = wait_for_server(run)
-        find = lambda: (read_server(run) or (None, None))[0]  # noqa: E731
+        find = _finder(run, lambda: this().leave())
     else:
         address, public = str(server), None
     if keys is not None:
@@ -480,6 +481,22 @@ def main(text: str, *, server: str | None, run: Path | None, device: str, data: 
         raise ConfigError(f"the server refused this client: {end.reason}")
     say("the run is over" if end.over else "left")
     return 0
+
+
+def _finder(run: Path, leave: Callable[[], None]) -> Callable[[], str | None]:
+    """Finds the server of a run directory while there is no connection; leaves a run that has been finished for `DONE_S`."""
+    done_at: list[float] = []
+
+    def find() -> str | None:
+        if not (run / "summary.json").exists():
+            done_at.clear()
+        elif not done_at:
+            done_at.append(time.monotonic())
+        elif time.monotonic() - done_at[0] > DONE_S:
+            leave()
+        return (read_server(run) or (None, None))[0]
+
+    return find
 
 
 def _once(say: Callable[[str], None]) -> Callable[[str, str], None]:

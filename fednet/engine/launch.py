@@ -275,6 +275,25 @@ def _keyring(config: Config, keys: Path | None) -> Any:
     return Keyring(where)
 
 
+def run_keys(config: Config, directory: Path) -> Path | None:
+    """With CURVE, the keys of a run whose server and workers are in one hand: those that the configuration names, as `fednet
+    keys lab` lays them, or new ones in the run's directory."""
+    if not config.security.curve:
+        return None
+    from fednet.transport import keys
+
+    if config.security.keys:
+        given = Path(config.security.keys)
+        keys.load(given / "clients" / "all.key")  # an error now rather than in each worker
+        return given
+    folder = directory / "keys"
+    if not (folder / "clients" / "all.key").exists():
+        shutil.rmtree(folder, ignore_errors=True)  # half made by one that was interrupted
+        server = keys.make_server_keys(folder)
+        keys.allow(folder, range(config.clients), keys.make_client_keys(folder / "clients" / "all.key", server))
+    return folder
+
+
 def _log_to(path: Path) -> logging.Handler:
     """Everything fednet logs in this process goes to `path` too, until the handler is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -424,7 +443,7 @@ class Supervisor:
         places = placement.workers(self.wanted, devices, self.config.clients)
         (self.directory / "server.json").unlink(missing_ok=True)
         self._warm_up(places)
-        self.keys = self._lab_keys()
+        self.keys = run_keys(self.config, self.directory)
         on_stop(self._pass_on)
         status = 3
         try:
@@ -460,24 +479,6 @@ class Supervisor:
         import fednet.engine.server
         import fednet.engine.summary
         import fednet.transport.zeromq  # noqa: F401
-
-    def _lab_keys(self) -> Path | None:
-        """With CURVE: the keys that the configuration names, as `fednet keys lab` lays them, or new ones in the run's directory."""
-        if not self.config.security.curve:
-            return None
-        from fednet.transport import keys
-
-        if self.config.security.keys:
-            given = Path(self.config.security.keys)
-            keys.load(given / "clients" / "all.key")  # an error now rather than in each worker
-            return given
-
-        folder = self.directory / "keys"
-        if not (folder / "clients" / "all.key").exists():
-            shutil.rmtree(folder, ignore_errors=True)  # half made by one that was interrupted
-            server = keys.make_server_keys(folder)
-            keys.allow(folder, range(self.config.clients), keys.make_client_keys(folder / "clients" / "all.key", server))
-        return folder
 
     def _fork(self, name: str, work: Callable[[], int]) -> None:
         sys.stdout.flush()

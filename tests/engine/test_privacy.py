@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import fednet
 from fednet.algorithms.base import Delta, Payload, Statistics, Weights
 from fednet.algorithms.fedavg import FedAvg
 from fednet.config.sections import PrivacySection
-from fednet.engine import launch, privacy
+from fednet.engine import privacy
 from fednet.engine.privacy import Noise
 from fednet.errors import CannotGoOn, ConfigError
 from fednet.tensors import Layout, Slot, Tensors
@@ -38,7 +39,7 @@ def run(tmp_path, name, **sets):
     small = {"name": name, "clients": 4, "participation": 0.5, "rounds": 3, "algorithm": {"name": "fedavg", "weighting": "uniform"},
              "model": {"name": "mlp", "hidden": [8]},
              "data": {"dataset": "synthetic", "samples": 200, "shape": [1, 4, 4], "classes": 4, "partition": {"scheme": "dirichlet", "alpha": 0.5}}}
-    return launch.run({**small, **sets}, in_process=True, out=tmp_path)
+    return fednet.run({**small, **sets}, in_process=True, out=tmp_path)
 
 
 def test_an_update_is_scaled_to_the_bound_whether_it_is_sent_as_weights_or_as_a_change():
