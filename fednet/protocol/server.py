@@ -341,7 +341,7 @@ class ServerProtocol:
         self._send(conn, self._welcome(sorted(ids), worker.session))
         self._say(Note("joined" if old is None else "rejoined", {"worker": worker.name, "clients": sorted(ids), "host": worker.host,
                                                                   "pid": worker.pid, "device": worker.device}))
-        self._pick_up(worker, set(join.holding))
+        self._pick_up(worker, set(join.holding), join.inc == self.incarnation)
         return ""
 
     def _objection(self, join: m.Join, ids: frozenset[int], user: str | None) -> str:
@@ -365,23 +365,23 @@ class ServerProtocol:
                 del self.workers[gone.name]
         return len(self.workers) < self._max_workers
 
-    def _pick_up(self, worker: Worker, holding: set[Key]) -> None:
-        """A worker is back: what it still holds goes on, what it lost on the way is handed out anew."""
+    def _pick_up(self, worker: Worker, holding: set[Key], ours: bool) -> None:
+        """A worker is back: what it still holds goes on, what it lost on the way is handed out anew. ours: this server
+        handed out what it holds, and can tell what is not wanted any more; of an earlier one's tasks it may ask again."""
         kept: set[Key] = set()
         for w in self.open():
             if w.worker != worker.name or w.status not in ("handed", "arriving"):
                 continue
-            held = self._key(w) in holding and w.sent_parts >= w.job.body.parts()
             if w.job.client not in worker.ids:
                 self._take_back(w, "lost", lost=True)
-            elif not held:
+            elif self._key(w) not in holding:
                 self._take_back(w, "lost", lost=True, same_attempt=True)
             else:
                 kept.add(self._key(w, "train"))
                 self._restart_upload(w)  # it announces its reply anew
                 if w.job.client not in worker.queue:
                     worker.queue.append(w.job.client)
-        for key in sorted(holding):
+        for key in sorted(holding) if ours else ():
             if msgspec.structs.replace(key, purpose="train") not in kept:
                 self._call_off(worker.conn or b"", key)
 

@@ -117,7 +117,9 @@ class Codec:
                cache: dict[str, tuple[Tensors, bytes, torch.Tensor]] | None = None) -> Encoded:
         """Encodes a payload. `residuals` (read and rewritten, by field) feeds errors back; `reference` is what a
         compressed state is sent as a difference to; `cache`: what one broadcast has compressed last, by field."""
-        form, segments, seen = [], [], {}
+        form: list[Field] = []
+        segments: list[Buffer] = []
+        seen: dict[str, Any] = {}
         for name, field in payload.fields.items():
             value = getattr(payload, name)
             chain = self.chains.get(field.kind)
@@ -263,7 +265,8 @@ def _bytes(values: torch.Tensor) -> memoryview:
     flat = values.detach().cpu().contiguous().view(-1)
     if flat.dtype == torch.bfloat16:
         flat = flat.view(torch.int16)
-    return memoryview(flat.numpy()).cast("B")
+    data: Any = flat.numpy()
+    return memoryview(data).cast("B")
 
 
 def _pack(form: str, value: Any, where: str) -> tuple[list[Buffer], list[tuple[str, str, list[int]]]]:

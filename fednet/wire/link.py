@@ -69,7 +69,8 @@ class Link:
             name = "beat" if tag == "beat" else "refused"
             self.ledger.account((conn, direction, name), direction, name, counted=True).add({}, nbytes, 0)
             return
-        where = {} if key is None else {"client": key.client, "round": key.round, "phase": key.phase, "attempt": key.attempt, "purpose": key.purpose}
+        where: dict[str, Any] = {} if key is None else {"client": key.client, "round": key.round, "phase": key.phase, "attempt": key.attempt,
+                                                        "purpose": key.purpose}
         if key is None or tag not in ("task", "reply", "part", "pull"):
             self.ledger.write(Account(direction, tag, envelope=nbytes, count=1, **where), False, **({"reason": stray} if stray else {}))
             return

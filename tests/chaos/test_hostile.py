@@ -183,7 +183,8 @@ def test_model_is_the_same_to_the_bit_whatever_is_sent_at_the_server(tmp_path):
     server, served = in_thread(lambda: serve(directory, "tcp://127.0.0.1:*"))
     limit = time.monotonic() + LIMIT_S
     while (found := client.read_server(directory)) is None:
-        assert server.is_alive() and time.monotonic() < limit, served
+        assert server.is_alive(), served
+        assert time.monotonic() < limit
         time.sleep(0.01)
     address = found[0]
 
@@ -242,12 +243,12 @@ def test_model_is_the_same_to_the_bit_whatever_is_sent_at_the_server(tmp_path):
     assert all(not r["useful"] for r in rows if r.get("reason"))
     calm = [json.loads(line) for line in (tmp_path / "quiet" / "wire.jsonl").read_text().splitlines()]
     assert useful(rows) == useful(calm)  # and what the federation cost is the same too
-    assert not [p for p in directory.rglob("*evil*")]
+    assert not list(directory.rglob("*evil*"))
 
 
 def honest_is_ready(events) -> bool:
     """The one worker with all four clients on board that is not mallory."""
-    lines = [json.loads(line) for line in events.read_text().splitlines()] if events.exists() else []
+    lines = [json.loads(line) for line in events.read_text().splitlines() if line.endswith("}")] if events.exists() else []
     return any(e["type"] == "ready" and len(e["clients"]) == 4 and e["worker"] != "mallory" for e in lines)
 
 

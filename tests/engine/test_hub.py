@@ -48,10 +48,12 @@ class Both:
         self.transport, self.client_transport = transport, client
         protocol = ServerProtocol("run", 1, 2, lambda ids, session: m.Welcome(
             run="run", inc=1, session=session, name="n", config="", ids=ids, beat_s=0.2), time.monotonic(), layout="L")
-        self.loop = ClientLoop(ClientProtocol("w", ids=[0, 1]), client, lambda n: framing(n, curve=curve), lambda welcome: Prepared(Work(), "L"),
+        self.loop = ClientLoop(ClientProtocol("w", ids=[0, 1]), client, lambda n: framing(n, curve=curve),
+                               lambda welcome: Prepared(Work(), "L"),
                                greeting=connection_bytes(curve, "client"), inline=True)
         self.link = Link("server", transport.send, lambda n: framing(n, curve=curve), Ledger(self.rows.append, 1), connection_bytes(curve, "server"))
-        self.hub = Hub(protocol, transport, self.link, Spool(tmp_path), lambda reply, body: None, Events(lambda event, fields: self.notes.append((event, fields))),
+        self.hub = Hub(protocol, transport, self.link, Spool(tmp_path), lambda reply, body: None,
+                       Events(lambda event, fields: self.notes.append((event, fields))),
                        lambda: self.loop.step(0.0))
 
     def phase(self, size: int) -> None:
@@ -61,7 +63,7 @@ class Both:
         limit, done = time.monotonic() + LIMIT_S, []
         while len(done) < 2:
             assert time.monotonic() < limit
-            found = self.hub.wait(0.01)
+            found = self.hub.wait(0.01, (1, 0, "train"))
             done += [found.reason] if found is not None else []
         assert done == ["", ""]
 
@@ -119,7 +121,7 @@ def test_heartbeats_are_one_row_a_worker_and_round(tmp_path):
     limit = time.monotonic() + LIMIT_S
     while not any(name[2] == "beat" for name in both.link.ledger.open()):
         assert time.monotonic() < limit
-        both.hub.wait(0.01)
+        both.hub.wait(0.01, (1, 0, "train"))
     both.hub.call(lambda now: both.hub.book_round(1) or [], wait=True)
     beats = [r for r in both.rows if r["type"] == "beat"]
     assert sorted(r["direction"] for r in beats) == ["down", "up"]

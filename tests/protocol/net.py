@@ -231,7 +231,7 @@ class Net:
 
     def settle(self) -> None:
         """Everything on its way arrives."""
-        while any([self.move(site, d) for site in self.sites for d in ("up", "down")]):
+        while sum(self.move(site, d) for site in self.sites for d in ("up", "down")):
             pass
 
     def pass_time(self, seconds: float) -> None:

@@ -72,13 +72,25 @@ def test_rejoin_of_the_same_run_says_what_it_holds_and_is_ready_at_once():
     assert c.received(WELCOME, None, 2.0) == [Welcomed(WELCOME, True), Out(m.Ready(run="r", inc=1, layout="L"))]
 
 
-def test_server_restarted_elsewhere_does_not_know_of_the_old_ones_tasks():
+def restarted() -> ClientProtocol:
+    """Joined to a server of a later incarnation, with a task of the earlier one at hand."""
     c = working()
     c.closed(1.0)
     c.opened(2.0)
-    out = c.received(m.Welcome(run="r", inc=2, session="t", name="n", config="c", ids=[0, 1]), None, 2.0)
-    assert out[0] == Cancelled(key())
-    assert c.reply(*reply(3)) == []
+    c.received(m.Welcome(run="r", inc=2, session="t", name="n", config="c", ids=[0, 1]), None, 2.0)
+    return c
+
+
+def test_task_that_a_restarted_server_asks_for_again_is_not_done_again():
+    c = restarted()
+    assert c.received(task(3, inc=2), memoryview(bytes(3)), 2.0) == [Booked("down", key())]
+    assert [(x.inc, x.key) for x in sent(c.reply(*reply(3)), m.Reply)] == [(2, key())]
+
+
+def test_task_that_a_restarted_server_asks_for_with_other_contents_is_done_anew():
+    c = restarted()
+    out = c.received(task(3, inc=2, check=7), memoryview(b"abc"), 2.0)
+    assert [type(i) for i in out] == [Cancelled, Booked, Given]
 
 
 def test_another_run_is_prepared_anew_before_anything_is_ready():
@@ -98,7 +110,7 @@ def test_small_task_is_given_at_once_and_booked():
 @pytest.mark.parametrize(("message", "body"), [
     (task(3), b"ab"),
     (task(3), None),
-    (task(3, size=4), b"abcd"),
+    (task(4, form=form(3)), b"abcd"),
     (task(3, run="q"), b"abc"),
     (task(3, inc=2), b"abc"),
     (m.Beat(run="q", inc=1), None),
@@ -114,7 +126,7 @@ def test_message_that_breaks_the_protocol_changes_nothing(message, body):
 def test_task_that_fits_into_no_machine_is_refused():
     size = 1 << 62
     with pytest.raises(RemoteProtocolError, match="does not fit"):
-        ready().received(task(3, form=[m.Field("x", "state", size, size)], size=size), None, 0.0)
+        ready().received(task(size), None, 0.0)
 
 
 def test_task_sent_twice_is_given_once():

@@ -157,6 +157,26 @@ def test_download_cut_short_is_handed_out_anew():
     assert net.ledger.useful["down"] == {"state": 60}
 
 
+def test_long_task_asked_for_again_after_a_restart_goes_on_after_a_cut():
+    net = Net(1)
+    site = net.site("w", [0])
+    net.begin([job(0, 60)])
+    net.settle()
+    (key,) = site.given
+    net.cut(site)
+    net.server.__init__("run", 2, 1, lambda ids, session: m.Welcome(run="run", inc=2, session=session, name="n", config="c", ids=ids), 0.0, layout="L")
+    net.begin([job(0, 60)])
+    net.connect(site)
+    net.settle()
+    assert list(site.given) == [key]
+    net.cut(site)
+    net.connect(site)
+    net.settle()
+    site.answer(key, b"answer")
+    net.settle()
+    assert net.done == {key: b"answer"}
+
+
 def test_reply_that_was_refused_is_given_out_three_times_then_dropped():
     net = Net(1)
     net.bad.add(bytes(30))
@@ -298,7 +318,8 @@ class Federation(RuleBasedStateMachine):
     def hush(self, who, hushed):
         self.net.sites[who].hushed = hushed
 
-    @rule(who=st.integers(0, 2), which=st.integers(0, 3), size=st.sampled_from([0, 3, 8, 9, 30, 70]), bad=st.sampled_from([False, False, False, True]))
+    @rule(who=st.integers(0, 2), which=st.integers(0, 3), size=st.sampled_from([0, 3, 8, 9, 30, 70]),
+          bad=st.sampled_from([False, False, False, True]))
     def answer(self, who, which, size, bad):
         site = self.net.sites[who]
         if site.given:
@@ -384,7 +405,7 @@ class Federation(RuleBasedStateMachine):
         net = self.net
         for site in net.sites:
             site.hushed = False
-        for step in range(200):  # all work honestly from here on: the phase must end
+        for _ in range(200):  # all work honestly from here on: the phase must end
             if self.over():
                 break
             for site in net.sites:

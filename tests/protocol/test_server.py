@@ -395,7 +395,7 @@ def test_rejoin_with_fewer_clients_gives_the_others_tasks_on():
     session = s.workers["w"].session
     s.closed(b"1", 0.0)
     ready(s, b"2", "v", [1])
-    out = say(s, b"3", m.Join(worker="w", ids=[0], session=session, holding=[key(1)]))
+    out = say(s, b"3", m.Join(run="r", inc=1, worker="w", ids=[0], session=session, holding=[key(1)]))
     assert [i.message.key for i in of(out, Send) if isinstance(i.message, m.Cancel)] == [key(1)]
     assert s.work[1].worker == "v" or s.work[1].status == "waiting"
 
@@ -403,8 +403,14 @@ def test_rejoin_with_fewer_clients_gives_the_others_tasks_on():
 def test_task_that_a_worker_holds_but_nobody_wants_is_called_off_at_its_rejoin():
     s = begun()
     s.closed(b"1", 0.0)
-    out = say(s, b"2", m.Join(worker="w", ids=[0], holding=[key(0), key(0, 7), key(0, round=9)]))
+    out = say(s, b"2", m.Join(run="r", inc=1, worker="w", ids=[0], holding=[key(0), key(0, 7), key(0, round=9)]))
     assert [c.key for c in sent(out, m.Cancel)] == [key(0, 7), key(0, round=9)]
+
+
+def test_task_of_an_earlier_server_is_left_to_the_worker_that_holds_it():
+    s = server()
+    s.begin(1, 0, "train", [job(0)], Rules(), 0.0)
+    assert sent(say(s, b"1", m.Join(run="r", inc=0, worker="w", ids=[0], holding=[key(0)])), m.Cancel) == []
 
 
 def test_head_of_a_queue_taken_back_starts_the_next_ones_deadline():
