@@ -164,7 +164,8 @@ def test_long_task_asked_for_again_after_a_restart_goes_on_after_a_cut():
     net.settle()
     (key,) = site.given
     net.cut(site)
-    net.server.__init__("run", 2, 1, lambda ids, session: m.Welcome(run="run", inc=2, session=session, name="n", config="c", ids=ids), 0.0, layout="L")
+    net.server.__init__("run", 2, 1, lambda ids, session: m.Welcome(run="run", inc=2, session=session, name="n", config="c", ids=ids), 0.0,
+                        layout="L")
     net.begin([job(0, 60)])
     net.connect(site)
     net.settle()
@@ -175,6 +176,7 @@ def test_long_task_asked_for_again_after_a_restart_goes_on_after_a_cut():
     site.answer(key, b"answer")
     net.settle()
     assert net.done == {key: b"answer"}
+    assert [t.inc for t in net.sent if isinstance(t, m.Task)] == [1, 2]  # not once more after the cut
 
 
 def test_reply_that_was_refused_is_given_out_three_times_then_dropped():

@@ -246,6 +246,14 @@ def test_part_with_the_key_of_an_evaluation_is_not_stored():
     assert of(out, Store) == []
 
 
+def test_part_sent_twice_is_stray():
+    s = begun()
+    say(s, b"1", reply(size=3 * m.PART))
+    part = m.Part(run="r", inc=1, key=key(), index=0)
+    assert of(say(s, b"1", part, body=memoryview(bytes(m.PART))), Store)
+    assert say(s, b"1", part, body=memoryview(bytes(m.PART))) == [Stray("doubled")]
+
+
 def test_part_out_of_turn_gives_the_task_out_again():
     s = begun()
     say(s, b"1", reply(size=3 * m.PART))
