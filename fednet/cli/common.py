@@ -98,6 +98,7 @@ def guarded(prog: str, main: Callable[[], int], out: Path | None = None) -> int:
 
 
 def _logging() -> None:
+    logging.getLogger("fednet").addHandler(logging.NullHandler())  # else Python prints warnings that are for the log
     level = (os.environ.get("FEDNET_LOG") or "").upper()
     if level in ("DEBUG", "INFO", "WARNING", "ERROR"):
         logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")

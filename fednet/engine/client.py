@@ -88,7 +88,7 @@ class ClientLoop:
                     say(f"connected to {self.transport.address}")  # type: ignore[attr-defined]
                 alone, told = time.monotonic(), False
             elif not told and self.ended is None and time.monotonic() - alone > UNANSWERED_S:
-                say(f"no server answers at {self.transport.address}; trying on (Ctrl-C ends this)")  # type: ignore[attr-defined]
+                say(f"not connected to {self.transport.address} yet; trying on (Ctrl-C ends this)")  # type: ignore[attr-defined]
                 told = True
         return self.ended
 

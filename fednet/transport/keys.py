@@ -190,6 +190,8 @@ def _make(path: Path, server: str | None = None) -> str:
     if server is not None:
         checked(server, "the server's public key")
     public, secret = new_curve_pair()
+    while public.startswith("-"):  # on a command line it would pass for a flag
+        public, secret = new_curve_pair()
     record = {"public": public, "secret": secret} | ({"server": server} if server is not None else {})
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
