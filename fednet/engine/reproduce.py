@@ -68,7 +68,7 @@ def main(args: argparse.Namespace) -> int:
         pool.work(tasks, args.jobs, args.device, load=args.load, sets=args.set, told=told)
     finally:
         written = publish(job, args.out)
-    if not args.quiet:
+    if written and not args.quiet:
         print((args.out / f"{job.stem}.txt").read_text(encoding="utf-8"))
         print("\n".join(str(p) for p in written))
     if args.results is not None:
@@ -175,7 +175,7 @@ def _evaluated(cell: Cell) -> dict[str, Any]:
     of it, are over rounds. A table of personal accuracy needs all clients at the end, and in between a curve's points.
     """
     rounds = int(cell.config["rounds"])
-    personal = any(m in PERSONAL for m in cell.figures) and not (cell.paper == "fedrds")
+    personal = any(m in PERSONAL for m in cell.figures) and cell.paper != "fedrds"
     section = {"every": max(1, rounds // LOOKS), "clients": "auto"} if personal else {"every": 1, "clients": "none"}
     return papers.lay(cell.config, {"evaluate": section, "checkpoint": {"every": max(1, rounds // LOOKS), "best": False}})
 
@@ -207,7 +207,7 @@ def rows(job: Job, out: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]
 
 def publish(job: Job, out: Path) -> list[Path]:
     """Writes the table in every form. What is not drawn for want of a run is left out."""
-    made, curves, runs = rows(job, out)
+    made, curves, _ = rows(job, out)
     if not made:
         return []
     texts = {f"{job.stem}.csv": reproduction.as_csv(made), f"{job.stem}.txt": reproduction.as_text(made),

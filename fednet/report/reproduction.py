@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import math
 import re
@@ -68,7 +69,7 @@ def measured(name: str, run: Run, versus: Run | None = None, target_round: int |
         "final_accuracy": lambda: _percent(metrics.final(a)), "best_accuracy": lambda: _percent(top[0]), "best_round": lambda: top[1],
         "class_spread": lambda: _percent((metrics.class_stability(run) or {}).get("class_spread")),
         "flat_after_round": lambda: next(t for t, v in a if 100 * (top[0] - max(w for s, w in a if s <= t)) <= FLAT_POINTS),
-        "steady_after_round": lambda: max((t for (_, v), (t, w) in zip(a, a[1:]) if 100 * (v - w) > STEADY_POINTS), default=a[0][0]),
+        "steady_after_round": lambda: max((t for (_, v), (t, w) in itertools.pairwise(a) if 100 * (v - w) > STEADY_POINTS), default=a[0][0]),
     }
     value: float | None = plain[name]()
     return value
