@@ -49,7 +49,7 @@ def test_a_worker_killed_in_training_is_started_anew_and_its_task_given_on(tmp_p
         assert fed.status() == 0
         assert len({e["pid"] for e in fed.events("joined")}) == workers + 1
         assert fed.hashes() == calm.hashes()
-        fed.check()
+        fed.check(killed=1)
 
 
 def test_a_client_killed_in_training_rejoins_with_its_state_and_gets_its_task_again(tmp_path: Path, calm: Federation) -> None:
