@@ -62,7 +62,7 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
             stop_early(number, _)
         rounds.stop_requested = signal.Signals(number).name, number == signal.SIGINT
 
-    on_stop(heed)
+    before = on_stop(heed)
     switches = determinism.settle(config.train.threads, config.train.precision)
     checkpoints, spool = Checkpoints(directory / "checkpoint", config.checkpoint.fsync), Spool(directory / "checkpoint")
     if checkpoints.exists:
@@ -175,13 +175,17 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
                 last()
         logging.getLogger("fednet").removeHandler(logs)
         logs.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def on_stop(handler: Callable[[int, Any], None]) -> None:
-    """What SIGTERM, SIGUSR1 and Ctrl-C do from now on."""
+def on_stop(handler: Callable[[int, Any], None]) -> dict[int, Any]:
+    """What SIGTERM, SIGUSR1 and Ctrl-C do from now on; returns what they did."""
+    before = {}
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         with contextlib.suppress(ValueError):  # in a thread of a caller's own, who has the signals
-            signal.signal(number, handler)
+            before[number] = signal.signal(number, handler)
+    return before
 
 
 def stop_early(number: int, _: Any) -> None:

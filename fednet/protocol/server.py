@@ -399,6 +399,10 @@ class ServerProtocol:
         worker.ready, self._here = True, None
         self._known |= worker.ids
         self._say(Note("ready", {"worker": worker.name, "clients": sorted(worker.ids)}))
+        for w in self.open():  # a process started anew need not wait until its forerunner is given up
+            holder = self.workers.get(w.worker)
+            if w.job.client in worker.ids and w.status in ("handed", "arriving") and holder is not None and holder.conn is None:
+                self._take_back(w, "lost", lost=True)
         self._assign()
         return ""
 
@@ -614,7 +618,7 @@ class ServerProtocol:
         w.since = w.heard = self._now
         faults, w.struck = [] if w.struck else list(job.faults), True
         for fault in faults:
-            self._say(Note("fault", {"round": self.round, "client": job.client, "kind": fault.kind, "amount": fault.amount}))
+            self._say(Note("fault", {"round": self.round, "client": job.client, "kind": fault.kind, "amount": fault.amount, "worker": worker.name}))
         inline = job.body.size <= PART
         w.sent_parts = job.body.parts() if inline else 0
         task = m.Task(run=self.run, inc=self.incarnation, key=self._key(w), form=list(job.form), size=job.body.size, check=job.check,

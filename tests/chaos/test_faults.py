@@ -63,7 +63,7 @@ def test_a_crashed_client_stays_away_for_its_rounds_while_its_neighbours_go_on(t
         assert [r["completed"] for r in fed.rounds()] == [[0, 2, 3], [0, 2, 3], [0, 2, 3], [0, 1, 2, 3]]
         assert [r["dropped"] for r in fed.rounds()] == [{"1": "lost: crash"}, {"1": "away: crash"}, {"1": "away: crash"}, {}]
         assert len({e["pid"] for e in fed.events("joined")}) == 2
-        fed.check()
+        fed.check(killed=1)
 
 
 @pytest.mark.parametrize(("kind", "more"), [("delay", {"seconds": 0.5}), ("slow", {"factor": 3}), ("duplicate", {}), ("corrupt", {}), ("disconnect", {})])

@@ -1,0 +1,103 @@
+"""Random schedules of kills, cuts, delays and corruptions over real processes, for every method that keeps state at its clients.
+
+FEDNET_CHAOS_SEED chooses another schedule; FEDNET_CHAOS_MINUTES is how long the slow test goes on, with a new one each time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from fednet import seeds
+from tests.chaos.harness import METHODS_WITH_STATE, POINTS, Federation
+
+SEED = int(os.environ.get("FEDNET_CHAOS_SEED", "0"))
+HARMLESS = ("delay", "slow", "duplicate", "corrupt", "disconnect")
+LOSING = ("drop_before_training", "drop_before_sending", "drop_during_upload")
+
+
+def schedule(method: str, seed: int, rounds: int, losing: bool) -> list[dict[str, object]]:
+    """One or two of the faults that lose no reply and a crash of the server a round; `losing`: a client a round besides."""
+    draw, found = seeds.rng(seed, f"chaos/{method}"), list[dict[str, object]]()
+    for round in range(1, rounds + 1):
+        for client in draw.choice(4, size=int(draw.integers(1, 3)), replace=False):
+            found.append({"round": round, "client": int(client), "kind": str(draw.choice(HARMLESS)), "seconds": 0.2, "factor": 2.0})
+        found.append({"round": round, "kind": "server_crash", "at": str(draw.choice(POINTS))})
+        if losing:
+            found.append({"round": round, "client": int(draw.integers(4)), "kind": str(draw.choice(LOSING))})
+    return found
+
+
+def disturbed(out: Path, method: str, seed: int, losing: bool, kills: int) -> Federation:
+    """A run under a schedule, with clients killed at random instants beside."""
+    planned = schedule(method, seed, 3, losing)
+    draw = seeds.rng(seed, f"chaos/kills/{method}")
+    with Federation(out, algorithm=method, faults={"schedule": planned}, round={"lost": {"closed": 20.0}} if not losing else {"lost": {"closed": 1.0}}) as fed:
+        clients = {ids: fed.client(ids) for ids in ("0-1", "2-3")}
+        fed.server()
+        while fed.last.is_alive() or fed.last.exitcode == -signal.SIGKILL:
+            if not fed.last.is_alive():
+                fed.last.join()
+                fed.server(resume=True)
+            if kills and fed.rounds():
+                kills -= 1
+                time.sleep(float(draw.random()) * 0.05)
+                ids = str(draw.choice(list(clients)))
+                clients[ids].kill()
+                clients[ids].join()
+                fed.processes.remove(clients[ids])
+                clients[ids] = fed.client(ids)
+            fed.last.join(0.01)
+        fed.finish()
+    return fed
+
+
+@pytest.mark.parametrize("method", ["fedavg", *METHODS_WITH_STATE])
+def test_no_schedule_that_loses_no_reply_changes_a_bit(tmp_path: Path, method: str) -> None:
+    with Federation(tmp_path / "calm", algorithm=method) as calm:
+        calm.client("0-3")
+        calm.server()
+        calm.finish()
+    fed = disturbed(tmp_path / "chaos", method, SEED, losing=False, kills=1)
+    assert fed.hashes() == calm.hashes()
+    assert fed.faults()
+    fed.check(killed=1)
+
+
+def the_same_clients_give_the_same_bits(out: Path, method: str, seed: int) -> None:
+    fed = disturbed(out / "chaos", method, seed, losing=True, kills=0)
+    fed.check()
+    with Federation(out / "replayed", algorithm=method, faults={"replay": str(fed.path)}) as again:
+        again.client("0-3")
+        again.server()
+        again.finish()
+    assert again.hashes() == fed.hashes(), seed
+    assert any(len(r["completed"]) < 4 for r in fed.rounds())
+
+
+def test_a_schedule_that_loses_replies_is_as_if_they_had_never_been_asked_for(tmp_path: Path) -> None:
+    the_same_clients_give_the_same_bits(tmp_path, "scaffold", SEED)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+def test_schedules_for_as_long_as_asked(tmp_path: Path) -> None:
+    end, seed = time.monotonic() + 60 * float(os.environ.get("FEDNET_CHAOS_MINUTES", "2")), SEED
+    methods = ("fedavg", *METHODS_WITH_STATE)
+    while time.monotonic() < end:
+        seed += 1
+        print("seed", seed, flush=True)
+        method = methods[seed % len(methods)]
+        the_same_clients_give_the_same_bits(tmp_path / f"losing-{seed}", method, seed)
+        with Federation(tmp_path / f"calm-{seed}", algorithm=method) as calm:
+            calm.client("0-3")
+            calm.server()
+            calm.finish()
+        kills = seed % 4
+        fed = disturbed(tmp_path / f"kills-{seed}", method, seed, losing=False, kills=kills)
+        assert fed.hashes() == calm.hashes(), seed
+        fed.check(killed=kills)
