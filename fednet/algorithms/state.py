@@ -105,12 +105,15 @@ def load(kind: type, tree: Any, tensors: Mapping[str, torch.Tensor], store: Any 
     """The inverse of `dump`: a value of the declared `kind`. Raises StateError where file and declaration differ."""
     try:
         return _up(tree, tensors, kind, store)
-    except (KeyError, TypeError, ValueError) as broken:
+    except (AttributeError, KeyError, TypeError, ValueError) as broken:
         raise StateError(f"a saved {kind.__qualname__} does not fit its declaration: {broken}") from broken
 
 
 def _layout(slots: Any) -> Layout:
-    return Layout(tuple(Slot(name, tuple(shape), role) for name, shape, role in slots))
+    made = Layout(tuple(Slot(str(name), tuple(int(n) for n in shape), role) for name, shape, role in slots))
+    if not {s.role for s in made.slots} <= {"parameter", "buffer", "counter"}:
+        raise ValueError("a tensor of no known role")
+    return made
 
 
 def _up(tree: Any, tensors: Mapping[str, torch.Tensor], kind: type | None, store: Any) -> Any:
@@ -119,7 +122,10 @@ def _up(tree: Any, tensors: Mapping[str, torch.Tensor], kind: type | None, store
     if "$tensor" in tree:
         return tensors[tree["$tensor"]]
     if "$tensors" in tree:
-        return Tensors(_layout(tree["$tensors"]), *(_up(tree[p], tensors, None, store) for p in ("vector", "buffers", "counters")))
+        layout, parts = _layout(tree["$tensors"]), [_up(tree[p], tensors, None, store) for p in ("vector", "buffers", "counters")]
+        if layout.sizes != tuple(p.numel() for p in parts):
+            raise ValueError(f"a layout of {layout.sizes} elements over vectors of {tuple(p.numel() for p in parts)}")
+        return Tensors(layout, *parts)
     if "$rows" in tree:
         rows = {int(c): (r if isinstance(r, str) else _up(r, tensors, None, store)) for c, r in tree["$rows"].items()}
         return PerClient(_layout(tree["layout"]), rows, store)
@@ -149,15 +155,24 @@ def write_state(path: Path, value: Any) -> str:
 
 def read_state(path: Path, kind: type, store: Any = None) -> Any:
     """Reads what `write_state` wrote. Raises StateError for a torn or foreign file."""
+    tree, tensors = read_tree(path)
+    value = load(kind, tree, tensors, store)
+    if not isinstance(value, kind):
+        raise StateError(f"{path}: holds a {type(value).__name__}, expected a {kind.__qualname__}.")
+    return value
+
+
+def read_tree(path: Path) -> tuple[Any, dict[str, torch.Tensor]]:
+    """(tree, tensors) as `dump` gave them. Raises StateError for a torn or foreign file."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, "pt") as file:
             tree = json.loads((file.metadata() or {})["tree"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (safe_open is no mapping)
-    except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as broken:
+    except (OSError, SafetensorError, KeyError, json.JSONDecodeError, RecursionError) as broken:
         raise StateError(f"{path}: not a whole fednet state file ({broken}).") from broken
-    return load(kind, tree, tensors, store)
+    return tree, tensors
 
 
 def state_sha256(value: Any) -> str:

@@ -7,7 +7,7 @@ its name. Importing this module imports no part and no torch.
 from __future__ import annotations
 
 from fednet.config.parts import call
-from fednet.config.reading import from_mapping, load, to_mapping, to_yaml
+from fednet.config.reading import from_mapping, from_text, load, to_mapping, to_yaml
 from fednet.config.sections import (
     PROFILES,
     AlgorithmSection,
@@ -58,6 +58,7 @@ __all__ = [
     "WireSection",
     "call",
     "from_mapping",
+    "from_text",
     "load",
     "to_mapping",
     "to_yaml",

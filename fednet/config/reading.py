@@ -46,6 +46,14 @@ def from_mapping(mapping: Mapping[str, Any], where: str = "the configuration", *
     return _check(spread(wrap(mapping, where)), check_parts)
 
 
+def from_text(text: str, where: str) -> Config:
+    """A configuration that came as YAML over the wire. Nothing is imported because of its `load`."""
+    tree = compose(text, where)
+    if not isinstance(tree.value, dict):
+        raise fit.wrong(tree, "", "a mapping of keys to values")
+    return _check(spread(tree))
+
+
 def _check(tree: Node, check_parts: bool = True) -> Config:
     config = fit.struct(tree, Config, "")
     inside = tree.value

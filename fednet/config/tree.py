@@ -6,6 +6,7 @@ key is an error that names both lines, there are no dates, no base-60 numbers, n
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ class Node:
             return [n.plain() for n in self.value]
         return self.value
 
+
+MAX_VALUES = 100_000
 
 # -- reading ---------------------------------------------------------------------------------------------------------
 _FLOAT = re.compile(r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?$|[-+]?\.inf$|\.nan$", re.I)
@@ -70,6 +73,8 @@ def compose(text: str, source: str, *, one_place: bool = False) -> Node:
     def place(mark: Any) -> str:
         return source if one_place else f"{source}:{mark.line + 1}"
 
+    count = itertools.count(1)
+
     try:
         root = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as wrong:
@@ -77,6 +82,8 @@ def compose(text: str, source: str, *, one_place: bool = False) -> Node:
         raise ConfigError(f"{place(mark) if mark else source}: not valid YAML: {wrong.problem or wrong.context}.") from None
     except yaml.YAMLError as wrong:  # a character that YAML does not allow
         raise ConfigError(f"{source}: not valid YAML: {str(wrong).splitlines()[0]}.") from None
+    except RecursionError:
+        raise ConfigError(f"{source}: lists or mappings are nested too deep.") from None
     if root is None:
         return Node(None, source)
 
@@ -84,6 +91,8 @@ def compose(text: str, source: str, *, one_place: bool = False) -> Node:
         at = place(node.start_mark)
         if id(node) in above:
             raise ConfigError(f"{at}: an anchor holds itself; expected a value that ends.")
+        if next(count) > MAX_VALUES:  # a few anchors that hold each other's aliases can stand for any number of values
+            raise ConfigError(f"{at}: more than {MAX_VALUES} values; no configuration has so many.")
         above = (*above, id(node))
         if isinstance(node, yaml.ScalarNode):
             return Node(_scalar(node, at), at, key_at)

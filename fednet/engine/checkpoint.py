@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -22,6 +22,9 @@ from fednet.engine.rundir import plain, write_json
 from fednet.engine.store import RowStore
 from fednet.errors import StateError
 from fednet.wire.messages import Field, Key
+
+
+StateName = Annotated[str, msgspec.Meta(pattern=r"^state-[0-9a-f]+\.safetensors$")]  # no file elsewhere
 
 
 class Progress(msgspec.Struct, kw_only=True):
@@ -101,8 +104,8 @@ class Checkpoints:
         path = self.folder / "manifest.json"
         try:
             manifest = json.loads(path.read_text())
-            return msgspec.convert(manifest["progress"], Progress, strict=False), manifest["files"]
-        except (OSError, KeyError, json.JSONDecodeError, msgspec.ValidationError) as broken:
+            return msgspec.convert(manifest["progress"], Progress, strict=False), msgspec.convert(manifest["files"], dict[str, StateName])
+        except (OSError, KeyError, TypeError, json.JSONDecodeError, RecursionError, msgspec.ValidationError) as broken:
             raise StateError(f"{path}: not a whole checkpoint ({broken}).") from broken
 
     def load(self, server: type[State], extra: type[State] | None = None) -> tuple[Any, Progress, Any]:

@@ -326,13 +326,11 @@ def preparer(loop: Callable[[], ClientLoop], *, data: Path | None, state: Path |
     """The function that makes a client process ready for the run that a server tells it of."""
 
     def prepare(welcome: m.Welcome) -> Prepared:
-        import yaml
-
         from fednet.engine import experiment
         from fednet.engine.site import Workplace
         from fednet.engine.store import ClientStore
 
-        config = configuration.from_mapping(yaml.safe_load(welcome.config), where="the server's configuration")
+        config = configuration.from_text(welcome.config, "the server's configuration")
         determinism.settle(config.train.threads, config.train.precision)
         root = state_directory(state, welcome.run)
         at_home = config.data.dataset == "site"
@@ -517,11 +515,9 @@ class _Explained(FednetError):
 
 def _explaining(data: Path | None, state: Path | None) -> Callable[[m.Welcome], Prepared]:
     def prepare(welcome: m.Welcome) -> Prepared:
-        import yaml
-
         from fednet.engine import experiment
 
-        config = configuration.from_mapping(yaml.safe_load(welcome.config), where="the server's configuration")
+        config = configuration.from_text(welcome.config, "the server's configuration")
         exp = experiment.build(config, data)
         print(f"{welcome.name}: {config.algorithm.name}, {config.rounds} rounds, {config.cohort_size} of {config.clients} clients a round")
         for line in explanation(exp, welcome.ids):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from fednet.algorithms.state import State, read_state, state_sha256, write_state
+from fednet.algorithms.state import State, load, read_state, read_tree, state_sha256, write_state
 from fednet.errors import StateError
 from fednet.tensors import Tensors
 
@@ -96,20 +96,11 @@ class ClientStore:
 
 def read_record(path: Path, client_state: type[State]) -> Record:
     """A record whose `algorithm` field is of the method's own type."""
-    import json
-
-    from safetensors import SafetensorError, safe_open
-
-    from fednet.algorithms.state import load
-
+    tree, tensors = read_tree(path)
     try:
-        with safe_open(path, "pt") as file:
-            tree = json.loads((file.metadata() or {})["tree"])["$record"]
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as broken:
-        raise StateError(f"{path}: not a whole state file ({broken}).") from broken
-    fields = {name: load(client_state if name == "algorithm" else State, value, tensors) for name, value in tree.items()}
-    return Record(**fields)
+        return Record(**{name: load(client_state if name == "algorithm" else State, value, tensors) for name, value in tree["$record"].items()})
+    except (AttributeError, KeyError, TypeError) as broken:
+        raise StateError(f"{path}: not a client's state ({broken}).") from broken
 
 
 class RowStore:
@@ -127,6 +118,8 @@ class RowStore:
         return name
 
     def read(self, name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        if not name.isalnum():  # a checkpoint from elsewhere must not name files elsewhere
+            raise StateError(f"{name!r} is not the name of a row.")
         x: Tensors = read_state(self.root / f"{name}.safetensors", Local).x
         return x.vector, x.buffers, x.counters
 
