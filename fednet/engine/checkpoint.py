@@ -196,7 +196,7 @@ class Spool:
 
     def found(self, round: int, phase: int) -> dict[tuple[int, str], Spooled]:
         """The sealed replies of a phase, by client and purpose."""
-        replies = {}
+        replies: dict[tuple[int, str], Spooled] = {}
         for path in sorted((self.folder / f"round-{round}").glob(f"{phase}-*.json")):
             raw = json.loads(path.read_text())
             key, form = msgspec.convert(raw["key"], Key), msgspec.convert(raw["form"], list[Field])

@@ -26,7 +26,7 @@ def settle(threads: int = 1, precision: str = "fp32") -> dict[str, Any]:
     tf32 = precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     return {"threads": torch.get_num_threads(), "interop_threads": torch.get_num_interop_threads(), "deterministic_algorithms": "warn_only",
             "cudnn_deterministic": True, "cudnn_benchmark": False, "tf32": tf32,
             "cublas_workspace": os.environ["CUBLAS_WORKSPACE_CONFIG"]}

@@ -244,7 +244,9 @@ class Rounds:
         phase = Phase(round, index, "train", tuple(cohort), {c: versions.get(c, "") for c in cohort}, {}, residuals, time.monotonic())
         phase.spooled, phase.out = self.spool.found(round, index), self.faults.out(round, index, cohort)
         judge = self._judging(round) and config.evaluate.clients == "auto" and index == len(method.exchanges) - 1
-        jobs, cache, last = [], {}, None
+        jobs: list[Job] = []
+        cache: dict[str, Any] = {}
+        last: Any = None
         for client in cohort:
             down = method.broadcast(server, index, client)
             same = last is not None and all(getattr(last[0], f) is getattr(down, f) for f in down.fields)
