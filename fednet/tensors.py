@@ -278,7 +278,7 @@ class Tensors:
     def tensor_sha256(self) -> dict[str, str]:
         """SHA-256 of each tensor as contiguous little-endian bytes, in state-dict order."""
         here = self.to("cpu")
-        return {name: hashlib.sha256(memoryview(value.contiguous().view(-1).numpy())).hexdigest() for name, value in here.items()}
+        return {name: hashlib.sha256(memoryview(value.contiguous().view(-1).numpy())).hexdigest() for name, value in here.items()}  # type: ignore[arg-type]
 
     def sha256(self) -> str:
         """SHA-256 of the tensors' SHA-256s: the run's `model_sha256`."""

@@ -99,7 +99,6 @@ class ClientHost(Protocol):
     round: int  # from 1
     phase: int
     classes: int
-    class_counts: np.ndarray  # (C,) int64, this client's training samples by class
     n: int  # this client's training samples
     lr: float  # the local learning rate of this round (after the schedule)
     momentum: float
@@ -111,6 +110,11 @@ class ClientHost(Protocol):
     head: tuple[str, ...]  # names of the last Linear's tensors
     task: Any
     train_config: Any  # the run's `train` section
+
+    @property
+    def class_counts(self) -> np.ndarray:
+        """(C,) int64: this client's training samples by class."""
+        ...
 
     def train(self, x: Tensors, *, epochs: int | None = None, loss: Callable[[nn.Module, Any, torch.Tensor], torch.Tensor] | None = None,
               proximal: float = 0.0, toward: Tensors | None = None, add_to_grad: Tensors | None = None,

@@ -133,7 +133,7 @@ def real_gradient(model: nn.Module, matched: Mapping[str, nn.Parameter], batch: 
     for images, labels in zip(batch.split(at_once), y.split(at_once)):
         loss = F.cross_entropy(model(images), labels, reduction="sum") / len(batch)
         g = torch.autograd.grad(loss, weights)
-        total = torch._foreach_add(total, g) if total else g
+        total = torch._foreach_add(total, g) if total else g  # type: ignore[call-overload]
     return dict(zip(matched, total))
 
 

@@ -181,5 +181,5 @@ def state_sha256(value: Any) -> str:
     whole = hashlib.sha256(json.dumps(tree, sort_keys=True).encode())
     for name in sorted(tensors):
         flat = tensors[name].view(-1)
-        whole.update(name.encode() + memoryview(flat.numpy()))
+        whole.update(name.encode() + memoryview(flat.numpy()))  # type: ignore[arg-type]
     return whole.hexdigest()

@@ -195,7 +195,7 @@ def _run(scratch: Scratch, trained: list[str], data: tuple[Any, torch.Tensor], c
             descent.step()
             if drift is not None:
                 with torch.no_grad():
-                    torch._foreach_add_(parameters, drift)
+                    torch._foreach_add_(parameters, drift)  # type: ignore[arg-type]
             for p in (*parameters, *others):  # to None, so that autograd hands over the next gradient, adding nothing
                 p.grad = None
             total.add_(value.detach(), alpha=end - start)
@@ -234,7 +234,7 @@ class _Correction:
         if self.added is not None:
             torch._foreach_add_(grads, self.added)
         if self.anchor is not None:  # the difference first: at the anchor it is exactly 0
-            torch._foreach_add_(grads, torch._foreach_sub(parameters, self.anchor), alpha=self.proximal)
+            torch._foreach_add_(grads, torch._foreach_sub(parameters, self.anchor), alpha=self.proximal)  # type: ignore[arg-type]
 
 
 def full_gradient(scratch: Scratch, data: tuple[Any, torch.Tensor], loss: Loss, batch_size: int,

@@ -28,7 +28,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--state", type=Path, metavar="DIR", help="where the clients' states are kept")
     parser.add_argument("--state-lost", choices=["reset"], help="start anew a client whose state is missing, instead of refusing")
     parser.add_argument("--keys", type=Path, default=_path("FEDNET_KEYS"), metavar="FILE", help="the client's CURVE keys [FEDNET_KEYS]")
-    parser.add_argument("--allow", type=values.kinds, metavar="KINDS", help="refuse to join a method that sends up anything else, such as state,delta,statistics")
+    parser.add_argument("--allow", type=values.kinds, metavar="KINDS",
+                        help="refuse to join a method that sends up anything else, such as state,delta,statistics")
     parser.add_argument("--explain", action="store_true", help="say what would leave this site each round, what is read and stored, and exit")
     parser.add_argument("--load", action="append", default=[], type=Path, metavar="FILE.py", help="your own parts; may be repeated")
     parser.add_argument("--quiet", action="store_true", help="say nothing but errors")

@@ -33,4 +33,5 @@ def run(args: argparse.Namespace) -> int:
 
     display = Display(args.quiet)  # entered by the process that runs the rounds
     return run_command(config, workers=args.workers, device=args.device, in_process=args.in_process, resume=args.resume,
-                       until_s=args.until, out=args.out, on=args.on, quiet=args.quiet, command=args.command, display=display, report=reporter(display))
+                       until_s=args.until, out=args.out, on=args.on, quiet=args.quiet, command=args.command, display=display,
+                       report=reporter(display))

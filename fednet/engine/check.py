@@ -124,10 +124,11 @@ def model(name: str) -> Iterator[str]:
         raise ConfigError(f"{name}: takes none of the usual inputs ({'; '.join(tried)}).")
     _must(tuple(out.shape[:1]) == (2,) and out.shape[-1] == 5, f"{name}: two inputs in 5 classes gave {tuple(out.shape)}, expected (2, 5).")
     yield f"inputs {shape} give outputs {tuple(out.shape[1:])}"
+    body: Any = built
     _must(isinstance(getattr(built, "head", None), torch.nn.Linear), f"{name}: expected .head, the last nn.Linear.")
     _must(callable(getattr(built, "features", None)), f"{name}: expected features(x), the input of .head.")
-    inner = built.projection(torch.zeros(2, *shape)) if hasattr(built, "projection") else built.features(torch.zeros(2, *shape))
-    _must(inner.shape[-1] == built.head.in_features, f"{name}: features(x) ends in {inner.shape[-1]}, .head takes {built.head.in_features}.")
+    inner = body.projection(torch.zeros(2, *shape)) if hasattr(built, "projection") else body.features(torch.zeros(2, *shape))
+    _must(inner.shape[-1] == body.head.in_features, f"{name}: features(x) ends in {inner.shape[-1]}, .head takes {body.head.in_features}.")
     yield f"body and head: {', '.join(models.head_names(built))}"
     again, other = models.build({"name": name}, shape, 5, 0), models.build({"name": name}, shape, 5, 1)
     a, b, c = (torch.cat([p.detach().flatten() for p in m.parameters()]) for m in (built, again, other))

@@ -8,6 +8,7 @@ zmq, CUDA or a thread exists before a fork.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -181,7 +182,7 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
 
 def on_stop(handler: Callable[[int, Any], None]) -> dict[int, Any]:
     """What SIGTERM, SIGUSR1 and Ctrl-C do from now on; returns what they did."""
-    before = {}
+    before: dict[int, Any] = {}
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         with contextlib.suppress(ValueError):  # in a thread of a caller's own, who has the signals
             before[number] = signal.signal(number, handler)
@@ -453,7 +454,7 @@ class Supervisor:
         try:
             self._fork("server", self._server)
             for place in places:
-                self._fork(place, lambda place=place: self._worker(place))
+                self._fork(place, functools.partial(self._worker, place))
             if self.stopping is not None:
                 self._pass_on(self.stopping, None)
             status = self._watch()

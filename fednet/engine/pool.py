@@ -83,7 +83,8 @@ def work(tasks: Sequence[Task], jobs: int, device: str, *, load: Sequence[str] =
     hashes = {t.name: _digest(t, load, sets) for t in tasks}
     for task in tasks:
         state(task, hashes[task.name])
-    waiting, running = _each_once(tasks), []
+    waiting = _each_once(tasks)
+    running: list[Any] = []
     queue: list[Task] = list(waiting)
     with Stop() as stop:
         try:

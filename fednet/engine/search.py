@@ -55,7 +55,7 @@ def searched(job: Job, args: argparse.Namespace, say: Callable[[str], None]) -> 
     pool.work(todo, args.jobs, args.device, load=args.load, sets=args.set, told=told)
     chosen, books, cells = {}, {}, []
     for cell in job.cells:
-        scores = [(score(t), point) for point, t in tasks[cell.name]] if len(tasks[cell.name]) > 1 else []
+        scores: list[Any] = [(score(t), point) for point, t in tasks[cell.name]] if len(tasks[cell.name]) > 1 else []
         reached = [pair for pair in scores if pair[0] is not None]
         if not reached:
             cells.append(cell)

@@ -32,6 +32,7 @@ from fednet.errors import CannotGoOn, Stopped
 from fednet.protocol.rules import Job, Rules
 from fednet.tensors import combine
 from fednet.wire.codec import Body
+from fednet.wire.messages import Purpose
 from fednet.wire.payload import Run
 
 POLL_S = 0.2  # how often a request to stop is looked for
@@ -49,7 +50,7 @@ class Phase:
 
     round: int
     index: int
-    purpose: str
+    purpose: Purpose
     cohort: tuple[int, ...]
     start: dict[int, str]
     seen: dict[int, Any]  # what each client was sent, as it sees it
@@ -63,7 +64,7 @@ class Phase:
     virtual: dict[int, float] = field(default_factory=dict)
 
     @property
-    def name(self) -> tuple[int, int, str]:
+    def name(self) -> tuple[int, int, Purpose]:
         return self.round, self.index, self.purpose
 
 
@@ -433,8 +434,14 @@ class Rounds:
         progress, config = self.progress, self.config
         self._concluding = True
         begun = time.monotonic()
-        record: dict[str, Any] = {"round": outcome.round, "selected": outcome.selected, "completed": outcome.completed,
-                                  "completed_by_phase": outcome.phases, "dropped": {str(c): r for c, r in sorted(outcome.dropped.items())}, "void": outcome.void}
+        record: dict[str, Any] = {
+            "round": outcome.round,
+            "selected": outcome.selected,
+            "completed": outcome.completed,
+            "completed_by_phase": outcome.phases,
+            "dropped": {str(c): r for c, r in sorted(outcome.dropped.items())},
+            "void": outcome.void,
+        }
         progress.versions, progress.states = outcome.versions, outcome.states
         self.residuals = outcome.residuals
         progress.void = progress.void + 1 if outcome.void else 0
@@ -468,7 +475,7 @@ class Rounds:
         self.directory.event("round", outcome.round, completed=len(outcome.completed))
         self._concluding = False
         self.faults.at("between", outcome.round)
-        self.hub.call(lambda now: self.hub.book_round(outcome.round) or [])
+        self.hub.call(lambda now: self.hub.book_round(outcome.round) or [])  # type: ignore[func-returns-value]
         self.display.round_done(record)
         for told in self.told:
             told(record)
@@ -502,7 +509,7 @@ class Rounds:
     def _spent(self, round: int) -> dict[str, int]:
         """Bytes settled for this round, and for earlier ones since their records were written; not those of a next
         round that is under way already."""
-        spent: dict[str, int] = dict(self.hub.link.ledger.take(round))
+        spent: dict[str, int] = {str(d): n for d, n in self.hub.link.ledger.take(round).items()}
         for d, n in spent.items():
             self.progress.totals[d] = self.progress.totals.get(d, 0) + n
         return spent

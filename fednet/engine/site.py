@@ -198,7 +198,7 @@ class Workplace:
         if task.judge and self._balanced is not None:  # drift: the same personal model on a balanced test set of all
             judged["balanced"] = host.evaluate(personal, self._balanced_set())
             if exp.config.evaluate.finetune:
-                begin = whole if not isinstance(down, GlobalModel) else whole.to(self.device).merge(down.x.to(self.device))
+                begin = whole if not isinstance(down, GlobalModel) else whole.to(self.device).merge(down.x.to(self.device))  # type: ignore[attr-defined]
                 tuned = host.train(begin).x
                 personal = method.personal(state, tuned, host)
                 judged["finetuned"], judged["finetuned_balanced"] = host.evaluate(personal), host.evaluate(personal, self._balanced_set())

@@ -59,8 +59,8 @@ def measured(name: str, run: Run, versus: Run | None = None, target_round: int |
     if name in ("rounds_to_target", "speedup"):
         if versus is None:
             return None
-        found = metrics.speedup(run, versus, target_round)
-        return found["round" if name == "rounds_to_target" else "speedup"]
+        reached: dict[str, Any] = metrics.speedup(run, versus, target_round)
+        return reached["round" if name == "rounds_to_target" else "speedup"]
     if name in ("max_drop", "avg_drop", "avg_increase"):
         return _percent(metrics.differences(a)[name])
     top = metrics.best(a)

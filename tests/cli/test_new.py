@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize(("what", "probe"), [
     ("algorithm", "a = registry.algorithm.get('my-part'); print(a(a.Config(), 3).config.mu, sorted(a.Up.kinds()))"),
-    ("model", "import torch; m = registry.model.get('my-part')(input_shape=(3, 8, 8), classes=5, hidden=7); print(tuple(m(torch.zeros(2, 3, 8, 8)).shape))"),
+    ("model", "import torch; m = registry.model.get('my-part')(input_shape=(3, 8, 8), classes=5, hidden=7); "
+              "print(tuple(m(torch.zeros(2, 3, 8, 8)).shape))"),
     ("dataset", "d = registry.dataset.get('my-part')(None, 0, samples=50); print(d.classes, len(d.train[1]), len(d.test[1]))"),
 ])
 def test_template_is_a_part_that_works(tmp_path, what, probe, capsys):

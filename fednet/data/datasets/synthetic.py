@@ -44,7 +44,7 @@ def synthetic(seed: int, *, samples: int = 10000, shape: tuple[int, ...] = (3, 3
 def _kept(facts: tuple[object, ...], make: Callable[[], np.ndarray]) -> Any:
     """What is large is made once a machine, and its memory shared by all processes."""
     _, _, n, shape, *_ = facts
-    return once(["synthetic 1", *facts], lambda: torch.from_numpy(make())) if n * math.prod(shape) >= SHARED_FROM else make()  # type: ignore[operator,arg-type]
+    return once(["synthetic 1", *facts], lambda: torch.from_numpy(make())) if n * math.prod(shape) >= SHARED_FROM else make()  # type: ignore[operator,call-overload]
 
 
 def _means(draw: np.random.Generator, classes: int, shape: tuple[int, ...]) -> np.ndarray:
