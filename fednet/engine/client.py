@@ -10,6 +10,7 @@ import queue
 import secrets
 import signal
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -450,7 +451,7 @@ def main(text: str, *, server: str | None, run: Path | None, device: str, data: 
     if run is not None and (pair is None) != (public is None):
         wants = "has CURVE keys, and so must its clients: give --keys FILE" if pair is None else "has no CURVE keys: leave --keys out"
         raise ConfigError(f"{run}: the server there {wants}.")
-    transport = ZmqClient(address, keys=pair, on_refused=_once(say))
+    transport = ZmqClient(address, keys=pair, on_refused=_once())
     protocol = p.ClientProtocol(secrets.token_hex(6), ids=list(wanted.listed), share=wanted.share, host=socket.gethostname(), pid=os.getpid(),
                                 device=here, slots=slots_of(here, len(wanted.listed) or 1), versions=versions(), files=loading.loaded())
     loop: ClientLoop | None = None
@@ -497,14 +498,14 @@ def _finder(run: Path, leave: Callable[[], None]) -> Callable[[], str | None]:
     return find
 
 
-def _once(say: Callable[[str], None]) -> Callable[[str, str], None]:
-    """Says each reason for which the server does not let this client in once, however often it is tried."""
+def _once() -> Callable[[str, str], None]:
+    """Says each reason for which this client and the server do not come together once, however often it is tried."""
     told: set[str] = set()
 
-    def refused(reason: str, _: str) -> None:
+    def refused(reason: str, address: str) -> None:
         if reason not in told:
             told.add(reason)
-            say(f"not connected: {reason}; trying on")
+            print(f"fednet-client: not connected to {address}: {reason}; trying on", file=sys.stderr, flush=True)
 
     return refused
 

@@ -46,6 +46,10 @@ hold of honest ones is far less. Without this one stranger can fill the memory o
 WATCH_S = 0.25
 """How often a server looks for such. There is no event for it: nothing arrives."""
 
+TELL, TELL_S = 20, 10.0
+"""At most so many refusals are told in so many seconds; `refusals` counts all. Else strangers could fill the disk with
+lines about themselves."""
+
 COPY_BELOW_BYTES = 65536
 """A frame received smaller than this is copied out: cheaper than keeping libzmq's buffer alive."""
 
@@ -82,6 +86,7 @@ class ZmqServer:
     def __init__(self, address: str, *, keyring: Keyring | None = None, max_connections: int = 4096,
                  max_unfinished_bytes: int = MAX_UNFINISHED_BYTES, on_refused: Refused | None = None) -> None:
         self.refusals: Counter[str] = Counter()
+        self._told, self._told_at = 0, -TELL_S
         self._keyring = keyring
         self._keyring_version = 0 if keyring is None else keyring.version
         self._max_connections = max_connections
@@ -372,6 +377,12 @@ class ZmqServer:
 
     def _refuse(self, what: str, reason: str, conn: bytes | None, address: str = "unknown") -> None:
         self.refusals[what] += 1
+        now = time.monotonic()
+        if now - self._told_at > TELL_S:
+            self._told_at, self._told = now, 0
+        self._told += 1
+        if self._told > TELL:
+            return
         if conn is not None:
             address = self.peer(conn)
         log.warning("refused: %s (from %s)", reason, address)
@@ -572,7 +583,7 @@ class ZmqClient:
         self._links.clear()
 
     def _refuse(self, reason: str) -> None:
-        log.warning("refused: %s (%s)", reason, self.address)
+        log.log(logging.WARNING if self._on_refused is None else logging.INFO, "refused: %s (%s)", reason, self.address)
         if self._on_refused is not None:
             self._on_refused(reason, self.address)
 

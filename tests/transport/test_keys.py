@@ -193,3 +193,14 @@ def test_a_client_with_keys_must_know_the_servers(tmp_path):
         pair = Pair(stack)
         with pytest.raises(ConfigError, match="server's public key is needed"):
             pair.client(keys=load(tmp_path / "c.key"))
+
+
+def test_a_flood_of_refusals_is_counted_but_not_told_one_by_one(tmp_path):
+    lab(tmp_path, 1)
+    told = []
+    with ExitStack() as stack:
+        pair = Pair(stack, keyring=Keyring(tmp_path), on_refused=lambda why, where: told.append(why))
+        for _ in range(1000):
+            pair.server._refuse("key", "an unknown key", None, "10.0.0.1")
+        assert pair.server.refusals == {"key": 1000}
+        assert len(told) == 20
