@@ -389,8 +389,7 @@ def test_task_that_kills_its_workers_ends():
     s, now = begun(rules=Rules(closed=0.0)), 0.0
     for n in range(2, 2 + LOSSES):
         s.closed(b"%d" % (n - 1), now)
-        ready(s, b"%d" % n, f"w{n}", [0], now)
-        out = s.tick(now)
+        out = [*ready(s, b"%d" % n, f"w{n}", [0], now), *s.tick(now)]
         if s.work[0].status == "dropped":
             break
     assert s.work[0].reason == "lost"
