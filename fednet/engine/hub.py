@@ -6,12 +6,13 @@ pumps the same loop, and the clients' with it, until something has happened.
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from fednet.engine.checkpoint import Spool, Spooled
 from fednet.errors import FednetError, RemoteProtocolError
@@ -22,6 +23,7 @@ from fednet.wire import messages as m
 from fednet.wire.codec import checksum
 from fednet.wire.link import Link
 
+Answer = TypeVar("Answer")
 TICK_S = 0.05  # how often time passes for the protocol while something is awaited
 LOUD = ("refused", "late", "doubled", "failed")  # events that a peer can bring about at will
 QUIET_S = 1.0  # of such events, those of one kind and worker have one line in this time, and are counted
@@ -94,6 +96,25 @@ class Hub:
                 self._step(0.0)
             elif not done.wait(0.5) and not self._thread.is_alive():
                 return  # what broke it is raised by the next `wait`
+
+    def ask(self, question: Callable[[], Answer]) -> Answer:
+        """What `question()` returns where the protocol lives, once all that was called before is done."""
+        found: list[Answer] = []
+        answered = threading.Event()
+
+        def command(now: float) -> list[Instruction]:
+            found.append(question())
+            answered.set()
+            return []
+
+        self.call(command)
+        while not answered.is_set():
+            if self._thread is None:
+                self._step(0.0)
+            elif not answered.wait(1.0) and not self._thread.is_alive():
+                self.wait(0.0, (0, 0, ""))
+                raise Broken("the server's input and output has ended")
+        return found[0]
 
     def wait(self, timeout_s: float, phase: tuple[int, int, str]) -> Resolved | None:
         """The next client whose part in the phase (round, exchange, purpose) is over, or None after `timeout_s`. What is
@@ -212,6 +233,7 @@ class Hub:
         job = self.protocol.work[arrived.key.client].job
         reply = self.spool.whole(arrived.key, arrived.form, arrived.check, arrived.state, arrived.kept, (job.check, job.start), arrived.seconds,
                                  {"host": worker.host, "pid": worker.pid, "device": worker.device})
+        reply = dataclasses.replace(reply, split=tuple(arrived.split), taken_s=arrived.taken_s, arrived=time.monotonic())
         now = time.monotonic()
         try:
             body = reply.body()

@@ -418,6 +418,9 @@ class ServerProtocol:
             self._say(Note("back", {"worker": worker.name, "clients": sorted(worker.ids)}))
         if isinstance(message, m.Beat):
             if message.client in worker.ids:
+                if message.phase == m.UPLOADING:  # its link is slow, not its worker, which is free for the next
+                    self._start_next(worker, message.client)
+                    self._assign()
                 worker.doing[message.client] = (message.phase, message.step, message.steps)
                 if message.client in worker.queue and message.client in self.work:
                     self.work[message.client].heard = self._now
@@ -502,7 +505,8 @@ class ServerProtocol:
         return ""
 
     def _arrived(self, reply: m.Reply, worker: Worker) -> Arrived:
-        return Arrived(reply.key, reply.form, reply.size, reply.check, reply.state, reply.kept, reply.seconds, worker.name)
+        return Arrived(reply.key, reply.form, reply.size, reply.check, reply.state, reply.kept, reply.seconds, worker.name,
+                       reply.split, self._now - self.work[reply.key.client].since)
 
     def _whole(self, w: Work, worker: Worker) -> None:
         assert w.reply is not None
