@@ -116,6 +116,11 @@ class Experiment:
             kinds[field.kind] = kinds.get(field.kind, 0) + codec.size_of(field.kind, field.form, bounds.get(name))[1]
         return kinds
 
+    @property
+    def foretold(self) -> bool:
+        """Whether sizes are known here: not where they depend on data that the sites keep to themselves."""
+        return self.federation is not None or type(self.algorithm).sizes is Algorithm.sizes
+
     def evaluation(self) -> type[Payload]:
         """What comes down when all clients are asked to evaluate."""
         return GlobalModel if self.algorithm.has_global else Nothing

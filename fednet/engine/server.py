@@ -512,7 +512,7 @@ class Rounds:
             outcome.reported |= self._accountant.spent(outcome.round)
         record |= {"seconds": elapsed, "seconds_virtual": outcome.virtual if self._clock else None,
                    "seconds_by_phase": fitted(outcome.seconds, elapsed, early), "seconds_virtual_by_phase": outcome.virtual_split or None,
-                   "bytes_up": tally.spent["up"], "bytes_down": tally.spent["down"], "useful": tally.useful, "predicted": outcome.predicted, **hashes,
+                   "bytes_up": tally.spent["up"], "bytes_down": tally.spent["down"], "useful": tally.useful, "predicted": outcome.predicted if self.experiment.foretold else None, **hashes,
                    "algorithm": outcome.reported | ({"warnings": outcome.warnings} if outcome.warnings else {})}
         progress.round = outcome.round
         self._best(record, model)
@@ -568,6 +568,8 @@ class Rounds:
     def _predict(self, phase: Phase, sums: Kinds) -> None:
         """Adds what a phase's messages should amount to, from the declarations, for the clients that completed it."""
         exchange, predicted = self.method.exchanges[phase.index], self.experiment.predicted
+        if not self.experiment.foretold:
+            return
         for client in phase.done:
             add_kinds(sums["down"], predicted(exchange.down, "down", client))
             add_kinds(sums["up"], predicted(exchange.up, "up", client))

@@ -34,7 +34,7 @@ def finish(rounds: Rounds, experiment: Any, directory: Path, command: Sequence[s
         "accuracy": {"final": curve[-1][1] if curve else None, "best": progress.best, "best_round": progress.best_round or None,
                      "last10": sum(a for _, a in curve[-10:]) / len(curve[-10:]) if curve else None},
         "bytes": {**progress.totals, "total": sum(progress.totals.values())},
-        "useful": progress.useful, "predicted": progress.predicted, "predicted_is": "a bound" if bounded(experiment) else "exact",
+        "useful": progress.useful, "predicted": progress.predicted if experiment.foretold else None, "predicted_is": "a bound" if bounded(experiment) else "exact",
         "stopped": progress.stopped or None,
         "seconds": progress.seconds, "seconds_virtual": progress.virtual or None,
         "model_sha256": shared.sha256() if shared is not None else None,
