@@ -73,6 +73,8 @@ class Hub:
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._ticked = 0.0
         self._closing = threading.Event()
+        self._gone: threading.Event | None = None
+        self._before = dict(link.ledger.totals)  # what earlier servers spent: no connection of this one's
         self._sent_task = False
         self.snapshot: dict[str, Any] = {"waiting": [], "arrived": [], "present": 0}
         self._thread = None if pump is not None else threading.Thread(target=self._run, name="fednet-hub", daemon=True)
@@ -149,6 +151,17 @@ class Hub:
         for conn in {name[0] for name in self.link.ledger.open()}:
             self.link.closed(conn)
         self.transport.close(linger_s)
+        counts = self.transport.traffic().values()
+        if counts:
+            self._note("kernel", {"sent": sum(sent for sent, _ in counts), "received": sum(got for _, got in counts), "connections": len(counts),
+                                  "booked_down": self.link.ledger.totals["down"] - self._before["down"],
+                                  "booked_up": self.link.ledger.totals["up"] - self._before["up"]})
+
+    def farewell(self, timeout_s: float) -> None:
+        """Waits until all workers have gone, so that the last bytes are counted on both sides."""
+        gone = self._gone = threading.Event()
+        self.transport.wake()
+        gone.wait(timeout_s)
 
     # -- the loop ------------------------------------------------------------------------------------------------------
     def _run(self) -> None:
@@ -179,6 +192,8 @@ class Hub:
                 self._do(self.protocol.closed(event.conn, now))
                 self.link.settle_counted(event.conn, round=self.protocol.round, worker=worker)
                 self.link.closed(event.conn, lambda direction, key: self.protocol.awaits(event.conn, direction, key))  # noqa: B023
+        if self._gone is not None and all(w.conn is None for w in self.protocol.workers.values()):
+            self._gone.set()
         if moved:
             self._flush()  # what was spent stays in the book, whatever becomes of this process
         now = time.monotonic()

@@ -169,7 +169,7 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
             loop.step(0.0)
             loop.close()
         else:
-            time.sleep(0.05)  # the hub's thread sends the farewell
+            hub.farewell(1.0 if over else 0.05)  # where rounds are left, the workers stay and wait for a server
         for last in (hub.close, files.flush, files.close, *([tracker.close] if tracker is not None else [])):
             with contextlib.suppress(OSError):
                 last()
