@@ -201,9 +201,10 @@ class Rounds:
         if stop.accuracy is not None and progress.best is not None and progress.best >= stop.accuracy:
             return f"accuracy {progress.best:.4f} reached"
         if stop.megabytes is not None and spent >= stop.megabytes * 1e6:
-            return f"{spent / 1e6:.1f} MB spent"
-        if stop.seconds is not None and (progress.virtual if self._clock else progress.seconds) >= stop.seconds:
-            return "seconds spent"
+            return f"{spent / 1e6:.4g} MB spent"
+        seconds = progress.virtual if self._clock else progress.seconds
+        if stop.seconds is not None and seconds >= stop.seconds:
+            return f"{seconds:.4g} s spent"
         return None
 
     def _cancel_open(self, phase: Phase | None) -> None:
