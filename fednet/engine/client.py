@@ -35,11 +35,14 @@ UNANSWERED_S = 3.0  # after so long without a server the user is told
 DONE_S = 60.0  # a client that came when the run was over waits so long for a server that goes on with more rounds
 
 
-class Prepared:
-    """What a client process has made ready for one run. shape: puts the clients' emulated links before a transport whose
-    connection stands."""
+Shaper = Callable[[ClientTransport, bool], ClientTransport]
 
-    def __init__(self, workplace: Any, layout: str, sites: Sequence[m.SiteFacts] = (), shape: Callable[[ClientTransport], ClientTransport] | None = None) -> None:
+
+class Prepared:
+    """What a client process has made ready for one run. shape: puts the clients' emulated links before a transport, told
+    whether its connection stands."""
+
+    def __init__(self, workplace: Any, layout: str, sites: Sequence[m.SiteFacts] = (), shape: Shaper | None = None) -> None:
         self.workplace, self.layout, self.sites, self.shape = workplace, layout, list(sites), shape
 
 
@@ -217,8 +220,8 @@ class ClientLoop:
 
     def _now_ready(self, prepared: Prepared) -> list[p.Instruction]:
         self.transport = getattr(self.transport, "inner", self.transport)  # the links of another run's clients
-        if prepared.shape is not None and self._connected:
-            self.transport = prepared.shape(self.transport)
+        if prepared.shape is not None:
+            self.transport = prepared.shape(self.transport, self._connected)
         return self.protocol.ready(prepared.layout, prepared.sites)
 
     def _task(self, given: p.Given) -> None:
@@ -389,7 +392,7 @@ def state_directory(state: Path | None, run: str) -> Path:
     return (state or Path(os.environ.get("FEDNET_OUT") or "runs") / "client-state") / run
 
 
-def shaper(config: Any) -> Callable[[ClientTransport], ClientTransport] | None:
+def shaper(config: Any) -> Shaper | None:
     """What emulates the links of `config.link`; None where there is nothing to emulate."""
     from fednet import seeds
     from fednet.engine import links
@@ -399,7 +402,8 @@ def shaper(config: Any) -> Callable[[ClientTransport], ClientTransport] | None:
     if not links.emulated(config):
         return None
     rng = seeds.rng(config.seed if config.link.seed is None else config.link.seed, "jitter/emulated")
-    return lambda transport: ShapedClient(transport, Shape(), time.monotonic, rng, link_of=links.chooser(config), curve=config.security.curve, is_open=True)
+    return lambda transport, is_open: ShapedClient(transport, Shape(), time.monotonic, rng, link_of=links.chooser(config),
+                                                   curve=config.security.curve, is_open=is_open)
 
 
 def _own_folder(data: Path | None, client: int) -> Path | None:

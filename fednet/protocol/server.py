@@ -724,7 +724,9 @@ class ServerProtocol:
         for w in self.open():
             worker = self.workers.get(w.worker)
             phase, step, steps = worker.doing.get(w.job.client, ("queued" if not w.running else w.status, 0, 0)) if worker else (w.status, 0, 0)
+            deadline = self.rules.deadline
+            left = deadline - (self._now - w.since) if deadline is not None and w.running else deadline  # it runs once its worker is free
             rows.append({"client": w.job.client, "host": worker.host if worker else "", "pid": worker.pid if worker else 0,
                          "device": worker.device if worker else "", "phase": phase if w.status != "arriving" else "uploading",
-                         "step": step, "steps": steps, "since": w.since, "deadline_s": self.rules.deadline})
+                         "step": step, "steps": steps, "since": w.since, "deadline_s": left})
         return rows

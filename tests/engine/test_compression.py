@@ -14,7 +14,7 @@ from fednet.registry import algorithm
 from fednet.tensors import Layout, Slot, Tensors
 from fednet.wire import compress
 from fednet.wire.codec import Codec
-from tests.engine.rooms import hashes, lines, processes, run, small
+from tests.engine.rooms import hashes, lines, processes, run, small, summary
 
 SPARSE = {"up": {"delta": ["topk(0.2)", "qsgd(8)"], "state": ["topk(0.2)"], "control": ["sign"]}, "down": {"state": ["qsgd(4)"], "control": ["sign"]}}
 SCAFFOLD = {"algorithm": {"name": "scaffold"}, "wire": SPARSE, "rounds": 4, "participation": 0.67}
@@ -89,7 +89,10 @@ def alone(tmp_path_factory):
 
 
 def test_processes_come_to_the_same_bits(alone, tmp_path):
-    assert hashes(processes(tmp_path, **SCAFFOLD)) == hashes(alone)
+    directory = processes(tmp_path, **SCAFFOLD)
+    assert hashes(directory) == hashes(alone)
+    one, other = (lines(d / "rounds.jsonl") for d in (directory, alone))
+    assert [r["useful"] for r in one] == [r["predicted"] for r in one] == [r["useful"] for r in other]
 
 
 def test_residuals_survive_a_resume(alone, tmp_path):
@@ -101,6 +104,8 @@ def test_residuals_survive_a_resume(alone, tmp_path):
         run(tmp_path, callback=after_two, **SCAFFOLD)
     directory = run(tmp_path, resume=True, **SCAFFOLD)
     assert hashes(directory) == hashes(alone)
+    found = summary(directory)
+    assert found["useful"] == found["predicted"] == summary(alone)["useful"]
 
 
 def test_residuals_are_the_clients_own_and_one_of_the_server(alone):
