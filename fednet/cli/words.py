@@ -92,6 +92,7 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     row("run", summary.get("dir") or summary.get("name"))
     row("algorithm", summary.get("algorithm"))
     row("rounds", summary.get("rounds"))
+    row("stopped", summary.get("stopped"))
     accuracy = summary.get("accuracy") if isinstance(summary.get("accuracy"), Mapping) else {}
     accuracy = accuracy or {}
     at = f" in round {accuracy['best_round']}" if accuracy.get("best_round") is not None else ""

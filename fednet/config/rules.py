@@ -6,7 +6,7 @@ from typing import Any
 
 from fednet import ids, registry
 from fednet.config.parts import at
-from fednet.config.sections import Config
+from fednet.config.sections import Config, drawn
 from fednet.config.tree import Node
 from fednet.errors import ConfigError
 
@@ -61,6 +61,13 @@ def check(config: Config, tree: Node) -> None:
             raise refuse(f"link.per_client.{pattern}", str(wrong)) from None
         if beyond >= c.clients:
             raise refuse(f"link.per_client.{pattern}", f"there is no client {beyond}; ids go from 0 to {c.clients - 1}.")
+    for where, link in (("link", c.link), *((f"link.per_client.{k}", v) for k, v in c.link.per_client.items())):
+        for key in ("up_mbps", "down_mbps", "latency_ms", "jitter_ms", "step_ms"):
+            figure = getattr(link, key)
+            if isinstance(figure, str):
+                name, first, second = drawn(figure)
+                if first <= 0 or (name == "uniform" and second < first):
+                    raise refuse(f"{where}.{key}", f"{figure}: expected a median above 0, or two figures above 0 in ascending order.")
     _availability(c, refuse)
     _faults(c, refuse)
 

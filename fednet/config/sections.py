@@ -159,14 +159,31 @@ class WireSection(Section, frozen=True, kw_only=True):
     down: dict[str, tuple[str, ...]] = {}
 
 
+_NUMBER = r"\s*[0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?\s*"
+Drawn = Annotated[str, msgspec.Meta(pattern=rf"^(?:lognormal|uniform)\({_NUMBER},{_NUMBER}\)$",
+                                    description="lognormal(median, sigma) or uniform(low, high)")]
+Profile = Literal["3g", "4g", "dsl", "wifi", "lan"]
+_NAME = r"(?:3g|4g|dsl|wifi|lan)"
+Chosen = Annotated[str, msgspec.Meta(pattern=rf"^(?:{_NAME}|choice\(\s*{_NAME}\s*(?:,\s*{_NAME}\s*)*\))$",
+                                     description="one of 3g, 4g, dsl, wifi, lan or choice(NAME, NAME, ...) of these")]
+
+
+def drawn(text: str) -> tuple[str, float, float]:
+    """A distribution in parts: ("lognormal", median, sigma) or ("uniform", low, high)."""
+    name, _, inside = text.partition("(")
+    first, second = (float(x) for x in inside.rstrip(") ").split(","))
+    return name, first, second
+
+
 class ClientLinkSection(Section, frozen=True, kw_only=True):
     """One client's own link; what is left out is as for all."""
 
-    up_mbps: Positive | None = None
-    down_mbps: Positive | None = None
-    latency_ms: NonNegative | None = None
-    jitter_ms: NonNegative | None = None
-    step_ms: NonNegative | None = None
+    up_mbps: Positive | Drawn | None = None
+    down_mbps: Positive | Drawn | None = None
+    latency_ms: NonNegative | Drawn | None = None
+    jitter_ms: NonNegative | Drawn | None = None
+    step_ms: NonNegative | Drawn | None = None
+    profile: Profile | None = None
 
 
 PROFILES = {
@@ -185,28 +202,31 @@ PROFILES = {
 
 class LinkSection(Section, frozen=True, kw_only=True):
     """clock: real, emulated on each connection; virtual, nothing sleeps and time is counted. mbps: 10^6 bits a second, null:
-    no limit. profile: a named link, for what is not given. per_client: by id or range of ids (`0-4,7`). step_ms: of one training step."""
+    no limit. profile: a named link, for what is not given. per_client: by id or range of ids (`0-4,7`). step_ms: of one training step.
+    Each figure may be drawn, once a client: lognormal(median, sigma of its logarithm), uniform(low, high); a profile by
+    choice(3g, 4g, wifi), a name given twice counting twice. seed: of these draws and the jitter; null is the run's."""
 
     clock: Literal["real", "virtual"] = "real"
-    up_mbps: Positive | None = None
-    down_mbps: Positive | None = None
-    latency_ms: NonNegative = 0.0
-    jitter_ms: NonNegative = 0.0
-    profile: Literal["3g", "4g", "dsl", "wifi", "lan"] | None = None
+    up_mbps: Positive | Drawn | None = None
+    down_mbps: Positive | Drawn | None = None
+    latency_ms: NonNegative | Drawn = 0.0
+    jitter_ms: NonNegative | Drawn = 0.0
+    profile: Chosen | None = None
     per_client: dict[str, ClientLinkSection] = {}
-    step_ms: NonNegative | None = None
+    step_ms: NonNegative | Drawn | None = None
+    seed: int | None = None
 
     def of(self, client: int) -> ClientLinkSection:
-        """The link of one client: its own numbers, else those of `link`, else those of the profile. A rate that stays None has
-        no limit; a delay is one way."""
+        """The link of one client: its own figures, those of its own profile, those of `link`, those of the profile there. A
+        rate that stays None has no limit; a delay is one way. Figures to be drawn stand as they are given: see engine.links."""
         from fednet import ids
 
         own = next((link for pattern, link in self.per_client.items() if client in ids.parse(pattern)), ClientLinkSection())
-        named = PROFILES[self.profile] if self.profile is not None else ClientLinkSection()
+        mine, named = (PROFILES.get(p or "", ClientLinkSection()) for p in (own.profile, self.profile))
         chosen = {}
         for key in ClientLinkSection.__struct_fields__:
             general = getattr(self, key) or None  # a delay of 0 is one that was not given
-            given = (getattr(own, key), general, getattr(named, key), getattr(self, key))
+            given = (getattr(own, key), getattr(mine, key), general, getattr(named, key), getattr(self, key))
             chosen[key] = next((value for value in given if value is not None), None)
         return ClientLinkSection(**chosen)
 

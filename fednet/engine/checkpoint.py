@@ -29,7 +29,9 @@ StateName = Annotated[str, msgspec.Meta(pattern=r"^state-[0-9a-f]+\.safetensors$
 
 class Progress(msgspec.Struct, kw_only=True):
     """How far a run is, beside the method's own state. versions, states: by client, the version of its state that was
-    last used, and its hash. records: lines that belong to the checkpoint and may not have reached their files yet."""
+    last used, and its hash. records: lines that belong to the checkpoint and may not have reached their files yet. totals: spent
+    bytes; useful, predicted: payload bytes of the method's own messages by direction and kind, as measured and as its
+    declarations say. stopped: why the run ended before its last round."""
 
     run: str
     round: int = 0
@@ -43,6 +45,9 @@ class Progress(msgspec.Struct, kw_only=True):
     seconds: float = 0.0
     virtual: float = 0.0
     totals: dict[str, int] = {}
+    useful: dict[str, dict[str, int]] = {}
+    predicted: dict[str, dict[str, int]] = {}
+    stopped: str = ""
     finished: bool = False
     environment: dict[str, Any] = {}
 
@@ -139,6 +144,9 @@ class Spooled:
     task: tuple[int, str]
     seconds: float = 0.0
     worker: dict[str, Any] = field(default_factory=dict)
+    split: tuple[float, ...] = ()  # of `seconds`: training, evaluating, encoding
+    taken_s: float = 0.0  # from the hand-out to the whole reply
+    arrived: float = 0.0  # when, on this process's clock
 
     def body(self) -> bytearray:
         data = bytearray(self.path.stat().st_size)
@@ -188,7 +196,7 @@ class Spool:
         """The reply was checked: a resume folds it without asking again."""
         write_json(self._base(reply.key).with_suffix(".json"), msgspec.to_builtins(
             {"key": reply.key, "form": list(reply.form), "check": reply.check, "state": reply.state, "kept": reply.kept, "task": reply.task,
-             "seconds": reply.seconds, "worker": reply.worker}), indent=None)
+             "seconds": reply.seconds, "worker": reply.worker, "split": reply.split, "taken_s": reply.taken_s}), indent=None)
 
     def discard(self, key: Key) -> None:
         self._base(key).with_suffix(".json").unlink(missing_ok=True)
@@ -203,7 +211,7 @@ class Spool:
             body = path.with_suffix(".bin")
             if body.exists() and body.stat().st_size == sum(f.size for f in form):
                 replies[key.client, key.purpose] = Spooled(key, tuple(form), body, raw["check"], raw["state"], raw["kept"], (raw["task"][0], raw["task"][1]),
-                                                           raw["seconds"], raw["worker"])
+                                                           raw["seconds"], raw["worker"], tuple(raw["split"]), raw["taken_s"])
         return replies
 
     def clear(self, up_to: int) -> None:

@@ -36,11 +36,15 @@ UNANSWERED_S = 3.0  # after so long without a server the user is told
 DONE_S = 60.0  # a client that came when the run was over waits so long for a server that goes on with more rounds
 
 
-class Prepared:
-    """What a client process has made ready for one run. `do` runs a task."""
+Shaper = Callable[[ClientTransport, bool], ClientTransport]
 
-    def __init__(self, workplace: Any, layout: str, sites: Sequence[m.SiteFacts] = ()) -> None:
-        self.workplace, self.layout, self.sites = workplace, layout, list(sites)
+
+class Prepared:
+    """What a client process has made ready for one run. shape: puts the clients' emulated links before a transport, told
+    whether its connection stands."""
+
+    def __init__(self, workplace: Any, layout: str, sites: Sequence[m.SiteFacts] = (), shape: Shaper | None = None) -> None:
+        self.workplace, self.layout, self.sites, self.shape = workplace, layout, list(sites), shape
 
 
 class ClientLoop:
@@ -57,7 +61,7 @@ class ClientLoop:
         self.broken: BaseException | None = None
         self._rows: list[dict[str, Any]] = []
         self._book: Lines | None = None
-        self.link = Link("client", lambda conn, frames: transport.send(frames), framing, Ledger(self._write), greeting)
+        self.link = Link("client", lambda conn, frames: self.transport.send(frames), framing, Ledger(self._write), greeting)
         self._round = 0
         self._prepare, self._inline, self._find = prepare, inline, find
         self._prepared: Prepared | None = None
@@ -213,7 +217,13 @@ class ClientLoop:
             return
         self._prepared = prepared
         # Another server may have welcomed this process meanwhile: what is ready here is not what that one asked for.
-        self._answer(lambda: self.protocol.ready(prepared.layout, prepared.sites) if self.protocol.run == welcome.run else [])
+        self._answer(lambda: self._now_ready(prepared) if self.protocol.run == welcome.run else [])
+
+    def _now_ready(self, prepared: Prepared) -> list[p.Instruction]:
+        self.transport = getattr(self.transport, "inner", self.transport)  # the links of another run's clients
+        if prepared.shape is not None:
+            self.transport = prepared.shape(self.transport, self._connected)
+        return self.protocol.ready(prepared.layout, prepared.sites)
 
     def _task(self, given: p.Given) -> None:
         key = given.task.key
@@ -270,6 +280,9 @@ class ClientLoop:
             out += self.protocol.reply(answer.reply, body, planned.get("drop_during_upload") if training else None)
         if "duplicate" in planned:
             out += [i for i in out if isinstance(i, p.Out) and isinstance(i.message, m.Reply)]
+        if out and self._prepared is not None and self._prepared.shape is not None:
+            # The reply waits for its client's emulated link; this process is free for its next client.
+            out.append(p.Out(m.Beat(run=self.protocol.run, inc=self.protocol.inc, client=key.client, phase=m.UPLOADING)))
         if "disconnect" in planned:
             out.append(p.Reconnect())
         return out
@@ -368,7 +381,7 @@ def preparer(loop: Callable[[], ClientLoop], *, data: Path | None, state: Path |
         facts = [m.SiteFacts(c, site(c).n, site(c).n_test, [int(k) for k in site(c).class_counts]) for c in welcome.ids] if at_home else []
         if not quiet:
             say(f"joined {welcome.name} as client{'s' if len(welcome.ids) > 1 else ''} {_listed(welcome.ids)} on {device}")
-        return Prepared(workplace, exp.shared.digest, facts)
+        return Prepared(workplace, exp.digest, facts, shaper(config))
 
     return prepare
 
@@ -376,6 +389,20 @@ def preparer(loop: Callable[[], ClientLoop], *, data: Path | None, state: Path |
 def state_directory(state: Path | None, run: str) -> Path:
     """Where a client process keeps what belongs to one run."""
     return (state or Path(os.environ.get("FEDNET_OUT") or "runs") / "client-state") / run
+
+
+def shaper(config: Any) -> Shaper | None:
+    """What emulates the links of `config.link`; None where there is nothing to emulate."""
+    from fednet import seeds
+    from fednet.engine import links
+    from fednet.transport.shaped import Link as Shape
+    from fednet.transport.shaped import ShapedClient
+
+    if not links.emulated(config):
+        return None
+    rng = seeds.rng(config.seed if config.link.seed is None else config.link.seed, "jitter/emulated")
+    return lambda transport, is_open: ShapedClient(transport, Shape(), time.monotonic, rng, link_of=links.chooser(config),
+                                                   curve=config.security.curve, is_open=is_open)
 
 
 def _own_folder(data: Path | None, client: int) -> Path | None:

@@ -6,28 +6,26 @@ repetition.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fednet import seeds
 from fednet.config import Config
+from fednet.engine import links
+from fednet.transport.framing import framing
+from fednet.wire import messages as m
 
 
 class VirtualClock:
     def __init__(self, config: Config) -> None:
         self.config = config
+        self._links = {c: (links.shape(config, c), links.of(config, c).step_ms or 0.0) for c in range(config.clients)}
 
-    def seconds(self, client: int, round: int, steps: int, down: int, up: int, slow: float = 1.0, delay: float = 0.0) -> float:
-        """Seconds from the hand-out to the whole reply, for one client in one phase. down, up: bytes of the payloads;
-        slow, delay: planned faults."""
-        link = self.config.link.of(client)
-        total = steps * slow * (link.step_ms or 0.0) / 1e3 + delay
-        total += down * 8 / (link.down_mbps * 1e6) if link.down_mbps else 0.0
-        total += up * 8 / (link.up_mbps * 1e6) if link.up_mbps else 0.0
-        total += 2 * (link.latency_ms or 0.0) / 1e3
-        if link.jitter_ms:
-            draw = seeds.rng(self.config.seed, "jitter", round, client)
-            total += float(draw.random() + draw.random()) * link.jitter_ms / 1e3
-        return total
+    def seconds(self, client: int, round: int, steps: int, down: int, up: int, slow: float = 1.0, delay: float = 0.0) -> dict[str, float]:
+        """From the hand-out to the whole reply, for one client in one phase: sending, both ways, and training. down, up: all
+        bytes of the messages, as the ledger has them; slow, delay: planned faults."""
+        link, step_ms = self._links[client]
+        draw = seeds.rng(self.config.seed if self.config.link.seed is None else self.config.link.seed, "jitter", round, client)
+        return {"sending": link.time(down, "down", draw) + link.time(up, "up", draw), "training": steps * slow * step_ms / 1e3 + delay}
 
     def late(self, times: Mapping[int, float]) -> dict[int, str]:
         """Who does not count: beyond the deadline, or not among the first k (ties to the smaller id)."""
@@ -49,3 +47,27 @@ class VirtualClock:
             return section.deadline
         patience = [s for s in (section.deadline, section.lost.closed) if s is not None]
         return max(last, min(patience)) if lost and patience else last
+
+    def split(self, parts: Mapping[int, Mapping[str, float]], times: Mapping[int, float], span: float) -> dict[str, float]:
+        """What a phase's span went into: training and sending of the last client that counts; the rest is waiting."""
+        late = self.late(times)
+        last = max((c for c in times if c not in late), key=lambda c: (times[c], -c), default=None)
+        found = dict(parts[last]) if last is not None else {"sending": 0.0, "training": 0.0}
+        return {**found, "waiting": max(0.0, span - sum(found.values()))}
+
+
+def crossing(message: m.Task | m.Reply) -> int:
+    """All bytes of a payload on its way, as the ledger bills them without CURVE: the header, and the body beside it or in
+    parts with a header each. Other traffic, such as the pulls that ask for the parts, is small and takes no time here."""
+    total = framing(len(m.encode(message)))
+    for index in range(-(-message.size // m.PART)):
+        size = min(m.PART, message.size - index * m.PART)
+        total += framing(size)
+        if message.size > m.PART:
+            total += framing(len(m.encode(m.Part(run=message.run, inc=message.inc, key=message.key, index=index))))
+    return total
+
+
+def task_bytes(run: str, key: m.Key, form: Sequence[m.Field], size: int, check: int, start: str, keep: str, enrol: int, judge: bool) -> int:
+    """Of a task as the first server of the run hands it out for the first time."""
+    return crossing(m.Task(run=run, inc=1, key=key, form=list(form), size=size, check=check, start=start, keep=keep, enrol=enrol, judge=judge))

@@ -69,6 +69,23 @@ class Experiment:
     def shared(self) -> Layout:
         return self.setting.shared
 
+    @functools.cached_property
+    def exact(self) -> Codec:
+        """What comes down to be judged is judged as it is: only lossless compressors apply."""
+        return Codec(self.shared, {k: c for k, c in self.down.chains.items() if not c.lossy}, self.down.buffers)
+
+    @functools.cached_property
+    def agreed(self) -> Tensors:
+        """The last model that every client has, whenever it took part: the initial one. A lossily compressed state comes
+        down as the difference to it."""
+        return self.setting.initial.select(self.shared)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """What both sides must agree on before the first task: the layout, and the values that differences are to."""
+        chain = self.down.chains.get("state")
+        return self.shared.digest if chain is None or not chain.lossy else self.shared.digest[:32] + self.agreed.sha256()[:32]
+
     def scratch(self, device: str | torch.device = "cpu") -> Scratch:
         """A model of its own to work with."""
         module, wanted = self.module(self.config.seed), self.config.train.memory_format
@@ -98,6 +115,11 @@ class Experiment:
         for name, field in payload.fields.items():
             kinds[field.kind] = kinds.get(field.kind, 0) + codec.size_of(field.kind, field.form, bounds.get(name))[1]
         return kinds
+
+    @property
+    def foretold(self) -> bool:
+        """Whether sizes are known here: not where they depend on data that the sites keep to themselves."""
+        return self.federation is not None or type(self.algorithm).sizes is Algorithm.sizes
 
     def evaluation(self) -> type[Payload]:
         """What comes down when all clients are asked to evaluate."""
@@ -141,6 +163,8 @@ def build(config: Config, root: Path | str | None = None, data: Any = None) -> E
     setting = Setting(layout=layout, shared=shared, head=models.head_names(initial_module), initial=initial, config=config, task=task,
                       classes=classes or 0, factory=factory, normalise=None if data is None else functools.partial(_inputs, data),
                       augment=_augment(config))
+    for direction in ("up", "down"):
+        check_chains(config, algorithm, direction)
     chains = {d: compress.chains(getattr(config.wire, d), f"wire.{d}") for d in ("up", "down")}
     averaged = config.model.buffers == "average"
     exempt = not_finite(initial)
@@ -165,3 +189,18 @@ def _augment(config: Config) -> Any:
 def required_files(loaded: Mapping[str, str]) -> dict[str, str]:
     """The user's own files that a client must have loaded itself: name -> SHA-256."""
     return dict(loaded)
+
+
+def check_chains(config: Config, algorithm: Algorithm, direction: str) -> None:
+    """A kind that the method sends, but not as tensors of the model, cannot be compressed, and is not left so silently.
+    A kind that it does not send at all may be named: one configuration may serve several methods."""
+    payloads = [getattr(e, direction) for e in algorithm.exchanges]
+    if direction == "down" and algorithm.Enrolment is not None:
+        payloads.append(algorithm.Enrolment)
+    fields = [(name, f) for payload in payloads for name, f in payload.fields.items()]
+    for kind, chain in getattr(config.wire, direction).items():
+        ours = [(name, f) for name, f in fields if f.kind == kind]
+        if chain and ours and not any(f.form in ("tensors", "parameters") for _, f in ours):
+            can = sorted({f.kind for _, f in fields if f.form in ("tensors", "parameters")})
+            raise ConfigError(f"wire.{direction}.{kind}: {config.algorithm.name} sends {ours[0][0]!r} of this kind, which is no tensor of the model; "
+                              f"compressors apply to {' and '.join(can) or 'nothing that it sends'}.")

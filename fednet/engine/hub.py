@@ -6,12 +6,13 @@ pumps the same loop, and the clients' with it, until something has happened.
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from fednet.engine.checkpoint import Spool, Spooled
 from fednet.errors import FednetError, RemoteProtocolError
@@ -22,6 +23,7 @@ from fednet.wire import messages as m
 from fednet.wire.codec import checksum
 from fednet.wire.link import Link
 
+Answer = TypeVar("Answer")
 TICK_S = 0.05  # how often time passes for the protocol while something is awaited
 LOUD = ("refused", "late", "doubled", "failed")  # events that a peer can bring about at will
 QUIET_S = 1.0  # of such events, those of one kind and worker have one line in this time, and are counted
@@ -71,6 +73,8 @@ class Hub:
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._ticked = 0.0
         self._closing = threading.Event()
+        self._gone: threading.Event | None = None
+        self._before = dict(link.ledger.totals)  # what earlier servers spent: no connection of this one's
         self._sent_task = False
         self.snapshot: dict[str, Any] = {"waiting": [], "arrived": [], "present": 0}
         self._thread = None if pump is not None else threading.Thread(target=self._run, name="fednet-hub", daemon=True)
@@ -94,6 +98,25 @@ class Hub:
                 self._step(0.0)
             elif not done.wait(0.5) and not self._thread.is_alive():
                 return  # what broke it is raised by the next `wait`
+
+    def ask(self, question: Callable[[], Answer]) -> Answer:
+        """What `question()` returns where the protocol lives, once all that was called before is done."""
+        found: list[Answer] = []
+        answered = threading.Event()
+
+        def command(now: float) -> list[Instruction]:
+            found.append(question())
+            answered.set()
+            return []
+
+        self.call(command)
+        while not answered.is_set():
+            if self._thread is None:
+                self._step(0.0)
+            elif not answered.wait(1.0) and not self._thread.is_alive():
+                self.wait(0.0, (0, 0, ""))
+                raise Broken("the server's input and output has ended")
+        return found[0]
 
     def wait(self, timeout_s: float, phase: tuple[int, int, str]) -> Resolved | None:
         """The next client whose part in the phase (round, exchange, purpose) is over, or None after `timeout_s`. What is
@@ -128,6 +151,17 @@ class Hub:
         for conn in {name[0] for name in self.link.ledger.open()}:
             self.link.closed(conn)
         self.transport.close(linger_s)
+        counts = self.transport.traffic().values()
+        if counts:
+            self._note("kernel", {"sent": sum(sent for sent, _ in counts), "received": sum(got for _, got in counts), "connections": len(counts),
+                                  "booked_down": self.link.ledger.totals["down"] - self._before["down"],
+                                  "booked_up": self.link.ledger.totals["up"] - self._before["up"]})
+
+    def farewell(self, timeout_s: float) -> None:
+        """Waits until all workers have gone, so that the last bytes are counted on both sides."""
+        gone = self._gone = threading.Event()
+        self.transport.wake()
+        gone.wait(timeout_s)
 
     # -- the loop ------------------------------------------------------------------------------------------------------
     def _run(self) -> None:
@@ -158,6 +192,8 @@ class Hub:
                 self._do(self.protocol.closed(event.conn, now))
                 self.link.settle_counted(event.conn, round=self.protocol.round, worker=worker)
                 self.link.closed(event.conn, lambda direction, key: self.protocol.awaits(event.conn, direction, key))  # noqa: B023
+        if self._gone is not None and all(w.conn is None for w in self.protocol.workers.values()):
+            self._gone.set()
         if moved:
             self._flush()  # what was spent stays in the book, whatever becomes of this process
         now = time.monotonic()
@@ -212,6 +248,7 @@ class Hub:
         job = self.protocol.work[arrived.key.client].job
         reply = self.spool.whole(arrived.key, arrived.form, arrived.check, arrived.state, arrived.kept, (job.check, job.start), arrived.seconds,
                                  {"host": worker.host, "pid": worker.pid, "device": worker.device})
+        reply = dataclasses.replace(reply, split=tuple(arrived.split), taken_s=arrived.taken_s, arrived=time.monotonic())
         now = time.monotonic()
         try:
             body = reply.body()

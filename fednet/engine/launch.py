@@ -105,7 +105,7 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
     protocol = ServerProtocol(run_id, incarnation, config.clients,
                               lambda ids, session: m.Welcome(run=run_id, inc=incarnation, session=session, name=config.name, config=text, ids=ids,
                                                              beat_s=_beat(config)),
-                              time.monotonic(), files=experiments.required_files(loading.loaded()), layout=exp.shared.digest,
+                              time.monotonic(), files=experiments.required_files(loading.loaded()), layout=exp.digest,
                               may_speak_for=keyring.may_speak_for if keyring is not None else None, declared=_declared(exp))
     ledger = Ledger(files.wire.append, incarnation)
     for line in (directory / "wire.jsonl").read_text(encoding="utf-8").splitlines() if resumed is not None else ():
@@ -170,7 +170,7 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
             loop.step(0.0)
             loop.close()
         else:
-            time.sleep(0.05)  # the hub's thread sends the farewell
+            hub.farewell(1.0 if over else 0.05)  # where rounds are left, the workers stay and wait for a server
         for last in (hub.close, files.flush, files.close, *([tracker.close] if tracker is not None else [])):
             with contextlib.suppress(OSError):
                 last()

@@ -9,6 +9,7 @@ records and the bits are the same either way.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,19 +23,24 @@ from fednet.algorithms.evaluation import Counts, evaluate
 from fednet.algorithms.hosts import HubHost
 from fednet.engine import keepsakes, privacy, selection
 from fednet.engine.checkpoint import Checkpoints, Progress, Spool, Spooled
-from fednet.engine.clock import VirtualClock
+from fednet.engine.clock import VirtualClock, crossing, task_bytes
 from fednet.engine.experiment import Experiment, GlobalModel, Judgement
 from fednet.engine.faults import Faults, drops
 from fednet.engine.hub import Hub
 from fednet.engine.rundir import RunDirectory
-from fednet.engine.site import judgements
+from fednet.engine.site import SPLIT, judgements
 from fednet.errors import CannotGoOn, Stopped
 from fednet.protocol.rules import Job, Rules
+from fednet.report.read import lines as lines_of
 from fednet.tensors import combine
+from fednet.wire import messages as m
 from fednet.wire.codec import Body
-from fednet.wire.messages import Purpose
+from fednet.wire.ledger import Kinds, Row, Tally, add_kinds
+from fednet.wire.messages import Key, Purpose
 from fednet.wire.payload import Run
 
+# What a round's seconds are split into; of what the clients do, those of the one that came last count.
+TIMES = ("training", "encoding", "sending", "waiting", "aggregating", "evaluating", "recording")
 POLL_S = 0.2  # how often a request to stop is looked for
 
 
@@ -62,6 +68,10 @@ class Phase:
     done: dict[int, Spooled] = field(default_factory=dict)
     dropped: dict[int, str] = field(default_factory=dict)
     virtual: dict[int, float] = field(default_factory=dict)
+    down: dict[int, int] = field(default_factory=dict)  # on the virtual clock: all bytes of each client's task
+    encoding: float = 0.0
+    virtual_split: dict[int, dict[str, float]] = field(default_factory=dict)
+    enrolled: set[int] = field(default_factory=set)  # who gets what is given once
 
     @property
     def name(self) -> tuple[int, int, Purpose]:
@@ -85,6 +95,8 @@ class Outcome:
     started: float
     seconds: dict[str, float]
     virtual: float
+    virtual_split: dict[str, float]
+    predicted: Kinds
     runs: dict[int, Run]
     judged: dict[int, dict[str, Counts]]
     workers: dict[int, dict[str, Any]]
@@ -112,9 +124,11 @@ class Rounds:
         self._accountant = privacy.Accountant(self.config) if self.config.privacy.noise else None
         self.stop_requested: tuple[str, bool] | None = None
         self.until: float | None = None
+        self._replayed: dict[Key, list[Row]] = {}  # earlier servers' useful rows of rounds that no checkpoint holds
+        self._replayed_useful: Kinds = {"up": {}, "down": {}}  # of these, what is in no record yet
         self._clock = VirtualClock(self.config) if self.config.link.clock == "virtual" else None
         self._status_at = 0.0
-        self._began = time.monotonic()
+        self._began = self._recorded = time.monotonic()
         self._concluding = False
 
     # -- the run -------------------------------------------------------------------------------------------------------
@@ -128,9 +142,16 @@ class Rounds:
             self.residuals = dict(more.down) if more is not None else {}
             self.durable = dict(self.progress.versions)
             self.hub.link.ledger.taken(self.progress.totals)
+            self._read_book()
             more_to_do = self.progress.round < self.config.rounds and self._wanted_stop() is None
             self.progress.finished = self.progress.finished and not more_to_do
         self._save()
+
+    def _read_book(self) -> None:
+        """What an earlier server received and this one folds is as useful now as it was then."""
+        for row in lines_of(self.directory.path / "wire.jsonl", append_only=True):
+            if row["round"] > self.progress.round and row["useful"] and row["purpose"] == "train":
+                self._replayed.setdefault(Key(row["round"], row["phase"], row["attempt"], row["client"]), []).append(row)
 
     def run(self) -> None:
         """All rounds, then the last evaluation."""
@@ -164,6 +185,7 @@ class Rounds:
             if reason is not None and phase is not None:
                 self._cancel_open(phase)
                 phase = None
+            progress.stopped = reason or ""
         lines = self._last_evaluation()
         progress.finished = True
         self._save({"clients": lines})
@@ -179,9 +201,10 @@ class Rounds:
         if stop.accuracy is not None and progress.best is not None and progress.best >= stop.accuracy:
             return f"accuracy {progress.best:.4f} reached"
         if stop.megabytes is not None and spent >= stop.megabytes * 1e6:
-            return f"{spent / 1e6:.1f} MB spent"
-        if stop.seconds is not None and (progress.virtual if self._clock else progress.seconds) >= stop.seconds:
-            return "seconds spent"
+            return f"{spent / 1e6:.4g} MB spent"
+        seconds = progress.virtual if self._clock else progress.seconds
+        if stop.seconds is not None and seconds >= stop.seconds:
+            return f"{seconds:.4g} s spent"
         return None
 
     def _cancel_open(self, phase: Phase | None) -> None:
@@ -253,25 +276,32 @@ class Rounds:
             same = last is not None and all(getattr(last[0], f) is getattr(down, f) for f in down.fields)
             if last is None or not same:
                 encoded = self.experiment.down.encode(down, lambda name: seeds.rng(config.seed, f"compress/down/{index}/{name}", round),
-                                                      residuals, None, cache)
+                                                      residuals, self.experiment.agreed, cache, slot=f"{index}/")
                 last = (down, encoded, encoded.body.check())
             _, encoded, check = last
             phase.seen[client] = encoded.seen
             form, body, enrol = encoded.form, encoded.body, 0
             gift = method.enroll(server, client, host) if not phase.start[client] and index == 0 else None
             if gift is not None:
+                phase.enrolled.add(client)
                 given = self.experiment.down.encode(gift)
                 form, body, enrol = (*given.form, *form), Body([*given.body.segments, *body.segments]), len(given.form)
                 check = body.check()
-            phase.down[client] = body.size
             known = phase.spooled.get((client, "train"))
             if known is not None and known.task != (check, phase.start[client]):  # it answers what another server asked
                 phase.spooled = {k: s for k, s in phase.spooled.items() if k[0] != client}
-            if (client, "train") not in phase.spooled and client not in phase.out:
+            if self._clock is not None:
+                phase.down[client] = task_bytes(self.progress.run, Key(round, index, 0, client), form, body.size, check, phase.start[client],
+                                                self.durable.get(client, ""), enrol, judge)
+            if (client, "train") in phase.spooled:
+                for row in self._replayed.pop(phase.spooled[client, "train"].key, ()):  # what was of use then is so now
+                    add_kinds(self._replayed_useful[row["direction"]], row["kinds"])
+            elif client not in phase.out:
                 faults = self.faults.of(round, index, client)
                 jobs.append(Job(client, form, body, check, cost=self._cost(client), start=phase.start[client], keep=self.durable.get(client, ""),
                                 enrol=enrol, judge=judge, faults=faults, lost=drops(faults)))
         self.sent = {c: down.x for c, down in phase.seen.items() if isinstance(getattr(down, "x", None), Tensors)}
+        phase.encoding = time.monotonic() - phase.opened
         self._begin(phase, jobs)
         return phase
 
@@ -347,7 +377,7 @@ class Rounds:
 
     def _decoded(self, phase: Phase, client: int, reply: Spooled) -> Any:
         received = getattr(phase.seen.get(client), "x", None)
-        x = received if isinstance(received, Tensors) else None
+        x = received if isinstance(received, Tensors) else self.experiment.agreed
         return self.experiment.up.decode(self.method.exchanges[phase.index].up, reply.form, reply.body(), x, fill=self._fill())
 
     def _fill(self) -> Tensors:
@@ -361,8 +391,9 @@ class Rounds:
         for client, reason in outcomes.items():
             reply = self._reply(phase, client, phase.purpose)
             if not reason and reply is not None:
-                phase.virtual[client] = self._clock.seconds(client, phase.round, self._cost(client), phase.down[client], sum(f.size for f in reply.form),
-                                                            *self.faults.time(phase.round, phase.index, client))
+                phase.virtual_split[client] = self._clock.seconds(client, phase.round, self._cost(client), phase.down[client], _reply_bytes(reply),
+                                                                  *self.faults.time(phase.round, phase.index, client))
+                phase.virtual[client] = sum(phase.virtual_split[client].values())
         late = {} if self.faults.replay is not None else self._clock.late(phase.virtual)
         for client, reason in late.items():
             outcomes[client] = reason
@@ -374,16 +405,23 @@ class Rounds:
     def _collect_round(self, phase: Phase) -> Outcome:
         """All exchanges of a round whose first is open."""
         config, method, host = self.config, self.method, self.host
-        started, seconds, virtual = phase.opened, {"collect": 0.0, "aggregate": 0.0}, 0.0
+        started, seconds, virtual = phase.opened, dict.fromkeys(TIMES, 0.0), 0.0
         server, versions, states = self.server, dict(self.progress.versions), dict(self.progress.states)
         selected, dropped, runs = phase.cohort, dict[int, str](), dict[int, Run]()
         short, phases = config.round.min_results, list[tuple[int, ...]]()
+        virtual_split: dict[str, float] = {}
+        predicted: Kinds = {"up": {}, "down": {}}
         while True:
             host.begin(phase.round, phase.index, phase.cohort)
             fold = self._collect(phase, method.start(server, phase.index), server, runs)
-            seconds["collect"] += time.monotonic() - phase.opened
+            self._split(phase, seconds)
             dropped |= phase.dropped
-            virtual += self._clock.span(phase.virtual, bool(set(phase.dropped) - set(phase.virtual))) if self._clock else 0.0
+            self._predict(phase, predicted)
+            if self._clock:
+                span = self._clock.span(phase.virtual, bool(set(phase.dropped) - set(phase.virtual)))
+                virtual += span
+                for name, part in self._clock.split(phase.virtual_split, phase.virtual, span).items():
+                    virtual_split[name] = virtual_split.get(name, 0.0) + part
             completed = tuple(sorted(phase.done))
             phases.append(completed)
             void = len(completed) < short
@@ -395,7 +433,7 @@ class Rounds:
             if config.privacy.clip is not None:
                 fold = privacy.noised(fold, config.privacy, self._noise, phase.round)
             server = self._with_buffers(method.finish(fold, server, completed, host))
-            seconds["aggregate"] += time.monotonic() - begun
+            seconds["aggregating"] += time.monotonic() - begun
             for client, reply in phase.done.items():
                 if reply.kept:
                     versions[client] = reply.key.version
@@ -411,8 +449,22 @@ class Rounds:
                 judged[client] = judgements(self._judgement(verdict), self.experiment.setting.classes)
         if void:
             server, versions, states = self.server, dict(self.progress.versions), dict(self.progress.states)
-        return Outcome(phase.round, selected, () if void else completed, phases, dropped, void, server, versions, states, phase.residuals, started, seconds,
-                       virtual, runs, judged, workers, client_seconds, dict(host.reported), list(host.warnings))
+        # A void round never was: what its broadcast left out is not owed to those whose state goes back with it.
+        residuals = self.residuals if void else phase.residuals
+        return Outcome(phase.round, selected, () if void else completed, phases, dropped, void, server, versions, states, residuals, started, seconds,
+                       virtual, virtual_split, predicted, runs, judged, workers, client_seconds, dict(host.reported), list(host.warnings))
+
+    def _split(self, phase: Phase, seconds: dict[str, float]) -> None:
+        """Adds what a phase took, from its opening until now. Its last client's task tells in what: its own training,
+        evaluating and encoding; sending, down and up, is what else passed between hand-out and arrival; all before the
+        hand-out, and what its site did besides, is waiting."""
+        took = time.monotonic() - phase.opened
+        seconds["encoding"] += phase.encoding
+        left = max(0.0, took - phase.encoding)
+        last = max((r for r in phase.done.values() if r.split), key=lambda r: r.arrived, default=None)
+        if last is not None:
+            left -= taken(seconds, dict(zip(SPLIT, last.split)) | {"sending": last.taken_s - last.seconds}, left)
+        seconds["waiting"] += left
 
     def _with_buffers(self, server: Any) -> Any:
         """A new shared model keeps the old one's buffers where the clients' do not come up."""
@@ -454,16 +506,22 @@ class Rounds:
         self.faults.at("evaluating", outcome.round)
         judged_at = time.monotonic()
         hashes = self._hashes(outcome.server, model)
-        spent = self._spent(outcome.round)
-        outcome.seconds["evaluate"] = judged_at - begun
-        elapsed = time.monotonic() - outcome.started
+        tally = self._spent(outcome.round)
+        for direction, kinds in outcome.predicted.items():
+            add_kinds(progress.predicted.setdefault(direction, {}), kinds)
+        outcome.seconds["evaluating"] += judged_at - begun
+        now = time.monotonic()
+        # Rounds overlap: what passed before the last one's end was counted there.
+        elapsed, early = now - max(outcome.started, self._recorded), max(0.0, self._recorded - outcome.started)
+        self._recorded = now
+        outcome.seconds["recording"] = now - judged_at
         progress.seconds += elapsed
         progress.virtual += outcome.virtual
         if self._accountant is not None:
             outcome.reported |= self._accountant.spent(outcome.round)
         record |= {"seconds": elapsed, "seconds_virtual": outcome.virtual if self._clock else None,
-                   "seconds_by_phase": {**outcome.seconds, "record": time.monotonic() - judged_at},
-                   "bytes_up": spent["up"], "bytes_down": spent["down"], **hashes,
+                   "seconds_by_phase": fitted(outcome.seconds, elapsed, early), "seconds_virtual_by_phase": outcome.virtual_split or None,
+                   "bytes_up": tally.spent["up"], "bytes_down": tally.spent["down"], "useful": tally.useful, "predicted": outcome.predicted if self.experiment.foretold else None, **hashes,
                    "algorithm": outcome.reported | ({"warnings": outcome.warnings} if outcome.warnings else {})}
         progress.round = outcome.round
         self._best(record, model)
@@ -506,16 +564,31 @@ class Rounds:
             found["evaluated_sha256"] = model.sha256()
         return found
 
-    def _spent(self, round: int) -> dict[str, int]:
-        """Bytes settled for this round, and for earlier ones since their records were written; not those of a next
-        round that is under way already."""
-        spent: dict[str, int] = {str(d): n for d, n in self.hub.link.ledger.take(round).items()}
-        for d, n in spent.items():
-            self.progress.totals[d] = self.progress.totals.get(d, 0) + n
-        return spent
+    def _spent(self, round: int) -> Tally:
+        """What the books have since the last round's record, up to this round; added to the run's sums."""
+        tally = self.hub.ask(lambda: self.hub.link.ledger.take(round))
+        tally.merge(Tally(useful=self._replayed_useful))
+        self._replayed_useful = {"up": {}, "down": {}}
+        for direction, n in tally.spent.items():
+            self.progress.totals[direction] = self.progress.totals.get(direction, 0) + n
+            add_kinds(self.progress.useful.setdefault(direction, {}), tally.useful[direction])
+        return tally
+
+    def _predict(self, phase: Phase, sums: Kinds) -> None:
+        """Adds what a phase's messages should amount to, from the declarations, for the clients that completed it."""
+        exchange, predicted = self.method.exchanges[phase.index], self.experiment.predicted
+        if not self.experiment.foretold:
+            return
+        for client in phase.done:
+            add_kinds(sums["down"], predicted(exchange.down, "down", client))
+            add_kinds(sums["up"], predicted(exchange.up, "up", client))
+            if client in phase.enrolled and self.method.Enrolment is not None:
+                add_kinds(sums["down"], predicted(self.method.Enrolment, "down", client))
 
     def _best(self, record: dict[str, Any], model: Tensors | None) -> None:
         accuracy = record.get("test_accuracy")
+        if accuracy is None:  # a method without a global model is judged by its clients'
+            accuracy = (record.get("client_accuracy") or {}).get("personal")
         if accuracy is not None and (self.progress.best is None or accuracy > self.progress.best):
             self.progress.best, self.progress.best_round = accuracy, record["round"]
             if self.config.checkpoint.best and model is not None:
@@ -543,7 +616,7 @@ class Rounds:
     def _ask_all(self, round: int, server: Any, final: bool) -> dict[int, dict[str, Counts]]:
         exp, model = self.experiment, self.method.global_model(server)
         down: Payload = GlobalModel(x=model) if model is not None and exp.evaluation() is GlobalModel else Nothing()  # type: ignore[call-arg]
-        encoded = exp.down.encode(down)
+        encoded = exp.exact.encode(down)
         check = encoded.body.check()
         versions = self.progress.versions
         clients = tuple(range(self.config.clients))
@@ -583,6 +656,34 @@ class Rounds:
         for record in lines.get("clients", ()):
             self.directory.clients.append(record)
         self.directory.flush()
+
+
+def taken(into: dict[str, float], shares: dict[str, float], limit: float) -> float:
+    """Adds shares of a time, none below 0 and no more than `limit` together; a client says what it likes. Returns their sum."""
+    total = 0.0
+    for name, share in shares.items():
+        part = min(max(share, 0.0), limit - total) if math.isfinite(share) else 0.0
+        into[name] += part
+        total += part
+    return total
+
+
+def fitted(seconds: dict[str, float], elapsed: float, early: float) -> dict[str, float]:
+    """The split of a round that began `early` seconds before it counts: what its clients had the time for then is left out,
+    first of waiting."""
+    out = dict(seconds)
+    for name in ("waiting", "sending", "training", "encoding", "evaluating"):
+        cut = min(early, out[name])
+        out[name] -= cut
+        early -= cut
+    out["waiting"] = max(0.0, out["waiting"] + elapsed - sum(out.values()))
+    return out
+
+
+def _reply_bytes(reply: Spooled) -> int:
+    form = list(reply.form)
+    return crossing(m.Reply(run=" " * 16, inc=1, key=reply.key, form=form, size=sum(f.size for f in form), check=reply.check, state=reply.state,
+                            kept=reply.kept, seconds=reply.seconds, split=list(reply.split)))
 
 
 def pooled(judged: dict[int, dict[str, Counts]]) -> dict[str, float]:

@@ -27,6 +27,7 @@ from fednet.wire import messages as m
 from fednet.wire.codec import Body, Encoded, checksum
 from fednet.wire.messages import Key
 
+SPLIT = ("training", "evaluating", "encoding")  # what a reply's `split` tells the seconds of
 CACHED_BYTES = {"cpu": 384 << 20, "cuda": 16 << 30}  # of clients' data that stay on the device, per process
 
 
@@ -110,7 +111,7 @@ class Workplace:
         started = time.perf_counter()
         if checksum([body]) != task.check:
             raise RemoteProtocolError("the payload was damaged on its way")
-        client, config = task.key.client, self.experiment.config
+        client = task.key.client
         try:
             record = self.store.load(client, task.start) or Record()
             start = task.start
@@ -119,6 +120,14 @@ class Workplace:
                 raise
             record, start = Record(), ""
         site = self.site(client)
+        spent: dict[str, float] = {}
+        at = ["loading", started]
+
+        def turn(phase: str, done: int, of: int) -> None:
+            now = time.perf_counter()
+            spent[at[0]] = spent.get(at[0], 0.0) + now - at[1]  # type: ignore[index,operator]
+            at[:] = phase, now
+            progress(phase, done, of)
 
         def step(done: int, of: int) -> None:
             progress("training", done, of)
@@ -131,13 +140,14 @@ class Workplace:
             host = SiteHost(self.experiment.setting, scratch, client, task.key.round, task.key.phase, train=site.train, test=site.test,
                             rest=own, progress=step)
             progress("loading", 0, 0)
-            answers = self._train(task, body, record, start, host, progress) if task.key.purpose == "train" else \
-                self._judge_all(task, body, record, start, host, progress)
+            answers = self._train(task, body, record, start, host, turn) if task.key.purpose == "train" else \
+                self._judge_all(task, body, record, start, host, turn)
             if self.device.type == "cuda":
                 torch.cuda.current_stream(self.device).synchronize()
+            turn("over", 0, 0)
         seconds = time.perf_counter() - started
-        del config
-        return [Answer(_replace(a.reply, seconds=seconds), a.body) for a in answers]
+        split = [spent.get(name, 0.0) for name in SPLIT]
+        return [Answer(_replace(a.reply, seconds=seconds, split=split), a.body) for a in answers]
 
     def _train(self, task: m.Task, body: bytearray, record: Record, start: str, host: SiteHost,
                progress: Callable[[str, int, int], None]) -> list[Answer]:
@@ -149,8 +159,9 @@ class Workplace:
             assert method.Enrolment is not None
             gift = exp.down.decode(method.Enrolment, task.form[:task.enrol], memoryview(body)[:cut], fill=self._fill(record))
             state = method.enrolled(state, gift, host)
-        down = exp.down.decode(exchange.down, task.form[task.enrol:], memoryview(body)[cut:], fill=self._fill(record))
+        down = exp.down.decode(exchange.down, task.form[task.enrol:], memoryview(body)[cut:], exp.agreed, fill=self._fill(record))
         received = getattr(down, "x", None)
+        progress("training", 0, 0)
         state, up = method.local(key.phase, state, down, host)
         for name, value in ((n, getattr(up, n)) for n in up.fields):
             if isinstance(value, Tensors) and not value.is_finite():
@@ -161,7 +172,7 @@ class Workplace:
         progress("encoding", 0, 0)
         residuals = dict(record.residuals or {})
         encoded = exp.up.encode(up, lambda name: seeds.rng(exp.config.seed, f"compress/up/{key.phase}/{name}", key.round, key.client),
-                                residuals, x)
+                                residuals, x if x is not None else exp.agreed, slot=f"{key.phase}/")
         local = host.trained
         kept = Record(algorithm=state, residuals=residuals or None)
         if exp.config.model.buffers == "local" and local is not None:
@@ -175,6 +186,7 @@ class Workplace:
             answers.append(self._judgement(task.key, {
                 "global": host.evaluate(received) if isinstance(received, Tensors) and method.has_global else None,
                 "personal": host.evaluate(method.personal(state, whole, host))}))
+        progress("saving", 0, 0)
         keep = keeps_local or not kept.empty
         if keep:
             self.store.save(key.client, key.version, kept, local.to("cpu") if keeps_local and local is not None else
@@ -187,7 +199,7 @@ class Workplace:
                    progress: Callable[[str, int, int], None]) -> list[Answer]:
         """The evaluation of all clients at the run's end (or each round with `evaluate.clients: all`)."""
         exp, method = self.experiment, self.experiment.algorithm
-        down: Any = exp.down.decode(exp.evaluation(), task.form, body, fill=self._fill(record))
+        down: Any = exp.exact.decode(exp.evaluation(), task.form, body, fill=self._fill(record))
         progress("evaluating", 0, 0)
         state = method.init_client(host.initial) if record.algorithm is None else record.algorithm
         local = self.store.local(task.key.client, start)

@@ -25,16 +25,17 @@ def finish(rounds: Rounds, experiment: Any, directory: Path, command: Sequence[s
     keep_class_means(directory, experiment)
     keep_personal(directory, progress.run, progress.versions)
     rounds.directory.flush()
+    rounds._spent(progress.round)  # the last evaluation
     records = [json.loads(line) for line in (directory / "rounds.jsonl").read_text().splitlines()]
     clients = [json.loads(line) for line in (directory / "clients.jsonl").read_text().splitlines()]
     curve = [(r["round"], r["test_accuracy"]) for r in records if r.get("test_accuracy") is not None]
-    ledger = rounds.hub.link.ledger
     summary: dict[str, Any] = {
-        "predicted": predicted(experiment, records),
         "name": config.name, "algorithm": config.algorithm.name, "rounds": progress.round,
         "accuracy": {"final": curve[-1][1] if curve else None, "best": progress.best, "best_round": progress.best_round or None,
                      "last10": sum(a for _, a in curve[-10:]) / len(curve[-10:]) if curve else None},
-        "bytes": {**progress.totals, "total": sum(progress.totals.values()), "useful": {d: dict(k) for d, k in ledger.useful.items()}},
+        "bytes": {**progress.totals, "total": sum(progress.totals.values())},
+        "useful": progress.useful, "predicted": progress.predicted if experiment.foretold else None, "predicted_is": "a bound" if bounded(experiment) else "exact",
+        "stopped": progress.stopped or None,
         "seconds": progress.seconds, "seconds_virtual": progress.virtual or None,
         "model_sha256": shared.sha256() if shared is not None else None,
         "clients_sha256": records[-1]["clients_sha256"] if records else None,
@@ -47,29 +48,9 @@ def finish(rounds: Rounds, experiment: Any, directory: Path, command: Sequence[s
     return summary
 
 
-def predicted(experiment: Any, records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]] | None:
-    """Payload bytes by direction and kind that the method's declarations foretell, given the partition and who completed.
-
-    None where the partition is not known here.
-    """
-    if experiment.federation is None:
-        return None
-    algorithm = experiment.algorithm
-    trips = [(way, getattr(exchange, way)) for exchange in algorithm.exchanges for way in ("down", "up")]
-    out: dict[str, dict[str, int]] = {"up": {}, "down": {}}
-    enrolled: set[int] = set()
-    once: dict[tuple[str, Any, int], dict[str, int]] = {}
-    for record in records:
-        for client in record["completed"]:
-            more = [("down", algorithm.Enrolment)] if algorithm.Enrolment is not None and client not in enrolled else []
-            enrolled.add(client)
-            for way, payload in (*more, *trips):
-                key = (way, payload, client)
-                if key not in once:
-                    once[key] = experiment.predicted(payload, way, client)
-                for kind, n in once[key].items():
-                    out[way][kind] = out[way].get(kind, 0) + n
-    return out
+def bounded(experiment: Any) -> bool:
+    """Whether a lossless compressor makes sizes depend on the values, so that a prediction is an upper bound."""
+    return any(c.lossless is not None for codec in (experiment.up, experiment.down) for c in codec.chains.values())
 
 
 def final_scores(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -93,6 +93,8 @@ class Arrived:
     kept: bool
     seconds: float
     worker: str
+    split: Sequence[float] = ()
+    taken_s: float = 0.0  # since its worker was free for it
 
 
 @dataclass(frozen=True, slots=True)

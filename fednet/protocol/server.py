@@ -422,6 +422,9 @@ class ServerProtocol:
             self._say(Note("back", {"worker": worker.name, "clients": sorted(worker.ids)}))
         if isinstance(message, m.Beat):
             if message.client in worker.ids:
+                if message.phase == m.UPLOADING:  # its link is slow, not its worker, which is free for the next
+                    self._start_next(worker, message.client)
+                    self._assign()
                 worker.doing[message.client] = (message.phase, message.step, message.steps)
                 if message.client in worker.queue and message.client in self.work:
                     self.work[message.client].heard = self._now
@@ -506,7 +509,8 @@ class ServerProtocol:
         return ""
 
     def _arrived(self, reply: m.Reply, worker: Worker) -> Arrived:
-        return Arrived(reply.key, reply.form, reply.size, reply.check, reply.state, reply.kept, reply.seconds, worker.name)
+        return Arrived(reply.key, reply.form, reply.size, reply.check, reply.state, reply.kept, reply.seconds, worker.name,
+                       reply.split, self._now - self.work[reply.key.client].since)
 
     def _whole(self, w: Work, worker: Worker) -> None:
         assert w.reply is not None
@@ -724,7 +728,9 @@ class ServerProtocol:
         for w in self.open():
             worker = self.workers.get(w.worker)
             phase, step, steps = worker.doing.get(w.job.client, ("queued" if not w.running else w.status, 0, 0)) if worker else (w.status, 0, 0)
+            deadline = self.rules.deadline
+            left = deadline - (self._now - w.since) if deadline is not None and w.running else deadline  # it runs once its worker is free
             rows.append({"client": w.job.client, "host": worker.host if worker else "", "pid": worker.pid if worker else 0,
                          "device": worker.device if worker else "", "phase": phase if w.status != "arriving" else "uploading",
-                         "step": step, "steps": steps, "since": w.since, "deadline_s": self.rules.deadline})
+                         "step": step, "steps": steps, "since": w.since, "deadline_s": left})
         return rows

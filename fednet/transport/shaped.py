@@ -54,7 +54,8 @@ class Link:
         return self.busy(nbytes, direction) + self.flight(rng)
 
 
-PROFILES = {name: Link(up_mbps=p.up_mbps, down_mbps=p.down_mbps, latency_ms=p.latency_ms or 0.0) for name, p in config.PROFILES.items()}
+PROFILES = {name: Link(**{k: v for k in ("up_mbps", "down_mbps", "latency_ms") if isinstance(v := getattr(p, k), float)})
+            for name, p in config.PROFILES.items()}
 
 
 def profile(name: str) -> Link:
@@ -81,12 +82,16 @@ class ShapedClient:
     """
 
     def __init__(self, inner: ClientTransport, link: Link, now: Callable[[], float], rng: np.random.Generator, *,
-                 link_of: Callable[[Frames], tuple[Hashable, Link]] | None = None, curve: bool = False) -> None:
+                 link_of: Callable[[Frames], tuple[Hashable, Link]] | None = None, curve: bool = False, is_open: bool = False) -> None:
         self.inner = inner
         self._link_of = link_of or (lambda frames: (None, link))
         self._now, self._rng, self._curve = now, rng, curve
         self._halves: dict[tuple[Direction, Hashable], _Half] = {}
-        self._open = False
+        self._open = is_open
+
+    @property
+    def address(self) -> str:
+        return str(getattr(self.inner, "address", ""))
 
     def poll(self, timeout_s: float | None) -> list[Event]:
         events: list[Event] = list(self._ready("down"))

@@ -114,9 +114,10 @@ class Codec:
     # -- encoding ----------------------------------------------------------------------------------------------------
     def encode(self, payload: Payload, rng: Callable[[str], np.random.Generator] | None = None,
                residuals: dict[str, torch.Tensor] | None = None, reference: Tensors | None = None,
-               cache: dict[str, tuple[Tensors, bytes, torch.Tensor]] | None = None) -> Encoded:
-        """Encodes a payload. `residuals` (read and rewritten, by field) feeds errors back; `reference` is what a
-        compressed state is sent as a difference to; `cache`: what one broadcast has compressed last, by field."""
+               cache: dict[str, tuple[Tensors, bytes, torch.Tensor]] | None = None, slot: str = "") -> Encoded:
+        """Encodes a payload. `residuals` (read and rewritten) feeds errors back, each under `slot` and its field's name,
+        so that the exchanges of a round keep apart; `reference` is what a lossily compressed state is sent as a
+        difference to; `cache`: what one broadcast has compressed first, by field: what all its clients share."""
         form: list[Field] = []
         segments: list[Buffer] = []
         seen: dict[str, Any] = {}
@@ -134,18 +135,20 @@ class Codec:
                     segments.append(known[1])
                     kept = value.to("cpu").with_vector(known[2])
                 else:
-                    wanted = part.vector - reference.vector if field.kind == "state" and reference is not None else part.vector
-                    feedback = residuals is not None and chain.needs_feedback
-                    if feedback and residuals is not None and name in residuals:
-                        wanted = wanted + residuals[name]
+                    base = self.base(field.kind, reference)
+                    wanted = part.vector if base is None else part.vector - base
+                    # A broadcast feeds one error back, that of the value all share; what is some client's own has none.
+                    feedback = residuals is not None and chain.needs_feedback and known is None
+                    if feedback and residuals is not None and slot + name in residuals:
+                        wanted = wanted + residuals[slot + name]
                     data = bytes(chain.encode(wanted, rng(name) if rng else np.random.default_rng(0)))
                     decoded = chain.decode(data, wanted.numel())
                     if feedback and residuals is not None:
-                        residuals[name] = wanted - decoded
-                    if field.kind == "state" and reference is not None:
-                        decoded = reference.vector + decoded
+                        residuals[slot + name] = wanted - decoded
+                    if base is not None:
+                        decoded = base + decoded
                     if cache is not None:
-                        cache[name] = value, data, decoded
+                        cache.setdefault(name, (value, data, decoded))
                     segments.append(data)
                     kept = value.to("cpu").with_vector(decoded)
                 segments += [_bytes(part.buffers), _bytes(part.counters)]
@@ -159,6 +162,12 @@ class Codec:
             seen[name] = value
             form.append(Field(name, field.kind, size, size, parts))
         return Encoded(tuple(form), Body(segments), type(payload)(**seen))
+
+    def base(self, kind: str, reference: Tensors | None) -> torch.Tensor | None:
+        """What a field of that kind is sent as a difference to: a state, if its chain loses anything (a difference and
+        a sum would not give back every bit)."""
+        chain = self.chains.get(kind)
+        return reference.vector.cpu() if kind == "state" and reference is not None and chain is not None and chain.lossy else None
 
     def _tensors(self, value: Tensors, form: str) -> Tensors:
         layout = self.crossing(form)
@@ -231,9 +240,9 @@ class Codec:
         head, tail = (data[:len(data) - rest], data[len(data) - rest:]) if rest else (data, data[:0])
         chain = self.chains.get(kind)
         if chain is not None:
-            vector = chain.decode(head, p)
-            if kind == "state" and reference is not None:
-                vector = reference.vector + vector
+            vector, base = chain.decode(head, p), self.base(kind, reference)
+            if base is not None:
+                vector = base + vector
         else:
             vector = _floats(head)
         value = Tensors(layout, vector, _floats(tail[:4 * b]), torch.from_numpy(np.frombuffer(tail[4 * b:], "<i8").astype(np.int64)))

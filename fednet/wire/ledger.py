@@ -41,6 +41,33 @@ class Account:
         self.count += 1
 
 
+Kinds = dict[str, dict[str, int]]
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums over settled rows. spent: all bytes by direction; useful: payload bytes of the method's own messages, by
+    direction and kind (evaluations are no part of a method's cost)."""
+
+    spent: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
+    useful: Kinds = field(default_factory=lambda: {"up": {}, "down": {}})
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        self.spent[row["direction"]] += row["bytes"]
+        if row["useful"] and row["purpose"] == "train":
+            add_kinds(self.useful[row["direction"]], row["kinds"])
+
+    def merge(self, other: Tally) -> None:
+        for direction in ("up", "down"):
+            self.spent[direction] += other.spent[direction]
+            add_kinds(self.useful[direction], other.useful[direction])
+
+
+def add_kinds(into: dict[str, int], kinds: Mapping[str, int]) -> None:
+    for kind, n in kinds.items():
+        into[kind] = into.get(kind, 0) + n
+
+
 class Ledger:
     """Open accounts by any hashable name, and the settled rows, handed to `write` as they are settled.
 
@@ -50,7 +77,7 @@ class Ledger:
     def __init__(self, write: Callable[[Row], None], incarnation: int = 0) -> None:
         self._write = write
         self._open: dict[Any, Account] = {}
-        self._untaken: dict[int, dict[Direction, int]] = {}  # by round: settled, and not in a round's record yet
+        self._untaken: dict[int, Tally] = {}  # by round: settled, and not in a round's record yet
         self._lock = threading.Lock()
         self.incarnation = incarnation
         self.totals: dict[str, int] = {"up": 0, "down": 0}
@@ -89,25 +116,21 @@ class Ledger:
         """Counts a row: one just written, or by an earlier process of this side. What was spent is spent."""
         with self._lock:
             self.totals[row["direction"]] += row["bytes"]
-            untaken = self._untaken.setdefault(row["round"], {"up": 0, "down": 0})
-            untaken[row["direction"]] += row["bytes"]
             if row["useful"]:
-                book = self.useful[row["direction"]]
-                for kind, n in row["kinds"].items():
-                    book[kind] = book.get(kind, 0) + n
+                add_kinds(self.useful[row["direction"]], row["kinds"])
+            self._untaken.setdefault(row["round"], Tally()).add(row)
 
     def taken(self, before: Mapping[str, int]) -> None:
         """So many bytes were taken by an earlier process; what else it spent is taken with the next round's."""
         with self._lock:
-            self._untaken = {0: {"up": self.totals["up"] - before.get("up", 0), "down": self.totals["down"] - before.get("down", 0)}}
+            self._untaken = {0: Tally(spent={d: self.totals[d] - before.get(d, 0) for d in ("up", "down")})}
 
-    def take(self, round: int) -> dict[Direction, int]:
-        """Bytes settled for rounds up to this one and not taken before. Safe to call from another thread."""
-        taken: dict[Direction, int] = {"up": 0, "down": 0}
+    def take(self, round: int) -> Tally:
+        """What was settled for rounds up to this one and not taken before. Safe to call from another thread."""
+        taken = Tally()
         with self._lock:
             for r in [r for r in self._untaken if r <= round]:
-                for direction, n in self._untaken.pop(r).items():
-                    taken[direction] += n
+                taken.merge(self._untaken.pop(r))
         return taken
 
     def settle_all(self, useful: bool = False, where: Callable[[Any], bool] = lambda name: True, **more: Any) -> None:

@@ -107,6 +107,9 @@ class Ready(Message, tag="ready", frozen=True):
     sites: list[SiteFacts] = []
 
 
+UPLOADING = "uploading"  # a client's phase once its training is over
+
+
 class Beat(Message, tag="beat", frozen=True):
     """I am alive; from a client with what it does."""
 
@@ -119,7 +122,8 @@ class Beat(Message, tag="beat", frozen=True):
 class Reply(Message, tag="reply", frozen=True):
     """What came of a task: announced with its form, the body beside it if it fits into one part, else to be pulled.
     check: sum of the payload's bytes as little-endian 64-bit words, modulo 2^63; state: SHA-256 of the client's new state ("" if the
-    method keeps none); kept: whether a version of it was written, which the next task must name."""
+    method keeps none); kept: whether a version of it was written, which the next task must name; seconds: that the task
+    took; split: of these in training, evaluating and encoding."""
 
     key: Key
     form: Form
@@ -128,6 +132,7 @@ class Reply(Message, tag="reply", frozen=True):
     state: Name = ""
     kept: bool = False
     seconds: Seconds = 0.0
+    split: Annotated[list[Seconds], msgspec.Meta(max_length=3)] = []
 
 
 class Failed(Message, tag="failed", frozen=True):
