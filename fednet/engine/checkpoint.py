@@ -23,7 +23,6 @@ from fednet.engine.store import RowStore
 from fednet.errors import StateError
 from fednet.wire.messages import Field, Key
 
-
 StateName = Annotated[str, msgspec.Meta(pattern=r"^state-[0-9a-f]+\.safetensors$")]  # no file elsewhere
 
 

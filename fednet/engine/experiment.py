@@ -21,7 +21,7 @@ from fednet.algorithms.base import Algorithm, ClientFacts, Nothing, Payload, Ten
 from fednet.algorithms.hosts import Setting
 from fednet.algorithms.scratch import Scratch
 from fednet.config import Config
-from fednet.errors import RemoteProtocolError
+from fednet.errors import ConfigError, RemoteProtocolError
 from fednet.tensors import Layout
 from fednet.wire import compress
 from fednet.wire.codec import Codec, not_finite
@@ -198,9 +198,9 @@ def check_chains(config: Config, algorithm: Algorithm, direction: str) -> None:
     if direction == "down" and algorithm.Enrolment is not None:
         payloads.append(algorithm.Enrolment)
     fields = [(name, f) for payload in payloads for name, f in payload.fields.items()]
-    for kind, chain in getattr(config.wire, direction).items():
-        ours = [(name, f) for name, f in fields if f.kind == kind]
+    for booked, chain in getattr(config.wire, direction).items():
+        ours = [(name, f) for name, f in fields if f.kind == booked]
         if chain and ours and not any(f.form in ("tensors", "parameters") for _, f in ours):
             can = sorted({f.kind for _, f in fields if f.form in ("tensors", "parameters")})
-            raise ConfigError(f"wire.{direction}.{kind}: {config.algorithm.name} sends {ours[0][0]!r} of this kind, which is no tensor of the model; "
+            raise ConfigError(f"wire.{direction}.{booked}: {config.algorithm.name} sends {ours[0][0]!r} of this kind, which is no tensor of the model; "
                               f"compressors apply to {' and '.join(can) or 'nothing that it sends'}.")

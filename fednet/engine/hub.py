@@ -153,7 +153,7 @@ class Hub:
         self.transport.close(linger_s)
         counts = self.transport.traffic().values()
         if counts:
-            self._note("kernel", {"sent": sum(sent for sent, _ in counts), "received": sum(got for _, got in counts), "connections": len(counts),
+            self._told.tell("kernel", {"sent": sum(sent for sent, _ in counts), "received": sum(got for _, got in counts), "connections": len(counts),
                                   "booked_down": self.link.ledger.totals["down"] - self._before["down"],
                                   "booked_up": self.link.ledger.totals["up"] - self._before["up"]})
 

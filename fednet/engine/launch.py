@@ -28,7 +28,7 @@ from fednet import __version__, loading
 from fednet import config as configuration
 from fednet.config import Config
 from fednet.engine import determinism, memory, placement
-from fednet.engine.rundir import RunDirectory, claim, cut, forget, write_json
+from fednet.engine.rundir import RunDirectory, claim, cut, forget, read_lines, write_json
 from fednet.errors import CannotGoOn, ConfigError, FednetError, Stopped
 
 log = logging.getLogger(__name__)
@@ -108,8 +108,8 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
                               time.monotonic(), files=experiments.required_files(loading.loaded()), layout=exp.digest,
                               may_speak_for=keyring.may_speak_for if keyring is not None else None, declared=_declared(exp))
     ledger = Ledger(files.wire.append, incarnation)
-    for line in (directory / "wire.jsonl").read_text(encoding="utf-8").splitlines() if resumed is not None else ():
-        ledger.recall(json.loads(line))
+    for row in read_lines(directory / "wire.jsonl") if resumed is not None else ():
+        ledger.recall(row)
     link = Link("server", transport.send, lambda n: framing(n, curve=curve), ledger, connection_bytes(curve, "server"))
     if bind is None:
         from fednet.engine import client as clients

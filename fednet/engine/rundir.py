@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -37,6 +38,13 @@ class Lines:
 
     def close(self) -> None:
         self._file.close()
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a file of JSON lines that `repair` has been over."""
+    with path.open("rb") as file:
+        for line in file:
+            yield json.loads(line)
 
 
 def plain(value: Any) -> Any:

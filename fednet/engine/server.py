@@ -27,11 +27,10 @@ from fednet.engine.clock import VirtualClock, crossing, task_bytes
 from fednet.engine.experiment import Experiment, GlobalModel, Judgement
 from fednet.engine.faults import Faults, drops
 from fednet.engine.hub import Hub
-from fednet.engine.rundir import RunDirectory
+from fednet.engine.rundir import RunDirectory, read_lines
 from fednet.engine.site import SPLIT, judgements
 from fednet.errors import CannotGoOn, Stopped
 from fednet.protocol.rules import Job, Rules
-from fednet.report.read import lines as lines_of
 from fednet.tensors import combine
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
@@ -63,7 +62,6 @@ class Phase:
     residuals: dict[str, torch.Tensor]
     opened: float
     out: dict[int, str] = field(default_factory=dict)  # who is not asked, and why
-    down: dict[int, int] = field(default_factory=dict)  # bytes of each client's task
     spooled: dict[tuple[int, str], Spooled] = field(default_factory=dict)
     done: dict[int, Spooled] = field(default_factory=dict)
     dropped: dict[int, str] = field(default_factory=dict)
@@ -149,7 +147,7 @@ class Rounds:
 
     def _read_book(self) -> None:
         """What an earlier server received and this one folds is as useful now as it was then."""
-        for row in lines_of(self.directory.path / "wire.jsonl", append_only=True):
+        for row in read_lines(self.directory.path / "wire.jsonl"):
             if row["round"] > self.progress.round and row["useful"] and row["purpose"] == "train":
                 self._replayed.setdefault(Key(row["round"], row["phase"], row["attempt"], row["client"]), []).append(row)
 

@@ -121,12 +121,13 @@ class Workplace:
             record, start = Record(), ""
         site = self.site(client)
         spent: dict[str, float] = {}
-        at = ["loading", started]
+        doing, since = "loading", started
 
         def turn(phase: str, done: int, of: int) -> None:
+            nonlocal doing, since
             now = time.perf_counter()
-            spent[at[0]] = spent.get(at[0], 0.0) + now - at[1]  # type: ignore[index,operator]
-            at[:] = phase, now
+            spent[doing] = spent.get(doing, 0.0) + now - since
+            doing, since = phase, now
             progress(phase, done, of)
 
         def step(done: int, of: int) -> None:
