@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,26 +148,39 @@ class Spooled:
     taken_s: float = 0.0  # from the hand-out to the whole reply
     arrived: float = 0.0  # when, on this process's clock
 
+    held: list[bytearray] = field(default_factory=list)  # its payload, where there is room for it in memory
+
     def body(self) -> bytearray:
+        if self.held:
+            return self.held[0]
         data = bytearray(self.path.stat().st_size)
         with self.path.open("rb", buffering=0) as file:
             file.readinto(data)
         return data
 
 
+HELD_BYTES = 128 << 20  # of payloads that are kept in memory too, until they are folded; more are read back from disk
+
+
 class Spool:
-    """Replies as received, `checkpoint/round-T/PHASE-CLIENT-PURPOSE.bin`, each with a `.json` once it is whole."""
+    """Replies as received, `checkpoint/round-T/PHASE-CLIENT-PURPOSE.bin`, each with a `.json` once it is whole.
+
+    One thread writes; `release` and `clear` may be called by another.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._open: dict[Key, Any] = {}
+        self._held: dict[Key, list[bytearray]] = {}
+        self._lock = threading.Lock()
 
     def _base(self, key: Key) -> Path:
         return self.folder / f"round-{key.round}" / f"{key.phase}-{key.client}-{key.purpose}"
 
-    def store(self, key: Key, offset: int, data: memoryview) -> None:
-        """Appends bytes of a payload; offset 0 starts it anew."""
+    def store(self, key: Key, offset: int, data: memoryview, size: int) -> None:
+        """Appends bytes of a payload of `size` bytes; offset 0 starts it anew."""
         if offset == 0:
+            self._hold(key, size)
             old = self._open.pop(key, None)
             if old is not None:
                 old.close()
@@ -178,9 +192,25 @@ class Spool:
         if file.tell() != offset:
             raise StateError(f"spool of client {key.client}: {file.tell()} bytes are there, the next come at {offset}")
         file.write(data)
+        if held := self._held.get(key):
+            held[0][offset:offset + len(data)] = data
+
+    def _hold(self, key: Key, size: int) -> None:
+        with self._lock:
+            self._held.pop(key, None)
+            if sum(len(b) for held in self._held.values() for b in held) + size <= HELD_BYTES:
+                self._held[key] = [bytearray(size)]
+
+    def release(self, reply: Spooled) -> None:
+        """The payload has been folded: it need not be in memory any more."""
+        with self._lock:
+            reply.held.clear()
+            self._held.pop(reply.key, None)
 
     def abandon(self, key: Key) -> None:
         """No more of this payload comes. What is there of it may be overwritten by a later attempt already."""
+        with self._lock:
+            self._held.pop(key, None)
         file = self._open.pop(key, None)
         if file is not None:
             file.close()
@@ -189,7 +219,8 @@ class Spool:
               worker: dict[str, Any]) -> Spooled:
         """The payload is complete: it can be read, but counts for a resume only once `seal` was called."""
         self._open.pop(key).close()
-        return Spooled(key, tuple(form), self._base(key).with_suffix(".bin"), check, state, kept, task, seconds, worker)
+        return Spooled(key, tuple(form), self._base(key).with_suffix(".bin"), check, state, kept, task, seconds, worker,
+                       held=self._held.get(key, []))
 
     def seal(self, reply: Spooled) -> None:
         """The reply was checked: a resume folds it without asking again."""
@@ -198,6 +229,8 @@ class Spool:
              "seconds": reply.seconds, "worker": reply.worker, "split": reply.split, "taken_s": reply.taken_s}), indent=None)
 
     def discard(self, key: Key) -> None:
+        with self._lock:
+            self._held.pop(key, None)
         self._base(key).with_suffix(".json").unlink(missing_ok=True)
         self._base(key).with_suffix(".bin").unlink(missing_ok=True)
 
@@ -215,6 +248,9 @@ class Spool:
 
     def clear(self, up_to: int) -> None:
         """Deletes the rounds that a checkpoint holds."""
+        with self._lock:
+            for key in [k for k in self._held if k.round <= up_to]:
+                del self._held[key]
         for folder in self.folder.glob("round-*"):
             if int(folder.name.split("-")[1]) <= up_to:
                 shutil.rmtree(folder)

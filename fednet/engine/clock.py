@@ -18,7 +18,7 @@ from fednet.wire import messages as m
 class VirtualClock:
     def __init__(self, config: Config) -> None:
         self.config = config
-        self._links = {c: (links.shape(config, c), links.of(config, c).step_ms or 0.0) for c in range(config.clients)}
+        self._links = {c: (links.shape(config, c), float(links.of(config, c).step_ms or 0.0)) for c in range(config.clients)}
 
     def seconds(self, client: int, round: int, steps: int, down: int, up: int, slow: float = 1.0, delay: float = 0.0) -> dict[str, float]:
         """From the hand-out to the whole reply, for one client in one phase: sending, both ways, and training. down, up: all

@@ -226,7 +226,7 @@ class Hub:
                 self.link.send(i.conn, i.message, i.body)
                 self._sent_task = self._sent_task or isinstance(i.message, m.Task)
             elif isinstance(i, Store):
-                self.spool.store(i.key, i.offset, i.data)
+                self.spool.store(i.key, i.offset, i.data, i.size)
                 self._at("spooling", i.key.round)
             elif isinstance(i, Arrived):
                 pending.extend(self._arrived(i))  # after what was to be done before: a task goes out before it is called off

@@ -365,6 +365,7 @@ class Rounds:
         if phase.purpose != "train":
             return fold
         up = self._decoded(phase, client, reply)
+        self.spool.release(reply)
         if any(f.kind == "condensed" for f in up.fields.values()):
             keepsakes.keep_condensed(self.directory.path, client, up)
         if runs is not None and isinstance(getattr(up, "run", None), Run):
