@@ -53,10 +53,10 @@ def test_record_of_a_round_takes_its_bytes_and_earlier_ones_but_not_the_next_rou
     ledger, _ = book()
     for round, n in ((0, 7), (1, 100), (2, 1000)):
         ledger.write(Account("up", "reply", round=round, envelope=n), True)
-    assert ledger.take(1) == {"up": 107, "down": 0}
+    assert ledger.take(1).spent == {"up": 107, "down": 0}
     ledger.write(Account("down", "task", round=1, envelope=5), False)  # late
-    assert ledger.take(2) == {"up": 1000, "down": 5}
-    assert ledger.take(2) == {"up": 0, "down": 0}
+    assert ledger.take(2).spent == {"up": 1000, "down": 5}
+    assert ledger.take(2).spent == {"up": 0, "down": 0}
 
 
 def test_all_that_is_open_can_be_settled_at_the_end():
