@@ -438,9 +438,11 @@ def explanation(experiment: Any, clients: Sequence[int]) -> list[str]:
         for number, exchange in enumerate(method.exchanges, 1):
             kinds = experiment.predicted(exchange.up, "up", client)
             parts = ", ".join(f"{kind} {n:,} bytes" for kind, n in kinds.items())
-            lines.append(f"client {client}, exchange {number}: up {parts}; down {sum(experiment.predicted(exchange.down, 'down', client).values()):,} bytes")
+            down = sum(experiment.predicted(exchange.down, "down", client).values())
+            lines.append(f"client {client}, exchange {number}: up {parts}; down {down:,} bytes")
     keeps = method.keeps[1]
-    lines.append(f"kept at this site between rounds: {keeps if keeps != '-' else 'nothing'}; evaluations send up counts of correct answers (accuracy).")
+    lines.append(f"kept at this site between rounds: {keeps if keeps != '-' else 'nothing'}")
+    lines.append("evaluations send up counts of correct answers by class (accuracy)")
     return lines
 
 
@@ -551,7 +553,8 @@ def _explaining(data: Path | None, state: Path | None) -> Callable[[m.Welcome], 
         for line in explanation(exp, welcome.ids):
             print(line)
         print(f"read here: the data of {config.data.dataset}{f' in {data or config.data.root}' if data or config.data.root else ''}")
-        print(f"stored here: {state_directory(state, welcome.run)} (the clients' states and wire.jsonl, this site's own book of all messages)", flush=True)
+        print(f"stored here: {state_directory(state, welcome.run)} (the clients' states, and wire.jsonl, this site's own book of all messages)",
+              flush=True)
         raise _Explained("")
 
     return prepare

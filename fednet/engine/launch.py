@@ -242,7 +242,8 @@ def _checker(exp: Any, sent: Callable[[int], Any]) -> Callable[[Any, bytearray],
         most = exp.config.security.max_norm
         if most is not None and key.purpose == "train":
             x = sent(key.client)
-            payload = exp.up.decode(kind, reply.form, body, x, fill=reference) if x is not None else payload  # a compressed state is a difference to x
+            if x is not None:  # a compressed state is a difference to x
+                payload = exp.up.decode(kind, reply.form, body, x, fill=reference)
             for name, _, norm in updates(payload, x):
                 if norm > most:
                     raise RemoteProtocolError(f"client {key.client}: {name} is an update of norm {norm:.4g}; security.max_norm allows {most:g}")

@@ -74,8 +74,10 @@ class Fleet:
         if ":" in devices:
             raise ConfigError(f"--device {devices}: Ray chooses the GPUs; expected auto, cpu or cuda.")
         threads = config.train.threads
-        most = gpus or max(1, int(there.get("CPU", 1)) // threads)
-        self.workers = max(1, min(wanted or most, config.clients))
+        fit = max(1, int(there.get("CPU", 1)) // threads)
+        self.workers = max(1, min(wanted or (gpus or fit), fit, config.clients))
+        if wanted is not None and self.workers < min(wanted, config.clients):
+            display.note(f"--workers {wanted}: the cluster's {there.get('CPU', 0):g} CPUs hold {self.workers}, by train.threads of {threads}")
         self.device = "cuda" if gpus else "cpu"
         # So that each GPU holds a whole number of workers: 5 on 2 GPUs get a third of one each.
         self.asks = {"num_cpus": threads, "num_gpus": 1 / -(-self.workers // gpus) if self.workers > gpus else 1} if gpus else {"num_cpus": threads}

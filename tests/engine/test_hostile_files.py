@@ -123,7 +123,7 @@ def test_nothing_in_the_package_can_run_what_it_reads():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 names = [a.name for a in node.names] + [getattr(node, "module", None) or ""]
-                found += [(path.name, n) for n in names if n.split(".")[0] in ("pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib")]
+                found += [(path.name, n) for n in names if n.split(".")[0] in ("pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib")]
             elif isinstance(node, ast.Call):
                 call = ast.unparse(node.func)
                 if call in ("eval", "exec", "torch.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "np.fromfile", "compile"):

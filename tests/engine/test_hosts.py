@@ -60,7 +60,8 @@ def network() -> Iterator[Network]:
             made.join("s", "10.77.0.1")
             for k in range(CLIENTS):
                 made.join(f"c{k}", f"10.77.0.{10 + k}")
-            _run("tc", "-n", made.space("c2"), *"qdisc add dev eth0 root tbf rate 4mbit burst 32kbit latency 400ms".split())
+            _run("tc", "-n", made.space("c2"), "qdisc", "add", "dev", "eth0", "root", "tbf",
+                 "rate", "4mbit", "burst", "32kbit", "latency", "400ms")
         except (OSError, subprocess.CalledProcessError) as cannot:
             pytest.skip(f"no network namespaces, bridge or tbf here: {(getattr(cannot, 'stderr', '') or str(cannot)).strip()}")
         yield made

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import fednet
+from fednet import registry
 from fednet.algorithms.base import Delta, Payload, Statistics, Weights
 from fednet.algorithms.fedavg import FedAvg
 from fednet.config.sections import PrivacySection
@@ -119,6 +120,14 @@ def test_methods_and_models_that_cannot_be_private_are_refused(tmp_path):
                                  up=SimpleNamespace(buffers=True))
     with pytest.raises(ConfigError, match=r"set model\.buffers: local"):
         privacy.check(experiment)
+
+
+def test_what_a_method_that_can_be_private_sends_is_one_update_in_one_exchange():
+    able = [m for m in (registry.algorithm.get(name) for name in registry.algorithm.names()) if m.sums_updates]
+    assert {"fedavg", "fedsgd", "fedprox"} <= {m.__name__.lower() for m in able}
+    for method in able:
+        (exchange,) = method.exchanges
+        assert sorted(f.form for f in exchange.up.fields.values()) == ["run", "tensors"], method
 
 
 # The bound on an update's norm

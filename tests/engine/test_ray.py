@@ -20,9 +20,10 @@ LOCAL = ("import ray; ray.init(address='local', num_cpus=2, include_dashboard=Fa
 
 def test_workers_are_placed_by_ray_and_one_that_dies_is_started_anew(tmp_path):
     with processes(tmp_path) as all:
-        words = [*small("name=ray", "rounds=3", "security.curve=true"), "--out", str(tmp_path), "--device", "cpu", "--workers", "2", "--on", "ray"]
+        words = [*small("name=ray", "rounds=3", "security.curve=true"), "--out", str(tmp_path), "--device", "cpu"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        ray = subprocess.Popen([sys.executable, "-c", LOCAL, "run", *words], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        ray = subprocess.Popen([sys.executable, "-c", LOCAL, "run", *words, "--workers", "2", "--on", "ray"], env=environment, stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, text=True)
         all.all.append(ray)
         os.kill(until(_working, "a worker is at work"), signal.SIGKILL)
         said, _ = ray.communicate(timeout=240)

@@ -62,7 +62,8 @@ def test_a_client_revoked_amid_a_run_is_counted_out_and_the_run_goes_on(own_keys
         rounds = tmp / "run" / "rounds.jsonl"
         until(lambda: [1 in r["completed"] for r in lines(rounds)][-1:] == [True], "a round with both", server, stays, goes)
         keys("revoke", tmp / "server", 1)
-        last = until(lambda: [r for r in lines(rounds)[-1:] if r["completed"] == [0] and "1" in r["dropped"]], "a round without client 1", server, stays)
+        last = until(lambda: [r for r in lines(rounds)[-1:] if r["completed"] == [0] and "1" in r["dropped"]],
+                     "a round without client 1", server, stays)
         server.send_signal(signal.SIGTERM)
         assert server.wait(60) == 4, server.said()
     assert not last[0]["void"]
