@@ -81,6 +81,7 @@ def replayed(fed: Federation, out: Path, **changes: object) -> Federation:
     return again
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])
 def test_on_a_bad_network_a_round_is_right_or_short_but_never_wrong(tmp_path: Path, method: str) -> None:
     """A model of two parts: cuts and spoilt bytes come in the middle of transfers."""
