@@ -154,7 +154,8 @@ class ClientLoop:
         try:
             message, body = self.link.receive(HERE, event.frames)
         except RemoteProtocolError as broken:
-            log.warning("refused a message of the server: %s", broken)
+            log.warning("refused a message of the server, and connecting anew: %s", broken)
+            self._do([p.Reconnect()])  # what it was is lost, and might have been awaited
             return
         instructions, stray = list[p.Instruction](), ""
         try:

@@ -567,7 +567,7 @@ class ServerProtocol:
         self._say(Note("failed", {"client": failed.key.client, "round": failed.key.round, "worker": worker.name, "reason": failed.reason}))
         if w is None or failed.key.purpose != self.purpose or w.worker != worker.name or w.status not in ("handed", "arriving"):
             return "late"
-        self._refuse_reply(w, failed.reason, failed.again, "failed")
+        self._refuse_reply(w, failed.reason, failed.again, "damaged" if failed.again else "failed")
         self._assign()
         return ""
 

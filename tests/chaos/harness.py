@@ -66,9 +66,11 @@ class Federation:
             process.join(10)
 
     # -- processes -----------------------------------------------------------------------------------------------------
-    def server(self, resume: bool = False, bind: str = "tcp://127.0.0.1:*", limit: int | None = None, **changes: Any) -> Any:
-        """limit: the largest size in bytes of a file that it can write, as on a disk that is full then."""
-        self.last = self._start(_serve, self.mapping | changes, self.out, resume, bind, limit)
+    def server(self, resume: bool = False, bind: str = "tcp://127.0.0.1:*", limit: int | None = None,
+               network: tuple[int, Mapping[str, float]] | None = None, **changes: Any) -> Any:
+        """limit: the largest size in bytes of a file that it can write, as on a disk that is full then. network: a seed,
+        and the probability by kind of what the network does to a message."""
+        self.last = self._start(_serve, self.mapping | changes, self.out, resume, bind, limit, network)
         return self.last
 
     def client(self, ids: str, server: str | None = None) -> Any:
@@ -189,13 +191,25 @@ def _run(work: Callable[..., int], output: Path, *args: Any) -> None:
     os._exit(status)
 
 
-def _serve(mapping: dict[str, Any], out: Path, resume: bool, bind: str, limit: int | None) -> int:
+def _bad_network(seed: int, chances: Mapping[str, float]) -> None:
+    """From now on this process's servers have one."""
+    from fednet import seeds
+    from fednet.transport import faulty, zeromq
+
+    sound = zeromq.ZmqServer
+    zeromq.ZmqServer = lambda *a, **k: faulty.FaultyServer(  # type: ignore[assignment,misc]
+        sound(*a, **k), faulty.Chances(seeds.rng(seed, "network"), chances, delay_s=0.2), time.monotonic, seeds.rng(seed, "bytes"))
+
+
+def _serve(mapping: dict[str, Any], out: Path, resume: bool, bind: str, limit: int | None, network: tuple[int, Mapping[str, float]] | None) -> int:
     from fednet.engine import launch
 
     if limit is not None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    if network is not None:
+        _bad_network(*network)
     config = configuration.from_mapping(mapping, where="the test")
     return launch.serve(config, bind=bind, insecure=False, keys=None, device="cpu", data=None, resume=resume, until_s=None, out=out, quiet=True,
                         command=["test"], display=launch.Silent(), report=lambda directory: None)
