@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,10 +26,11 @@ from fednet.errors import ConfigError, unknown
 from fednet.papers.cell import Cell
 from fednet.papers.mini import SAID, mini
 from fednet.registry import algorithm
-from fednet.report import metrics, reproduction
+from fednet.report import metrics, overlay, page, reproduction
 from fednet.report.read import Run, open_run
 
 PERSONAL = ("pfl_accuracy", "drift_accuracy", "solo_accuracy", "points_gained")  # measures that want every client judged
+MINI = "mini scale: not the paper's setting"  # above every figure of such runs
 LOOKS = 20  # evaluations in a run of which only the end is in the table
 
 
@@ -67,7 +69,7 @@ def main(args: argparse.Namespace) -> int:
     try:
         pool.work(tasks, args.jobs, args.device, load=args.load, sets=args.set, told=told)
     finally:
-        written = publish(job, args.out)
+        written = publish(job, args.out)  # also of what was done before a stop
     if written and not args.quiet:
         print((args.out / f"{job.stem}.txt").read_text(encoding="utf-8"))
         print("\n".join(str(p) for p in written))
@@ -185,7 +187,7 @@ def _plain(text: str) -> str:
 
 
 # -- what came of it -------------------------------------------------------------------------------------------------
-def rows(job: Job, out: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[Run]]:
+def rows(job: Job, out: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[tuple[str, int], Run]]:
     """(table's rows, curves, runs) of what is done, or failed."""
     runs = job.runs(out)
     found = {(c.name, s): open_run(t.run) for c, s, t in runs if pool.state_now(t) == "done"}
@@ -202,12 +204,12 @@ def rows(job: Job, out: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]
                                      hyperparameters=(job.chosen or {}).get(cell.name)))
         if run is not None:
             curves += reproduction.curves(cell, seed, run)
-    return made, curves, list(found.values())
+    return made, curves, found
 
 
 def publish(job: Job, out: Path) -> list[Path]:
     """Writes the table in every form. What is not drawn for want of a run is left out."""
-    made, curves, _ = rows(job, out)
+    made, curves, runs = rows(job, out)
     if not made:
         return []
     texts = {f"{job.stem}.csv": reproduction.as_csv(made), f"{job.stem}.txt": reproduction.as_text(made),
@@ -218,7 +220,25 @@ def publish(job: Job, out: Path) -> list[Path]:
         aside.write_text(text, encoding="utf-8")
         os.replace(aside, out / name)
         written.append(out / name)
-    return written
+    drawn = overlay.draw(curves, out / f"{job.stem}.svg", MINI if job.scale == "mini" else "")
+    return [*written, *([drawn] if drawn is not None else []), *pages(job, out, runs)]
+
+
+def pages(job: Job, out: Path, runs: Mapping[tuple[str, int], Run]) -> list[Path]:
+    """One page a setting, all its methods laid over each other."""
+    settings: dict[str, list[Run]] = {}
+    for cell, seed, _ in job.runs(out):
+        if (cell.name, seed) in runs:
+            name = "-".join(w for w in (cell.dataset, cell.variant, cell.heterogeneity) if w).lower().replace(" ", "-")
+            settings.setdefault(name, []).append(runs[cell.name, seed])
+    made = []
+    for name, shown in settings.items():
+        path = page.write(shown, out / job.stem / f"{name}.html")
+        if job.scale == "mini":
+            text = path.read_text(encoding="utf-8")
+            path.write_text(re.sub(r"(<body[^>]*>)", rf"\1<p><strong>{SAID[0].upper() + SAID[1:]}</strong></p>", text, count=1), encoding="utf-8")
+        made.append(path)
+    return made
 
 
 def _line(job: Job, task: Task) -> str:
