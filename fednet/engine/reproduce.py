@@ -24,6 +24,7 @@ from fednet.engine import pool
 from fednet.engine.pool import Task
 from fednet.errors import ConfigError, unknown
 from fednet.papers.cell import Cell
+from fednet.papers.choices import variants
 from fednet.papers.mini import SAID, mini
 from fednet.registry import algorithm
 from fednet.report import metrics, overlay, page, reproduction
@@ -153,10 +154,12 @@ def plan(args: argparse.Namespace) -> Job:
         for c in columns.values():
             other = c.swapped(label, mapping)
             chosen.append(replace(other, grids={k: v for k, v in c.grids.items() if not k.startswith("algorithm.")}))
+    opened = [v for c in chosen for v in variants(c)] if args.open else []
+    chosen += opened
     if args.scale == "mini":
         chosen = [mini(c) for c in chosen]
     chosen = [replace(c, config=_evaluated(c)) for c in chosen]
-    return Job(name, tuple(chosen), tuple(args.seeds or [0]), args.scale, frozenset(label for label, _ in added),
+    return Job(name, tuple(chosen), tuple(args.seeds or [0]), args.scale, frozenset([*(label for label, _ in added), *(c.method for c in opened)]),
                changed=", ".join(args.set))
 
 
@@ -242,7 +245,7 @@ def pages(job: Job, out: Path, runs: Mapping[tuple[str, int], Run]) -> list[Path
 
 
 def _line(job: Job, task: Task) -> str:
-    run, cell = open_run(task.run), next(c for c in job.cells if task.name.startswith(c.config["name"]))
+    run, cell = open_run(task.run), next(c for c in job.cells if task.name.rpartition("-seed")[0] == c.config["name"])
     values = {name: reproduction.measured(name, run) for name in cell.figures}
     said = [f"{name} {value:.2f}" + ("" if cell.figures[name] is None else f" (paper {cell.figures[name]})")
             for name, value in values.items() if value is not None]
