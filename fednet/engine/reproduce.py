@@ -32,6 +32,7 @@ from fednet.report.read import Run, open_run
 
 PERSONAL = ("pfl_accuracy", "drift_accuracy", "solo_accuracy", "points_gained")  # measures that want every client judged
 MINI = "mini scale: not the paper's setting"  # above every figure of such runs
+BY_CLASS = {"feddc/table1": ("FedAvg", "FedDC")}  # whose accuracy by class is drawn: Figures 2 and 5 of FedDC
 LOOKS = 20  # evaluations in a run of which only the end is in the table
 
 
@@ -228,19 +229,20 @@ def publish(job: Job, out: Path) -> list[Path]:
 
 
 def pages(job: Job, out: Path, runs: Mapping[tuple[str, int], Run]) -> list[Path]:
-    """One page a setting, all its methods laid over each other."""
-    settings: dict[str, list[Run]] = {}
+    """For each setting a page with all its methods laid over each other, and pictures of the first seed's runs."""
+    settings: dict[str, dict[tuple[str, int], Run]] = {}
     for cell, seed, _ in job.runs(out):
         if (cell.name, seed) in runs:
             name = "-".join(w for w in (cell.dataset, cell.variant, cell.heterogeneity) if w).lower().replace(" ", "-")
-            settings.setdefault(name, []).append(runs[cell.name, seed])
-    made = []
+            settings.setdefault(name, {})[cell.method, seed] = runs[cell.name, seed]
+    made: list[Path] = []
     for name, shown in settings.items():
-        path = page.write(shown, out / job.stem / f"{name}.html")
+        path = page.write(list(shown.values()), out / job.stem / f"{name}.html")
         if job.scale == "mini":
             text = path.read_text(encoding="utf-8")
             path.write_text(re.sub(r"(<body[^>]*>)", rf"\1<p><strong>{SAID[0].upper() + SAID[1:]}</strong></p>", text, count=1), encoding="utf-8")
-        made.append(path)
+        first = {m: run for (m, s), run in shown.items() if s == job.seeds[0]} or {m: run for (m, _), run in shown.items()}
+        made += [path, *overlay.details(first, out / job.stem, name, MINI if job.scale == "mini" else "", BY_CLASS.get(job.table, ()))]
     return made
 
 

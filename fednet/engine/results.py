@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ from fednet.engine.reproduce import MINI, Job
 from fednet.report import overlay, reproduction
 
 KEY = ("method", "dataset", "heterogeneity", "variant", "seed", "changed")
+SHOWN = {  # of the pictures beside a table, those that the paper has too
+    "fedpdc": lambda name: False, "fedabc": lambda name: name.endswith("-partition"), "feddc": lambda name: True,
+    "feddpc": lambda name: False, "fedrds": lambda name: False,
+}
 POINTS = 100  # of a curve, in the compact results
 
 
@@ -32,6 +37,10 @@ def deposit(job: Job, out: Path, folder: Path) -> None:
         if source.exists():
             new = reproduction.read_csv(source)
             merge(target, thinned(new) if suffix else new, columns)
+    for picture in sorted((out / job.stem).glob("*.png")):
+        if SHOWN[job.table.partition("/")[0]](picture.stem):
+            (books / job.stem).mkdir(exist_ok=True)
+            shutil.copyfile(picture, books / job.stem / picture.name)
 
 
 def merge(target: Path, new: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
@@ -108,6 +117,7 @@ def _table(name: str, books: Path) -> list[str]:
         if curves.exists():
             drawn = overlay.draw(reproduction.read_csv(curves), books / f"{stem}.svg", MINI if scale == "mini" else "")
             parts += ["", f"![{name}](results/{drawn.name})"] if drawn is not None else []
+        parts += [f"![{p.stem}](results/{stem}/{p.name})" for p in sorted((books / stem).glob("*.png"))]
         parts.append("")
     missing = [d for d in dict.fromkeys(c.dataset for c in papers.cells(name)) if d not in run]
     if missing:

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from fednet.report import condensed, plots
 from fednet.report.figures import COLOURS, DASHES, MARKERS
 from fednet.report.plots import Figure, write
+
+if TYPE_CHECKING:
+    from fednet.report.read import Run
 
 XS = {"round": "round", "mb": "communicated MB"}
 PANEL = (2.7, 2.1)  # inches
@@ -73,3 +78,18 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path, said: str = "") -> Path 
     path.parent.mkdir(parents=True, exist_ok=True)
     write(Figure(path.stem, said, (), (), onto, size), [path])
     return path
+
+
+def details(runs: Mapping[str, Run], folder: Path, name: str, said: str = "", classes: Sequence[str] = ()) -> list[Path]:
+    """What stands beside one setting's curves, from the runs themselves, by method: who holds what, accuracy by class over
+    the rounds for the methods `classes`, condensed images where a run has them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = [(f"{name}-partition", f) for f in plots.partition(next(iter(runs.values())))]
+    found += [(f"{name}-{m.lower()}-classes", f) for m in classes if m in runs for f in plots.class_accuracy(runs[m])]
+    written = [path for stem, figure in found
+               for path in write(replace(figure, title=f"{figure.title}; {said}" if said else figure.title), [folder / f"{stem}.png"])]
+    for run in runs.values():
+        picture = condensed.draw(run.dir, folder / f"{name}-condensed.png")
+        if picture is not None:
+            return [*written, picture]
+    return written
