@@ -102,3 +102,11 @@ def test_curves_are_drawn_from_their_csv_and_a_mean_needs_every_seed(tmp_path):
     assert path is not None
     assert "no test of the paper" in path.read_text()
     assert overlay.draw([{**base, "seed": 0, "round": 1, "mb": 1.0, "accuracy": None}], tmp_path / "g.svg") is None
+
+
+def test_mini_rows_are_compared_with_nothing_and_say_what_they_are():
+    made = [{**r, "scale": "mini"} for r in rows(A=(50.0, [20.0]), B=(40.0, [30.0]))]
+    said = reproduction.as_md(made)
+    assert "This is not the paper's setting" in said
+    assert "difference" not in said
+    assert "order" not in said
