@@ -48,6 +48,8 @@ def main(args: argparse.Namespace) -> int:
         return 0
     if args.table is None:
         raise ConfigError("fednet reproduce: expected PAPER/TABLE, such as feddpc/table2; --list shows them.")
+    if args.results is not None and args.set:
+        raise ConfigError("--results keeps what was run at the papers' settings; leave out --set, or --results.")
     job = plan(args)
     if args.plan:
         from fednet.engine.forecast import forecast

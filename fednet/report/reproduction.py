@@ -169,8 +169,9 @@ def table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]
             ours = mean(done, "ours")
             name = method + ("" if runs[0]["in_paper"] == "yes" else " (not in the paper)")
             failed = "" if done else str(runs[0]["status"]).removeprefix("failed: ")
+            apart = "" if ours is None or paper is None or runs[0]["scale"] == "mini" else f"{ours - paper:+.2f}"
             lines.append([dataset, " ".join(p for p in (variant, heterogeneity) if p), name, _text(paper),
-                          spread(done, "ours") if done else "failed", "" if ours is None or paper is None or runs[0]["scale"] == "mini" else f"{ours - paper:+.2f}",
+                          spread(done, "ours") if done else "failed", apart,
                           spread(done, "best"), _text(mean(done, "best_round"), 0), spread(done, "last10"), spread(done, "final"),
                           spread(done, "pfl"), spread(done, "drift"), _text(mean(done, "rounds"), 0), _text(mean(done, "mb"), 1),
                           _text(mean(done, "seconds"), 1), ",".join(str(r["seed"]) for r in done) if done else failed])

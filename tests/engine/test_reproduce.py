@@ -124,8 +124,10 @@ def test_cells_that_differ_in_the_method_alone_are_measured_once():
 def test_mini_runs_are_paired_resumable_and_say_in_every_artefact_that_they_are_mini(tmp_path, capsys):
     out, kept = tmp_path / "out", tmp_path / "kept"
     words = ["reproduce", "fedabc/table1", "--dataset", "mnist", "--setting", "alpha=1.0", "--only", "FedAvg,FedPer", "--scale", "mini",
-             "--jobs", "2", "--out", str(out), "--results", str(kept), *DIGITS]
+             "--jobs", "2", "--out", str(out), *DIGITS]
     assert main(words) == 0
+    results.deposit(reproduce.plan(asked(*words[1:])), out, kept)
+    results.write(kept)
     first, second = sorted((out / "fedabc-mini").glob("fedabc-*"))
     assert (first / "partition.json").read_bytes() == (second / "partition.json").read_bytes()
     chosen = [[json.loads(line)["selected"] for line in (d / "rounds.jsonl").open()] for d in (first, second)]
@@ -143,6 +145,11 @@ def test_mini_runs_are_paired_resumable_and_say_in_every_artefact_that_they_are_
     assert main(words) == 0  # nothing is run again
     assert (first / "rounds.jsonl").stat().st_mtime_ns == before
     assert reproduction.read_csv(kept / "results/fedabc-table1-mini.csv") == rows
+
+
+def test_what_was_run_at_a_changed_setting_is_not_kept_among_the_results(tmp_path, capsys):
+    assert main(["reproduce", "feddpc/table2", "--results", str(tmp_path), "--set", "rounds=2"]) == 2
+    assert "leave out --set" in capsys.readouterr().err
 
 
 def test_a_run_of_another_configuration_is_not_taken_for_this_one(tmp_path):
