@@ -17,6 +17,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dataset", metavar="D", help="only this dataset's part of the table")
     parser.add_argument("--only", type=values.kinds, metavar="M,...", help="only these methods")
     parser.add_argument("--add", action="append", default=[], metavar="NAME", help="a method beside the paper's; may be repeated")
+    parser.add_argument("--open", action="store_true", help="also the paper's method under the choices that the paper leaves open, and its ablations")
     parser.add_argument("--seeds", type=values.whole_numbers, metavar="0,1,2")
     parser.add_argument("--scale", choices=["full", "mini"], default="full", help="mini: small enough for a laptop [full]")
     parser.add_argument("--jobs", type=values.at_least_one, default=1, metavar="J", help="runs at a time [1]")

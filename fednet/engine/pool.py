@@ -122,18 +122,18 @@ def _each_once(tasks: Sequence[Task]) -> Iterator[Task]:
 
 
 def _digest(task: Task, load: Sequence[str], sets: Sequence[str]) -> str:
-    """SHA-256 of the run's whole configuration and of the user's own files; writes the configuration down."""
+    """SHA-256 of what the run was asked to be: its configuration as given, `--set`s, and the user's own files; writes the
+    configuration down. Defaults are left out: a new key of a later fednet does not make a finished run another one."""
     task.books.mkdir(parents=True, exist_ok=True)
     path = task.books / f"{task.name}.yaml"
-    made = configuration.from_mapping(task.config, str(path))
-    text = configuration.to_yaml(made)
+    text = configuration.to_yaml(configuration.from_mapping(task.config, str(path)))
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         aside = path.with_name(f".{path.name}.{os.getpid()}")
         aside.write_text(text, encoding="utf-8")
         os.replace(aside, path)
     if sets:
-        made = configuration.load(path, sets, load)
-    whole = hashlib.sha256(json.dumps(configuration.to_mapping(made), sort_keys=True, default=str).encode())
+        configuration.load(path, sets, load)  # what is wrong with them is said before anything starts
+    whole = hashlib.sha256(json.dumps([task.config, list(sets)], sort_keys=True).encode())
     for file in load:
         whole.update(Path(file).read_bytes())
     return whole.hexdigest()

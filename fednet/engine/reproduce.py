@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,12 +24,15 @@ from fednet.engine import pool
 from fednet.engine.pool import Task
 from fednet.errors import ConfigError, unknown
 from fednet.papers.cell import Cell
+from fednet.papers.choices import variants
 from fednet.papers.mini import SAID, mini
 from fednet.registry import algorithm
-from fednet.report import metrics, reproduction
+from fednet.report import metrics, overlay, page, reproduction
 from fednet.report.read import Run, open_run
 
 PERSONAL = ("pfl_accuracy", "drift_accuracy", "solo_accuracy", "points_gained")  # measures that want every client judged
+MINI = "mini scale: not the paper's setting"  # above every figure of such runs
+BY_CLASS = {"feddc/table1": ("FedAvg", "FedDC")}  # whose accuracy by class is drawn: Figures 2 and 5 of FedDC
 LOOKS = 20  # evaluations in a run of which only the end is in the table
 
 
@@ -44,6 +48,8 @@ def main(args: argparse.Namespace) -> int:
         return 0
     if args.table is None:
         raise ConfigError("fednet reproduce: expected PAPER/TABLE, such as feddpc/table2; --list shows them.")
+    if args.results is not None and args.set:
+        raise ConfigError("--results keeps what was run at the papers' settings; leave out --set, or --results.")
     job = plan(args)
     if args.plan:
         from fednet.engine.forecast import forecast
@@ -67,7 +73,7 @@ def main(args: argparse.Namespace) -> int:
     try:
         pool.work(tasks, args.jobs, args.device, load=args.load, sets=args.set, told=told)
     finally:
-        written = publish(job, args.out)
+        written = publish(job, args.out)  # also of what was done before a stop
     if written and not args.quiet:
         print((args.out / f"{job.stem}.txt").read_text(encoding="utf-8"))
         print("\n".join(str(p) for p in written))
@@ -151,10 +157,12 @@ def plan(args: argparse.Namespace) -> Job:
         for c in columns.values():
             other = c.swapped(label, mapping)
             chosen.append(replace(other, grids={k: v for k, v in c.grids.items() if not k.startswith("algorithm.")}))
+    opened = [v for c in chosen for v in variants(c)] if args.open else []
+    chosen += opened
     if args.scale == "mini":
         chosen = [mini(c) for c in chosen]
     chosen = [replace(c, config=_evaluated(c)) for c in chosen]
-    return Job(name, tuple(chosen), tuple(args.seeds or [0]), args.scale, frozenset(label for label, _ in added),
+    return Job(name, tuple(chosen), tuple(args.seeds or [0]), args.scale, frozenset([*(label for label, _ in added), *(c.method for c in opened)]),
                changed=", ".join(args.set))
 
 
@@ -185,7 +193,7 @@ def _plain(text: str) -> str:
 
 
 # -- what came of it -------------------------------------------------------------------------------------------------
-def rows(job: Job, out: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[Run]]:
+def rows(job: Job, out: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[tuple[str, int], Run]]:
     """(table's rows, curves, runs) of what is done, or failed."""
     runs = job.runs(out)
     found = {(c.name, s): open_run(t.run) for c, s, t in runs if pool.state_now(t) == "done"}
@@ -202,12 +210,12 @@ def rows(job: Job, out: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]
                                      hyperparameters=(job.chosen or {}).get(cell.name)))
         if run is not None:
             curves += reproduction.curves(cell, seed, run)
-    return made, curves, list(found.values())
+    return made, curves, found
 
 
 def publish(job: Job, out: Path) -> list[Path]:
     """Writes the table in every form. What is not drawn for want of a run is left out."""
-    made, curves, _ = rows(job, out)
+    made, curves, runs = rows(job, out)
     if not made:
         return []
     texts = {f"{job.stem}.csv": reproduction.as_csv(made), f"{job.stem}.txt": reproduction.as_text(made),
@@ -218,11 +226,30 @@ def publish(job: Job, out: Path) -> list[Path]:
         aside.write_text(text, encoding="utf-8")
         os.replace(aside, out / name)
         written.append(out / name)
-    return written
+    drawn = overlay.draw(curves, out / f"{job.stem}.svg", MINI if job.scale == "mini" else "")
+    return [*written, *([drawn] if drawn is not None else []), *pages(job, out, runs)]
+
+
+def pages(job: Job, out: Path, runs: Mapping[tuple[str, int], Run]) -> list[Path]:
+    """For each setting a page with all its methods laid over each other, and pictures of the first seed's runs."""
+    settings: dict[str, dict[tuple[str, int], Run]] = {}
+    for cell, seed, _ in job.runs(out):
+        if (cell.name, seed) in runs:
+            name = "-".join(w for w in (cell.dataset, cell.variant, cell.heterogeneity) if w).lower().replace(" ", "-")
+            settings.setdefault(name, {})[cell.method, seed] = runs[cell.name, seed]
+    made: list[Path] = []
+    for name, shown in settings.items():
+        path = page.write(list(shown.values()), out / job.stem / f"{name}.html")
+        if job.scale == "mini":
+            text = path.read_text(encoding="utf-8")
+            path.write_text(re.sub(r"(<body[^>]*>)", rf"\1<p><strong>{SAID[0].upper() + SAID[1:]}</strong></p>", text, count=1), encoding="utf-8")
+        first = {m: run for (m, s), run in shown.items() if s == job.seeds[0]} or {m: run for (m, _), run in shown.items()}
+        made += [path, *overlay.details(first, out / job.stem, name, MINI if job.scale == "mini" else "", BY_CLASS.get(job.table, ()))]
+    return made
 
 
 def _line(job: Job, task: Task) -> str:
-    run, cell = open_run(task.run), next(c for c in job.cells if task.name.startswith(c.config["name"]))
+    run, cell = open_run(task.run), next(c for c in job.cells if task.name.rpartition("-seed")[0] == c.config["name"])
     values = {name: reproduction.measured(name, run) for name in cell.figures}
     said = [f"{name} {value:.2f}" + ("" if cell.figures[name] is None else f" (paper {cell.figures[name]})")
             for name, value in values.items() if value is not None]

@@ -7,11 +7,12 @@ from typing import Any
 
 from fednet.papers.cell import Cell, lay
 
-ROUNDS, COHORT, STEPS, CLIENTS = 6, 4, 6, 20
+ROUNDS, COHORT, STEPS, CLIENTS = 10, 4, 15, 20
+HEAVY = ("resnet", "vgg", "convnet")  # models
 CONDENSATION = {"iterations": 5, "ft_epochs": 1}  # of FedDC
 
 SAID = (f"mini scale: at most {ROUNDS} rounds, {CLIENTS} clients of which {COHORT} take part, {STEPS} SGD steps of at most "
-        f"64 samples each, networks of ResNet or VGG kind replaced by LeNet5, FedDC condensing for {CONDENSATION['iterations']} "
+        f"64 samples each, ResNet, VGG and the three-layer ConvNet replaced by LeNet5, FedDC condensing for {CONDENSATION['iterations']} "
         "iterations. This is not the paper's setting, and its figures are no test of the paper's.")
 
 
@@ -25,7 +26,7 @@ def mini(cell: Cell) -> Cell:
         "clients_per_round": min(COHORT, clients),
         "train": {"steps": STEPS, "batch_size": min(64, int(train.get("batch_size", 64)))},
     }
-    if config["model"]["name"].startswith(("resnet", "vgg")):
+    if config["model"]["name"].startswith(HEAVY):
         over["model"] = {"name": "lenet5"}
     if "iterations" in config["algorithm"]:
         over["algorithm"] = CONDENSATION

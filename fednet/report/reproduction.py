@@ -27,8 +27,7 @@ FIXED = ("table", "scale", "method", "in_paper", "dataset", "heterogeneity", "va
          "rounds", "mb", "seconds", "seconds_per_round", "device", "hyperparameters", "changed")
 CURVE = ("method", "dataset", "heterogeneity", "variant", "seed", "round", "mb", "accuracy", "personal_accuracy", "test_loss", "train_loss")
 FLAT_POINTS, STEADY_POINTS = 0.1, 1.0
-COUNTS = ("best_round", "rounds_to_target", "flat_after_round", "steady_after_round")
-LESS_IS_BETTER = ("class_spread", "rounds_to_target", "seconds_per_round", "best_round", "flat_after_round", "steady_after_round", "avg_increase")
+LESS_IS_BETTER = ("class_spread", "rounds_to_target", "seconds_per_round", "best_round", "flat_after_round", "steady_after_round")
 
 
 # -- measures --------------------------------------------------------------------------------------------------------
@@ -170,8 +169,9 @@ def table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]
             ours = mean(done, "ours")
             name = method + ("" if runs[0]["in_paper"] == "yes" else " (not in the paper)")
             failed = "" if done else str(runs[0]["status"]).removeprefix("failed: ")
+            apart = "" if ours is None or paper is None or runs[0]["scale"] == "mini" else f"{ours - paper:+.2f}"
             lines.append([dataset, " ".join(p for p in (variant, heterogeneity) if p), name, _text(paper),
-                          spread(done, "ours") if done else "failed", "" if ours is None or paper is None else f"{ours - paper:+.2f}",
+                          spread(done, "ours") if done else "failed", apart,
                           spread(done, "best"), _text(mean(done, "best_round"), 0), spread(done, "last10"), spread(done, "final"),
                           spread(done, "pfl"), spread(done, "drift"), _text(mean(done, "rounds"), 0), _text(mean(done, "mb"), 1),
                           _text(mean(done, "seconds"), 1), ",".join(str(r["seed"]) for r in done) if done else failed])
@@ -245,7 +245,7 @@ def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
                "best is the papers' rule, the maximum over rounds on the test set; last 10 is the mean of the last ten evaluated rounds.")
     if changed := sorted({str(r["changed"]) for r in rows if r["changed"]}):
         out.append(f"Changed from the paper's setting: {'; '.join(changed)}.")
-    for column, methods in grouped(rows).items():
+    for column, methods in grouped([r for r in rows if r["scale"] != "mini"]).items():
         found = order(methods)
         if found is not None:
             agree, pairs, first = found

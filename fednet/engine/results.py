@@ -1,0 +1,153 @@
+"""`configs/papers/RESULTS.md`: every table that was run, from the compact results beside it.
+
+    DIR/results/PAPER-TABLE[-mini].csv, -curves.csv   rows and curves, as `fednet reproduce --results DIR` deposits them
+    DIR/results/PAPER-TABLE[-mini].svg                 accuracy against rounds and MB
+    DIR/remarks.yaml                                   what there is to say, by paper
+    DIR/RESULTS.md                                     written anew from these each time
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fednet import papers
+from fednet.engine.reproduce import MINI, Job
+from fednet.report import overlay, reproduction
+
+KEY = ("method", "dataset", "heterogeneity", "variant", "seed", "changed")
+SHOWN = {  # of the pictures beside a table, those that the paper has too
+    "fedpdc": lambda name: False, "fedabc": lambda name: name.endswith("-partition"), "feddc": lambda name: True,
+    "feddpc": lambda name: False, "fedrds": lambda name: False,
+}
+POINTS = 100  # of a curve, in the compact results
+
+
+def deposit(job: Job, out: Path, folder: Path) -> None:
+    """The job's rows and curves into the compact results; what stands there for other cells and seeds stays."""
+    books = folder / "results"
+    books.mkdir(parents=True, exist_ok=True)
+    for suffix, columns in (("", reproduction.FIXED), ("-curves", reproduction.CURVE)):
+        source, target = out / f"{job.stem}{suffix}.csv", books / f"{job.stem}{suffix}.csv"
+        if source.exists():
+            new = reproduction.read_csv(source)
+            merge(target, thinned(new) if suffix else new, columns)
+    for picture in sorted((out / job.stem).glob("*.png")):
+        if SHOWN[job.table.partition("/")[0]](picture.stem):
+            (books / job.stem).mkdir(exist_ok=True)
+            shutil.copyfile(picture, books / job.stem / picture.name)
+
+
+def merge(target: Path, new: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """Rows of the same run are replaced, others stay."""
+    old = reproduction.read_csv(target) if target.exists() else []
+    replaced = {identity(r) for r in new}
+    kept = [r for r in old if identity(r) not in replaced]
+    _write(target, reproduction.as_csv([*kept, *new], columns))
+
+
+def identity(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(str(row.get(k) or "") for k in KEY if k != "changed" or "changed" in row)
+
+
+def thinned(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """At most POINTS rows a run, evenly over its rounds, the first and the last among them."""
+    by_run: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for r in rows:
+        by_run.setdefault(identity(r), []).append(r)
+    out: list[Mapping[str, Any]] = []
+    for rs in by_run.values():
+        n = len(rs)
+        places = range(n) if n <= POINTS else sorted({round(i * (n - 1) / (POINTS - 1)) for i in range(POINTS)})
+        out += [rs[i] for i in places]
+    return out
+
+
+def write(folder: Path) -> Path:
+    """RESULTS.md and the figures, from the compact results in `folder`."""
+    books = folder / "results"
+    said = folder / "remarks.yaml"
+    remarks: dict[str, Any] = yaml.safe_load(said.read_text(encoding="utf-8")) if said.exists() else {}
+    parts = ["# The papers' tables, run", "",
+             "Written by `fednet reproduce --results` from the CSV files in `results/`; do not edit. What the sections say in prose stands in "
+             "`remarks.yaml`.", "", str(remarks.get("preface", "")).strip(), "", *_overview(books)]
+    for paper, title in papers.NAMES.items():
+        parts += ["", f"## {title}", "", str(papers.printed()[paper]["title"]), "", str(remarks.get(paper, "")).strip()]
+        for name in (n for n in papers.results() if n.startswith(f"{paper}/")):
+            parts += _table(name, books)
+    path = folder / "RESULTS.md"
+    _write(path, "\n".join(parts).rstrip() + "\n")
+    return path
+
+
+def _overview(books: Path) -> list[str]:
+    """A line a table: how many cells were run, at which scale, and how far the order of methods agrees."""
+    lines = ["| table | cells | full scale | mini scale | pairs of methods in the paper's order (full scale) |", "| --- | ---: | ---: | ---: | --- |"]
+    for name in papers.results():
+        cells = papers.cells(name)
+        full, small = (_rows(name, books, scale) for scale in ("full", "mini"))
+        counts = [len({identity({**r, "seed": 0, "changed": ""}) for r in rows if r["in_paper"] == "yes" and r["status"] == "done"})
+                  for rows in (full, small)]
+        found = [o for methods in reproduction.grouped(full).values() if (o := reproduction.order(methods))]
+        pairs = f"{sum(o[0] for o in found)} of {sum(o[1] for o in found)}" if found else ""
+        lines.append(f"| {name} | {len(cells)} | {counts[0] or ''} | {counts[1] or ''} | {pairs} |")
+    return lines
+
+
+def _table(name: str, books: Path) -> list[str]:
+    paper, _, table = name.partition("/")
+    caption = papers.printed()[paper]["tables"][table].get("caption")
+    parts = ["", f"### {name}", "", *([str(caption)[0].upper() + str(caption)[1:] + ".", ""] if caption else [])]
+    run: set[str] = set()
+    for scale in ("full", "mini"):
+        rows = _rows(name, books, scale)
+        if not rows:
+            continue
+        run |= {str(r["dataset"]) for r in rows}
+        if scale == "mini":
+            parts += [f"**{MINI[0].upper() + MINI[1:]}.** That the command works is all that these runs show.", ""]
+        parts += [reproduction.as_md(rows).rstrip(), *_others(rows)]
+        stem = f"{paper}-{table}" + ("-mini" if scale == "mini" else "")
+        curves = books / f"{stem}-curves.csv"
+        if curves.exists():
+            drawn = overlay.draw(reproduction.read_csv(curves), books / f"{stem}.svg", MINI if scale == "mini" else "")
+            parts += ["", f"![{name}](results/{drawn.name})"] if drawn is not None else []
+        parts += [f"![{p.stem}](results/{stem}/{p.name})" for p in sorted((books / stem).glob("*.png"))]
+        parts.append("")
+    missing = [d for d in dict.fromkeys(c.dataset for c in papers.cells(name)) if d not in run]
+    if missing:
+        parts.append(f"Not run here: {', '.join(missing)}.")
+    return parts
+
+
+def _others(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The further figures that the paper prints for these cells."""
+    names = list(dict.fromkeys(k.removeprefix("ours:") for r in rows for k in r if k.startswith("ours:") and r[k] is not None))
+    if not names:
+        return []
+    head = ["setting", "method", *(text for n in names for text in (f"{n.replace('_', ' ')}, paper", "ours"))]
+    lines = []
+    for column, methods in reproduction.grouped(rows).items():
+        for method, runs in methods.items():
+            done = [r for r in runs if r["status"] == "done"]
+            cells = [t for n in names for t in ("" if runs[0].get(f"paper:{n}") is None else f"{runs[0][f'paper:{n}']}",
+                                                reproduction.spread(done, f"ours:{n}"))]
+            lines.append(" | ".join([" ".join(p for p in column if p), method, *cells]))
+    bar = ["---", "---", *["---:"] * 2 * len(names)]
+    return ["", *(f"| {line} |" for line in (" | ".join(head), " | ".join(bar), *lines))]
+
+
+def _rows(name: str, books: Path, scale: str) -> list[dict[str, Any]]:
+    path = books / (name.replace("/", "-") + ("-mini" if scale == "mini" else "") + ".csv")
+    return reproduction.read_csv(path) if path.exists() else []
+
+
+def _write(path: Path, text: str) -> None:
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(text, encoding="utf-8")
+    os.replace(aside, path)

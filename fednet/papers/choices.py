@@ -1,0 +1,49 @@
+"""What a paper leaves open, contradicts itself on, or ablates, as variants of its own method: how much does the choice move?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from fednet.papers.cell import Cell, lay
+
+OWN = {"fedpdc": "FedPDC", "fedabc": "FedABC", "feddc": "FedDC", "feddpc": "FedDPC", "fedrds": "FedRDS"}
+CHOICES: dict[str, dict[str, dict[str, Any]]] = {
+    "fedpdc": {  # the penalty as printed has no gradient; two readings have one
+        "penalty=prox": {"algorithm": {"penalty": "prox"}},
+        "penalty=scale": {"algorithm": {"penalty": "scale"}},
+        "weighting=samples": {"algorithm": {"weighting": "samples"}},
+    },
+    "fedabc": {
+        "without sampling and mining": {"algorithm": {"m_p": 1, "m_n": 0, "m_nn": 0, "focal_gamma": 0}},
+    },
+    "feddc": {  # v of Eq. 8 is unstated, and Eq. 6 as printed is not what its source does
+        "clip=0.1": {"algorithm": {"clip_v": 0.1}},
+        "clip=5": {"algorithm": {"clip_v": 5.0}},
+        "match=layer": {"algorithm": {"match": "layer"}},
+        "no condensing": {"algorithm": {"ft_epochs": 0}},
+    },
+    "feddpc": {  # its ablations, Figures 6 and 7
+        "no projection": {"algorithm": {"projection": False}},
+        "no scaling": {"algorithm": {"scaling": False}},
+        **{f"lambda={v}": {"algorithm": {"lambda": v}} for v in (3, 2, 0.1, 0, -0.1, -0.5)},
+    },
+    "fedrds": {  # Eq. 4 and section 4.7 disagree on sigma; Figure 6 takes the halves apart
+        "sharing alone": {"algorithm": {"sigma_mode": "fixed", "sigma0": 0.0}},
+        "regularisation alone": {"data": {"public": {"fraction": 0.0}}},
+        "sigma=Eq. 4": {"algorithm": {"sigma_mode": "adaptive"}},
+        "sigma fixed": {"algorithm": {"sigma_mode": "fixed"}},
+    },
+}
+
+
+def variants(cell: Cell) -> list[Cell]:
+    """The choices of the cell's paper, where the cell is of the paper's own method; none where it is not."""
+    if cell.method != OWN[cell.paper]:
+        return []
+    empty: dict[str, float | None] = dict.fromkeys(cell.figures)
+    made = []
+    for label, over in CHOICES[cell.paper].items():
+        other = replace(cell, method=f"{cell.method} {label}", figures=empty, grids={})
+        made.append(replace(other, config={**lay(cell.config, over), "name": other.name}))
+    return made

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+
+from fednet import papers
+from fednet.cli.main import main
+from fednet.engine import forecast, pool, reproduce, results, search
+from fednet.report import reproduction
+
+DIGITS = ["--set", "data.dataset=digits", "--set", "rounds=2", "--device", "cpu"]
+
+
+def asked(*words):
+    """What `fednet reproduce` makes of a command line."""
+    from fednet.cli import reproduce as verb
+    from fednet.cli.common import Parser
+
+    parser = Parser()
+    verb.add(parser)
+    return parser.parse_args([str(w) for w in words])
+
+
+def job(*words):
+    return reproduce.plan(asked(*words))
+
+
+# -- what is to be run -----------------------------------------------------------------------------------------------
+def test_the_list_has_every_table_of_every_paper(capsys):
+    assert main(["reproduce", "--list"]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in [*papers.results(), *papers.NO_RUNS])
+
+
+def test_cells_are_chosen_by_dataset_setting_and_method():
+    found = job("feddpc/table2", "--dataset", "cifar10", "--setting", "alpha=0.2", "--only", "feddpc,FedCM")
+    assert [(c.dataset, c.heterogeneity, c.method) for c in found.cells] == [("CIFAR-10", "alpha=0.2", "FedCM"), ("CIFAR-10", "alpha=0.2", "FedDPC")]
+    assert job("feddpc/table2", "--dataset", "CIFAR-10").cells == job("feddpc/table2", "--dataset", "cifar10").cells
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["feddpc/table9"], "feddpc/table2"), (["feddpc/table2", "--dataset", "mnist"], "CIFAR-10"), (["feddpc/table2", "--only", "FedDPT"], "FedDPC"),
+    (["feddpc/table2", "--setting", "alpha=7"], "alpha=7"), (["feddpc/table2", "--add", "fedavgg"], "fedavg"), ([], "PAPER/TABLE"),
+])
+def test_a_wrong_name_is_answered_with_the_right_ones(words, said, capsys):
+    assert main(["reproduce", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_method_that_a_cell_is_measured_against_runs_too():
+    assert {c.method for c in job("fedabc/figure5_text", "--only", "FedABC").cells} == {"FedABC", "FedABC_wi"}
+
+
+def test_an_added_method_stands_in_every_column_and_differs_in_the_method_alone():
+    found = job("feddpc/table2", "--dataset", "cifar10", "--only", "FedDPC", "--add", "{name: fedavg, weighting: uniform}")
+    mine = [c for c in found.cells if c.method == "fedavg-weightinguniform"]
+    assert {c.heterogeneity for c in mine} == {"alpha=0.2", "alpha=0.6"}
+    for c in mine:
+        (theirs,) = [o for o in found.cells if o.method == "FedDPC" and o.heterogeneity == c.heterogeneity]
+        assert {k for k in c.config if c.config[k] != theirs.config[k]} == {"algorithm", "name"}
+        assert c.figure is None
+        assert set(c.grids) == {"train.lr"}
+
+
+def test_runs_of_a_seed_are_paired_and_come_before_those_of_the_next():
+    found = job("feddpc/table2", "--dataset", "cifar10", "--seeds", "3,4")
+    runs = found.runs(reproduce.Path("out"))
+    assert [s for _, s, _ in runs] == [3] * 12 + [4] * 12
+    assert all(t.config["seed"] == s and t.name.endswith(f"seed{s}") for _, s, t in runs)
+
+
+def test_tables_that_stand_on_the_same_runs_share_them(tmp_path):
+    one, two = (job(f"fedabc/{t}", "--dataset", "mnist").runs(tmp_path) for t in ("table1", "table2"))
+    assert [t for _, _, t in one] == [t for _, _, t in two]
+
+
+def test_clients_are_judged_only_where_the_table_is_about_them():
+    assert job("feddpc/table2").cells[0].config["evaluate"] == {"every": 1, "clients": "none"}
+    assert job("fedabc/table1", "--dataset", "mnist").cells[0].config["evaluate"] == {"finetune": False, "every": 5, "clients": "auto"}
+
+
+# -- searching -------------------------------------------------------------------------------------------------------
+def test_a_search_run_is_a_quarter_of_the_rounds_on_a_validation_split(tmp_path):
+    found = job("feddpc/table2", "--dataset", "cifar10", "--setting", "alpha=0.2", "--only", "FedCM")
+    (cell,) = found.cells
+    points = search.points(cell, {"train.lr": [0.5]})
+    assert points == [{"train.lr": 0.5, "algorithm.alpha": a} for a in (1, 0.1, 0.01, 0.001)]
+    made = search.task(cell, points[1], found, tmp_path).config
+    assert (made["rounds"], made["data"]["validation"], made["train"]["lr"], made["algorithm"]["alpha"]) == (100, 0.1, 0.5, 0.1)
+    assert cell.config["data"].get("validation") is None  # the winner has the whole pool
+
+
+def test_the_winner_is_the_best_on_the_validation_split_and_what_failed_is_out(tmp_path, monkeypatch):
+    args = asked("feddpc/table2", "--dataset", "cifar10", "--setting", "alpha=0.2", "--only", "FedVARP", "--out", tmp_path,
+                 "--grid", "train.lr=1,0.3,0.2")
+    monkeypatch.setattr(pool, "work", lambda *a, **k: {})
+    monkeypatch.setattr(search, "score", lambda t: {1: None, 0.3: 0.4, 0.2: 0.6}[t.config["train"]["lr"]])
+    found = search.searched(reproduce.plan(args), args, lambda text: None)
+    assert found.cells[0].config["train"]["lr"] == 0.2
+    assert found.chosen == {found.cells[0].name: {"train.lr": 0.2}}
+    (books,) = json.loads((tmp_path / "feddpc-table2-chosen.json").read_text()).values()
+    assert [s["validation_accuracy"] for s in books["scores"]] == [None, 0.4, 0.6]
+
+
+# -- the plan --------------------------------------------------------------------------------------------------------
+def test_a_plan_counts_runs_hours_and_megabytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(forecast, "measured", lambda job, *_: dict.fromkeys(map(forecast.kind, job.cells), 9.0))
+    found = job("feddpc/table2", "--dataset", "cifar10", "--only", "FedDPC", "--seeds", "0,1")
+    said = forecast.forecast(found, tmp_path, "cpu", 2)
+    assert "4 runs" in said
+    assert "4 left" in said
+    assert "4.00 hours of one process, 2.00 hours with --jobs 2" in said  # 4 runs x 400 rounds x 9 s
+    assert "7937 MB" in said  # 4 x 400 rounds x 10 clients x (down + up) of LeNet5's 62,006 parameters in 4 bytes
+    assert "10 points" in said  # 5 learning rates, 2 settings
+
+
+def test_cells_that_differ_in_the_method_alone_are_measured_once():
+    assert len({forecast.kind(c) for c in job("feddpc/table2", "--dataset", "cifar10").cells}) == 1
+
+
+# -- running it ------------------------------------------------------------------------------------------------------
+def test_mini_runs_are_paired_resumable_and_say_in_every_artefact_that_they_are_mini(tmp_path, capsys):
+    out, kept = tmp_path / "out", tmp_path / "kept"
+    words = ["reproduce", "fedabc/table1", "--dataset", "mnist", "--setting", "alpha=1.0", "--only", "FedAvg,FedPer", "--scale", "mini",
+             "--jobs", "2", "--out", str(out), *DIGITS]
+    assert main(words) == 0
+    results.deposit(reproduce.plan(asked(*words[1:])), out, kept)
+    results.write(kept)
+    first, second = sorted((out / "fedabc-mini").glob("fedabc-*"))
+    assert (first / "partition.json").read_bytes() == (second / "partition.json").read_bytes()
+    chosen = [[json.loads(line)["selected"] for line in (d / "rounds.jsonl").open()] for d in (first, second)]
+    assert chosen[0] == chosen[1]
+    texts = [*out.glob("fedabc-table1-mini.*"), *out.glob("fedabc-table1-mini/*.html"), kept / "RESULTS.md", kept / "results/fedabc-table1-mini.svg"]
+    assert len(texts) == 7
+    for path in texts:
+        assert "not the paper" in path.read_text().replace("&#39;", "'") or ",mini," in path.read_text(), path
+    rows = reproduction.read_csv(out / "fedabc-table1-mini.csv")
+    assert [(r["method"], r["paper"], r["seed"], r["rounds"], r["changed"]) for r in rows] == [
+        ("FedAvg", 98.0, 0, 2, "data.dataset=digits, rounds=2"), ("FedPer", 98.1, 0, 2, "data.dataset=digits, rounds=2")]
+    assert all(r["ours"] == r["pfl"] and 0 < r["pfl"] <= 100 and r["mb"] > 0 for r in rows)
+    before = (first / "rounds.jsonl").stat().st_mtime_ns
+    capsys.readouterr()
+    assert main(words) == 0  # nothing is run again
+    assert (first / "rounds.jsonl").stat().st_mtime_ns == before
+    assert reproduction.read_csv(kept / "results/fedabc-table1-mini.csv") == rows
+
+
+def test_what_was_run_at_a_changed_setting_is_not_kept_among_the_results(tmp_path, capsys):
+    assert main(["reproduce", "feddpc/table2", "--results", str(tmp_path), "--set", "rounds=2"]) == 2
+    assert "leave out --set" in capsys.readouterr().err
+
+
+def test_a_run_of_another_configuration_is_not_taken_for_this_one(tmp_path):
+    found = job("feddpc/table2", "--dataset", "cifar10", "--only", "FedDPC")
+    tasks = [t for _, _, t in found.runs(tmp_path)][:1]
+    tasks[0].books.mkdir(parents=True)
+    (tasks[0].books / f"{tasks[0].name}.done").write_text("0123 0\n")
+    with pytest.raises(reproduce.ConfigError, match="another configuration"):
+        pool.work(tasks, 1, "cpu")
+
+
+# -- the compact results ---------------------------------------------------------------------------------------------
+def test_new_rows_replace_those_of_the_same_run_and_leave_the_others(tmp_path):
+    row = dict.fromkeys(reproduction.FIXED) | {"method": "A", "dataset": "D", "heterogeneity": "h", "seed": 0, "ours": 1}
+    path = tmp_path / "t.csv"
+    results.merge(path, [row, {**row, "seed": 1}], reproduction.FIXED)
+    results.merge(path, [{**row, "ours": 2}], reproduction.FIXED)
+    assert sorted((r["seed"], r["ours"]) for r in reproduction.read_csv(path)) == [(0, 2), (1, 1)]
+
+
+def test_a_long_curve_is_thinned_to_its_first_its_last_and_even_steps_between():
+    rows = [{"method": "A", "dataset": "D", "heterogeneity": "h", "variant": None, "seed": 0, "round": t} for t in range(1, 401)]
+    rounds = [r["round"] for r in results.thinned(rows)]
+    assert (len(rounds), rounds[0], rounds[-1]) == (100, 1, 400)
+    assert {b - a for a, b in itertools.pairwise(rounds)} == {4, 5}

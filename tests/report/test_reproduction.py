@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import pytest
+
+from fednet import papers
+from fednet.report import overlay, reproduction
+from fednet.report.read import open_run
+from tests.report import fake_run
+
+
+def run(path, name, *accuracy, **more):
+    return open_run(fake_run.write(path / name, rounds=len(accuracy), accuracy=list(accuracy), **more))
+
+
+CURVE = (0.1, 0.4, 0.3, 0.5, 0.5)
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("final_accuracy", 50), ("best_accuracy", 50), ("best_round", 4),  # the first of the best
+    ("accuracy_at_3", 40), ("accuracy_in_3", 30), ("accuracy_at_500", 50), ("accuracy_in_500", None),
+    ("max_drop", -10), ("avg_drop", -10), ("avg_increase", 25),  # of 30 and 20; the zero is in neither
+    ("flat_after_round", 4), ("steady_after_round", 3), ("seconds_per_round", 2), ("pfl_accuracy", None), ("speedup", None),
+])
+def test_a_measure_is_what_the_paper_prints_it_as(tmp_path, name, value):
+    from fednet.report import finish
+
+    made = run(tmp_path, "a", *CURVE)
+    finish(made.dir, figures=False)
+    found = reproduction.measured(name, open_run(made.dir))
+    assert found == (None if value is None else pytest.approx(value))
+
+
+def test_rounds_to_a_target_are_counted_against_the_other_method_up_to_the_papers_round(tmp_path):
+    other, mine = run(tmp_path, "a", 0.1, 0.2, 0.3, 0.4), run(tmp_path, "b", 0.2, 0.3, 0.3, 0.2)
+    assert reproduction.measured("rounds_to_target", mine, other, 3) == 2  # 0.3, which the other has in round 3
+    assert reproduction.measured("speedup", mine, other, 3) == 1.5
+    assert reproduction.measured("rounds_to_target", mine, other, 4) is None  # never
+    assert reproduction.measured("points_gained", mine, other) == pytest.approx(-10)
+
+
+def rows(**ours):
+    """A table's rows from (paper, ours over seeds) by method."""
+    blank = dict.fromkeys(reproduction.FIXED) | {"scale": "full", "in_paper": "yes", "dataset": "D", "heterogeneity": "alpha=1", "status": "done",
+                                                 "measure": "best_accuracy"}
+    return [{**blank, "method": m, "paper": p, "ours": v, "seed": s} for m, (p, values) in ours.items() for s, v in enumerate(values)]
+
+
+def test_ours_is_the_mean_with_its_deviation_over_seeds_beside_the_papers_figure():
+    head, (line,) = reproduction.table(rows(A=(50.0, [50.0, 54.0])))
+    assert dict(zip(head, line)) == {"dataset": "D", "setting": "alpha=1", "method": "A", "paper": "50.00", "ours": "52.00 ± 2.83",
+                                     "difference": "+2.00", "seeds": "0,1"}
+
+
+def test_the_order_of_methods_is_compared_pair_by_pair():
+    (methods,) = reproduction.grouped(rows(A=(60.0, [50.0]), B=(55.0, [52.0]), C=(50.0, [40.0]), D=(50.0, [45.0]))).values()
+    # A > C, A > D, B > C, B > D as printed, A > B not; C and D are printed as equal.
+    assert reproduction.order(methods) == (4, 5, False)
+
+
+def test_less_is_better_for_rounds_to_a_target():
+    made = [{**r, "measure": "rounds_to_target"} for r in rows(A=(100.0, [90.0]), B=(25.0, [30.0]))]
+    (methods,) = reproduction.grouped(made).values()
+    assert reproduction.order(methods) == (1, 1, True)
+
+
+def test_a_failed_run_stands_in_the_table_with_its_reason_and_in_no_mean():
+    made = rows(A=(50.0, [None]))
+    made[0]["status"] = "failed: loss is not finite"
+    head, (line,) = reproduction.table(made)
+    assert dict(zip(head, line))["ours"] == "failed"
+    assert line[-1] == "loss is not finite"
+    assert reproduction.order(next(iter(reproduction.grouped(made).values()))) is None
+
+
+def test_a_method_that_is_not_in_the_paper_is_marked_and_has_no_figure():
+    made = [{**r, "in_paper": "no", "paper": None} for r in rows(mine=(None, [61.0]))]
+    assert "mine (not in the paper)" in reproduction.as_md(made)
+
+
+def test_rows_come_back_from_csv_as_they_were(tmp_path):
+    made = rows(A=(50.0, [52.5, 54.25]))
+    (tmp_path / "t.csv").write_text(reproduction.as_csv(made))
+    assert reproduction.read_csv(tmp_path / "t.csv") == made
+
+
+def test_a_row_has_the_papers_figures_beside_ours(tmp_path):
+    (cell,) = [c for c in papers.cells("feddpc/table2") if c.method == "FedDPC" and c.dataset == "CIFAR-10" and c.heterogeneity == "alpha=0.2"]
+    from fednet.report import finish
+
+    made = run(tmp_path, "a", *CURVE)
+    finish(made.dir, figures=False)
+    row = reproduction.row(cell, 0, "full", open_run(made.dir))
+    assert (row["paper"], row["ours"], row["last10"]) == (55.44, 50, pytest.approx(36))
+    assert (row["paper:best_round"], row["ours:best_round"], row["paper:seconds_per_round"], row["ours:seconds_per_round"]) == (372, 4, 0.51, 2)
+
+
+def test_curves_are_drawn_from_their_csv_and_a_mean_needs_every_seed(tmp_path):
+    base = {"method": "A", "dataset": "D", "heterogeneity": "h", "variant": None}
+    points = [{**base, "seed": s, "round": t, "mb": 10.0 * t, "accuracy": 20 * t + 2 * s} for s, t in ((0, 1), (0, 2), (1, 1))]
+    assert overlay.means(points, "mb", "accuracy") == [(10.0, 21.0)]
+    path = overlay.draw(points, tmp_path / "f.svg", "no test of the paper")
+    assert path is not None
+    assert "no test of the paper" in path.read_text()
+    assert overlay.draw([{**base, "seed": 0, "round": 1, "mb": 1.0, "accuracy": None}], tmp_path / "g.svg") is None
+
+
+def test_mini_rows_are_compared_with_nothing_and_say_what_they_are():
+    made = [{**r, "scale": "mini"} for r in rows(A=(50.0, [20.0]), B=(40.0, [30.0]))]
+    said = reproduction.as_md(made)
+    assert "This is not the paper's setting" in said
+    assert "difference" not in said
+    assert "order" not in said
