@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fednet.errors import ConfigError
+from fednet.errors import ConfigError, unknown
 
 
 def main(args: Any) -> int:
-    """args.what: transport. Returns the exit status."""
+    """args.what: transport, round or scale; args.workload, args.repeat, args.workers, args.json of the latter two."""
+    with tempfile.TemporaryDirectory(prefix="fednet-bench-") as folder:
+        for line in _lines(args, Path(folder)):
+            print(line, flush=True)
+    return 0
+
+
+def _lines(args: Any, folder: Path) -> Iterator[str]:
     if args.what == "transport":
         from fednet.engine import reckoning
 
-        with tempfile.TemporaryDirectory(prefix="fednet-bench-") as folder:
-            for line in reckoning.main(Path(folder)):
-                print(line, flush=True)
-        return 0
-    raise ConfigError(f"fednet bench {args.what}: expected transport.")
+        yield from reckoning.main(folder)
+        return
+    from fednet.engine import workloads
+
+    known = workloads.WORKLOADS if args.what == "round" else workloads.SCALES
+    wanted = args.workload.split(",") if args.workload else list(known)[:3] if args.what == "round" else list(known)
+    for name in wanted:
+        if name not in known:
+            raise ConfigError(f"--workload: {unknown('workload', name, known)}")
+    records = []
+    for name in wanted:
+        made = (workloads.bench if args.what == "round" else workloads.scale)([name], args.repeat, folder, args.workers)
+        records += made
+        yield from workloads.lines(made) if args.what == "round" else workloads.scale_lines(made)
+    if args.json:
+        Path(args.json).write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")

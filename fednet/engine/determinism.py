@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
@@ -15,10 +16,8 @@ def settle(threads: int = 1, precision: str = "fp32") -> dict[str, Any]:
 
     torch.set_num_threads(threads)
     if torch.get_num_interop_threads() != 1:
-        try:
+        with contextlib.suppress(RuntimeError):  # work has started already: then the number is fixed, and recorded below
             torch.set_num_interop_threads(1)
-        except RuntimeError:  # work has started already: then the number is fixed, and recorded below
-            pass
     # The same as use_deterministic_algorithms(True, warn_only=True), which also imports the whole of torch._inductor: 3 s.
     torch.set_deterministic_debug_mode("warn")
     torch.backends.cudnn.deterministic = True

@@ -171,7 +171,8 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
             loop.close()
         else:
             hub.farewell(1.0 if over else 0.05)  # where rounds are left, the workers stay and wait for a server
-        for last in (hub.close, files.flush, files.close, *([tracker.close] if tracker is not None else [])):
+        endings: list[Callable[[], object]] = [hub.close, files.flush, files.close, *([tracker.close] if tracker is not None else [])]
+        for last in endings:
             with contextlib.suppress(OSError):
                 last()
         logging.getLogger("fednet").removeHandler(logs)

@@ -57,6 +57,30 @@ WORKLOADS = {w.name: w for w in (
 )}
 
 
+MLP = {"name": "mlp", "hidden": [2150, 2150]}  # 11.2 M parameters, 45 MB
+SCALES = {w.name: w for w in (
+    *(Workload(f"P{n}", f"a model of 45 MB, {n} participants a round, one SGD step each", MLP, n, n, 8, 8, 1, 3) for n in (8, 32, 128)),
+    *(Workload(f"N{n}", f"LeNet-5, {n} clients, 20 a round, one SGD step each", LENET, n, 20, 5, 8, 1, 20) for n in (100, 1000, 10_000)),
+)}
+
+
+def scale(names: Sequence[str], repeat: int, out: Path, workers: int | None = None) -> list[dict[str, Any]]:
+    """How a round and the server's memory grow: one record a workload, no floor."""
+    records = []
+    for name in names:
+        work = SCALES[name]
+        runs = [_fednet(work, workers or placement.cores(), out / f"{name}-{k}") for k in range(repeat)]
+        records.append({"workload": name, "what": work.text, "torch": _torch(), "fednet_s": spread([r["seconds"] for r in runs]),
+                        "server_s": spread([r["server_s"] for r in runs]), "server_peak_mb": spread([r["server_peak_mb"] for r in runs])})
+    return records
+
+
+def scale_lines(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for r in records:
+        yield (f"{r['workload']:7} {r['fednet_s']['median']:8.2f} s a round, of it the server's own {r['server_s']['median']:6.3f} s; "
+               f"its peak memory {r['server_peak_mb']['median']:6.0f} MB   {r['what']}")
+
+
 def bench(names: Sequence[str], repeat: int, out: Path, workers: int | None = None) -> list[dict[str, Any]]:
     """One record a workload: seconds a round of both, their ratio pair by pair, phases, memory, start-up."""
     return [_pairs(WORKLOADS[n], repeat, out, workers or placement.cores()) for n in names]
@@ -112,9 +136,10 @@ def _fednet(work: Workload, workers: int, folder: Path) -> dict[str, Any]:
     words = [sys.executable, "-m", "fednet.cli.main", "run", str(config), "--out", str(folder), "--workers", str(workers), "--quiet"]
     begun = time.time()
     process = subprocess.Popen(words, env=_env(), stderr=subprocess.PIPE, text=True)
-    pss = 0
+    pss = peak = 0
     while process.poll() is None:
-        pss = max(pss, sum(_pss(pid) for pid in family(process.pid)))
+        pss = max(pss, sum(_figure(pid, "smaps_rollup", "Pss:") for pid in family(process.pid)))
+        peak = max(peak, *(_figure(pid, "status", "VmHWM:") for pid in _server(folder)), 0)
         time.sleep(0.5)
     if process.returncode:
         raise CannotGoOn(f"the run of {work.name} failed: {(process.stderr.read() if process.stderr else '').strip()}")
@@ -126,8 +151,7 @@ def _fednet(work: Workload, workers: int, folder: Path) -> dict[str, Any]:
     each = [b - a for a, b in zip(ends[1:], ends[2:])]
     ready = next(e["time"] for e in events if e["type"] == "ready")
     busy = sum(v for r in rounds[2:] for v in [r["seconds_by_phase"].get("training", 0.0)])
-    return {"seconds": statistics.median(each), "server_s": sum(v for p, v in phases.items() if p in ("aggregate", "evaluate", "record", "aggregating",
-            "evaluating", "recording")), "pss_mb": pss / 1e6, "first_task_s": ready - begun, "by_phase": phases,
+    return {"seconds": statistics.median(each), "server_s": sum(v for p, v in phases.items() if p in ("aggregating", "evaluating", "recording")), "pss_mb": pss / 1e6, "server_peak_mb": peak / 1e6, "first_task_s": ready - begun, "by_phase": phases,
             "utilisation": busy / (workers * (ends[-1] - ends[1])) if busy else 0.0}
 
 
@@ -142,11 +166,18 @@ def family(pid: int) -> Iterator[int]:
         yield from family(int(child))
 
 
-def _pss(pid: int) -> int:
-    """Proportional set size in bytes; 0 for a process that has ended."""
+def _server(folder: Path) -> Iterator[int]:
+    """The server's process, once its run has one."""
+    for file in folder.glob("*/server.json"):
+        yield json.loads(file.read_text())["pid"]
+
+
+def _figure(pid: int, file: str, name: str) -> int:
+    """A figure of a process in bytes: Pss of smaps_rollup (proportional set size), VmHWM of status (peak resident); 0 for one
+    that has ended."""
     try:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
+        for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
+            if line.startswith(name):
                 return int(line.split()[1]) * 1024
     except OSError:
         pass

@@ -111,7 +111,7 @@ def test_rounds_in_which_nobody_is_there_are_void(tmp_path: Path) -> None:
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10**6), rate=st.sampled_from([0.1, 0.3, 0.6]), share=st.sampled_from([0.5, 1.0]))
 def test_scaffold_c_is_the_mean_of_the_c_i_after_any_sequence_of_dropouts(tmp_path_factory: Any, seed: int, rate: float, share: float) -> None:
-    faults = {"seed": seed, "random": {kind: rate / 4 for kind in ("drop_before_training", "drop_before_sending", "drop_during_upload", "crash")}
+    faults = {"seed": seed, "random": dict.fromkeys(("drop_before_training", "drop_before_sending", "drop_during_upload", "crash"), rate / 4)
               | {"corrupt": 0.1, "duplicate": 0.1, "disconnect": 0.1}}
     directory, records = run(tmp_path_factory.mktemp("property"), seed=seed, algorithm={"name": "scaffold"}, participation=share, rounds=4,
                              faults=faults, round={"void_rounds": 9, "lost": {"closed": 0.02}})
