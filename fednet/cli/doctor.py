@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from fednet.cli.common import everywhere
@@ -10,8 +11,10 @@ from fednet.cli.common import everywhere
 
 def add(parser: argparse.ArgumentParser) -> None:
     everywhere(parser, config=True)
-    parser.add_argument("--server", metavar="ADDRESS", help="also whether that server can be reached from here")
-    parser.add_argument("--keys", type=Path, metavar="PATH", help="also whether these keys are in order")
+    parser.add_argument("--server", default=os.environ.get("FEDNET_SERVER") or None, metavar="ADDRESS",
+                        help="also whether that server can be reached from here [FEDNET_SERVER]")
+    parser.add_argument("--keys", type=Path, default=os.environ.get("FEDNET_KEYS") or None, metavar="PATH",
+                        help="also whether these keys are in order [FEDNET_KEYS]")
     parser.add_argument("--data", type=Path, metavar="DIR", help="where datasets lie [FEDNET_DATA]")
     parser.add_argument("--device", default="auto", metavar="D")
 
