@@ -54,7 +54,8 @@ class ClientLoop:
     """
 
     def __init__(self, protocol: p.ClientProtocol, transport: ClientTransport, framing: Callable[[int], int],
-                 prepare: Callable[[m.Welcome], Prepared], *, greeting: tuple[int, int] = (0, 0), inline: bool = False, find: Callable[[], str | None] | None = None,
+                 prepare: Callable[[m.Welcome], Prepared], *, greeting: tuple[int, int] = (0, 0), inline: bool = False,
+                 find: Callable[[], str | None] | None = None,
                  on_thread: Callable[[], object] | None = None) -> None:
         self.protocol, self.transport = protocol, transport
         self.ended: p.Ended | p.TurnedAway | None = None

@@ -520,7 +520,8 @@ class Rounds:
             outcome.reported |= self._accountant.spent(outcome.round)
         record |= {"seconds": elapsed, "seconds_virtual": outcome.virtual if self._clock else None,
                    "seconds_by_phase": fitted(outcome.seconds, elapsed, early), "seconds_virtual_by_phase": outcome.virtual_split or None,
-                   "bytes_up": tally.spent["up"], "bytes_down": tally.spent["down"], "useful": tally.useful, "predicted": outcome.predicted if self.experiment.foretold else None, **hashes,
+                   "bytes_up": tally.spent["up"], "bytes_down": tally.spent["down"], "useful": tally.useful,
+                   "predicted": outcome.predicted if self.experiment.foretold else None, **hashes,
                    "algorithm": outcome.reported | ({"warnings": outcome.warnings} if outcome.warnings else {})}
         progress.round = outcome.round
         self._best(record, model)

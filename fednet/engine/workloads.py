@@ -5,6 +5,7 @@ Floor and fednet are run in turn, several times, in one sitting, so that the rat
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import statistics
@@ -136,10 +137,11 @@ def _fednet(work: Workload, workers: int, folder: Path) -> dict[str, Any]:
     words = [sys.executable, "-m", "fednet.cli.main", "run", str(config), "--out", str(folder), "--workers", str(workers), "--quiet"]
     begun = time.time()
     process = subprocess.Popen(words, env=_env(), stderr=subprocess.PIPE, text=True)
-    pss = peak = 0
+    pss, peak, used = 0, 0, list[tuple[float, float]]()
     while process.poll() is None:
         pss = max(pss, sum(_figure(pid, "smaps_rollup", "Pss:") for pid in family(process.pid)))
         peak = max(peak, *(_figure(pid, "status", "VmHWM:") for pid in _server(folder)), 0)
+        used.append((time.time(), sum(_cpu_seconds(pid) for pid in family(process.pid))))
         time.sleep(0.5)
     if process.returncode:
         raise CannotGoOn(f"the run of {work.name} failed: {(process.stderr.read() if process.stderr else '').strip()}")
@@ -148,11 +150,13 @@ def _fednet(work: Workload, workers: int, folder: Path) -> dict[str, Any]:
     rounds = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
     ends = [e["time"] for e in events if e["type"] == "round"]
     phases = {p: statistics.median(r["seconds_by_phase"].get(p, 0.0) for r in rounds[2:]) for p in rounds[-1]["seconds_by_phase"]}
-    each = [b - a for a, b in zip(ends[1:], ends[2:])]
+    each = [b - a for a, b in itertools.pairwise(ends[1:])]
+    own = sum(v for p, v in phases.items() if p in ("aggregating", "evaluating", "recording"))
+    timed = [(t, cpu) for t, cpu in used if ends[1] <= t <= ends[-1]]
+    spent = (timed[-1][1] - timed[0][1]) / (timed[-1][0] - timed[0][0]) if len(timed) > 1 else 0.0
     ready = next(e["time"] for e in events if e["type"] == "ready")
-    busy = sum(v for r in rounds[2:] for v in [r["seconds_by_phase"].get("training", 0.0)])
-    return {"seconds": statistics.median(each), "server_s": sum(v for p, v in phases.items() if p in ("aggregating", "evaluating", "recording")), "pss_mb": pss / 1e6, "server_peak_mb": peak / 1e6, "first_task_s": ready - begun, "by_phase": phases,
-            "utilisation": busy / (workers * (ends[-1] - ends[1])) if busy else 0.0}
+    return {"seconds": statistics.median(each), "server_s": own, "pss_mb": pss / 1e6, "server_peak_mb": peak / 1e6, "first_task_s": ready - begun,
+            "by_phase": phases, "utilisation": spent / placement.cores()}
 
 
 def family(pid: int) -> Iterator[int]:
@@ -170,6 +174,15 @@ def _server(folder: Path) -> Iterator[int]:
     """The server's process, once its run has one."""
     for file in folder.glob("*/server.json"):
         yield json.loads(file.read_text())["pid"]
+
+
+def _cpu_seconds(pid: int) -> float:
+    """User and system time of a process so far; 0 for one that has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _figure(pid: int, file: str, name: str) -> int:
@@ -193,4 +206,4 @@ def lines(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             return f"{s['median']:.{digits}f} [{s['min']:.{digits}f} {s['max']:.{digits}f}]"
         yield (f"{r['workload']:4} {cell('floor_s'):>18} {cell('fednet_s'):>18} {cell('ratio', 2):>18} {r['pss_mb']['median']:8.0f} "
                f"{r['first_task_s']['median']:13.1f}")
-        yield "     " + ", ".join(f"{p} {s:.3f}" for p, s in r["by_phase"].items())
+        yield f"     cores in use {r['utilisation']['median']:.0%}; " + ", ".join(f"{p} {s:.3f}" for p, s in r["by_phase"].items())
