@@ -47,7 +47,8 @@ def run(config: Path | str | Mapping[str, Any] | None = None, *, set: Mapping[st
 
 def _here(config: configuration.Config, out: Path, device: str, resume: bool, quiet: bool, callback: Callable[[Any], None] | None) -> Path:
     from fednet.cli.display import Display
-    from fednet.engine.launch import host_rounds, open_directory
+    from fednet.engine.hosting import host_rounds
+    from fednet.engine.launch import open_directory
 
     display = Display(quiet)
     config, directory, finished = open_directory(config, out, resume)

@@ -28,7 +28,8 @@ def _run(args: argparse.Namespace, words: list[str]) -> int:
     from fednet import config as configuration
     from fednet import report
     from fednet.cli.display import Display
-    from fednet.engine.launch import host_rounds, open_directory
+    from fednet.engine.hosting import host_rounds
+    from fednet.engine.launch import open_directory
 
     config, directory, finished = open_directory(configuration.load(args.config, args.set, args.load), args.out, resume=True)
     if not finished:

@@ -90,7 +90,8 @@ def _trained(changes: Mapping[str, Any]) -> list[dict[str, Any]]:
     import json
 
     from fednet.config import from_mapping
-    from fednet.engine.launch import Silent, host_rounds, open_directory
+    from fednet.engine.hosting import host_rounds
+    from fednet.engine.launch import Silent, open_directory
 
     config = from_mapping({**SMALL, **changes}, where="fednet check")
     with tempfile.TemporaryDirectory(prefix="fednet-check-") as folder:

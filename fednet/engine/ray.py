@@ -171,7 +171,8 @@ def run_on_ray(config: Config, directory: Path, *, workers: int | None, device: 
     import ray.exceptions
     import ray.util
 
-    from fednet.engine.launch import host_rounds, run_keys
+    from fednet.engine.admission import run_keys
+    from fednet.engine.hosting import host_rounds
 
     (directory / "server.json").unlink(missing_ok=True)
     mine = not ray.is_initialized()

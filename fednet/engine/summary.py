@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
+import socket
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fednet import __version__, loading
+from fednet.config import Config
 from fednet.engine.keepsakes import keep_class_means, keep_personal, save_model
 from fednet.engine.rundir import write_json
 from fednet.engine.server import Rounds
@@ -15,8 +20,6 @@ from fednet.engine.server import Rounds
 
 def finish(rounds: Rounds, experiment: Any, directory: Path, command: Sequence[str], switches: Mapping[str, Any], files: Sequence[str]) -> dict[str, Any]:
     """Writes model.safetensors and summary.json; returns the summary."""
-    from fednet.engine.launch import provenance
-
     config, progress = rounds.config, rounds.progress
     model = rounds.method.global_model(rounds.server)
     shared = getattr(rounds.server, "x", None)
@@ -80,3 +83,21 @@ def _data_digest(experiment: Any) -> str | None:
     for client in range(experiment.federation.clients):
         whole.update(bytes.fromhex(experiment.federation.sha256(client)))
     return whole.hexdigest()
+
+
+def provenance(config: Config, command: Sequence[str], switches: Mapping[str, Any], device: str) -> dict[str, Any]:
+    """What repeats a run: versions, host, device, switches, the user's own files."""
+    import torch
+
+    return {"command": list(command), "fednet": __version__, "torch": str(torch.__version__), "python": platform.python_version(),
+            "host": socket.gethostname(), "platform": platform.platform(), "device": device, "cuda": torch.version.cuda,
+            "git": _git(), "code_sha256": loading.loaded(), "determinism": dict(switches)}
+
+
+def _git() -> str | None:
+    """The commit of a source checkout; None for an installed package."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    asked = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return asked.stdout.strip() or None

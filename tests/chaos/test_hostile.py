@@ -18,7 +18,8 @@ import torch
 from fednet import config as configuration
 from fednet.engine import client, experiment
 from fednet.engine.experiment import JUDGED, Judgement
-from fednet.engine.launch import Silent, host_rounds
+from fednet.engine.hosting import host_rounds
+from fednet.engine.launch import Silent
 from fednet.tensors import Tensors
 from fednet.transport.base import Closed, Opened, Received
 from fednet.transport.zeromq import ZmqClient
