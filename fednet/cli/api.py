@@ -36,6 +36,7 @@ def run(config: Path | str | Mapping[str, Any] | None = None, *, set: Mapping[st
             raise ConfigError("fednet.run: give either a mapping or set=..., not both.")
         loading.load_parts(list(load))
         chosen = configuration.from_mapping(dict(config), where="the mapping given to fednet.run")
+        chosen = chosen.replace(load=(*chosen.load, *(str(Path(file).resolve()) for file in load)))
     else:
         chosen = configuration.load(config if config is not None else quickstart(), set or {}, list(load))
     if in_process:

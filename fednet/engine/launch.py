@@ -34,7 +34,7 @@ def open_directory(config: Config, out: Path, resume: bool) -> tuple[Config, Pat
     code = path / "code"
     code.mkdir(parents=True, exist_ok=True)
     copies = []
-    for file in loading.paths():
+    for file in config.load:
         target = code / Path(file).name
         if Path(file).resolve() != target.resolve():
             shutil.copyfile(file, target)
