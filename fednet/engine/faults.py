@@ -53,7 +53,8 @@ class Plan:
                 found[kind] = AMOUNTS.get(kind, 0.0)
         for planned in section.schedule:
             if planned.round == round and planned.client == client:
-                given = {"crash": planned.rounds, "delay": planned.seconds, "slow": planned.factor, "drop_during_upload": planned.share}.get(planned.kind)
+                given = {"crash": planned.rounds, "delay": planned.seconds, "slow": planned.factor,
+                         "drop_during_upload": planned.share}.get(planned.kind)
                 found[planned.kind] = float(given) if given is not None else AMOUNTS.get(planned.kind, 0.0)
         first = next((kind for kind in DROPS if kind in found), None)
         return [Fault(kind, found[kind]) for kind in KINDS if kind in found and (kind not in DROPS or kind == first)]

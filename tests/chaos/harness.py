@@ -27,7 +27,8 @@ PATIENCE_S = 100.0  # no run here takes a tenth of it: who is still running then
 METHODS_WITH_STATE = ("scaffold", "moon", "fedrds", "fedper", "fedrod", "lgfedavg", "fedrep")
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload([
-    "torch.optim", "torch._dynamo", "fednet.algorithms.hosts", "fednet.data.loading", "fednet.engine.client", "fednet.engine.server", "fednet.engine.summary",
+    "torch.optim", "torch._dynamo", "fednet.algorithms.hosts", "fednet.data.loading", "fednet.engine.client", "fednet.engine.server",
+    "fednet.engine.summary",
     "fednet.transport.zeromq", "tests.chaos.harness"])
 
 

@@ -39,7 +39,8 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Federation:
 
 
 @pytest.mark.parametrize("kind", LOST)
-def test_a_client_that_falls_silent_is_missing_from_its_round_and_leaves_no_trace(tmp_path: Path, calm: Federation, short: Federation, kind: str) -> None:
+def test_a_client_that_falls_silent_is_missing_from_its_round_and_leaves_no_trace(
+        tmp_path: Path, calm: Federation, short: Federation, kind: str) -> None:
     fed = short if kind == "drop_before_training" else \
         run(tmp_path / "fault", algorithm="scaffold", model=WIDE, round=QUICK, faults=planned(kind))
     assert fed.faults() == [(2, 1, kind)]
@@ -66,7 +67,8 @@ def test_a_crashed_client_stays_away_for_its_rounds_while_its_neighbours_go_on(t
         fed.check(killed=1)
 
 
-@pytest.mark.parametrize(("kind", "more"), [("delay", {"seconds": 0.5}), ("slow", {"factor": 3}), ("duplicate", {}), ("corrupt", {}), ("disconnect", {})])
+@pytest.mark.parametrize(("kind", "more"), [
+    ("delay", {"seconds": 0.5}), ("slow", {"factor": 3}), ("duplicate", {}), ("corrupt", {}), ("disconnect", {})])
 def test_what_loses_no_reply_changes_no_bit(tmp_path: Path, calm: Federation, kind: str, more: dict[str, Any]) -> None:
     fed = run(tmp_path / "fault", algorithm="scaffold", model=WIDE, faults=planned(kind, **more))
     assert fed.faults() == [(2, 1, kind)]
@@ -87,7 +89,8 @@ def test_what_loses_no_reply_changes_no_bit(tmp_path: Path, calm: Federation, ki
 
 def test_random_faults_are_the_same_however_the_clients_are_placed(tmp_path: Path) -> None:
     faults = {"seed": 3, "random": {"drop_before_sending": 0.2, "corrupt": 0.2, "disconnect": 0.2, "duplicate": 0.2}}
-    runs = [run(tmp_path / str(i), workers, algorithm="scaffold", round=QUICK, faults=faults) for i, workers in enumerate([("0-3",), ("0", "1", "2-3")])]
+    runs = [run(tmp_path / str(len(workers)), workers, algorithm="scaffold", round=QUICK, faults=faults)
+            for workers in (("0-3",), ("0", "1", "2-3"))]
     assert len(runs[0].faults()) >= 4
     assert sorted(runs[0].faults()) == sorted(runs[1].faults())
     assert runs[0].hashes() == runs[1].hashes()

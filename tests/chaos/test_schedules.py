@@ -36,7 +36,7 @@ def disturbed(out: Path, method: str, seed: int, losing: bool, kills: int) -> Fe
     """A run under a schedule, with clients killed at random instants beside."""
     planned = schedule(method, seed, 3, losing)
     draw = seeds.rng(seed, f"chaos/kills/{method}")
-    with Federation(out, algorithm=method, faults={"schedule": planned}, round={"lost": {"closed": 20.0}} if not losing else {"lost": {"closed": 1.0}}) as fed:
+    with Federation(out, algorithm=method, faults={"schedule": planned}, round={"lost": {"closed": 1.0 if losing else 20.0}}) as fed:
         clients = {ids: fed.client(ids) for ids in ("0-1", "2-3")}
         fed.server()
         while fed.last.is_alive() or fed.last.exitcode == -signal.SIGKILL:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from fednet.config.sections import ClientLinkSection, Config, LinkSection, LostSection, RoundSection
 from fednet.engine.clock import VirtualClock
 
@@ -13,18 +15,18 @@ def clock(**round: object) -> VirtualClock:
 
 def test_a_task_takes_its_bytes_over_its_link_its_steps_and_two_latencies() -> None:
     # 2 MB at 2 MB/s down, 1 MB at 1 MB/s up, 100 steps of 10 ms, 2 x 50 ms
-    assert clock().seconds(0, 1, 100, down=2_000_000, up=1_000_000) == 1.0 + 1.0 + 1.0 + 0.1
-    assert clock().seconds(2, 1, 100, down=2_000_000, up=1_000_000) == 1.0 + 4.0 + 1.0 + 0.1
+    assert clock().seconds(0, 1, 100, down=2_000_000, up=1_000_000) == pytest.approx({"sending": 1.0 + 1.0 + 0.1, "training": 1.0})
+    assert clock().seconds(2, 1, 100, down=2_000_000, up=1_000_000) == pytest.approx({"sending": 1.0 + 4.0 + 0.1, "training": 1.0})
 
 
 def test_planned_slowness_and_delay_count_in_its_seconds() -> None:
-    assert clock().seconds(0, 1, 100, down=0, up=0, slow=3.0, delay=2.0) == 3.0 + 2.0 + 0.1
+    assert clock().seconds(0, 1, 100, down=0, up=0, slow=3.0, delay=2.0)["training"] == 3.0 + 2.0
 
 
 def test_jitter_is_the_same_in_every_repetition() -> None:
     shaky = VirtualClock(Config(link=LinkSection(clock="virtual", jitter_ms=100, step_ms=0)))
-    times = [shaky.seconds(c, 1, 1, 0, 0) for c in range(5)]
-    assert times == [shaky.seconds(c, 1, 1, 0, 0) for c in range(5)]
+    times = [shaky.seconds(c, 1, 1, 0, 0)["sending"] for c in range(5)]
+    assert times == [shaky.seconds(c, 1, 1, 0, 0)["sending"] for c in range(5)]
     assert len(set(times)) == 5
     assert all(0 <= t <= 0.2 for t in times)
 

@@ -27,7 +27,8 @@ def run(out: Path, resume: bool = False, **changes: Any) -> tuple[Path, list[dic
         "train": {"batch_size": 16, "lr": 0.05}, "round": {"lost": {"closed": 0.02}}, "evaluate": {"every": 0}}
     config = configuration.from_mapping(base | {"name": "run"} | changes, where="the test")
     config, directory, _ = launch.open_directory(config, out, resume)
-    launch.host_rounds(config, directory, bind=None, device="cpu", data=None, keys=None, insecure=False, until=None, command=[], display=launch.Silent())
+    launch.host_rounds(config, directory, bind=None, device="cpu", data=None, keys=None, insecure=False, until=None, command=[],
+                       display=launch.Silent())
     return directory, rounds(directory)
 
 
@@ -95,7 +96,8 @@ def test_of_those_over_selected_the_first_k_count(tmp_path: Path) -> None:
 
 
 def test_what_was_spent_on_lost_clients_is_told_from_what_was_useful(tmp_path: Path) -> None:
-    directory, _ = run(tmp_path, faults=lost((2, 1)), link={**VIRTUAL, "per_client": {"2": {"step_ms": 100_000}}}, round={"deadline": 60.0, "lost": {"closed": 0.02}})
+    slow = {**VIRTUAL, "per_client": {"2": {"step_ms": 100_000}}}
+    directory, _ = run(tmp_path, faults=lost((2, 1)), link=slow, round={"deadline": 60.0, "lost": {"closed": 0.02}})
     rows = [json.loads(line) for line in (directory / "wire.jsonl").read_text().splitlines()]
     useless = {(r["round"], r["client"], r["type"]) for r in rows if r["type"] in ("task", "reply") and not r["useful"]}
     assert useless == {(2, 1, "task"), *((t, 2, what) for t in (1, 2, 3) for what in ("task", "reply"))}
