@@ -33,6 +33,7 @@ from fednet.errors import CannotGoOn, ConfigError, FednetError, Stopped
 
 log = logging.getLogger(__name__)
 MAY_CHANGE = ("rounds", "stop", "round", "evaluate", "name", "load", "track")  # on resume
+SLOW_BEAT_S = 3600.0  # in one process: neither side hears the other while it works, and neither can be gone
 LOOPBACK = ("127.", "localhost", "[::1]")
 
 
@@ -104,7 +105,7 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
     text = configuration.to_yaml(config)
     protocol = ServerProtocol(run_id, incarnation, config.clients,
                               lambda ids, session: m.Welcome(run=run_id, inc=incarnation, session=session, name=config.name, config=text, ids=ids,
-                                                             beat_s=_beat(config)),
+                                                             beat_s=SLOW_BEAT_S if bind is None else _beat(config)),
                               time.monotonic(), files=experiments.required_files(loading.loaded()), layout=exp.digest,
                               may_speak_for=keyring.may_speak_for if keyring is not None else None, declared=_declared(exp))
     ledger = Ledger(files.wire.append, incarnation)
