@@ -115,7 +115,9 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
     if bind is None:
         from fednet.engine import client as clients
         from fednet.protocol.client import ClientProtocol
+        from fednet.protocol.rules import Rules
 
+        protocol.rules = Rules(silent=None)  # until the first phase gives its own: loading the data may take longer
         worker = ClientProtocol("in-process", ids=list(range(config.clients)), host=socket.gethostname(), pid=os.getpid(), device=chosen,
                                 versions=clients.versions(), files=loading.loaded())
         prepare = clients.preparer(lambda: loop, data=data, state=directory / "state", device=chosen, state_lost=False, allow=None,  # type: ignore[arg-type,return-value]
