@@ -22,6 +22,7 @@ from fednet.engine.rundir import RunDirectory, cut, read_lines, write_json
 from fednet.errors import CannotGoOn, FednetError, Stopped
 
 log = logging.getLogger(__name__)
+SLOW_BEAT_S = 3600.0  # in one process: neither side hears the other while it works, and neither can be gone
 
 
 def host_rounds(config: Config, directory: Path, *, bind: str | None, device: str, data: Path | None, keys: Path | None, insecure: bool,
@@ -91,7 +92,7 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
     text = configuration.to_yaml(config)
     protocol = ServerProtocol(run_id, incarnation, config.clients,
                               lambda ids, session: m.Welcome(run=run_id, inc=incarnation, session=session, name=config.name, config=text, ids=ids,
-                                                             beat_s=beat_seconds(config)),
+                                                             beat_s=SLOW_BEAT_S if bind is None else beat_seconds(config)),
                               time.monotonic(), files=experiments.required_files(loading.loaded()), layout=exp.digest,
                               may_speak_for=keyring.may_speak_for if keyring is not None else None, declared=declared(exp))
     ledger = Ledger(files.wire.append, incarnation)
@@ -101,7 +102,9 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
     if bind is None:
         from fednet.engine import client as clients
         from fednet.protocol.client import ClientProtocol
+        from fednet.protocol.rules import Rules
 
+        protocol.rules = Rules(silent=None)  # until the first phase gives its own: loading the data may take longer
         worker = ClientProtocol("in-process", ids=list(range(config.clients)), host=socket.gethostname(), pid=os.getpid(), device=chosen,
                                 versions=clients.versions(), files=loading.loaded())
         prepare = clients.preparer(lambda: loop, data=data, state=directory / "state", device=chosen, state_lost=False, allow=None,  # type: ignore[arg-type,return-value]

@@ -77,6 +77,7 @@ class Hub:
         self._before = dict(link.ledger.totals)  # what earlier servers spent: no connection of this one's
         self._sent_task = False
         self.snapshot: dict[str, Any] = {"waiting": [], "arrived": [], "present": 0}
+        self.inline = pump is not None
         self._thread = None if pump is not None else threading.Thread(target=self._run, name="fednet-hub", daemon=True)
         if self._thread is not None:
             self._thread.start()

@@ -247,7 +247,8 @@ class Rounds:
     def _rules(self) -> Rules:
         section = self.config.round
         virtual = self._clock is not None or self.faults.replay is not None  # then who counts is not for the clock here to say
-        return Rules(deadline=None if virtual else section.deadline, closed=section.lost.closed, silent=section.lost.silent, join=section.join,
+        silent = None if self.hub.inline else section.lost.silent  # a client that trains in this very thread sends no heartbeat
+        return Rules(deadline=None if virtual else section.deadline, closed=section.lost.closed, silent=silent, join=section.join,
                      first=None if virtual else section.first, defer=self._clock is not None)
 
     def _open(self, round: int, before: Outcome | None = None) -> Phase:

@@ -1,0 +1,90 @@
+"""FedDPC's Table 1, measured: what the server computes in a round, where the paper gives O notation.
+
+A method's own server half is run on random updates of k' participants, with no training, no codec and no socket around
+it: what it hands out, its fold over the updates, and the step that follows. d parameters, k' participants.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from fednet import config as configuration
+from fednet import papers
+from fednet.algorithms.hosts import HubHost
+from fednet.engine import determinism, experiment
+from fednet.tensors import Tensors
+from fednet.wire.payload import Run
+
+MODELS: dict[str, dict[str, Any]] = {"lenet5": {"name": "lenet5"}, "resnet18_gn": {"name": "resnet18_gn", "gn_groups": 2, "stem": "cifar"}}
+METHODS = {"FedAvg": {"name": "fedavg", "weighting": "uniform"}}  # and those of Table 2
+CLIENTS, COHORT, ROUNDS = 100, 10, 7
+DATA = {"dataset": "synthetic", "samples": 2000, "shape": [3, 32, 32], "classes": 10, "partition": {"scheme": "iid"}, "client_test": "none"}
+
+
+def measured(algorithm: dict[str, Any], model: dict[str, Any], cohort: int = COHORT, rounds: int = ROUNDS) -> tuple[float, int]:
+    """(median seconds of the server's part of a round after the first two, d)."""
+    config = configuration.from_mapping({"name": "cost", "clients": CLIENTS, "clients_per_round": cohort, "participation": None, "rounds": rounds,
+                                         "algorithm": algorithm, "model": model, "data": DATA}, "the server's cost")
+    determinism.settle(config.train.threads, config.train.precision)
+    made = experiment.build(config)
+    host = HubHost(made.setting, made.scratch("cpu"), CLIENTS)
+    method = made.algorithm
+    server = method.prepare(method.init_server(made.setting.initial.select(made.shared)), host)
+    draws = np.random.default_rng(0)
+    spent = []
+    for t in range(1, rounds + 1):
+        chosen = sorted(draws.choice(CLIENTS, cohort, replace=False).tolist())
+        seconds = 0.0
+        for phase, exchange in enumerate(method.exchanges):
+            host.begin(t, phase, chosen)
+            replies = {c: random(exchange.up, made.shared, draws) for c in chosen}
+            begun = time.perf_counter()
+            for client in chosen:
+                method.broadcast(server, phase, client)
+            fold = method.start(server, phase)
+            for client in chosen:
+                fold = method.fold(fold, server, client, replies[client], host)
+            server = method.finish(fold, server, chosen, host)
+            seconds += time.perf_counter() - begun
+        spent.append(seconds)
+    return statistics.median(spent[2:]), made.shared.parameters.nbytes // 4
+
+
+def random(payload: Any, layout: Any, draws: np.random.Generator) -> Any:
+    """A reply with random tensors of the model's size."""
+    values: dict[str, Any] = {}
+    for name, field in payload.fields.items():
+        if field.form in ("tensors", "parameters"):
+            own = layout if field.form == "tensors" else layout.parameters
+            zero = Tensors.zeros(own)
+            vector = torch.from_numpy(draws.standard_normal(len(zero.vector), dtype=np.float32) * 0.01)
+            values[name] = Tensors(own, vector, zero.buffers, zero.counters)
+        else:
+            values[name] = Run(n=500, steps=2, loss=1.0) if field.form == "run" else 0.5
+    return payload(**values)
+
+
+def report() -> str:
+    """The paper's column `total_server` beside ours."""
+    printed = papers.printed()["feddpc"]["tables"]["table1"]
+    column = printed["columns"].index("total_server")
+    algorithms = {**METHODS, **{c.method: c.config["algorithm"] for c in papers.cells("feddpc/table2")}}
+    lines = [("method", "paper", *(text for m in MODELS for text in (f"{m}, ms", "to FedAvg")))]
+    base: dict[str, float] = {}
+    size: dict[str, int] = {}
+    for name, row in printed["rows"].items():
+        cells = []
+        for label, model in MODELS.items():
+            seconds, size[label] = measured(algorithms[name], model)
+            base.setdefault(label, seconds)
+            cells += [f"{1e3 * seconds:.2f}", f"{seconds / base[label]:.1f}"]
+        lines.append((name, str(row[column]), *cells))
+    wide = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    text = "\n".join("  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(line, wide))) for line in lines)
+    return (f"{text}\n\nk' = {COHORT} of {CLIENTS} clients; " + ", ".join(f"{m}: d = {n:,}" for m, n in size.items())
+            + f". Median of {ROUNDS - 2} rounds, one thread, sums in float64. Its own server half of each method, without codec and network.")
