@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from fednet import config as configuration
-from fednet import loading
 from fednet.config import Config
 from fednet.engine.admission import check_bind, keyring_of
 from fednet.engine.hosting import host_rounds, on_stop, stop_early
