@@ -11,7 +11,6 @@ participants follow from the seed, not from the method.
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -224,14 +223,14 @@ def publish(job: Job, out: Path) -> list[Path]:
     made, curves, runs = rows(job, out)
     if not made:
         return []
-    texts = {f"{job.stem}.csv": reproduction.as_csv(made), f"{job.stem}.txt": reproduction.as_text(made),
-             f"{job.stem}.md": reproduction.as_md(made), f"{job.stem}-curves.csv": reproduction.as_csv(curves, reproduction.CURVE)}
-    written = []
-    for name, text in texts.items():
-        aside = out / f".{name}.{os.getpid()}"
-        aside.write_text(text, encoding="utf-8")
-        os.replace(aside, out / name)
-        written.append(out / name)
+    table, points = out / f"{job.stem}.csv", out / f"{job.stem}-curves.csv"
+    reproduction.merge(table, made, reproduction.FIXED)  # other parts of the table stay
+    reproduction.merge(points, curves, reproduction.CURVE)
+    whole = reproduction.read_csv(table)
+    written = [table, points, out / f"{job.stem}.txt", out / f"{job.stem}.md"]
+    for path, text in zip(written[2:], (reproduction.as_text(whole), reproduction.as_md(whole))):
+        reproduction.write(path, text)
+    curves = reproduction.read_csv(points)
     drawn = overlay.draw(curves, out / f"{job.stem}.svg", MINI if job.scale == "mini" else "")
     return [*written, *([drawn] if drawn is not None else []), *pages(job, out, runs)]
 

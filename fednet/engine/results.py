@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,6 @@ from fednet import papers
 from fednet.engine.reproduce import MINI, Job
 from fednet.report import overlay, reproduction
 
-KEY = ("method", "dataset", "heterogeneity", "variant", "seed", "changed")
 SHOWN = {  # of the pictures beside a table, those that the paper has too
     "fedpdc": lambda name: False, "fedabc": lambda name: name.endswith("-partition"), "feddc": lambda name: True,
     "feddpc": lambda name: False, "fedrds": lambda name: False,
@@ -36,30 +34,18 @@ def deposit(job: Job, out: Path, folder: Path) -> None:
         source, target = out / f"{job.stem}{suffix}.csv", books / f"{job.stem}{suffix}.csv"
         if source.exists():
             new = reproduction.read_csv(source)
-            merge(target, thinned(new) if suffix else new, columns)
+            reproduction.merge(target, thinned(new) if suffix else new, columns)
     for picture in sorted((out / job.stem).glob("*.png")):
         if SHOWN[job.table.partition("/")[0]](picture.stem):
             (books / job.stem).mkdir(exist_ok=True)
             shutil.copyfile(picture, books / job.stem / picture.name)
 
 
-def merge(target: Path, new: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """Rows of the same run are replaced, others stay."""
-    old = reproduction.read_csv(target) if target.exists() else []
-    replaced = {identity(r) for r in new}
-    kept = [r for r in old if identity(r) not in replaced]
-    _write(target, reproduction.as_csv([*kept, *new], columns))
-
-
-def identity(row: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(str(row.get(k) or "") for k in KEY if k != "changed" or "changed" in row)
-
-
 def thinned(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """At most POINTS rows a run, evenly over its rounds, the first and the last among them."""
     by_run: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for r in rows:
-        by_run.setdefault(identity(r), []).append(r)
+        by_run.setdefault(reproduction.identity(r), []).append(r)
     out: list[Mapping[str, Any]] = []
     for rs in by_run.values():
         n = len(rs)
@@ -81,7 +67,7 @@ def write(folder: Path) -> Path:
         for name in (n for n in papers.results() if n.startswith(f"{paper}/")):
             parts += _table(name, books)
     path = folder / "RESULTS.md"
-    _write(path, "\n".join(parts).rstrip() + "\n")
+    reproduction.write(path, "\n".join(parts).rstrip() + "\n")
     return path
 
 
@@ -91,7 +77,7 @@ def _overview(books: Path) -> list[str]:
     for name in papers.results():
         cells = papers.cells(name)
         full, small = (_rows(name, books, scale) for scale in ("full", "mini"))
-        counts = [len({identity({**r, "seed": 0, "changed": ""}) for r in rows if r["in_paper"] == "yes" and r["status"] == "done"})
+        counts = [len({reproduction.identity({**r, "seed": 0, "changed": ""}) for r in rows if r["in_paper"] == "yes" and r["status"] == "done"})
                   for rows in (full, small)]
         found = [o for methods in reproduction.grouped(full).values() if (o := reproduction.order(methods))]
         pairs = f"{sum(o[0] for o in found)} of {sum(o[1] for o in found)}" if found else ""
@@ -145,9 +131,3 @@ def _others(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def _rows(name: str, books: Path, scale: str) -> list[dict[str, Any]]:
     path = books / (name.replace("/", "-") + ("-mini" if scale == "mini" else "") + ".csv")
     return reproduction.read_csv(path) if path.exists() else []
-
-
-def _write(path: Path, text: str) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, path)

@@ -11,6 +11,7 @@ import io
 import itertools
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ FIXED = ("table", "scale", "method", "in_paper", "dataset", "heterogeneity", "va
          "best", "best_round", "last10", "final", "pfl", "drift", "class_spread", "max_drop", "avg_drop", "avg_increase",
          "rounds", "mb", "seconds", "seconds_per_round", "device", "hyperparameters", "changed")
 CURVE = ("method", "dataset", "heterogeneity", "variant", "seed", "round", "mb", "accuracy", "personal_accuracy", "test_loss", "train_loss")
+KEY = ("method", "dataset", "heterogeneity", "variant", "seed", "changed")  # which run a row is of
 FLAT_POINTS, STEADY_POINTS = 0.1, 1.0
 LESS_IS_BETTER = ("class_spread", "rounds_to_target", "seconds_per_round", "best_round", "flat_after_round", "steady_after_round")
 
@@ -133,6 +135,25 @@ def read_csv(path: Path) -> list[dict[str, Any]]:
         return [{k: _value(v) for k, v in r.items()} for r in csv.DictReader(file)]
 
 
+def merge(target: Path, new: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """Rows of the same run are replaced, others stay."""
+    old = read_csv(target) if target.exists() else []
+    replaced = {identity(r) for r in new}
+    kept = [r for r in old if identity(r) not in replaced]
+    write(target, as_csv([*kept, *new], columns))
+
+
+def identity(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(str(row.get(k) or "") for k in KEY if k != "changed" or "changed" in row)
+
+
+def write(path: Path, text: str) -> None:
+    """Aside, then into place: a reader sees the old or the new file."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(text, encoding="utf-8")
+    os.replace(aside, path)
+
+
 def _value(text: str | None) -> Any:
     if not text:
         return None
@@ -151,7 +172,8 @@ def grouped(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, ...], dict[str
     found: dict[tuple[str, ...], dict[str, list[Mapping[str, Any]]]] = {}
     for r in rows:
         column = tuple(str(r[k] or "") for k in ("dataset", "variant", "heterogeneity"))
-        found.setdefault(column, {}).setdefault(str(r["method"]), []).append(r)
+        name = str(r["method"]) + (f" [{r['changed']}]" if r["changed"] else "")  # another run than the one without
+        found.setdefault(column, {}).setdefault(name, []).append(r)
     return found
 
 
@@ -208,7 +230,7 @@ def order(methods: Mapping[str, Sequence[Mapping[str, Any]]]) -> tuple[int, int,
     both = []
     for runs in methods.values():
         ours = mean([r for r in runs if r["status"] == "done"], "ours")
-        if ours is not None and runs[0]["paper"] is not None:
+        if ours is not None and runs[0]["paper"] is not None and not runs[0]["changed"]:
             both.append((float(runs[0]["paper"]), ours))
     pairs = [(a, b) for i, a in enumerate(both) for b in both[i + 1:] if a[0] != b[0]]
     if not pairs:

@@ -165,8 +165,8 @@ def test_a_run_of_another_configuration_is_not_taken_for_this_one(tmp_path):
 def test_new_rows_replace_those_of_the_same_run_and_leave_the_others(tmp_path):
     row = dict.fromkeys(reproduction.FIXED) | {"method": "A", "dataset": "D", "heterogeneity": "h", "seed": 0, "ours": 1}
     path = tmp_path / "t.csv"
-    results.merge(path, [row, {**row, "seed": 1}], reproduction.FIXED)
-    results.merge(path, [{**row, "ours": 2}], reproduction.FIXED)
+    reproduction.merge(path, [row, {**row, "seed": 1}], reproduction.FIXED)
+    reproduction.merge(path, [{**row, "ours": 2}], reproduction.FIXED)
     assert sorted((r["seed"], r["ours"]) for r in reproduction.read_csv(path)) == [(0, 2), (1, 1)]
 
 
