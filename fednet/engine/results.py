@@ -2,6 +2,7 @@
 
     DIR/results/PAPER-TABLE[-mini].csv, -curves.csv   rows and curves, as `fednet reproduce --results DIR` deposits them
     DIR/results/PAPER-TABLE[-mini].svg                 accuracy against rounds and MB
+    DIR/results/PAPER-TABLE.txt                        a table measured without runs, as the command printed it
     DIR/remarks.yaml                                   what there is to say, by paper
     DIR/RESULTS.md                                     written anew from these each time
 """
@@ -64,6 +65,8 @@ def write(folder: Path) -> Path:
              "`remarks.yaml`.", "", str(remarks.get("preface", "")).strip(), "", *_overview(books)]
     for paper, title in papers.NAMES.items():
         parts += ["", f"## {title}", "", str(papers.printed()[paper]["title"]), "", str(remarks.get(paper, "")).strip()]
+        for text in sorted(books.glob(f"{paper}-*.txt")):  # what is measured without runs, as the command printed it
+            parts += ["", f"### {text.stem.replace('-', '/', 1)}", "", "```", text.read_text(encoding="utf-8").rstrip(), "```"]
         for name in (n for n in papers.results() if n.startswith(f"{paper}/")):
             parts += _table(name, books)
     path = folder / "RESULTS.md"

@@ -71,7 +71,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path, said: str = "") -> Path 
                 if line == 0:
                     ax.set_title(title, fontsize=8)
         handles = {text: h for row in axes for ax in row for h, text in zip(*ax.get_legend_handles_labels())}
-        fig.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 2 + 2 * len(shown)), fontsize=7,
+        fig.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=max(2, int(max(4.5, PANEL[0] * len(shown)) / 1.7)), fontsize=7,
                    handlelength=3)
 
     size = (max(4.5, PANEL[0] * len(shown)), PANEL[1] * len(XS) + 0.9)
