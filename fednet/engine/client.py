@@ -142,8 +142,11 @@ class ClientLoop:
         return moved
 
     def close(self) -> None:
+        self._wanted.clear()  # a training that still runs ends at its next step
         for _ in self._threads:
             self._tasks.put(None)
+        for thread in self._threads:  # the interpreter must not end under a thread that is within torch
+            thread.join(10.0)
         self.link.closed(HERE)
         self.transport.close(1.0)
         if self._book is not None:

@@ -1,0 +1,37 @@
+"""Every registered method learns real images: MNIST where $FEDNET_DATA has it, some rounds of a small MLP."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+import fednet
+from fednet import registry
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not os.environ.get("FEDNET_DATA"), reason="FEDNET_DATA does not say where MNIST lies")]
+
+COMMON: dict[str, Any] = {
+    "rounds": 8, "clients": 20, "participation": 0.5, "model": {"name": "mlp", "hidden": [64]}, "train.lr": 0.05,
+    "data": {"dataset": "mnist", "partition": {"scheme": "dirichlet", "alpha": 0.5}}, "evaluate.every": 8,
+}
+# What a method needs beside: its public set, images for its condensation, a step that its own scale asks for.
+OWN: dict[str, dict[str, Any]] = {
+    "fedpdc": {"data": {**COMMON["data"], "public": {"samples": 500}}},
+    "fedrds": {"data": {**COMMON["data"], "public": {"fraction": 0.05}}},
+    "feddc": {"algorithm": {"name": "feddc", "iterations": 5, "real_batch": 32}},
+    "feddcplus": {"algorithm": {"name": "feddcplus", "iterations": 5, "real_batch": 32}},
+    "fedsgd": {"train.lr": 0.5, "rounds": 40, "evaluate.every": 40},  # one gradient a round
+    "fedcm": {"train.lr": 0.5},  # its own gradient counts for a tenth
+}
+
+
+@pytest.mark.parametrize("name", registry.algorithm.names())
+def test_method_learns_mnist(name, tmp_path):
+    changes = {**COMMON, "algorithm": {"name": name}, "name": name, **OWN.get(name, {})}
+    run = fednet.run(set=changes, in_process=True, out=tmp_path)
+    reached = run.rounds[-1].test_accuracy
+    judged = run.summary["personal"]
+    accuracy = reached if reached is not None else judged["personal"]
+    assert accuracy > 0.75, f"{name} reached {accuracy:.3f} after {len(run.rounds)} rounds"
