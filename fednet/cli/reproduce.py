@@ -30,6 +30,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fednet.engine import reproduce
+    from fednet.papers import reproduce
 
     return int(reproduce.main(args))

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from fednet import papers
-from fednet.report import overlay, reproduction
+from fednet.papers import reproduction
+from fednet.report import overlay
 from fednet.report.read import open_run
 from tests.report import fake_run
 

@@ -7,8 +7,8 @@ import pytest
 
 from fednet import papers
 from fednet.cli.main import main
-from fednet.engine import forecast, pool, reproduce, results, search
-from fednet.report import reproduction
+from fednet.engine import pool
+from fednet.papers import forecast, record, reproduce, reproduction, search
 
 DIGITS = ["--set", "data.dataset=digits", "--set", "rounds=2", "--device", "cpu"]
 
@@ -126,8 +126,8 @@ def test_mini_runs_are_paired_resumable_and_say_in_every_artefact_that_they_are_
     words = ["reproduce", "fedabc/table1", "--dataset", "mnist", "--setting", "alpha=1.0", "--only", "FedAvg,FedPer", "--scale", "mini",
              "--jobs", "2", "--out", str(out), *DIGITS]
     assert main(words) == 0
-    results.deposit(reproduce.plan(asked(*words[1:])), out, kept)
-    results.write(kept)
+    record.deposit(reproduce.plan(asked(*words[1:])), out, kept)
+    record.write(kept)
     first, second = sorted((out / "fedabc-mini").glob("fedabc-*"))
     assert (first / "partition.json").read_bytes() == (second / "partition.json").read_bytes()
     chosen = [[json.loads(line)["selected"] for line in (d / "rounds.jsonl").open()] for d in (first, second)]
@@ -172,6 +172,6 @@ def test_new_rows_replace_those_of_the_same_run_and_leave_the_others(tmp_path):
 
 def test_a_long_curve_is_thinned_to_its_first_its_last_and_even_steps_between():
     rows = [{"method": "A", "dataset": "D", "heterogeneity": "h", "variant": None, "seed": 0, "round": t} for t in range(1, 401)]
-    rounds = [r["round"] for r in results.thinned(rows)]
+    rounds = [r["round"] for r in record.thinned(rows)]
     assert (len(rounds), rounds[0], rounds[-1]) == (100, 1, 400)
     assert {b - a for a, b in itertools.pairwise(rounds)} == {4, 5}

@@ -21,9 +21,9 @@ from fednet import papers
 from fednet.config.tree import compose
 from fednet.engine import pool
 from fednet.engine.pool import Task
-from fednet.engine.reproduce import Job
 from fednet.errors import ConfigError
 from fednet.papers.cell import Cell
+from fednet.papers.reproduce import Job
 from fednet.report.read import open_run
 
 VALIDATION = 0.1  # of the training pool, where the table's own configuration has no validation split

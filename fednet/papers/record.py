@@ -17,8 +17,9 @@ from typing import Any
 import yaml
 
 from fednet import papers
-from fednet.engine.reproduce import MINI, Job
-from fednet.report import overlay, reproduction
+from fednet.papers import reproduction
+from fednet.papers.reproduce import MINI, Job
+from fednet.report import overlay
 
 SHOWN = {  # of the pictures beside a table, those that the paper has too
     "fedpdc": lambda name: False, "fedabc": lambda name: name.endswith("-partition"), "feddc": lambda name: True,

@@ -18,8 +18,8 @@ from fednet import papers
 from fednet.engine import pool
 from fednet.engine.costs import payload_bytes
 from fednet.engine.pool import Task
-from fednet.engine.reproduce import Job
 from fednet.papers.cell import Cell
+from fednet.papers.reproduce import Job
 from fednet.report.read import open_run
 
 ROUNDS = 2  # of a measurement; the last is taken

@@ -22,11 +22,12 @@ from fednet.config.tree import compose
 from fednet.engine import pool
 from fednet.engine.pool import Task
 from fednet.errors import ConfigError, unknown
+from fednet.papers import reproduction
 from fednet.papers.cell import Cell
 from fednet.papers.choices import variants
 from fednet.papers.mini import SAID, mini
 from fednet.registry import algorithm
-from fednet.report import metrics, overlay, page, reproduction
+from fednet.report import metrics, overlay, page
 from fednet.report.read import Run, open_run
 
 PERSONAL = ("pfl_accuracy", "drift_accuracy", "solo_accuracy", "points_gained")  # measures that want every client judged
@@ -42,14 +43,14 @@ def main(args: argparse.Namespace) -> int:
         print(listing())
         return 0
     if args.table is None and args.results is not None:
-        from fednet.engine.results import write
+        from fednet.papers.record import write
 
         print(write(args.results))
         return 0
     if args.table is None:
         raise ConfigError("fednet reproduce: expected PAPER/TABLE, such as feddpc/table2; --list shows them.")
     if args.table.lower() == "feddpc/table1":
-        from fednet.engine.servercost import report
+        from fednet.papers.servercost import report
 
         print(report())
         return 0
@@ -57,7 +58,7 @@ def main(args: argparse.Namespace) -> int:
         raise ConfigError("--results keeps what was run at the papers' settings; leave out --set, or --results.")
     job = plan(args)
     if args.plan:
-        from fednet.engine.forecast import forecast
+        from fednet.papers.forecast import forecast
 
         print(forecast(job, args.out, args.device, args.jobs))
         return 0
@@ -65,7 +66,7 @@ def main(args: argparse.Namespace) -> int:
     if job.scale == "mini":
         say(SAID[0].upper() + SAID[1:])
     if args.search:
-        from fednet.engine.search import searched
+        from fednet.papers.search import searched
 
         job = searched(job, args, say)
     tasks = [t for _, _, t in job.runs(args.out)]
@@ -83,7 +84,7 @@ def main(args: argparse.Namespace) -> int:
         print((args.out / f"{job.stem}.txt").read_text(encoding="utf-8"))
         print("\n".join(str(p) for p in written))
     if args.results is not None:
-        from fednet.engine.results import deposit, write
+        from fednet.papers.record import deposit, write
 
         deposit(job, args.out, args.results)
         say(str(write(args.results)))
