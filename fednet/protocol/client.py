@@ -266,6 +266,8 @@ class ClientProtocol:
             return [TurnedAway(refuse.reason)]
         if self.state == "joining":
             self._rejoin_at = now + REJOIN_S
+        elif refuse.unread:  # it might have been awaited: all that is under way is said anew after a join
+            return [Reconnect()]
         return []
 
     def _task(self, task: m.Task, body: memoryview | None) -> list[Instruction]:

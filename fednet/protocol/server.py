@@ -257,11 +257,11 @@ class ServerProtocol:
             self._strike(conn)
         return self._take()
 
-    def refuse(self, conn: bytes, reason: str, what: str = "frame", final: bool = False) -> None:
+    def refuse(self, conn: bytes, reason: str, what: str = "frame", final: bool = False, unread: bool = False) -> None:
         """Counts a refusal; the sender is told of the first ones."""
         self._count_refusal(what, reason, self._by_conn.get(conn, ""))
         if self._strikes.get(conn, 0) < TOLD:
-            self._send(conn, m.Refuse(run=self.run, inc=self.incarnation, reason=reason[:m.MAX_REASON], final=final))
+            self._send(conn, m.Refuse(run=self.run, inc=self.incarnation, reason=reason[:m.MAX_REASON], final=final, unread=unread))
 
     def _count_refusal(self, what: str, reason: str, worker: str, **more: object) -> None:
         self.refused += 1
@@ -275,7 +275,7 @@ class ServerProtocol:
 
     def undecodable(self, conn: bytes, reason: str, now: float) -> list[Instruction]:
         self._now = now
-        self.refuse(conn, reason)
+        self.refuse(conn, reason, unread=True)
         self._strike(conn)
         return self._take()
 

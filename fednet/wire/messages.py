@@ -3,10 +3,14 @@
 A message is one small msgpack header frame and at most one raw body frame. The header is a map with the version `v` and
 the type `t`; the rest are the fields of the typed records below, checked before anything is believed. Bodies are parts
 of payloads (see `codec`), of at most `PART` bytes: what is longer is announced without a body and pulled in parts.
+
+A header's last field `c` is the CRC-32 of all its bytes before those four, as a big-endian uint32: a header that was
+damaged on its way must never be taken for another one. A peer may leave it out; bodies have their own sums (`check`).
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -159,10 +163,11 @@ class Welcome(Message, tag="welcome", frozen=True):
 
 
 class Refuse(Message, tag="refuse", frozen=True):
-    """Not accepted. `final`: trying again cannot help."""
+    """Not accepted. `final`: trying again cannot help. `unread`: the message was damaged, and what it said is lost."""
 
     reason: Text
     final: bool = False
+    unread: bool = False
 
 
 class Task(Message, tag="task", frozen=True):
@@ -233,6 +238,8 @@ class _Decoder:
             raise RemoteProtocolError(f"header is no msgpack ({type(broken).__name__})") from broken
         if not isinstance(fields, dict):
             raise RemoteProtocolError("header is no map")
+        if fields.pop("c", None) not in (None, _sum(header)):
+            raise RemoteProtocolError("the header was damaged on its way")
         version = fields.pop("v", None)
         if version != VERSION or type(version) is not int:
             raise RemoteProtocolError(f"version {_shown(version)}, this side speaks {VERSION}")
@@ -266,7 +273,12 @@ decode_from_server = _Decoder(FROM_SERVER)
 def encode(message: Message) -> bytes:
     """The header frame of a message. Raises LocalProtocolError for one that no receiver would take."""
     fields: dict[str, Any] = msgspec.to_builtins(message)
-    header = bytes(msgpack.packb({"v": VERSION, **fields}, use_bin_type=True))
+    header = bytearray(msgpack.packb({"v": VERSION, **fields, "c": 0xFFFFFFFF}, use_bin_type=True))
+    header[-4:] = _sum(header).to_bytes(4, "big")
     if len(header) > MAX_HEADER:
         raise LocalProtocolError(f"a {message.__struct_config__.tag} message has a header of {len(header)} bytes; allowed are {MAX_HEADER}.")
-    return header
+    return bytes(header)
+
+
+def _sum(header: bytearray | memoryview) -> int:
+    return zlib.crc32(memoryview(header)[:-4])

@@ -68,9 +68,9 @@ class Federation:
 
     # -- processes -----------------------------------------------------------------------------------------------------
     def server(self, resume: bool = False, bind: str = "tcp://127.0.0.1:*", limit: int | None = None,
-               network: tuple[int, Mapping[str, float]] | None = None, **changes: Any) -> Any:
+               network: tuple[int, Mapping[Any, Any]] | None = None, **changes: Any) -> Any:
         """limit: the largest size in bytes of a file that it can write, as on a disk that is full then. network: a seed,
-        and the probability by kind of what the network does to a message."""
+        and the probability by kind of what the network does to a message, or what it does to the server's messages by number."""
         self.last = self._start(_serve, self.mapping | changes, self.out, resume, bind, limit, network)
         return self.last
 
@@ -192,17 +192,19 @@ def _run(work: Callable[..., int], output: Path, *args: Any) -> None:
     os._exit(status)
 
 
-def _bad_network(seed: int, chances: Mapping[str, float]) -> None:
+def _bad_network(seed: int, chances: Mapping[Any, Any]) -> None:
     """From now on this process's servers have one."""
     from fednet import seeds
     from fednet.transport import faulty, zeromq
 
     sound = zeromq.ZmqServer
+    plan = faulty.Script({("down", at): faulty.Fault(kind) for at, kind in chances.items()}) if isinstance(next(iter(chances)), int) else \
+        faulty.Chances(seeds.rng(seed, "network"), chances, delay_s=0.2)
     zeromq.ZmqServer = lambda *a, **k: faulty.FaultyServer(  # type: ignore[assignment,misc]
-        sound(*a, **k), faulty.Chances(seeds.rng(seed, "network"), chances, delay_s=0.2), time.monotonic, seeds.rng(seed, "bytes"))
+        sound(*a, **k), plan, time.monotonic, seeds.rng(seed, "bytes"))
 
 
-def _serve(mapping: dict[str, Any], out: Path, resume: bool, bind: str, limit: int | None, network: tuple[int, Mapping[str, float]] | None) -> int:
+def _serve(mapping: dict[str, Any], out: Path, resume: bool, bind: str, limit: int | None, network: tuple[int, Mapping[Any, Any]] | None) -> int:
     from fednet.engine import launch
 
     if limit is not None:

@@ -81,6 +81,17 @@ def replayed(fed: Federation, out: Path, **changes: object) -> Federation:
     return again
 
 
+@pytest.mark.parametrize("kind", ["corrupt", "truncate"])
+def test_a_welcome_that_was_damaged_is_asked_for_anew(tmp_path: Path, kind: str) -> None:
+    """The server's first messages are its welcomes, and the tasks are the next."""
+    with Federation(tmp_path, algorithm="fedavg", rounds=2) as fed:
+        fed.server(network=(SEED, {0: kind, 2: kind}))
+        fed.client("0-3")
+        fed.finish()
+        assert [r["completed"] for r in fed.rounds()] == [[0, 1, 2, 3]] * 2
+        assert fed.events("rejoined") or len(fed.events("joined")) > 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])
 def test_on_a_bad_network_a_round_is_right_or_short_but_never_wrong(tmp_path: Path, method: str) -> None:

@@ -141,6 +141,20 @@ def test_header_that_no_receiver_would_take_is_not_sent():
         m.encode(m.Welcome(session="", name="", config="x" * m.MAX_HEADER, ids=[]))
 
 
+@pytest.mark.parametrize("message", FROM_SERVER, ids=lambda x: type(x).__name__)
+def test_header_of_which_one_byte_is_another_is_refused(message):
+    whole = m.encode(message)
+    for at in range(len(whole)):
+        for by in (0x01, 0x20, 0x80, 0xFF):
+            refused([whole[:at] + bytes([whole[at] ^ by]) + whole[at + 1:]], decode=m.decode_from_server)
+
+
+def test_header_may_come_without_its_sum_but_not_with_a_wrong_one():
+    assert m.decode_from_client([header(t="leave")]) == (m.Leave(), None)
+    refused([header(t="leave", c=0xFFFFFFFF)], "damaged")
+    refused([header(t="leave", c=[])], "damaged")
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(FROM_CLIENT), st.data())
 def test_spoilt_header_is_another_message_or_refused(message, data):
