@@ -22,7 +22,7 @@ from fednet import __version__, ids, loading
 from fednet import config as configuration
 from fednet.engine import determinism, memory
 from fednet.engine.rundir import Lines, repair
-from fednet.errors import ConfigError, FednetError, RemoteProtocolError, StateError
+from fednet.errors import CannotGoOn, ConfigError, FednetError, RemoteProtocolError, StateError
 from fednet.protocol import client as p
 from fednet.transport.base import ClientTransport, Closed, Opened, Received
 from fednet.wire import messages as m
@@ -150,8 +150,8 @@ class ClientLoop:
         self.link.closed(HERE)
         self.transport.close(1.0)
         if self._book is not None:
-            self._book.flush()
-            self._book.close()
+            with contextlib.suppress(OSError):  # said already, where it was met
+                self._book.close()
 
     # -- messages ------------------------------------------------------------------------------------------------------
     def _receive(self, event: Received, now: float) -> None:
@@ -257,6 +257,9 @@ class ClientLoop:
             self._failed(given, str(broken), False)
             if isinstance(broken, StateError):
                 self.broken = broken
+        except OSError as broken:  # a full disk above all: the state that this task would leave cannot be kept
+            log.error("client %d in round %d: %s", key.client, key.round, why(broken))
+            self._failed(given, why(broken), False)
         except Exception as broken:  # a method or a model of a user's own may raise anything: the server is told, the log has it
             log.error("client %d in round %d\n%s", key.client, key.round, traceback.format_exc())
             self._failed(given, f"{type(broken).__name__}: {broken}"[:1000], False)
@@ -329,6 +332,11 @@ class ClientLoop:
         else:
             self._book.append(row)
             self._book.flush()
+
+
+def why(broken: OSError) -> str:
+    """What the system said, and of which file."""
+    return f"{broken.strerror or broken}{f' ({broken.filename})' if broken.filename else ''}"
 
 
 def spoilt(body: Body) -> Body:
@@ -508,6 +516,8 @@ def main(text: str, *, server: str | None, run: Path | None, device: str, data: 
         end = loop.run(say)
     except _Explained:
         return 0
+    except OSError as broken:
+        raise CannotGoOn(f"this client stops: {why(broken)}; started again with the same --state, it goes on.") from broken
     finally:
         loop.close()
     if isinstance(end, p.TurnedAway):

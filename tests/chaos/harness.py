@@ -53,6 +53,7 @@ class Federation:
         self.out = out
         self.mapping = settings(**changes)
         self.path = out / self.mapping["name"]
+        self.log = out / "output.txt"  # what its processes say
         out.mkdir(parents=True, exist_ok=True)
         self.processes: list[Any] = []
         self.last: Any = None
@@ -74,8 +75,8 @@ class Federation:
         self.last = self._start(_serve, self.mapping | changes, self.out, resume, bind, limit, network)
         return self.last
 
-    def client(self, ids: str, server: str | None = None) -> Any:
-        return self._start(_client, ids, self.path, server)
+    def client(self, ids: str, server: str | None = None, state: Path | None = None) -> Any:
+        return self._start(_client, ids, self.path, server, state or self.path / "state")
 
     def supervisor(self, workers: int = 2, resume: bool = False, until_s: float | None = None, **changes: Any) -> Any:
         """`fednet run`, less the figures."""
@@ -84,7 +85,7 @@ class Federation:
 
     def _start(self, work: Callable[..., int], *args: Any) -> Any:
         _warm()
-        process = CONTEXT.Process(target=_run, args=(work, self.out / "output.txt", *args))
+        process = CONTEXT.Process(target=_run, args=(work, self.log, *args))
         process.start()
         self.processes.append(process)
         return process
@@ -113,8 +114,7 @@ class Federation:
         return found
 
     def output(self) -> str:
-        path = self.out / "output.txt"
-        return path.read_text()[-3000:] if path.exists() else ""
+        return self.log.read_text()[-3000:] if self.log.exists() else ""
 
     # -- what they leave -----------------------------------------------------------------------------------------------
     def lines(self, name: str) -> list[dict[str, Any]]:
@@ -218,10 +218,10 @@ def _serve(mapping: dict[str, Any], out: Path, resume: bool, bind: str, limit: i
                         command=["test"], display=launch.Silent(), report=lambda directory: None)
 
 
-def _client(ids: str, run: Path, server: str | None) -> int:
+def _client(ids: str, run: Path, server: str | None, state: Path) -> int:
     from fednet.engine import client
 
-    return client.main(ids, server=server, run=None if server else run, device="cpu", data=None, state=run / "state", keys=None, allow=None,
+    return client.main(ids, server=server, run=None if server else run, device="cpu", data=None, state=state, keys=None, allow=None,
                        explain=False, load=[], state_lost=None, quiet=True)
 
 

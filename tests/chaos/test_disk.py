@@ -1,0 +1,82 @@
+"""A disk that is full, for real: a file system of a few megabytes, mounted for the test."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.harness import Federation
+
+# A moment that lasts, in which the disk is filled: a reply of round 2 is kept back, once. It changes no bit.
+WAIT = {"schedule": [{"round": 2, "client": 1, "kind": "delay", "seconds": 2}]}
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "disk"
+    place.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "fednet-test", str(place)], capture_output=True, text=True, check=False)
+    if made.returncode:
+        pytest.skip(f"no file system can be mounted here: {made.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Takes all there is; removing the file frees it."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        while True:
+            file.write(bytes(4096))
+    return filler
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str, str]]:
+    with Federation(tmp_path_factory.mktemp("calm"), algorithm="scaffold") as fed:
+        fed.client("0-3")
+        fed.server()
+        fed.finish()
+        return fed.hashes()
+
+
+def test_a_full_disk_stops_the_server_and_a_resume_goes_on_once_there_is_room(tmp_path: Path, disk: Path, calm: list[tuple[int, str, str]]) -> None:
+    with Federation(disk, algorithm="scaffold", faults=WAIT) as fed:
+        fed.log = tmp_path / "output.txt"
+        fed.client("0-3", state=tmp_path / "state")
+        fed.server()
+        fed.until(lambda: fed.events("fault"))
+        filler = fill(disk)
+        assert fed.status() == 3
+        assert "No space left on device" in fed.output()
+        assert "the last checkpoint is whole, --resume goes on" in fed.output()
+        assert "Traceback" not in fed.output()
+        filler.unlink()
+        fed.server(resume=True)
+        fed.finish()
+        assert fed.hashes() == calm
+        left = [p for p in fed.path.rglob("*") if p.suffix in (".part", ".new") or p.name.startswith("round-")]
+        assert not left
+
+
+def test_a_client_whose_disk_is_full_says_so_and_the_rounds_go_on_without_it(tmp_path: Path, disk: Path) -> None:
+    with Federation(tmp_path, algorithm="scaffold", rounds=1_000_000, round={"on_error": "drop", "lost": {"closed": 0.5, "silent": 10.0}},
+                    faults=WAIT) as fed:
+        fed.client("0,2,3")
+        one = fed.client("1", state=disk)
+        fed.server()
+        fed.until(lambda: fed.events("fault"))
+        filler = fill(disk)
+        fed.until(lambda: [r["completed"] for r in fed.rounds()][-1:] == [[0, 2, 3]])
+        fed.until(lambda: "No space left on device" in fed.output())
+        assert "Traceback" not in fed.output()
+        filler.unlink()
+        if fed.until(lambda: not one.is_alive() or fed.rounds()[-1]["completed"] == [0, 1, 2, 3]) and not one.is_alive():
+            assert fed.status(one) == 3
+            fed.client("1", state=disk)
+        fed.until(lambda: fed.rounds()[-1]["completed"] == [0, 1, 2, 3])
+        fed.last.terminate()
+        assert fed.status() == 4
