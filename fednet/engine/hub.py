@@ -75,7 +75,7 @@ class Hub:
         self._closing = threading.Event()
         self._gone: threading.Event | None = None
         self._before = dict(link.ledger.totals)  # what earlier servers spent: no connection of this one's
-        self._sent_task = False
+        self._sent_task = self._sent_any = False
         self.snapshot: dict[str, Any] = {"waiting": [], "arrived": [], "present": 0}
         self.inline = pump is not None
         self._thread = None if pump is not None else threading.Thread(target=self._run, name="fednet-hub", daemon=True)
@@ -179,6 +179,9 @@ class Hub:
             self._do(self._commands.get()(time.monotonic()))
             moved = True
         if self._sent_task:  # with the last turn
+            if not self._sent_any:  # how long a server that was started anew took to it
+                self._sent_any = True
+                self._told.tell("first_task", {"round": self.protocol.round})
             self._at("broadcasting", self.protocol.round)
             self._sent_task = False
         for event in self.transport.poll(timeout_s):
@@ -259,11 +262,14 @@ class Hub:
         except RemoteProtocolError as broken:
             self.spool.discard(arrived.key)
             return self.protocol.reject(arrived.key, str(broken), now)
+        accepted = self.protocol.accept(arrived.key, now)
+        self._do([i for i in accepted if isinstance(i, Settle)])
+        self._flush()  # its row first: a reply that a resume folds is in the books, whenever this process ends
         self.spool.seal(reply)
         self.replies[arrived.key.client, arrived.key.purpose] = reply
         if arrived.key.purpose == "train":
             self._at("receiving", arrived.key.round)
-        return self.protocol.accept(arrived.key, now)
+        return [i for i in accepted if not isinstance(i, Settle)]
 
     # -- books ---------------------------------------------------------------------------------------------------------
     def book_round(self, round: int) -> None:

@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,18 @@ class Ledger:
         return sorted((k for k in size if size[k]), key=lambda k: (k == "envelope", -size[k], k))
 
 
+def used(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows of `wire.jsonl` that were of use, each payload once: where a server died between two checkpoints, the next
+    one does rounds again, and what the first had received for them has been of use to nobody."""
+    found = [w for w in rows if w.get("useful")]
+    newest = {_payload(w): w.get("incarnation", 0) for w in found}  # rows are in the order of time
+    return [w for w in found if w.get("incarnation", 0) == newest[_payload(w)]]
+
+
+def _payload(w: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(w.get(k) for k in ("direction", "type", "round", "phase", "client", "purpose"))
+
+
 @once
 def ledger(run: Run) -> Ledger:
     """One pass over `wire.jsonl`; where a run has none, the totals of `rounds.jsonl`, all booked as `state`."""
@@ -85,9 +97,10 @@ def ledger(run: Run) -> Ledger:
         for kind, n in (w.get("kinds") or {}).items():
             rows[t, way, kind] += n
         rows[t, way, "envelope"] += w["bytes"] - sum((w.get("kinds") or {}).values())
-        useful[way] += w["bytes"] if w.get("useful") else 0
         raw[way] += w.get("raw_bytes") or 0
         messages[way] += 1
+    for w in used(run.lines("wire")):
+        useful[w["direction"]] += w["bytes"]
     if not rows:
         for r in run.rounds:
             for way in ("up", "down"):
@@ -260,8 +273,8 @@ def predicted(run: Run) -> dict[str, Any] | None:
     if not isinstance(said, dict):
         return None
     measured: dict[str, dict[str, int]] = {"up": defaultdict(int), "down": defaultdict(int)}
-    for w in run.lines("wire"):
-        if w.get("useful", True) and w.get("purpose", "train") == "train":
+    for w in used({"useful": True, **w} for w in run.lines("wire")):
+        if w.get("purpose", "train") == "train":
             for kind, n in (w.get("kinds") or {}).items():
                 measured[w["direction"]][kind] += n
     out: dict[str, Any] = {}

@@ -74,6 +74,7 @@ def test_a_server_killed_under_fednet_run_is_started_anew(tmp_path: Path, calm: 
         os.kill(server_pid(fed), signal.SIGKILL)
         assert fed.status() == 0
         assert [e["incarnation"] for e in fed.events("started")] == [1, 2]
+        assert len(fed.events("first_task")) == 2
         assert fed.hashes() == calm.hashes()
         fed.check()
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
 import pytest
 
 from fednet.engine.checkpoint import Checkpoints
+from fednet.report import metrics
+from fednet.report.read import open_run
 from tests.chaos.harness import POINTS, Federation
 
 
@@ -114,6 +117,28 @@ def test_records_between_checkpoints_are_cut_and_written_anew(tmp_path: Path, un
         fed.finish()
         assert fed.hashes() == undisturbed("scaffold")
         fed.check()
+
+
+@pytest.mark.parametrize("spool", ["kept", "lost"])
+def test_bytes_of_rounds_that_were_done_again_are_counted_as_useful_once(tmp_path: Path, spool: str) -> None:
+    """Between two checkpoints a round's replies lie in the spool; where that is lost too, they are asked for again."""
+    found = {}
+    for name, planned in (("calm", ()), ("died", ((2, "aggregating"),))):
+        with Federation(tmp_path / name, algorithm="scaffold", checkpoint={"every": 3}, faults=crashes(*planned)) as fed:
+            fed.client("0-3")
+            fed.server()
+            if planned:
+                assert fed.status() == -signal.SIGKILL
+                if spool == "lost":
+                    shutil.rmtree(fed.path / "checkpoint" / "round-1")
+                fed.server(resume=True)
+            fed.finish()
+        summary = json.loads((fed.path / "summary.json").read_text())
+        measured = metrics.predicted(open_run(fed.path))
+        found[name] = (fed.hashes(), summary["useful"], measured)
+        assert summary["useful"] == summary["predicted"]
+        assert {d: {k: v["measured"] for k, v in kinds.items()} for d, kinds in measured.items()} == summary["useful"]
+    assert found["calm"] == found["died"]
 
 
 def test_a_torn_last_line_is_repaired(tmp_path: Path, undisturbed) -> None:
