@@ -8,11 +8,12 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from fednet.cli.main import main
-from tests.engine.processes import lines, processes, until
+from tests.engine.processes import lines, processes, small, until
 
 CLIENTS = 3
 
@@ -40,6 +41,10 @@ class Network:
         self.ip(host, f"addr add {address}/24 dev eth0")
         self.ip(host, "link set eth0 up")
         self.ip(host, "link set lo up")
+
+    def shape(self, host: str, rate: str) -> None:
+        """What `host` sends leaves it no faster than that."""
+        _run("tc", "-n", self.space(host), "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", rate, "burst", "256kbit", "latency", "400ms")
 
     def cut(self, host: str, off: bool) -> None:
         self.ip("sw", f"link set {host} {'down' if off else 'up'}")
@@ -92,3 +97,44 @@ def test_a_host_that_is_cut_off_is_counted_out_and_takes_part_again_when_it_is_b
     events = lines(tmp_path / "run" / "events.jsonl")
     assert [1] in [e["clients"] for e in events if e["type"] == "away" and e["why"] == "silent"]
     assert [1] in [e["clients"] for e in events if e["type"] in ("back", "rejoined")]
+
+
+def memory(pid: int) -> int:
+    """Bytes that a process has in memory."""
+    (found,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
+    return int(found.split()[1]) << 10
+
+
+@pytest.mark.slow
+def test_a_link_that_is_cut_in_mid_upload_leaves_a_round_short_and_every_round_right(tmp_path):
+    """45 MB a model. The connection is half open: neither side is told that the link is gone."""
+    sets = ("clients=3", "round.lost={closed: 1, silent: 3}", "model={name: mlp, hidden: [540000]}")
+    with network() as hosts, processes(tmp_path) as all:
+        hosts.shape("c1", "80mbit")
+        hosts.shape("c2", "10gbit")
+        server = all.server("--bind", "tcp://10.77.0.1:0", "--insecure", prefix=hosts.inside("s"), sets=(*sets, "rounds=1000000"))
+        clients = [all.client(k, prefix=hosts.inside(f"c{k}")) for k in range(CLIENTS)]
+        rounds, spooled = tmp_path / "run" / "rounds.jsonl", tmp_path / "run" / "checkpoint" / "round-1" / "0-1-train.bin"
+
+        def completed() -> list[list[int]]:
+            return [r["completed"] for r in lines(rounds)]
+
+        until(lambda: spooled.exists() and spooled.stat().st_size > 8e6, "an upload under way", server, *clients)
+        hosts.cut("c1", off=True)
+        until(completed, "the round without it", server, *clients)
+        assert completed()[0] == [0, 2]
+        seen = len(completed())
+        until(lambda: len(completed()) > seen, "a round after it", server, *clients)
+        without = memory(server.pid)
+        hosts.cut("c1", off=False)
+        until(lambda: completed()[-1] == [0, 1, 2], "it is back", server, *clients)
+        print("server's memory: without", without, "with", memory(server.pid))
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(60) == 4, server.said()
+        found = [r["model_sha256"] for r in lines(rounds)]
+        again = all.start("main", "run", *small(*sets, f"rounds={len(found)}", f"faults={{replay: {tmp_path / 'run'}}}"),
+                          "--out", tmp_path / "again", "--in-process")
+        assert again.wait(240) == 0, again.said()
+        assert [r["model_sha256"] for r in lines(tmp_path / "again" / "run" / "rounds.jsonl")] == found
+    lost = [e for e in lines(tmp_path / "run" / "wire.jsonl") if e["client"] == 1 and e["type"] == "reply" and e["round"] == 1]
+    assert lost and not any(e["useful"] for e in lost)
