@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,15 +75,22 @@ class Ledger:
         return sorted((k for k in size if size[k]), key=lambda k: (k == "envelope", -size[k], k))
 
 
-def used(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def used(run: Run) -> Iterator[Record]:
     """The rows of `wire.jsonl` that were of use, each payload once: where a server died between two checkpoints, the next
-    one does rounds again, and what the first had received for them has been of use to nobody."""
-    found = [w for w in rows if w.get("useful")]
-    newest = {_payload(w): w.get("incarnation", 0) for w in found}  # rows are in the order of time
-    return [w for w in found if w.get("incarnation", 0) == newest[_payload(w)]]
+    one does rounds again, and what the first had received for them was of use to nobody."""
+    servers: dict[int, set[int]] = defaultdict(set)  # by round: only where two had a part can there be doubles
+    for w in run.lines("wire"):
+        servers[w.get("round") or 0].add(w.get("incarnation", 0))
+    again = {r for r, who in servers.items() if len(who) > 1}
+    newest: dict[tuple[Any, ...], int] = {}
+    if again:  # rows are in the order of time
+        newest = {_payload(w): w.get("incarnation", 0) for w in run.lines("wire") if w.get("useful", True) and w.get("round") in again}
+    for w in run.lines("wire"):
+        if w.get("useful", True) and (not newest or newest.get(_payload(w), 0) in (0, w.get("incarnation", 0))):
+            yield w
 
 
-def _payload(w: Mapping[str, Any]) -> tuple[Any, ...]:
+def _payload(w: Record) -> tuple[Any, ...]:
     return tuple(w.get(k) for k in ("direction", "type", "round", "phase", "client", "purpose"))
 
 
@@ -99,8 +106,8 @@ def ledger(run: Run) -> Ledger:
         rows[t, way, "envelope"] += w["bytes"] - sum((w.get("kinds") or {}).values())
         raw[way] += w.get("raw_bytes") or 0
         messages[way] += 1
-    for w in used(run.lines("wire")):
-        useful[w["direction"]] += w["bytes"]
+    for payload in used(run):
+        useful[payload["direction"]] += payload["bytes"]
     if not rows:
         for r in run.rounds:
             for way in ("up", "down"):
@@ -273,7 +280,7 @@ def predicted(run: Run) -> dict[str, Any] | None:
     if not isinstance(said, dict):
         return None
     measured: dict[str, dict[str, int]] = {"up": defaultdict(int), "down": defaultdict(int)}
-    for w in used({"useful": True, **w} for w in run.lines("wire")):
+    for w in used(run):
         if w.get("purpose", "train") == "train":
             for kind, n in (w.get("kinds") or {}).items():
                 measured[w["direction"]][kind] += n

@@ -137,4 +137,5 @@ def test_a_link_that_is_cut_in_mid_upload_leaves_a_round_short_and_every_round_r
         assert again.wait(240) == 0, again.said()
         assert [r["model_sha256"] for r in lines(tmp_path / "again" / "run" / "rounds.jsonl")] == found
     lost = [e for e in lines(tmp_path / "run" / "wire.jsonl") if e["client"] == 1 and e["type"] == "reply" and e["round"] == 1]
-    assert lost and not any(e["useful"] for e in lost)
+    assert lost
+    assert not any(e["useful"] for e in lost)
