@@ -106,7 +106,7 @@ def test_a_fault_that_struck_before_the_server_died_does_not_strike_again_and_st
     assert fed.rounds()[1]["dropped"] == {"1": "lost: drop_before_sending"}
 
 
-@pytest.mark.parametrize("method", ["scaffold", "fedga"])
+@pytest.mark.parametrize("method", ["scaffold", pytest.param("fedga", marks=pytest.mark.slow)])
 def test_a_recorded_run_is_replayed_bit_for_bit(tmp_path: Path, method: str) -> None:
     faults = {"seed": 1, "random": {"drop_before_training": 0.3}}
     first = run(tmp_path / "recorded", algorithm=method, round=QUICK, faults=faults)

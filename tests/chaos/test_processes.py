@@ -92,7 +92,7 @@ def test_a_restarted_server_uses_what_was_trained_while_it_was_away(tmp_path: Pa
         fed.check()
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 4), (signal.SIGUSR1, 4), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 4), pytest.param(signal.SIGUSR1, 4, marks=pytest.mark.slow), (signal.SIGINT, 130)])
 def test_a_signal_stops_cleanly_and_resume_finishes_with_the_same_bits(tmp_path: Path, calm: Federation, number: int, status: int) -> None:
     with Federation(tmp_path, algorithm="scaffold", **SLOW) as fed:
         fed.supervisor(workers=2)

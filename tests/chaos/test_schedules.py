@@ -16,6 +16,7 @@ from fednet import seeds
 from tests.chaos.harness import METHODS_WITH_STATE, POINTS, Federation
 
 SEED = int(os.environ.get("FEDNET_CHAOS_SEED", "0"))
+QUICK = ("fedavg", "scaffold", "fedrep")  # those of the default suite
 HARMLESS = ("delay", "slow", "duplicate", "corrupt", "disconnect")
 LOSING = ("drop_before_training", "drop_before_sending", "drop_during_upload")
 
@@ -56,7 +57,7 @@ def disturbed(out: Path, method: str, seed: int, losing: bool, kills: int) -> Fe
     return fed
 
 
-@pytest.mark.parametrize("method", ["fedavg", *METHODS_WITH_STATE])
+@pytest.mark.parametrize("method", [m if m in QUICK else pytest.param(m, marks=pytest.mark.slow) for m in ("fedavg", *METHODS_WITH_STATE)])
 def test_no_schedule_that_loses_no_reply_changes_a_bit(tmp_path: Path, method: str) -> None:
     with Federation(tmp_path / "calm", algorithm=method) as calm:
         calm.client("0-3")
@@ -81,7 +82,7 @@ def replayed(fed: Federation, out: Path, **changes: object) -> Federation:
     return again
 
 
-@pytest.mark.parametrize("kind", ["corrupt", "truncate"])
+@pytest.mark.parametrize("kind", ["corrupt", pytest.param("truncate", marks=pytest.mark.slow)])
 def test_a_welcome_that_was_damaged_is_asked_for_anew(tmp_path: Path, kind: str) -> None:
     """The server's first messages are its welcomes, and the tasks are the next."""
     with Federation(tmp_path, algorithm="fedavg", rounds=2) as fed:
