@@ -5,7 +5,7 @@ theta^g  the upper layers, shared        theta^l_i  the lower layers of client i
 
 Departs from the authors' code, which with its released CIFAR command shares the convolutions, the opposite of the
 paper's text: the text is followed, and the last `global_layers` Linear layers are shared. Training starts from scratch,
-not from a model pretrained by FedAvg. A client meets new global layers at its next participation. No complete global
+not from a model pretrained by FedAvg, unless `model.weights` names one. A client meets new global layers at its next participation. No complete global
 model exists, so only personalised figures are reported.
 """
 
