@@ -69,7 +69,8 @@ def shown(image: torch.Tensor) -> np.ndarray:
     return np.moveaxis(scaled[:3] if len(scaled) >= 3 else np.repeat(scaled[:1], 3, axis=0), 0, -1)
 
 
-def draw(run_dir: Path, path: Path, beside: Path | None = None, most: int = 12) -> Path | None:
+def draw(run_dir: Path, path: Path, beside: Path | None = None, most: int = 12,
+         titles: tuple[str, str] = ("condensed images", "")) -> Path | None:
     """The picture of a run's condensed images (of `most` clients), beside those of another run; None where there are none."""
     import json
 
@@ -87,4 +88,4 @@ def draw(run_dir: Path, path: Path, beside: Path | None = None, most: int = 12) 
         names = json.loads((file.metadata() or {})["names"])
         values = file.get_tensor("means")
     path.parent.mkdir(parents=True, exist_ok=True)
-    return grid(images(run_dir), values, names, path, beside=images(beside) if beside is not None else None)
+    return grid(images(run_dir), values, names, path, beside=images(beside) if beside is not None else None, titles=titles)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 from markupsafe import Markup
 
 from fednet.errors import ConfigError
-from fednet.report import figures, metrics, svg, tables
+from fednet.report import condensed, figures, metrics, svg, tables
 from fednet.report.groups import Group, flat, group
 from fednet.report.read import Run
 
@@ -63,7 +64,22 @@ def render(runs: Sequence[Run]) -> str:
         hidden=len(runs) - len(_shown(groups)),
         differences=figures.differences(runs) if several else {},
         names=[r.name for r in runs],
+        side_by_side=_side_by_side(_shown(groups)),
     )
+
+
+def _side_by_side(runs: Sequence[Run]) -> str | None:
+    """The condensed images of the first two runs that sent any, in one picture, as a data URL."""
+    pair = [r for r in runs if (r.dir / "condensed" / "means.safetensors").exists()][:2]
+    if len(pair) < 2:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        path = condensed.draw(pair[0].dir, Path(folder) / "pair.png", beside=pair[1].dir, titles=(pair[0].algorithm, pair[1].algorithm))
+        return None if path is None else _data_url(path)
+
+
+def _data_url(picture: Path) -> str:
+    return "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()
 
 
 def _shown(groups: Sequence[Group]) -> list[Run]:
@@ -307,7 +323,7 @@ def _table(run: Run) -> dict[str, Any] | None:
 def _condensed(run: Run) -> list[tuple[str, str]]:
     """(name, data URL) of the condensed images that were drawn."""
     found = sorted((run.dir / "figures").glob("condensed*.png"))
-    return [(p.stem, "data:image/png;base64," + base64.b64encode(p.read_bytes()).decode()) for p in found]
+    return [(p.stem, _data_url(p)) for p in found]
 
 
 def _percent(v: float | None) -> str:

@@ -51,3 +51,20 @@ def test_one_method_or_two_side_by_side_are_written(tmp_path):
     two = imread(grid(images, means, ["cat", "dog"], tmp_path / "two.png", beside=images))
     assert two.shape[1] > 1.5 * one.shape[1]
     assert (one[..., :3] < 0.5).any()
+
+
+def test_two_runs_with_condensed_images_stand_side_by_side_on_one_page(tmp_path):
+    from safetensors.torch import save_file
+
+    from fednet.report import open_run, page
+    from tests.report import fake_run
+
+    runs = []
+    for name in ("feddc", "feddcplus"):
+        folder = fake_run.write(tmp_path / name, algorithm={"name": name})
+        (folder / "condensed").mkdir()
+        save_file({"x": torch.zeros(1, 3, 4, 4), "y": torch.tensor([1])}, folder / "condensed" / "client-0.safetensors")
+        save_file({"means": torch.ones(2, 3, 4, 4)}, folder / "condensed" / "means.safetensors", metadata={"names": '["cat", "dog"]'})
+        runs.append(open_run(folder))
+    assert "side by side" in page.render(runs)
+    assert "side by side" not in page.render(runs[:1])
