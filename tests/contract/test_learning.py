@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not os.environ.get("FEDNET_DA
 
 COMMON: dict[str, Any] = {
     "rounds": 8, "clients": 20, "participation": 0.5, "model": {"name": "mlp", "hidden": [64]}, "train.lr": 0.05,
+    "train.epochs": 1, "train.momentum": 0.9, "train.batch_size": 64,
     "data": {"dataset": "mnist", "partition": {"scheme": "dirichlet", "alpha": 0.5}}, "evaluate.every": 8,
 }
 # What a method needs beside: its public set, images for its condensation, a step that its own scale asks for.
@@ -25,8 +26,8 @@ OWN: dict[str, dict[str, Any]] = {
     "fedrds": {"data": {**COMMON["data"], "public": {"fraction": 0.05}}},
     "feddc": {"algorithm": {"name": "feddc", "iterations": 5, "real_batch": 32}},
     "feddcplus": {"algorithm": {"name": "feddcplus", "iterations": 5, "real_batch": 32}},
-    "fedsgd": {"train.lr": 0.5, "rounds": 40, "evaluate.every": 40},  # one gradient a round
-    "fedcm": {"train.lr": 0.5},  # its own gradient counts for a tenth
+    "fedsgd": {"train.lr": 0.5, "train.momentum": 0.0, "rounds": 40, "evaluate.every": 40},  # one gradient a round
+    "fedcm": {"train.lr": 0.5, "train.momentum": 0.0},  # its own gradient counts for a tenth; it refuses local momentum
 }
 
 
