@@ -6,7 +6,6 @@ checkpoint whole. Replies of rounds that no checkpoint holds yet lie in the spoo
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -254,12 +253,3 @@ class Spool:
         for folder in self.folder.glob("round-*"):
             if int(folder.name.split("-")[1]) <= up_to:
                 shutil.rmtree(folder)
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    whole = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            whole.update(block)
-    return whole.hexdigest()

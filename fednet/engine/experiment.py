@@ -7,7 +7,6 @@ same configuration and seed; a digest of the layout, compared at join, tells whe
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -185,10 +184,6 @@ def _augment(config: Config) -> Any:
 
     return augment.get(config.data.augment)
 
-
-def required_files(loaded: Mapping[str, str]) -> dict[str, str]:
-    """The user's own files that a client must have loaded itself: name -> SHA-256."""
-    return dict(loaded)
 
 
 def check_chains(config: Config, algorithm: Algorithm, direction: str) -> None:

@@ -93,7 +93,7 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
     protocol = ServerProtocol(run_id, incarnation, config.clients,
                               lambda ids, session: m.Welcome(run=run_id, inc=incarnation, session=session, name=config.name, config=text, ids=ids,
                                                              beat_s=SLOW_BEAT_S if bind is None else beat_seconds(config)),
-                              time.monotonic(), files=experiments.required_files(loading.loaded()), layout=exp.digest,
+                              time.monotonic(), files=loading.loaded(), layout=exp.digest,
                               may_speak_for=keyring.may_speak_for if keyring is not None else None, declared=declared(exp))
     ledger = Ledger(files.wire.append, incarnation)
     for row in read_lines(directory / "wire.jsonl") if resumed is not None else ():

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save, save_file
+from safetensors.torch import save, save_file
 
 from fednet.algorithms.state import read_state
 from fednet.engine.store import Local
@@ -43,14 +43,6 @@ def keep_class_means(directory: Path, experiment: Any) -> None:
     save_file({"means": torch.stack(means).contiguous()}, folder / "means.safetensors",
               metadata={"names": json.dumps(list(data.names or map(str, range(data.classes))))})
 
-
-def read_condensed(directory: Path) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-    """Client id -> (images, labels)."""
-    found = {}
-    for path in (directory / FOLDER).glob("client-*.safetensors"):
-        both = load_file(path)
-        found[int(path.stem.split("-")[1])] = both["x"], both["y"]
-    return found
 
 
 def keep_personal(directory: Path, run_id: str, versions: dict[int, str]) -> None:

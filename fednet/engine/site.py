@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fednet import seeds
-from fednet.algorithms.base import Nothing, Payload, Tensors
+from fednet.algorithms.base import Tensors
 from fednet.algorithms.evaluation import Counts
 from fednet.algorithms.hosts import SiteHost
 from fednet.engine import privacy
@@ -272,8 +272,3 @@ def judgements(payload: Judgement, classes: int) -> dict[str, Counts]:
         if n:
             found[name] = Counts(table[:, :max(1, classes)], float(payload.losses[row]), n)  # type: ignore[attr-defined]
     return found
-
-
-def payload_types(experiment: Experiment) -> Sequence[type[Payload]]:
-    """All payloads that may leave a client in this experiment."""
-    return [*(e.up for e in experiment.algorithm.exchanges), Judgement, Nothing]

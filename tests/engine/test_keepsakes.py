@@ -27,10 +27,10 @@ def reply(value: float) -> FedDC.Up:
 def test_the_newest_condensed_images_of_each_client_are_kept(tmp_path):
     keepsakes.keep_condensed(tmp_path, 3, reply(1.0))
     keepsakes.keep_condensed(tmp_path, 3, reply(2.0))
-    found = keepsakes.read_condensed(tmp_path)
-    assert list(found) == [3]
-    assert found[3][0].unique().tolist() == [2.0]
-    assert found[3][1].tolist() == [1, 5]
+    assert [p.name for p in (tmp_path / "condensed").iterdir()] == ["client-3.safetensors"]
+    found = load_file(tmp_path / "condensed" / "client-3.safetensors")
+    assert found["x"].unique().tolist() == [2.0]
+    assert found["y"].tolist() == [1, 5]
 
 
 def test_class_means_are_of_the_real_images_and_nan_for_an_absent_class(tmp_path):
