@@ -277,6 +277,10 @@ class Tensors:
     # -- identity ----------------------------------------------------------------------------------------------------
     def tensor_sha256(self) -> dict[str, str]:
         """SHA-256 of each tensor as contiguous little-endian bytes, in state-dict order."""
+        return dict(self._hashes)
+
+    @cached_property
+    def _hashes(self) -> dict[str, str]:  # a round's record and its checkpoint both ask, of a value that does not change
         here = self.to("cpu")
         return {name: hashlib.sha256(memoryview(value.contiguous().view(-1).numpy())).hexdigest() for name, value in here.items()}  # type: ignore[arg-type]
 

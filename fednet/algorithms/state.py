@@ -9,8 +9,11 @@ is read against the types that the method declares.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -75,12 +78,24 @@ def dump(value: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     return _down(value, "", tensors), tensors
 
 
-def _down(value: Any, path: str, out: dict[str, torch.Tensor]) -> Any:
+def content_sha256(value: Any) -> str:
+    """SHA-256 of a state's content, from the hashes that its Tensors know of themselves."""
+    return hashlib.sha256(json.dumps(_down(value, "", None), sort_keys=True).encode()).hexdigest()
+
+
+def _down(value: Any, path: str, out: dict[str, torch.Tensor] | None) -> Any:
+    """out: where the tensors go; None: their hashes stand in the tree instead."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, torch.Tensor):
-        out[path] = value.detach().to("cpu").contiguous()
+        whole = value.detach().to("cpu").contiguous()
+        if out is None:
+            data: Any = whole.view(-1).view(torch.uint8).numpy()
+            return {"$sha256": hashlib.sha256(data).hexdigest(), "dtype": str(whole.dtype), "shape": list(whole.shape)}
+        out[path] = whole
         return {"$tensor": path}
+    if isinstance(value, Tensors) and out is None:
+        return {"$sha256": value.sha256(), "layout": value.layout.digest}
     if isinstance(value, Tensors):
         slots = [[s.name, list(s.shape), s.role] for s in value.layout.slots]
         parts = {p: _down(getattr(value, p), f"{path}.{p}", out) for p in ("vector", "buffers", "counters")}
@@ -141,16 +156,20 @@ def _up(tree: Any, tensors: Mapping[str, torch.Tensor], kind: type | None, store
     return kind(**fields)
 
 
-def write_state(path: Path, value: Any) -> str:
-    """Writes one state as a safetensors file (its tree in the metadata), aside and then renamed; returns its SHA-256."""
-    from safetensors.torch import save
+def write_state(path: Path, value: Any) -> None:
+    """Writes one state as a safetensors file (its tree in the metadata), aside and then renamed. Raises OSError."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
 
     tree, tensors = dump(value)
-    raw = save(tensors, metadata={"tree": json.dumps(tree, sort_keys=True)})
     aside = path.with_suffix(".part")
-    aside.write_bytes(raw)
+    try:
+        save_file(tensors, aside, metadata={"tree": json.dumps(tree, sort_keys=True)})
+    except SafetensorError as broken:  # what the system said is in its text only
+        found = re.search(r"os error (\d+)", str(broken))
+        number = int(found[1]) if found else errno.EIO
+        raise OSError(number, os.strerror(number), str(aside)) from broken
     aside.replace(path)
-    return hashlib.sha256(raw).hexdigest()
 
 
 def read_state(path: Path, kind: type, store: Any = None) -> Any:

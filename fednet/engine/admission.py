@@ -29,7 +29,7 @@ def declared(exp: Any) -> Callable[[Any, Any], None]:
     return check
 
 
-def checker(exp: Any, sent: Callable[[int], Any]) -> Callable[[Any, bytearray], None]:
+def checker(exp: Any, sent: Callable[[int], Any]) -> Callable[[Any, memoryview], None]:
     """What a reply must be, beyond its form: finite values, samples as this federation has them, no more of them than
     there can be, and an update within `security.max_norm`. What passes, the methods can fold. sent(client): the weights
     that a client was sent in this phase."""
@@ -40,7 +40,7 @@ def checker(exp: Any, sent: Callable[[int], Any]) -> Callable[[Any, bytearray], 
 
     reference = exp.setting.initial.select(exp.shared)
 
-    def check(reply: Any, body: bytearray) -> None:
+    def check(reply: Any, body: memoryview) -> None:
         key = reply.key
         kind = Judgement if key.purpose == "evaluate" else exp.algorithm.exchanges[key.phase].up
         payload = exp.up.decode(kind, reply.form, body, reference, fill=reference)

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
-from fednet.algorithms.state import PerClient, State, read_state, write_state
+from fednet.algorithms.state import PerClient, State, content_sha256, read_state, write_state
 from fednet.engine.rundir import plain, write_json
 from fednet.engine.store import RowStore
 from fednet.errors import StateError
-from fednet.wire.messages import Field, Key
 
 StateName = Annotated[str, msgspec.Meta(pattern=r"^state-[0-9a-f]+\.safetensors$")]  # no file elsewhere
 
@@ -92,12 +88,14 @@ class Checkpoints:
             self.rows.prune(rows)
 
     def _put(self, value: State) -> str:
-        aside = self.folder / "state.new"
-        name = f"state-{write_state(aside, value)[:24]}.safetensors"
-        if self._fsync:
-            with aside.open("rb") as file:
-                os.fsync(file.fileno())
-        aside.replace(self.folder / name)
+        name = f"state-{content_sha256(value)[:24]}.safetensors"
+        if not (self.folder / name).exists():
+            aside = self.folder / "state.new"
+            write_state(aside, value)
+            if self._fsync:
+                with aside.open("rb") as file:
+                    os.fsync(file.fileno())
+            aside.replace(self.folder / name)
         return name
 
     def progress(self) -> Progress:
@@ -127,129 +125,3 @@ def _rows(state: State) -> Iterator[Any]:
         value = getattr(state, f.name)
         if isinstance(value, PerClient):
             yield from value.rows.values()
-
-
-@dataclass(frozen=True, slots=True)
-class Spooled:
-    """A reply on disk. `path` holds its payload as received; `task`: the checksum of what it answers, and the version of
-    the client's state that it started from."""
-
-    key: Key
-    form: tuple[Field, ...]
-    path: Path
-    check: int
-    state: str
-    kept: bool
-    task: tuple[int, str]
-    seconds: float = 0.0
-    worker: dict[str, Any] = field(default_factory=dict)
-    split: tuple[float, ...] = ()  # of `seconds`: training, evaluating, encoding
-    taken_s: float = 0.0  # from the hand-out to the whole reply
-    arrived: float = 0.0  # when, on this process's clock
-
-    held: list[bytearray] = field(default_factory=list)  # its payload, where there is room for it in memory
-
-    def body(self) -> bytearray:
-        if self.held:
-            return self.held[0]
-        data = bytearray(self.path.stat().st_size)
-        with self.path.open("rb", buffering=0) as file:
-            file.readinto(data)
-        return data
-
-
-HELD_BYTES = 128 << 20  # of payloads that are kept in memory too, until they are folded; more are read back from disk
-
-
-class Spool:
-    """Replies as received, `checkpoint/round-T/PHASE-CLIENT-PURPOSE.bin`, each with a `.json` once it is whole.
-
-    One thread writes; `release` and `clear` may be called by another.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._open: dict[Key, Any] = {}
-        self._held: dict[Key, list[bytearray]] = {}
-        self._lock = threading.Lock()
-
-    def _base(self, key: Key) -> Path:
-        return self.folder / f"round-{key.round}" / f"{key.phase}-{key.client}-{key.purpose}"
-
-    def store(self, key: Key, offset: int, data: memoryview, size: int) -> None:
-        """Appends bytes of a payload of `size` bytes; offset 0 starts it anew."""
-        if offset == 0:
-            self._hold(key, size)
-            old = self._open.pop(key, None)
-            if old is not None:
-                old.close()
-            path = self._base(key)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.with_suffix(".json").unlink(missing_ok=True)
-            self._open[key] = path.with_suffix(".bin").open("wb")
-        file = self._open[key]
-        if file.tell() != offset:
-            raise StateError(f"spool of client {key.client}: {file.tell()} bytes are there, the next come at {offset}")
-        file.write(data)
-        if held := self._held.get(key):
-            held[0][offset:offset + len(data)] = data
-
-    def _hold(self, key: Key, size: int) -> None:
-        with self._lock:
-            self._held.pop(key, None)
-            if sum(len(b) for held in self._held.values() for b in held) + size <= HELD_BYTES:
-                self._held[key] = [bytearray(size)]
-
-    def release(self, reply: Spooled) -> None:
-        """The payload has been folded: it need not be in memory any more."""
-        with self._lock:
-            reply.held.clear()
-            self._held.pop(reply.key, None)
-
-    def abandon(self, key: Key) -> None:
-        """No more of this payload comes. What is there of it may be overwritten by a later attempt already."""
-        with self._lock:
-            self._held.pop(key, None)
-        file = self._open.pop(key, None)
-        if file is not None:
-            file.close()
-
-    def whole(self, key: Key, form: Sequence[Field], check: int, state: str, kept: bool, task: tuple[int, str], seconds: float,
-              worker: dict[str, Any]) -> Spooled:
-        """The payload is complete: it can be read, but counts for a resume only once `seal` was called."""
-        self._open.pop(key).close()
-        return Spooled(key, tuple(form), self._base(key).with_suffix(".bin"), check, state, kept, task, seconds, worker,
-                       held=self._held.get(key, []))
-
-    def seal(self, reply: Spooled) -> None:
-        """The reply was checked: a resume folds it without asking again."""
-        write_json(self._base(reply.key).with_suffix(".json"), msgspec.to_builtins(
-            {"key": reply.key, "form": list(reply.form), "check": reply.check, "state": reply.state, "kept": reply.kept, "task": reply.task,
-             "seconds": reply.seconds, "worker": reply.worker, "split": reply.split, "taken_s": reply.taken_s}), indent=None)
-
-    def discard(self, key: Key) -> None:
-        with self._lock:
-            self._held.pop(key, None)
-        self._base(key).with_suffix(".json").unlink(missing_ok=True)
-        self._base(key).with_suffix(".bin").unlink(missing_ok=True)
-
-    def found(self, round: int, phase: int) -> dict[tuple[int, str], Spooled]:
-        """The sealed replies of a phase, by client and purpose."""
-        replies: dict[tuple[int, str], Spooled] = {}
-        for path in sorted((self.folder / f"round-{round}").glob(f"{phase}-*.json")):
-            raw = json.loads(path.read_text())
-            key, form = msgspec.convert(raw["key"], Key), msgspec.convert(raw["form"], list[Field])
-            body = path.with_suffix(".bin")
-            if body.exists() and body.stat().st_size == sum(f.size for f in form):
-                replies[key.client, key.purpose] = Spooled(key, tuple(form), body, raw["check"], raw["state"], raw["kept"], (raw["task"][0], raw["task"][1]),
-                                                           raw["seconds"], raw["worker"], tuple(raw["split"]), raw["taken_s"])
-        return replies
-
-    def clear(self, up_to: int) -> None:
-        """Deletes the rounds that a checkpoint holds."""
-        with self._lock:
-            for key in [k for k in self._held if k.round <= up_to]:
-                del self._held[key]
-        for folder in self.folder.glob("round-*"):
-            if int(folder.name.split("-")[1]) <= up_to:
-                shutil.rmtree(folder)

@@ -32,10 +32,11 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
     from fednet.algorithms.hosts import HubHost
     from fednet.engine import experiment as experiments
     from fednet.engine import privacy
-    from fednet.engine.checkpoint import Checkpoints, Spool
+    from fednet.engine.checkpoint import Checkpoints
     from fednet.engine.faults import Faults, struck
     from fednet.engine.hub import Events, Hub
     from fednet.engine.server import Residuals, Rounds
+    from fednet.engine.spool import Spool
     from fednet.engine.summary import finish
     from fednet.engine.track import Tracker
     from fednet.protocol.server import ServerProtocol

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from fednet.engine.checkpoint import Spool, Spooled
+from fednet.engine.spool import Spool, Spooled
 from fednet.errors import FednetError, RemoteProtocolError
 from fednet.protocol.rules import Arrived, Forget, Instruction, Note, Resolved, Send, Settle, Store, Stray
 from fednet.protocol.server import ServerProtocol
@@ -63,7 +63,7 @@ class Events:
 class Hub:
     """check(reply, body): raises RemoteProtocolError for a payload that the methods could not use."""
 
-    def __init__(self, protocol: ServerProtocol, transport: ServerTransport, link: Link, spool: Spool, check: Callable[[Spooled, bytearray], None],
+    def __init__(self, protocol: ServerProtocol, transport: ServerTransport, link: Link, spool: Spool, check: Callable[[Spooled, memoryview], None],
                  events: Events, pump: Callable[[], bool] | None = None,
                  at: Callable[[str, int], None] = lambda point, round: None, flush: Callable[[], object] = lambda: None) -> None:
         self.protocol, self.transport, self.link, self.spool = protocol, transport, link, spool
@@ -230,7 +230,7 @@ class Hub:
                 self.link.send(i.conn, i.message, i.body)
                 self._sent_task = self._sent_task or isinstance(i.message, m.Task)
             elif isinstance(i, Store):
-                self.spool.store(i.key, i.offset, i.data, i.size)
+                self.spool.store(i.key, i.offset, i.data)
                 self._at("spooling", i.key.round)
             elif isinstance(i, Arrived):
                 pending.extend(self._arrived(i))  # after what was to be done before: a task goes out before it is called off
@@ -266,6 +266,7 @@ class Hub:
         self._do([i for i in accepted if isinstance(i, Settle)])
         self._flush()  # its row first: a reply that a resume folds is in the books, whenever this process ends
         self.spool.seal(reply)
+        self.spool.hold(reply, body)
         self.replies[arrived.key.client, arrived.key.purpose] = reply
         if arrived.key.purpose == "train":
             self._at("receiving", arrived.key.round)

@@ -22,13 +22,14 @@ from fednet.algorithms.base import Nothing, Payload, State, Tensors
 from fednet.algorithms.evaluation import Counts, evaluate
 from fednet.algorithms.hosts import HubHost
 from fednet.engine import keepsakes, privacy, selection
-from fednet.engine.checkpoint import Checkpoints, Progress, Spool, Spooled
+from fednet.engine.checkpoint import Checkpoints, Progress
 from fednet.engine.clock import VirtualClock, crossing, task_bytes
 from fednet.engine.experiment import Experiment, GlobalModel, Judgement
 from fednet.engine.faults import Faults, drops
 from fednet.engine.hub import Hub
 from fednet.engine.rundir import RunDirectory, read_lines
 from fednet.engine.site import SPLIT, judgements
+from fednet.engine.spool import Spool, Spooled
 from fednet.errors import CannotGoOn, Stopped
 from fednet.protocol.rules import Job, Rules
 from fednet.tensors import combine
@@ -159,6 +160,8 @@ class Rounds:
             if not self._concluding:  # else the last checkpoint holds all that is finished
                 self._save()
             raise
+        finally:
+            self.spool.close()
 
     def _run(self) -> None:
         progress, config = self.progress, self.config
@@ -366,7 +369,6 @@ class Rounds:
         if phase.purpose != "train":
             return fold
         up = self._decoded(phase, client, reply)
-        self.spool.release(reply)
         if any(f.kind == "condensed" for f in up.fields.values()):
             keepsakes.keep_condensed(self.directory.path, client, up)
         if runs is not None and isinstance(getattr(up, "run", None), Run):
@@ -378,7 +380,7 @@ class Rounds:
     def _decoded(self, phase: Phase, client: int, reply: Spooled) -> Any:
         received = getattr(phase.seen.get(client), "x", None)
         x = received if isinstance(received, Tensors) else self.experiment.agreed
-        return self.experiment.up.decode(self.method.exchanges[phase.index].up, reply.form, reply.body(), x, fill=self._fill())
+        return self.experiment.up.decode(self.method.exchanges[phase.index].up, reply.form, self.spool.take(reply), x, fill=self._fill())
 
     def _fill(self) -> Tensors:
         x = getattr(self.server, "x", None)
@@ -474,7 +476,7 @@ class Rounds:
         return server
 
     def _judgement(self, reply: Spooled) -> Judgement:
-        found: Any = self.experiment.up.decode(Judgement, reply.form, reply.body())
+        found: Any = self.experiment.up.decode(Judgement, reply.form, self.spool.take(reply))
         return found
 
     def _judging(self, round: int) -> bool:

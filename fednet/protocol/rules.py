@@ -74,12 +74,11 @@ class Stray:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Bytes of a reply's payload of `size` bytes, in order: to be appended at `offset`."""
+    """Bytes of a reply's payload, in order: to be appended at `offset`."""
 
     key: Key
     offset: int
     data: memoryview
-    size: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -488,7 +488,7 @@ class ServerProtocol:
                 return "doubled"
             self._declared(key, reply.form)
             w.judge_conn = conn
-            self._say(Store(key, 0, body, len(body)), self._arrived(reply, worker))
+            self._say(Store(key, 0, body), self._arrived(reply, worker))
             return ""
         try:
             if not agrees:
@@ -501,7 +501,7 @@ class ServerProtocol:
         w.status, w.reply, w.up_conn, w.got, w.granted = "arriving", reply, conn, 0, 0
         self._start_next(worker, key.client)
         if body is not None or reply.size == 0:
-            self._say(Store(key, 0, body if body is not None else memoryview(b""), reply.size))
+            self._say(Store(key, 0, body if body is not None else memoryview(b"")))
             self._whole(w, worker)
         else:
             self._grant()
@@ -528,7 +528,7 @@ class ServerProtocol:
             self._refuse_reply(w, f"part {part.index} of {0 if body is None else len(body)} bytes, expected part {w.got} of {expected}", True)
             self._assign()
             return ""
-        self._say(Store(part.key, part.index * PART, body, w.reply.size))
+        self._say(Store(part.key, part.index * PART, body))
         w.got += 1
         w.heard = self._now
         if w.got * PART >= w.reply.size:

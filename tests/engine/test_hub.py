@@ -8,10 +8,10 @@ from contextlib import ExitStack
 import msgspec
 import pytest
 
-from fednet.engine.checkpoint import Spool
 from fednet.engine.client import ClientLoop, Prepared
 from fednet.engine.hub import Events, Hub
 from fednet.engine.site import Answer
+from fednet.engine.spool import Spool
 from fednet.protocol.client import ClientProtocol
 from fednet.protocol.rules import Job, Rules
 from fednet.protocol.server import ServerProtocol

@@ -1,23 +1,76 @@
 from __future__ import annotations
 
-from fednet.engine.checkpoint import Spool
-from fednet.wire.messages import Key
+from fednet.engine.spool import Spool
+from fednet.wire.messages import Field, Key
 
 KEY = Key(1, 0, 0, 3)
 
 
-def test_an_upload_of_which_no_more_comes_is_held_no_longer(tmp_path):
+def whole(spool, key, data):
+    spool.store(key, 0, memoryview(data))
+    return spool.whole(key, (Field("x", "state", len(data), len(data)),), 0, "", False, (0, ""), 0.0, {})
+
+
+def test_an_upload_of_which_no_more_comes_is_forgotten(tmp_path):
     spool = Spool(tmp_path)
-    spool.store(KEY, 0, memoryview(bytes(100)), 1000)
-    assert (spool._held, spool._open) != ({}, {})
+    spool.store(KEY, 0, memoryview(bytes(100)))
+    assert spool._open
     spool.abandon(KEY)
-    assert (spool._held, spool._open) == ({}, {})
+    assert not spool._open
     assert spool.found(1, 0) == {}
 
 
 def test_an_upload_begun_anew_replaces_what_was_there_of_it(tmp_path):
     spool = Spool(tmp_path)
-    spool.store(KEY, 0, memoryview(b"old"), 5)
-    spool.store(KEY, 0, memoryview(b"ne"), 5)
-    spool.store(KEY, 2, memoryview(b"wer"), 5)
-    assert bytes(spool.whole(KEY, (), 0, "", False, (0, ""), 0.0, {}).body()) == b"newer"
+    spool.store(KEY, 0, memoryview(b"older"))
+    spool.store(KEY, 0, memoryview(b"ne"))
+    spool.store(KEY, 2, memoryview(b"w"))
+    assert bytes(spool.whole(KEY, (), 0, "", False, (0, ""), 0.0, {}).body()) == b"new"
+
+
+def test_a_later_round_writes_over_the_files_of_an_earlier_one(tmp_path):
+    spool = Spool(tmp_path)
+    spool.seal(whole(spool, KEY, b"a longer payload"))
+    there = (tmp_path / "round-1" / "0-3-train.bin").stat().st_ino
+    spool.clear(1)
+    later = whole(spool, Key(2, 0, 0, 5), b"short")
+    assert (later.path.stat().st_ino, bytes(later.body())) == (there, b"short")
+    assert spool.found(2, 0) == {}  # not sealed
+    spool.seal(later)
+    assert list(spool.found(2, 0)) == [(5, "train")]
+
+
+def test_what_is_still_written_to_is_not_written_over(tmp_path):
+    spool = Spool(tmp_path)
+    spool.store(KEY, 0, memoryview(b"late"))
+    spool.clear(1)
+    other = whole(spool, Key(2, 0, 0, 5), b"reply")
+    spool.store(KEY, 4, memoryview(b"r still"))
+    assert bytes(other.body()) == b"reply"
+
+
+def test_a_payload_does_not_change_when_its_file_is_written_over(tmp_path):
+    spool = Spool(tmp_path)
+    first = whole(spool, KEY, b"first")
+    body = spool.take(first)
+    spool.clear(1)
+    whole(spool, Key(2, 0, 0, 3), b"later")
+    assert bytes(body) == b"first"
+
+
+def test_a_payload_that_was_read_for_its_check_is_not_read_again(tmp_path):
+    spool = Spool(tmp_path)
+    reply = whole(spool, KEY, b"payload")
+    body = reply.body()
+    spool.hold(reply, body)
+    assert spool.take(reply) is body
+    assert spool.take(reply) is not body
+
+
+def test_nothing_to_write_over_is_left_when_a_run_has_ended(tmp_path):
+    spool = Spool(tmp_path)
+    whole(spool, KEY, b"payload")
+    spool.clear(1)
+    assert list((tmp_path / "spare").iterdir())
+    spool.close()
+    assert list(tmp_path.iterdir()) == []
