@@ -88,12 +88,16 @@ def bench(names: Sequence[str], repeat: int, out: Path, workers: int | None = No
 
 
 def _pairs(work: Workload, repeat: int, out: Path, workers: int) -> dict[str, Any]:
-    floors, ours = [], []
+    floors, bares, ours = [], [], []
     for k in range(repeat):
         floors.append(_floor(work, workers))
+        bares.append(_bare(work, workers))
         ours.append(_fednet(work, workers, out / f"{work.name}-{k}"))
     ratios = [o["seconds"] / f for f, o in zip(floors, ours)]
-    return {"workload": work.name, "what": work.text, "workers": workers, "repeat": repeat, "torch": _torch(),
+    sums = [f + b["tcp_s"] + b["mean_s"] for f, b in zip(floors, bares)]
+    return {"exchange_s": spread([b["tcp_s"] for b in bares]), "exchange_ipc_s": spread([b["ipc_s"] for b in bares]),
+            "mean_s": spread([b["mean_s"] for b in bares]), "ratio_to_sum": spread([o["seconds"] / s for s, o in zip(sums, ours)]),
+            "workload": work.name, "what": work.text, "workers": workers, "repeat": repeat, "torch": _torch(),
             "floor_s": spread(floors), "fednet_s": spread([o["seconds"] for o in ours]), "ratio": spread(ratios),
             "server_s": spread([o["server_s"] for o in ours]), "pss_mb": spread([o["pss_mb"] for o in ours]),
             "first_task_s": spread([o["first_task_s"] for o in ours]), "utilisation": spread([o["utilisation"] for o in ours]),
@@ -112,15 +116,27 @@ def _torch() -> str:
 
 def _floor(work: Workload, processes: int) -> float:
     """Median seconds a round."""
-    job = {"processes": processes, "rounds": work.rounds, "model": dict(work.model), "shape": work.shape, "samples": work.samples,
-           "batch_size": work.batch_size, "steps": work.steps, "per_round": work.per_round}
+    return _aside("floor", work, {"processes": processes, "rounds": work.rounds, "model": dict(work.model), "shape": work.shape,
+                                  "samples": work.samples, "batch_size": work.batch_size, "steps": work.steps, "per_round": work.per_round})["seconds"]
+
+
+def _bare(work: Workload, processes: int) -> dict[str, float]:
+    """Median seconds a round of a bare exchange of the same payloads over TCP and over Unix sockets, and of their mean."""
+    from fednet import models
+
+    nbytes = 4 * sum(p.numel() for p in models.build(dict(work.model), tuple(work.shape), 10, 0).parameters())
+    return _aside("exchange", work, {"processes": processes, "rounds": work.rounds, "payloads": work.per_round, "nbytes": nbytes})
+
+
+def _aside(what: str, work: Workload, job: dict[str, Any]) -> dict[str, float]:
+    """Runs one of the things fednet is measured against, in a process of its own; the median of each of its figures."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(job, file)
         file.flush()
-        done = subprocess.run([sys.executable, "-m", "fednet.engine.floor", file.name], capture_output=True, text=True, check=False, env=_env())
+        done = subprocess.run([sys.executable, "-m", f"fednet.engine.{what}", file.name], capture_output=True, text=True, check=False, env=_env())
     if done.returncode:
-        raise CannotGoOn(f"the floor of {work.name} failed: {done.stderr.strip().splitlines()[-1]}")
-    return statistics.median(json.loads(done.stdout)["seconds"])
+        raise CannotGoOn(f"the {what} of {work.name} failed: {done.stderr.strip().splitlines()[-1]}")
+    return {name: statistics.median(values) for name, values in json.loads(done.stdout).items()}
 
 
 def _env() -> dict[str, str]:
@@ -206,4 +222,6 @@ def lines(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             return f"{s['median']:.{digits}f} [{s['min']:.{digits}f} {s['max']:.{digits}f}]"
         yield (f"{r['workload']:4} {cell('floor_s'):>18} {cell('fednet_s'):>18} {cell('ratio', 2):>18} {r['pss_mb']['median']:8.0f} "
                f"{r['first_task_s']['median']:13.1f}")
+        yield (f"     floor {r['floor_s']['median']:.3f} + bare exchange of the same bytes {cell('exchange_s')} (ipc:// {r['exchange_ipc_s']['median']:.3f}) "
+               f"+ float64 mean {r['mean_s']['median']:.3f}: fednet is {cell('ratio_to_sum', 2)} times this sum")
         yield f"     cores in use {r['utilisation']['median']:.0%}; " + ", ".join(f"{p} {s:.3f}" for p, s in r["by_phase"].items())
