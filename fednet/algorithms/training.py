@@ -15,8 +15,9 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fednet.algorithms.descent import optimizer
 from fednet.algorithms.scratch import Scratch
-from fednet.errors import ConfigError, unknown
+from fednet.errors import ConfigError
 from fednet.tensors import Tensors
 
 Loss = Callable[..., torch.Tensor]
@@ -44,18 +45,6 @@ class Course:
     steps: int
     loss: float
     extra: Tensors | None = None
-
-
-def optimizer(name: str, parameters: Sequence[torch.Tensor], recipe: Recipe) -> torch.optim.Optimizer:
-    """A new optimizer, fused where the device has it. Momentum is SGD's; Adam keeps its own betas."""
-    fused = parameters[0].device.type in ("cpu", "cuda")
-    if name == "sgd":
-        return torch.optim.SGD(parameters, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay,
-                               fused=fused)
-    kinds: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-    if name not in kinds:
-        raise ConfigError("train.optimizer: " + unknown("optimizer", name, ["sgd", *kinds]))
-    return kinds[name](parameters, lr=recipe.lr, weight_decay=recipe.weight_decay, fused=fused)
 
 
 # -- samples -----------------------------------------------------------------------------------------------------------
@@ -167,7 +156,7 @@ def _run(scratch: Scratch, trained: list[str], data: tuple[Any, torch.Tensor], c
     parameters = [scratch.parameters[name] for name in trained]
     others = [] if beside is None else list(beside.values())
     extras = () if beside is None else (beside,)
-    descent = optimizer(recipe.optimizer, [*parameters, *others], recipe)
+    descent = optimizer(recipe.optimizer, [*parameters, *others], lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
     cast, scale = autocast(recipe.precision, device)
     n, seen, step = length(x), 0, 0
     total = torch.zeros((), dtype=torch.float64, device=device)

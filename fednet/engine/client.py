@@ -207,6 +207,7 @@ class ClientLoop:
             self._on_thread()
         while (job := self._tasks.get()) is not None:
             job()
+            del job  # and the payload it came with
 
     def _answer(self, call: Callable[[], list[p.Instruction]]) -> None:
         self._results.put(call)

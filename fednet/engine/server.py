@@ -380,7 +380,7 @@ class Rounds:
     def _decoded(self, phase: Phase, client: int, reply: Spooled) -> Any:
         received = getattr(phase.seen.get(client), "x", None)
         x = received if isinstance(received, Tensors) else self.experiment.agreed
-        return self.experiment.up.decode(self.method.exchanges[phase.index].up, reply.form, self.spool.take(reply), x, fill=self._fill())
+        return self.experiment.up.decode(self.method.exchanges[phase.index].up, reply.form, reply.body(), x, fill=self._fill())
 
     def _fill(self) -> Tensors:
         x = getattr(self.server, "x", None)
@@ -476,7 +476,7 @@ class Rounds:
         return server
 
     def _judgement(self, reply: Spooled) -> Judgement:
-        found: Any = self.experiment.up.decode(Judgement, reply.form, self.spool.take(reply))
+        found: Any = self.experiment.up.decode(Judgement, reply.form, reply.body())
         return found
 
     def _judging(self, round: int) -> bool:

@@ -28,7 +28,7 @@ from fednet.wire.codec import Body, Encoded, checksum
 from fednet.wire.messages import Key
 
 SPLIT = ("training", "evaluating", "encoding")  # what a reply's `split` tells the seconds of
-CACHED_BYTES = {"cpu": 384 << 20, "cuda": 16 << 30}  # of clients' data that stay on the device, per process
+CACHED_BYTES = {"cpu": 96 << 20, "cuda": 16 << 30}  # of clients' data that stay on the device, per process
 
 
 class TaskCancelled(FednetError):
@@ -106,7 +106,7 @@ class Workplace:
         self._scratch()
 
     # -- a task --------------------------------------------------------------------------------------------------------
-    def do(self, task: m.Task, body: bytearray, progress: Callable[[str, int, int], None], cancelled: Callable[[], bool]) -> list[Answer]:
+    def do(self, task: m.Task, body: memoryview, progress: Callable[[str, int, int], None], cancelled: Callable[[], bool]) -> list[Answer]:
         """Raises TaskCancelled, StateError where the client's state is not here, RemoteProtocolError for a broken payload."""
         started = time.perf_counter()
         if checksum([body]) != task.check:
@@ -150,7 +150,7 @@ class Workplace:
         split = [spent.get(name, 0.0) for name in SPLIT]
         return [Answer(_replace(a.reply, seconds=seconds, split=split), a.body) for a in answers]
 
-    def _train(self, task: m.Task, body: bytearray, record: Record, start: str, host: SiteHost,
+    def _train(self, task: m.Task, body: memoryview, record: Record, start: str, host: SiteHost,
                progress: Callable[[str, int, int], None]) -> list[Answer]:
         exp, method, key = self.experiment, self.experiment.algorithm, task.key
         exchange = method.exchanges[key.phase]
@@ -158,9 +158,9 @@ class Workplace:
         cut = sum(f.size for f in task.form[:task.enrol])
         if task.enrol:
             assert method.Enrolment is not None
-            gift = exp.down.decode(method.Enrolment, task.form[:task.enrol], memoryview(body)[:cut], fill=self._fill(record))
+            gift = exp.down.decode(method.Enrolment, task.form[:task.enrol], body[:cut], fill=self._fill(record))
             state = method.enrolled(state, gift, host)
-        down = exp.down.decode(exchange.down, task.form[task.enrol:], memoryview(body)[cut:], exp.agreed, fill=self._fill(record))
+        down = exp.down.decode(exchange.down, task.form[task.enrol:], body[cut:], exp.agreed, fill=self._fill(record))
         received = getattr(down, "x", None)
         progress("training", 0, 0)
         state, up = method.local(key.phase, state, down, host)
@@ -196,7 +196,7 @@ class Workplace:
         answers.append(_answer(key, encoded, state=kept.sha256(), kept=keep))
         return answers
 
-    def _judge_all(self, task: m.Task, body: bytearray, record: Record, start: str, host: SiteHost,
+    def _judge_all(self, task: m.Task, body: memoryview, record: Record, start: str, host: SiteHost,
                    progress: Callable[[str, int, int], None]) -> list[Answer]:
         """The evaluation of all clients at the run's end (or each round with `evaluate.clients: all`)."""
         exp, method = self.experiment, self.experiment.algorithm

@@ -22,7 +22,6 @@ from fednet.engine.rundir import write_json
 from fednet.errors import StateError
 from fednet.wire.messages import Field, Key
 
-HELD_BYTES = 64 << 20  # of payloads that were read for their check and stay in memory until they are folded
 SPARE_BYTES = 1 << 30  # of files that wait to be written over
 
 
@@ -44,9 +43,11 @@ class Spooled:
     taken_s: float = 0.0  # from the hand-out to the whole reply
     arrived: float = 0.0  # when, on this process's clock
 
-    def body(self) -> memoryview:
-        """Its payload, in memory of its own: the file may be another reply's before what is decoded from it is forgotten."""
-        data = np.empty(self.path.stat().st_size, np.uint8).data
+    def body(self, into: memoryview | None = None) -> memoryview:
+        """Its payload, in memory of its own: the file may be another reply's before what is decoded from it is forgotten.
+        into: memory to use, if it is enough."""
+        size = self.path.stat().st_size
+        data = into[:size] if into is not None and len(into) >= size else np.empty(size, np.uint8).data
         with self.path.open("rb", buffering=0) as file:
             read = file.readinto(data)
         if read != len(data):
@@ -58,13 +59,12 @@ class Spool:
     """Replies as received, `checkpoint/round-T/PHASE-CLIENT-PURPOSE.bin`, each with a `.json` once it is whole; files to
     write over in `checkpoint/spare/`.
 
-    One thread writes; `take`, `clear` and `close` may be called by another.
+    One thread writes; `clear` and `close` may be called by another.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._open: dict[Key, BinaryIO] = {}
-        self._held: dict[Key, memoryview] = {}
         self._spares: list[Path] = []
         self._named = 0
         self._lock = threading.Lock()
@@ -122,18 +122,6 @@ class Spool:
         self._base(key).with_suffix(".bin").unlink(missing_ok=True)
 
     # -- reading -------------------------------------------------------------------------------------------------------
-    def hold(self, reply: Spooled, body: memoryview) -> None:
-        """Keeps a payload that was read already until `take`, where there is room."""
-        with self._lock:
-            if sum(map(len, self._held.values())) + len(body) <= HELD_BYTES:
-                self._held[reply.key] = body
-
-    def take(self, reply: Spooled) -> memoryview:
-        """A reply's payload, to be folded."""
-        with self._lock:
-            held = self._held.pop(reply.key, None)
-        return reply.body() if held is None else held
-
     def found(self, round: int, phase: int) -> dict[tuple[int, str], Spooled]:
         """The sealed replies of a phase, by client and purpose."""
         replies: dict[tuple[int, str], Spooled] = {}
@@ -149,9 +137,6 @@ class Spool:
     # -- the end of rounds ---------------------------------------------------------------------------------------------
     def clear(self, up_to: int) -> None:
         """Lets go of the rounds that a checkpoint holds."""
-        with self._lock:
-            for key in [k for k in self._held if k.round <= up_to]:
-                del self._held[key]
         for folder in self.folder.glob("round-*"):
             if int(folder.name.split("-")[1]) <= up_to:
                 self._spare(folder)

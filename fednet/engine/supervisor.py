@@ -76,8 +76,8 @@ class Supervisor:
 
     def _warm_up(self, places: list[str]) -> None:
         """Imports, and imports only, what the children share."""
-        import torch._dynamo  # every torch optimizer imports it when it is made: 3 s, once here instead of once a worker
-        import torch.optim  # noqa: F401
+        if self.config.train.optimizer != "sgd":
+            import torch._dynamo  # noqa: F401 (torch's own optimizers import it when they are made: here once, instead of once a worker)
 
         import fednet.algorithms.hosts
         import fednet.data.loading

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
+import numpy as np
 
 from fednet.errors import RemoteProtocolError
 from fednet.protocol.rules import WINDOW
@@ -46,7 +47,7 @@ class Given:
     """A task with its whole payload."""
 
     task: m.Task
-    body: bytearray
+    body: memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ Instruction = Out | Stray | Welcomed | Given | Cancelled | Ended | TurnedAway | 
 @dataclass(slots=True)
 class Incoming:
     task: m.Task
-    body: bytearray
+    body: memoryview
     got: int = 0
     granted: int = 0
 
@@ -300,15 +301,15 @@ class ClientProtocol:
 
     def _begun(self, task: m.Task, body: memoryview | None) -> list[Instruction]:
         if body is not None or task.size == 0:
-            return self._given(task, bytearray(body or b""))
+            return self._given(task, memoryview(bytearray(body or b"")))
         try:
-            whole = bytearray(task.size)  # the system gives it memory as parts are written to it
-        except (MemoryError, OverflowError) as broken:
+            whole = np.empty(task.size, np.uint8).data  # not cleared: the system gives it memory as parts are written to it
+        except (MemoryError, OverflowError, ValueError) as broken:
             raise RemoteProtocolError(f"task: a payload of {task.size} bytes does not fit into this machine") from broken
         self._incoming[task.key] = Incoming(task, whole)
         return self._grant(task.key)
 
-    def _given(self, task: m.Task, body: bytearray) -> list[Instruction]:
+    def _given(self, task: m.Task, body: memoryview) -> list[Instruction]:
         self._working.add(task.key)
         self._tasks[task.key] = task
         return [Booked("down", task.key), Given(task, body)]

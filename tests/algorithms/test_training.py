@@ -5,11 +5,15 @@ x = (1, 2), y = (3, 3), loss = mean (w x - y)^2, so that its gradient is 5 w - 9
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
 
 from fednet.algorithms.base import Samples
+from fednet.algorithms.descent import optimizer
 from fednet.algorithms.hosts import Setting, SiteHost
 from fednet.algorithms.scratch import Scratch
 from fednet.config.sections import Config, EvaluateSection, TrainSection
@@ -302,7 +306,25 @@ def test_an_empty_site_takes_no_step():
 
 
 def test_an_unknown_optimizer_names_the_known_ones():
-    from fednet.algorithms.training import Recipe, optimizer
-
     with pytest.raises(ConfigError, match="adamw"):
-        optimizer("adamv", [torch.ones(1, requires_grad=True)], Recipe(lr=1.0))
+        optimizer("adamv", [torch.ones(1, requires_grad=True)], lr=1.0)
+
+
+@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.0, 0.0), (0.9, 0.0), (0.9, 0.01)])
+def test_sgd_is_torchs_own_bit_for_bit(momentum, weight_decay):
+    start = torch.linspace(-1, 1, 7)
+    ours, theirs = ([start.clone().requires_grad_(), start[:3].clone().requires_grad_(), torch.ones(2, requires_grad=True)] for _ in range(2))
+    steps = [optimizer("sgd", ours, lr=0.1, momentum=momentum, weight_decay=weight_decay),
+             torch.optim.SGD(theirs, lr=0.1, momentum=momentum, weight_decay=weight_decay, fused=True)]
+    for k in range(4):
+        for parameters, step in zip((ours, theirs), steps):
+            for p in parameters[:2]:  # the third never gets a gradient
+                p.grad = torch.sin(p.detach() * (k + 1))
+            step.step()
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs))
+
+
+def test_training_by_sgd_does_not_import_the_compiler():
+    words = ("import sys, torch; from fednet.algorithms.descent import optimizer; p = torch.ones(2, requires_grad=True); p.grad = torch.ones(2); "
+             "optimizer('sgd', [p], lr=0.1).step(); print('torch._dynamo' in sys.modules)")
+    assert subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True).stdout.strip() == "False"
