@@ -9,9 +9,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 from torch import nn
 
+from fednet.buffers import lend
 from fednet.errors import StateError
 from fednet.tensors import Layout, Tensors
 
@@ -71,7 +73,9 @@ class Scratch:
 
     def values(self) -> Tensors:
         """A copy of what the module holds now."""
-        out = Tensors(self.layout, self.vector.clone(), self.buffers.clone(), self.counters.clone())
+        here = self.device.type == "cpu"
+        vector = torch.from_numpy(lend(self.vector.numel(), np.float32)).copy_(self.vector) if here else self.vector.clone()
+        out = Tensors(self.layout, vector, self.buffers.clone(), self.counters.clone())
         for name, view in self._kernels.items():
             out[name].copy_(view)
         return out

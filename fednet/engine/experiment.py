@@ -6,6 +6,7 @@ same configuration and seed; a digest of the layout, compared at join, tells whe
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from fednet.algorithms.base import Algorithm, ClientFacts, Nothing, Payload, Ten
 from fednet.algorithms.hosts import Setting
 from fednet.algorithms.scratch import Scratch
 from fednet.config import Config
-from fednet.errors import ConfigError, RemoteProtocolError
+from fednet.errors import ConfigError, FednetError, RemoteProtocolError
 from fednet.tensors import Layout
 from fednet.wire import compress
 from fednet.wire.codec import Codec, not_finite
@@ -125,9 +126,27 @@ class Experiment:
         return GlobalModel if self.algorithm.has_global else Nothing
 
 
+_shared: tuple[Config, str, Experiment] | None = None  # built by a process before it forked others
+
+
+def build_to_share(config: Config, root: Path | None) -> None:
+    """Builds what the processes that are forked from this one will ask `build` for, so that they share its memory: only of
+    fednet's own parts, which start no thread and no CUDA. What is wrong with the configuration or the data is not said here
+    but by the server, which meets it again."""
+    global _shared
+    with contextlib.suppress(FednetError, OSError):
+        parts = (registry.algorithm.get(config.algorithm.name), registry.model.get(config.model.name), registry.dataset.get(config.data.dataset))
+        if config.data.dataset != "site" and not config.load and all(part.__module__.partition(".")[0] == "fednet" for part in parts):
+            torch.set_num_threads(1)  # else OpenMP would have threads, which do not live through a fork
+            _shared = config, str(root), build(config, root)
+
+
 def build(config: Config, root: Path | str | None = None, data: Any = None) -> Experiment:
     """Everything from the configuration. `data`: a site's own `Data`, where sites bring their own."""
     from fednet import data as rooms
+
+    if data is None and _shared is not None and _shared[:2] == (config, str(root)):
+        return _shared[2]
 
     method = registry.algorithm.get(config.algorithm.name)
     algorithm: Algorithm = method(msgspec.convert(config.algorithm.options, method.Config), config.clients)

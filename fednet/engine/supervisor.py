@@ -1,7 +1,8 @@
 """`fednet run` is a small supervisor.
 
-It imports what all need, and nothing more, then forks the server and the workers, which so share the pages of torch; it
-starts anew a worker that died, and once a round a server that died. Nothing of zmq, CUDA or a thread exists before a fork.
+It imports and builds what all need, and nothing more, then forks the server and the workers, which so share the pages of
+torch, of the data and of the initial model; it starts anew a worker that died, and once a round a server that died. Nothing
+of zmq, CUDA or a thread exists before a fork.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Supervisor:
         return found
 
     def _warm_up(self, places: list[str]) -> None:
-        """Imports, and imports only, what the children share."""
+        """Imports what the children share, and builds what is the same in all of them."""
         if self.config.train.optimizer != "sgd":
             import torch._dynamo  # noqa: F401 (torch's own optimizers import it when they are made: here once, instead of once a worker)
 
@@ -85,6 +86,9 @@ class Supervisor:
         import fednet.engine.server
         import fednet.engine.summary
         import fednet.transport.zeromq  # noqa: F401
+        from fednet.engine import experiment
+
+        experiment.build_to_share(self.config, self.data)
 
     def _fork(self, name: str, work: Callable[[], int]) -> None:
         sys.stdout.flush()

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
-import numpy as np
 
+from fednet.buffers import lend
 from fednet.errors import RemoteProtocolError
 from fednet.protocol.rules import WINDOW
 from fednet.wire import messages as m
@@ -303,7 +303,7 @@ class ClientProtocol:
         if body is not None or task.size == 0:
             return self._given(task, memoryview(bytearray(body or b"")))
         try:
-            whole = np.empty(task.size, np.uint8).data  # not cleared: the system gives it memory as parts are written to it
+            whole = lend(task.size).data  # not cleared: the system gives it memory as parts are written to it
         except (MemoryError, OverflowError, ValueError) as broken:
             raise RemoteProtocolError(f"task: a payload of {task.size} bytes does not fit into this machine") from broken
         self._incoming[task.key] = Incoming(task, whole)

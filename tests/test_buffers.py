@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+import torch
+
+from fednet import buffers
+from fednet.buffers import FROM_BYTES, KEPT, lend
+
+N = FROM_BYTES // 4
+
+
+@pytest.fixture(autouse=True)
+def none_kept(monkeypatch):
+    monkeypatch.setattr(buffers, "_idle", {})
+
+
+def address(array):
+    return array.__array_interface__["data"][0]
+
+
+@pytest.mark.parametrize("hold", [
+    lambda a: a, lambda a: a[5:6], lambda a: a.data, lambda a: a.view(np.uint8).data.cast("B")[1:], torch.from_numpy, lambda a: torch.from_numpy(a)[:2],
+    lambda a: torch.frombuffer(a.data, dtype=torch.uint8)])
+def test_an_array_is_lent_again_only_when_nobody_holds_any_of_it(hold):
+    array = lend(N, np.float32)
+    first = address(array)
+    held = hold(array)
+    del array
+    gc.collect()
+    assert address(lend(N, np.float32)) != first
+    del held
+    gc.collect()
+    both = lend(N, np.float32), lend(N, np.float32)
+    assert first in {address(a) for a in both}
+
+
+def test_its_memory_serves_any_type_of_the_same_size_and_can_be_written():
+    first = address(lend(N, np.float32))
+    again = lend(N // 2, np.float64)
+    again[:] = 1.0
+    assert (address(again), float(again.sum())) == (first, N // 2)
+
+
+def test_small_arrays_are_not_kept():
+    lend(N - 1, np.float32)
+    assert buffers._idle == {}
+
+
+def test_only_a_few_idle_arrays_are_kept():
+    held = [lend(N + k) for k in range(4 * N, 4 * N + KEPT + 5)]
+    assert buffers._idle == {}
+    del held
+    assert len(buffers._idle) == KEPT
