@@ -12,7 +12,8 @@ from fednet.errors import ConfigError, unknown
 
 
 def main(args: Any) -> int:
-    """args.what: transport, round or scale; args.workload, args.repeat, args.workers, args.json of the latter two."""
+    """args.what: transport, round, scale or methods; of the others too args.workload, args.repeat and args.json; args.workers of
+    round and scale; args.method, args.half and args.replies of methods."""
     with tempfile.TemporaryDirectory(prefix="fednet-bench-") as folder:
         for line in _lines(args, Path(folder)):
             print(line, flush=True)
@@ -24,6 +25,17 @@ def _lines(args: Any, folder: Path) -> Iterator[str]:
         from fednet.engine import reckoning
 
         yield from reckoning.main(folder)
+        return
+    if args.what == "methods":
+        from fednet.engine import halves
+
+        found = []
+        sizes = args.workload.split(",") if args.workload else list(halves.SIZES)
+        for record in halves.bench(args.method.split(",") if args.method else None, sizes, [args.half] if args.half else ["server", "client"],
+                                   args.replies, args.repeat):
+            found.append(record)
+            yield halves.line(record)
+        _write(args.json, found)
         return
     from fednet.engine import workloads
 
@@ -37,5 +49,9 @@ def _lines(args: Any, folder: Path) -> Iterator[str]:
         made = (workloads.bench if args.what == "round" else workloads.scale)([name], args.repeat, folder, args.workers)
         records += made
         yield from workloads.lines(made) if args.what == "round" else workloads.scale_lines(made)
-    if args.json:
-        Path(args.json).write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
+    _write(args.json, records)
+
+
+def _write(file: str | None, records: list[dict[str, Any]]) -> None:
+    if file:
+        Path(file).write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
