@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -266,9 +267,17 @@ class Tensors:
     def __neg__(self) -> Tensors:
         return self.with_vector(-self.vector)
 
+    def plus(self, other: Tensors, factor: float = 1.0) -> Tensors:
+        """These parameters + factor * those of `other`, in one pass."""
+        return self.with_vector(blockwise(lambda a, b: a + factor * b, self, other))
+
     def dot(self, other: Tensors) -> float:
         """Inner product over the parameters, in float64."""
         return dot(self.vector, self._other(other))
+
+    def dots(self, other: Tensors) -> tuple[float, float]:
+        """(<self, self>, <self, other>) over the parameters, in float64 and in one pass."""
+        return dots(self.vector, self._other(other))
 
     def norm(self) -> float:
         """Euclidean norm over the parameters, in float64."""
@@ -299,27 +308,63 @@ class Tensors:
 CHUNK = 1 << 16  # elements whose float64 copies stay in the cache: some 5 times faster. A dot product's bits depend on it
 
 
+def blockwise(function: Callable[..., Any], *values: torch.Tensor | Tensors) -> Any:
+    """function(*vectors), computed over the same cache-sized blocks of flat vectors of one length, one after the other.
+
+    values: vectors, or Tensors for their parameters, brought to the device of the first. function: elementwise; it gives
+    one vector, or a tuple of vectors. What lies between its operations stays in the cache: an expression of several
+    operations is one pass through memory, with the bits that it has without.
+    """
+    vectors = [v.vector if isinstance(v, Tensors) else v for v in values]
+    vectors = [v.to(vectors[0].device) for v in vectors]
+    n = len(vectors[0])
+    if n <= CHUNK:
+        return function(*vectors)
+    made: list[torch.Tensor] = []
+    for start, *parts in zip(range(0, n, CHUNK), *(v.split(CHUNK) for v in vectors)):
+        found = function(*parts)
+        results = found if isinstance(found, tuple) else (found,)
+        made = made or [torch.empty(n, dtype=r.dtype, device=r.device) for r in results]
+        for into, result in zip(made, results):
+            into[start:start + len(result)].copy_(result)
+    return tuple(made) if isinstance(found, tuple) else made[0]
+
+
 def dot(a: torch.Tensor, b: torch.Tensor) -> float:
     """Inner product of two flat vectors in float64, without a float64 copy of either."""
-    total = torch.zeros((), dtype=torch.float64, device=a.device)
+    total = 0.0
     for left, right in zip(a.split(CHUNK), b.split(CHUNK)):
         wide = left.double()
-        total += torch.dot(wide, wide if right is left else right.double())
-    return float(total)
+        total += torch.dot(wide, wide if a is b else right.double()).item()
+    return total
 
 
-def _accumulate(total: torch.Tensor, x: torch.Tensor, weight: float) -> None:
-    """total += weight * x, in float64 and in place."""
-    for into, part in zip(total.split(CHUNK), x.split(CHUNK)):
-        into.add_(part.double(), alpha=weight)
+def dots(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
+    """(<a, a>, <a, b>) as `dot` gives them, in one pass."""
+    square = product = 0.0
+    for left, right in zip(a.split(CHUNK), b.split(CHUNK)):
+        wide = left.double()
+        square += torch.dot(wide, wide).item()
+        product += torch.dot(wide, right.double()).item()
+    return square, product
 
 
-def _quotient(total: torch.Tensor, divisor: float) -> torch.Tensor:
-    """total / divisor, rounded once to float32."""
-    out = torch.empty(total.shape, dtype=torch.float32, device=total.device)
-    for into, part in zip(out.split(CHUNK), total.split(CHUNK)):
-        into.copy_(part / divisor)
-    return out
+def _fold(x: torch.Tensor, *totals: tuple[torch.Tensor, float], less: torch.Tensor | None = None, fresh: bool = False,
+          measure: bool = False) -> float:
+    """total += weight * (x - less) for each (total, weight), in float64 and in one pass; fresh: total = instead. The
+    difference is rounded to float32. Returns ||x||^2 if it is to be measured."""
+    square = 0.0
+    others = itertools.repeat(None) if less is None else less.split(CHUNK)
+    for part, other, *into in zip(x.split(CHUNK), others, *(total.split(CHUNK) for total, _ in totals)):
+        wide = part.double() if other is None else (part - other).double()
+        for block, (_, weight) in zip(into, totals):
+            if fresh:
+                torch.mul(wide, weight, out=block)
+            else:
+                block.add_(wide, alpha=weight)
+        if measure:
+            square += torch.dot(wide, wide).item()
+    return square
 
 
 def combine(hashes: Iterable[str]) -> str:
@@ -351,33 +396,85 @@ class Sum:
         none = torch.zeros(0, dtype=torch.float64)
         return cls(none, none, torch.zeros(0, dtype=torch.int64))
 
-    def add(self, x: Tensors, weight: float = 1.0) -> Sum:
-        if self.layout is None:
-            vector, buffers = x.vector.double(), x.buffers.double()
-            if weight != 1.0:
-                vector, buffers = vector.mul_(weight), buffers.mul_(weight)
-            return Sum(vector, buffers, x.counters.clone(), x.layout, float(weight), 1)
-        if x.layout != self.layout:
-            raise ValueError("tensors of another layout cannot be added to this sum")
-        _accumulate(self.vector, x.vector.to(self.vector.device), weight)
-        _accumulate(self.buffers, x.buffers.to(self.vector.device), weight)
-        if x.counters.numel():
-            torch.maximum(self.counters, x.counters.to(self.counters.device), out=self.counters)
-        return Sum(self.vector, self.buffers, self.counters, self.layout, self.weight + weight, self.count + 1)
+    def add(self, x: Tensors, weight: float = 1.0, *, scale: float = 1.0, less: Tensors | None = None) -> Sum:
+        """With x at this weight. scale: a factor on its parameters alone, beside the weight. less: what is subtracted
+        from its parameters before."""
+        return self._add(x, weight, scale, less)[0]
 
-    def _over(self, divisor: float) -> Tensors:
+    def measure(self, x: Tensors, weight: float = 1.0) -> tuple[Sum, float]:
+        """(the sum with x at this weight, ||x||^2 over its parameters): one pass for both."""
+        return self._add(x, weight, measure=True)
+
+    def _add(self, x: Tensors, weight: float, scale: float = 1.0, less: Tensors | None = None, measure: bool = False,
+             also: tuple[torch.Tensor, float] | None = None) -> tuple[Sum, float]:
+        total, fresh = self, self.layout is None
+        if fresh:
+            wide, device = torch.float64, x.vector.device
+            total = Sum(torch.empty(len(x.vector), dtype=wide, device=device), torch.empty(len(x.buffers), dtype=wide, device=device),
+                        x.counters.clone(), x.layout)
+        elif x.layout != self.layout:
+            raise ValueError("tensors of another layout cannot be added to this sum")
+        device, factor = total.vector.device, weight if scale == 1.0 else weight * scale
+        square = _fold(x.vector.to(device), (total.vector, factor), *([] if also is None else [also]),
+                       less=None if less is None else less.vector.to(device), fresh=fresh, measure=measure)
+        if len(total.buffers):
+            _fold(x.buffers.to(device), (total.buffers, weight), fresh=fresh)
+        if len(total.counters) and not fresh:
+            torch.maximum(total.counters, x.counters.to(device), out=total.counters)
+        return Sum(total.vector, total.buffers, total.counters, total.layout, self.weight + weight, self.count + 1), square
+
+    def around(self, vector: torch.Tensor) -> Tensors:
+        """These parameters, with the buffers of the mean."""
         if self.layout is None:
             raise ValueError("the sum is empty")
         buffers = self.buffers / self.weight if self.weight else self.buffers
-        return Tensors(self.layout, _quotient(self.vector, divisor), buffers.float(), self.counters.clone())
+        return Tensors(self.layout, vector, buffers.float(), self.counters.clone())
 
     def mean(self) -> Tensors:
         """Sum of weight * x over the sum of weights."""
-        return self._over(self.weight)
+        return self.total(self.weight)
 
     def total(self, divisor: float = 1.0) -> Tensors:
         """Sum of weight * x, over `divisor` (SCAFFOLD's N). Buffers are averaged all the same."""
-        return self._over(divisor)
+        return self.around(blockwise(lambda total: (total / divisor).float(), self.vector))
+
+    def step(self, x: Tensors, rate: float = 1.0, divisor: float | None = None) -> Tensors:
+        """x + rate * mean in one pass, with the buffers of the mean; `divisor` as in `total`."""
+        over = self.weight if divisor is None else divisor
+        return self.around(blockwise(lambda total, x: x + rate * (total / over).float(), self.vector, x))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TwoSums:
+    """The sum of Tensors, and their sum under other weights, folded in one pass.
+
+    As long as those weights are all alike, the second is a multiple of the first. A vector of its own holds only what
+    departs from that: the sum of (weight - common) * x, where common is the first value's weight.
+    """
+
+    plain: Sum
+    common: float = 0.0
+    rest: torch.Tensor | None = None  # (P,) float64
+
+    @classmethod
+    def empty(cls) -> TwoSums:
+        return cls(Sum.empty())
+
+    def add(self, x: Tensors, weight: float) -> TwoSums:
+        """With x, at this weight in the second. Takes over the accumulators, as `Sum.add` does."""
+        common = self.common if self.plain.count else weight
+        more, rest = weight - common, self.rest
+        if more and rest is None:
+            rest = torch.zeros_like(self.plain.vector)
+        plain, _ = self.plain._add(x, 1.0, also=(rest, more) if more and rest is not None else None)
+        return TwoSums(plain, common, rest)
+
+    def weighted(self, divisor: float) -> Tensors:
+        """The parameters of the second sum, over `divisor`."""
+        common, whole = self.common, self.plain.around(self.plain.vector).params
+        if self.rest is None:
+            return whole.with_vector(blockwise(lambda total: (total * common / divisor).float(), whole.vector))
+        return whole.with_vector(blockwise(lambda total, rest: ((total * common + rest) / divisor).float(), whole.vector, self.rest))
 
 
 def mean(values: Iterable[tuple[Tensors, float]]) -> Tensors:

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from fednet.algorithms.state import Empty, PerClient, State
-from fednet.tensors import Layout, Sum, Tensors, mean
+from fednet.tensors import Layout, Sum, Tensors, TwoSums, blockwise, mean
 from fednet.wire.payload import (
     Accuracy,
     Condensed,
@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Accuracy", "Algorithm", "AlgorithmConfig", "ClientFacts", "ClientHost", "Condensed", "Control", "Count", "Delta", "Empty",
     "Exchange", "Fraction", "Layout", "NonNegative", "Nothing", "Payload", "PerClient", "Positive", "Run", "Samples", "Scalar",
-    "ServerHost", "Shared", "State", "Statistics", "Sum", "Tensors", "Trained", "Weights", "kind", "mean",
+    "ServerHost", "Shared", "State", "Statistics", "Sum", "Tensors", "Trained", "TwoSums", "Weights", "blockwise",
+    "kind", "mean",
 ]
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]

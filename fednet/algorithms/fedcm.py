@@ -19,8 +19,8 @@ from fednet.algorithms.base import (
     Positive,
     State,
     Statistics,
-    Sum,
     Tensors,
+    TwoSums,
     Weights,
 )
 from fednet.registry import algorithm
@@ -53,8 +53,7 @@ class FedCM(Algorithm):
         delta: Tensors
 
     class Fold(State):
-        d: Sum
-        delta: Sum
+        d: TwoSums  # of Delta_i, and of Delta_i / (eta_l K_i)
 
     def init_server(self, x):
         return self.Server(x=x, delta=x.params.zeros_like())
@@ -68,13 +67,12 @@ class FedCM(Algorithm):
         return client, self.Up(d=(down.x - y.x).with_buffers(y.x), run=y.run)
 
     def start(self, server, phase):
-        return self.Fold(d=Sum.empty(), delta=Sum.empty())
+        return self.Fold(d=TwoSums.empty())
 
     def fold(self, fold, server, client_id, up, host):
         share = 1.0 / (host.lr * up.run.steps) if up.run.steps else 0.0
-        return self.Fold(d=fold.d.add(up.d), delta=fold.delta.add(up.d.params, share))
+        return self.Fold(d=fold.d.add(up.d, share))
 
     def finish(self, fold, server, cohort, host):
-        d = fold.d.mean()
-        x = (server.x - self.config.server_lr * d).with_buffers(d)
-        return self.Server(x=x, delta=fold.delta.total(fold.delta.count))  # mean_i Delta_i / (eta_l K_i)
+        d = fold.d.plain
+        return self.Server(x=d.step(server.x, -self.config.server_lr), delta=fold.d.weighted(d.count))  # mean_i Delta_i / (eta_l K_i)

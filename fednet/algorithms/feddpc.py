@@ -9,13 +9,15 @@ r_j  D_j less its projection on G        u_j  r_j, scaled adaptively        m   
 
 Where the paper is silent: with G = 0 (round 1) nothing is projected, and the ratio is 1; a residual of at most 1e-6 of
 D_j is rounding noise and counts as u_j = 0; eta_g is eta_l unless set; products and norms are over the whole vector, in
-float64. `projection` and `scaling` switch off the two halves of the method, for ablation: without both it is FedAvg.
+float64. With c_j = <D_j, G> / <G, G> and f_j = lambda + ||D_j|| / ||r_j||, Eq. 4 is (sum f_j D_j - (sum f_j c_j) G) / m and
+||r_j||^2 is ||D_j||^2 - c_j <D_j, G>: G is subtracted once, of the sum. `projection` and `scaling` switch off the two halves of the method, for ablation: without both it is FedAvg.
 """
 
 from __future__ import annotations
 
+import math
+
 import msgspec
-import torch
 
 from fednet.algorithms.base import (
     Algorithm,
@@ -28,6 +30,7 @@ from fednet.algorithms.base import (
     Sum,
     Tensors,
     Weights,
+    blockwise,
 )
 from fednet.registry import algorithm
 
@@ -61,37 +64,45 @@ class FedDPC(Algorithm):
         delta: Tensors  # G
 
     class Fold(State):
-        u: Sum
+        u: Sum  # of f_j D_j
         gg: float  # <G, G>
+        along: float = 0.0  # sum of f_j c_j
 
     def init_server(self, x):
         return self.Server(x=x, delta=x.params.zeros_like())
 
     def local(self, phase, client, down, host):
         y = host.train(down.x)
-        return client, self.Up(d=((down.x - y.x) / host.lr).with_buffers(y.x), run=y.run)
+        d = down.x.with_vector(blockwise(lambda x, y: (x - y) / host.lr, down.x, y.x))
+        return client, self.Up(d=d.with_buffers(y.x), run=y.run)
 
     def start(self, server, phase):
         return self.Fold(u=Sum.empty(), gg=server.delta.dot(server.delta) if self.config.projection else 0.0)
 
     def fold(self, fold, server, client_id, up, host):
-        d, r = up.d, up.d
+        dd, c = 0.0, 0.0
         if fold.gg > 0.0:
-            r = d.with_vector(torch.sub(d.vector, server.delta.vector, alpha=d.dot(server.delta) / fold.gg))
-        u = r * self.factor(client_id, d, r, host) if self.config.scaling else r
-        return self.Fold(u=fold.u.add(u), gg=fold.gg)
+            dd, dg = up.d.dots(server.delta)
+            c = dg / fold.gg
+        elif self.config.scaling:
+            dd = up.d.dot(up.d)
+        f = self.factor(client_id, dd, dd - c * c * fold.gg, host) if self.config.scaling else 1.0
+        return self.Fold(u=fold.u.add(up.d, scale=f), gg=fold.gg, along=fold.along + f * c)
 
-    def factor(self, client_id, d, r, host) -> float:
-        """lambda + ||D_j|| / ||r_j||; 0 where the residual is rounding noise."""
-        whole = d.norm()
-        rest = whole if r is d else r.norm()
-        if rest <= NOISE * whole:
+    def factor(self, client_id, dd, rr, host) -> float:
+        """lambda + ||D_j|| / ||r_j|| of the squares; 0 where the residual is rounding noise."""
+        if rr <= NOISE**2 * dd:
             host.warn(f"feddpc: client {client_id}'s update lies along the last global update; it counts as 0.")
             return 0.0
-        ratio = whole / rest
+        ratio = math.sqrt(dd / rr)
         return self.config.lam + (ratio if self.config.max_ratio is None else min(ratio, self.config.max_ratio))
 
     def finish(self, fold, server, cohort, host):
-        delta = fold.u.mean()
-        eta_g = host.lr if self.config.server_lr is None else self.config.server_lr
-        return self.Server(x=(server.x - eta_g * delta).with_buffers(delta), delta=delta.params)
+        m, along, eta_g = fold.u.count, fold.along, host.lr if self.config.server_lr is None else self.config.server_lr
+
+        def step(u, g, x):
+            delta = ((u - along * g.double()) / m).float()
+            return delta, x - eta_g * delta
+
+        delta, x = blockwise(step, fold.u.vector, server.delta, server.x)
+        return self.Server(x=fold.u.around(x), delta=server.delta.with_vector(delta))

@@ -71,17 +71,17 @@ class FedExP(Algorithm):
 
     def fold(self, fold, server, client_id, up, host):
         a = self.weight(up.run)
-        return self.Fold(d=fold.d.add(up.d, a), squares=fold.squares + a * up.d.dot(up.d))
+        d, square = fold.d.measure(up.d, a)
+        return self.Fold(d=d, squares=fold.squares + a * square)
 
     def finish(self, fold, server, cohort, host):
-        d, a = fold.d.mean(), fold.d.weight
-        eps = self.config.eps * host.lr_decay**2 * (fold.d.count if self.config.eps_mode == "times_m" else 1)
-        mean_square = float(torch.dot(fold.d.vector, fold.d.vector)) / a**2  # ||D||^2
+        d, a = fold.d, fold.d.weight
+        eps = self.config.eps * host.lr_decay**2 * (d.count if self.config.eps_mode == "times_m" else 1)
+        mean_square = float(torch.dot(d.vector, d.vector)) / a**2  # ||D||^2
         below = 2 * (mean_square + eps)
         eta_g = max(1.0, fold.squares / a / below) if below else 1.0
         host.report(eta_g=eta_g)
-        x = (server.x - eta_g * d).with_buffers(d)
-        return self.Server(x=x, last=server.x, updates=server.updates + 1)
+        return self.Server(x=d.step(server.x, -eta_g), last=server.x, updates=server.updates + 1)
 
     def global_model(self, server):
         """The averaged iterate; w^1 after the first update."""

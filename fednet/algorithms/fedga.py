@@ -29,7 +29,9 @@ from fednet.algorithms.base import (
     Statistics,
     Sum,
     Tensors,
+    TwoSums,
     Weights,
+    blockwise,
 )
 from fednet.registry import algorithm
 
@@ -74,8 +76,9 @@ class FedGA(Algorithm):
         g: Tensors | None = None  # g_i
 
     class Fold(State):
-        d: Sum
-        g: Sum
+        d: TwoSums  # of what training did; stale: and of the pseudo-gradients
+        g: Sum  # exact, first trip: of g_i
+        trained: int = 0  # stale: clients that have a pseudo-gradient
 
     exchanges = (Exchange(Ask, Gradient, "gradient"), Exchange(Mean, Up, "train"))
 
@@ -95,7 +98,10 @@ class FedGA(Algorithm):
 
     def displaced(self, x, g, g_i):
         """w_i^0 = w - beta (g - g_i)."""
-        return x if g_i is None or not self.config.beta else x - self.config.beta * (g - g_i)
+        beta = self.config.beta
+        if g_i is None or not beta:
+            return x
+        return x.with_vector(blockwise(lambda x, g, g_i: x - beta * (g - g_i), x, g, g_i))
 
     def local(self, phase, client, down, host):
         if self.config.mode == "stale":
@@ -112,23 +118,23 @@ class FedGA(Algorithm):
         return self.Client(), self.Up(d=(client.x - y.x).with_buffers(y.x), run=y.run)
 
     def start(self, server, phase):
-        return self.Fold(d=Sum.empty(), g=Sum.empty())
+        return self.Fold(d=TwoSums.empty(), g=Sum.empty())
 
     def fold(self, fold, server, client_id, up, host):
         if isinstance(up, self.Gradient):
             return self.Fold(d=fold.d, g=fold.g.add(up.g))
-        if self.config.mode == "stale" and up.run.steps:
-            return self.Fold(d=fold.d.add(up.d), g=fold.g.add(up.d.params, 1.0 / (host.lr * up.run.steps)))
-        return self.Fold(d=fold.d.add(up.d), g=fold.g)
+        trained = self.config.mode == "stale" and up.run.steps > 0
+        share = 1.0 / (host.lr * up.run.steps) if trained else 0.0
+        return self.Fold(d=fold.d.add(up.d, share), g=fold.g, trained=fold.trained + trained)
 
     def finish(self, fold, server, cohort, host):
         if self.config.mode == "exact" and host.phase == 0:
             return self.Server(x=server.x, g=fold.g.mean(), asked=fold.g.count)
-        if fold.d.count < server.asked:
-            host.warn(f"fedga: {server.asked - fold.d.count} of {server.asked} clients were lost between the trips; "
+        d = fold.d.plain
+        if d.count < server.asked:
+            host.warn(f"fedga: {server.asked - d.count} of {server.asked} clients were lost between the trips; "
                       "the displacements of the others do not cancel.")
-        d = fold.d.mean()
-        x = (server.x - d).with_buffers(d)
+        x = d.step(server.x, -1.0)
         if self.config.mode == "exact":
             return self.Server(x=x)
-        return self.Server(x=x, g=fold.g.total(fold.g.count) if fold.g.count else server.g)
+        return self.Server(x=x, g=fold.d.weighted(fold.trained) if fold.trained else server.g)

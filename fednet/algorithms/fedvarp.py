@@ -63,10 +63,10 @@ class FedVARP(Algorithm):
         return self.Fold(change=Sum.empty(), y=server.y)
 
     def fold(self, fold, server, client_id, up, host):
-        return self.Fold(change=fold.change.add(up.d - server.y[client_id]), y=fold.y.put(client_id, up.d.params))
+        change = fold.change.add(up.d, less=server.y.known(client_id))
+        return self.Fold(change=change, y=fold.y.put(client_id, up.d.params))
 
     def finish(self, fold, server, cohort, host):
-        change = fold.change.mean()
-        v = change + server.ybar  # with the old y
-        x = (server.x - self.config.server_lr * v).with_buffers(change)
-        return self.Server(x=x, y=fold.y, ybar=server.ybar + fold.change.total(host.clients).params)
+        v = fold.change.step(server.ybar)  # with the old y
+        x = server.x.plus(v, -self.config.server_lr).with_buffers(v)
+        return self.Server(x=x, y=fold.y, ybar=fold.change.step(server.ybar, divisor=host.clients).params)

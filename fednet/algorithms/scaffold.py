@@ -25,6 +25,7 @@ from fednet.algorithms.base import (
     Sum,
     Tensors,
     Weights,
+    blockwise,
 )
 from fednet.registry import algorithm
 
@@ -89,7 +90,8 @@ class Scaffold(Algorithm):
         if self.config.option == "I":
             c_new = host.gradient(x).x.params  # line 12 (i)
         elif steps:
-            c_new = c_i - c + (x.params - y.x.params) / (host.lr * steps)  # line 12 (ii)
+            path = host.lr * steps
+            c_new = c_i.with_vector(blockwise(lambda c_i, c, x, y: c_i - c + (x - y) / path, c_i, c, x, y.x))  # line 12 (ii)
         else:
             c_new = c_i
         return self.Client(c=c_new), self.Up(dy=y.x - x, dc=c_new - c_i, run=y.run)  # lines 13-14
@@ -101,6 +103,5 @@ class Scaffold(Algorithm):
         return self.Fold(dy=fold.dy.add(up.dy, self.weight(up.run)), dc=fold.dc.add(up.dc))
 
     def finish(self, fold, server, cohort, host):
-        dy = fold.dy.mean()
-        x = (server.x + self.config.server_lr * dy).with_buffers(dy)  # line 17
-        return self.Server(x=x, c=server.c + fold.dc.total(host.clients))  # line 17: N, not |S|
+        x = fold.dy.step(server.x, self.config.server_lr)  # line 17
+        return self.Server(x=x, c=fold.dc.step(server.c, divisor=host.clients))  # line 17: N, not |S|

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import torch
 
 from fednet.errors import StateError
-from fednet.tensors import Layout, Slot, Sum, Tensors
+from fednet.tensors import Layout, Slot, Sum, Tensors, TwoSums
 
 
 class State:
@@ -59,6 +59,10 @@ class PerClient(Mapping[int, Tensors]):
         if row is None:
             return Tensors.zeros(self.layout)
         return row if isinstance(row, Tensors) else Tensors(self.layout, *self.store.read(row))
+
+    def known(self, client: int) -> Tensors | None:
+        """The client's row, None where there is none yet."""
+        return self[client] if client in self.rows else None
 
     def __iter__(self) -> Iterator[int]:
         return iter(sorted(self.rows))
@@ -104,7 +108,7 @@ def _down(value: Any, path: str, out: dict[str, torch.Tensor] | None) -> Any:
         slots = [[s.name, list(s.shape), s.role] for s in value.layout.slots]
         return {"$rows": {str(c): (r if isinstance(r, str) else _down(r, f"{path}.{c}", out)) for c, r in sorted(value.rows.items())},
                 "layout": slots}
-    if isinstance(value, (State, Sum)):
+    if isinstance(value, (State, Sum, TwoSums)):
         return {"$record": {f.name: _down(getattr(value, f.name), f"{path}.{f.name}", out) for f in dataclasses.fields(value)}}  # type: ignore[arg-type]
     if isinstance(value, Layout):
         return {"$layout": [[s.name, list(s.shape), s.role] for s in value.slots]}
@@ -152,7 +156,7 @@ def _up(tree: Any, tensors: Mapping[str, torch.Tensor], kind: type | None, store
         return tuple(_up(v, tensors, None, store) for v in tree["$list"])
     fields = {name: _up(v, tensors, None, store) for name, v in tree["$record"].items()}
     if kind is None:
-        kind = Sum
+        kind = TwoSums if "plain" in fields else Sum
     return kind(**fields)
 
 
