@@ -46,7 +46,7 @@ class PerClient(Mapping[int, Tensors]):
     """One Tensors a client, such as FedVARP's y_i; a missing row reads as zeros of `like`.
 
     A value: `put` returns a new mapping and leaves this one as it was. With a `store` (see the engine), rows lie on disk,
-    one file a row named by its content, and memory holds none of them.
+    one file a row, and memory holds none of them.
     """
 
     def __init__(self, layout: Layout, rows: dict[int, Any] | None = None, store: Any = None) -> None:
@@ -58,7 +58,7 @@ class PerClient(Mapping[int, Tensors]):
         row = self.rows.get(client)
         if row is None:
             return Tensors.zeros(self.layout)
-        return row if isinstance(row, Tensors) else Tensors(self.layout, *self.store.read(row))
+        return row if isinstance(row, Tensors) else self.store.read(row, self.layout)
 
     def known(self, client: int) -> Tensors | None:
         """The client's row, None where there is none yet."""

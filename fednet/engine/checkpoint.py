@@ -52,7 +52,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path, fsync: bool = False) -> None:
         self.folder = folder
-        self.rows = RowStore(folder / "rows")
+        self.rows = RowStore(folder / "rows", fsync)
         self._fsync = fsync
 
     @property
@@ -70,6 +70,7 @@ class Checkpoints:
 
     def save(self, server: State, progress: Progress, extra: State | None = None, at: Callable[[str], None] = lambda point: None) -> None:
         """Makes (server, progress) the state that a resume starts from. `at` is told of the points on the way."""
+        self.rows.settle()
         files = {"server": self._put(server)}
         if extra is not None:
             files["extra"] = self._put(extra)

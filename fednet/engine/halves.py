@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -27,7 +26,7 @@ from fednet.algorithms.base import Run, Samples, Tensors
 from fednet.algorithms.hosts import HubHost, SiteHost
 from fednet.algorithms.state import PerClient
 from fednet.engine import determinism, experiment
-from fednet.engine.store import RowStore
+from fednet.engine.store import RowStore, on_disk
 from fednet.engine.workloads import spread
 from fednet.errors import ConfigError, unknown
 
@@ -95,9 +94,9 @@ class ServerHalf:
     def __init__(self, built: experiment.Experiment, cohort: int, rows: RowStore | None = None) -> None:
         self.built, self.method = built, built.algorithm
         self.host = Hub(built.setting, built.scratch("cpu"), 2 * cohort, built.federation.public_data())
-        first = self.method.init_server(built.setting.initial.select(built.shared))
-        self.server = self.method.prepare(_stored(first, rows), self.host)
-        self.cohort = tuple(range(cohort))
+        first = self.method.prepare(self.method.init_server(built.setting.initial.select(built.shared)), self.host)
+        self.server = first if rows is None else on_disk(first, rows)  # as in a run
+        self.cohort, self.rows = tuple(range(cohort)), rows
         self._vectors: dict[Any, list[Tensors]] = {}
         self.received = 0  # bytes of tensors a client, all exchanges together
         self._round = 0
@@ -120,6 +119,9 @@ class ServerHalf:
             server = method.finish(fold, server, self.cohort, host)
             spent += time.perf_counter() - begun
         self.server = server
+        if self.rows is not None:  # with the checkpoint, beside the next round
+            self.rows.settle()
+            self.rows.prune({row for value in vars(server).values() if isinstance(value, PerClient) for row in value.rows.values()})
         return spent, host.in_models
 
     def _reply(self, payload: Any, client: int) -> Any:
@@ -141,12 +143,6 @@ class ServerHalf:
             zero = Tensors.zeros(layout)
             self._vectors[form] = [zero.with_vector(torch.randn(len(zero.vector), generator=draw).mul_(0.01)) for _ in range(POOL)]
         return self._vectors[form]
-
-
-def _stored(server: Any, rows: RowStore | None) -> Any:
-    """Where the server keeps something for every client, on disk as in a run."""
-    kept = {name: value for name, value in vars(server).items() if isinstance(value, PerClient)}
-    return server.replace(**{name: PerClient(value.layout, value.rows, rows) for name, value in kept.items()}) if kept and rows else server
 
 
 # -- the client's half -----------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from fednet.engine.hub import Hub
 from fednet.engine.rundir import RunDirectory, read_lines
 from fednet.engine.site import SPLIT, judgements
 from fednet.engine.spool import Spool, Spooled
+from fednet.engine.store import on_disk
 from fednet.errors import CannotGoOn, Stopped
 from fednet.protocol.rules import Job, Rules
 from fednet.tensors import combine
@@ -135,7 +136,7 @@ class Rounds:
         """Fresh state, or what a checkpoint holds."""
         if resumed is None:
             first = self.method.init_server(self.experiment.setting.initial.select(self.experiment.shared))
-            self.server = self.method.prepare(first, self.host)
+            self.server = on_disk(self.method.prepare(first, self.host), self.checkpoints.rows)
         else:
             self.server, self.progress, more = resumed
             self.residuals = dict(more.down) if more is not None else {}

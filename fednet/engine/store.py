@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
-from fednet.algorithms.state import State, load, read_state, read_tree, state_sha256, write_state
+from fednet.algorithms.state import PerClient, State, load, read_state, read_tree, state_sha256, write_state
 from fednet.errors import StateError
-from fednet.tensors import Tensors
+from fednet.tensors import Layout, Tensors
 
 
 class Record(State):
@@ -103,27 +106,85 @@ def read_record(path: Path, client_state: type[State]) -> Record:
         raise StateError(f"{path}: not a client's state ({broken}).") from broken
 
 
-class RowStore:
-    """Rows of a `PerClient` on disk, each a file named by its content; what did not change is not rewritten."""
+PENDING_BYTES = 128 << 20  # of rows that may wait to be written
 
-    def __init__(self, root: Path) -> None:
+
+class RowStore:
+    """Rows of a `PerClient` on disk, a file a row: its parameters, buffers and counters as they lie in memory. Names are
+    numbers that are given once, so that no row of a checkpoint is ever written over; `prune` deletes what none names.
+
+    A thread of its own writes, while the next reply is folded; `settle` waits for it, and raises what went wrong there.
+    """
+
+    def __init__(self, root: Path, fsync: bool = False) -> None:
         self.root = root
+        self._fsync = fsync
         root.mkdir(parents=True, exist_ok=True)
+        self._names = {path.stem for path in root.glob("*.row")}
+        self._next = 1 + max((int(name) for name in self._names if name.isdecimal()), default=0)
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="fednet-rows")
+        self._pending: dict[str, tuple[Future[None], Tensors]] = {}
+
+    def _path(self, name: str) -> Path:
+        return self.root / f"{name}.row"
 
     def write(self, row: Tensors) -> str:
-        name = row.sha256()[:32]
-        path = self.root / f"{name}.safetensors"
-        if not path.exists():
-            write_state(path, Local(row))
+        """Takes a row over, and returns the name to read it by, at once."""
+        for done in [n for n, (future, _) in self._pending.items() if future.done()]:
+            self._pending.pop(done)[0].result()
+        if sum(waiting.layout.nbytes for _, waiting in self._pending.values()) > PENDING_BYTES:
+            self.settle()
+        name = str(self._next)
+        self._next += 1
+        self._names.add(name)
+        self._pending[name] = self._writer.submit(self._write, name, row), row
         return name
 
-    def read(self, name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        if not name.isalnum():  # a checkpoint from elsewhere must not name files elsewhere
+    def _write(self, name: str, row: Tensors) -> None:
+        aside = self.root / "row.new"
+        with aside.open("wb", buffering=0) as file:
+            for part in (row.vector, row.buffers, row.counters):
+                left = memoryview(part.to("cpu").contiguous().numpy()).cast("B") if part.numel() else memoryview(b"")  # type: ignore[arg-type]
+                while left:
+                    left = left[file.write(left):]
+            if self._fsync:
+                os.fsync(file.fileno())
+        aside.replace(self._path(name))
+
+    def settle(self) -> None:
+        """All rows are on disk once this returns: before a checkpoint names them."""
+        while self._pending:
+            self._pending.pop(next(iter(self._pending)))[0].result()
+
+    def read(self, name: str, layout: Layout) -> Tensors:
+        """The row, mapped from its file: what is read of it comes from the disk's cache. Raises StateError where it is not
+        whole, or not a name that `write` gave: a checkpoint from elsewhere must not name files elsewhere."""
+        if not name.isdecimal():
             raise StateError(f"{name!r} is not the name of a row.")
-        x: Tensors = read_state(self.root / f"{name}.safetensors", Local).x
-        return x.vector, x.buffers, x.counters
+        if name in self._pending:
+            return self._pending[name][1]
+        path, (p, b, _) = self._path(name), layout.sizes
+        size = path.stat().st_size if path.exists() else -1
+        if size != layout.nbytes:
+            raise StateError(f"{path}: {'is missing' if size < 0 else f'holds {size} bytes'}; a row has {layout.nbytes}.")
+        raw = np.memmap(path, dtype=np.uint8, mode="c") if size else np.zeros(0, dtype=np.uint8)
+        floats = torch.from_numpy(raw[:4 * (p + b)].view(np.float32))
+        counters = torch.from_numpy(np.frombuffer(raw[4 * (p + b):].tobytes(), dtype=np.int64).copy())
+        return Tensors(layout, floats[:p], floats[p:], counters)
 
     def prune(self, keep: set[str]) -> None:
-        for path in self.root.glob("*.safetensors"):
-            if path.stem not in keep:
-                path.unlink(missing_ok=True)
+        for name in self._names - keep:
+            self._path(name).unlink(missing_ok=True)
+        self._names &= keep
+
+
+def on_disk(state: Any, rows: RowStore) -> Any:
+    """A server's state, what it keeps for every client as files of `rows`."""
+    changed = {}
+    for name, value in vars(state).items():
+        if isinstance(value, PerClient) and value.store is None:
+            kept = PerClient(value.layout, None, rows)
+            for client, row in value.items():
+                kept = kept.put(client, row)
+            changed[name] = kept
+    return state.replace(**changed) if changed else state

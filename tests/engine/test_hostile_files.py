@@ -19,6 +19,7 @@ from fednet.data.datasets.arrays import arrays
 from fednet.engine.checkpoint import Checkpoints
 from fednet.engine.store import RowStore, read_record
 from fednet.errors import ConfigError, DataError, StateError
+from fednet.tensors import Layout
 
 PACKAGE = Path(__file__).resolve().parents[2] / "fednet"
 VECTORS = {part: {"$tensor": "a"} for part in ("vector", "buffers", "counters")}
@@ -72,7 +73,7 @@ def test_a_checkpoint_names_no_file_outside_its_folder(tmp_path, name):
 
 def test_a_row_names_no_file_outside_its_folder(tmp_path):
     with pytest.raises(StateError, match="is not the name of a row"):
-        RowStore(tmp_path).read("../../elsewhere")
+        RowStore(tmp_path).read("../../elsewhere", Layout(()))
 
 
 @pytest.mark.parametrize("text", ["name: !!python/object/apply:os.system ['touch ran']", "name: !!python/name:os.system", "seed: !!int 5 5",
