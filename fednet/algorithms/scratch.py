@@ -86,6 +86,16 @@ class Scratch:
         places = [x.layout.places[name] for name in names]
         return [vector[start:end].view(shape) for _, start, end, shape in places]
 
+    def flat(self, x: Tensors, names: Iterable[str]) -> list[torch.Tensor]:
+        """x's parameters of these names, each as one vector in the order in which the module's own elements lie."""
+        names = list(names)
+        found = []
+        for name, view in zip(names, self.views(x, names)):
+            if name in self._kernels:
+                view = torch.empty_like(self.parameters[name]).copy_(view).as_strided((view.numel(),), (1,))
+            found.append(view.reshape(-1))
+        return found
+
     def lend(self) -> Scratch:
         """A further scratch of the same architecture; each call a different one until `take_back`."""
         if self._lent == len(self._spares):

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fednet.algorithms.correction import Correction, blockwise_sgd, whole
 from fednet.algorithms.descent import optimizer
 from fednet.algorithms.scratch import Scratch
 from fednet.errors import ConfigError
@@ -136,10 +137,8 @@ def descend(scratch: Scratch, data: tuple[Any, torch.Tensor], recipe: Recipe, or
         beside = {name: t.clone().requires_grad_(True) for name, t in extra.items()} if extra is not None else None
         if not cuts or not steps or not (trained or beside):
             return Course(0, 0.0, extra)
-        drift = None if add_to_step is None or not trained else scratch.views(add_to_step, trained)
-        change = _Correction.of(scratch, trained, proximal, toward, add_to_grad, scale_grad)
-        course = _run(scratch, trained, (x, y), cuts, steps, recipe, order, loss, change, drift, beside, augment,
-                      progress)
+        change = Correction.of(scratch, trained, proximal, toward, add_to_grad, scale_grad, add_to_step)
+        course = _run(scratch, trained, (x, y), cuts, steps, recipe, order, loss, change, beside, augment, progress)
         if extra is not None and beside is not None:
             course = Course(course.steps, course.loss, Tensors.pack(extra.layout, beside))
         return course
@@ -149,14 +148,13 @@ def descend(scratch: Scratch, data: tuple[Any, torch.Tensor], recipe: Recipe, or
 
 
 def _run(scratch: Scratch, trained: list[str], data: tuple[Any, torch.Tensor], cuts: list[tuple[int, int]], steps: int,
-         recipe: Recipe, order: np.random.Generator, loss: Loss, change: _Correction | None,
-         drift: list[torch.Tensor] | None, beside: dict[str, torch.Tensor] | None,
-         augment: Callable[[Any], Any] | None, progress: Callable[[int, int], None] | None) -> Course:
+         recipe: Recipe, order: np.random.Generator, loss: Loss, change: Correction | None,
+         beside: dict[str, torch.Tensor] | None, augment: Callable[[Any], Any] | None, progress: Callable[[int, int], None] | None) -> Course:
     module, device, (x, y) = scratch.module, scratch.device, data
     parameters = [scratch.parameters[name] for name in trained]
     others = [] if beside is None else list(beside.values())
     extras = () if beside is None else (beside,)
-    descent = optimizer(recipe.optimizer, [*parameters, *others], lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
+    take_step = _stepping(parameters, others, recipe, change)
     cast, scale = autocast(recipe.precision, device)
     n, seen, step = length(x), 0, 0
     total = torch.zeros((), dtype=torch.float64, device=device)
@@ -179,12 +177,7 @@ def _run(scratch: Scratch, trained: list[str], data: tuple[Any, torch.Tensor], c
                 for group in (parameters, others):  # what is trained beside the model must not change the model's step
                     if group:
                         torch.nn.utils.clip_grad_norm_(group, recipe.clip_norm)
-            if change is not None:
-                change(parameters)
-            descent.step()
-            if drift is not None:
-                with torch.no_grad():
-                    torch._foreach_add_(parameters, drift)  # type: ignore[arg-type]
+            take_step()
             for p in (*parameters, *others):  # to None, so that autograd hands over the next gradient, adding nothing
                 p.grad = None
             total.add_(value.detach(), alpha=end - start)
@@ -195,35 +188,21 @@ def _run(scratch: Scratch, trained: list[str], data: tuple[Any, torch.Tensor], c
     return Course(step, float(total) / seen)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class _Correction:
-    """grad <- scale * grad + added + proximal * (w - anchor), where each part is there only if it does something."""
+def _stepping(parameters: list[nn.Parameter], others: list[torch.Tensor], recipe: Recipe, change: Correction | None) -> Callable[[], Any]:
+    """What takes one step of a new optimizer, with the gradients there are; `others`, beside the model, are not corrected."""
+    if change is None or recipe.optimizer != "sgd" or parameters[0].device.type != "cpu":
+        descent = optimizer(recipe.optimizer, [*parameters, *others], lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
+        return descent.step if change is None else whole(change, parameters, descent.step)
+    corrected = blockwise_sgd(change, parameters, recipe.lr, recipe.momentum, recipe.weight_decay)
+    if not others:
+        return corrected
+    beside = optimizer(recipe.optimizer, others, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
 
-    scale: float
-    added: list[torch.Tensor] | None
-    proximal: float
-    anchor: list[torch.Tensor] | None
+    def both() -> None:
+        corrected()
+        beside.step()
 
-    @classmethod
-    def of(cls, scratch: Scratch, trained: list[str], proximal: float, toward: Tensors | None,
-           added: Tensors | None, scale: float) -> _Correction | None:
-        if not trained or (proximal == 0.0 and added is None and scale == 1.0):
-            return None
-        anchor = scratch.views(scratch.values() if toward is None else toward, trained) if proximal != 0.0 else None
-        return cls(scale, None if added is None else scratch.views(added, trained), proximal, anchor)
-
-    @torch.no_grad()
-    def __call__(self, parameters: list[nn.Parameter]) -> None:
-        for p in parameters:
-            if p.grad is None:  # the loss does not reach it: its gradient is 0, its correction is not
-                p.grad = torch.zeros_like(p)
-        grads: Any = [p.grad for p in parameters]
-        if self.scale != 1.0:
-            torch._foreach_mul_(grads, self.scale)
-        if self.added is not None:
-            torch._foreach_add_(grads, self.added)
-        if self.anchor is not None:  # the difference first: at the anchor it is exactly 0
-            torch._foreach_add_(grads, torch._foreach_sub(parameters, self.anchor), alpha=self.proximal)  # type: ignore[arg-type]
+    return both
 
 
 def full_gradient(scratch: Scratch, data: tuple[Any, torch.Tensor], loss: Loss, batch_size: int,
