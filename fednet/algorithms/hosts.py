@@ -138,7 +138,7 @@ class SiteHost:
             augment = lambda batch: change(batch, draws)  # noqa: E731
         with seeds.scope(seed, "dropout" + where, self.round, self.client_id, self.device):
             course = descend(self.scratch, data, recipe, self.rng(stream), self._loss if loss is None else loss,
-                             proximal=proximal, toward=start if toward is None else toward, add_to_grad=add_to_grad, scale_grad=scale_grad,
+                             proximal=proximal, toward=toward, add_to_grad=add_to_grad, scale_grad=scale_grad,
                              add_to_step=add_to_step, only=only, augment=augment, progress=self.progress,
                              extra=None if extra is None else extra.to(self.device))
         self.trained = self.scratch.values()

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fednet.algorithms.correction import Correction, blockwise_sgd, whole
+from fednet.algorithms.correction import Correction
 from fednet.algorithms.descent import optimizer
 from fednet.algorithms.scratch import Scratch
 from fednet.errors import ConfigError
@@ -190,10 +190,10 @@ def _run(scratch: Scratch, trained: list[str], data: tuple[Any, torch.Tensor], c
 
 def _stepping(parameters: list[nn.Parameter], others: list[torch.Tensor], recipe: Recipe, change: Correction | None) -> Callable[[], Any]:
     """What takes one step of a new optimizer, with the gradients there are; `others`, beside the model, are not corrected."""
-    if change is None or recipe.optimizer != "sgd" or parameters[0].device.type != "cpu":
+    if change is None or recipe.optimizer != "sgd":
         descent = optimizer(recipe.optimizer, [*parameters, *others], lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
-        return descent.step if change is None else whole(change, parameters, descent.step)
-    corrected = blockwise_sgd(change, parameters, recipe.lr, recipe.momentum, recipe.weight_decay)
+        return descent.step if change is None else change.around(parameters, descent.step)
+    corrected = change.sgd(parameters, recipe.lr, recipe.momentum, recipe.weight_decay)
     if not others:
         return corrected
     beside = optimizer(recipe.optimizer, others, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
