@@ -1,0 +1,90 @@
+"""Flat vectors in cache-sized blocks: what is computed block by block is what is computed at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fednet.tensors import CHUNK, Layout, Slot, Sum, Tensors, TwoSums, blockwise, dot, dots
+
+SIZES = (5, CHUNK, 2 * CHUNK + 7)
+
+
+def tensors(n: int, seed: int, buffers: int = 0) -> Tensors:
+    draw = torch.Generator().manual_seed(seed)
+    slots = (Slot("w", (n,), "parameter"), *([Slot("mean", (buffers,), "buffer"), Slot("count", (), "counter")] if buffers else []))
+    x = Tensors.zeros(Layout(slots))
+    return Tensors(x.layout, torch.randn(n, generator=draw), torch.randn(buffers, generator=draw), x.counters + seed)
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_an_expression_in_blocks_has_the_bits_of_the_whole(n: int) -> None:
+    a, b, c = (tensors(n, k) for k in range(3))
+
+    def both(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return a - 0.3 * (b + c) / 7, (a.double() * b).float()
+
+    for found, expected in zip(blockwise(both, a, b.vector, c), both(a.vector, b.vector, c.vector)):
+        assert found.dtype == torch.float32
+        assert torch.equal(found, expected)
+    assert torch.equal(blockwise(lambda a, b: a - b, a, b), a.vector - b.vector)
+    assert torch.equal(a.plus(b, 0.3).vector, (a + 0.3 * b).vector)
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_two_products_in_one_pass_are_the_two(n: int) -> None:
+    a, b = tensors(n, 1).vector, tensors(n, 2).vector
+    assert dots(a, b) == (dot(a, a), dot(a, b))
+    assert dot(a, b) == pytest.approx(float(a.double() @ b.double()), rel=1e-12)
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_a_sum_steps_as_its_mean_does(n: int) -> None:
+    x, values = tensors(n, 0, 3), [(tensors(n, k, 3), float(k)) for k in (1, 2, 3)]
+    total = Sum.empty()
+    for value, weight in values:
+        total = total.add(value, weight)
+    expected = sum(w * v.vector.double() for v, w in values)
+    assert torch.equal(total.mean().vector, (expected / 6).float())
+    for rate in (1.0, -0.3):
+        step = total.step(x, rate)
+        assert torch.equal(step.vector, x.vector + rate * total.mean().vector)
+        assert torch.equal(step.buffers, total.mean().buffers)
+        assert torch.equal(step.counters, torch.tensor([3]))
+    assert torch.equal(total.step(x, divisor=9).vector, x.vector + total.total(9).vector)
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_what_a_sum_measures_scales_and_takes_away(n: int) -> None:
+    values, less = [tensors(n, k, 2) for k in (1, 2)], tensors(n, 5)
+    measured, plain = Sum.empty(), Sum.empty()
+    for value in values:
+        measured, square = measured.measure(value, 2.0)
+        plain = plain.add(value, 2.0)
+        assert square == dot(value.vector, value.vector)
+    assert torch.equal(measured.vector, plain.vector)
+    assert measured.weight == plain.weight == 4.0
+    scaled = Sum.empty().add(values[0], 2.0, scale=0.5).add(values[1], 2.0, scale=-1.0, less=less)
+    assert torch.equal(scaled.vector, values[0].vector.double() - 2.0 * (values[1].vector - less.vector).double())
+    assert torch.equal(scaled.mean().buffers, plain.mean().buffers)  # they know of weights only
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("weights", [(0.5, 0.5, 0.5), (0.5, 0.25, 2.0), (0.0, 3.0, 0.0)])
+def test_two_sums_are_the_two(n: int, weights: tuple[float, ...]) -> None:
+    values = [tensors(n, k, 2) for k in (1, 2, 3)]
+    two, plain, weighted = TwoSums.empty(), Sum.empty(), Sum.empty()
+    for value, weight in zip(values, weights):
+        two, plain, weighted = two.add(value, weight), plain.add(value), weighted.add(value, weight)
+    assert torch.equal(two.plain.vector, plain.vector)
+    assert (two.rest is None) == (len(set(weights)) == 1)
+    found, expected = two.weighted(4.0), weighted.total(4.0).params
+    assert found.layout == expected.layout
+    assert torch.allclose(found.vector, expected.vector, rtol=1e-6, atol=1e-7)
+
+
+def test_a_sum_takes_one_layout_only() -> None:
+    with pytest.raises(ValueError, match="another layout"):
+        Sum.empty().add(tensors(3, 0)).add(tensors(4, 0))
+    with pytest.raises(ValueError, match="empty"):
+        Sum.empty().mean()
