@@ -55,4 +55,4 @@ class FedSGD(Algorithm):
         return self.Fold(g=fold.g.add(up.g, self.weight(up.run)))
 
     def finish(self, fold, server, cohort, host):
-        return self.Server(x=server.x.plus(fold.g.mean(), -host.lr))  # w <- w - eta sum (n_i / n) g_i
+        return self.Server(x=server.x.with_vector(fold.g.step(server.x, -host.lr).vector))  # w <- w - eta sum (n_i / n) g_i

@@ -87,13 +87,16 @@ class Scaffold(Algorithm):
         else:
             y = host.train(x, add_to_step=-host.lr * (c - c_i))
             steps = float(y.run.steps)
-        if self.config.option == "I":
-            c_new = host.gradient(x).x.params  # line 12 (i)
-        elif steps:
+        if self.config.option == "II" and steps:
             path = host.lr * steps
-            c_new = c_i.with_vector(blockwise(lambda c_i, c, x, y: c_i - c + (x - y) / path, c_i, c, x, y.x))  # line 12 (ii)
-        else:
-            c_new = c_i
+
+            def after(x, y, c, c_i):
+                c_new = c_i - c + (x - y) / path  # line 12 (ii)
+                return c_new, c_new - c_i, y - x
+
+            c_new, dc, dy = blockwise(after, x, y.x, c, c_i)
+            return self.Client(c=c_i.with_vector(c_new)), self.Up(dy=x.with_vector(dy).with_buffers(y.x), dc=c_i.with_vector(dc), run=y.run)
+        c_new = host.gradient(x).x.params if self.config.option == "I" else c_i  # line 12 (i)
         return self.Client(c=c_new), self.Up(dy=y.x - x, dc=c_new - c_i, run=y.run)  # lines 13-14
 
     def start(self, server, phase):
