@@ -106,6 +106,7 @@ def read_record(path: Path, client_state: type[State]) -> Record:
         raise StateError(f"{path}: not a client's state ({broken}).") from broken
 
 
+AT_ONCE = 1 << 20  # bytes of a row up to which writing it costs less than handing it to a thread
 PENDING_BYTES = 128 << 20  # of rows that may wait to be written
 
 
@@ -113,7 +114,7 @@ class RowStore:
     """Rows of a `PerClient` on disk, a file a row: its parameters, buffers and counters as they lie in memory. Names are
     numbers that are given once, so that no row of a checkpoint is ever written over; `prune` deletes what none names.
 
-    A thread of its own writes, while the next reply is folded; `settle` waits for it, and raises what went wrong there.
+    Large rows are written by a thread of its own, while the next reply is folded; `settle` waits for it, and raises what went wrong there.
     """
 
     def __init__(self, root: Path, fsync: bool = False) -> None:
@@ -137,11 +138,14 @@ class RowStore:
         name = str(self._next)
         self._next += 1
         self._names.add(name)
+        if row.layout.nbytes <= AT_ONCE:
+            self._write(name, row)
+            return name
         self._pending[name] = self._writer.submit(self._write, name, row), row
         return name
 
     def _write(self, name: str, row: Tensors) -> None:
-        aside = self.root / "row.new"
+        aside = self.root / f"{name}.new"
         with aside.open("wb", buffering=0) as file:
             for part in (row.vector, row.buffers, row.counters):
                 left = memoryview(part.to("cpu").contiguous().numpy()).cast("B") if part.numel() else memoryview(b"")  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ import torch
 
 from fednet.algorithms.fedvarp import FedVARP
 from fednet.algorithms.state import PerClient, dump
+from fednet.engine import store
 from fednet.engine.checkpoint import Checkpoints
 from fednet.engine.store import RowStore, on_disk
 from fednet.errors import StateError
@@ -25,6 +26,12 @@ def row(value: float) -> Tensors:
 
 def same(a: Tensors, b: Tensors) -> bool:
     return a.tensor_sha256() == b.tensor_sha256()
+
+
+@pytest.fixture(autouse=True, params=["at once", "by the thread"])
+def writing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "by the thread":
+        monkeypatch.setattr(store, "AT_ONCE", 0)
 
 
 def test_a_row_is_read_back_as_it_was_before_and_after_it_is_on_disk(tmp_path: Path) -> None:
@@ -71,9 +78,8 @@ def test_a_torn_row_and_a_name_of_a_file_elsewhere_are_refused(tmp_path: Path) -
 def test_what_goes_wrong_in_writing_is_raised_before_a_checkpoint_names_the_row(tmp_path: Path) -> None:
     rows = RowStore(tmp_path / "rows")
     (tmp_path / "rows").rmdir()
-    rows.write(row(1.0))
     with pytest.raises(FileNotFoundError):
-        rows.settle()
+        rows.write(row(1.0)), rows.settle()
 
 
 def test_a_state_with_rows_in_memory_moves_to_disk_as_a_value(tmp_path: Path) -> None:
