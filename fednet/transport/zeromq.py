@@ -25,6 +25,7 @@ import zmq
 import zmq.utils.z85
 
 from fednet.errors import ConfigError
+from fednet.transport import strangers
 from fednet.transport.base import MAX_FRAME_BYTES, MAX_FRAMES, Closed, Event, Frame, Frames, Opened, Received
 from fednet.transport.framing import framing
 from fednet.transport.kernel import Tap
@@ -91,7 +92,7 @@ class ZmqServer:
         self._keyring_version = 0 if keyring is None else keyring.version
         self._max_connections = max_connections
         self._max_unfinished = max_unfinished_bytes
-        self._watch_at = 0.0
+        self._watch_at = self._look_at = 0.0
         self._on_refused = on_refused
         self._context = zmq.Context()
         self._zap: zmq.Socket[bytes] | None = None
@@ -120,6 +121,7 @@ class ZmqServer:
             self._poller.register(source, zmq.POLLIN)
         self._serial = itertools.count(1)
         self._links: dict[int, _Link] = {}  # by descriptor: connections that stand
+        self._strangers: dict[int, _Link] = {}  # by serial: of these, the ones that have not spoken
         self._conns: dict[bytes, _Link] = {}  # by routing id: connections that have spoken
         self._ended: list[_Link] = []  # the network closed them; what they had sent may still be unread
         self._blocked: dict[bytes, _Link] = {}  # those whose peer does not read fast enough
@@ -135,7 +137,7 @@ class ZmqServer:
             if self._ended:
                 left = 0.0  # there may be words of theirs to read, and their ends to tell
             elif self._links:
-                soon = BLOCKED_RETRY_S if self._blocked else WATCH_S
+                soon = BLOCKED_RETRY_S if self._blocked else strangers.LOOK_S if self._strangers else WATCH_S
                 left = soon if left is None else min(left, soon)
             ready = {source for source, _ in self._poller.poll(_ms(left))}
             self._pump(ready, events)
@@ -216,6 +218,9 @@ class ZmqServer:
         if time.monotonic() >= self._watch_at:
             self._watch_at = time.monotonic() + WATCH_S
             self._hang_up_on_endless()
+        if self._strangers and time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + strangers.LOOK_S
+            self._hang_up_on_strangers()
 
     def _read_messages(self, events: list[Event]) -> bool:
         """Whether all that was there was read."""
@@ -268,6 +273,7 @@ class ZmqServer:
             events.append(Closed(link.conn))
         link.conn, link.user = conn, user
         self._conns[conn] = link
+        self._strangers.pop(link.serial, None)
         return True
 
     def _read_monitor(self) -> None:
@@ -276,7 +282,8 @@ class ZmqServer:
             if event == zmq.EVENT_ACCEPTED:
                 if value in self._links:
                     self._ended.append(self._links.pop(value))
-                self._links[value] = _Link(next(self._serial))
+                link = self._links[value] = _Link(next(self._serial))
+                self._strangers[link.serial] = link
                 fresh.append(value)
             elif event == zmq.EVENT_DISCONNECTED:
                 if value in self._links:
@@ -324,6 +331,17 @@ class ZmqServer:
                 self._refuse("key", f"the key {link.user} was revoked", conn)
                 self.drop(conn, hang_up=True)
 
+    def _hang_up_on_strangers(self) -> None:
+        seen = []
+        for link in self._strangers.values():
+            counts = link.tap.bytes() if link.tap is not None else None
+            seen.append((link, counts[1] if counts is not None else 0))
+        for link, reason in strangers.unwelcome(seen):
+            del self._strangers[link.serial]
+            if link.tap is not None:
+                self._refuse("stranger", reason, None, link.tap.peer())
+                link.tap.hang_up()
+
     def _hang_up_on_endless(self) -> None:
         for link in self._links.values():
             if link.received != link.received_then:
@@ -370,6 +388,7 @@ class ZmqServer:
         self._let_go(link)
 
     def _let_go(self, link: _Link) -> None:
+        self._strangers.pop(link.serial, None)
         counts = link.tap.close() if link.tap is not None else None
         link.tap = None
         if counts is not None:
