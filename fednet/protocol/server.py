@@ -29,9 +29,11 @@ from fednet.protocol.rules import (
     BUDGET,
     HOSTED,
     LOSSES,
+    SLOTS,
     STRIKES,
     TOLD,
     TRIES,
+    UNUSED_S,
     WINDOW,
     Arrived,
     Forget,
@@ -65,6 +67,7 @@ class Worker:
     pid: int = 0
     device: str = ""
     ready: bool = False
+    stalled: bool = False  # it sat on a task: until it answers one, others that host the same clients are asked first
     joined_at: float = 0.0
     gone_at: float | None = None
     queue: list[int] = field(default_factory=list)
@@ -95,6 +98,7 @@ class Work:
     undecided: bool = False  # done, in a phase whose usefulness is decided at its end
     reason: str = ""
     heard: float = 0.0  # hand-out, or the last that was heard of this task
+    moved: float = 0.0  # hand-out, or its last progress: another step or phase, another part
     struck: bool = False  # its planned faults went out with it
 
 
@@ -195,6 +199,8 @@ class ServerProtocol:
         if w is None or w.status != "arrived":
             return self._take()
         w.status, w.undecided = "done", self.rules.defer
+        if w.worker in self.workers:
+            self.workers[w.worker].stalled = False
         if not w.undecided:
             self._say(Settle(w.conn, "down", self._key(w), True), Settle(w.up_conn, "up", self._key(w), True))
         self._say(Resolved(w.job.client, w.attempt))
@@ -305,6 +311,7 @@ class ServerProtocol:
                     del self.workers[worker.name]
         self._expire()
         self._assign()
+        self._grant()
         return self._take()
 
     # -- joining -----------------------------------------------------------------------------------------------------
@@ -332,7 +339,7 @@ class ServerProtocol:
             self._say(Forget(old.conn, hang_up=True))
         worker = old or Worker(join.worker, secrets.token_hex(8), ids, conn, self._now)
         worker.conn, worker.ids, worker.heard, worker.joined_at, worker.gone_at, worker.ready = conn, ids, self._now, self._now, None, False
-        worker.slots, worker.host, worker.pid, worker.device, worker.user = join.slots, join.host, join.pid, join.device, user
+        worker.slots, worker.host, worker.pid, worker.device, worker.user = min(join.slots, SLOTS), join.host, join.pid, join.device, user
         worker.doing.clear()
         self.workers[worker.name] = worker
         self._by_conn[conn] = worker.name
@@ -425,9 +432,11 @@ class ServerProtocol:
                 if message.phase == m.UPLOADING:  # its link is slow, not its worker, which is free for the next
                     self._start_next(worker, message.client)
                     self._assign()
-                worker.doing[message.client] = (message.phase, message.step, message.steps)
+                doing = message.phase, message.step, message.steps
                 if message.client in worker.queue and message.client in self.work:
-                    self.work[message.client].heard = self._now
+                    w = self.work[message.client]
+                    w.heard, w.moved = self._now, w.moved if worker.doing.get(message.client) == doing else self._now
+                worker.doing[message.client] = doing
             self._send(conn, m.Beat(run=self.run, inc=self.incarnation))
             return ""
         if isinstance(message, m.Ready):
@@ -498,7 +507,7 @@ class ServerProtocol:
             self._refuse_reply(w, str(broken), True)
             self._assign()
             return "refused"
-        w.status, w.reply, w.up_conn, w.got, w.granted = "arriving", reply, conn, 0, 0
+        w.status, w.reply, w.up_conn, w.got, w.granted, w.moved = "arriving", reply, conn, 0, 0, self._now
         self._start_next(worker, key.client)
         if body is not None or reply.size == 0:
             self._say(Store(key, 0, body if body is not None else memoryview(b"")))
@@ -530,7 +539,7 @@ class ServerProtocol:
             return ""
         self._say(Store(part.key, part.index * PART, body))
         w.got += 1
-        w.heard = self._now
+        w.heard = w.moved = self._now
         if w.got * PART >= w.reply.size:
             self._whole(w, self.workers[w.worker])
         self._grant()
@@ -539,7 +548,7 @@ class ServerProtocol:
     def _grant(self) -> None:
         """Grants parts to those whose replies are coming in, oldest first, within the window and the budget."""
         arriving = [w for w in self.work.values() if w.status == "arriving" and w.reply is not None]
-        free = BUDGET - sum(w.granted - w.got for w in arriving)
+        free = BUDGET - sum(w.granted - w.got for w in arriving if self._now - w.moved < UNUSED_S)
         for w in arriving:
             assert w.reply is not None
             parts = -(-w.reply.size // PART)
@@ -598,7 +607,7 @@ class ServerProtocol:
         free = [x for x in self.workers.values() if x.ready and x.gone_at is None and len(x.queue) <= x.slots] if waiting else []
         left = len(waiting)
         for w in waiting:
-            able = [x for x in free if w.job.client in x.ids and (not w.refused_by or self._may_try(w, x))]
+            able = [x for x in free if w.job.client in x.ids and (not (w.refused_by or x.stalled) or self._may_try(w, x))]
             hosts = [x for x in able if len(x.queue) < x.slots]
             if not hosts and left > sum(x.slots for x in free):
                 hosts = [x for x in able if len(x.queue) <= x.slots]
@@ -608,9 +617,13 @@ class ServerProtocol:
                 left -= 1
 
     def _may_try(self, w: Work, worker: Worker) -> bool:
-        """A worker that failed at a task tries again only where no other hosts its client."""
-        return worker.name not in w.refused_by or not any(
-            x.ready and x.gone_at is None and w.job.client in x.ids and x.name not in w.refused_by for x in self.workers.values())
+        """A worker that failed at a task, or sat on one, tries again only where no other hosts its client."""
+        return not (worker.stalled or worker.name in w.refused_by) or not self._others(w)
+
+    def _others(self, w: Work) -> bool:
+        """Whether there is a worker for a task that has neither failed at it nor sits on one."""
+        return any(x.ready and x.gone_at is None and w.job.client in x.ids and not x.stalled and x.name not in w.refused_by
+                   for x in self.workers.values())
 
     def _hand(self, w: Work, worker: Worker) -> None:
         assert worker.conn is not None
@@ -619,7 +632,7 @@ class ServerProtocol:
         worker.queue.append(job.client)
         self._last[job.client] = worker.name
         w.running = len(worker.queue) <= worker.slots
-        w.since = w.heard = self._now
+        w.since = w.heard = w.moved = self._now
         faults, w.struck = [] if w.struck else list(job.faults), True
         for fault in faults:
             self._say(Note("fault", {"round": self.round, "client": job.client, "kind": fault.kind, "amount": fault.amount, "worker": worker.name}))
@@ -637,7 +650,7 @@ class ServerProtocol:
         for other in worker.queue[:worker.slots]:
             w = self.work.get(other)
             if w is not None and not w.running:
-                w.running, w.since, w.heard = True, self._now, self._now
+                w.running, w.since, w.heard, w.moved = True, self._now, self._now, self._now
 
     def _take_back(self, w: Work, reason: str, lost: bool = False, same_attempt: bool = False) -> None:
         """The task is to be handed out again; what crossed for it so far was of no use."""
@@ -698,9 +711,24 @@ class ServerProtocol:
                 self._take_back(w, "lost", lost=True)
         worker.queue.clear()
 
+    def _unstall(self, worker: Worker) -> None:
+        """A worker that is heard of and makes no progress may be one that takes tasks to keep them: what it has goes to others
+        that host the same clients. Where there is no other it is waited for, as long as `deadline` lets it."""
+        worker.stalled = True
+        given = [w for w in self.open() if w.worker == worker.name and w.status in ("handed", "arriving") and self._others(w)]
+        for w in given:
+            self._call_off(worker.conn or b"", self._key(w))
+            self._take_back(w, "stalled", lost=True)
+        if given:
+            self._say(Note("stalled", {"worker": worker.name, "clients": sorted(w.job.client for w in given)}))
+
     def _expire(self) -> None:
-        """Deadlines, and tasks that nobody is there to take."""
+        """Deadlines, tasks without progress, and tasks that nobody is there to take."""
         present = self.present()
+        for worker in sorted({w.worker for w in self.open() if w.running and self._over(w.moved, self.rules.stalled)}):
+            found = self.workers.get(worker)
+            if found is not None and found.gone_at is None:
+                self._unstall(found)
         for w in self.open():
             i = w.job.client
             if w.status in ("handed", "arriving"):

@@ -233,7 +233,9 @@ class _Decoder:
         if len(header) > MAX_HEADER:
             raise RemoteProtocolError(f"header of {len(header)} bytes, allowed are {MAX_HEADER}")
         try:
-            fields = msgpack.unpackb(header, raw=False, strict_map_key=True, ext_hook=_no_ext, max_array_len=MAX_LIST, max_map_len=MAX_LIST)
+            # An item takes a byte at least. Lists in lists, each announced long, would else cost a tenth of a second a header.
+            most = min(MAX_LIST, len(header))
+            fields = msgpack.unpackb(header, raw=False, strict_map_key=True, ext_hook=_no_ext, max_array_len=most, max_map_len=most)
         except (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError) as broken:
             raise RemoteProtocolError(f"header is no msgpack ({type(broken).__name__})") from broken
         if not isinstance(fields, dict):
