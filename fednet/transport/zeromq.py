@@ -64,6 +64,10 @@ this often to try."""
 REFUSED_RETRY_S = 2.0
 """After a failed handshake libzmq may give up; we try again this much later: the key may be allowed by then."""
 
+TELL_ENDED = 3
+"""A server that has another key than we were given ends each connection in its handshake, and gives no reason. One that
+merely ended does so once."""
+
 _MONITORED = (zmq.EVENT_CONNECTED | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
               | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
               | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
@@ -282,15 +286,17 @@ class ZmqServer:
             if event == zmq.EVENT_ACCEPTED:
                 if value in self._links:
                     self._ended.append(self._links.pop(value))
-                link = self._links[value] = _Link(next(self._serial))
-                self._strangers[link.serial] = link
+                self._links[value] = met = _Link(next(self._serial))
+                self._strangers[met.serial] = met
                 fresh.append(value)
             elif event == zmq.EVENT_DISCONNECTED:
                 if value in self._links:
                     self._ended.append(self._links.pop(value))
-            elif event in (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
                 self._refuse("handshake", "a handshake failed: the peer speaks no ZMTP, or only one of the two has "
                              "CURVE, or the peer was given another server's key", None)
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+                self._refuse("handshake", "a connection ended in its handshake", None)
         for fd in fresh:
             link = self._links.get(fd)
             if link is None:
@@ -432,6 +438,7 @@ class ZmqClient:
         self._open = False
         self._left = False  # `reconnect` left a standing connection, not reported yet
         self._retry_at: float | None = None
+        self._ended_early = 0  # connections in a row that ended in their handshake
         self._closed = False
         try:
             self._connect()
@@ -470,7 +477,7 @@ class ZmqClient:
     def reconnect(self, address: str | None = None) -> None:
         self._left = self._left or self._open
         self._disconnect()
-        self.address = address or self.address
+        self.address, self._ended_early = address or self.address, 0
         self._connect()
 
     def traffic(self) -> dict[bytes | int, tuple[int, int]]:
@@ -567,7 +574,7 @@ class ZmqClient:
                 except OSError:
                     log.debug("connection %d ended at once", link.serial)
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._open, self._retry_at = True, None
+                self._open, self._retry_at, self._ended_early = True, None, 0
                 changes.append(Opened(b""))
             elif event == zmq.EVENT_DISCONNECTED:
                 self._let_go()
@@ -578,10 +585,15 @@ class ZmqClient:
             elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 self._retry_at = time.monotonic() + REFUSED_RETRY_S
                 self._refuse("the server does not allow this key")
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+                self._retry_at = time.monotonic() + REFUSED_RETRY_S
+                self._refuse("the handshake failed: only one of the two has CURVE, or the server speaks no ZMTP")
             else:
                 self._retry_at = time.monotonic() + REFUSED_RETRY_S
-                self._refuse("the handshake failed: the server speaks no ZMTP, or only one of the two has CURVE, or "
-                             "the server's key is another")
+                self._ended_early += 1
+                if self._ended_early == TELL_ENDED:
+                    self._refuse("the server ends each connection in its handshake: its key is not the one given "
+                                 "here, or it speaks no ZMTP, or something on the way ends them")
 
     def _flush(self) -> None:
         while self._queue and self._try(self._queue[0]):
