@@ -428,6 +428,10 @@ class ServerProtocol:
             worker.gone_at, self._here = None, None  # it was silent, and is back
             self._say(Note("back", {"worker": worker.name, "clients": sorted(worker.ids)}))
         if isinstance(message, m.Beat):
+            if message.slots:
+                worker.slots = min(message.slots, SLOTS)
+                self._run_heads(worker)
+                self._assign()
             if message.client in worker.ids:
                 if message.phase == m.UPLOADING:  # its link is slow, not its worker, which is free for the next
                     self._start_next(worker, message.client)
@@ -647,6 +651,9 @@ class ServerProtocol:
         if client in worker.queue:
             worker.queue.remove(client)
         worker.doing.pop(client, None)
+        self._run_heads(worker)
+
+    def _run_heads(self, worker: Worker) -> None:
         for other in worker.queue[:worker.slots]:
             w = self.work.get(other)
             if w is not None and not w.running:

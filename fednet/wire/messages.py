@@ -115,12 +115,13 @@ UPLOADING = "uploading"  # a client's phase once its training is over
 
 
 class Beat(Message, tag="beat", frozen=True):
-    """I am alive; from a client with what it does."""
+    """I am alive; from a client with what it does. slots: tasks that this process can do at once from now on, 0 for as before."""
 
     client: Annotated[int, msgspec.Meta(ge=-1, le=1 << 40)] = -1
     phase: Name = ""
     step: Index = 0
     steps: Index = 0
+    slots: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
 
 
 class Reply(Message, tag="reply", frozen=True):

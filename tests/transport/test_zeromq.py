@@ -250,7 +250,8 @@ def test_a_peer_whose_message_never_ends_is_hung_up_on_and_disturbs_nobody(first
         with raw(pair.server.address) as stranger:
             stranger.sendall(greeting())
             if first:
-                assert stranger.recv(64) and stranger.recv(43)  # the server's greeting and READY
+                assert stranger.recv(64)  # the server's greeting
+                assert stranger.recv(43)  # its READY
                 stranger.sendall(first)
                 pump(pair.server, until=lambda seen: of(seen, Received))
             stranger.setblocking(False)
