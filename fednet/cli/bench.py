@@ -13,7 +13,8 @@ def add(parser: argparse.ArgumentParser) -> None:
                         help="transport | round | scale | curve [round]")
     parser.add_argument("--workload", metavar="W1,...",
                         help="round, curve: W1 to W5, Q [W1,W2,W3; W2,Q]; scale: P8 to P128, N100 to N10000 [all]")
-    parser.add_argument("--repeat", type=values.at_least_one, default=3, metavar="R", help="how often both are run in turn: floor and fednet, or without and with CURVE [3]")
+    parser.add_argument("--repeat", type=values.at_least_one, default=3, metavar="R",
+                        help="how often both are run in turn: floor and fednet, or without and with CURVE [3]")
     parser.add_argument("--workers", type=values.at_least_one, metavar="W", help="worker processes, and of the floor [one a core]")
     parser.add_argument("--json", metavar="FILE", help="write the figures there too")
     everywhere(parser)
