@@ -63,10 +63,9 @@ class Worker:
 
 
 def gpu_share(workers: int, gpus: int) -> float:
-    """What each of `workers` asks for, so that every GPU holds a whole number of them: a whole GPU, or the share by which all
-    fit (5 on 2 GPUs get a third each). Ray counts in ten-thousandths: rounded up, the last would not fit."""
-    each = -(-workers // gpus)
-    return 1 if each == 1 else int(10_000 / each) / 10_000
+    """What each of `workers` asks for, so that every GPU holds a whole number of them: 5 on 2 GPUs get a third of one each. Ray
+    counts in ten-thousandths and rounds down, so that all fit."""
+    return 1 / -(-workers // gpus)
 
 
 class Fleet:
