@@ -539,11 +539,26 @@ def test_upload_that_stops_amid_its_parts_goes_to_another_worker():
     assert ("good", key(0, 1)) in {(i.conn.decode(), i.message.key) for i in of(out, Send) if isinstance(i.message, m.Task)}
 
 
+def test_worker_that_can_do_more_at_once_says_so_and_is_given_more():
+    s = server()
+    ready(s, ids=range(4))
+    out = s.begin(1, 0, "train", [job(i, cost=4 - i) for i in range(4)], Rules(deadline=10.0), 0.0)
+    assert [x.key.client for x in sent(out, m.Task)] == [0, 1]  # one at work, one ahead
+    out = say(s, b"1", m.Beat(run="r", inc=1, slots=3), 5.0)
+    assert [x.key.client for x in sent(out, m.Task)] == [2]  # the last one is not handed out ahead
+    assert [s.work[i].running for i in range(4)] == [True, True, True, False]
+    assert [(x.client, x.reason) for x in of(s.tick(10.0), Resolved)] == [(0, "deadline")]
+    assert [(x.client, x.reason) for x in of(s.tick(15.0), Resolved)] == [(1, "deadline"), (2, "deadline")]  # their turn came at 5
+    say(s, b"1", m.Beat(run="r", inc=1), 16.0)
+    assert s.workers["w"].slots == 3
+
+
 def test_no_process_is_given_more_than_it_can_be_working_on():
     s = server(200)
     ready(s, ids=range(200), slots=1024)
     out = s.begin(1, 0, "train", [job(i) for i in range(200)], Rules(), 0.0)
     assert len(sent(out, m.Task)) == SLOTS + 1
+    assert sent(say(s, b"1", m.Beat(run="r", inc=1, slots=1024)), m.Task) == []
 
 
 def test_all_workers_hear_of_the_end():
