@@ -43,7 +43,7 @@ CONFIG = {
     "name": "run", "rounds": 10**6, "clients": 4, "participation": 1.0, "model": {"name": "mlp", "hidden": [8000]},
     "data": {"dataset": "synthetic", "samples": 80, "shape": [1, 8, 8], "classes": 4, "client_test": "none", "partition": {"scheme": "iid"}},
     "train": {"batch_size": 20}, "evaluate": {"every": 0, "clients": "none"}, "wire": {"up": {"state": ["zstd"]}},
-    "round": {"lost": {"closed": 0.5, "silent": 3, "stalled": 0.5}}, "security": {"curve": True},
+    "round": {"lost": {"closed": 0.5, "silent": 3, "stalled": 0.5}}, "security": {"curve": True, "max_norm": 20.0},
 }
 INSIDERS = 3
 ALLOWANCE = 96 * MIB
