@@ -94,6 +94,7 @@ class Work:
     judge_conn: bytes = b""  # where the evaluation within this task came from, if it has come
     refusals: int = 0
     refused_by: set[str] = field(default_factory=set)  # workers that failed at it: others are asked first
+    sat_by: str = ""  # the worker that it was taken from because it made no progress there
     losses: int = 0
     undecided: bool = False  # done, in a phase whose usefulness is decided at its end
     reason: str = ""
@@ -611,7 +612,7 @@ class ServerProtocol:
         free = [x for x in self.workers.values() if x.ready and x.gone_at is None and len(x.queue) <= x.slots] if waiting else []
         left = len(waiting)
         for w in waiting:
-            able = [x for x in free if w.job.client in x.ids and (not (w.refused_by or x.stalled) or self._may_try(w, x))]
+            able = [x for x in free if w.job.client in x.ids and (not (w.refused_by or w.sat_by or x.stalled) or self._may_try(w, x))]
             hosts = [x for x in able if len(x.queue) < x.slots]
             if not hosts and left > sum(x.slots for x in free):
                 hosts = [x for x in able if len(x.queue) <= x.slots]
@@ -622,12 +623,13 @@ class ServerProtocol:
 
     def _may_try(self, w: Work, worker: Worker) -> bool:
         """A worker that failed at a task, or sat on one, tries again only where no other hosts its client."""
-        return not (worker.stalled or worker.name in w.refused_by) or not self._others(w)
+        others = [x for x in self._hosts(w) if x.name != w.sat_by]
+        if worker.name == w.sat_by and others:
+            return False
+        return not (worker.stalled or worker.name in w.refused_by) or not any(not x.stalled and x.name not in w.refused_by for x in others)
 
-    def _others(self, w: Work) -> bool:
-        """Whether there is a worker for a task that has neither failed at it nor sits on one."""
-        return any(x.ready and x.gone_at is None and w.job.client in x.ids and not x.stalled and x.name not in w.refused_by
-                   for x in self.workers.values())
+    def _hosts(self, w: Work) -> list[Worker]:
+        return [x for x in self.workers.values() if x.ready and x.gone_at is None and w.job.client in x.ids]
 
     def _hand(self, w: Work, worker: Worker) -> None:
         assert worker.conn is not None
@@ -722,8 +724,9 @@ class ServerProtocol:
         """A worker that is heard of and makes no progress may be one that takes tasks to keep them: what it has goes to others
         that host the same clients. Where there is no other it is waited for, as long as `deadline` lets it."""
         worker.stalled = True
-        given = [w for w in self.open() if w.worker == worker.name and w.status in ("handed", "arriving") and self._others(w)]
+        given = [w for w in self.open() if w.worker == worker.name and w.status in ("handed", "arriving") and len(self._hosts(w)) > 1]
         for w in given:
+            w.sat_by = worker.name
             self._call_off(worker.conn or b"", self._key(w))
             self._take_back(w, "stalled", lost=True)
         if given:
@@ -732,7 +735,9 @@ class ServerProtocol:
     def _expire(self) -> None:
         """Deadlines, tasks without progress, and tasks that nobody is there to take."""
         present = self.present()
-        for worker in sorted({w.worker for w in self.open() if w.running and self._over(w.moved, self.rules.stalled)}):
+        # Twice as long each time, so that one that is slow everywhere gets done.
+        patience = self.rules.stalled
+        for worker in sorted({w.worker for w in self.open() if w.running and patience is not None and self._over(w.moved, patience * 2**w.losses)}):
             found = self.workers.get(worker)
             if found is not None and found.gone_at is None:
                 self._unstall(found)

@@ -512,6 +512,16 @@ def test_worker_that_stalled_is_given_work_only_where_no_other_hosts_the_client_
     assert not s.workers["hoarder"].stalled
 
 
+def test_task_that_stalls_everywhere_goes_round_and_is_waited_for_twice_as_long_each_time():
+    s = hoarded()
+    turns = []
+    for second in range(1, 80):
+        for conn in (b"h", b"good"):
+            say(s, conn, beat(), float(second))
+        turns += [(second, i.conn) for i in of(s.tick(second), Send) if isinstance(i.message, m.Task) and i.message.key.client == 0]
+    assert turns == [(10, b"good"), (30, b"h"), (70, b"good")]
+
+
 def test_worker_whose_steps_go_on_is_waited_for():
     s = hoarded()
     for second in range(1, 60):
