@@ -106,7 +106,8 @@ class Checkpoints:
         path = self.folder / "manifest.json"
         try:
             manifest = json.loads(path.read_text())
-            return msgspec.convert(manifest["progress"], Progress, strict=False), msgspec.convert(manifest["files"], dict[str, StateName])
+            files = msgspec.convert(manifest["files"], dict[str, StateName])
+            return msgspec.convert(manifest["progress"], Progress, strict=False), {"server": files.pop("server"), **files}
         except (OSError, KeyError, TypeError, ValueError, RecursionError) as broken:  # what json and msgspec raise are ValueErrors
             raise StateError(f"{path}: not a whole checkpoint ({broken}).") from broken
 
