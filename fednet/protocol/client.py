@@ -238,8 +238,7 @@ class ClientProtocol:
             return []
         self._working.discard(key)
         self._tasks.pop(key, None)
-        reason = reason[:4000].encode(errors="replace").decode()
-        return [Out(m.Failed(run=self.run, inc=self.inc, key=key, reason=reason, again=again))]
+        return [Out(m.Failed(run=self.run, inc=self.inc, key=key, reason=m.printable(reason, 4000), again=again))]
 
     def at_once(self, slots: int) -> list[Instruction]:
         """From now on this process can do so many tasks at once."""

@@ -247,7 +247,7 @@ class ServerProtocol:
         """Tells all workers that the run is over, or that this server stops with rounds left to do."""
         for w in self.workers.values():
             if w.conn is not None:
-                self._send(w.conn, m.End(run=self.run, inc=self.incarnation, over=over, reason=reason))
+                self._send(w.conn, m.End(run=self.run, inc=self.incarnation, over=over, reason=m.printable(reason, 4000)))
         return self._take()
 
     # -- the transport's events --------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ class ServerProtocol:
         """Counts a refusal; the sender is told of the first ones."""
         self._count_refusal(what, reason, self._by_conn.get(conn, ""))
         if self._strikes.get(conn, 0) < TOLD:
-            self._send(conn, m.Refuse(run=self.run, inc=self.incarnation, reason=reason[:m.MAX_REASON], final=final, unread=unread))
+            self._send(conn, m.Refuse(run=self.run, inc=self.incarnation, reason=m.printable(reason), final=final, unread=unread))
 
     def _count_refusal(self, what: str, reason: str, worker: str, **more: object) -> None:
         self.refused += 1

@@ -27,8 +27,9 @@ MAX_REASON = 300  # characters of a refusal's reason: parts of it are the sender
 
 Index = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Check = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-Text = Annotated[str, msgspec.Meta(max_length=4096)]
-Name = Annotated[str, msgspec.Meta(max_length=128)]
+# What a peer writes is shown on terminals: nothing of it may move a cursor.
+Text = Annotated[str, msgspec.Meta(max_length=4096, pattern=r"^[^\x00-\x08\x0b-\x1f\x7f-\x9f]*$")]
+Name = Annotated[str, msgspec.Meta(max_length=128, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # neither negative nor NaN
 Purpose = Literal["train", "evaluate"]
 
@@ -219,6 +220,12 @@ class Part(Message, tag="part", frozen=True):
 FROM_CLIENT = (Join, Ready, Beat, Reply, Failed, Leave, Pull, Part)
 FROM_SERVER = (Welcome, Refuse, Task, Cancel, End, Beat, Pull, Part)
 WITH_BODY = (Reply, Task, Part)
+
+
+def printable(text: str, most: int = MAX_REASON) -> str:
+    """A text as its receiver takes it."""
+    kept = "".join(c if c.isprintable() or c in "\n\t" else " " for c in text[:most])
+    return kept.encode(errors="replace").decode()
 
 
 class _Decoder:
