@@ -247,13 +247,13 @@ class Tensors:
     def to(self, device: torch.device | str) -> Tensors:
         if self.device == torch.device(device):
             return self
-        return Tensors(self.layout, self.vector.to(device), self.buffers.to(device), self.counters.to(device))
+        return Tensors(self.layout, *(to_device(part, device) for part in (self.vector, self.buffers, self.counters)))
 
     # -- algebra: parameters only --------------------------------------------------------------------------------------
     def _other(self, other: Tensors) -> torch.Tensor:
         if other.vector.shape != self.vector.shape:
             raise ValueError(f"{self.vector.numel()} parameters against {other.vector.numel()}")
-        return other.vector.to(self.vector.device)
+        return to_device(other.vector, self.vector.device)
 
     def __add__(self, other: Tensors) -> Tensors:
         return self.with_vector(self.vector + self._other(other))
@@ -370,6 +370,14 @@ def _fold(x: torch.Tensor, *totals: tuple[torch.Tensor, float], less: torch.Tens
         if measure:
             square += torch.dot(wide, wide).item()
     return square
+
+
+def to_device(x: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """x on `device`. To a GPU by way of pinned memory: the copy has its place in the current stream, and nobody waits for it. torch
+    keeps the pinned block until the copy is done, and for the next one of its size."""
+    if torch.device(device).type != "cuda" or x.device.type != "cpu" or not x.numel():
+        return x.to(device)
+    return x.pin_memory().to(device, non_blocking=True)
 
 
 def combine(hashes: Iterable[str]) -> str:

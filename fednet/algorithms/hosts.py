@@ -21,7 +21,7 @@ from fednet.algorithms.evaluation import Counts, evaluate
 from fednet.algorithms.scratch import Scratch
 from fednet.algorithms.training import Recipe, descend, full_gradient, joined, length
 from fednet.errors import LocalProtocolError
-from fednet.tensors import Layout, Tensors
+from fednet.tensors import Layout, Tensors, to_device
 
 Inputs = tuple[Any, torch.Tensor]
 
@@ -58,7 +58,7 @@ class Setting:
 
 
 def moved(x: Any, device: torch.device) -> Any:
-    return {name: part.to(device) for name, part in x.items()} if isinstance(x, dict) else x.to(device)
+    return {name: to_device(part, device) for name, part in x.items()} if isinstance(x, dict) else to_device(x, device)
 
 
 class SiteHost:

@@ -15,7 +15,7 @@ from torch import nn
 
 from fednet.buffers import lend
 from fednet.errors import StateError
-from fednet.tensors import Layout, Tensors
+from fednet.tensors import Layout, Tensors, to_device
 
 
 class Scratch:
@@ -64,6 +64,7 @@ class Scratch:
         if x.layout != self.layout:
             raise StateError(f"a model of {len(self.layout.slots)} tensors cannot hold {len(x.layout.slots)} of "
                              "another layout.")
+        x = x.to(self.device)
         self.vector.copy_(x.vector)
         for name, view in self._kernels.items():
             view.copy_(x[name])
@@ -82,7 +83,7 @@ class Scratch:
 
     def views(self, x: Tensors, names: Iterable[str]) -> list[torch.Tensor]:
         """x's parameters of these names as shaped views on this device."""
-        vector = x.vector.to(self.device)
+        vector = to_device(x.vector, self.device)
         places = [x.layout.places[name] for name in names]
         return [vector[start:end].view(shape) for _, start, end, shape in places]
 

@@ -9,11 +9,12 @@ from fednet.cli.common import everywhere
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", nargs="?", choices=["transport", "round", "scale", "methods"], default="round", metavar="WHAT",
-                        help="transport | round | scale | methods [round]")
-    parser.add_argument("--workload", metavar="W1,...", help="round: W1 to W5 [W1,W2,W3]; scale: P8, P32, P128, N100, N1000, N10000 [all]; "
+    parser.add_argument("what", nargs="?", choices=["transport", "round", "scale", "methods", "curve"], default="round", metavar="WHAT",
+                        help="transport | round | scale | methods | curve [round]")
+    parser.add_argument("--workload", metavar="W1,...", help="round, curve: W1 to W5, Q [W1,W2,W3; W2,Q]; scale: P8 to P128, N100 to N10000 [all]; "
                              "methods: cnn, mlp [all]")
-    parser.add_argument("--repeat", type=values.at_least_one, default=3, metavar="R", help="how often the two that are compared are run in turn [3]")
+    parser.add_argument("--repeat", type=values.at_least_one, default=3, metavar="R",
+                        help="how often both are run in turn: what is measured, and what it is measured against [3]")
     parser.add_argument("--method", metavar="A,...", help="methods: whose halves [all that are registered]")
     parser.add_argument("--half", choices=["server", "client"], help="methods: this half alone [both]")
     parser.add_argument("--replies", type=values.at_least_one, default=10, metavar="M", help="methods: participants of the server's round [10]")

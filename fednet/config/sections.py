@@ -115,10 +115,12 @@ class EvaluateSection(Section, frozen=True, kw_only=True):
 
 
 class LostSection(Section, frozen=True, kw_only=True):
-    """Seconds that a client may take to come back after its connection closed, or its heartbeat fell silent; null: for ever."""
+    """Seconds that a client may take to come back after its connection closed, or its heartbeat fell silent; null: for ever. stalled:
+    that a task may make no progress although its process is heard of, before it is given to another that hosts the same client."""
 
     closed: NonNegative | None = 3.0
     silent: Positive | None = 10.0
+    stalled: Positive | None = 300.0
 
 
 class RoundSection(Section, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from fednet.errors import DataError
+from fednet.tensors import to_device
 
 Inputs = torch.Tensor | dict[str, torch.Tensor]
 Split = tuple[Any, Any]  # (x, y); arrays as given, tensors once held by a Data
@@ -121,8 +122,8 @@ class Data:
         if isinstance(x, Mapping):
             return {name: self.inputs(part, device) for name, part in x.items()}
         if x.dtype != torch.uint8:
-            return x.to(device)
-        out = x.to(device).to(torch.float32).div_(255.0)  # the small form travels to the device
+            return to_device(x, device)
+        out = to_device(x, device).to(torch.float32).div_(255.0)  # the small form travels to the device
         if self.mean is None or self.std is None:
             return out
         shape = (1, -1, *([1] * (out.ndim - 2)))

@@ -12,6 +12,7 @@ import torch
 
 from fednet.data.base import Data, Split
 from fednet.seeds import rng
+from fednet.tensors import to_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +65,7 @@ class Site:
         return np.bincount(self.data.labels("test")[self.own_test], minlength=self.data.table_classes)
 
     def _inputs(self, raw: Split) -> tuple[Any, torch.Tensor]:
-        return self.data.inputs(raw[0], self.device), raw[1].to(self.device)
+        return self.data.inputs(raw[0], self.device), to_device(raw[1], self.device)
 
 
 @dataclass(frozen=True, eq=False)

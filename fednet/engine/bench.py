@@ -12,8 +12,8 @@ from fednet.errors import ConfigError, unknown
 
 
 def main(args: Any) -> int:
-    """args.what: transport, round, scale or methods; of the others too args.workload, args.repeat and args.json; args.workers of
-    round and scale; args.method, args.half and args.replies of methods."""
+    """args.what: transport, round, scale, methods or curve; of all but the first too args.workload, args.repeat and args.json;
+    args.workers of those that run workers; args.method, args.half and args.replies of methods."""
     with tempfile.TemporaryDirectory(prefix="fednet-bench-") as folder:
         for line in _lines(args, Path(folder)):
             print(line, flush=True)
@@ -39,16 +39,18 @@ def _lines(args: Any, folder: Path) -> Iterator[str]:
         return
     from fednet.engine import workloads
 
-    known = workloads.WORKLOADS if args.what == "round" else workloads.SCALES
-    wanted = args.workload.split(",") if args.workload else list(known)[:3] if args.what == "round" else list(known)
+    known = workloads.SCALES if args.what == "scale" else workloads.WORKLOADS
+    wanted = args.workload.split(",") if args.workload else {"round": ["W1", "W2", "W3"], "curve": ["W2", "Q"]}.get(args.what, list(known))
+    measure, show = {"round": (workloads.bench, workloads.lines), "scale": (workloads.scale, workloads.scale_lines),
+                     "curve": (workloads.curve, workloads.curve_lines)}[args.what]
     for name in wanted:
         if name not in known:
             raise ConfigError(f"--workload: {unknown('workload', name, known)}")
     records = []
     for name in wanted:
-        made = (workloads.bench if args.what == "round" else workloads.scale)([name], args.repeat, folder, args.workers)
+        made = measure([name], args.repeat, folder, args.workers)
         records += made
-        yield from workloads.lines(made) if args.what == "round" else workloads.scale_lines(made)
+        yield from show(made)
     _write(args.json, records)
 
 

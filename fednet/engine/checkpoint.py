@@ -107,8 +107,9 @@ class Checkpoints:
         path = self.folder / "manifest.json"
         try:
             manifest = json.loads(path.read_text())
-            return msgspec.convert(manifest["progress"], Progress, strict=False), msgspec.convert(manifest["files"], dict[str, StateName])
-        except (OSError, KeyError, TypeError, json.JSONDecodeError, RecursionError, msgspec.ValidationError) as broken:
+            files = msgspec.convert(manifest["files"], dict[str, StateName])
+            return msgspec.convert(manifest["progress"], Progress, strict=False), {"server": files.pop("server"), **files}
+        except (OSError, KeyError, TypeError, ValueError, RecursionError) as broken:  # what json and msgspec raise are ValueErrors
             raise StateError(f"{path}: not a whole checkpoint ({broken}).") from broken
 
     def load(self, server: type[State], extra: type[State] | None = None) -> tuple[Any, Progress, Any]:

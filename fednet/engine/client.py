@@ -1,8 +1,9 @@
-"""A client process: one connection, one or many logical clients, one thread for the socket and one a slot for training."""
+"""A client process: one connection, one or many logical clients, one thread for the socket and one a seat for training."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -22,6 +23,7 @@ from fednet import __version__, ids, loading
 from fednet import config as configuration
 from fednet.engine import determinism, memory
 from fednet.engine.rundir import Lines, repair
+from fednet.engine.seats import MOST, Cpu, Seats, card_of, out_of_memory
 from fednet.errors import CannotGoOn, ConfigError, FednetError, RemoteProtocolError, StateError
 from fednet.protocol import client as p
 from fednet.transport.base import ClientTransport, Closed, Opened, Received
@@ -40,23 +42,24 @@ Shaper = Callable[[ClientTransport, bool], ClientTransport]
 
 
 class Prepared:
-    """What a client process has made ready for one run. shape: puts the clients' emulated links before a transport, told
+    """What a client process has made ready for one run: a workplace a device. shape: puts the clients' emulated links before a transport, told
     whether its connection stands."""
 
-    def __init__(self, workplace: Any, layout: str, sites: Sequence[m.SiteFacts] = (), shape: Shaper | None = None) -> None:
-        self.workplace, self.layout, self.sites, self.shape = workplace, layout, list(sites), shape
+    def __init__(self, workplaces: Sequence[Any], layout: str, sites: Sequence[m.SiteFacts] = (), shape: Shaper | None = None) -> None:
+        self.workplaces, self.layout, self.sites, self.shape = workplaces, layout, list(sites), shape
 
 
 class ClientLoop:
     """Drives the protocol, the link and the work. inline: work is done within `step` (one process), not in threads.
 
-    prepare(welcome): builds data and model for a run, and opens its book; called again only for another run.
+    prepare(welcome): builds data and model for a run, and opens its book; called again only for another run. seats: who may
+    be at work on which device; each seat has a thread.
     """
 
     def __init__(self, protocol: p.ClientProtocol, transport: ClientTransport, framing: Callable[[int], int],
                  prepare: Callable[[m.Welcome], Prepared], *, greeting: tuple[int, int] = (0, 0), inline: bool = False,
                  find: Callable[[], str | None] | None = None,
-                 on_thread: Callable[[], object] | None = None) -> None:
+                 on_thread: Callable[[], object] | None = None, seats: Seats | None = None) -> None:
         self.protocol, self.transport = protocol, transport
         self.ended: p.Ended | p.TurnedAway | None = None
         self.broken: BaseException | None = None
@@ -66,7 +69,7 @@ class ClientLoop:
         self._round = 0
         self._prepare, self._inline, self._find = prepare, inline, find
         self._prepared: Prepared | None = None
-        self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[Callable[[int], None] | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[Callable[[], list[p.Instruction]]] = queue.SimpleQueue()
         self._wanted: dict[m.Key, p.Given] = {}  # tasks that have not been cancelled
         self._held: list[tuple[float, Callable[[], list[p.Instruction]]]] = []  # replies that a planned fault keeps back
@@ -75,11 +78,9 @@ class ClientLoop:
         self._threads: list[threading.Thread] = []
         self._on_thread = on_thread
         self._leaving = False
-        if not inline:
-            for slot in range(protocol.slots):
-                thread = threading.Thread(target=self._work, name=f"fednet-train-{slot}", daemon=True)
-                thread.start()
-                self._threads.append(thread)
+        self._closing = threading.Event()
+        self.seats = seats or Seats([Cpu()], 1)
+        self._open_seats()
 
     # -- the loop ------------------------------------------------------------------------------------------------------
     def run(self, say: Callable[[str], None] = lambda line: None) -> p.Ended | p.TurnedAway:
@@ -129,7 +130,9 @@ class ClientLoop:
             self._do(held[1]())
         if self._inline and not self._tasks.empty():
             moved = True
-            self._tasks.get()()
+            job = self._tasks.get()
+            assert job is not None
+            job(0)
         self._do(self.protocol.tick(time.monotonic()))
         if self._leaving and self.ended is None:
             self._do(self.protocol.leave())
@@ -143,6 +146,7 @@ class ClientLoop:
 
     def close(self) -> None:
         self._wanted.clear()  # a training that still runs ends at its next step
+        self._closing.set()
         for _ in self._threads:
             self._tasks.put(None)
         for thread in self._threads:  # the interpreter must not end under a thread that is within torch
@@ -181,7 +185,7 @@ class ClientLoop:
                 if i.task.key.round != self._round:  # heartbeats: one line a round
                     self.link.settle_counted(HERE, round=self._round)
                     self._round = i.task.key.round
-                self._tasks.put(lambda given=i: self._task(given))
+                self._tasks.put(functools.partial(self._task, i))
             elif isinstance(i, p.Welcomed):
                 self._welcomed(i)
             elif isinstance(i, p.Booked):
@@ -199,15 +203,25 @@ class ClientLoop:
     def _welcomed(self, event: p.Welcomed) -> None:
         self.link.ledger.incarnation = event.welcome.inc
         if not event.again or self._prepared is None:
-            self._tasks.put(lambda: self._get_ready(event.welcome))
+            self._tasks.put(lambda card: self._get_ready(event.welcome))
 
     # -- work ----------------------------------------------------------------------------------------------------------
-    def _work(self) -> None:
+    def _open_seats(self) -> None:
+        """A thread for each seat that has none."""
+        for card in range(0 if self._inline else len(self.seats.cards)):
+            while self.seats.open(card):
+                thread = threading.Thread(target=self._work, args=(card,), name=f"fednet-train-{len(self._threads)}", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+
+    def _work(self, card: int) -> None:
         if self._on_thread is not None:
             self._on_thread()
         while (job := self._tasks.get()) is not None:
-            job()
+            job(card)
             del job  # and the payload it came with
+            if self.seats.leave(card):
+                return
 
     def _answer(self, call: Callable[[], list[p.Instruction]]) -> None:
         self._results.put(call)
@@ -231,7 +245,7 @@ class ClientLoop:
             self.transport = prepared.shape(self.transport, self._connected)
         return self.protocol.ready(prepared.layout, prepared.sites)
 
-    def _task(self, given: p.Given) -> None:
+    def _task(self, given: p.Given, card: int) -> None:
         key = given.task.key
         if self._wanted.get(key) is not given or self._prepared is None:
             return
@@ -247,8 +261,16 @@ class ClientLoop:
             if "crash" in planned and 2 * step >= steps > 0:
                 self._crash(key)
 
+        workplace = self._prepared.workplaces[card]
         try:
-            answers = self._prepared.workplace.do(given.task, given.body, progress, lambda: self._wanted.get(key) is not given)
+            answers = self._at(card, workplace, lambda: workplace.do(given.task, given.body, progress, lambda: self._wanted.get(key) is not given))
+        except NoRoom as short:
+            doing.pop(key.client, None)
+            if short.again_s is None:
+                return self._failed(given, str(short), True)
+            log.warning("client %d in round %d: %s; it is done again", key.client, key.round, short)
+            self._closing.wait(short.again_s)
+            self._tasks.put(functools.partial(self._task, given))
         except TaskCancelled:
             doing.pop(key.client, None)
             return
@@ -268,6 +290,29 @@ class ClientLoop:
             doing.pop(key.client, None)
             wait_s = planned.get("delay", 0.0) + (planned.get("slow", 1.0) - 1.0) * (time.monotonic() - began)
             self._answer(lambda: self._reply(given, answers, planned, wait_s))
+
+    def _at(self, card: int, workplace: Any, work: Callable[[], Any]) -> Any:
+        """What `work` returns, done at a card. Raises NoRoom where the card's memory is not enough."""
+        limit = self.seats.begin(card)
+        try:
+            done = work()
+        except Exception as broken:
+            if not out_of_memory(broken):
+                self.seats.given_up(card)
+                raise
+        else:
+            if self.seats.end(card):
+                self._open_seats()
+                self._tell_seats()
+            return done
+        workplace.forget()  # not within `except`: the exception holds on to what the task had taken
+        again_s = self.seats.ran_short(card, limit)
+        self._tell_seats()
+        raise NoRoom(self.seats.cards[card].name, again_s)
+
+    def _tell_seats(self) -> None:
+        if not self._inline:
+            self._answer(lambda: self.protocol.at_once(self.seats.total))
 
     def _reply(self, given: p.Given, answers: Sequence[Any], planned: dict[str, float], wait_s: float = 0.0) -> list[p.Instruction]:
         """Hands in what came of a task, with the faults that were planned for it."""
@@ -335,6 +380,14 @@ class ClientLoop:
             self._book.flush()
 
 
+class NoRoom(FednetError):
+    """A task ran out of its device's memory. again_s: seconds after which to do it again, None: not any more."""
+
+    def __init__(self, card: str, again_s: float | None) -> None:
+        super().__init__(f"there is not enough memory on {card}" + (" for this client alone" if again_s is None else ""))
+        self.again_s = again_s
+
+
 def why(broken: OSError) -> str:
     """What the system said, and of which file."""
     return f"{broken.strerror or broken}{f' ({broken.filename})' if broken.filename else ''}"
@@ -349,7 +402,7 @@ def spoilt(body: Body) -> Body:
 
 
 # -- preparing ---------------------------------------------------------------------------------------------------------
-def preparer(loop: Callable[[], ClientLoop], *, data: Path | None, state: Path | None, device: str, state_lost: bool, allow: Sequence[str] | None,
+def preparer(loop: Callable[[], ClientLoop], *, data: Path | None, state: Path | None, devices: Sequence[str], state_lost: bool, allow: Sequence[str] | None,
              quiet: bool, say: Callable[[str], None]) -> Callable[[m.Welcome], Prepared]:
     """The function that makes a client process ready for the run that a server tells it of."""
 
@@ -375,10 +428,10 @@ def preparer(loop: Callable[[], ClientLoop], *, data: Path | None, state: Path |
         if allow is not None:
             check_allowed(exp, allow)
 
-        def site(client: int) -> Any:
+        def site(client: int, device: str = devices[0]) -> Any:
             return own[client].site(0, device) if at_home else exp.federation.site(client, device)
 
-        def balanced() -> Any:
+        def balanced(device: str) -> Any:
             from fednet.data import balanced_test
             from fednet.data.federation import Site
 
@@ -389,13 +442,15 @@ def preparer(loop: Callable[[], ClientLoop], *, data: Path | None, state: Path |
             return Site(found, np.zeros(0, dtype=np.int64), balanced_test(found, config.seed), torch.device(device)).test
 
         store = ClientStore(root, exp.algorithm.Client)
-        workplace = Workplace(exp, store, site, device, state_lost=state_lost, balanced=None if at_home or not exp.setting.classes else balanced)
+        workplaces = [Workplace(exp, store, functools.partial(site, device=device), device, state_lost=state_lost,
+                                balanced=None if at_home or not exp.setting.classes else functools.partial(balanced, device)) for device in devices]
         loop().open_book(root / f"wire-{loop().protocol.worker}.jsonl" if len(welcome.ids) == config.clients else root / "wire.jsonl")
-        workplace.warm()
+        for workplace in workplaces:
+            workplace.warm()
         facts = [m.SiteFacts(c, site(c).n, site(c).n_test, [int(k) for k in site(c).class_counts]) for c in welcome.ids] if at_home else []
         if not quiet:
-            say(f"joined {welcome.name} as client{'s' if len(welcome.ids) > 1 else ''} {_listed(welcome.ids)} on {device}")
-        return Prepared(workplace, exp.digest, facts, shaper(config))
+            say(f"joined {welcome.name} as client{'s' if len(welcome.ids) > 1 else ''} {_listed(welcome.ids)} on {', '.join(devices)}")
+        return Prepared(workplaces, exp.digest, facts, shaper(config))
 
     return prepare
 
@@ -462,8 +517,9 @@ def explanation(experiment: Any, clients: Sequence[int]) -> list[str]:
 
 # -- the command -------------------------------------------------------------------------------------------------------
 def main(text: str, *, server: str | None, run: Path | None, device: str, data: Path | None, state: Path | None, keys: Path | None,
-         allow: list[str] | None, explain: bool, load: list[Path], state_lost: str | None, quiet: bool) -> int:
-    """`fednet-client`. Ends with 0 when the run is over; reconnects for as long as it lives before that."""
+         allow: list[str] | None, explain: bool, load: list[Path], state_lost: str | None, quiet: bool, share: float = 1.0) -> int:
+    """`fednet-client`. Ends with 0 when the run is over; reconnects for as long as it lives before that. share: of its GPUs, where
+    other workers are known to be on them too."""
     from fednet.engine.placement import place
     from fednet.transport.framing import connection_bytes, framing
     from fednet.transport.zeromq import ZmqClient
@@ -472,7 +528,7 @@ def main(text: str, *, server: str | None, run: Path | None, device: str, data: 
     loading.load_parts(load)
     memory.keep_freed()
     determinism.settle()
-    here = place(device)[0]
+    here = place(device)
     pair = None
     find = None
     say = (lambda line: None) if quiet else (lambda line: print(line, flush=True))
@@ -496,19 +552,19 @@ def main(text: str, *, server: str | None, run: Path | None, device: str, data: 
         raise ConfigError(f"{run}: the server there {wants}.")
     transport = ZmqClient(address, keys=pair, on_refused=_once())
     protocol = p.ClientProtocol(secrets.token_hex(6), ids=list(wanted.listed), share=wanted.share, host=socket.gethostname(), pid=os.getpid(),
-                                device=here, slots=slots_of(here, len(wanted.listed) or 1), versions=versions(), files=loading.loaded())
+                                device=",".join(here), slots=len(here), versions=versions(), files=loading.loaded())
     loop: ClientLoop | None = None
 
     def this() -> ClientLoop:
         assert loop is not None
         return loop
 
-    prepare = preparer(this, data=data, state=state, device=here, state_lost=state_lost == "reset", allow=allow, quiet=quiet, say=say)
+    prepare = preparer(this, data=data, state=state, devices=here, state_lost=state_lost == "reset", allow=allow, quiet=quiet, say=say)
     if explain:
         prepare = _explaining(data, state)
     curve = pair is not None
     loop = ClientLoop(protocol, transport, lambda n: framing(n, curve=curve), prepare, greeting=connection_bytes(curve, "client"), find=find,
-                      on_thread=determinism.settle)
+                      on_thread=determinism.settle, seats=Seats([card_of(device, share) for device in here], len(wanted.listed) or MOST))
     for number in (signal.SIGTERM, signal.SIGINT):
         with contextlib.suppress(ValueError):  # not the main thread: the caller has the signals
             signal.signal(number, lambda *_: this().leave())
@@ -574,11 +630,6 @@ def _explaining(data: Path | None, state: Path | None) -> Callable[[m.Welcome], 
         raise _Explained("")
 
     return prepare
-
-
-def slots_of(device: str, hosted: int) -> int:
-    """Tasks a process works on at once: one on the CPU; on a GPU as many streams as clients, up to four."""
-    return max(1, min(hosted, 4)) if device.startswith("cuda") else 1
 
 
 def versions() -> dict[str, str]:

@@ -28,6 +28,7 @@ from fednet.seeds import rng
 
 NEEDED = ("torch", "torchvision", "pyzmq", "msgpack", "msgspec", "numpy", "pyyaml", "safetensors", "scikit-learn", "rich", "matplotlib",
           "jinja2")
+HANDSHAKE_S = 5.0
 LEAST_DISK = 2e9  # bytes: a checkpoint, its successor and the spool of a round of a small model
 
 
@@ -59,7 +60,10 @@ def examine(args: argparse.Namespace) -> Iterator[Finding]:
     yield from disk(args.out)
     yield from clock(args.out)
     if args.server:
-        yield from reachable(args.server)
+        answers = list(reachable(args.server))
+        yield from answers
+        if answers[-1].verdict == "ok":
+            yield from admitted(args.server, args.keys)
     else:
         yield from port(5555)
     if args.keys:
@@ -231,8 +235,36 @@ def reachable(server: str) -> Iterator[Finding]:
         yield Finding("bad", "server", f"{server} cannot be reached ({wrong}).")
 
 
+def admitted(server: str, path: Path | None) -> Iterator[Finding]:
+    """Whether a client would get in: the handshake, as a client makes it. path: its key file, if it has one."""
+    from fednet.errors import ConfigError
+    from fednet.transport import keys as keyfiles
+    from fednet.transport.base import Opened
+    from fednet.transport.zeromq import ZmqClient
+
+    told: list[str] = []
+    try:
+        pair = keyfiles.load(path) if path is not None and path.is_file() else None
+        client = ZmqClient(server, keys=pair, on_refused=lambda reason, where: told.append(reason))
+    except ConfigError as wrong:
+        yield Finding("bad", "admission", str(wrong))
+        return
+    until, opened = time.monotonic() + HANDSHAKE_S, False
+    while not (opened or told) and time.monotonic() < until:
+        opened = any(isinstance(event, Opened) for event in client.poll(0.1))
+    client.close(0.0)
+    if opened:
+        yield Finding("ok", "admission", f"{server} lets this key in" if pair is not None else f"{server} lets anybody in: it has no CURVE keys")
+    else:
+        hint = "" if pair is not None else "; if it has CURVE keys, say --keys FILE"
+        yield Finding("bad", "admission", f"{server} does not let a client in from here: {told[0] if told else 'no answer to the handshake'}{hint}.")
+
+
 def keys(path: Path) -> Iterator[Finding]:
-    """Secret keys are the owner's alone."""
+    """Secret keys are the owner's alone, and keys."""
+    from fednet.errors import ConfigError
+    from fednet.transport.keys import load
+
     files = sorted(path.rglob("*.key")) if path.is_dir() else [path]
     if not path.exists() or not files:
         yield Finding("bad", "keys", f"{path}: no keys there; `fednet keys` makes them.")
@@ -241,5 +273,10 @@ def keys(path: Path) -> Iterator[Finding]:
         mode = stat.S_IMODE(file.stat().st_mode)
         if mode & 0o077:
             yield Finding("bad", "keys", f"{file} can be read by others (mode {mode:04o}); `chmod 600 {file}`.")
+            return
+        try:
+            load(file)
+        except ConfigError as wrong:
+            yield Finding("bad", "keys", str(wrong))
             return
     yield Finding("ok", "keys", f"{len(files)} secret key(s) at {path}, readable by their owner only")

@@ -48,8 +48,8 @@ class Worker:
 
         return keys.make_client_keys(self._folder / "client.key", server)
 
-    def work(self, ids: str, server: str, device: str, data: str | None, shared: bool, curve: bool) -> int:
-        """Hosts `ids` until the run is over."""
+    def work(self, ids: str, server: str, device: str, data: str | None, shared: bool, curve: bool, share: float) -> int:
+        """Hosts `ids` until the run is over. share: of the GPU that it may use; Ray counts shares, it does not enforce them."""
         from fednet.engine import client
 
         here = "cpu" if device == "cpu" else "cuda"  # Ray shows an actor the GPU it may use, and no other
@@ -57,9 +57,15 @@ class Worker:
         try:
             return client.main(ids, server=server, run=None, device=here, data=Path(data) if data else None, state=state,
                                keys=self._folder / "client.key" if curve else None, allow=None, explain=False, load=self._load,
-                               state_lost=None, quiet=True)
+                               state_lost=None, quiet=True, share=share)
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def gpu_share(workers: int, gpus: int) -> float:
+    """What each of `workers` asks for, so that every GPU holds a whole number of them: 5 on 2 GPUs get a third of one each. Ray
+    counts in ten-thousandths and rounds down, so that all fit."""
+    return 1 / -(-workers // gpus)
 
 
 class Fleet:
@@ -79,8 +85,7 @@ class Fleet:
         if wanted is not None and self.workers < min(wanted, config.clients):
             display.note(f"--workers {wanted}: the cluster's {there.get('CPU', 0):g} CPUs hold {self.workers}, by train.threads of {threads}")
         self.device = "cuda" if gpus else "cpu"
-        # So that each GPU holds a whole number of workers: 5 on 2 GPUs get a third of one each.
-        self.asks = {"num_cpus": threads, "num_gpus": 1 / -(-self.workers // gpus) if self.workers > gpus else 1} if gpus else {"num_cpus": threads}
+        self.asks: dict[str, float] = {"num_cpus": threads} | ({"num_gpus": gpu_share(self.workers, gpus)} if gpus else {})
         self.failure = ""
         self._failures = 0
         self._running: dict[Any, tuple[int, Any]] = {}  # the task's reference -> its number and its actor
@@ -154,7 +159,8 @@ class Fleet:
             keys.allow(self.keys, range(self.config.clients), public)
         # With one state directory for all, any worker may host any client; else each has its own share for good.
         ids = f"0-{self.config.clients - 1}" if shared else f"{k + 1}/{self.workers}"
-        self._running[actor.work.remote(ids, address, self.device, self.config.data.root, shared, self.keys is not None)] = k, actor
+        self._running[actor.work.remote(ids, address, self.device, self.config.data.root, shared, self.keys is not None,
+                                         self.asks.get("num_gpus", 1.0))] = k, actor
 
     def _give_up(self, reason: str) -> None:
         self.failure = reason

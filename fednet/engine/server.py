@@ -253,7 +253,7 @@ class Rounds:
         virtual = self._clock is not None or self.faults.replay is not None  # then who counts is not for the clock here to say
         silent = None if self.hub.inline else section.lost.silent  # a client that trains in this very thread sends no heartbeat
         return Rules(deadline=None if virtual else section.deadline, closed=section.lost.closed, silent=silent, join=section.join,
-                     first=None if virtual else section.first, defer=self._clock is not None)
+                     first=None if virtual else section.first, defer=self._clock is not None, stalled=section.lost.stalled)
 
     def _open(self, round: int, before: Outcome | None = None) -> Phase:
         """Opens a round's first exchange."""
@@ -631,7 +631,7 @@ class Rounds:
 
         def command(now: float) -> list[Any]:
             self.hub.replies.clear()
-            return self.hub.protocol.begin(*phase.name, jobs, Rules(None, rules.closed, rules.silent, rules.join), now)
+            return self.hub.protocol.begin(*phase.name, jobs, Rules(None, rules.closed, rules.silent, rules.join, stalled=rules.stalled), now)
 
         self.hub.call(command)
         clock, self._clock = self._clock, None

@@ -28,7 +28,8 @@ from fednet.wire.codec import Body, Encoded, checksum
 from fednet.wire.messages import Key
 
 SPLIT = ("training", "evaluating", "encoding")  # what a reply's `split` tells the seconds of
-CACHED_BYTES = {"cpu": 96 << 20, "cuda": 16 << 30}  # of clients' data that stay on the device, per process
+CACHED_BYTES = 96 << 20  # of clients' data that stay in memory, per process
+CACHED_SHARE = 0.1  # of a GPU's memory, likewise: what `seats.SPARE` leaves
 
 
 class TaskCancelled(FednetError):
@@ -65,7 +66,7 @@ class Workplace:
         self._scratches = threading.local()
         self._state_lost = state_lost
         self._balanced = balanced
-        self._streams: dict[int, Any] = {}
+        self._cached_bytes = int(torch.cuda.mem_get_info(self.device)[1] * CACHED_SHARE) if self.device.type == "cuda" else CACHED_BYTES
         private = experiment.config.privacy
         self._noise = privacy.Noise(store.root / "noise.key") if private.noise and private.where == "client" else None
         section = experiment.config.evaluate
@@ -78,32 +79,47 @@ class Workplace:
             if client in self._sites:
                 self._sites.move_to_end(client)
                 return self._sites[client]
-            found = self._sites[client] = self._site(client)
-            self._held += _nbytes(found.train[0])
-            while self._held > CACHED_BYTES[self.device.type] and len(self._sites) > 1:
+            found = self._site(client)
+            held = _nbytes(found.train[0])
+            self._settled()
+            self._sites[client] = found
+            self._held += held
+            while self._held > self._cached_bytes and len(self._sites) > 1:
                 _, old = self._sites.popitem(last=False)
                 self._held -= _nbytes(old.train[0])
             return found
+
+    def forget(self) -> None:
+        """Lets go of the data that stay on the device for later."""
+        with self._lock:
+            self._sites.clear()
+            self._held = 0
+
+    def _settled(self) -> None:
+        """What was computed in this thread's stream is there for the others'."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
 
     def _scratch(self) -> Any:
         if not hasattr(self._scratches, "one"):
             self._scratches.one = self.experiment.scratch(self.device)
         return self._scratches.one
 
-    def stream(self, client: int) -> Any:
-        """A hosted client's own CUDA stream; on the CPU a context that does nothing."""
+    def stream(self) -> Any:
+        """The CUDA stream of the client that is at work in this thread; on the CPU a context that does nothing. Not one for each
+        client hosted: what is freed in a stream is kept for that stream alone."""
         import contextlib
 
         if self.device.type != "cuda":
             return contextlib.nullcontext()
-        with self._lock:
-            if client not in self._streams:
-                self._streams[client] = torch.cuda.Stream(self.device)
-        return torch.cuda.stream(self._streams[client])
+        if not hasattr(self._scratches, "stream"):
+            self._scratches.stream = torch.cuda.Stream(self.device)
+        return torch.cuda.stream(self._scratches.stream)
 
     def warm(self) -> None:
-        """Builds the scratch model and imports what the first step would."""
-        self._scratch()
+        """Builds the scratch model and imports what the first step would. A GPU's is built by its first task: that may wait for memory."""
+        if self.device.type == "cpu":
+            self._scratch()
 
     # -- a task --------------------------------------------------------------------------------------------------------
     def do(self, task: m.Task, body: memoryview, progress: Callable[[str, int, int], None], cancelled: Callable[[], bool]) -> list[Answer]:
@@ -119,7 +135,6 @@ class Workplace:
             if not self._state_lost:
                 raise
             record, start = Record(), ""
-        site = self.site(client)
         spent: dict[str, float] = {}
         doing, since = "loading", started
 
@@ -135,9 +150,9 @@ class Workplace:
             if cancelled():
                 raise TaskCancelled(f"task of client {client} in round {task.key.round}")
 
-        scratch = self._scratch()
         own = self._own(record)
-        with self.stream(client):
+        with self.stream():
+            site, scratch = self.site(client), self._scratch()
             host = SiteHost(self.experiment.setting, scratch, client, task.key.round, task.key.phase, train=site.train, test=site.test,
                             rest=own, progress=step)
             progress("loading", 0, 0)
@@ -222,6 +237,7 @@ class Workplace:
         with self._lock:
             if not hasattr(self, "_balanced_cache"):
                 self._balanced_cache = self._balanced()
+                self._settled()
             return self._balanced_cache
 
     def _judgement(self, key: Key, judged: dict[str, Counts | None]) -> Answer:

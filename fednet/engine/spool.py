@@ -6,7 +6,6 @@ system would have to find and clear first (3 ms against 12 to 40 ms for 45 MB wh
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import shutil
@@ -24,6 +23,21 @@ from fednet.errors import StateError
 from fednet.wire.messages import Field, Key
 
 SPARE_BYTES = 1 << 30  # of files that wait to be written over
+
+
+class Seal(msgspec.Struct, kw_only=True):
+    """What stands beside a spooled reply, see `Spooled`."""
+
+    key: Key
+    form: list[Field]
+    check: int
+    state: str
+    kept: bool
+    task: tuple[int, str]
+    seconds: float
+    worker: dict[str, Any]
+    split: list[float]
+    taken_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +132,9 @@ class Spool:
 
     def seal(self, reply: Spooled) -> None:
         """The reply was checked: a resume folds it without asking again."""
-        write_json(self._base(reply.key).with_suffix(".json"), msgspec.to_builtins(
-            {"key": reply.key, "form": list(reply.form), "check": reply.check, "state": reply.state, "kept": reply.kept, "task": reply.task,
-             "seconds": reply.seconds, "worker": reply.worker, "split": reply.split, "taken_s": reply.taken_s}), indent=None)
+        write_json(self._base(reply.key).with_suffix(".json"), msgspec.to_builtins(Seal(
+            key=reply.key, form=list(reply.form), check=reply.check, state=reply.state, kept=reply.kept, task=reply.task, seconds=reply.seconds,
+            worker=reply.worker, split=list(reply.split), taken_s=reply.taken_s)), indent=None)
 
     def discard(self, key: Key) -> None:
         self._base(key).with_suffix(".json").unlink(missing_ok=True)
@@ -131,12 +145,14 @@ class Spool:
         """The sealed replies of a phase, by client and purpose."""
         replies: dict[tuple[int, str], Spooled] = {}
         for path in sorted((self.folder / f"round-{round}").glob(f"{phase}-*.json")):
-            raw = json.loads(path.read_text())
-            key, form = msgspec.convert(raw["key"], Key), msgspec.convert(raw["form"], list[Field])
+            try:
+                seal = msgspec.json.decode(path.read_bytes(), type=Seal)
+            except (ValueError, RecursionError) as broken:
+                raise StateError(f"{path}: not what was written there ({broken}); without it, its client is asked again.") from broken
             body = path.with_suffix(".bin")
-            if body.exists() and body.stat().st_size == sum(f.size for f in form):
-                replies[key.client, key.purpose] = Spooled(key, tuple(form), body, raw["check"], raw["state"], raw["kept"], (raw["task"][0], raw["task"][1]),
-                                                           raw["seconds"], raw["worker"], tuple(raw["split"]), raw["taken_s"])
+            if path == self._base(seal.key).with_suffix(".json") and body.exists() and body.stat().st_size == sum(f.size for f in seal.form):
+                replies[seal.key.client, seal.key.purpose] = Spooled(seal.key, tuple(seal.form), body, seal.check, seal.state, seal.kept, seal.task,
+                                                                     seal.seconds, seal.worker, tuple(seal.split), seal.taken_s)
         return replies
 
     # -- the end of rounds ---------------------------------------------------------------------------------------------

@@ -93,7 +93,8 @@ class ClientStore:
             return
         for path in folder.iterdir():
             name = path.name.split(".")[0]
-            if name not in keep and int(name.split("-")[0]) < now:
+            round = name.split("-")[0]
+            if name not in keep and round.isdecimal() and int(round) < now:
                 path.unlink(missing_ok=True)
 
 

@@ -43,6 +43,7 @@ class Supervisor:
         self.planned = 0  # of these, the ones that the configuration asked for
         self.stopping: int | None = None
         self.keys: Path | None = None
+        self.shares: dict[str, float] = {}  # of a device, by its name: each worker's
         self.deaths = 0  # workers that ended with an error
 
     def run(self) -> int:
@@ -55,6 +56,7 @@ class Supervisor:
         status = 3
         try:
             self._fork("server", self._server)
+            self.shares = {place: 1 / places.count(place) for place in places}
             for place in places:
                 self._fork(place, functools.partial(self._worker, place))
             if self.stopping is not None:
@@ -133,7 +135,8 @@ class Supervisor:
         keys = self.keys / "clients" / "all.key" if self.keys is not None else None
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         return client.main(f"0-{self.config.clients - 1}", server=None, run=self.directory, device=device, data=self.data,
-                           state=self.directory / "state", keys=keys, allow=None, explain=False, load=[], state_lost=None, quiet=True)
+                           state=self.directory / "state", keys=keys, allow=None, explain=False, load=[], state_lost=None, quiet=True,
+                           share=self.shares[device])
 
     def _watch(self) -> int:
         """Until the server ends: with 0 the run is done."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -39,13 +40,13 @@ class Workload:
     rounds: int = 12
     shape: tuple[int, ...] = (3, 32, 32)
 
-    def config(self, name: str, rounds: int) -> dict[str, Any]:
+    def config(self, name: str, rounds: int, curve: bool = False) -> dict[str, Any]:
         """The run's configuration: nothing is evaluated."""
         return {"name": name, "rounds": rounds, "clients": self.clients, "participation": None, "clients_per_round": self.per_round,
                 "model": dict(self.model), "train": {"batch_size": self.batch_size, "steps": self.steps},
                 "data": {"dataset": "synthetic", "samples": self.clients * self.samples, "shape": list(self.shape),
                          "client_test": "none", "partition": {"scheme": "iid"}}, "evaluate": {"every": 0, "clients": "none"},
-                "checkpoint": {"best": False}}
+                "checkpoint": {"best": False}, "security": {"curve": curve}}
 
 
 WORKLOADS = {w.name: w for w in (
@@ -55,6 +56,7 @@ WORKLOADS = {w.name: w for w in (
     Workload("W3", "LeNet-5; 100 clients, 10 a round, 500 samples each", LENET, 100, 10, 500),
     Workload("W4", "LeNet-5; 1,000 clients, 100 a round, 500 samples each", LENET, 1000, 100, 500, rounds=6),
     Workload("W5", "LeNet-5; 10,000 clients, 100 a round, one SGD step each", LENET, 10_000, 100, 5, 8, 1, 40),
+    Workload("Q", "the quick start's size: LeNet-5; 10 clients, 5 a round, 140 samples of 28x28 each", LENET, 10, 5, 140, rounds=40, shape=(1, 28, 28)),
 )}
 
 
@@ -104,6 +106,33 @@ def _pairs(work: Workload, repeat: int, out: Path, workers: int) -> dict[str, An
             "by_phase": {p: statistics.median(o["by_phase"].get(p, 0.0) for o in ours) for p in ours[0]["by_phase"]}}
 
 
+def curve(names: Sequence[str], repeat: int, out: Path, workers: int | None = None) -> list[dict[str, Any]]:
+    """One record a workload: seconds a round with and without CURVE, run in turn, and their ratio pair by pair; and the
+    processor's seconds that all processes took for a round, which other work on the machine disturbs less."""
+    records = []
+    for name in names:
+        work, runs = WORKLOADS[name], dict[bool, list[dict[str, Any]]]()
+        for k in range(2 * repeat):
+            on = k % 4 in (1, 2)  # off, on, on, off: a machine that slows down steadily favours neither
+            folder = out / f"{name}-{k}"
+            runs.setdefault(on, []).append(_fednet(work, workers or placement.cores(), folder, on))
+            shutil.rmtree(folder)
+        pairs = list(zip(runs[False], runs[True]))
+        records.append({"workload": name, "what": work.text, "repeat": repeat, "torch": _torch(),
+                        **{f"{mode}_{figure}": spread([r[figure] for r in runs[on]]) for mode, on in (("plain", False), ("curve", True))
+                           for figure in ("seconds", "cpu_s")},
+                        **{f"ratio_{figure}": spread([b[figure] / a[figure] for a, b in pairs]) for figure in ("seconds", "cpu_s")}})
+    return records
+
+
+def curve_lines(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for r in records:
+        yield f"{r['workload']:4} {r['what']}"
+        for figure, name in (("seconds", "s a round"), ("cpu_s", "s of the processor a round")):
+            plain, on, ratio = ("{median:.3f} [{min:.3f} {max:.3f}]".format(**r[f"{mode}_{figure}"]) for mode in ("plain", "curve", "ratio"))
+            yield f"     {name}: plain {plain}, CURVE {on}, ratio {ratio}"
+
+
 def spread(values: Sequence[float]) -> dict[str, float]:
     return {"min": min(values), "median": statistics.median(values), "max": max(values)}
 
@@ -143,13 +172,13 @@ def _env() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def _fednet(work: Workload, workers: int, folder: Path) -> dict[str, Any]:
+def _fednet(work: Workload, workers: int, folder: Path, curve: bool = False) -> dict[str, Any]:
     """One run, its rounds timed by the end of each, the first two left out."""
     import yaml
 
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "bench.yaml"
-    config.write_text(yaml.safe_dump(work.config("bench", work.rounds + 2)))
+    config.write_text(yaml.safe_dump(work.config("bench", work.rounds + 2, curve)))
     words = [sys.executable, "-m", "fednet.cli.main", "run", str(config), "--out", str(folder), "--workers", str(workers), "--quiet"]
     begun = time.time()
     process = subprocess.Popen(words, env=_env(), stderr=subprocess.PIPE, text=True)
@@ -172,7 +201,7 @@ def _fednet(work: Workload, workers: int, folder: Path) -> dict[str, Any]:
     spent = (timed[-1][1] - timed[0][1]) / (timed[-1][0] - timed[0][0]) if len(timed) > 1 else 0.0
     ready = next(e["time"] for e in events if e["type"] == "ready")
     return {"seconds": statistics.median(each), "server_s": own, "pss_mb": pss / 1e6, "server_peak_mb": peak / 1e6, "first_task_s": ready - begun,
-            "by_phase": phases, "utilisation": spent / placement.cores()}
+            "by_phase": phases, "utilisation": spent / placement.cores(), "cpu_s": spent * statistics.mean(each)}
 
 
 def family(pid: int) -> Iterator[int]:

@@ -238,8 +238,12 @@ class ClientProtocol:
             return []
         self._working.discard(key)
         self._tasks.pop(key, None)
-        reason = reason[:4000].encode(errors="replace").decode()
-        return [Out(m.Failed(run=self.run, inc=self.inc, key=key, reason=reason, again=again))]
+        return [Out(m.Failed(run=self.run, inc=self.inc, key=key, reason=m.printable(reason, 4000), again=again))]
+
+    def at_once(self, slots: int) -> list[Instruction]:
+        """From now on this process can do so many tasks at once."""
+        changed, self.slots = slots != self.slots, slots
+        return [Out(m.Beat(run=self.run, inc=self.inc, slots=slots))] if changed and self.state in ("welcomed", "ready") else []
 
     def leave(self) -> list[Instruction]:
         self.state = "over"

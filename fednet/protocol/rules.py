@@ -14,6 +14,8 @@ from fednet.wire.messages import Fault, Field, Key, Message
 
 WINDOW = 4  # parts granted to one sender
 BUDGET = 64  # parts granted to all senders together
+UNUSED_S = 2.0  # a grant of which no part has come for so long does not count: a few who send nothing must not use up the budget of all
+SLOTS = 64  # tasks that one process is taken to work on at once, whatever it says
 TRIES = 3  # how often a task is given out after replies that had to be refused
 LOSSES = 20  # how often a task is given out whose worker is lost, so that one that kills its workers ends
 STRIKES = 256  # messages of a connection that belong to nothing, before it is hung up on
@@ -45,7 +47,8 @@ class Rules:
     """How long is waited for whom, in seconds; None: for ever.
 
     deadline: for a client's task, from its hand-out. closed, silent: how long a client may be away after its connection
-    closed or its heartbeat fell silent. join: how long, after the server's start, an id may take to come at all.
+    closed or its heartbeat fell silent. stalled: how long a task may make no progress, although its worker is heard of, where
+    another worker hosts the same client. join: how long, after the server's start, an id may take to come at all.
     first: the phase closes on this many replies. defer: usefulness is decided by the caller at the phase's end.
     """
 
@@ -55,6 +58,7 @@ class Rules:
     join: float | None = 60.0
     first: int | None = None
     defer: bool = False
+    stalled: float | None = 300.0
 
 
 # -- instructions ----------------------------------------------------------------------------------------------------

@@ -29,9 +29,11 @@ from fednet.protocol.rules import (
     BUDGET,
     HOSTED,
     LOSSES,
+    SLOTS,
     STRIKES,
     TOLD,
     TRIES,
+    UNUSED_S,
     WINDOW,
     Arrived,
     Forget,
@@ -65,6 +67,7 @@ class Worker:
     pid: int = 0
     device: str = ""
     ready: bool = False
+    stalled: bool = False  # it sat on a task: until it answers one, others that host the same clients are asked first
     joined_at: float = 0.0
     gone_at: float | None = None
     queue: list[int] = field(default_factory=list)
@@ -91,10 +94,12 @@ class Work:
     judge_conn: bytes = b""  # where the evaluation within this task came from, if it has come
     refusals: int = 0
     refused_by: set[str] = field(default_factory=set)  # workers that failed at it: others are asked first
+    sat_by: str = ""  # the worker that it was taken from because it made no progress there
     losses: int = 0
     undecided: bool = False  # done, in a phase whose usefulness is decided at its end
     reason: str = ""
     heard: float = 0.0  # hand-out, or the last that was heard of this task
+    moved: float = 0.0  # hand-out, or its last progress: another step or phase, another part
     struck: bool = False  # its planned faults went out with it
 
 
@@ -195,6 +200,8 @@ class ServerProtocol:
         if w is None or w.status != "arrived":
             return self._take()
         w.status, w.undecided = "done", self.rules.defer
+        if w.worker in self.workers:
+            self.workers[w.worker].stalled = False
         if not w.undecided:
             self._say(Settle(w.conn, "down", self._key(w), True), Settle(w.up_conn, "up", self._key(w), True))
         self._say(Resolved(w.job.client, w.attempt))
@@ -240,7 +247,7 @@ class ServerProtocol:
         """Tells all workers that the run is over, or that this server stops with rounds left to do."""
         for w in self.workers.values():
             if w.conn is not None:
-                self._send(w.conn, m.End(run=self.run, inc=self.incarnation, over=over, reason=reason))
+                self._send(w.conn, m.End(run=self.run, inc=self.incarnation, over=over, reason=m.printable(reason, 4000)))
         return self._take()
 
     # -- the transport's events --------------------------------------------------------------------------------------
@@ -261,7 +268,7 @@ class ServerProtocol:
         """Counts a refusal; the sender is told of the first ones."""
         self._count_refusal(what, reason, self._by_conn.get(conn, ""))
         if self._strikes.get(conn, 0) < TOLD:
-            self._send(conn, m.Refuse(run=self.run, inc=self.incarnation, reason=reason[:m.MAX_REASON], final=final, unread=unread))
+            self._send(conn, m.Refuse(run=self.run, inc=self.incarnation, reason=m.printable(reason), final=final, unread=unread))
 
     def _count_refusal(self, what: str, reason: str, worker: str, **more: object) -> None:
         self.refused += 1
@@ -305,6 +312,7 @@ class ServerProtocol:
                     del self.workers[worker.name]
         self._expire()
         self._assign()
+        self._grant()
         return self._take()
 
     # -- joining -----------------------------------------------------------------------------------------------------
@@ -332,7 +340,7 @@ class ServerProtocol:
             self._say(Forget(old.conn, hang_up=True))
         worker = old or Worker(join.worker, secrets.token_hex(8), ids, conn, self._now)
         worker.conn, worker.ids, worker.heard, worker.joined_at, worker.gone_at, worker.ready = conn, ids, self._now, self._now, None, False
-        worker.slots, worker.host, worker.pid, worker.device, worker.user = join.slots, join.host, join.pid, join.device, user
+        worker.slots, worker.host, worker.pid, worker.device, worker.user = min(join.slots, SLOTS), join.host, join.pid, join.device, user
         worker.doing.clear()
         self.workers[worker.name] = worker
         self._by_conn[conn] = worker.name
@@ -421,13 +429,19 @@ class ServerProtocol:
             worker.gone_at, self._here = None, None  # it was silent, and is back
             self._say(Note("back", {"worker": worker.name, "clients": sorted(worker.ids)}))
         if isinstance(message, m.Beat):
+            if message.slots:
+                worker.slots = min(message.slots, SLOTS)
+                self._run_heads(worker)
+                self._assign()
             if message.client in worker.ids:
                 if message.phase == m.UPLOADING:  # its link is slow, not its worker, which is free for the next
                     self._start_next(worker, message.client)
                     self._assign()
-                worker.doing[message.client] = (message.phase, message.step, message.steps)
+                doing = message.phase, message.step, message.steps
                 if message.client in worker.queue and message.client in self.work:
-                    self.work[message.client].heard = self._now
+                    w = self.work[message.client]
+                    w.heard, w.moved = self._now, w.moved if worker.doing.get(message.client) == doing else self._now
+                worker.doing[message.client] = doing
             self._send(conn, m.Beat(run=self.run, inc=self.incarnation))
             return ""
         if isinstance(message, m.Ready):
@@ -498,7 +512,7 @@ class ServerProtocol:
             self._refuse_reply(w, str(broken), True)
             self._assign()
             return "refused"
-        w.status, w.reply, w.up_conn, w.got, w.granted = "arriving", reply, conn, 0, 0
+        w.status, w.reply, w.up_conn, w.got, w.granted, w.moved = "arriving", reply, conn, 0, 0, self._now
         self._start_next(worker, key.client)
         if body is not None or reply.size == 0:
             self._say(Store(key, 0, body if body is not None else memoryview(b"")))
@@ -530,7 +544,7 @@ class ServerProtocol:
             return ""
         self._say(Store(part.key, part.index * PART, body))
         w.got += 1
-        w.heard = self._now
+        w.heard = w.moved = self._now
         if w.got * PART >= w.reply.size:
             self._whole(w, self.workers[w.worker])
         self._grant()
@@ -539,7 +553,7 @@ class ServerProtocol:
     def _grant(self) -> None:
         """Grants parts to those whose replies are coming in, oldest first, within the window and the budget."""
         arriving = [w for w in self.work.values() if w.status == "arriving" and w.reply is not None]
-        free = BUDGET - sum(w.granted - w.got for w in arriving)
+        free = BUDGET - sum(w.granted - w.got for w in arriving if self._now - w.moved < UNUSED_S)
         for w in arriving:
             assert w.reply is not None
             parts = -(-w.reply.size // PART)
@@ -598,7 +612,7 @@ class ServerProtocol:
         free = [x for x in self.workers.values() if x.ready and x.gone_at is None and len(x.queue) <= x.slots] if waiting else []
         left = len(waiting)
         for w in waiting:
-            able = [x for x in free if w.job.client in x.ids and (not w.refused_by or self._may_try(w, x))]
+            able = [x for x in free if w.job.client in x.ids and (not (w.refused_by or w.sat_by or x.stalled) or self._may_try(w, x))]
             hosts = [x for x in able if len(x.queue) < x.slots]
             if not hosts and left > sum(x.slots for x in free):
                 hosts = [x for x in able if len(x.queue) <= x.slots]
@@ -608,9 +622,14 @@ class ServerProtocol:
                 left -= 1
 
     def _may_try(self, w: Work, worker: Worker) -> bool:
-        """A worker that failed at a task tries again only where no other hosts its client."""
-        return worker.name not in w.refused_by or not any(
-            x.ready and x.gone_at is None and w.job.client in x.ids and x.name not in w.refused_by for x in self.workers.values())
+        """A worker that failed at a task, or sat on one, tries again only where no other hosts its client."""
+        others = [x for x in self._hosts(w) if x.name != w.sat_by]
+        if worker.name == w.sat_by and others:
+            return False
+        return not (worker.stalled or worker.name in w.refused_by) or not any(not x.stalled and x.name not in w.refused_by for x in others)
+
+    def _hosts(self, w: Work) -> list[Worker]:
+        return [x for x in self.workers.values() if x.ready and x.gone_at is None and w.job.client in x.ids]
 
     def _hand(self, w: Work, worker: Worker) -> None:
         assert worker.conn is not None
@@ -619,7 +638,7 @@ class ServerProtocol:
         worker.queue.append(job.client)
         self._last[job.client] = worker.name
         w.running = len(worker.queue) <= worker.slots
-        w.since = w.heard = self._now
+        w.since = w.heard = w.moved = self._now
         faults, w.struck = [] if w.struck else list(job.faults), True
         for fault in faults:
             self._say(Note("fault", {"round": self.round, "client": job.client, "kind": fault.kind, "amount": fault.amount, "worker": worker.name}))
@@ -634,10 +653,13 @@ class ServerProtocol:
         if client in worker.queue:
             worker.queue.remove(client)
         worker.doing.pop(client, None)
+        self._run_heads(worker)
+
+    def _run_heads(self, worker: Worker) -> None:
         for other in worker.queue[:worker.slots]:
             w = self.work.get(other)
             if w is not None and not w.running:
-                w.running, w.since, w.heard = True, self._now, self._now
+                w.running, w.since, w.heard, w.moved = True, self._now, self._now, self._now
 
     def _take_back(self, w: Work, reason: str, lost: bool = False, same_attempt: bool = False) -> None:
         """The task is to be handed out again; what crossed for it so far was of no use."""
@@ -698,9 +720,27 @@ class ServerProtocol:
                 self._take_back(w, "lost", lost=True)
         worker.queue.clear()
 
+    def _unstall(self, worker: Worker) -> None:
+        """A worker that is heard of and makes no progress may be one that takes tasks to keep them: what it has goes to others
+        that host the same clients. Where there is no other it is waited for, as long as `deadline` lets it."""
+        worker.stalled = True
+        given = [w for w in self.open() if w.worker == worker.name and w.status in ("handed", "arriving") and len(self._hosts(w)) > 1]
+        for w in given:
+            w.sat_by = worker.name
+            self._call_off(worker.conn or b"", self._key(w))
+            self._take_back(w, "stalled", lost=True)
+        if given:
+            self._say(Note("stalled", {"worker": worker.name, "clients": sorted(w.job.client for w in given)}))
+
     def _expire(self) -> None:
-        """Deadlines, and tasks that nobody is there to take."""
+        """Deadlines, tasks without progress, and tasks that nobody is there to take."""
         present = self.present()
+        # Twice as long each time, so that one that is slow everywhere gets done.
+        patience = self.rules.stalled
+        for worker in sorted({w.worker for w in self.open() if w.running and patience is not None and self._over(w.moved, patience * 2**w.losses)}):
+            found = self.workers.get(worker)
+            if found is not None and found.gone_at is None:
+                self._unstall(found)
         for w in self.open():
             i = w.job.client
             if w.status in ("handed", "arriving"):

@@ -25,6 +25,7 @@ import zmq
 import zmq.utils.z85
 
 from fednet.errors import ConfigError
+from fednet.transport import strangers
 from fednet.transport.base import MAX_FRAME_BYTES, MAX_FRAMES, Closed, Event, Frame, Frames, Opened, Received
 from fednet.transport.framing import framing
 from fednet.transport.kernel import Tap
@@ -63,6 +64,10 @@ this often to try."""
 REFUSED_RETRY_S = 2.0
 """After a failed handshake libzmq may give up; we try again this much later: the key may be allowed by then."""
 
+TELL_ENDED = 3
+"""A server that has another key than we were given ends each connection in its handshake, and gives no reason. One that
+merely ended does so once."""
+
 _MONITORED = (zmq.EVENT_CONNECTED | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
               | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
               | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
@@ -91,7 +96,7 @@ class ZmqServer:
         self._keyring_version = 0 if keyring is None else keyring.version
         self._max_connections = max_connections
         self._max_unfinished = max_unfinished_bytes
-        self._watch_at = 0.0
+        self._watch_at = self._look_at = 0.0
         self._on_refused = on_refused
         self._context = zmq.Context()
         self._zap: zmq.Socket[bytes] | None = None
@@ -120,6 +125,7 @@ class ZmqServer:
             self._poller.register(source, zmq.POLLIN)
         self._serial = itertools.count(1)
         self._links: dict[int, _Link] = {}  # by descriptor: connections that stand
+        self._strangers: dict[int, _Link] = {}  # by serial: of these, the ones that have not spoken
         self._conns: dict[bytes, _Link] = {}  # by routing id: connections that have spoken
         self._ended: list[_Link] = []  # the network closed them; what they had sent may still be unread
         self._blocked: dict[bytes, _Link] = {}  # those whose peer does not read fast enough
@@ -135,7 +141,7 @@ class ZmqServer:
             if self._ended:
                 left = 0.0  # there may be words of theirs to read, and their ends to tell
             elif self._links:
-                soon = BLOCKED_RETRY_S if self._blocked else WATCH_S
+                soon = BLOCKED_RETRY_S if self._blocked else strangers.LOOK_S if self._strangers else WATCH_S
                 left = soon if left is None else min(left, soon)
             ready = {source for source, _ in self._poller.poll(_ms(left))}
             self._pump(ready, events)
@@ -216,6 +222,9 @@ class ZmqServer:
         if time.monotonic() >= self._watch_at:
             self._watch_at = time.monotonic() + WATCH_S
             self._hang_up_on_endless()
+        if self._strangers and time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + strangers.LOOK_S
+            self._hang_up_on_strangers()
 
     def _read_messages(self, events: list[Event]) -> bool:
         """Whether all that was there was read."""
@@ -268,6 +277,7 @@ class ZmqServer:
             events.append(Closed(link.conn))
         link.conn, link.user = conn, user
         self._conns[conn] = link
+        self._strangers.pop(link.serial, None)
         return True
 
     def _read_monitor(self) -> None:
@@ -276,14 +286,17 @@ class ZmqServer:
             if event == zmq.EVENT_ACCEPTED:
                 if value in self._links:
                     self._ended.append(self._links.pop(value))
-                self._links[value] = _Link(next(self._serial))
+                self._links[value] = met = _Link(next(self._serial))
+                self._strangers[met.serial] = met
                 fresh.append(value)
             elif event == zmq.EVENT_DISCONNECTED:
                 if value in self._links:
                     self._ended.append(self._links.pop(value))
-            elif event in (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
                 self._refuse("handshake", "a handshake failed: the peer speaks no ZMTP, or only one of the two has "
                              "CURVE, or the peer was given another server's key", None)
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+                self._refuse("handshake", "a connection ended in its handshake", None)
         for fd in fresh:
             link = self._links.get(fd)
             if link is None:
@@ -323,6 +336,17 @@ class ZmqServer:
             if link.user is not None and not self._keyring.allows(link.user):
                 self._refuse("key", f"the key {link.user} was revoked", conn)
                 self.drop(conn, hang_up=True)
+
+    def _hang_up_on_strangers(self) -> None:
+        seen = []
+        for link in self._strangers.values():
+            counts = link.tap.bytes() if link.tap is not None else None
+            seen.append((link, counts[1] if counts is not None else 0))
+        for link, reason in strangers.unwelcome(seen):
+            del self._strangers[link.serial]
+            if link.tap is not None:
+                self._refuse("stranger", reason, None, link.tap.peer())
+                link.tap.hang_up()
 
     def _hang_up_on_endless(self) -> None:
         for link in self._links.values():
@@ -370,6 +394,7 @@ class ZmqServer:
         self._let_go(link)
 
     def _let_go(self, link: _Link) -> None:
+        self._strangers.pop(link.serial, None)
         counts = link.tap.close() if link.tap is not None else None
         link.tap = None
         if counts is not None:
@@ -413,6 +438,7 @@ class ZmqClient:
         self._open = False
         self._left = False  # `reconnect` left a standing connection, not reported yet
         self._retry_at: float | None = None
+        self._ended_early = 0  # connections in a row that ended in their handshake
         self._closed = False
         try:
             self._connect()
@@ -451,7 +477,7 @@ class ZmqClient:
     def reconnect(self, address: str | None = None) -> None:
         self._left = self._left or self._open
         self._disconnect()
-        self.address = address or self.address
+        self.address, self._ended_early = address or self.address, 0
         self._connect()
 
     def traffic(self) -> dict[bytes | int, tuple[int, int]]:
@@ -548,7 +574,7 @@ class ZmqClient:
                 except OSError:
                     log.debug("connection %d ended at once", link.serial)
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._open, self._retry_at = True, None
+                self._open, self._retry_at, self._ended_early = True, None, 0
                 changes.append(Opened(b""))
             elif event == zmq.EVENT_DISCONNECTED:
                 self._let_go()
@@ -559,10 +585,15 @@ class ZmqClient:
             elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 self._retry_at = time.monotonic() + REFUSED_RETRY_S
                 self._refuse("the server does not allow this key")
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+                self._retry_at = time.monotonic() + REFUSED_RETRY_S
+                self._refuse("the handshake failed: only one of the two has CURVE, or the server speaks no ZMTP")
             else:
                 self._retry_at = time.monotonic() + REFUSED_RETRY_S
-                self._refuse("the handshake failed: the server speaks no ZMTP, or only one of the two has CURVE, or "
-                             "the server's key is another")
+                self._ended_early += 1
+                if self._ended_early == TELL_ENDED:
+                    self._refuse("the server ends each connection in its handshake: its key is not the one given "
+                                 "here, or it speaks no ZMTP, or something on the way ends them")
 
     def _flush(self) -> None:
         while self._queue and self._try(self._queue[0]):

@@ -27,8 +27,9 @@ MAX_REASON = 300  # characters of a refusal's reason: parts of it are the sender
 
 Index = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Check = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-Text = Annotated[str, msgspec.Meta(max_length=4096)]
-Name = Annotated[str, msgspec.Meta(max_length=128)]
+# What a peer writes is shown on terminals: nothing of it may move a cursor.
+Text = Annotated[str, msgspec.Meta(max_length=4096, pattern=r"^[^\x00-\x08\x0b-\x1f\x7f-\x9f]*$")]
+Name = Annotated[str, msgspec.Meta(max_length=128, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # neither negative nor NaN
 Purpose = Literal["train", "evaluate"]
 
@@ -115,12 +116,13 @@ UPLOADING = "uploading"  # a client's phase once its training is over
 
 
 class Beat(Message, tag="beat", frozen=True):
-    """I am alive; from a client with what it does."""
+    """I am alive; from a client with what it does. slots: tasks that this process can do at once from now on, 0 for as before."""
 
     client: Annotated[int, msgspec.Meta(ge=-1, le=1 << 40)] = -1
     phase: Name = ""
     step: Index = 0
     steps: Index = 0
+    slots: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
 
 
 class Reply(Message, tag="reply", frozen=True):
@@ -220,6 +222,12 @@ FROM_SERVER = (Welcome, Refuse, Task, Cancel, End, Beat, Pull, Part)
 WITH_BODY = (Reply, Task, Part)
 
 
+def printable(text: str, most: int = MAX_REASON) -> str:
+    """A text as its receiver takes it."""
+    kept = "".join(c if c.isprintable() or c in "\n\t" else " " for c in text[:most])
+    return kept.encode(errors="replace").decode()
+
+
 class _Decoder:
     """Typed decoding of headers for one direction."""
 
@@ -233,7 +241,9 @@ class _Decoder:
         if len(header) > MAX_HEADER:
             raise RemoteProtocolError(f"header of {len(header)} bytes, allowed are {MAX_HEADER}")
         try:
-            fields = msgpack.unpackb(header, raw=False, strict_map_key=True, ext_hook=_no_ext, max_array_len=MAX_LIST, max_map_len=MAX_LIST)
+            # An item takes a byte at least. Lists in lists, each announced long, would else cost a tenth of a second a header.
+            most = min(MAX_LIST, len(header))
+            fields = msgpack.unpackb(header, raw=False, strict_map_key=True, ext_hook=_no_ext, max_array_len=most, max_map_len=most)
         except (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError) as broken:
             raise RemoteProtocolError(f"header is no msgpack ({type(broken).__name__})") from broken
         if not isinstance(fields, dict):

@@ -21,9 +21,8 @@ from fednet.engine.experiment import JUDGED, Judgement
 from fednet.engine.hosting import host_rounds
 from fednet.engine.launch import Silent
 from fednet.tensors import Tensors
-from fednet.transport.base import Closed, Opened, Received
-from fednet.transport.zeromq import ZmqClient
 from fednet.wire import messages as m
+from tests.chaos.mallory import Mallory, raw
 
 LIMIT_S = 60.0
 CONFIG = {
@@ -52,50 +51,6 @@ def in_thread(call) -> tuple[threading.Thread, dict]:
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     return thread, found
-
-
-class Mallory:
-    """A peer that speaks the protocol, and abuses it. run, inc: learnt from the welcome."""
-
-    def __init__(self, address: str) -> None:
-        self.transport = ZmqClient(address)
-        self.heard: list[tuple[m.Message, memoryview | None]] = []
-        self.run, self.inc, self.open = "", 0, False
-        self.listen(lambda: self.open)
-
-    def listen(self, until, limit_s: float = LIMIT_S) -> None:
-        limit = time.monotonic() + limit_s
-        while not until():
-            assert time.monotonic() < limit, [type(x).__name__ for x, _ in self.heard]
-            self.poll(0.01)
-
-    def poll(self, timeout_s: float) -> list[m.Message]:
-        fresh = []
-        for event in self.transport.poll(timeout_s):
-            if isinstance(event, Opened):
-                self.open = True
-            elif isinstance(event, Closed):
-                self.open = False
-            elif isinstance(event, Received):
-                message, body = m.decode_from_server(event.frames)
-                if isinstance(message, m.Welcome):
-                    self.run, self.inc = message.run, message.inc
-                self.heard.append((message, body))
-                fresh.append(message)
-        return fresh
-
-    def frames(self, *frames: bytes) -> None:
-        self.transport.send(list(frames))
-
-    def say(self, message: m.Message, body: bytes | None = None, **changes) -> None:
-        self.frames(*[m.encode(msgspec.structs.replace(message, run=self.run, inc=self.inc, **changes)), *([] if body is None else [body])])
-
-    def refusals(self) -> list[str]:
-        return [x.reason for x, _ in self.heard if isinstance(x, m.Refuse)]
-
-
-def raw(**fields) -> bytes:
-    return msgpack.packb({"v": 1, **fields})
 
 
 def noise_on_the_port(address: str) -> None:

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import socket
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 
 from fednet.engine import doctor
+from fednet.transport.keys import Keyring, lab, load, make_client_keys, make_server_keys
+from fednet.transport.zeromq import ZmqServer
 
 
 def test_fingerprint_is_the_same_twice_and_leaves_torch_as_it_was():
@@ -20,13 +23,35 @@ def test_fingerprint_is_the_same_twice_and_leaves_torch_as_it_was():
 
 def test_keys_that_others_can_read_are_bad(tmp_path):
     key = tmp_path / "server.key"
-    key.write_text("x")
+    make_server_keys(tmp_path)
     key.chmod(0o644)
     found, = doctor.keys(tmp_path)
     assert found.verdict == "bad"
     assert f"chmod 600 {key}" in found.text
     key.chmod(0o600)
     assert [f.verdict for f in doctor.keys(tmp_path)] == ["ok"]
+    key.write_text("x")
+    assert [f.verdict for f in doctor.keys(tmp_path)] == ["bad"]
+
+
+def test_whether_a_server_would_let_this_client_in(tmp_path):
+    file, _ = lab(tmp_path / "server", 1)
+    make_client_keys(tmp_path / "stranger.key", load(file).server)
+    with ExitStack() as stack:
+        for keyring, path, verdict, said in (
+            (None, None, "ok", "anybody"),
+            (Keyring(tmp_path / "server"), file, "ok", "lets this key in"),
+            (Keyring(tmp_path / "server"), tmp_path / "stranger.key", "bad", "does not allow this key"),
+            (Keyring(tmp_path / "server"), None, "bad", "say --keys FILE"),
+            (None, file, "bad", "only one of the two has CURVE"),
+        ):
+            server, over = ZmqServer("tcp://127.0.0.1:0", keyring=keyring), threading.Event()
+            thread = threading.Thread(target=lambda server=server, over=over: [server.poll(0.02) for _ in iter(over.is_set, True)])
+            stack.callback(server.close, 0)
+            thread.start()
+            stack.callback(lambda over=over, thread=thread: (over.set(), thread.join()))
+            found, = doctor.admitted(server.address, path)
+            assert (found.verdict, said in found.text) == (verdict, True), found
 
 
 def test_missing_keys_are_bad(tmp_path):

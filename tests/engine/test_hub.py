@@ -49,7 +49,7 @@ class Both:
         protocol = ServerProtocol("run", 1, 2, lambda ids, session: m.Welcome(
             run="run", inc=1, session=session, name="n", config="", ids=ids, beat_s=0.2), time.monotonic(), layout="L")
         self.loop = ClientLoop(ClientProtocol("w", ids=[0, 1]), client, lambda n: framing(n, curve=curve),
-                               lambda welcome: Prepared(Work(), "L"),
+                               lambda welcome: Prepared([Work()], "L"),
                                greeting=connection_bytes(curve, "client"), inline=True)
         self.link = Link("server", transport.send, lambda n: framing(n, curve=curve), Ledger(self.rows.append, 1), connection_bytes(curve, "server"))
         self.hub = Hub(protocol, transport, self.link, Spool(tmp_path), lambda reply, body: None,

@@ -6,7 +6,10 @@ import os
 
 import pytest
 
+from fednet import config
 from fednet.engine import placement
+from fednet.engine.launch import Silent
+from fednet.engine.ray import Fleet, gpu_share
 from fednet.errors import ConfigError
 
 
@@ -19,6 +22,28 @@ def test_one_worker_a_core_but_at_most_one_a_client(monkeypatch):
 def test_one_worker_a_gpu_and_more_are_dealt_round_robin():
     assert placement.workers(None, ["cuda:0", "cuda:2"], 10) == ["cuda:0", "cuda:2"]
     assert placement.workers(3, ["cuda:0", "cuda:2"], 10) == ["cuda:0", "cuda:2", "cuda:0"]
+
+
+@pytest.mark.parametrize(("workers", "gpus", "share"), [(1, 1, 1.0), (2, 4, 1.0), (4, 4, 1.0), (5, 2, 1 / 3), (8, 2, 0.25), (3, 2, 0.5)])
+def test_workers_on_ray_ask_for_the_share_by_which_a_whole_number_fills_each_gpu(workers, gpus, share):
+    assert gpu_share(workers, gpus) == share
+    assert int(1 / gpu_share(workers, gpus) + 1e-9) * gpus >= workers
+
+
+@pytest.mark.parametrize(("device", "wanted", "asks"), [
+    ("auto", None, {"num_cpus": 2, "num_gpus": 1.0}),
+    ("cuda", 6, {"num_cpus": 2, "num_gpus": 1 / 3}),
+    ("cpu", 6, {"num_cpus": 2}),
+])
+def test_a_cluster_with_gpus_is_asked_for_cpus_and_gpus(tmp_path, device, wanted, asks):
+    class Ray:
+        @staticmethod
+        def cluster_resources() -> dict[str, float]:
+            return {"CPU": 32.0, "GPU": 2.0}
+
+    fleet = Fleet(Ray, config.from_mapping({"clients": 8, "train": {"threads": 2}}), tmp_path, device, wanted, None, Silent())
+    assert fleet.asks == asks
+    assert fleet.workers == (wanted or 2)
 
 
 def test_cores_obeys_what_slurm_granted(monkeypatch):

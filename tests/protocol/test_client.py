@@ -250,3 +250,14 @@ def test_end_of_the_run_is_the_end_but_the_end_of_a_server_is_not():
     assert c.received(m.End(run="r", inc=1), None, 0.0) == [Ended(True, "")]
     assert c.received(task(3), memoryview(b"abc"), 0.0) == [Stray("late")]
     assert c.opened(1.0) == []
+
+
+def test_process_that_can_do_more_at_once_says_so_now_and_when_it_joins_again():
+    c = ready()
+    (beat,) = sent(c.at_once(3), m.Beat)
+    assert beat.slots == 3
+    assert c.at_once(3) == []
+    c.closed(1.0)
+    assert c.at_once(2) == []
+    (join,) = sent(c.opened(2.0), m.Join)
+    assert join.slots == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fednet.errors import RemoteProtocolError
-from fednet.protocol.rules import HOSTED, LOSSES, STRIKES, TOLD, Arrived, Forget, Note, Resolved, Rules, Send, Settle, Store, Stray
+from fednet.protocol.rules import HOSTED, LOSSES, SLOTS, STRIKES, TOLD, UNUSED_S, Arrived, Forget, Note, Resolved, Rules, Send, Settle, Store, Stray
 from fednet.protocol.server import ServerProtocol
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
@@ -454,6 +454,121 @@ def test_parts_granted_to_all_together_stay_within_the_budget():
     s.begin(1, 0, "train", [job(i) for i in range(40)], Rules(), 0.0)
     granted = [p for i in range(40) for p in sent(say(s, b"%d" % i, reply(i, 9 * m.PART)), m.Pull)]
     assert sum(p.count for p in granted) == 64
+
+
+def test_senders_that_send_nothing_do_not_use_up_the_budget_of_the_others():
+    s = server(40)
+    for i in range(40):
+        ready(s, b"%d" % i, f"w{i}", [i])
+    s.begin(1, 0, "train", [job(i) for i in range(40)], Rules(silent=None), 0.0)
+    for i in range(16):  # as many as there are grants for
+        assert len(sent(say(s, b"%d" % i, reply(i, 9 * m.PART)), m.Pull)) == 1
+    assert sent(say(s, b"20", reply(20, 9 * m.PART), 0.1), m.Pull) == []
+    assert sent(s.tick(UNUSED_S - 0.1), m.Pull) == []
+    assert [p.key.client for p in sent(s.tick(UNUSED_S), m.Pull)] == [20]
+    assert len(sent(say(s, b"21", reply(21, 9 * m.PART), UNUSED_S), m.Pull)) == 1
+
+
+def beat(client=0, phase="training", step=0) -> m.Beat:
+    return m.Beat(run="r", inc=1, client=client, phase=phase, step=step, steps=100)
+
+
+def hoarded(others=("good",), **rules) -> ServerProtocol:
+    """A worker with many slots has taken both tasks; others come later."""
+    s = server()
+    ready(s, b"h", "hoarder", [0, 1], slots=2)
+    s.begin(1, 0, "train", [job(0), job(1)], Rules(silent=None, stalled=10.0, **rules), 0.0)
+    for name in others:
+        ready(s, name.encode(), name, [0, 1])
+    return s
+
+
+def test_tasks_of_a_worker_that_makes_no_progress_go_to_another_that_hosts_the_same_clients():
+    s = hoarded()
+    for second in range(1, 10):
+        say(s, b"h", beat(0, "training", 3), float(second))
+        assert sent(s.tick(second), m.Task) == []
+    out = s.tick(10.0)
+    assert {x.key.client for x in sent(out, m.Cancel)} == {0, 1}
+    assert {(i.conn, i.message.key) for i in of(out, Send) if isinstance(i.message, m.Task)} <= {(b"good", key(0, 1)), (b"good", key(1, 1))}
+    assert [n.fields["worker"] for n in of(out, Note) if n.event == "stalled"] == ["hoarder"]
+    assert say(s, b"h", reply(0), 11.0, memoryview(b"abc"))[0] == Stray("late")
+    for client in (0, 1):
+        say(s, b"good", reply(client, attempt=1), 12.0, memoryview(b"abc"))
+        s.accept(key(client, 1), 12.0)
+    assert s.open() == []
+
+
+def test_worker_that_stalled_is_given_work_only_where_no_other_hosts_the_client_until_it_answers():
+    s = hoarded()
+    s.tick(10.0)
+    out = s.begin(2, 0, "train", [job(0), job(1)], s.rules, 11.0)
+    assert {i.conn for i in of(out, Send) if isinstance(i.message, m.Task)} == {b"good"}
+    s.closed(b"good", 12.0)
+    assert {i.conn for i in of(s.tick(20.0), Send) if isinstance(i.message, m.Task)} == {b"h"}
+    k = key(0, s.work[0].attempt, round=2)
+    say(s, b"h", reply(key=k), 21.0, memoryview(b"abc"))
+    s.accept(k, 21.0)
+    assert not s.workers["hoarder"].stalled
+
+
+def test_task_that_stalls_everywhere_goes_round_and_is_waited_for_twice_as_long_each_time():
+    s = hoarded()
+    turns = []
+    for second in range(1, 80):
+        for conn in (b"h", b"good"):
+            say(s, conn, beat(), float(second))
+        turns += [(second, i.conn) for i in of(s.tick(second), Send) if isinstance(i.message, m.Task) and i.message.key.client == 0]
+    assert turns == [(10, b"good"), (30, b"h"), (70, b"good")]
+
+
+def test_worker_whose_steps_go_on_is_waited_for():
+    s = hoarded()
+    for second in range(1, 60):
+        for client in (0, 1):
+            say(s, b"h", beat(client, "training", second), float(second))
+        assert sent(s.tick(second), m.Task) == []
+
+
+def test_client_that_nobody_else_hosts_is_waited_for():
+    s = hoarded(others=())
+    for second in range(1, 60):
+        say(s, b"h", beat(), float(second))
+        assert of(s.tick(second), Resolved) == []
+
+
+def test_upload_that_stops_amid_its_parts_goes_to_another_worker():
+    s = hoarded()
+    say(s, b"h", reply(0, 9 * m.PART), 1.0)
+    say(s, b"h", m.Part(run="r", inc=1, key=key(0), index=0), 5.0, memoryview(bytes(m.PART)))
+    out = []
+    for second in range(1, 16):
+        say(s, b"h", beat(1, "training", second), float(second))
+        out += s.tick(second)
+    assert ("h", key(0)) in {(i.conn.decode(), i.message.key) for i in of(out, Send) if isinstance(i.message, m.Cancel)}
+    assert ("good", key(0, 1)) in {(i.conn.decode(), i.message.key) for i in of(out, Send) if isinstance(i.message, m.Task)}
+
+
+def test_worker_that_can_do_more_at_once_says_so_and_is_given_more():
+    s = server()
+    ready(s, ids=range(4))
+    out = s.begin(1, 0, "train", [job(i, cost=4 - i) for i in range(4)], Rules(deadline=10.0), 0.0)
+    assert [x.key.client for x in sent(out, m.Task)] == [0, 1]  # one at work, one ahead
+    out = say(s, b"1", m.Beat(run="r", inc=1, slots=3), 5.0)
+    assert [x.key.client for x in sent(out, m.Task)] == [2]  # the last one is not handed out ahead
+    assert [s.work[i].running for i in range(4)] == [True, True, True, False]
+    assert [(x.client, x.reason) for x in of(s.tick(10.0), Resolved)] == [(0, "deadline")]
+    assert [(x.client, x.reason) for x in of(s.tick(15.0), Resolved)] == [(1, "deadline"), (2, "deadline")]  # their turn came at 5
+    say(s, b"1", m.Beat(run="r", inc=1), 16.0)
+    assert s.workers["w"].slots == 3
+
+
+def test_no_process_is_given_more_than_it_can_be_working_on():
+    s = server(200)
+    ready(s, ids=range(200), slots=1024)
+    out = s.begin(1, 0, "train", [job(i) for i in range(200)], Rules(), 0.0)
+    assert len(sent(out, m.Task)) == SLOTS + 1
+    assert sent(say(s, b"1", m.Beat(run="r", inc=1, slots=1024)), m.Task) == []
 
 
 def test_all_workers_hear_of_the_end():

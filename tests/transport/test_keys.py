@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+import socket
+import time
+from contextlib import ExitStack, suppress
 
 import pytest
 
 from fednet.errors import ConfigError
 from fednet.transport.base import Closed, Opened, Received
 from fednet.transport.keys import Keyring, allow, checked, lab, load, make_client_keys, make_server_keys, revoke
+from fednet.transport.zeromq import TELL_ENDED, ZmqClient
 from tests.transport.pairs import Pair, joined, of, pump
 
 
@@ -164,14 +167,75 @@ def test_a_client_without_keys_never_connects_to_a_server_that_wants_them(tmp_pa
         assert seen == []
 
 
+def test_a_client_that_alone_has_no_curve_is_told_at_once(tmp_path):
+    lab(tmp_path, 1)
+    told = []
+    with ExitStack() as stack:
+        pair = Pair(stack, keyring=Keyring(tmp_path))
+        client = pair.client(on_refused=lambda why, where: told.append(why))
+        pump(pair.server, client, until=lambda seen: told)
+    assert "only one of the two has CURVE" in told[0]
+
+
+def test_a_server_that_merely_ends_is_not_taken_for_one_with_another_key(tmp_path):
+    told, ended = [], 0
+    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as stack:
+        client = ZmqClient(f"tcp://127.0.0.1:{listener.getsockname()[1]}", on_refused=lambda why, where: told.append(why))
+        stack.callback(client.close, 0)
+        listener.settimeout(0.01)
+        limit = time.monotonic() + 20
+        while ended < TELL_ENDED:  # a connection that is taken, and whose server then dies
+            assert time.monotonic() < limit
+            assert not told or ended == TELL_ENDED - 1
+            with suppress(TimeoutError):
+                taken, _ = listener.accept()
+                taken.close()
+            before = client._ended_early
+            client.poll(0.01)
+            ended += client._ended_early - before
+        assert len(told) == 1
+        assert told[0].startswith("the server ends each connection in its handshake")
+
+
+def test_strangers_with_giant_handshakes_are_hung_up_on_and_whoever_has_a_key_gets_in(tmp_path):
+    (file, _) = lab(tmp_path, 1)
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+    giant = b"\x06" + (2**20).to_bytes(8, "big")  # the header of a command frame
+    with ExitStack() as stack:
+        pair = Pair(stack, keyring=Keyring(tmp_path))
+        host, port = pair.server.address.removeprefix("tcp://").split(":")
+        strangers = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(20)]
+        for one in strangers:
+            one.sendall(greeting + giant)
+            one.setblocking(False)
+        gone = set()
+
+        def push(seen) -> bool:
+            for one in strangers:
+                try:
+                    one.send(bytes(2**14))
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    gone.add(one)
+            return len(gone) == len(strangers)
+
+        pump(pair.server, until=push)
+        assert pair.server.refusals["stranger"] == len(strangers)
+        joined(pair, keys=load(file))
+
+
 def test_a_client_that_was_given_another_servers_key_never_connects(tmp_path):
     (file, _) = lab(tmp_path / "one", 1)
     lab(tmp_path / "two", 1)
     with ExitStack() as stack:
         pair = Pair(stack, keyring=Keyring(tmp_path / "two"))
-        client = pair.client(keys=load(file))
-        seen = pump(pair.server, client, until=lambda seen: pair.server.refusals["handshake"])
+        told = []
+        client = pair.client(keys=load(file), on_refused=lambda why, where: told.append(why))
+        seen = pump(pair.server, client, until=lambda seen: told)
         assert seen == []
+        assert "its key is not the one given here" in told[0]
+        assert pair.server.refusals["handshake"]
 
 
 def test_a_revoked_key_is_hung_up_on_and_does_not_come_back(tmp_path):

@@ -124,6 +124,23 @@ def test_lists_and_texts_have_a_limit(fields):
     refused([header(**fields)])
 
 
+@pytest.mark.parametrize("fields", [
+    {"t": "beat", "phase": "\x1b[2J"},
+    {"t": "join", "worker": "w", "host": "a\rb"},
+    {"t": "join", "worker": "w", "device": "\x9b2J"},
+    {"t": "failed", "key": [0, 0, 0, 0], "reason": "\x1b]0;title\x07"},
+], ids=lambda f: f["t"])
+def test_what_would_move_a_terminals_cursor_is_refused(fields):
+    refused([header(**fields)])
+
+
+@given(st.text(max_size=400))
+def test_a_text_made_printable_is_taken(text):
+    reason = m.printable(text)
+    assert m.decode_from_server([m.encode(m.Refuse(reason=reason))])[0].reason == reason
+    assert len(reason) <= m.MAX_REASON
+
+
 @pytest.mark.parametrize("depth", [100, 900, 1020, 5000])
 def test_deep_nesting_is_refused_wherever_it_stands(depth):
     nested = b"\x91" * depth + b"\xc0"

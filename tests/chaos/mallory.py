@@ -1,0 +1,59 @@
+"""A peer that speaks the protocol, and abuses it."""
+
+from __future__ import annotations
+
+import time
+
+import msgpack
+import msgspec
+
+from fednet.transport.base import Closed, Opened, Received
+from fednet.transport.zeromq import ZmqClient
+from fednet.wire import messages as m
+
+LIMIT_S = 60.0
+
+
+class Mallory:
+    """run, inc: learnt from the welcome. keys: a pair that knows the server's."""
+
+    def __init__(self, address: str, keys=None, wait: bool = True) -> None:
+        self.transport = ZmqClient(address, keys=keys, on_refused=lambda reason, where: None)
+        self.heard: list[tuple[m.Message, memoryview | None]] = []
+        self.run, self.inc, self.open = "", 0, False
+        if wait:
+            self.listen(lambda: self.open)
+
+    def listen(self, until, limit_s: float = LIMIT_S) -> None:
+        limit = time.monotonic() + limit_s
+        while not until():
+            assert time.monotonic() < limit, [type(x).__name__ for x, _ in self.heard]
+            self.poll(0.01)
+
+    def poll(self, timeout_s: float) -> list[m.Message]:
+        fresh = []
+        for event in self.transport.poll(timeout_s):
+            if isinstance(event, Opened):
+                self.open = True
+            elif isinstance(event, Closed):
+                self.open = False
+            elif isinstance(event, Received):
+                message, body = m.decode_from_server(event.frames)
+                if isinstance(message, m.Welcome):
+                    self.run, self.inc = message.run, message.inc
+                self.heard.append((message, body))
+                fresh.append(message)
+        return fresh
+
+    def frames(self, *frames: bytes) -> None:
+        self.transport.send(list(frames))
+
+    def say(self, message: m.Message, body: bytes | None = None, **changes) -> None:
+        self.frames(*[m.encode(msgspec.structs.replace(message, run=self.run, inc=self.inc, **changes)), *([] if body is None else [body])])
+
+    def refusals(self) -> list[str]:
+        return [x.reason for x, _ in self.heard if isinstance(x, m.Refuse)]
+
+
+def raw(**fields) -> bytes:
+    return msgpack.packb({"v": 1, **fields})
