@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from fednet.config import Config
 from fednet.errors import ConfigError
 
+HUGE = 1.8e19  # the square of a larger norm is no float32
 LOOPBACK = ("127.", "localhost", "[::1]")
 
 
@@ -33,9 +35,12 @@ def checker(exp: Any, sent: Callable[[int], Any]) -> Callable[[Any, memoryview],
     """What a reply must be, beyond its form: finite values, samples as this federation has them, no more of them than
     there can be, and an update within `security.max_norm`. What passes, the methods can fold. sent(client): the weights
     that a client was sent in this phase."""
+    import torch
+
     from fednet.engine.experiment import Judgement
     from fednet.engine.privacy import updates
     from fednet.errors import RemoteProtocolError
+    from fednet.tensors import Tensors
     from fednet.wire.payload import Run, Samples
 
     reference = exp.setting.initial.select(exp.shared)
@@ -48,6 +53,9 @@ def checker(exp: Any, sent: Callable[[int], Any]) -> Callable[[Any, memoryview],
             return payload.check(max(1, exp.setting.classes))
         for name in payload.fields:
             value = getattr(payload, name)
+            # Beyond this the mean, or the next training, would leave the finite numbers: one peer could end everybody's run.
+            if isinstance(value, Tensors) and not math.isfinite(float(torch.dot(value.vector, value.vector))):
+                raise RemoteProtocolError(f"field {name}: a norm above {HUGE:.2g}, where float32 ends")
             if isinstance(value, Samples) and not isinstance(value.x, dict):
                 labels = value.y
                 wrong = exp.setting.classes and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < exp.setting.classes

@@ -147,3 +147,17 @@ def test_a_huge_update_is_refused_and_the_round_goes_on(tmp_path, monkeypatch):
     assert all("security.max_norm allows 10" in r["dropped"]["1"] for r in rounds)
     with pytest.raises(CannotGoOn):
         run(tmp_path, "none", security={"max_norm": 1e-9})
+
+
+@pytest.mark.parametrize("factor", [1e25, 3e38])
+def test_an_update_near_the_end_of_the_numbers_is_refused_without_a_bound_too(tmp_path, monkeypatch, factor):
+    honest = FedAvg.local
+
+    def local(self, phase, client, down, host):
+        client_state, up = honest(self, phase, client, down, host)
+        return client_state, (self.Up(x=up.x.with_vector(torch.full_like(up.x.vector, factor)), run=up.run) if host.client_id == 1 else up)
+
+    monkeypatch.setattr(FedAvg, "local", local)
+    rounds = lines(run(tmp_path, "huge", participation=1.0).dir / "rounds.jsonl")
+    assert [r["completed"] for r in rounds] == [[0, 2, 3]] * 3
+    assert all("a norm above 1.8e+19" in r["dropped"]["1"] for r in rounds)
