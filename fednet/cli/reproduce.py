@@ -13,6 +13,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", nargs="?", metavar="PAPER/TABLE", help="such as fedpdc/table2; --list shows them")
     everywhere(parser)
     parser.add_argument("--list", action="store_true", help="the papers and their tables")
+    parser.add_argument("--gather", action="store_true", help="start nothing: the table of the runs that are done, the others marked as not run")
     parser.add_argument("--plan", action="store_true", help="say what would run and how long it may take")
     parser.add_argument("--dataset", metavar="D", help="only this dataset's part of the table")
     parser.add_argument("--only", type=values.kinds, metavar="M,...", help="only these methods")

@@ -2,11 +2,15 @@
 
 On one machine that is the fastest per core: a run in a single process sends nothing through a socket, and needs no core
 beside its own. What is done is left alone, what was cut short is resumed, what another process is at is left to it.
+
+A run's state is in marks beside it, FOLDER/.cells/NAME.done and .failed: the SHA-256 of its configuration, its exit status
+and the SHA-256 of its records. A run whose records are no longer those is done again; the changed one is kept aside.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import signal
@@ -24,7 +28,12 @@ from fednet.engine.sweep import STOP_S, Stop
 from fednet.errors import ConfigError, Stopped
 
 LOOK_S = 0.2
+REFUSED = 2  # exit status: the configuration or the data are at fault, and may be mended
+RECORDS = ("config.yaml", "summary.json", "rounds.jsonl", "clients.jsonl", "partition.json")  # that tables are made from
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+# glibc gives large blocks back to the system at once, and then takes them again for the next batch: a third of a small
+# run's processor time. What a run has had it keeps until it ends.
+KEEP = {"MALLOC_TRIM_THRESHOLD_": str(2**31 - 1), "MALLOC_MMAP_THRESHOLD_": str(2**30)}
 
 
 @dataclass(frozen=True)
@@ -57,41 +66,82 @@ class Running:
 
 
 def state(task: Task, sha256: str) -> str:
-    """done | failed | to do | begun. Raises ConfigError where the run is another configuration's."""
-    done, failed = (task.books / f"{task.name}.{word}" for word in ("done", "failed"))
-    for mark, word in ((done, "done"), (failed, "failed")):
-        if mark.exists():
-            if mark.read_text(encoding="utf-8").split()[0] != sha256:
-                raise ConfigError(f"{task.run} was run under another configuration; give another --out.")
-            return word
-    return "begun" if task.run.exists() else "to do"
+    """done | failed | changed | to do | begun. Raises ConfigError where the run is another configuration's."""
+    found = _mark(task)
+    if found is not None and found[1][0] != sha256:
+        raise ConfigError(f"{task.run} was run under another configuration; give another --out.")
+    return state_now(task)
+
+
+def state_now(task: Task) -> str:
+    """The same, whatever configuration it was."""
+    found = _mark(task)
+    if found is None:
+        return "begun" if task.run.exists() else "to do"
+    word, said = found
+    return "changed" if word == "done" and not _intact(task, said) else word
+
+
+def _mark(task: Task) -> tuple[str, list[str]] | None:
+    for word in ("done", "failed"):
+        path = task.books / f"{task.name}.{word}"
+        if path.exists() and (said := path.read_text(encoding="utf-8").split()):
+            return word, said
+    return None
+
+
+def _intact(task: Task, said: Sequence[str]) -> bool:
+    """Whether the records are those that the run ended with (a mark without their SHA-256: whether they are there)."""
+    return (task.run / "summary.json").exists() and (len(said) < 3 or said[2] == records(task))
+
+
+def records(task: Task) -> str:
+    """SHA-256 of what the run's tables are made from."""
+    whole = hashlib.sha256()
+    for name in RECORDS:
+        path = task.run / name
+        whole.update(name.encode() + (path.read_bytes() if path.exists() else b"-"))
+    return whole.hexdigest()
 
 
 def why(task: Task) -> str:
-    """The last line that a failed run printed."""
-    said = (task.books / f"{task.name}.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return said[-1] if said else "it said nothing"
+    """The last line that a run printed; empty where there is none."""
+    path = task.books / f"{task.name}.log"
+    said = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
+    return said[-1] if said else ""
+
+
+def set_aside(task: Task) -> Path:
+    """A changed run out of the way, so that it is done again. Returns where it is."""
+    aside = next(p for k in itertools.count(1) if not (p := task.books / f"{task.name}.changed{k}").exists())
+    if task.run.exists():
+        os.replace(task.run, aside)
+    (task.books / f"{task.name}.done").unlink(missing_ok=True)
+    return aside
 
 
 def work(tasks: Sequence[Task], jobs: int, device: str, *, load: Sequence[str] = (), sets: Sequence[str] = (),
          told: Callable[[Task, str], None] = lambda task, state: None) -> dict[str, str]:
-    """Runs what is not done yet. Returns each task's state by name; a failed run (diverged, say) is not tried again.
+    """Runs what is not done yet. Returns each task's state by name; a failed run (diverged, say) is not tried again, one that
+    was refused (for want of its data, say) is the next time.
 
-    told(task, state) is called when a run has ended. Raises Stopped on SIGTERM, SIGUSR1 or Ctrl-C, once the runs have
+    told(task, state) is called when a run has ended, and with "changed" when one has to be done again.
+    Raises Stopped on SIGTERM, SIGUSR1 or Ctrl-C, once the runs have
     saved what they have; the same call goes on.
     """
-    hashes = {t.name: _digest(t, load, sets) for t in tasks}
+    hashes = {t.name: digest(t, load, sets) for t in tasks}
     for task in tasks:
         state(task, hashes[task.name])
-    waiting = _each_once(tasks)
+    queue = list(_each_once(tasks))
+    for task in queue:
+        _write_down(task, load, sets)
     running: list[Any] = []
-    queue: list[Task] = list(waiting)
     with Stop() as stop:
         try:
             while queue or running:
                 while queue and len(running) < jobs and not stop.asked:
                     task = queue.pop(0)
-                    begun = _begin(task, hashes[task.name], device, load, sets)
+                    begun = _begin(task, hashes[task.name], device, load, sets, told)
                     if begun is not None:
                         running.append(begun)
                 if stop.asked:
@@ -121,9 +171,16 @@ def _each_once(tasks: Sequence[Task]) -> Iterator[Task]:
             yield task
 
 
-def _digest(task: Task, load: Sequence[str], sets: Sequence[str]) -> str:
-    """SHA-256 of what the run was asked to be: its configuration as given, `--set`s, and the user's own files; writes the
-    configuration down. Defaults are left out: a new key of a later fednet does not make a finished run another one."""
+def digest(task: Task, load: Sequence[str] = (), sets: Sequence[str] = ()) -> str:
+    """SHA-256 of what the run was asked to be: its configuration as given, `--set`s, and the user's own files. Defaults are
+    left out: a new key of a later fednet does not make a finished run another one."""
+    whole = hashlib.sha256(json.dumps([task.config, list(sets)], sort_keys=True).encode())
+    for file in load:
+        whole.update(Path(file).read_bytes())
+    return whole.hexdigest()
+
+
+def _write_down(task: Task, load: Sequence[str], sets: Sequence[str]) -> None:
     task.books.mkdir(parents=True, exist_ok=True)
     path = task.books / f"{task.name}.yaml"
     text = configuration.to_yaml(configuration.from_mapping(task.config, str(path)))
@@ -133,24 +190,25 @@ def _digest(task: Task, load: Sequence[str], sets: Sequence[str]) -> str:
         os.replace(aside, path)
     if sets:
         configuration.load(path, sets, load)  # what is wrong with them is said before anything starts
-    whole = hashlib.sha256(json.dumps([task.config, list(sets)], sort_keys=True).encode())
-    for file in load:
-        whole.update(Path(file).read_bytes())
-    return whole.hexdigest()
 
 
-def _begin(task: Task, sha256: str, device: str, load: Sequence[str], sets: Sequence[str]) -> Running | None:
+def _begin(task: Task, sha256: str, device: str, load: Sequence[str], sets: Sequence[str],
+           told: Callable[[Task, str], None]) -> Running | None:
     if state(task, sha256) in ("done", "failed"):
         return None
     held = claims.claim(task.books, task.name)
     if held is None:
         return None
-    if state(task, sha256) in ("done", "failed"):  # by the one that held it until now
+    found = state(task, sha256)
+    if found in ("done", "failed"):  # by the one that held it until now
         held.release()
         return None
+    if found == "changed":
+        told(task, "changed")
+        set_aside(task)
     words = [sys.executable, "-m", "fednet.cli.cellrun", str(task.books / f"{task.name}.yaml"), str(task.folder), device]
     words += [w for file in load for w in ("--load", file)] + [w for text in sets for w in ("--set", text)]
-    environment = {**os.environ, **dict.fromkeys(THREADS, "1")}
+    environment = {**KEEP, **os.environ, **dict.fromkeys(THREADS, "1")}
     with (task.books / f"{task.name}.log").open("wb") as log:
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment,
                                    start_new_session=True)
@@ -160,13 +218,13 @@ def _begin(task: Task, sha256: str, device: str, load: Sequence[str], sets: Sequ
 
 def _settle(one: Running) -> str:
     status = one.process.returncode
-    word = {0: "done", 4: "begun", 130: "begun"}.get(status, "failed")
+    word = {0: "done", REFUSED: "refused", 4: "begun", 130: "begun"}.get(status, "failed")
     if status < 0:  # killed from outside: nothing that the configuration is to blame for
         word = "begun"
-    if word != "begun":
+    if word in ("done", "failed"):
         mark = one.task.books / f"{one.task.name}.{word}"
         aside = one.task.books / f".{mark.name}.{os.getpid()}"
-        aside.write_text(f"{one.sha256} {status}\n", encoding="utf-8")
+        aside.write_text(f"{one.sha256} {status} {records(one.task)}\n", encoding="utf-8")
         os.replace(aside, mark)
     one.claim.release()
     return word
@@ -185,11 +243,3 @@ def _stop(running: Sequence[Running]) -> None:
         _settle(one)
     if isinstance(running, list):
         running.clear()
-
-
-def state_now(task: Task) -> str:
-    """done | failed | begun | to do, whatever configuration it was."""
-    for word in ("done", "failed"):
-        if (task.books / f"{task.name}.{word}").exists():
-            return word
-    return "begun" if task.run.exists() else "to do"

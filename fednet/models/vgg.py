@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
+import msgspec
 from torch import nn
 
 from fednet.models import declared, image
 from fednet.models.parts import NORMS, Net, chain, padding_of_first
 from fednet.registry import model
 
-PLAN = (64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M")  # widths of 3x3 convolutions; M: max pooling
+PLAN = (1, "M", 2, "M", 4, 4, "M", 8, 8, "M", 8, 8, "M")  # widths of 3x3 convolutions, of the first; M: max pooling
 
 
 @model("vgg11")
 @declared
 def vgg11(*, input_shape: tuple[int, ...], classes: int,
-          norm: Literal["instance", "batch", "none"] = "instance") -> nn.Module:
-    """Eight 3x3 convolutions of 64 to 512, five poolings, one linear layer (FedDC's VGG-11)."""
+          norm: Literal["instance", "batch", "none"] = "instance", width: Annotated[int, msgspec.Meta(ge=1)] = 64) -> nn.Module:
+    """Eight 3x3 convolutions of 64 to 512, five poolings, one linear layer (FedDC's VGG-11). width: of the first
+    convolution; the others keep their ratio to it."""
     c, h, w = image("vgg11", input_shape, 28)
     padding = padding_of_first(h, w)
     if min(h, w) < 32 and padding == 1:
@@ -25,14 +27,15 @@ def vgg11(*, input_shape: tuple[int, ...], classes: int,
     h, w = h + 2 * padding - 2, w + 2 * padding - 2
     layers: dict[str, nn.Module] = {}
     k = 0
-    for width in PLAN:
-        if isinstance(width, str):
+    for step in PLAN:
+        if isinstance(step, str):
             layers[f"pool{k}"] = nn.MaxPool2d(2)
             continue
         k += 1
-        layers[f"conv{k}"] = nn.Conv2d(c, width, 3, padding=padding if k == 1 else 1)
+        wide = step * width
+        layers[f"conv{k}"] = nn.Conv2d(c, wide, 3, padding=padding if k == 1 else 1)
         if (normed := NORMS[norm]) is not None:
-            layers[f"norm{k}"] = normed(width)
+            layers[f"norm{k}"] = normed(wide)
         layers[f"relu{k}"] = nn.ReLU()
-        c = width
-    return Net(chain(**layers, flatten=nn.Flatten()), nn.Linear(512 * (h // 32) * (w // 32), classes))
+        c = wide
+    return Net(chain(**layers, flatten=nn.Flatten()), nn.Linear(c * (h // 32) * (w // 32), classes))

@@ -17,7 +17,7 @@ import yaml
 from fednet.errors import ConfigError, unknown
 from fednet.papers.cell import Cell, lay
 
-__all__ = ["NAMES", "NO_RUNS", "Cell", "base", "cells", "folder", "lay", "printed", "results"]
+__all__ = ["NAMES", "NO_RUNS", "Cell", "base", "caption", "cells", "folder", "lay", "printed", "results"]
 
 NAMES = {"fedpdc": "FedPDC", "fedabc": "FedABC", "feddc": "FedDC", "feddpc": "FedDPC", "fedrds": "FedRDS"}
 NO_RUNS = {
@@ -35,8 +35,15 @@ def printed() -> dict[str, Any]:
 
 
 def results() -> list[str]:
-    """The tables that runs stand behind: `fedpdc/table2`, ..."""
-    return [f"{paper}/{table}" for paper in NAMES for table in _module(paper).TABLES]
+    """The tables and figures that runs stand behind: `fedpdc/table2`, ..., `fedrds/figure7`."""
+    return [f"{paper}/{table}" for paper in NAMES for table in _builders(paper)]
+
+
+def caption(name: str) -> str:
+    """What the table is about, in the paper's words where it has some."""
+    paper, table = _split(name)
+    found = printed()[paper]["tables"].get(table, {}).get("caption", "")
+    return str(found or getattr(_module(paper), "CAPTIONS", {}).get(table, ""))
 
 
 def base(name: str) -> dict[str, Any]:
@@ -48,7 +55,7 @@ def base(name: str) -> dict[str, Any]:
 def cells(name: str) -> list[Cell]:
     """Every cell of a table such as `feddpc/table2`. Raises ConfigError for a name that is none of `results()`."""
     paper, table = _split(name)
-    return list(_module(paper).TABLES[table](base(name), printed()[paper]["tables"][table]))
+    return list(_builders(paper)[table](base(name), printed()[paper]["tables"].get(table, {})))
 
 
 def folder() -> Path:
@@ -65,6 +72,12 @@ def _split(name: str) -> tuple[str, str]:
         raise ConfigError(unknown("table", name, known))
     paper, _, table = found.partition("/")
     return paper, table
+
+
+def _builders(paper: str) -> dict[str, Any]:
+    """By name: tables and figures with numbers in the paper, then figures whose numbers it does not print."""
+    module = _module(paper)
+    return {**module.TABLES, **getattr(module, "FIGURES", {})}
 
 
 def _module(paper: str) -> Any:

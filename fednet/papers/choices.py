@@ -26,6 +26,7 @@ CHOICES: dict[str, dict[str, dict[str, Any]]] = {
     "feddpc": {  # its ablations, Figures 6 and 7
         "no projection": {"algorithm": {"projection": False}},
         "no scaling": {"algorithm": {"scaling": False}},
+        "no projection, no scaling": {"algorithm": {"projection": False, "scaling": False}},
         **{f"lambda={v}": {"algorithm": {"lambda": v}} for v in (3, 2, 0.1, 0, -0.1, -0.5)},
     },
     "fedrds": {  # Eq. 4 and section 4.7 disagree on sigma; Figure 6 takes the halves apart

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fednet.papers.cell import DATASETS, Cell, make
+from fednet.papers.choices import variants
 
 GROUPS = {"name": "resnet18_gn", "gn_groups": 2}  # groups and stem are unstated
 COLUMNS: dict[str, dict[str, Any]] = {
@@ -39,4 +40,22 @@ def table2(base: Mapping[str, Any], printed: Mapping[str, Any]) -> Iterator[Cell
                            figures=figures, grids={**LR, **own})
 
 
+# -- figures whose numbers the paper does not print --------------------------------------------------------------------
+def figure(table: str, parts: str) -> Callable[..., Iterator[Cell]]:
+    """The method beside those of its variants whose label begins with `parts`, on CIFAR-10."""
+
+    def cells(base: Mapping[str, Any], printed: Mapping[str, Any]) -> Iterator[Cell]:
+        for alpha in ("0.2", "0.6"):
+            over = [COLUMNS["CIFAR-10"], {"algorithm": METHODS["FedDPC"]},
+                    {"data": {"dataset": DATASETS["CIFAR-10"], "partition": {"alpha": float(alpha)}}}]
+            whole = make("feddpc", table, base, over, method="FedDPC", dataset="CIFAR-10", heterogeneity=f"alpha={alpha}",
+                         figures={"best_accuracy": None})
+            yield from (whole, *(v for v in variants(whole) if v.method.removeprefix("FedDPC ").startswith(parts)))
+
+    return cells
+
+
 TABLES = {"table2": table2}
+FIGURES = {"figure6": figure("figure6", "no "), "figure7": figure("figure7", "lambda")}
+CAPTIONS = {"figure6": "ablation on CIFAR-10: without the projection, without the adaptive scaling, without both",
+            "figure7": "lambda on CIFAR-10 (FedDPC: 1)"}

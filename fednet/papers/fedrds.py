@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fednet.papers.cell import DATASETS, Cell, make
+from fednet.papers.choices import variants
 
 COLUMNS: dict[str, dict[str, Any]] = {  # Table 2 of the paper; the networks' sizes are its own for MNIST only
     "MNIST": {"model": {"name": "rds_mnist"}, "train": {"lr": 0.001, "batch_size": 8}},
@@ -19,13 +20,15 @@ METHODS: dict[str, dict[str, Any]] = {
     "MOON": {"name": "moon", "mu": 1.0, "tau": 0.5},  # unstated
     "FedRDS": {"name": "fedrds", "alpha": 0.5, "sigma_mode": "scaled", "sigma0": 0.01},
 }
+BETAS = (0.02, 0.05, 0.1, 0.2, 0.3)  # of Figure A1: which values it has is not said in the text
+ALPHAS = (0.1, 0.5, 1.0)
 SIGMA = {"algorithm.sigma0": [0.001, 0.01, 0.1, 1.0]}
 
 
 def cell(table: str, base: Mapping[str, Any], name: str, dataset: str, figures: dict[str, Any], beta: float = 0.1,
          **rest: Any) -> Cell:
     over = [COLUMNS[dataset], {"algorithm": METHODS[name]},
-            {"data": {"dataset": DATASETS[dataset], "public": {"fraction": beta}}}]
+            {"data": {"dataset": DATASETS[dataset], "public": {"fraction": beta}}}, rest.pop("over", {})]
     rest.setdefault("grids", SIGMA if name == "FedRDS" else {})
     return make("fedrds", table, base, over, method=name, dataset=dataset, heterogeneity="2 shards",
                 figures=figures, **rest)
@@ -60,9 +63,48 @@ def figure_a1(base: Mapping[str, Any], printed: Mapping[str, Any]) -> Iterator[C
     rows, table = printed["rows"], "figureA1_text"
     at_beta = {"best_accuracy": rows["beta_10_percent"]}
     yield cell(table, base, "FedRDS", "CIFAR-10", at_beta, variant="beta=0.1", grids={})
-    # Which values of beta the curve has is not said in the text.
     yield cell(table, base, "FedRDS", "CIFAR-10", {"best_accuracy": rows["best_over_beta"]}, variant="best beta",
-               grids={"data.public.fraction": [0.02, 0.05, 0.1, 0.2, 0.3]})
+               grids={"data.public.fraction": list(BETAS)})
+
+
+# -- figures whose numbers the paper does not print --------------------------------------------------------------------
+SHOWN: dict[str, float | None] = {"best_accuracy": None}
+
+
+def figure5(base: Mapping[str, Any], printed: Mapping[str, Any]) -> Iterator[Cell]:
+    for dataset in ("MNIST", "CIFAR-10"):
+        for epochs in (10, 20, 40, 80):
+            for name in METHODS:
+                yield cell("figure5", base, name, dataset, dict(SHOWN), variant=f"E={epochs}", over={"train": {"epochs": epochs}})
+
+
+def figure6(base: Mapping[str, Any], printed: Mapping[str, Any]) -> Iterator[Cell]:
+    for dataset in COLUMNS:
+        yield cell("figure6", base, "FedAvg", dataset, dict(SHOWN))
+        whole = cell("figure6", base, "FedRDS", dataset, dict(SHOWN))
+        yield from (whole, *(v for v in variants(whole) if v.method.endswith("alone")))
+
+
+def figure7(base: Mapping[str, Any], printed: Mapping[str, Any]) -> Iterator[Cell]:
+    for dataset in ("MNIST", "SVHN"):
+        for sigma in SIGMA["algorithm.sigma0"]:
+            yield cell("figure7", base, "FedRDS", dataset, dict(SHOWN), variant=f"sigma={sigma:g}", grids={},
+                       over={"algorithm": {"sigma_mode": "fixed", "sigma0": sigma}})
+
+
+def figure_a1_curves(base: Mapping[str, Any], printed: Mapping[str, Any]) -> Iterator[Cell]:
+    shares = [(0.5, beta) for beta in BETAS] + [(alpha, beta) for beta in (0.1, 0.2) for alpha in ALPHAS if alpha != 0.5]
+    for alpha, beta in shares:
+        yield cell("figureA1", base, "FedRDS", "CIFAR-10", dict(SHOWN), beta=beta, variant=f"beta={beta:g} alpha={alpha:g}", grids={},
+                   over={"algorithm": {"alpha": alpha}})
 
 
 TABLES = {"table3": table3, "table4": table4, "text_section43": section43, "figureA1_text": figure_a1}
+FIGURES = {"figure5": figure5, "figure6": figure6, "figure7": figure7, "figureA1": figure_a1_curves}
+CAPTIONS = {
+    "figure5": "accuracy over the number of local epochs (the datasets are a choice of ours)",
+    "figure6": "ablation: data sharing alone, regularisation alone, both, neither",
+    "figure7": "accuracy with a fixed sigma of the regularisation",
+    "figureA1": "accuracy on CIFAR-10 over the shared fraction beta, and over each client's part alpha of it at beta 0.1 and 0.2",
+    "text_section43": "the curves of Table 3's runs: the round after which they are flat or steady, and how far FedAvg lies below",
+}

@@ -91,8 +91,8 @@ def _overview(books: Path) -> list[str]:
 
 def _table(name: str, books: Path) -> list[str]:
     paper, _, table = name.partition("/")
-    caption = papers.printed()[paper]["tables"][table].get("caption")
-    parts = ["", f"### {name}", "", *([str(caption)[0].upper() + str(caption)[1:] + ".", ""] if caption else [])]
+    caption = papers.caption(name)
+    parts = ["", f"### {name}", "", *([caption[0].upper() + caption[1:] + ".", ""] if caption else [])]
     run: set[str] = set()
     for scale in ("full", "mini"):
         rows = _rows(name, books, scale)

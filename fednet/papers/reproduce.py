@@ -22,6 +22,7 @@ from fednet.config.tree import compose
 from fednet.engine import pool
 from fednet.engine.pool import Task
 from fednet.errors import ConfigError, unknown
+from fednet.papers import mini as small
 from fednet.papers import reproduction
 from fednet.papers.cell import Cell
 from fednet.papers.choices import variants
@@ -70,14 +71,21 @@ def main(args: argparse.Namespace) -> int:
 
         job = searched(job, args, say)
     tasks = [t for _, _, t in job.runs(args.out)]
-    count = [sum(pool.state_now(t) == "done" for t in tasks)]
+    states = [pool.state(t, pool.digest(t, args.load, args.set)) for t in tasks]
+    if args.gather and "done" not in states and "failed" not in states:
+        raise ConfigError(f"--gather: none of the {len(tasks)} runs of {job.table} in {job.folder(args.out)} is done.")
+    count, refused = [states.count("done")], []
 
     def told(task: Task, state: str) -> None:
-        count[0] += state == "done"
-        say(f"[{count[0]}/{len(tasks)}] {task.name}: {_line(job, task) if state == 'done' else f'{state}: {pool.why(task)}'}")
+        count[0] += (state == "done") - (state == "changed")
+        if state == "refused":
+            refused.append(task.name)
+        said = {"done": lambda: _line(job, task), "changed": lambda: "its files were changed after it ended; it is done again"}
+        say(f"[{count[0]}/{len(tasks)}] {task.name}: {said[state]() if state in said else f'{state}: {pool.why(task)}'}")
 
     try:
-        pool.work(tasks, args.jobs, args.device, load=args.load, sets=args.set, told=told)
+        if not args.gather:
+            pool.work(tasks, args.jobs, args.device, load=args.load, sets=args.set, told=told)
     finally:
         written = publish(job, args.out)  # also of what was done before a stop
     if written and not args.quiet:
@@ -88,7 +96,7 @@ def main(args: argparse.Namespace) -> int:
 
         deposit(job, args.out, args.results)
         say(str(write(args.results)))
-    return 0
+    return pool.REFUSED if refused else 0
 
 
 # -- what there is ---------------------------------------------------------------------------------------------------
@@ -97,8 +105,7 @@ def listing() -> str:
     lines = []
     for name in papers.results():
         cells = papers.cells(name)
-        paper, _, table = name.partition("/")
-        caption = str(papers.printed()[paper]["tables"][table].get("caption", "")).partition("; class")[0]
+        caption = papers.caption(name).partition("; class")[0]
         datasets = dict.fromkeys(str(c.config["data"]["dataset"]) for c in cells)
         lines.append((name, f"{len(cells):3d} cells", ", ".join(datasets), caption))
     lines += [(name, MEASURED.get(name, "  no runs"), "", f"prints {what}") for name, what in papers.NO_RUNS.items()]
@@ -167,7 +174,7 @@ def plan(args: argparse.Namespace) -> Job:
     chosen += opened
     if args.scale == "mini":
         chosen = [mini(c) for c in chosen]
-    chosen = [replace(c, config=_evaluated(c)) for c in chosen]
+    chosen = [replace(c, config=_evaluated(c, args.scale)) for c in chosen]
     return Job(name, tuple(chosen), tuple(args.seeds or [0]), args.scale, frozenset([*(label for label, _ in added), *(c.method for c in opened)]),
                changed=", ".join(args.set))
 
@@ -182,7 +189,7 @@ def own_method(text: str) -> tuple[str, dict[str, Any]]:
     return "-".join([mapping["name"], *(f"{k}{v}" for k, v in mapping.items() if k != "name")]), mapping
 
 
-def _evaluated(cell: Cell) -> dict[str, Any]:
+def _evaluated(cell: Cell, scale: str) -> dict[str, Any]:
     """The cell's configuration with no more evaluation than its figures need.
 
     A table of the global model's accuracy needs no client's judgement, and every round's: best accuracy, and the round
@@ -190,7 +197,8 @@ def _evaluated(cell: Cell) -> dict[str, Any]:
     """
     rounds = int(cell.config["rounds"])
     personal = any(m in PERSONAL for m in cell.figures) and cell.paper != "fedrds"
-    section = {"every": max(1, rounds // LOOKS), "clients": "auto"} if personal else {"every": 1, "clients": "none"}
+    looks = small.PERSONAL_LOOKS if scale == "mini" and personal else small.LOOKS if scale == "mini" else LOOKS if personal else rounds
+    section = {"every": max(1, rounds // looks), "clients": "auto" if personal else "none"}
     return papers.lay(cell.config, {"evaluate": section, "checkpoint": {"every": max(1, rounds // LOOKS), "best": False}})
 
 
@@ -200,29 +208,40 @@ def _plain(text: str) -> str:
 
 # -- what came of it -------------------------------------------------------------------------------------------------
 def rows(job: Job, out: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[tuple[str, int], Run]]:
-    """(table's rows, curves, runs) of what is done, or failed."""
+    """(table's rows, curves, runs). What is not done has a row that says so."""
     runs = job.runs(out)
     found = {(c.name, s): open_run(t.run) for c, s, t in runs if pool.state_now(t) == "done"}
     made, curves = [], []
     for cell, seed, task in runs:
         state, run = pool.state_now(task), found.get((cell.name, seed))
-        if state not in ("done", "failed"):
-            continue
         versus = next((c for c in job.cells if c.method == cell.versus and (c.dataset, c.variant, c.heterogeneity) == (
             cell.dataset, cell.variant, cell.heterogeneity)), None)
         other = None if versus is None else found.get((versus.name, seed))
         made.append(reproduction.row(cell, seed, job.scale, run, in_paper=cell.method not in job.added, versus=other,
-                                     why=pool.why(task) if state == "failed" else "", changed=job.changed,
+                                     status=_status(task, state), changed=job.changed,
                                      hyperparameters=(job.chosen or {}).get(cell.name)))
         if run is not None:
             curves += reproduction.curves(cell, seed, run)
     return made, curves, found
 
 
+def _status(task: Task, state: str) -> str:
+    """As it stands in the table."""
+    if state == "failed":
+        return f"failed: {pool.why(task) or 'it said nothing'}"
+    if state == "begun":
+        path = task.run / "rounds.jsonl"
+        ended = path.read_bytes().count(b"\n") if path.exists() else 0
+        return f"not run: {ended} of {task.config['rounds']} rounds so far"
+    if state == "changed":
+        return "not run: its files were changed after it ended"
+    return state if state == "done" else f"not run: {said}" if (said := pool.why(task)) else "not run"
+
+
 def publish(job: Job, out: Path) -> list[Path]:
     """Writes the table in every form. What is not drawn for want of a run is left out."""
     made, curves, runs = rows(job, out)
-    if not made:
+    if all(str(r["status"]).startswith("not run") for r in made):
         return []
     table, points = out / f"{job.stem}.csv", out / f"{job.stem}-curves.csv"
     reproduction.merge(table, made, reproduction.FIXED)  # other parts of the table stay

@@ -87,13 +87,13 @@ def _percent(value: float | None) -> float | None:
 
 
 # -- rows ------------------------------------------------------------------------------------------------------------
-def row(cell: Cell, seed: int, scale: str, run: Run | None, *, in_paper: bool = True, versus: Run | None = None, why: str = "",
+def row(cell: Cell, seed: int, scale: str, run: Run | None, *, in_paper: bool = True, versus: Run | None = None, status: str = "done",
         hyperparameters: Mapping[str, Any] | None = None, changed: str = "") -> dict[str, Any]:
-    """What stands in the CSV for one run; `run` None: it failed, and `why` says how."""
+    """What stands in the CSV for one run; `run` None: `status` is "failed: why" or "not run"."""
     out: dict[str, Any] = dict.fromkeys(FIXED)
     out |= {"table": f"{cell.paper}/{cell.table}", "scale": scale, "method": cell.method, "in_paper": "yes" if in_paper else "no",
             "dataset": cell.dataset, "heterogeneity": cell.heterogeneity, "variant": cell.variant, "seed": seed,
-            "status": "done" if run is not None else f"failed: {why}", "measure": cell.measure, "paper": cell.figure,
+            "status": status, "measure": cell.measure, "paper": cell.figure,
             "hyperparameters": json.dumps(dict(hyperparameters or {})), "changed": changed}
     found = {name: None if run is None else measured(name, run, versus, cell.target_round) for name in cell.figures}
     if run is not None:
@@ -136,11 +136,17 @@ def read_csv(path: Path) -> list[dict[str, Any]]:
 
 
 def merge(target: Path, new: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """Rows of the same run are replaced, others stay."""
+    """Rows of the same run are replaced, others stay. What was not run replaces nothing that was."""
     old = read_csv(target) if target.exists() else []
+    known = {identity(r) for r in old if not unrun(r)}
+    new = [r for r in new if not (unrun(r) and identity(r) in known)]
     replaced = {identity(r) for r in new}
     kept = [r for r in old if identity(r) not in replaced]
     write(target, as_csv([*kept, *new], columns))
+
+
+def unrun(row: Mapping[str, Any]) -> bool:
+    return str(row.get("status") or "").startswith("not run")
 
 
 def identity(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -190,13 +196,15 @@ def table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]
             paper = runs[0]["paper"]
             ours = mean(done, "ours")
             name = method + ("" if runs[0]["in_paper"] == "yes" else " (not in the paper)")
-            failed = "" if done else str(runs[0]["status"]).removeprefix("failed: ")
+            word, _, reason = ("", "", "") if done else str(runs[0]["status"]).partition(": ")
+            left = sum(unrun(r) for r in runs) if done else 0
+            seeds = ",".join(str(r["seed"]) for r in done) + (f" ({left} not run)" if left else "")
             apart = "" if ours is None or paper is None or runs[0]["scale"] == "mini" else f"{ours - paper:+.2f}"
             lines.append([dataset, " ".join(p for p in (variant, heterogeneity) if p), name, _text(paper),
-                          spread(done, "ours") if done else "failed", apart,
+                          spread(done, "ours") if done else word, apart,
                           spread(done, "best"), _text(mean(done, "best_round"), 0), spread(done, "last10"), spread(done, "final"),
                           spread(done, "pfl"), spread(done, "drift"), _text(mean(done, "rounds"), 0), _text(mean(done, "mb"), 1),
-                          _text(mean(done, "seconds"), 1), ",".join(str(r["seed"]) for r in done) if done else failed])
+                          _text(mean(done, "seconds"), 1), seeds if done else reason])
     kept = [i for i in range(len(HEAD)) if any(line[i] for line in lines)]
     return [HEAD[i] for i in kept], [[line[i] for i in kept] for line in lines]
 

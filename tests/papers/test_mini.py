@@ -4,7 +4,7 @@ import pytest
 
 from fednet import config, papers
 from fednet.papers.choices import variants
-from fednet.papers.mini import COHORT, ROUNDS, mini
+from fednet.papers.mini import COHORT, LONG, RATE, mini
 
 
 @pytest.mark.parametrize("table", papers.results())
@@ -13,11 +13,24 @@ def test_every_cell_has_a_mini_of_its_own_that_is_a_valid_and_smaller_configurat
         small = mini(cell)
         made = config.from_mapping(small.config, small.config["name"])
         assert made.name.endswith("-mini")
-        assert made.rounds <= ROUNDS
+        assert made.rounds <= LONG
         assert made.cohort_size <= COHORT
         assert made.train.steps is not None
+        assert RATE[0] - 1e-6 <= made.train.lr / (1 - made.train.momentum) <= RATE[1] + 1e-6
         assert (made.algorithm.name, made.data.dataset) == (cell.config["algorithm"]["name"], cell.config["data"]["dataset"])
         assert small.figures == cell.figures
+
+
+def test_a_mini_keeps_the_ratio_of_local_work_and_of_who_takes_part():
+    def small(table, **wanted):
+        return config.from_mapping(mini(next(c for c in papers.cells(table) if all(getattr(c, k) == v for k, v in wanted.items()))).config, "mini")
+
+    ten, one = (small("feddc/table1", variant=e) for e in ("E10", "E1"))
+    assert (ten.train.steps, one.train.steps) == (20, 10)
+    assert [small("fedrds/figure5", variant=f"E={e}").train.steps for e in (10, 20, 40, 80)] == [20, 40, 80, 160]
+    everyone, half = small("fedpdc/table2", method="FedPDC"), small("fedabc/table1", method="FedABC")
+    assert (everyone.clients, everyone.cohort_size) == (5, 5)
+    assert (half.clients, half.cohort_size) == (10, 5)
 
 
 @pytest.mark.parametrize("table", ["fedpdc/table2", "fedabc/table1", "feddc/table1", "feddpc/table2", "fedrds/table3"])
@@ -28,5 +41,5 @@ def test_what_a_paper_leaves_open_is_a_valid_variant_of_its_own_method_that_diff
     assert len(set(names)) == len(names)
     for found in variants(own[0]):
         made, plain = (config.to_mapping(config.from_mapping(c.config, c.name)) for c in (found, own[0]))
-        assert len({k for k in made if made[k] != plain[k]} - {"name"}) == 1
+        assert len({k for k in made if made[k] != plain[k]} - {"name"}) == 1  # one section
         assert set(found.figures.values()) == {None}

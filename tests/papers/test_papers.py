@@ -32,14 +32,18 @@ def numbers(value: object) -> list[float]:
 # -- figures ----------------------------------------------------------------------------------------------------------
 def test_every_table_of_the_papers_has_cells_or_is_named_as_one_without_runs():
     printed = {f"{paper}/{table}" for paper, facts in papers.printed().items() for table in facts["tables"]}
-    assert set(TABLES) | set(papers.NO_RUNS) == printed
+    unprinted = {t for t in TABLES if t not in printed}
+    assert unprinted == {f"feddpc/figure{k}" for k in (6, 7)} | {f"fedrds/figure{k}" for k in (5, 6, 7, "A1")}
+    assert all(v is None for t in unprinted for c in papers.cells(t) for v in c.figures.values())
+    assert all(papers.caption(t) for t in TABLES)
+    assert (set(TABLES) - unprinted) | set(papers.NO_RUNS) == printed
     assert not set(TABLES) & set(papers.NO_RUNS)
 
 
 @pytest.mark.parametrize("table", TABLES)
 def test_every_number_of_a_table_is_the_figure_of_a_cell(table):
     paper, _, name = table.partition("/")
-    rows = papers.printed()[paper]["tables"][name]["rows"]
+    rows = papers.printed()[paper]["tables"].get(name, {}).get("rows", {})
     found = Counter(v for c in papers.cells(table) for v in c.figures.values() if v is not None)
     wanted = Counter(numbers(rows))
     if table == "feddpc/table2":  # the seconds a round stand behind both alphas
@@ -88,6 +92,12 @@ def test_cells_of_one_name_are_one_run():
         c.name for c in papers.cells("fedabc/table2")}
 
 
+def test_figures_stand_on_the_runs_of_their_tables():
+    names = {t: {c.name for c in papers.cells(t)} for t in ("fedrds/table3", "fedrds/figure6", "feddpc/table2", "feddpc/figure6", "feddpc/figure7")}
+    assert len(names["fedrds/figure6"] & names["fedrds/table3"]) == 8  # FedAvg and FedRDS, four datasets
+    assert len(names["feddpc/figure6"] & names["feddpc/figure7"] & names["feddpc/table2"]) == 2  # FedDPC, two alphas
+
+
 def test_within_a_table_no_two_cells_share_a_run():
     for table in TABLES:
         names = [c.name for c in papers.cells(table)]
@@ -130,10 +140,10 @@ def test_rounds_and_values_that_differ_between_datasets_are_the_papers():
             row = settings("fedrds")["table2"][cell.dataset]
             assert cell.config["train"]["lr"] == row["lr"]
             assert cell.config["train"]["batch_size"] == row["batch_size"]
-            assert cell.config["train"]["epochs"] == row["local_epochs"]
+            assert cell.table == "figure5" or cell.config["train"]["epochs"] == row["local_epochs"]
             assert cell.config["participation"] == row["fraction_clients"]
-            assert cell.config["data"]["public"]["fraction"] == row["beta_shared"]
-            if cell.method == "FedRDS":
+            assert cell.table in ("figureA1", "figure6") or cell.config["data"]["public"]["fraction"] == row["beta_shared"]
+            if cell.method == "FedRDS" and cell.table != "figureA1":
                 assert cell.config["algorithm"]["alpha"] == row["alpha_shared_per_client"]
 
 

@@ -147,6 +147,62 @@ def test_mini_runs_are_paired_resumable_and_say_in_every_artefact_that_they_are_
     assert reproduction.read_csv(kept / "results/fedabc-table1-mini.csv") == rows
 
 
+MINE = ["fedabc/table1", "--dataset", "mnist", "--setting", "alpha=1.0", "--scale", "mini", *DIGITS]
+
+
+def test_what_is_done_is_gathered_without_starting_the_rest_which_stands_there_as_not_run(tmp_path, monkeypatch, capsys):
+    out = ["--out", str(tmp_path)]
+    assert main(["reproduce", *MINE, "--only", "FedAvg,FedPer", "--gather", *out]) == 2
+    assert "none of the 2 runs" in capsys.readouterr().err
+    assert main(["reproduce", *MINE, "--only", "FedAvg", *out]) == 0
+    begun = next(t for c, _, t in job(*MINE).runs(tmp_path) if c.method == "FedPer")
+    begun.run.mkdir()
+    (begun.run / "rounds.jsonl").write_text("{}\n{}\n")
+    monkeypatch.setattr(pool, "work", None)
+    assert main(["reproduce", *MINE, "--gather", "--seeds", "0,1", *out]) == 0
+    rows = {(r["method"], r["seed"]): r for r in reproduction.read_csv(tmp_path / "fedabc-table1-mini.csv")}
+    assert len(rows) == 18
+    assert {k for k, r in rows.items() if r["status"] == "done"} == {("FedAvg", 0)}
+    assert rows["FedRod", 1]["status"] == "not run"
+    assert rows["FedPer", 0]["status"] == "not run: 2 of 60 rounds so far"
+    said = (tmp_path / "fedabc-table1-mini.txt").read_text()
+    assert "0 (1 not run)" in said
+    assert said.count("not run") == 9
+
+
+def test_a_row_that_was_not_run_takes_no_place_of_one_that_was(tmp_path):
+    row = dict.fromkeys(reproduction.FIXED) | {"method": "A", "dataset": "D", "heterogeneity": "h", "seed": 0, "status": "done", "ours": 1}
+    gone = {**row, "status": "not run", "ours": None}
+    path = tmp_path / "t.csv"
+    for new, left in ((gone, "not run"), (row, "done"), (gone, "done")):
+        reproduction.merge(path, [new], reproduction.FIXED)
+        assert [r["status"] for r in reproduction.read_csv(path)] == [left]
+
+
+def test_a_run_whose_records_were_changed_is_done_again_and_kept_aside(tmp_path, capsys):
+    words = ["reproduce", *MINE, "--only", "FedAvg", "--out", str(tmp_path)]
+    assert main(words) == 0
+    ((_, _, task),) = job(*MINE, "--only", "FedAvg").runs(tmp_path)
+    records = task.run / "rounds.jsonl"
+    true = [json.loads(line).get("test_accuracy") for line in records.open()]
+    records.write_text(records.read_text().replace('"test_accuracy":0.', '"test_accuracy":0.9'))
+    assert main([*words, "--gather"]) == 2
+    capsys.readouterr()
+    assert main(words) == 0
+    assert "changed after it ended" in capsys.readouterr().out
+    assert [json.loads(line).get("test_accuracy") for line in records.open()] == true
+    assert [p.name for p in task.books.glob("*.changed*")] == [f"{task.name}.changed1"]
+
+
+def test_a_run_that_was_refused_for_want_of_its_data_is_tried_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FEDNET_DATA", str(tmp_path / "nothing"))
+    words = ["reproduce", "fedrds/table3", "--dataset", "svhn", "--only", "FedAvg", "--scale", "mini", "--device", "cpu", "--out", str(tmp_path / "out")]
+    for _ in range(2):
+        assert main(words) == 2
+        assert "refused" in (said := capsys.readouterr().out)
+        assert "SVHN could not be read" in said
+
+
 def test_what_was_run_at_a_changed_setting_is_not_kept_among_the_results(tmp_path, capsys):
     assert main(["reproduce", "feddpc/table2", "--results", str(tmp_path), "--set", "rounds=2"]) == 2
     assert "leave out --set" in capsys.readouterr().err
