@@ -2,6 +2,7 @@
 
     DIR/results/PAPER-TABLE[-mini].csv, -curves.csv   rows and curves, as `fednet reproduce --results DIR` deposits them
     DIR/results/PAPER-TABLE[-mini].svg                 accuracy against rounds and MB
+    DIR/results/PAPER-TABLE[-mini]-sweep.svg           accuracy against the number in which the cells differ
     DIR/results/PAPER-TABLE.txt                        a table measured without runs, as the command printed it
     DIR/remarks.yaml                                   what there is to say, by paper
     DIR/RESULTS.md                                     written anew from these each time
@@ -17,7 +18,7 @@ from typing import Any
 import yaml
 
 from fednet import papers
-from fednet.papers import reproduction
+from fednet.papers import reproduction, sweeps
 from fednet.papers.reproduce import MINI, Job
 from fednet.report import overlay
 
@@ -100,13 +101,15 @@ def _table(name: str, books: Path) -> list[str]:
             continue
         run |= {str(r["dataset"]) for r in rows}
         if scale == "mini":
-            parts += [f"**{MINI[0].upper() + MINI[1:]}.** That the command works is all that these runs show.", ""]
+            parts += [f"**{MINI[0].upper() + MINI[1:]}.** These runs compare the methods with each other at this size, and nothing with the paper.", ""]
         parts += [reproduction.as_md(rows).rstrip(), *_others(rows)]
         stem = f"{paper}-{table}" + ("-mini" if scale == "mini" else "")
         curves = books / f"{stem}-curves.csv"
         if curves.exists():
             drawn = overlay.draw(reproduction.read_csv(curves), books / f"{stem}.svg", MINI if scale == "mini" else "")
             parts += ["", f"![{name}](results/{drawn.name})"] if drawn is not None else []
+        swept = sweeps.draw(rows, name, books / f"{stem}-sweep.svg", MINI if scale == "mini" else "")
+        parts += [f"![{name}](results/{swept.name})"] if swept is not None else []
         parts += [f"![{p.stem}](results/{stem}/{p.name})" for p in sorted((books / stem).glob("*.png"))]
         parts.append("")
     missing = [d for d in dict.fromkeys(c.dataset for c in papers.cells(name)) if d not in run]

@@ -232,21 +232,25 @@ def _text(value: float | None, digits: int = 2) -> str:
     return "" if value is None else f"{value:.{digits}f}" if isinstance(value, float) else str(value)
 
 
-def order(methods: Mapping[str, Sequence[Mapping[str, Any]]]) -> tuple[int, int, bool] | None:
+def order(methods: Mapping[str, Sequence[Mapping[str, Any]]]) -> tuple[int, int, bool | None] | None:
     """(pairs in the paper's order, pairs, whether ours has the same first): over the methods with both figures; None
-    for fewer than two. A pair that the paper prints as equal is left out."""
-    both = []
+    for fewer than two. A pair that the paper prints as equal is left out. The last is None where the paper's first was
+    not run."""
+    both, printed = [], []
     for runs in methods.values():
         ours = mean([r for r in runs if r["status"] == "done"], "ours")
-        if ours is not None and runs[0]["paper"] is not None and not runs[0]["changed"]:
-            both.append((float(runs[0]["paper"]), ours))
+        if runs[0]["paper"] is None or runs[0]["changed"]:
+            continue
+        printed.append(float(runs[0]["paper"]))
+        if ours is not None:
+            both.append((printed[-1], ours))
     pairs = [(a, b) for i, a in enumerate(both) for b in both[i + 1:] if a[0] != b[0]]
     if not pairs:
         return None
     agree = sum((a[0] - b[0]) * (a[1] - b[1]) > 0 for a, b in pairs)
     sign = -1 if next(iter(methods.values()))[0]["measure"] in LESS_IS_BETTER else 1
-    first = max(both, key=lambda p: sign * p[1])
-    return agree, len(pairs), sign * first[0] == max(sign * p[0] for p in both)
+    first, best = max(both, key=lambda p: sign * p[1]), max(sign * p for p in printed)
+    return agree, len(pairs), sign * first[0] == best if any(sign * p == best for p, _ in both) else None
 
 
 def as_text(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -280,6 +284,6 @@ def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         if found is not None:
             agree, pairs, first = found
             where = " ".join(p for p in column if p)
-            out.append(f"{where}: {agree} of {pairs} pairs of methods stand in the paper's order; the paper's best method is "
-                       f"{'' if first else 'not '}the best here.")
+            best = "was not run" if first is None else "is the best here" if first else "is not the best here"
+            out.append(f"{where}: {agree} of {pairs} pairs of methods stand in the paper's order; the paper's best method {best}.")
     return out

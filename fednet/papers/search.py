@@ -52,7 +52,8 @@ def searched(job: Job, args: argparse.Namespace, say: Callable[[str], None]) -> 
         found = score(task)
         say(f"  search {task.name}: {state if found is None else f'{100 * found:.2f} on the validation split'}")
 
-    pool.work(todo, args.jobs, args.device, load=args.load, sets=args.set, told=told)
+    if not args.gather:
+        pool.work(todo, args.jobs, args.device, load=args.load, sets=args.set, told=told)
     chosen, books, cells = {}, {}, []
     for cell in job.cells:
         scores: list[Any] = [(score(t), point) for point, t in tasks[cell.name]] if len(tasks[cell.name]) > 1 else []

@@ -58,6 +58,12 @@ def test_the_order_of_methods_is_compared_pair_by_pair():
     assert reproduction.order(methods) == (4, 5, False)
 
 
+def test_whether_the_papers_best_is_ours_is_left_open_where_it_was_not_run():
+    made = [{**r, "status": "not run", "ours": None} if r["method"] == "A" else r for r in rows(A=(60.0, [1.0]), B=(55.0, [52.0]), C=(50.0, [40.0]))]
+    (methods,) = reproduction.grouped(made).values()
+    assert reproduction.order(methods) == (1, 1, None)
+
+
 def test_less_is_better_for_rounds_to_a_target():
     made = [{**r, "measure": "rounds_to_target"} for r in rows(A=(100.0, [90.0]), B=(25.0, [30.0]))]
     (methods,) = reproduction.grouped(made).values()
