@@ -11,7 +11,7 @@ from fednet.papers import reproduction
 from fednet.report.figures import COLOURS, DASHES, MARKERS
 from fednet.report.plots import Figure, write
 
-SWEPT = {  # table -> number -> (its name on the axis, what a cell that does not name it has, kind of axis)
+SWEPT: dict[str, dict[str, tuple[str, float | None, str]]] = {  # table -> number -> (its name on the axis, what a cell that does not name it has, kind of axis)
     "fedrds/figure5": {"E": ("local epochs", None, "log")},
     "fedrds/figure7": {"sigma": ("sigma", None, "log")},
     "fedrds/figureA1": {"beta": ("beta, shared fraction", None, "linear"), "alpha": ("alpha, each client's part of it", None, "linear")},

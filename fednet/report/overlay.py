@@ -89,7 +89,7 @@ def details(runs: Mapping[str, Run], folder: Path, name: str, said: str = "", cl
     written = [path for stem, figure in found
                for path in write(replace(figure, title=f"{figure.title}; {said}" if said else figure.title), [folder / f"{stem}.png"])]
     for run in runs.values():
-        picture = condensed.draw(run.dir, folder / f"{name}-condensed.png")
+        picture = condensed.draw(run.dir, folder / f"{name}-condensed.png", titles=(f"condensed images; {said}" if said else "condensed images", ""))
         if picture is not None:
             return [*written, picture]
     return written
