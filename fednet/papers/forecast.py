@@ -1,8 +1,9 @@
 """`fednet reproduce --plan`: what would run, how long it would take and what would cross, before anything starts.
 
-Hours come from one measured round for each model of the job (its second: the first also warms up), taken by the table's
-own method of that model; megabytes from what the methods declare to send. Both leave out what depends on the data, and
-that methods train differently: a plan, not a promise.
+A round's time is that of its SGD steps and the rest (evaluating above all). Both are measured once for each model of the
+job, by a round of few steps and one of a few more; a round of the paper's length can take a quarter of an hour. How many
+steps that has follows from who holds what. Megabytes come from what the methods declare to send. That methods train
+differently is left out: a plan, not a promise.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import json
 import math
 import shutil
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fednet import config as configuration
 from fednet import papers
@@ -22,75 +25,105 @@ from fednet.papers.cell import Cell
 from fednet.papers.reproduce import Job
 from fednet.report.read import open_run
 
-ROUNDS = 2  # of a measurement; the last is taken
+ROUNDS = 2  # of a measurement; the last is taken, as the first also warms up
+STEPS = (5, 25)  # a client's, in the two measurements
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of a round: `rest` + `step` * mean steps of a client. samples: by client; public: samples of the server's set."""
+
+    rest: float
+    step: float
+    samples: tuple[int, ...]
+    public: int
+
+    def seconds(self, cell: Cell) -> float:
+        return self.rest + self.step * steps(cell, self.samples, self.public)
+
+
+def steps(cell: Cell, samples: tuple[int, ...], public: int) -> float:
+    """SGD steps of a client and round, in the mean over clients. FedRDS trains on its part of the public set too."""
+    c = cell.config
+    train, method = c["train"], c["algorithm"]
+    if train.get("steps"):
+        return float(train["steps"])
+    shared = math.floor(float(method.get("alpha", 0.5)) * public) if method["name"] == "fedrds" else 0
+    return float(train["epochs"]) * sum(math.ceil((n + shared) / int(train["batch_size"])) for n in samples) / len(samples)
 
 
 def forecast(job: Job, out: Path, device: str, jobs: int) -> str:
     """The plan as text."""
     runs = job.runs(out)
-    seconds = measured(job, out, device)
+    paces = measured(job, out, device)
     lines, total, megabytes, left = [], 0.0, 0.0, 0
     wide = max(len(t.name) for _, _, t in runs)
     for cell, _, task in runs:
         state = pool.state_now(task)
-        a_round, mb, rounds = seconds.get(kind(cell)), traffic(cell), int(cell.config["rounds"])
+        a_round, mb, rounds = a_round_of(cell, paces), traffic(cell), int(cell.config["rounds"])
         time = "?" if a_round is None else f"{a_round * rounds / 3600:.2f} h"
         lines.append(f"  {task.name.ljust(wide)}  {state:<7} {rounds:4d} rounds  {time:>8}  {'about' if mb[1] else '     '} {mb[0] * rounds:9.1f} MB")
         if state not in ("done", "failed"):
             total, megabytes, left = total + (a_round or 0) * rounds / 3600, megabytes + mb[0] * rounds, left + 1
     head = [f"{len(runs)} runs in {job.folder(out)}, {left} left to do; scale {job.scale}"]
     tail = [f"left: {total:.2f} hours of one process, {total / min(jobs, max(1, left)):.2f} hours with --jobs {jobs} on as many free cores, "
-            f"{megabytes:.0f} MB; from one measured round of each model:"]
-    tail += [f"  {json.loads(k)['model']['name']}, {json.loads(k)['data']['dataset']}: {s:.2f} s a round" if s is not None
-             else f"  {json.loads(k)['model']['name']}: could not be measured" for k, s in seconds.items()]
+            f"{megabytes:.0f} MB; from measured rounds of each model:"]
+    for k, pace in paces.items():
+        about = json.loads(k)
+        said = ("could not be measured" if pace is None
+                else f"{1e3 * pace.step:.1f} ms for one step of each participant, {pace.rest:.2f} s for the rest of a round")
+        tail.append(f"  {about['model']['name']}, {about['data']['dataset']}: {said}")
     searches = [c for c in job.cells if c.grids]
     if searches:
         many = sum(math.prod(len(v) for v in c.grids.values()) for c in searches)
-        hours = sum(math.prod(len(v) for v in c.grids.values()) * math.ceil(int(c.config["rounds"]) / 4) * (seconds.get(kind(c)) or 0)
+        hours = sum(math.prod(len(v) for v in c.grids.values()) * math.ceil(int(c.config["rounds"]) / 4) * (a_round_of(c, paces) or 0)
                     for c in searches) / 3600
         tail.append(f"with --search, before it: {many} points of the paper's grids at a quarter of the rounds, {hours:.1f} hours of one process")
     return "\n".join([*head, *lines, *tail])
 
 
+def a_round_of(cell: Cell, paces: dict[str, Pace | None]) -> float | None:
+    pace = paces.get(kind(cell))
+    return None if pace is None else pace.seconds(cell)
+
+
 def kind(cell: Cell) -> str:
-    """What decides how long a round takes, the method aside."""
+    """What decides how long a step and the rest take, the method aside."""
     c = cell.config
-    own = ("lr", "momentum", "weight_decay")
+    own = ("lr", "momentum", "weight_decay", "epochs", "steps")
     data = {k: c["data"].get(k) for k in ("dataset", "public", "validation")}
     return json.dumps({"model": c["model"], "data": data, "train": {k: v for k, v in c["train"].items() if k not in own},
-                       "clients": c["clients"]}, sort_keys=True)
+                       "clients": c["clients"], "each": [c.get("participation"), c.get("clients_per_round")]}, sort_keys=True)
 
 
-def measured(job: Job, out: Path, device: str) -> dict[str, float | None]:
-    """Seconds of a round by `kind`, from a run of two rounds each; None where it failed."""
-    found: dict[str, float | None] = {}
+def measured(job: Job, out: Path, device: str) -> dict[str, Pace | None]:
+    """The pace by `kind`; None where the measurement failed."""
     first: dict[str, Cell] = {}
     for cell in job.cells:
-        if kind(cell) not in first or int(cell.config["rounds"]) > int(first[kind(cell)].config["rounds"]):
-            first[kind(cell)] = cell
+        first.setdefault(kind(cell), cell)
     out.mkdir(parents=True, exist_ok=True)
-    for k, cell in first.items():
-        done = _finished(cell, job, out)
-        if done is not None:
-            found[k] = done
-            continue
-        folder = Path(tempfile.mkdtemp(prefix=".plan-", dir=out))
-        try:
-            over = {"rounds": min(ROUNDS, int(cell.config["rounds"])), "name": "measure", "evaluate": {"every": 1, "clients": "none"}}
+    return {k: paced(cell, out, device) for k, cell in first.items()}
+
+
+def paced(cell: Cell, out: Path, device: str) -> Pace | None:
+    """From two runs of a few steps."""
+    folder = Path(tempfile.mkdtemp(prefix=".plan-", dir=out))
+    try:
+        seconds: list[float] = []
+        held: dict[str, Any] = {}
+        for few in STEPS:
+            over = {"rounds": ROUNDS, "name": f"measure{few}", "train": {"steps": few}, "evaluate": {"every": 1, "clients": "none"}}
+            if "iterations" in cell.config["algorithm"]:
+                over["algorithm"] = {"iterations": 1}  # condensed once in a run: not a part of every round
             task = Task(papers.lay(cell.config, over), folder)
-            state = pool.work([task], 1, device)[task.name]
-            found[k] = float(open_run(task.run).rounds[-1].seconds) if state == "done" else None
-        finally:
-            shutil.rmtree(folder)
-    return found
-
-
-def _finished(cell: Cell, job: Job, out: Path) -> float | None:
-    """A round of a finished run of the same kind: nothing has to be measured again."""
-    for other, _, task in job.runs(out):
-        if kind(other) == kind(cell) and pool.state_now(task) == "done":
-            return float(open_run(task.run).summary["seconds_per_round"])
-    return None
+            if pool.work([task], 1, device)[task.name] != "done":
+                return None
+            seconds.append(float(open_run(task.run).rounds[-1].seconds))
+            held = json.loads((task.run / "partition.json").read_text(encoding="utf-8"))
+        step = max(0.0, (seconds[1] - seconds[0]) / (STEPS[1] - STEPS[0]))
+        return Pace(max(0.0, seconds[0] - step * STEPS[0]), step, tuple(held["samples"]), int(held["public"]))
+    finally:
+        shutil.rmtree(folder)
 
 
 def traffic(cell: Cell) -> tuple[float, bool]:
@@ -98,4 +131,3 @@ def traffic(cell: Cell) -> tuple[float, bool]:
     config = configuration.from_mapping(cell.config, cell.name)
     down, up, (open_down, open_up) = payload_bytes(config, config.algorithm.name)
     return config.cohort_size * (down + up) / 1e6, open_down or open_up
-

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -106,18 +107,37 @@ def test_the_winner_is_the_best_on_the_validation_split_and_what_failed_is_out(t
 
 # -- the plan --------------------------------------------------------------------------------------------------------
 def test_a_plan_counts_runs_hours_and_megabytes(tmp_path, monkeypatch):
-    monkeypatch.setattr(forecast, "measured", lambda job, *_: dict.fromkeys(map(forecast.kind, job.cells), 9.0))
+    pace = forecast.Pace(7.0, 1.0, (500, 200), 0)  # steps of batches of 256: 2 and 1, at one epoch
+    monkeypatch.setattr(forecast, "measured", lambda job, *_: dict.fromkeys(map(forecast.kind, job.cells), pace))
     found = job("feddpc/table2", "--dataset", "cifar10", "--only", "FedDPC", "--seeds", "0,1")
     said = forecast.forecast(found, tmp_path, "cpu", 2)
     assert "4 runs" in said
     assert "4 left" in said
-    assert "4.00 hours of one process, 2.00 hours with --jobs 2" in said  # 4 runs x 400 rounds x 9 s
+    assert "3.78 hours of one process, 1.89 hours with --jobs 2" in said  # 4 runs x 400 rounds x 8.5 s
     assert "7937 MB" in said  # 4 x 400 rounds x 10 clients x (down + up) of LeNet5's 62,006 parameters in 4 bytes
     assert "10 points" in said  # 5 learning rates, 2 settings
 
 
-def test_cells_that_differ_in_the_method_alone_are_measured_once():
-    assert len({forecast.kind(c) for c in job("feddpc/table2", "--dataset", "cifar10").cells}) == 1
+def test_cells_that_differ_in_method_and_local_epochs_alone_are_measured_once():
+    for words in (["feddpc/table2", "--dataset", "cifar10"], ["feddc/table1"], ["fedpdc/table2", "--setting", "CNN"]):
+        assert len({forecast.kind(c) for c in job(*words).cells}) == 1
+
+
+def test_fedrds_is_foretold_the_steps_on_its_shared_samples_and_a_mini_its_own():
+    average, own = (next(c for c in papers.cells("fedrds/table3") if (c.method, c.dataset) == (m, "MNIST")) for m in ("FedAvg", "FedRDS"))
+    assert forecast.steps(average, (540, 540), 6000) == 10 * 68
+    assert forecast.steps(own, (540, 540), 6000) == 10 * 443  # 540 + 3000 samples in batches of 8
+    assert forecast.steps(job("fedrds/table3", "--only", "FedAvg", "--scale", "mini").cells[0], (540,), 6000) == 20
+
+
+def test_a_pace_is_measured_by_rounds_of_a_few_steps(tmp_path):
+    found = job("fedabc/table1", "--dataset", "mnist", "--setting", "alpha=1.0", "--only", "FedAvg")
+    cell = found.cells[0]
+    pace = forecast.paced(replace(cell, config=papers.lay(cell.config, {"data": {"dataset": "digits"}})), tmp_path, "cpu")
+    assert len(pace.samples) == 20
+    assert pace.rest > 0
+    assert pace.seconds(cell) >= pace.rest
+    assert list(tmp_path.iterdir()) == []
 
 
 # -- running it ------------------------------------------------------------------------------------------------------
