@@ -30,15 +30,31 @@ def _run(args: argparse.Namespace, words: list[str]) -> int:
     from fednet.cli.display import Display
     from fednet.engine.hosting import host_rounds
     from fednet.engine.launch import open_directory
+    from fednet.engine.pool import TORN
+    from fednet.errors import CannotGoOn, StateError
 
-    config, directory, finished = open_directory(configuration.load(args.config, args.set, args.load), args.out, resume=True)
+    wanted = configuration.load(args.config, args.set, args.load)
+    begun = _records(args.out / wanted.name)
+    config, directory, finished = open_directory(wanted, args.out, resume=True)
     if not finished:
         data = Path(config.data.root) if config.data.root else None
-        with Display(True) as display:
-            host_rounds(config, directory, bind=None, device=args.device, data=data, keys=None, insecure=False, until=None,
-                        command=["python", "-m", "fednet.cli.cellrun", *words], display=display)
+        try:
+            with Display(True) as display:
+                host_rounds(config, directory, bind=None, device=args.device, data=data, keys=None, insecure=False, until=None,
+                            command=["python", "-m", "fednet.cli.cellrun", *words], display=display)
+        except (StateError, CannotGoOn) as wrong:
+            if begun is None or _records(directory) != begun:
+                raise
+            print(wrong, file=sys.stderr)  # what was left of the run cannot be gone on with
+            return TORN
         report.finish(directory, figures=False)
     return 0
+
+
+def _records(directory: Path) -> int | None:
+    """Rounds that a run has on record; None where it was not begun."""
+    path = directory / "rounds.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0 if directory.exists() else None
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ On one machine that is the fastest per core: a run in a single process sends not
 beside its own. What is done is left alone, what was cut short is resumed, what another process is at is left to it.
 
 A run's state is in marks beside it, FOLDER/.cells/NAME.done and .failed: the SHA-256 of its configuration, its exit status
-and the SHA-256 of its records. A run whose records are no longer those is done again; the changed one is kept aside.
+and the SHA-256 of its records. A run whose records are no longer those is done again, as is one that cannot be resumed;
+what there was is kept aside, as FOLDER/.cells/NAME.changedK.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from fednet.errors import ConfigError, Stopped
 
 LOOK_S = 0.2
 REFUSED = 2  # exit status: the configuration or the data are at fault, and may be mended
+TORN = 5  # exit status of a cell: what an earlier start left cannot be gone on with
 RECORDS = ("config.yaml", "summary.json", "rounds.jsonl", "clients.jsonl", "partition.json")  # that tables are made from
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # glibc gives large blocks back to the system at once, and then takes them again for the next batch: a third of a small
@@ -112,7 +114,7 @@ def why(task: Task) -> str:
 
 
 def set_aside(task: Task) -> Path:
-    """A changed run out of the way, so that it is done again. Returns where it is."""
+    """A changed or torn run out of the way, so that it is done again. Returns where it is."""
     aside = next(p for k in itertools.count(1) if not (p := task.books / f"{task.name}.changed{k}").exists())
     if task.run.exists():
         os.replace(task.run, aside)
@@ -125,7 +127,7 @@ def work(tasks: Sequence[Task], jobs: int, device: str, *, load: Sequence[str] =
     """Runs what is not done yet. Returns each task's state by name; a failed run (diverged, say) is not tried again, one that
     was refused (for want of its data, say) is the next time.
 
-    told(task, state) is called when a run has ended, and with "changed" when one has to be done again.
+    told(task, state) is called when a run has ended, and with "changed" or "torn" when one has to be done again.
     Raises Stopped on SIGTERM, SIGUSR1 or Ctrl-C, once the runs have
     saved what they have; the same call goes on.
     """
@@ -150,7 +152,11 @@ def work(tasks: Sequence[Task], jobs: int, device: str, *, load: Sequence[str] =
                 for one in list(running):
                     if one.process.poll() is not None:
                         running.remove(one)
-                        told(one.task, _settle(one))
+                        word = _settle(one)
+                        told(one.task, word)
+                        if word == "torn":
+                            set_aside(one.task)
+                            queue.insert(0, one.task)
                     elif time.monotonic() - one.beat > claims.BEAT_S:
                         one.claim.beat()
                         one.beat = time.monotonic()
@@ -218,7 +224,7 @@ def _begin(task: Task, sha256: str, device: str, load: Sequence[str], sets: Sequ
 
 def _settle(one: Running) -> str:
     status = one.process.returncode
-    word = {0: "done", REFUSED: "refused", 4: "begun", 130: "begun"}.get(status, "failed")
+    word = {0: "done", REFUSED: "refused", TORN: "torn", 4: "begun", 130: "begun"}.get(status, "failed")
     if status < 0:  # killed from outside: nothing that the configuration is to blame for
         word = "begun"
     if word in ("done", "failed"):

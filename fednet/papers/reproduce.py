@@ -80,7 +80,8 @@ def main(args: argparse.Namespace) -> int:
         count[0] += (state == "done") - (state == "changed")
         if state == "refused":
             refused.append(task.name)
-        said = {"done": lambda: _line(job, task), "changed": lambda: "its files were changed after it ended; it is done again"}
+        said = {"done": lambda: _line(job, task), "changed": lambda: "its files were changed after it ended; it is done again",
+                "torn": lambda: f"cannot be resumed, it is done again: {pool.why(task)}"}
         say(f"[{count[0]}/{len(tasks)}] {task.name}: {said[state]() if state in said else f'{state}: {pool.why(task)}'}")
 
     try:

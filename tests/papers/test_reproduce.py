@@ -214,6 +214,22 @@ def test_a_run_whose_records_were_changed_is_done_again_and_kept_aside(tmp_path,
     assert [p.name for p in task.books.glob("*.changed*")] == [f"{task.name}.changed1"]
 
 
+def test_a_half_written_run_that_cannot_be_resumed_is_done_again(tmp_path, capsys):
+    words = ["reproduce", *MINE, "--only", "FedAvg", "--out", str(tmp_path)]
+    assert main(words) == 0
+    ((_, _, task),) = job(*MINE, "--only", "FedAvg").runs(tmp_path)
+    before = reproduction.read_csv(tmp_path / "fedabc-table1-mini.csv")[0]
+    (task.books / f"{task.name}.done").unlink()
+    (task.run / "summary.json").unlink()
+    records = task.run / "rounds.jsonl"
+    records.write_bytes(records.read_bytes()[:-100])
+    capsys.readouterr()
+    assert main(words) == 0
+    assert "cannot be resumed, it is done again" in capsys.readouterr().out
+    after = reproduction.read_csv(tmp_path / "fedabc-table1-mini.csv")[0]
+    assert (after["ours"], after["mb"]) == (before["ours"], before["mb"])
+
+
 def test_a_run_that_was_refused_for_want_of_its_data_is_tried_again(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FEDNET_DATA", str(tmp_path / "nothing"))
     words = ["reproduce", "fedrds/table3", "--dataset", "svhn", "--only", "FedAvg", "--scale", "mini", "--device", "cpu", "--out", str(tmp_path / "out")]
