@@ -18,6 +18,7 @@ import yaml
 
 from fednet import papers
 from fednet.papers import reproduction, sweeps
+from fednet.papers.mini import SAID
 from fednet.papers.reproduce import MINI, Job
 from fednet.report import overlay
 
@@ -71,7 +72,7 @@ def write(folder: Path) -> Path:
     remarks: dict[str, Any] = yaml.safe_load(said.read_text(encoding="utf-8")) if said.exists() else {}
     parts = ["# The papers' tables, run", "",
              "Written by `fednet reproduce --results` from the CSV files in `results/`; do not edit. What the sections say in prose stands in "
-             "`remarks.yaml`.", "", str(remarks.get("preface", "")).strip(), "", *_overview(books)]
+             "`remarks.yaml`.", "", str(remarks.get("preface", "")).strip(), "", SAID[0].upper() + SAID[1:], "", *_overview(books)]
     for paper, title in papers.NAMES.items():
         parts += ["", f"## {title}", "", str(papers.printed()[paper]["title"]), "", str(remarks.get(paper, "")).strip()]
         for text in sorted(books.glob(f"{paper}-*.txt")):  # what is measured without runs, as the command printed it
@@ -109,7 +110,7 @@ def _table(name: str, books: Path) -> list[str]:
         run |= {str(r["dataset"]) for r in rows}
         if scale == "mini":
             parts += [f"**{MINI[0].upper() + MINI[1:]}.** These runs compare the methods with each other at this size, and nothing with the paper.", ""]
-        parts += [reproduction.as_md(rows).rstrip(), *_others(rows)]
+        parts += [reproduction.as_md(rows, scale_said=True).rstrip(), *_others(rows)]
         stem = f"{paper}-{table}" + ("-mini" if scale == "mini" else "")
         curves = books / f"{stem}-curves.csv"
         if curves.exists():

@@ -261,16 +261,17 @@ def as_text(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join([*out, "", *notes(rows)])
 
 
-def as_md(rows: Sequence[Mapping[str, Any]]) -> str:
+def as_md(rows: Sequence[Mapping[str, Any]], scale_said: bool = False) -> str:
+    """scale_said: what mini scale is stands elsewhere on the page."""
     head, lines = table(rows)
     bar = ["---" if name in ("dataset", "setting", "method", "seeds") else "---:" for name in head]
-    return "\n".join(["| " + " | ".join(line) + " |" for line in (head, bar, *lines)] + ["", *(f"- {n}" for n in notes(rows))]) + "\n"
+    return "\n".join(["| " + " | ".join(line) + " |" for line in (head, bar, *lines)] + ["", *(f"- {n}" for n in notes(rows, scale_said))]) + "\n"
 
 
-def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def notes(rows: Sequence[Mapping[str, Any]], scale_said: bool = False) -> list[str]:
     """What a reader of the table has to know: the scale, what was changed, whose order agrees."""
     out = []
-    if any(r["scale"] == "mini" for r in rows):
+    if any(r["scale"] == "mini" for r in rows) and not scale_said:
         from fednet.papers.mini import SAID
 
         out.append(SAID[0].upper() + SAID[1:])
