@@ -197,11 +197,12 @@ def table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]
             ours = mean(done, "ours")
             name = method + ("" if runs[0]["in_paper"] == "yes" else " (not in the paper)")
             word, _, reason = ("", "", "") if done else str(runs[0]["status"]).partition(": ")
+            never = "never" if runs[0]["measure"] == "rounds_to_target" else ""
             left = sum(unrun(r) for r in runs) if done else 0
             seeds = ",".join(str(r["seed"]) for r in done) + (f" ({left} not run)" if left else "")
             apart = "" if ours is None or paper is None or runs[0]["scale"] == "mini" else f"{ours - paper:+.2f}"
             lines.append([dataset, " ".join(p for p in (variant, heterogeneity) if p), name, _text(paper),
-                          spread(done, "ours") if done else word, apart,
+                          (spread(done, "ours") or never) if done else word, apart,
                           spread(done, "best"), _text(mean(done, "best_round"), 0), spread(done, "last10"), spread(done, "final"),
                           spread(done, "pfl"), spread(done, "drift"), _text(mean(done, "rounds"), 0), _text(mean(done, "mb"), 1),
                           _text(mean(done, "seconds"), 1), seeds if done else reason])
