@@ -23,8 +23,7 @@ from fednet.papers.reproduce import MINI, Job
 from fednet.report import overlay
 
 SHOWN = {  # of the pictures beside a table, those that the paper has too
-    "fedpdc": lambda name: False, "fedabc": lambda name: name.endswith("-partition"), "feddc": lambda name: True,
-    "feddpc": lambda name: False, "fedrds": lambda name: False,
+    "fedabc/table1": ("-partition",), "feddc/table1": ("-partition", "-classes", "-condensed"), "feddc/figure2_text": ("-classes",),
 }
 POINTS = 100  # of a curve, in the compact results
 
@@ -39,7 +38,7 @@ def deposit(job: Job, out: Path, folder: Path) -> None:
             new = reproduction.read_csv(source)
             reproduction.merge(target, thinned(new) if suffix else new, columns)
     for picture in sorted((out / job.stem).glob("*.png")):
-        if SHOWN[job.table.partition("/")[0]](picture.stem):
+        if picture.stem.endswith(SHOWN.get(job.table, ())):
             (books / job.stem).mkdir(exist_ok=True)
             shrink(picture, books / job.stem / picture.name)
 

@@ -33,7 +33,7 @@ from fednet.report.read import Run, open_run
 
 PERSONAL = ("pfl_accuracy", "drift_accuracy", "solo_accuracy", "points_gained")  # measures that want every client judged
 MINI = "mini scale: not the paper's setting"  # above every figure of such runs
-BY_CLASS = {"feddc/table1": ("FedAvg", "FedDC")}  # whose accuracy by class is drawn: Figures 2 and 5 of FedDC
+BY_CLASS = dict.fromkeys(("feddc/table1", "feddc/figure2_text"), ("FedAvg", "FedDC"))  # whose accuracy by class is drawn: Figures 2 and 5 of FedDC
 MEASURED = {"feddpc/table1": "measured"}  # with no runs behind it
 LOOKS = 20  # evaluations in a run of which only the end is in the table
 
