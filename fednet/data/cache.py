@@ -42,6 +42,7 @@ def once(facts: Iterable[object], make: Callable[[], torch.Tensor]) -> torch.Ten
             try:
                 save_file({"x": x}, aside)
                 aside.replace(file)
+                return load_file(file)["x"]  # the file's pages, which the system may take back, for memory of its own
             except (OSError, SafetensorError) as full:  # safetensors wraps what the disk says
                 aside.unlink(missing_ok=True)
                 log.warning("decoded images are not kept in %s: %s", file.parent, full)

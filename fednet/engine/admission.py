@@ -79,8 +79,8 @@ def checker(exp: Any, sent: Callable[[int], Any]) -> Callable[[Any, memoryview],
 
 
 def judges(exp: Any, device: str) -> tuple[Any, Any]:
-    """The server's test set and validation set as model inputs, where it has them."""
-    if exp.federation is None:
+    """The server's test set and validation set as model inputs, where it has them and judges by them."""
+    if exp.federation is None or not exp.config.evaluate.every:
         return None, None
     data = exp.data
     test = (data.inputs(data.test[0], device), data.test[1].to(device)) if data.n_test else None
