@@ -592,8 +592,9 @@ class ZmqClient:
                 self._retry_at = time.monotonic() + REFUSED_RETRY_S
                 self._ended_early += 1
                 if self._ended_early == TELL_ENDED:
-                    self._refuse("the server ends each connection in its handshake: its key is not the one given "
-                                 "here, or it speaks no ZMTP, or something on the way ends them")
+                    # Where just one has CURVE, either side may be the first to notice.
+                    self._refuse("the server ends each connection in its handshake: its key is not the one given here, or "
+                                 "only one of the two has CURVE, or it speaks no ZMTP, or something on the way ends them")
 
     def _flush(self) -> None:
         while self._queue and self._try(self._queue[0]):
