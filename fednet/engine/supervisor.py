@@ -183,24 +183,22 @@ class Supervisor:
 
     def _end_all(self, grace_s: float) -> None:
         """Nothing that was started here outlives this. grace_s: for those that end by themselves."""
-        until = time.monotonic() + grace_s
+        self._reap(grace_s)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for pid in list(self.pids):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            self._reap(2.0)
+
+    def _reap(self, seconds: float) -> None:
+        """Waits so long, at most, for all that was started here to end."""
+        until = time.monotonic() + seconds
         while self.pids and time.monotonic() < until:
             pid, _ = os.waitpid(-1, os.WNOHANG)
             if pid:
                 self.pids.pop(pid, None)
             else:
                 time.sleep(0.02)
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            for pid in list(self.pids):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
-            until = time.monotonic() + 2.0
-            while self.pids and time.monotonic() < until:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
-                if pid:
-                    self.pids.pop(pid, None)
-                else:
-                    time.sleep(0.02)
 
 
 def _has_gpu() -> bool:
