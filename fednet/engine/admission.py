@@ -63,9 +63,9 @@ def checker(exp: Any, sent: Callable[[int], Any]) -> Callable[[Any, memoryview],
                     raise RemoteProtocolError(f"field {name}: samples of shape {tuple(value.x.shape[1:])} or labels that this federation does not have")
         run = getattr(payload, "run", None)
         if isinstance(run, Run) and exp.federation is not None:
-            facts = exp.facts(key.client)
-            if run.n > facts.n + facts.public_n:
-                raise RemoteProtocolError(f"client {key.client} says it has {run.n} samples; the partition gave it {facts.n}")
+            most_samples = exp.samples(key.client)
+            if run.n > most_samples:
+                raise RemoteProtocolError(f"client {key.client} says it has {run.n} samples; there are {most_samples} for it")
         most = exp.config.security.max_norm
         if most is not None and key.purpose == "train":
             x = sent(key.client)

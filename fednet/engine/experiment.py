@@ -103,10 +103,16 @@ class Experiment:
             return ClientFacts(0, (2**31,) * (self.setting.classes or 0), 0, self.input_shape, 0)
         return ClientFacts(**self.federation.facts(client))
 
+    def samples(self, client: int) -> int:
+        """The most samples that the client can train on: its own, and the public ones."""
+        return len(self.federation.parts[client]) + len(self.federation.public)
+
     def bounds(self, payload: type[Payload], client: int) -> dict[str, int]:
         """Largest size in bytes of the fields whose declaration leaves it open."""
         if payload is Judgement:
             return {"counts": len(JUDGED) * 2 * max(1, self.setting.classes) * 8, "losses": len(JUDGED) * 8}
+        if type(self.algorithm).sizes is Algorithm.sizes:
+            return {}  # nothing is left open; to count a client's classes for it would be the dearest part of a small reply
         return self.algorithm.sizes(payload, self.facts(client))
 
     def predicted(self, payload: type[Payload], direction: str, client: int) -> dict[str, int]:

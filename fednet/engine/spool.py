@@ -13,31 +13,33 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
 from fednet.buffers import lend
-from fednet.engine.rundir import write_json
+from fednet.engine.rundir import repair
 from fednet.errors import StateError
 from fednet.wire.messages import Field, Key
 
+SEALS = "seals.jsonl"
 SPARE_BYTES = 1 << 30  # of files that wait to be written over
 
 
-class Seal(msgspec.Struct, kw_only=True):
-    """What stands beside a spooled reply, see `Spooled`."""
+class Seal(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What vouches for a spooled reply, see `Spooled`. broken: nothing does any more, the payload is being written over."""
 
     key: Key
-    form: list[Field]
-    check: int
-    state: str
-    kept: bool
-    task: tuple[int, str]
-    seconds: float
-    worker: dict[str, Any]
-    split: list[float]
-    taken_s: float
+    form: list[Field] = []
+    check: int = 0
+    state: str = ""
+    kept: bool = False
+    task: tuple[int, str] = (0, "")
+    seconds: float = 0.0
+    worker: dict[str, Any] = {}
+    split: list[float] = []
+    taken_s: float = 0.0
+    broken: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Spooled:
 
     key: Key
     form: tuple[Field, ...]
-    path: Path
+    path: str
     check: int
     state: str
     kept: bool
@@ -60,37 +62,48 @@ class Spooled:
 
     def body(self) -> memoryview:
         """Its payload, in memory of its own: the file may be another reply's before what is decoded from it is forgotten."""
-        data = lend(self.path.stat().st_size).data
-        with self.path.open("rb", buffering=0) as file:
-            read = file.readinto(data)
+        file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            data = lend(os.fstat(file).st_size).data
+            read = 0
+            while read < len(data) and (got := os.readv(file, [data[read:]])):
+                read += got
+        finally:
+            os.close(file)
         if read != len(data):
             raise StateError(f"{self.path}: {read} bytes could be read of {len(data)}.")
         return data
 
     def glance(self) -> memoryview:
         """Its payload as the system has it in memory already: to be let go of at once."""
-        with self.path.open("rb", buffering=0) as file:
-            empty = os.fstat(file.fileno()).st_size == 0  # which cannot be mapped
-            return memoryview(b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            empty = os.fstat(file).st_size == 0  # which cannot be mapped
+            return memoryview(b"" if empty else mmap.mmap(file, 0, access=mmap.ACCESS_COPY))
+        finally:
+            os.close(file)
 
 
 class Spool:
-    """Replies as received, `checkpoint/round-T/PHASE-CLIENT-PURPOSE.bin`, each with a `.json` once it is whole; files to
-    write over in `checkpoint/spare/`.
+    """Replies as received, `checkpoint/round-T/PHASE-CLIENT-PURPOSE.bin`, and a line of `seals.jsonl` beside them for each
+    that was checked; files to write over in `checkpoint/spare/`.
 
-    One thread writes; `clear` and `close` may be called by another.
+    One thread writes; `found`, `clear` and `close` may be called by another.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._open: dict[Key, BinaryIO] = {}
-        self._spares: list[Path] = []
+        self._open: dict[Key, int] = {}  # descriptors
+        self._sealed: dict[int, set[str]] = {}  # by round: paths of payloads that a line vouches for
+        self._books: dict[int, int] = {}  # descriptors of seals.jsonl, by round
+        self._spares: list[str] = []
         self._named = 0
         self._lock = threading.Lock()
         shutil.rmtree(folder / "spare", ignore_errors=True)  # an earlier server's
 
-    def _base(self, key: Key) -> Path:
-        return self.folder / f"round-{key.round}" / f"{key.phase}-{key.client}-{key.purpose}"
+    def _path(self, key: Key) -> str:
+        """As text: a round of many small replies would spend its time on putting paths together."""
+        return f"{self.folder}/round-{key.round}/{key.phase}-{key.client}-{key.purpose}.bin"
 
     # -- writing -------------------------------------------------------------------------------------------------------
     def store(self, key: Key, offset: int, data: memoryview) -> None:
@@ -99,74 +112,111 @@ class Spool:
             self.abandon(key)
             self._begin(key)
         file = self._open[key]
-        if file.tell() != offset:
-            raise StateError(f"spool of client {key.client}: {file.tell()} bytes are there, the next come at {offset}")
-        file.write(data)
+        at = os.lseek(file, 0, os.SEEK_CUR)
+        if at != offset:
+            raise StateError(f"spool of client {key.client}: {at} bytes are there, the next come at {offset}")
+        write_all(file, data)
 
     def _begin(self, key: Key) -> None:
         """Opens a file to write to from its start. What an earlier attempt or a spare has in it is written over."""
-        base = self._base(key)
-        base.parent.mkdir(parents=True, exist_ok=True)
-        base.with_suffix(".json").unlink(missing_ok=True)
-        path = base.with_suffix(".bin")
+        path = self._path(key)
+        if path in self._sealed.get(key.round, ()):  # before a byte of it changes: half of it must not be taken for the whole
+            self._unseal(key)
         with self._lock:
-            if self._spares and not path.exists():
-                self._spares.pop().replace(path)
-            self._open[key] = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b")  # noqa: SIM115 (closed by `whole`)
+            if key.round not in self._books:
+                self._books[key.round] = self._book(key.round)
+            if self._spares and not os.path.exists(path):
+                os.replace(self._spares.pop(), path)
+            self._open[key] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+    def _book(self, round: int) -> int:
+        place = self.folder / f"round-{round}"
+        place.mkdir(parents=True, exist_ok=True)
+        repair(place / SEALS)
+        return os.open(place / SEALS, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
 
     def abandon(self, key: Key) -> None:
         """No more of this payload comes. What is there of it may be overwritten by a later attempt already."""
         with self._lock:
             file = self._open.pop(key, None)
         if file is not None:
-            file.close()
+            os.close(file)
 
     def whole(self, key: Key, form: Sequence[Field], check: int, state: str, kept: bool, task: tuple[int, str], seconds: float,
               worker: dict[str, Any]) -> Spooled:
         """The payload is complete: it can be read, but counts for a resume only once `seal` was called."""
         with self._lock:
             file = self._open.pop(key)
-        file.truncate()  # what was there before may have been longer
-        file.close()
-        return Spooled(key, tuple(form), self._base(key).with_suffix(".bin"), check, state, kept, task, seconds, worker)
+        size = os.lseek(file, 0, os.SEEK_CUR)
+        if os.fstat(file).st_size != size:  # what was there before was longer
+            os.truncate(file, size)
+        os.close(file)
+        return Spooled(key, tuple(form), self._path(key), check, state, kept, task, seconds, worker)
 
     def seal(self, reply: Spooled) -> None:
         """The reply was checked: a resume folds it without asking again."""
-        write_json(self._base(reply.key).with_suffix(".json"), msgspec.to_builtins(Seal(
+        self._note(reply.key.round, Seal(
             key=reply.key, form=list(reply.form), check=reply.check, state=reply.state, kept=reply.kept, task=reply.task, seconds=reply.seconds,
-            worker=reply.worker, split=list(reply.split), taken_s=reply.taken_s)), indent=None)
+            worker=reply.worker, split=list(reply.split), taken_s=reply.taken_s))
+        self._sealed.setdefault(reply.key.round, set()).add(reply.path)
+
+    def _unseal(self, key: Key) -> None:
+        self._note(key.round, Seal(key=key, broken=True))
+        self._sealed[key.round].remove(self._path(key))
+
+    def _note(self, round: int, seal: Seal) -> None:
+        with self._lock:
+            if round not in self._books:
+                self._books[round] = self._book(round)
+            write_all(self._books[round], msgspec.json.encode(seal) + b"\n")
 
     def discard(self, key: Key) -> None:
-        self._base(key).with_suffix(".json").unlink(missing_ok=True)
-        self._base(key).with_suffix(".bin").unlink(missing_ok=True)
+        """The payload is of no use. It was begun, so that nothing vouches for it."""
+        os.unlink(self._path(key))
 
     # -- reading -------------------------------------------------------------------------------------------------------
     def found(self, round: int, phase: int) -> dict[tuple[int, str], Spooled]:
-        """The sealed replies of a phase, by client and purpose."""
+        """The sealed replies of a phase, by client and purpose. Raises StateError where a whole line is no seal."""
         replies: dict[tuple[int, str], Spooled] = {}
-        for path in sorted((self.folder / f"round-{round}").glob(f"{phase}-*.json")):
+        book = self.folder / f"round-{round}" / SEALS
+        if not book.exists():
+            return replies
+        *lines, _torn = book.read_bytes().split(b"\n")
+        for number, line in enumerate(lines, 1):
             try:
-                seal = msgspec.json.decode(path.read_bytes(), type=Seal)
+                seal = msgspec.json.decode(line, type=Seal)
             except (ValueError, RecursionError) as broken:
-                raise StateError(f"{path}: not what was written there ({broken}); without it, its client is asked again.") from broken
-            body = path.with_suffix(".bin")
-            if path == self._base(seal.key).with_suffix(".json") and body.exists() and body.stat().st_size == sum(f.size for f in seal.form):
-                replies[seal.key.client, seal.key.purpose] = Spooled(seal.key, tuple(seal.form), body, seal.check, seal.state, seal.kept, seal.task,
-                                                                     seal.seconds, seal.worker, tuple(seal.split), seal.taken_s)
+                raise StateError(f"{book}, line {number}: not what was written there ({broken}); without it, its client is asked again.") from broken
+            if (seal.key.round, seal.key.phase) != (round, phase):
+                continue
+            name, path = (seal.key.client, seal.key.purpose), self._path(seal.key)
+            replies.pop(name, None)
+            if not seal.broken and os.path.exists(path) and os.path.getsize(path) == sum(f.size for f in seal.form):
+                replies[name] = Spooled(seal.key, tuple(seal.form), path, seal.check, seal.state, seal.kept, seal.task, seal.seconds, seal.worker,
+                                        tuple(seal.split), seal.taken_s)
+        self._sealed.setdefault(round, set()).update(r.path for r in replies.values())
         return replies
 
     # -- the end of rounds ---------------------------------------------------------------------------------------------
     def clear(self, up_to: int) -> None:
         """Lets go of the rounds that a checkpoint holds."""
         for folder in self.folder.glob("round-*"):
-            if int(folder.name.split("-")[1]) <= up_to:
+            round = int(folder.name.split("-")[1])
+            if round <= up_to:
                 self._spare(folder)
-                shutil.rmtree(folder)
+                with self._lock:
+                    book = self._books.pop(round, None)
+                    self._sealed.pop(round, None)
+                    shutil.rmtree(folder)
+                if book is not None:
+                    os.close(book)
 
     def close(self) -> None:
         """No other round will come to this process."""
         with self._lock:
-            self._spares = []
+            for book in self._books.values():
+                os.close(book)
+            self._books, self._spares = {}, []
             shutil.rmtree(self.folder / "spare", ignore_errors=True)
 
     def _spare(self, round: Path) -> None:
@@ -174,12 +224,18 @@ class Spool:
         place = self.folder / "spare"
         place.mkdir(exist_ok=True)
         with self._lock:
-            busy = {self._base(key).with_suffix(".bin") for key in self._open}  # a late upload's, not called off yet
-            size = sum(p.stat().st_size for p in self._spares)
+            busy = {self._path(key) for key in self._open}  # a late upload's, not called off yet
+            size = sum(os.path.getsize(p) for p in self._spares)
             for path in round.glob("*.bin"):
                 size += path.stat().st_size
                 if size > SPARE_BYTES:
                     break
-                if path not in busy:
+                if str(path) not in busy:
                     self._named += 1
-                    self._spares.append(path.replace(place / f"{self._named}.bin"))
+                    self._spares.append(str(path.replace(place / f"{self._named}.bin")))
+
+
+def write_all(file: int, data: Any) -> None:
+    view = memoryview(data)
+    while len(view):
+        view = view[os.write(file, view):]

@@ -134,6 +134,7 @@ class ServerProtocol:
         self._declared = declared or (lambda key, form: None)
         self._started = now
         self._max_workers = max_workers
+        self._order: list[Work] = []  # in which tasks are handed out: longest first
         self._out: list[Instruction] = []
         self._now = now
 
@@ -186,6 +187,7 @@ class ServerProtocol:
         self.rules = rules
         self.round, self.phase, self.purpose = round, phase, purpose
         self.work = {j.client: Work(j, attempt=(attempts or {}).get(j.client, 0), since=now) for j in jobs}
+        self._order = sorted(self.work.values(), key=lambda w: (-w.job.cost, w.job.client))
         self._assign()
         self._expire()
         return self._take()
@@ -608,18 +610,21 @@ class ServerProtocol:
     # -- handing out -------------------------------------------------------------------------------------------------
     def _assign(self) -> None:
         """Waiting tasks to free workers, longest first; one task ahead, but never the phase's last ones."""
-        waiting = sorted((w for w in self.work.values() if w.status == "waiting"), key=lambda w: (-w.job.cost, w.job.client))
-        free = [x for x in self.workers.values() if x.ready and x.gone_at is None and len(x.queue) <= x.slots] if waiting else []
-        left = len(waiting)
+        free = [x for x in self.workers.values() if x.ready and x.gone_at is None and len(x.queue) <= x.slots]
+        waiting = [w for w in self._order if w.status == "waiting"] if free else []
+        left, slots = len(waiting), sum(x.slots for x in free)
         for w in waiting:
+            if not free:
+                break  # as after most replies: one worker has room, for one task
             able = [x for x in free if w.job.client in x.ids and (not (w.refused_by or w.sat_by or x.stalled) or self._may_try(w, x))]
             hosts = [x for x in able if len(x.queue) < x.slots]
-            if not hosts and left > sum(x.slots for x in free):
+            if not hosts and left > slots:
                 hosts = [x for x in able if len(x.queue) <= x.slots]
             if hosts:
                 # Among equally free ones, whoever had this client last: its data are there already.
                 self._hand(w, min(hosts, key=lambda x: (len(x.queue) / x.slots, self._last.get(w.job.client) != x.name, x.name)))
                 left -= 1
+                free = [x for x in free if len(x.queue) <= x.slots]
 
     def _may_try(self, w: Work, worker: Worker) -> bool:
         """A worker that failed at a task, or sat on one, tries again only where no other hosts its client."""

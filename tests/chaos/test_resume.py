@@ -69,8 +69,8 @@ def test_replies_that_were_spooled_are_not_asked_for_again(tmp_path: Path, undis
     with Federation(tmp_path, algorithm="scaffold", round={"start": 3}) as fed:
         fed.client("0-2")
         fed.server(faults=crashes())
-        spool = fed.path / "checkpoint" / "round-1"
-        fed.until(lambda: len(list(spool.glob("*-train.json"))) == 3)
+        seals = fed.path / "checkpoint" / "round-1" / "seals.jsonl"
+        fed.until(lambda: seals.exists() and seals.read_text().count("\n") == 3)
         os.kill(fed.last.pid, signal.SIGKILL)
         assert fed.status() == -signal.SIGKILL
         fed.client("3")
@@ -87,10 +87,12 @@ def test_a_reply_that_answers_another_task_is_asked_for_again(tmp_path: Path, un
         fed.client("0-3")
         fed.server()
         assert fed.status() == -signal.SIGKILL
-        sealed = next((fed.path / "checkpoint" / "round-2").glob("0-1-train.json"))
-        text = sealed.read_text()
-        check = text.split('"task": [')[1].split(",")[0]
-        sealed.write_text(text.replace(check, str(int(check) ^ 1)))  # as if round 1 had come to another model then
+        sealed = fed.path / "checkpoint" / "round-2" / "seals.jsonl"
+        seals = [json.loads(line) for line in sealed.read_text().splitlines()]
+        for seal in seals:
+            if seal["key"][3] == 1:
+                seal["task"][0] ^= 1  # as if round 1 had come to another model then
+        sealed.write_text("".join(json.dumps(seal) + "\n" for seal in seals))
         fed.server(resume=True)
         fed.finish()
         asked = [r["client"] for r in fed.lines("wire.jsonl") if r["type"] == "task" and r["round"] == 2 and r["incarnation"] == 2]

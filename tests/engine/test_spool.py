@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import os
+
+import pytest
+
 from fednet.engine.spool import Spool
+from fednet.errors import StateError
 from fednet.wire.messages import Field, Key
 
 KEY = Key(1, 0, 0, 3)
@@ -34,7 +39,7 @@ def test_a_later_round_writes_over_the_files_of_an_earlier_one(tmp_path):
     there = (tmp_path / "round-1" / "0-3-train.bin").stat().st_ino
     spool.clear(1)
     later = whole(spool, Key(2, 0, 0, 5), b"short")
-    assert (later.path.stat().st_ino, bytes(later.body())) == (there, b"short")
+    assert (os.stat(later.path).st_ino, bytes(later.body())) == (there, b"short")
     assert spool.found(2, 0) == {}  # not sealed
     spool.seal(later)
     assert list(spool.found(2, 0)) == [(5, "train")]
@@ -71,3 +76,48 @@ def test_nothing_to_write_over_is_left_when_a_run_has_ended(tmp_path):
     assert list((tmp_path / "spare").iterdir())
     spool.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def sealed_by_an_earlier_server(folder):
+    spool = Spool(folder)
+    spool.seal(whole(spool, KEY, b"sealed"))
+    return Spool(folder)
+
+
+def test_what_was_sealed_is_found_by_the_next_server_as_it_was(tmp_path):
+    found = sealed_by_an_earlier_server(tmp_path).found(1, 0)
+    assert {name: (bytes(r.body()), r.key, r.form) for name, r in found.items()} == {(3, "train"): (b"sealed", KEY, (Field("x", "state", 6, 6),))}
+
+
+def test_nothing_vouches_for_a_payload_that_is_being_written_over(tmp_path):
+    spool = sealed_by_an_earlier_server(tmp_path)
+    assert spool.found(1, 0)
+    spool.store(Key(1, 0, 1, 3), 0, memoryview(b"seal"))  # of another attempt, of which the rest may never come
+    assert Spool(tmp_path).found(1, 0) == {}
+    spool.store(Key(1, 0, 1, 3), 4, memoryview(b"2!"))
+    spool.seal(spool.whole(Key(1, 0, 1, 3), (Field("x", "state", 6, 6),), 0, "", False, (0, ""), 0.0, {}))
+    assert bytes(Spool(tmp_path).found(1, 0)[3, "train"].body()) == b"seal2!"
+
+
+def test_a_seal_that_was_torn_counts_for_nothing_and_spoils_none_after_it(tmp_path):
+    sealed_by_an_earlier_server(tmp_path)
+    with (tmp_path / "round-1" / "seals.jsonl").open("ab") as book:
+        book.write(b'{"key":[1,0,0,4,"tra')
+    spool = Spool(tmp_path)
+    assert list(spool.found(1, 0)) == [(3, "train")]
+    spool.seal(whole(spool, Key(1, 0, 0, 5), b"another"))
+    assert sorted(Spool(tmp_path).found(1, 0)) == [(3, "train"), (5, "train")]
+
+
+def test_a_whole_line_that_is_no_seal_is_told_of(tmp_path):
+    sealed_by_an_earlier_server(tmp_path)
+    with (tmp_path / "round-1" / "seals.jsonl").open("ab") as book:
+        book.write(b"5\n")
+    with pytest.raises(StateError, match="line 2: not what was written there"):
+        Spool(tmp_path).found(1, 0)
+
+
+def test_a_payload_cut_short_is_not_found(tmp_path):
+    sealed_by_an_earlier_server(tmp_path)
+    os.truncate(tmp_path / "round-1" / "0-3-train.bin", 3)
+    assert Spool(tmp_path).found(1, 0) == {}

@@ -313,12 +313,12 @@ def spool(data: bytes) -> str:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "round-1"
         place.mkdir()
-        (place / "0-2-train.json").write_bytes(data)
+        (place / "seals.jsonl").write_bytes(data + b"\n")
         (place / "0-2-train.bin").write_bytes(bytes(12))
         try:
             return f"{len(Spool(Path(folder)).found(1, 0))} found"
         except StateError as refused:
-            return shape_of(str(refused).partition("train.json")[2])
+            return shape_of(str(refused).partition("seals.jsonl")[2])
 
 
 def configuration(data: bytes) -> str:
