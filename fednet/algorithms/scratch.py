@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fednet.buffers import lend
 from fednet.errors import StateError
@@ -58,6 +59,17 @@ class Scratch:
                 owner = self.module.get_submodule(path)
                 view.copy_(owner._buffers[leaf])  # type: ignore[arg-type]
                 owner._buffers[leaf] = view
+        self._parts = [(part, list(part.parameters())) for part in self.module.modules()]
+        self.batch_norm = any(isinstance(part, _BatchNorm) for part, _ in self._parts)
+
+    def train_mode(self, alone: bool) -> None:
+        """Train mode, but eval mode where all parameters of a module are frozen; `alone`: BatchNorm in eval mode too,
+        because a batch of one sample has no variance."""
+        if not all(part.training for part, _ in self._parts):  # to ask is a tenth of setting it, and this is each task's
+            self.module.train()
+        for part, own in self._parts:
+            if (own and not any(p.requires_grad for p in own)) or (alone and isinstance(part, _BatchNorm)):
+                part.eval()
 
     def load(self, x: Tensors) -> nn.Module:
         """Overwrites every tensor of the layout by `x` and returns the module. StateError: another layout."""

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fednet.algorithms.correction import Correction
 from fednet.algorithms.descent import optimizer
@@ -74,7 +73,7 @@ def joined(x: Any, y: torch.Tensor, more: tuple[Any, torch.Tensor] | None) -> tu
     return both, torch.cat([y, more[1].to(y.dtype)])
 
 
-# -- modes -------------------------------------------------------------------------------------------------------------
+# -- modes and batches -------------------------------------------------------------------------------------------------
 def autocast(precision: str, device: torch.device) -> tuple[Any, float]:
     """(context for the forward pass, factor on the loss). In fp16 small gradients would vanish: the loss is multiplied
     by a fixed power of two, exact to take back, and free of the wait for the device that a dynamic factor costs."""
@@ -83,16 +82,6 @@ def autocast(precision: str, device: torch.device) -> tuple[Any, float]:
     if precision == "fp16":
         return torch.autocast(device.type, torch.float16), 1024.0
     return contextlib.nullcontext(), 1.0
-
-
-def set_modes(module: nn.Module, alone: bool) -> None:
-    """Train mode, but eval mode where all parameters of a module are frozen; `alone`: BatchNorm in eval mode too,
-    because a batch of one sample has no variance."""
-    module.train()
-    for part in module.modules():
-        own = list(part.parameters())
-        if (own and not any(p.requires_grad for p in own)) or (alone and isinstance(part, _BatchNorm)):
-            part.eval()
 
 
 def batches(n: int, size: int, batch_norm: bool) -> list[tuple[int, int]]:
@@ -127,12 +116,11 @@ def descend(scratch: Scratch, data: tuple[Any, torch.Tensor], recipe: Recipe, or
             parameter.requires_grad_(name in wanted)
     try:
         n, size = length(x), recipe.batch_size
-        batch_norm = any(isinstance(part, _BatchNorm) for part in module.modules())
         if train_mode:
-            set_modes(module, alone=size == 1 or n == 1)
+            scratch.train_mode(alone=size == 1 or n == 1)
         else:
             module.eval()
-        cuts = batches(n, size, batch_norm and train_mode)
+        cuts = batches(n, size, scratch.batch_norm and train_mode)
         steps = recipe.steps if recipe.steps is not None else recipe.epochs * len(cuts)
         beside = {name: t.clone().requires_grad_(True) for name, t in extra.items()} if extra is not None else None
         if not cuts or not steps or not (trained or beside):
