@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fednet.data import cache
 from fednet.errors import DataError
 from fednet.tensors import to_device
 
@@ -241,4 +242,8 @@ def _names(keys: Iterable[str]) -> str:
 def _take(pair: Split, indices: np.ndarray | slice) -> Split:
     at: Any = indices if isinstance(indices, slice) else torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64))
     x, y = pair
-    return ({k: v[at] for k, v in x.items()} if isinstance(x, dict) else x[at]), y[at]
+    taken = ({k: v[at] for k, v in x.items()} if isinstance(x, dict) else x[at]), y[at]
+    if not isinstance(indices, slice):
+        for part in named(x).values():
+            cache.let_go(part)
+    return taken

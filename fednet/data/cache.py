@@ -1,7 +1,7 @@
 """What several processes of one machine should do once: fetching files, decoding a hundred thousand images.
 
-Decoded images are kept as one safetensors file in the user's cache. It is mapped into memory when read, so all
-processes share one copy of the pixels.
+Decoded images are kept as one .npy file in the user's cache. It is mapped into memory when read, so all processes share
+one copy of the pixels; and what is not being read need not be in memory at all, see `let_go`.
 """
 
 from __future__ import annotations
@@ -9,13 +9,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import mmap
 import os
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 
 log = logging.getLogger(__name__)
+_mapped: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()  # by where their values begin
 
 
 def home() -> Path:
@@ -23,33 +27,60 @@ def home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fednet"
 
 
-def once(facts: Iterable[object], make: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """make(), or what an earlier process made from the same `facts` (names, sizes and times of the files read).
+def once(facts: Iterable[object], shape: tuple[int, ...], dtype: str, blocks: Callable[[], Iterable[np.ndarray]]) -> torch.Tensor:
+    """What the blocks make up, one after the other along dimension 0; or what an earlier process kept that had the same
+    `facts` (names, sizes and times of the files read). They are written as they come: a set that memory cannot hold can be made.
 
     Where the cache cannot be written, the tensor is simply made again each time.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file, save_file
-
-    name = hashlib.sha256("\n".join(str(f) for f in facts).encode()).hexdigest()[:32]
-    file = home() / "images" / f"{name}.safetensors"
+    name = hashlib.sha256("\n".join(str(f) for f in (shape, dtype, *facts)).encode()).hexdigest()[:32]
+    file = home() / "images" / f"{name}.npy"
+    aside = file.with_suffix(f".{os.getpid()}.part")
     try:
         with one_at_a_time(file.parent):
-            if file.exists():
-                return load_file(file)["x"]
-            x = make()
-            aside = file.with_suffix(f".{os.getpid()}.part")
             try:
-                save_file({"x": x}, aside)
-                aside.replace(file)
-                return load_file(file)["x"]  # the file's pages, which the system may take back, for memory of its own
-            except (OSError, SafetensorError) as full:  # safetensors wraps what the disk says
+                if not file.exists():
+                    with aside.open("wb") as out:
+                        np.lib.format.write_array_header_1_0(out, {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape})
+                        for block in blocks():
+                            out.write(np.ascontiguousarray(block, dtype).data)
+                    aside.replace(file)
+                return mapped(file)
+            finally:
                 aside.unlink(missing_ok=True)
-                log.warning("decoded images are not kept in %s: %s", file.parent, full)
-            return x
-    except PermissionError as closed:
-        log.warning("decoded images are not kept in %s: %s", file.parent, closed)
-        return make()
+    except OSError as full:
+        log.warning("decoded images are not kept in %s: %s", file.parent, full)
+    return torch.from_numpy(gathered(shape, dtype, blocks()))
+
+
+def gathered(shape: tuple[int, ...], dtype: str, blocks: Iterable[np.ndarray]) -> np.ndarray:
+    """What the blocks make up, in memory."""
+    out, at = np.empty(shape, dtype), 0
+    for block in blocks:
+        out[at:at + len(block)] = block
+        at += len(block)
+    return out
+
+
+def mapped(file: Path) -> torch.Tensor:
+    """The array of a .npy file, as pages of that file: memory that the system can take back. Not to be written to."""
+    with file.open("rb") as data:
+        np.lib.format.read_magic(data)
+        shape, _, dtype = np.lib.format.read_array_header_1_0(data)
+        start = data.tell()
+        pages = mmap.mmap(data.fileno(), 0, access=mmap.ACCESS_COPY)
+    x = torch.from_numpy(np.frombuffer(pages, dtype, offset=start).reshape(shape))
+    _mapped[x.data_ptr()] = pages
+    return x
+
+
+def let_go(x: torch.Tensor) -> None:
+    """Hands the pages of a tensor that `mapped` gave back to the system: whoever reads them next finds them in its cache, or
+    on the disk. Any other tensor stays as it is. Without this, processes that host a thousand clients would come to hold
+    all their data, of which each needs one client's at a time."""
+    pages = _mapped.get(x.data_ptr())
+    if pages is not None:
+        pages.madvise(mmap.MADV_DONTNEED)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace as Section
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from PIL import Image
 
 from fednet import registry
-from fednet.data import Data, load, load_site, split
+from fednet.data import Data, cache, load, load_site, split
 from fednet.data.datasets import folder
 from fednet.data.datasets.digits import bilinear
 from fednet.data.site import alone
@@ -301,3 +302,28 @@ def test_an_exported_partition_is_read_back_as_it_was(tmp_path):
     again = split(d, Section(partition={"scheme": "file", "path": str(tmp_path / "parts.json")}, **base), 4, 0)
     assert [again.sha256(i) for i in range(4)] == [first.sha256(i) for i in range(4)]
     assert all((a == b).all() for a, b in zip(again.tests, first.tests))
+
+
+def resident_kb(name):
+    """Of the file whose path ends so, how much lies in this process's memory."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0]:
+            inside = line.endswith(name)
+        elif inside and line.startswith("Rss:"):
+            return int(line.split()[1])
+    return None
+
+
+def test_of_a_large_set_only_what_is_being_read_lies_in_memory(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    values = torch.arange(4 << 20, dtype=torch.int64).view(-1, 1024)
+    x = cache.once(["a set"], tuple(values.shape), "int64", lambda: iter(values.numpy().reshape(4, -1, 1024)))
+    file = next(tmp_path.rglob("*.npy")).name
+    assert torch.equal(x, values)
+    assert resident_kb(file) > 30_000
+    data = Data(train=(x, torch.zeros(len(x), dtype=torch.int64)), classes=2)
+    taken, _ = data.take(np.array([5, 4000]))
+    assert taken[:, 0].tolist() == [5 * 1024, 4000 * 1024]
+    assert resident_kb(file) == 0
+    assert torch.equal(data.train[0], values)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from fednet.data import cache
 from fednet.data.base import Data, channel_statistics
-from fednet.data.cache import once
 from fednet.errors import ConfigError, DataError
 from fednet.registry import dataset
 from fednet.seeds import rng
@@ -119,26 +119,25 @@ def _pixels(images: Labelled, size: tuple[int, ...] | None, grey: bool,
     """(n, c, h, w) uint8 and (n,) int64. size: (h, w) to resize to, or only to expect; None: the first image's."""
     first = _decode(images[0][0], size if resize else None, grey)
     expected = size or first.shape[:2]
-    x = torch.empty((len(images), first.shape[2], *expected), dtype=torch.uint8)
+    shape = len(images), first.shape[2], *expected
 
-    def put(i: int) -> None:
-        pixels = _decode(images[i][0], size if resize else None, grey)
+    def one(image: tuple[Path, int]) -> np.ndarray:
+        pixels = _decode(image[0], size if resize else None, grey)
         if pixels.shape[:2] != tuple(expected):
-            raise DataError(f"{images[i][0]}: {pixels.shape[0]}x{pixels.shape[1]} pixels where others have "
+            raise DataError(f"{image[0]}: {pixels.shape[0]}x{pixels.shape[1]} pixels where others have "
                             f"{expected[0]}x{expected[1]}; say data.size to resize all.")
-        x[i] = torch.from_numpy(pixels.transpose(2, 0, 1).copy())
+        return pixels.transpose(2, 0, 1)[None]
 
-    def decoded() -> torch.Tensor:
+    def decoded() -> Iterator[np.ndarray]:
         with ThreadPoolExecutor(4) as pool:  # decoding releases the interpreter's lock
-            list(pool.map(put, range(len(images))))
-        return x
+            yield from pool.map(one, images)
 
     y = torch.tensor([c for _, c in images])
     if len(images) < CACHED_FROM:
-        return decoded(), y
+        return torch.from_numpy(cache.gathered(shape, "uint8", decoded())), y
     stats = ((path, path.stat()) for path, _ in images)
     facts = (f"{path.resolve()} {s.st_size} {s.st_mtime_ns}" for path, s in stats)
-    return once([tuple(x.shape), grey, resize, *facts], decoded), y
+    return cache.once([grey, resize, *facts], shape, "uint8", decoded), y
 
 
 def _decode(path: Path, size: tuple[int, ...] | None, grey: bool) -> np.ndarray:

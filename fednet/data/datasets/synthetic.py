@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import torch
 
+from fednet.data import cache
 from fednet.data.base import Data
-from fednet.data.cache import once
 from fednet.errors import ConfigError
 from fednet.registry import dataset
 from fednet.seeds import rng
@@ -34,17 +33,19 @@ def synthetic(seed: int, *, samples: int = 10000, shape: tuple[int, ...] = (3, 3
     means = _means(rng(seed, "synthetic/means"), classes, shape)
     made = []
     for purpose, n in (("synthetic/train", samples), ("synthetic/test", max(classes, samples // 5))):
-        draw = rng(seed, purpose)
-        y = draw.permutation(np.arange(n) % classes)
-        made.append((_kept((seed, purpose, n, shape, classes, noise), lambda: _samples(draw, means, y, noise, image=len(shape) == 3)), y))  # noqa: B023
+        facts = "synthetic 1", seed, purpose, n, shape, classes, noise
+        made.append((_kept(facts, (n, *shape), lambda: _samples(means, *_labels(seed, purpose, n, classes), noise)),  # noqa: B023
+                     _labels(seed, purpose, n, classes)[0]))
     half = (0.5,) * shape[0] if len(shape) == 3 else None
     return Data(train=made[0], test=made[1], classes=classes, mean=half, std=half and (0.25,) * shape[0])
 
 
-def _kept(facts: tuple[object, ...], make: Callable[[], np.ndarray]) -> Any:
+def _kept(facts: tuple[object, ...], size: tuple[int, ...], blocks: Callable[[], Iterator[np.ndarray]]) -> Any:
     """What is large is made once a machine, and its memory shared by all processes."""
-    _, _, n, shape, *_ = facts
-    return once(["synthetic 1", *facts], lambda: torch.from_numpy(make())) if n * math.prod(shape) >= SHARED_FROM else make()  # type: ignore[operator,call-overload]
+    dtype = "uint8" if len(size) == 4 else "float32"
+    if math.prod(size) >= SHARED_FROM:
+        return cache.once(facts, size, dtype, blocks)
+    return cache.gathered(size, dtype, blocks())
 
 
 def _means(draw: np.random.Generator, classes: int, shape: tuple[int, ...]) -> np.ndarray:
@@ -55,10 +56,14 @@ def _means(draw: np.random.Generator, classes: int, shape: tuple[int, ...]) -> n
     return coarse[:, :, np.arange(h) * COARSE // h][:, :, :, np.arange(w) * COARSE // w]
 
 
-def _samples(draw: np.random.Generator, means: np.ndarray, y: np.ndarray, noise: float, image: bool) -> np.ndarray:
-    out = np.empty((len(y), *means.shape[1:]), dtype=np.uint8 if image else np.float32)
+def _labels(seed: int, purpose: str, n: int, classes: int) -> tuple[np.ndarray, np.random.Generator]:
+    """The labels, and the generator whose next draws are the noise."""
+    draw = rng(seed, purpose)
+    return draw.permutation(np.arange(n) % classes), draw
+
+
+def _samples(means: np.ndarray, y: np.ndarray, draw: np.random.Generator, noise: float) -> Iterator[np.ndarray]:
     for start in range(0, len(y), BLOCK):
         of = means[y[start : start + BLOCK]]
         x = of + np.float32(noise) * draw.standard_normal(of.shape, dtype=np.float32)
-        out[start : start + BLOCK] = np.clip(np.rint(128 + 40 * x), 0, 255) if image else x
-    return out
+        yield np.clip(np.rint(128 + 40 * x), 0, 255).astype(np.uint8) if of.ndim == 4 else x
