@@ -180,17 +180,18 @@ class SiteHost:
 
 
 class HubHost:
-    """A `ServerHost`. `public`: the held-out samples (`Data`), or None. `begin` names the round; `reported` and
-    `warnings` hold what the method said in it."""
+    """A `ServerHost`. scratch: makes the model to work with, on `device`, once one is wanted: a server that only aggregates
+    has no need of it. `public`: the held-out samples (`Data`), or None. `begin` names the round; `reported` and `warnings`
+    hold what the method said in it."""
 
-    def __init__(self, setting: Setting, scratch: Scratch, clients: int, public: Any = None) -> None:
+    def __init__(self, setting: Setting, scratch: Callable[[], Scratch], clients: int, public: Any = None, device: torch.device | str = "cpu") -> None:
         self.setting = setting
-        self.scratch = scratch
+        self._scratch = scratch
         self.clients = clients
         self.public = public
         self.layout, self.shared = setting.layout, setting.shared
         self.task, self.classes = setting.task, setting.classes
-        self.device = scratch.device
+        self.device = torch.device(device)
         self.epochs = int(setting.config.train.epochs)
         self.momentum = float(setting.config.train.momentum)
         self.begin(1)
@@ -203,7 +204,10 @@ class HubHost:
         if phase == 0:
             self.reported: dict[str, Any] = {}
             self.warnings: list[str] = []
-        self.scratch.take_back()
+
+    @cached_property
+    def scratch(self) -> Scratch:
+        return self._scratch()
 
     @cached_property
     def public_inputs(self) -> Inputs:

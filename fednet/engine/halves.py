@@ -93,7 +93,7 @@ class ServerHalf:
 
     def __init__(self, built: experiment.Experiment, cohort: int, rows: RowStore | None = None) -> None:
         self.built, self.method = built, built.algorithm
-        self.host = Hub(built.setting, built.scratch("cpu"), 2 * cohort, built.federation.public_data())
+        self.host = Hub(built.setting, lambda: built.scratch("cpu"), 2 * cohort, built.federation.public_data())
         first = self.method.prepare(self.method.init_server(built.setting.initial.select(built.shared)), self.host)
         self.server = first if rows is None else on_disk(first, rows)  # as in a run
         self.cohort, self.rows = tuple(range(cohort)), rows
@@ -153,7 +153,7 @@ class ClientHalf:
         self.built, self.method, self.size = built, built.algorithm, size
         self.scratch = built.scratch("cpu")
         self.data = built.federation.site(0).train
-        self.hub = Hub(built.setting, built.scratch("cpu"), 2, built.federation.public_data())
+        self.hub = Hub(built.setting, lambda: built.scratch("cpu"), 2, built.federation.public_data())
         self.server = self.method.prepare(self.method.init_server(built.setting.initial.select(built.shared)), self.hub)
         self.state = self.method.init_client(built.setting.initial)
         gift = self.method.enroll(self.server, 0, self.hub)

@@ -122,7 +122,7 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
 
     faults = Faults(config, struck(directory / "events.jsonl"), lambda round, kind: files.event("fault", round, kind=kind))
     hub = Hub(protocol, transport, link, spool, checker(exp, lambda client: rounds.sent.get(client)), events, pump, faults.at, files.wire.flush)
-    host = HubHost(exp.setting, exp.scratch(chosen), config.clients, exp.federation.public_data() if exp.federation is not None else None)
+    host = HubHost(exp.setting, lambda: exp.scratch(chosen), config.clients, exp.federation.public_data() if exp.federation is not None else None, chosen)
     test, validation = judges(exp, chosen)
     tracker = Tracker(directory / "tensorboard") if "tensorboard" in config.track else None
     told = [*([callback] if callback is not None else []), *([tracker.round] if tracker is not None else [])]

@@ -32,7 +32,7 @@ def measured(algorithm: dict[str, Any], model: dict[str, Any], cohort: int = COH
                                          "algorithm": algorithm, "model": model, "data": DATA}, "the server's cost")
     determinism.settle(config.train.threads, config.train.precision)
     made = experiment.build(config)
-    host = HubHost(made.setting, made.scratch("cpu"), CLIENTS)
+    host = HubHost(made.setting, lambda: made.scratch("cpu"), CLIENTS)
     method = made.algorithm
     server = method.prepare(method.init_server(made.setting.initial.select(made.shared)), host)
     draws = np.random.default_rng(0)

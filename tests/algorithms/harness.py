@@ -117,7 +117,7 @@ class Run:
         fed, algorithm = self.federation, self.algorithm
         self.setting = fed.setting(algorithm)
         self.scratch = Scratch(fed.build(99), fed.layout)  # initialised otherwise: a task must overwrite all of it
-        self.hub = HubHost(self.setting, Scratch(fed.build(98), fed.layout), fed.clients, fed.public_data)
+        self.hub = HubHost(self.setting, lambda: Scratch(fed.build(98), fed.layout), fed.clients, fed.public_data)
         self.servers = [algorithm.prepare(algorithm.init_server(fed.initial.select(self.setting.shared)), self.hub)]
         self.enrolments: dict[int, Any] = {}
         self.clients: dict[int, Any] = {}
