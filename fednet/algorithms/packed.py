@@ -25,7 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fednet.algorithms.correction import Correction
 from fednet.algorithms.descent import optimizer
 from fednet.algorithms.scratch import Scratch
-from fednet.algorithms.training import Course, Recipe, batches, chosen, length, piece, set_modes
+from fednet.algorithms.training import Course, Recipe, batches, chosen, length, piece
 from fednet.errors import ConfigError
 from fednet.tensors import Tensors, to_device
 
@@ -131,7 +131,7 @@ def check_lane(task: Any, lane: Lane) -> None:
     the device: to be asked once."""
     (x, y), module = lane.data, lane.scratch.module
     few, more = -(-min(lane.n, lane.width) // 2), min(lane.n, lane.width)
-    set_modes(module, alone=False)
+    lane.scratch.train_mode(alone=False)
     with torch.no_grad():
         outputs = module(piece(x, 0, few))
         whole, mean = task.loss(outputs, y[:few]).double(), task.losses(outputs, y[:few]).double().mean()
@@ -158,7 +158,7 @@ def descend(lanes: Sequence[Lane], n: int, task: Any) -> None:
     for name, parameter in first.scratch.parameters.items():
         parameter.requires_grad_(name in first.trained)
     try:
-        set_modes(first.scratch.module, alone=False)
+        first.scratch.train_mode(alone=False)
         _run(list(lanes), n, task)
     finally:
         for parameter in first.scratch.parameters.values():
@@ -175,7 +175,9 @@ def _run(lanes: list[Lane], n: int, task: Any) -> None:
     held |= dict(zip(first.trained, parameters))
     apart = device.type in APART
     weights = [part for p in parameters for part in _parts(p.detach(), apart)]
-    take_step = _stepping(rows, weights, apart)
+    take_step, still = _stepping(rows, weights, apart)
+    for i in range(len(lanes), n):
+        still(i)
     forward = vmap(functools.partial(_outputs, first.scratch.module))
     feed = _Feed(lanes, n)
     total = torch.zeros(n, dtype=torch.float64, device=device)
@@ -200,11 +202,13 @@ def _run(lanes: list[Lane], n: int, task: Any) -> None:
             total += value.detach() * sizes[k]
             step = start + k + 1
             for i, lane in enumerate(lanes):
-                if step <= lane.steps and lane.error is None and _tell(lane, step) and step == lane.steps:
-                    # Its weights are read out now. It then goes on to no avail: to hold it still would cost the others.
+                if step > lane.steps or lane.error is not None or (_tell(lane, step) and step < lane.steps):
+                    continue
+                if lane.error is None:
                     for name, p in zip(first.trained, parameters):
                         lane.scratch.parameters[name].detach().copy_(p.detach()[i])
                     losses[i] = total[i].clone()
+                still(i)  # It goes on to no avail, without a gradient: to leave it out of each step would cost the others.
             if all(lane.error is not None or lane.steps <= step for lane in lanes):
                 break
         else:
@@ -243,26 +247,32 @@ def _tell(lane: Lane, step: int) -> bool:
     return lane.error is None
 
 
-def _stepping(lanes: Sequence[Lane], weights: list[torch.Tensor], apart: bool) -> Callable[[], Any]:
-    """One step of all lanes: `training.descend`'s own, with tensors that are N times as long or, apart, with N times as many."""
-    first, recipe = lanes[0], lanes[0].recipe
+def _stepping(lanes: Sequence[Lane], weights: list[torch.Tensor], apart: bool) -> tuple[Callable[[], Any], Callable[[int], None]]:
+    """One step of all lanes: `training.descend`'s own, with tensors that are N times as long or, apart, with N times as many. And what
+    takes from a lane all that would drive it without a gradient."""
+    first, recipe, n = lanes[0], lanes[0].recipe, len(lanes)
 
     def flat(which: Callable[[Lane], Tensors | None]) -> list[torch.Tensor] | None:
         given = [(lane, x) for lane in lanes if (x := which(lane)) is not None]
         if not given:
             return None
         views = zip(*(lane.scratch.views(x, lane.trained) for lane, x in given))
-        return [part.reshape(-1) for parts in views for part in (parts if apart else [_stacked(parts)])]
+        return [part.reshape(-1).clone() for parts in views for part in (parts if apart else [_stacked(parts)])]
 
     anchor = None
     if first.proximal != 0.0:
         anchor = [w.clone().view(-1) for w in weights] if first.toward is None else flat(lambda lane: lane.toward)
     change = Correction.between(first.scale_grad, flat(lambda lane: lane.add_to_grad), first.proximal, anchor, first.toward is None,
                                 flat(lambda lane: lane.add_to_step))
+    def still(i: int) -> None:
+        for vectors in () if change is None else (change.added, change.constant, change.drift):
+            own = [] if vectors is None else vectors[i::n] if apart else [v.view(n, -1)[i] for v in vectors]
+            for v in own:
+                v.zero_()
+
     if change is not None:
-        return change.sgd(weights, recipe.lr, recipe.momentum, recipe.weight_decay)
-    step: Callable[[], Any] = optimizer("sgd", weights, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay).step
-    return step
+        return change.sgd(weights, recipe.lr, recipe.momentum, recipe.weight_decay), still
+    return optimizer("sgd", weights, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay).step, still
 
 
 def _clip(parameters: Sequence[nn.Parameter], most: float) -> None:

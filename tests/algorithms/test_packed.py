@@ -152,6 +152,27 @@ def test_who_fails_at_a_step_spoils_nothing_for_the_others():
     assert [bits(lane) for lane in lanes[1:]] == [bits(lane) for lane in others[1:]]
 
 
+def test_one_that_has_left_the_finite_numbers_spoils_nothing_for_the_others():
+    lanes, others = ([client(k) for k in (0, 1, 3)] for _ in range(2))
+    lanes[1].scratch.vector.fill_(float("nan"))
+    packed.descend(lanes, 3, TASK)
+    packed.descend(others, 3, TASK)
+    assert [bits(lanes[i]) == bits(others[i]) for i in range(3)] == [True, False, True]
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_who_is_done_is_driven_no_further(apart, monkeypatch):
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr(packed, "APART", ("cpu",) if apart else ())
+    monkeypatch.setattr(packed, "_clip", lambda parameters, most: seen.append(torch.cat([p.detach().flatten(1) for p in parameters], dim=1)))
+    recipe = dataclasses.replace(RECIPE, clip_norm=1.0)
+    lanes = [client(k, recipe=recipe, add_to_step=..., add_to_grad=...) for k in (0, 3)]  # 6 steps, and 8
+    given = lanes[0].add_to_step.vector.clone()
+    packed.descend(lanes, 3, TASK)  # one is idle from the first on
+    assert [[bool((a[i] != b[i]).any()) for i in range(3)] for a, b in itertools.pairwise(seen)] == [[True, True, False]] * 6 + [[False, True, False]]
+    assert torch.equal(lanes[0].add_to_step.vector, given)  # what is the method's stays as it is
+
+
 def test_a_pack_ends_when_nobody_is_left_in_it():
     steps: list[int] = []
 
