@@ -37,18 +37,27 @@ class Correction:
     def of(cls, scratch: Scratch, trained: list[str], proximal: float, toward: Tensors | None, add_to_grad: Tensors | None,
            scale_grad: float, add_to_step: Tensors | None) -> Correction | None:
         """None where nothing is to be done. toward: default, what the scratch holds."""
-        if not trained or (proximal == 0.0 and add_to_grad is None and scale_grad == 1.0 and add_to_step is None):
+        if not trained:
             return None
-        added = constant = None if add_to_grad is None else scratch.flat(add_to_grad, trained)
+        anchor = scratch.flat(scratch.values() if toward is None else toward, trained) if proximal != 0.0 else None
+        added, drift = (None if x is None else scratch.flat(x, trained) for x in (add_to_grad, add_to_step))
+        return cls.between(scale_grad, added, proximal, anchor, toward is None, drift)
+
+    @classmethod
+    def between(cls, scale: float, added: list[torch.Tensor] | None, proximal: float, anchor: list[torch.Tensor] | None, still: bool,
+                drift: list[torch.Tensor] | None) -> Correction | None:
+        """From flat vectors, see above. anchor: what proximal pulls to; still: the descent starts there."""
+        if proximal == 0.0 and added is None and scale == 1.0 and drift is None:
+            return None
+        constant = added
         if proximal != 0.0:
-            anchor = scratch.flat(scratch.values() if toward is None else toward, trained)
+            assert anchor is not None
             constant = list(torch._foreach_mul(anchor, -proximal))
             if added is not None:
                 torch._foreach_add_(constant, added)  # type: ignore[arg-type]
-        drift = None if add_to_step is None else scratch.flat(add_to_step, trained)
-        return cls(scale_grad, added, constant, proximal, proximal != 0.0 and toward is None, drift)
+        return cls(scale, added, constant, proximal, proximal != 0.0 and still, drift)
 
-    def sgd(self, parameters: Sequence[nn.Parameter], lr: float, momentum: float, weight_decay: float) -> Callable[[], None]:
+    def sgd(self, parameters: Sequence[torch.Tensor], lr: float, momentum: float, weight_decay: float) -> Callable[[], None]:
         """What takes a corrected step of SGD. It calls what torch.optim.SGD(fused=True) does,
 
             v <- momentum * v + (gradient + weight_decay * w);  w <- w - lr * v
@@ -93,7 +102,7 @@ class Correction:
     def _parts(self, first: bool) -> tuple[list[torch.Tensor] | None, float]:
         return (self.added, 0.0) if first and self.still else (self.constant, self.proximal)
 
-    def _gradients(self, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+    def _gradients(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Each parameter's gradient as a vector of its order in memory, in place; 0 where the loss does not reach it."""
         found = []
         for p in parameters:

@@ -6,7 +6,9 @@ the run, and is told of each round.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,6 +20,7 @@ from torch import nn
 from fednet import seeds
 from fednet.algorithms.base import Run, Samples, Trained
 from fednet.algorithms.evaluation import Counts, evaluate
+from fednet.algorithms.packed import Lane, Pack
 from fednet.algorithms.scratch import Scratch
 from fednet.algorithms.training import Recipe, descend, full_gradient, joined, length
 from fednet.errors import LocalProtocolError
@@ -65,15 +68,16 @@ class SiteHost:
     """A `ClientHost`: one task of one logical client.
 
     train, test: its splits as model inputs (x, y) on the scratch's device. rest: the tensors that do not cross (a
-    client's own buffers), taken from `initial` if None. progress(step, steps): called after each optimizer step.
-    `trained` holds the whole local model, once there is one.
+    client's own buffers), taken from `initial` if None. progress(step, steps): called after each optimizer step. pack: trains
+    this client together with others (`train.pack`), where the method leaves the loss to the task. `trained` holds the whole local model, once there is one.
     """
 
     def __init__(self, setting: Setting, scratch: Scratch, client_id: int, round: int, phase: int = 0, *,
                  train: Inputs, test: Inputs | None = None, rest: Tensors | None = None,
-                 progress: Callable[[int, int], None] | None = None) -> None:
+                 progress: Callable[[int, int], None] | None = None, pack: Pack | None = None) -> None:
         self.setting = setting
         self.scratch = scratch
+        self.pack = pack
         self.client_id, self.round, self.phase = client_id, round, phase
         self.data, self.test = train, test
         self.rest = setting.initial if rest is None else setting.initial.to(rest.device).merge(rest)
@@ -115,7 +119,8 @@ class SiteHost:
         if self.setting.factory is None:
             raise LocalProtocolError("fresh initialisations need the setting's factory")
         seed = seeds.key(self.setting.config.seed, f"{purpose}/{k}", self.round, self.client_id)
-        return Tensors.of(self.setting.factory(seed), self.layout)
+        with self._alone():
+            return Tensors.of(self.setting.factory(seed), self.layout)
 
     # -- learning ------------------------------------------------------------------------------------------------------
     def train(self, x: Tensors, *, epochs: int | None = None, loss: Callable[..., torch.Tensor] | None = None,
@@ -132,11 +137,17 @@ class SiteHost:
                         optimizer=config.optimizer, momentum=config.momentum, weight_decay=config.weight_decay,
                         clip_norm=config.clip_norm, precision=config.precision)
         where = "" if stream == "order" else f"/{stream}"
+        if self.pack is not None and loss is None:
+            lane = Lane(self.scratch, data, recipe, self.rng(stream), proximal, toward, add_to_grad, scale_grad, add_to_step, only, self.progress)
+            if not lane.idle:
+                course = self.pack.descend(lane)
+                self.trained = self.scratch.values()
+                return Trained(self.trained.select(x.layout), Run(length(data[0]), course.steps, course.loss))
         augment = None
         if self.setting.augment is not None:
             draws, change = seeds.torch_rng(seed, "augment" + where, self.round, self.client_id), self.setting.augment
             augment = lambda batch: change(batch, draws)  # noqa: E731
-        with seeds.scope(seed, "dropout" + where, self.round, self.client_id, self.device):
+        with self._alone(), seeds.scope(seed, "dropout" + where, self.round, self.client_id, self.device):
             course = descend(self.scratch, data, recipe, self.rng(stream), self._loss if loss is None else loss,
                              proximal=proximal, toward=toward, add_to_grad=add_to_grad, scale_grad=scale_grad,
                              add_to_step=add_to_step, only=only, augment=augment, progress=self.progress,
@@ -156,6 +167,9 @@ class SiteHost:
 
     def _with(self, more: Samples | None) -> Inputs:
         return joined(*self.data, self.inputs(more) if more is not None and len(more) else None)
+
+    def _alone(self) -> AbstractContextManager[Any]:
+        return contextlib.nullcontext() if self.pack is None else self.pack.alone
 
     def _loss(self, module: nn.Module, x: Any, y: torch.Tensor) -> torch.Tensor:
         return self.task.loss(module(x), y)

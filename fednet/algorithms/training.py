@@ -93,6 +93,15 @@ def batches(n: int, size: int, batch_norm: bool) -> list[tuple[int, int]]:
     return cuts
 
 
+def chosen(scratch: Scratch, only: Sequence[str] | None) -> list[str]:
+    """The parameters of these names, None for all, in the model's order. ConfigError for a name that it does not have."""
+    if only is None:
+        return list(scratch.parameters)
+    if missing := set(only) - set(scratch.parameters):
+        raise ConfigError(f"no trainable parameter of the model is named {', '.join(sorted(missing))}.")
+    return [name for name in scratch.parameters if name in set(only)]
+
+
 # -- the loop ----------------------------------------------------------------------------------------------------------
 def descend(scratch: Scratch, data: tuple[Any, torch.Tensor], recipe: Recipe, order: np.random.Generator, loss: Loss, *,
             proximal: float = 0.0, toward: Tensors | None = None, add_to_grad: Tensors | None = None,
@@ -107,13 +116,10 @@ def descend(scratch: Scratch, data: tuple[Any, torch.Tensor], recipe: Recipe, or
     bits alone. `toward`: default, where the descent starts.
     """
     module, (x, y) = scratch.module, data
-    wanted = set(scratch.parameters) if only is None else set(only)
-    if missing := wanted - set(scratch.parameters):
-        raise ConfigError(f"no trainable parameter of the model is named {', '.join(sorted(missing))}.")
-    trained = [name for name in scratch.parameters if name in wanted]
+    trained = chosen(scratch, only)
     if only is not None:
         for name, parameter in scratch.parameters.items():
-            parameter.requires_grad_(name in wanted)
+            parameter.requires_grad_(name in trained)
     try:
         n, size = length(x), recipe.batch_size
         if train_mode:

@@ -54,6 +54,7 @@ def check(config: Config, tree: Node) -> None:
         raise refuse("stop.accuracy", "needs evaluate.global or evaluate.clients: nothing would measure it.")
     if c.train.optimizer != "sgd" and c.train.momentum:
         raise refuse("train.momentum", f"belongs to sgd; the optimizer is {c.train.optimizer}.")
+    _pack(c, refuse)
     for pattern in c.link.per_client:
         try:
             beyond = max(ids.parse(pattern, "the clients"), default=0)
@@ -70,6 +71,14 @@ def check(config: Config, tree: Node) -> None:
                     raise refuse(f"{where}.{key}", f"{figure}: expected a median above 0, or two figures above 0 in ascending order.")
     _availability(c, refuse)
     _faults(c, refuse)
+
+
+def _pack(c: Config, refuse: Any) -> None:
+    if c.train.pack > 1:
+        for key, found, can in (("train.optimizer", c.train.optimizer, ("sgd",)), ("train.precision", c.train.precision, ("fp32", "tf32")),
+                                ("data.augment", c.data.augment, ("none",))):
+            if found not in can:
+                raise refuse("train.pack", f"packed clients are trained with {key} {' or '.join(can)}, not {found}; leave train.pack out.")
 
 
 def _availability(c: Config, refuse: Any) -> None:

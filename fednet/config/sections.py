@@ -74,7 +74,8 @@ class DataSection(Section, frozen=True, kw_only=True):
 
 class TrainSection(Section, frozen=True, kw_only=True):
     """Local training. steps: SGD steps instead of epochs. threads: of torch, per client. memory_format: how the kernels of
-    convolutions lie in memory; auto: channels_last on a CPU, contiguous on a GPU."""
+    convolutions lie in memory; auto: channels_last on a CPU, contiguous on a GPU. pack: so many clients of one process are trained
+    as one, which many small models on a GPU gain by; other bits than each by itself, the same each time. 1: each by itself."""
 
     epochs: AtLeast1 = 1
     steps: AtLeast1 | None = None
@@ -88,6 +89,7 @@ class TrainSection(Section, frozen=True, kw_only=True):
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
     threads: AtLeast1 = 1
+    pack: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
 
     def lr_at(self, round: int, rounds: int) -> float:
         """The local learning rate of a round (from 1): constant; cosine: lr * (1 + cos(pi (t-1)/T)) / 2; exponential(g):

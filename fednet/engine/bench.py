@@ -12,8 +12,8 @@ from fednet.errors import ConfigError, unknown
 
 
 def main(args: Any) -> int:
-    """args.what: transport, round, scale, methods or curve; of all but the first too args.workload, args.repeat and args.json;
-    args.workers of those that run workers; args.method, args.half and args.replies of methods."""
+    """args.what: transport, round, scale, methods, curve or pack; of all but the first too args.workload, args.repeat and args.json;
+    args.workers of those that run workers; args.method, args.half and args.replies of methods; args.clients and args.device of pack."""
     with tempfile.TemporaryDirectory(prefix="fednet-bench-") as folder:
         for line in _lines(args, Path(folder)):
             print(line, flush=True)
@@ -35,6 +35,15 @@ def _lines(args: Any, folder: Path) -> Iterator[str]:
                                    args.replies, args.repeat):
             found.append(record)
             yield halves.line(record)
+        _write(args.json, found)
+        return
+    if args.what == "pack":
+        from fednet.engine import packrate
+
+        found = []
+        for record in packrate.bench(args.workload.split(",") if args.workload else ["cnn"], args.clients, args.device, args.repeat):
+            found.append(record)
+            yield packrate.line(record)
         _write(args.json, found)
         return
     from fednet.engine import workloads

@@ -16,8 +16,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fednet import __version__, ids, loading
 from fednet import config as configuration
@@ -32,6 +33,9 @@ from fednet.wire.codec import Body
 from fednet.wire.ledger import Ledger
 from fednet.wire.link import Link
 
+if TYPE_CHECKING:
+    from fednet.engine.packing import Packing
+
 log = logging.getLogger(__name__)
 HERE = b""  # a client has one connection
 UNANSWERED_S = 3.0  # after so long without a server the user is told
@@ -43,14 +47,16 @@ Shaper = Callable[[ClientTransport, bool], ClientTransport]
 
 class Prepared:
     """What a client process has made ready for one run: a workplace a device. shape: puts the clients' emulated links before a transport, told
-    whether its connection stands."""
+    whether its connection stands. packing, together: where clients are trained as one, and how many tasks are then at a device at once."""
 
-    def __init__(self, workplaces: Sequence[Any], layout: str, sites: Sequence[m.SiteFacts] = (), shape: Shaper | None = None) -> None:
+    def __init__(self, workplaces: Sequence[Any], layout: str, sites: Sequence[m.SiteFacts] = (), shape: Shaper | None = None,
+                 packing: Packing | None = None, together: int = 1) -> None:
         self.workplaces, self.layout, self.sites, self.shape = workplaces, layout, list(sites), shape
+        self.packing, self.together = packing, together
 
 
 class ClientLoop:
-    """Drives the protocol, the link and the work. inline: work is done within `step` (one process), not in threads.
+    """Drives the protocol, the link and the work. inline: work is done within `step` (one process), which waits for it.
 
     prepare(welcome): builds data and model for a run, and opens its book; called again only for another run. seats: who may
     be at work on which device; each seat has a thread.
@@ -76,6 +82,7 @@ class ClientLoop:
         self._found_at = 0.0
         self._connected = False
         self._threads: list[threading.Thread] = []
+        self._pool: ThreadPoolExecutor | None = None
         self._on_thread = on_thread
         self._leaving = False
         self._closing = threading.Event()
@@ -130,9 +137,7 @@ class ClientLoop:
             self._do(held[1]())
         if self._inline and not self._tasks.empty():
             moved = True
-            job = self._tasks.get()
-            assert job is not None
-            job(0)
+            self._work_inline()
         self._do(self.protocol.tick(time.monotonic()))
         if self._leaving and self.ended is None:
             self._do(self.protocol.leave())
@@ -151,6 +156,8 @@ class ClientLoop:
             self._tasks.put(None)
         for thread in self._threads:  # the interpreter must not end under a thread that is within torch
             thread.join(10.0)
+        if self._pool is not None:
+            self._pool.shutdown()
         self.link.closed(HERE)
         self.transport.close(1.0)
         if self._book is not None:
@@ -185,7 +192,7 @@ class ClientLoop:
                 if i.task.key.round != self._round:  # heartbeats: one line a round
                     self.link.settle_counted(HERE, round=self._round)
                     self._round = i.task.key.round
-                self._tasks.put(functools.partial(self._task, i))
+                self._enter(i)
             elif isinstance(i, p.Welcomed):
                 self._welcomed(i)
             elif isinstance(i, p.Booked):
@@ -214,6 +221,17 @@ class ClientLoop:
                 thread.start()
                 self._threads.append(thread)
 
+    def _work_inline(self) -> None:
+        """The next job; of clients that are packed as many as may be at work at once, each in a thread."""
+        jobs = [job for _ in range(min(self._tasks.qsize(), self.seats.total)) if (job := self._tasks.get()) is not None]
+        if self.seats.total == 1:
+            jobs[0](0)
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.seats.total, "fednet-train")
+        for done in [self._pool.submit(job, 0) for job in jobs]:
+            done.result()
+
     def _work(self, card: int) -> None:
         if self._on_thread is not None:
             self._on_thread()
@@ -236,6 +254,8 @@ class ClientLoop:
             self._answer(list)
             return
         self._prepared = prepared
+        self.seats.together(prepared.together)
+        self._open_seats()
         # Another server may have welcomed this process meanwhile: what is ready here is not what that one asked for.
         self._answer(lambda: self._now_ready(prepared) if self.protocol.run == welcome.run else [])
 
@@ -243,7 +263,20 @@ class ClientLoop:
         self.transport = getattr(self.transport, "inner", self.transport)  # the links of another run's clients
         if prepared.shape is not None:
             self.transport = prepared.shape(self.transport, self._connected)
-        return self.protocol.ready(prepared.layout, prepared.sites)
+        return [*self.protocol.at_once(self.seats.total), *self.protocol.ready(prepared.layout, prepared.sites)]
+
+    def _enter(self, given: p.Given) -> None:
+        """A task waits for a thread."""
+        packing = self._prepared.packing if self._prepared is not None else None
+        if packing is None:
+            self._tasks.put(functools.partial(self._task, given))
+        else:
+            packing.expect()
+            self._tasks.put(functools.partial(self._packed, given, packing))
+
+    def _packed(self, given: p.Given, packing: Packing, card: int) -> None:
+        with packing.at_work(card):
+            self._task(given, card)
 
     def _task(self, given: p.Given, card: int) -> None:
         key = given.task.key
@@ -269,8 +302,8 @@ class ClientLoop:
             if short.again_s is None:
                 return self._failed(given, str(short), True)
             log.warning("client %d in round %d: %s; it is done again", key.client, key.round, short)
-            self._closing.wait(short.again_s)
-            self._tasks.put(functools.partial(self._task, given))
+            if not self._closing.wait(short.again_s):
+                self._enter(given)
         except TaskCancelled:
             doing.pop(key.client, None)
             return
@@ -408,6 +441,7 @@ def preparer(loop: Callable[[], ClientLoop], *, data: Path | None, state: Path |
 
     def prepare(welcome: m.Welcome) -> Prepared:
         from fednet.engine import experiment
+        from fednet.engine.packing import Packing
         from fednet.engine.site import Workplace
         from fednet.engine.store import ClientStore
 
@@ -442,15 +476,17 @@ def preparer(loop: Callable[[], ClientLoop], *, data: Path | None, state: Path |
             return Site(found, np.zeros(0, dtype=np.int64), balanced_test(found, config.seed), torch.device(device)).test
 
         store = ClientStore(root, exp.algorithm.Client)
+        packing = Packing(config.train.pack, exp.setting.task, loop().seats.limit, config.train.threads) if config.train.pack > 1 else None
         workplaces = [Workplace(exp, store, functools.partial(site, device=device), device, state_lost=state_lost,
-                                balanced=None if at_home or not exp.setting.classes else functools.partial(balanced, device)) for device in devices]
+                                balanced=None if at_home or not exp.setting.classes else functools.partial(balanced, device),
+                                pack=packing.at(card) if packing is not None else None) for card, device in enumerate(devices)]
         loop().open_book(root / f"wire-{loop().protocol.worker}.jsonl" if len(welcome.ids) == config.clients else root / "wire.jsonl")
         for workplace in workplaces:
             workplace.warm()
         facts = [m.SiteFacts(c, site(c).n, site(c).n_test, [int(k) for k in site(c).class_counts]) for c in welcome.ids] if at_home else []
         if not quiet:
             say(f"joined {welcome.name} as client{'s' if len(welcome.ids) > 1 else ''} {_listed(welcome.ids)} on {', '.join(devices)}")
-        return Prepared(workplaces, exp.digest, facts, shaper(config))
+        return Prepared(workplaces, exp.digest, facts, shaper(config), packing, max(1, min(config.train.pack, len(welcome.ids))))
 
     return prepare
 

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from fednet import models, registry
+from fednet.algorithms import packed
 from fednet.algorithms.base import Algorithm, ClientFacts, Nothing, Payload, Tensors, Weights, kind
 from fednet.algorithms.hosts import Setting
 from fednet.algorithms.scratch import Scratch
@@ -183,6 +184,8 @@ def build(config: Config, root: Path | str | None = None, data: Any = None) -> E
                 own[name].copy_(value)
         return module
 
+    if config.train.pack > 1:
+        packed.check(initial_module, any(slot.role != "parameter" for slot in layout.slots))
     task = registry.task.get(config.task)()
     setting = Setting(layout=layout, shared=shared, head=models.head_names(initial_module), initial=initial, config=config, task=task,
                       classes=classes or 0, factory=factory, normalise=None if data is None else functools.partial(_inputs, data),

@@ -1,6 +1,7 @@
 """How many clients are at work on a device at once: found by measuring one, never guessed.
 
     one seat ── its first task is done, alone: the peak is known ──> as many as fit ── a task ran out of memory ──> one less
+    as many as are packed (`train.pack`), from the first on ── a task ran out of memory ──> one less
 
 Whoever has no seat waits. A task that ran out of memory is done again from its start, which gives the same bits; it fails
 only where it ran out of memory alone, again and again. Plain logic: what is asked of a device is a `Card`, the threads
@@ -45,6 +46,7 @@ class _Side:
     open: int = 0
     at_work: int = 0
     measured: bool = False
+    together: bool = False
     short: int = 0  # how often in a row a task ran out of memory while it was alone
 
 
@@ -56,6 +58,18 @@ class Seats:
         self._most = max(1, min(most, MOST))
         self._sides = [_Side() for _ in cards]
         self._lock = threading.Lock()
+
+    def together(self, n: int) -> None:
+        """n tasks are to be at each card at once from now on, because they are trained as one: nothing is measured. 1: as ever."""
+        with self._lock:
+            for side in self._sides:
+                if n > 1 or side.together:
+                    side.limit, side.measured, side.together = n, n > 1, n > 1
+
+    def limit(self, card: int) -> int:
+        """Tasks that may be at the card at once."""
+        with self._lock:
+            return self._sides[card].limit
 
     @property
     def total(self) -> int:
@@ -120,7 +134,7 @@ class Seats:
 
 
 class Cpu:
-    """A processor: one client at a time, which has all the cores that its process has."""
+    """A processor: one client at a time, which has all the cores that its process has, unless clients are packed."""
 
     name = "cpu"
 

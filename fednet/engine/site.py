@@ -5,6 +5,7 @@ Nothing here knows of sockets or time: a task and its payload go in, encoded rep
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import OrderedDict
@@ -19,6 +20,7 @@ from fednet import seeds
 from fednet.algorithms.base import Tensors
 from fednet.algorithms.evaluation import Counts
 from fednet.algorithms.hosts import SiteHost
+from fednet.algorithms.packed import Pack
 from fednet.engine import privacy
 from fednet.engine.experiment import JUDGED, Experiment, GlobalModel, Judgement
 from fednet.engine.store import ClientStore, Record
@@ -51,12 +53,14 @@ class Answer:
 class Workplace:
     """The clients that one process hosts, with one scratch model a slot.
 
-    data: a function from client id to that client's `Site`. state_lost: begin anew where a client's state is missing.
+    data: a function from client id to that client's `Site`. state_lost: begin anew where a client's state is missing. pack: where
+    clients come together to be trained as one.
     """
 
     def __init__(self, experiment: Experiment, store: ClientStore, site: Callable[[int], Any], device: str = "cpu", *,
-                 state_lost: bool = False, balanced: Callable[[], Any] | None = None) -> None:
+                 state_lost: bool = False, balanced: Callable[[], Any] | None = None, pack: Pack | None = None) -> None:
         self.experiment = experiment
+        self.pack = pack
         self.store = store
         self.device = torch.device(device)
         self._site = site
@@ -102,14 +106,13 @@ class Workplace:
 
     def _scratch(self) -> Any:
         if not hasattr(self._scratches, "one"):
-            self._scratches.one = self.experiment.scratch(self.device)
+            with contextlib.nullcontext() if self.pack is None else self.pack.alone:
+                self._scratches.one = self.experiment.scratch(self.device)
         return self._scratches.one
 
     def stream(self) -> Any:
         """The CUDA stream of the client that is at work in this thread; on the CPU a context that does nothing. Not one for each
         client hosted: what is freed in a stream is kept for that stream alone."""
-        import contextlib
-
         if self.device.type != "cuda":
             return contextlib.nullcontext()
         if not hasattr(self._scratches, "stream"):
@@ -154,7 +157,7 @@ class Workplace:
         with self.stream():
             site, scratch = self.site(client), self._scratch()
             host = SiteHost(self.experiment.setting, scratch, client, task.key.round, task.key.phase, train=site.train, test=site.test,
-                            rest=own, progress=step)
+                            rest=own, progress=step, pack=self.pack)
             progress("loading", 0, 0)
             answers = self._train(task, body, record, start, host, turn) if task.key.purpose == "train" else \
                 self._judge_all(task, body, record, start, host, turn)

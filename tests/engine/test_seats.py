@@ -204,3 +204,24 @@ def test_a_gpu_is_asked_for_its_memory_and_takes_its_share(monkeypatch):
     assert (whole.need(), whole.room(), third.room()) == (30, 80, 33)
     whole.release()
     assert asked == ["cuda:1", "released"]
+
+
+def test_clients_that_are_packed_are_together_from_the_first_task_on_and_nothing_is_measured():
+    s = Seats([Fake(100, 45), Fake(100, 45)], 100)
+    assert (opened(s, 0), opened(s, 1)) == (1, 1)
+    s.together(20)
+    assert (s.limit(1), s.total, opened(s, 0)) == (20, 40, 19)
+    limit = s.begin(0)
+    assert not s.end(0)
+    assert s.ran_short(0, limit) == 0.0
+    assert (s.limit(0), s.limit(1)) == (19, 20)
+    s.together(1)  # another run, in which they are not
+    s.begin(1)
+    assert s.end(1)
+    assert (s.limit(0), s.limit(1)) == (1, 2)
+
+
+def test_what_was_measured_stays_where_nobody_is_packed():
+    s = measured(100, 20)
+    s.together(1)
+    assert s.total == 4
