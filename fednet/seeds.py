@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -36,17 +37,21 @@ def torch_rng(seed: int, purpose: str, round: int = 0, client: int = -1) -> torc
     return torch.Generator().manual_seed(key(seed, purpose, round, client))
 
 
+_drawing = threading.RLock()
+
+
 @contextlib.contextmanager
 def scope(seed: int, purpose: str, round: int = 0, client: int = -1, device: Any = "cpu") -> Iterator[None]:
     """Inside, torch's default generator of `device` draws from this stream; afterwards it is as it was.
 
-    For code that offers no `generator` argument: `nn.Module` initialisation, dropout.
+    For code that offers no `generator` argument: `nn.Module` initialisation, dropout. One thread of a process at a time: that
+    generator is its threads' together, and what one draws there would be missing in another's stream.
     """
     import torch
 
     kind = torch.device(device)
     devices = [kind] if kind.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+    with _drawing, torch.random.fork_rng(devices=devices):
         start = key(seed, purpose, round, client)
         torch.default_generator.manual_seed(start)
         if devices:

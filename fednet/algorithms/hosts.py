@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -119,8 +118,7 @@ class SiteHost:
         if self.setting.factory is None:
             raise LocalProtocolError("fresh initialisations need the setting's factory")
         seed = seeds.key(self.setting.config.seed, f"{purpose}/{k}", self.round, self.client_id)
-        with self._alone():
-            return Tensors.of(self.setting.factory(seed), self.layout)
+        return Tensors.of(self.setting.factory(seed), self.layout)
 
     # -- learning ------------------------------------------------------------------------------------------------------
     def train(self, x: Tensors, *, epochs: int | None = None, loss: Callable[..., torch.Tensor] | None = None,
@@ -147,7 +145,8 @@ class SiteHost:
         if self.setting.augment is not None:
             draws, change = seeds.torch_rng(seed, "augment" + where, self.round, self.client_id), self.setting.augment
             augment = lambda batch: change(batch, draws)  # noqa: E731
-        with self._alone(), seeds.scope(seed, "dropout" + where, self.round, self.client_id, self.device):
+        drawn = self.scratch.may_draw or loss is not None  # clients beside this one may not train meanwhile: see `scope`
+        with seeds.scope(seed, "dropout" + where, self.round, self.client_id, self.device) if drawn else contextlib.nullcontext():
             course = descend(self.scratch, data, recipe, self.rng(stream), self._loss if loss is None else loss,
                              proximal=proximal, toward=toward, add_to_grad=add_to_grad, scale_grad=scale_grad,
                              add_to_step=add_to_step, only=only, augment=augment, progress=self.progress,
@@ -167,9 +166,6 @@ class SiteHost:
 
     def _with(self, more: Samples | None) -> Inputs:
         return joined(*self.data, self.inputs(more) if more is not None and len(more) else None)
-
-    def _alone(self) -> AbstractContextManager[Any]:
-        return contextlib.nullcontext() if self.pack is None else self.pack.alone
 
     def _loss(self, module: nn.Module, x: Any, y: torch.Tensor) -> torch.Tensor:
         return self.task.loss(module(x), y)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -24,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fednet.algorithms.correction import Correction
 from fednet.algorithms.descent import optimizer
-from fednet.algorithms.scratch import Scratch
+from fednet.algorithms.scratch import DRAWS, Scratch, may_draw
 from fednet.algorithms.training import Course, Recipe, batches, chosen, length, piece
 from fednet.errors import ConfigError
 from fednet.tensors import Tensors, to_device
@@ -33,7 +32,6 @@ from fednet.tensors import Tensors, to_device
 # way than the others, so that in one long tensor a lane's bits would depend on its place.
 APART = ("cpu",)
 CHUNK_BYTES = 128 << 20  # of samples that are gathered at once, for some steps
-DRAWS = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
 @dataclass(eq=False)
@@ -102,11 +100,7 @@ class Lane:
 
 
 class Pack(Protocol):
-    """What a `SiteHost` is given where clients are packed. alone: held by whoever draws from torch's own generator, which all of a
-    process's threads share."""
-
-    @property
-    def alone(self) -> AbstractContextManager[Any]: ...
+    """What a `SiteHost` is given where clients are packed."""
 
     def descend(self, lane: Lane) -> Course:
         """Trains the lane together with others; raises what its `progress` raised."""
@@ -122,7 +116,7 @@ def check(module: nn.Module, stateful: bool) -> None:
         raise ConfigError("train.pack: the model has buffers or BatchNorm; packed clients keep no buffers apart, and BatchNorm would see the "
                           "samples that fill up a batch" + LEAVE)
     for part in module.modules():
-        if (isinstance(part, DRAWS) and getattr(part, "p", True)) or (isinstance(part, nn.RNNBase) and part.dropout):
+        if isinstance(part, DRAWS) and may_draw(part):
             raise ConfigError(f"train.pack: the model draws at random while it trains ({type(part).__name__}), which packed clients cannot{LEAVE}")
 
 

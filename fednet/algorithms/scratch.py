@@ -18,6 +18,16 @@ from fednet.buffers import lend
 from fednet.errors import StateError
 from fednet.tensors import Layout, Tensors, to_device
 
+DRAWS = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d, nn.RNNBase, nn.MultiheadAttention)
+KNOWN = ("torch.nn.", "fednet.models.", "torchvision.models.resnet", "torchvision.models.vgg")  # modules that draw only where DRAWS does
+
+
+def may_draw(part: nn.Module) -> bool:
+    """Whether a module may draw from torch's own generator while it trains. A user's own is taken to."""
+    if isinstance(part, DRAWS):
+        return bool(getattr(part, "p", getattr(part, "dropout", True)))
+    return not type(part).__module__.startswith(KNOWN)
+
 
 class Scratch:
     """`module`, moved to `device`, with its parameters and buffers re-pointed into flat vectors laid out by `layout`.
@@ -61,6 +71,7 @@ class Scratch:
                 owner._buffers[leaf] = view
         self._parts = [(part, list(part.parameters())) for part in self.module.modules()]
         self.batch_norm = any(isinstance(part, _BatchNorm) for part, _ in self._parts)
+        self.may_draw = any(may_draw(part) for part, _ in self._parts)
 
     def train_mode(self, alone: bool) -> None:
         """Train mode, but eval mode where all parameters of a module are frozen; `alone`: BatchNorm in eval mode too,

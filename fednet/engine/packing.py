@@ -16,7 +16,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -45,8 +45,6 @@ class Packing:
     limit: Callable[[int], int]
     threads: int = 1
     packs: int = 0  # that were begun
-    # Held by whoever draws from torch's own generator, which all threads share: a descent that is not packed, a model's initialisation.
-    alone: threading.RLock = field(default_factory=threading.RLock)  # type: ignore[valid-type]
 
     def __post_init__(self) -> None:
         self._changed = threading.Condition()
@@ -75,7 +73,7 @@ class Packing:
                 self._changed.notify_all()
 
     def at(self, card: int) -> Place:
-        return Place(self, card, self.alone)
+        return Place(self, card)
 
     def descend(self, card: int, lane: Lane) -> Course:
         """Trains the lane in a pack, and returns when it is done. Raises what its own `progress` raised, or what ended the pack."""
@@ -141,7 +139,6 @@ class Place:
 
     packing: Packing
     card: int
-    alone: threading.RLock  # type: ignore[valid-type]
 
     def descend(self, lane: Lane) -> Course:
         return self.packing.descend(self.card, lane)

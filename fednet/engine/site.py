@@ -106,8 +106,7 @@ class Workplace:
 
     def _scratch(self) -> Any:
         if not hasattr(self._scratches, "one"):
-            with contextlib.nullcontext() if self.pack is None else self.pack.alone:
-                self._scratches.one = self.experiment.scratch(self.device)
+            self._scratches.one = self.experiment.scratch(self.device)
         return self._scratches.one
 
     def stream(self) -> Any:

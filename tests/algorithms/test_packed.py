@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -249,7 +248,7 @@ class Alone:
     """Packs of one client, with idle lanes beside it."""
 
     def __init__(self) -> None:
-        self.alone, self.lanes = contextlib.nullcontext(), 0
+        self.lanes = 0
 
     def descend(self, lane: Lane):
         self.lanes += 1

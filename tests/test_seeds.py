@@ -1,0 +1,45 @@
+"""Streams of random numbers that do not disturb each other."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from fednet import seeds
+from fednet.algorithms.scratch import may_draw
+
+
+def test_outside_a_scope_torch_s_generator_is_as_it_was():
+    before = torch.default_generator.get_state()
+    with seeds.scope(1, "dropout", 2, 3):
+        torch.rand(5)
+    assert torch.equal(torch.default_generator.get_state(), before)
+
+
+def test_threads_that_draw_at_once_draw_what_each_would_alone():
+    def draws(client):
+        with seeds.scope(7, "dropout", 1, client):
+            return [float(torch.rand(())) for _ in range(2000)]
+
+    alone, together = [draws(k) for k in range(4)], {}
+    threads = [threading.Thread(target=lambda k=k: together.update({k: draws(k)})) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [together[k] for k in range(4)] == alone
+
+
+class Noisy(nn.Module):
+    """A user's own: what it draws cannot be seen from outside."""
+
+
+@pytest.mark.parametrize(("part", "draws"), [
+    (nn.Linear(2, 2), False), (nn.Sequential(nn.ReLU()), False), (nn.Dropout(0.1), True), (nn.Dropout(0.0), False), (nn.RReLU(), True),
+    (nn.LSTM(2, 2), False), (nn.LSTM(2, 2, num_layers=2, dropout=0.5), True), (nn.MultiheadAttention(2, 1, dropout=0.1), True), (Noisy(), True),
+])
+def test_modules_that_may_draw_are_known(part, draws):
+    assert may_draw(part) is draws
