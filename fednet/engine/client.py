@@ -71,7 +71,7 @@ class ClientLoop:
         self.broken: BaseException | None = None
         self._rows: list[dict[str, Any]] = []
         self._book: Lines | None = None
-        self.link = Link("client", lambda conn, frames: self.transport.send(frames), framing, Ledger(self._write), greeting)
+        self.link = Link("client", lambda conn, frames: self.transport.send(frames), framing, Ledger(self._write, by_round=False), greeting)
         self._round = 0
         self._prepare, self._inline, self._find = prepare, inline, find
         self._prepared: Prepared | None = None

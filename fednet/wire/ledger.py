@@ -71,13 +71,15 @@ def add_kinds(into: dict[str, int], kinds: Mapping[str, int]) -> None:
 class Ledger:
     """Open accounts by any hashable name, and the settled rows, handed to `write` as they are settled.
 
-    totals: all bytes settled so far. useful: payload bytes that were of use, by direction and kind.
+    totals: all bytes settled so far. useful: payload bytes that were of use, by direction and kind. by_round: keeps what was
+    settled for each round until it is taken.
     """
 
-    def __init__(self, write: Callable[[Row], None], incarnation: int = 0) -> None:
+    def __init__(self, write: Callable[[Row], None], incarnation: int = 0, by_round: bool = True) -> None:
         self._write = write
         self._open: dict[Any, Account] = {}
         self._untaken: dict[int, Tally] = {}  # by round: settled, and not in a round's record yet
+        self._by_round = by_round
         self._lock = threading.Lock()
         self.incarnation = incarnation
         self.totals: dict[str, int] = {"up": 0, "down": 0}
@@ -118,7 +120,8 @@ class Ledger:
             self.totals[row["direction"]] += row["bytes"]
             if row["useful"]:
                 add_kinds(self.useful[row["direction"]], row["kinds"])
-            self._untaken.setdefault(row["round"], Tally()).add(row)
+            if self._by_round:
+                self._untaken.setdefault(row["round"], Tally()).add(row)
 
     def taken(self, before: Mapping[str, int]) -> None:
         """So many bytes were taken by an earlier process; what else it spent is taken with the next round's."""

@@ -66,3 +66,12 @@ def test_all_that_is_open_can_be_settled_at_the_end():
     ledger.settle_all(where=lambda name: name != "b")
     assert ledger.open() == ["b"]
     assert [r["useful"] for r in rows] == [False, False]
+
+
+def test_a_side_that_takes_nothing_by_round_keeps_nothing_by_round():
+    rows = []
+    ledger = Ledger(rows.append, by_round=False)
+    for round in range(1, 4):
+        ledger.write(Account("up", "reply", round=round, kinds={"state": 10}, envelope=2, count=1), True)
+    assert (len(rows), ledger.totals["up"], ledger.useful["up"]) == (3, 36, {"state": 30})
+    assert ledger.take(3).spent == {"up": 0, "down": 0}
