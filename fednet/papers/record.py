@@ -135,13 +135,26 @@ def _others(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     for column, methods in reproduction.grouped(rows).items():
         for method, runs in methods.items():
             done = [r for r in runs if r["status"] == "done"]
-            cells = [t for n in names for t in ("" if runs[0].get(f"paper:{n}") is None else f"{runs[0][f'paper:{n}']}",
-                                                reproduction.spread(done, f"ours:{n}"))]
+            own = {n: "" if runs[0]["measure"] == n else ":" + n for n in names}  # the first of a cell's measures has columns of its own
+            cells = [t for n in names for t in ("" if runs[0].get(f"paper{own[n]}") is None else str(runs[0][f"paper{own[n]}"]),
+                                                reproduction.told(done, f"ours{own[n]}", n))]
             lines.append(" | ".join([" ".join(p for p in column if p), method, *cells]))
     bar = ["---", "---", *["---:"] * 2 * len(names)]
     return ["", *(f"| {line} |" for line in (" | ".join(head), " | ".join(bar), *lines))]
 
 
 def _rows(name: str, books: Path, scale: str) -> list[dict[str, Any]]:
+    """In the order of the paper's table, whatever was run first; a column's own methods after the paper's."""
     path = books / (name.replace("/", "-") + ("-mini" if scale == "mini" else "") + ".csv")
-    return reproduction.read_csv(path) if path.exists() else []
+    if not path.exists():
+        return []
+    cells = papers.cells(name)
+    columns = list(dict.fromkeys((c.dataset, c.variant, c.heterogeneity) for c in cells))
+    methods = list(dict.fromkeys(c.method for c in cells))
+
+    def place(r: Mapping[str, Any]) -> tuple[int, int, int]:
+        column = (str(r["dataset"]), str(r["variant"] or ""), str(r["heterogeneity"]))
+        return (columns.index(column) if column in columns else len(columns),
+                methods.index(str(r["method"])) if r["method"] in methods else len(methods), int(r["seed"]))
+
+    return sorted(reproduction.read_csv(path), key=place)
