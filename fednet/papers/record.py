@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from fednet import papers
-from fednet.papers import reproduction, sweeps
+from fednet.papers import reproduction, settled, sweeps
 from fednet.papers.mini import SAID
 from fednet.papers.reproduce import MINI, Job
 from fednet.report import overlay
@@ -73,7 +73,7 @@ def write(folder: Path) -> Path:
              "Written by `fednet reproduce --results` from the CSV files in `results/`; do not edit. What the sections say in prose stands in "
              "`remarks.yaml`.", "", str(remarks.get("preface", "")).strip(), "", SAID[0].upper() + SAID[1:], "", *_overview(books)]
     for paper, title in papers.NAMES.items():
-        parts += ["", f"## {title}", "", str(papers.printed()[paper]["title"]), "", str(remarks.get(paper, "")).strip()]
+        parts += ["", f"## {title}", "", str(papers.printed()[paper]["title"]), "", str(remarks.get(paper, "")).strip(), "", *settled.lines(paper)]
         for text in sorted(books.glob(f"{paper}-*.txt")):  # what is measured without runs, as the command printed it
             parts += ["", f"### {text.stem.replace('-', '/', 1)}", "", "```", text.read_text(encoding="utf-8").rstrip(), "```"]
         for name in (n for n in papers.results() if n.startswith(f"{paper}/")):
