@@ -73,7 +73,8 @@ def write(folder: Path) -> Path:
              "Written by `fednet reproduce --results` from the CSV files in `results/`; do not edit. What the sections say in prose stands in "
              "`remarks.yaml`.", "", str(remarks.get("preface", "")).strip(), "", SAID[0].upper() + SAID[1:], "", *_overview(books)]
     for paper, title in papers.NAMES.items():
-        parts += ["", f"## {title}", "", str(papers.printed()[paper]["title"]), "", str(remarks.get(paper, "")).strip(), "", *settled.lines(paper)]
+        parts += ["", f"## {title}", "", str(papers.printed()[paper]["title"]), "", str(remarks.get(paper, "")).strip(), "", *settled.lines(paper), "",
+                  " ".join(["Doubtful in print:", *(f"{slip[0].upper()}{slip[1:]}." for slip in papers.printed()[paper]["anomalies"])])]
         for text in sorted(books.glob(f"{paper}-*.txt")):  # what is measured without runs, as the command printed it
             parts += ["", f"### {text.stem.replace('-', '/', 1)}", "", "```", text.read_text(encoding="utf-8").rstrip(), "```"]
         for name in (n for n in papers.results() if n.startswith(f"{paper}/")):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -90,7 +91,10 @@ def main(args: argparse.Namespace) -> int:
         said = {"done": lambda: _line(job, task), "changed": lambda: "its files were changed after it ended; it is done again",
                 "held": lambda: f"another process is at it ({claims.holder(task.books, task.name) or 'it has just ended'}); the same command gathers it later",
                 "torn": lambda: f"cannot be resumed, it is done again: {pool.why(task)}"}
-        say(f"[{count[0]}/{len(tasks)}] {task.name}: {said[state]() if state in said else f'{state}: {pool.why(task)}'}")
+        text = f"[{count[0]}/{len(tasks)}] {task.name}: {said[state]() if state in said else f'{state}: {pool.why(task)}'}"
+        if args.quiet and state in ("refused", "failed"):
+            print(text, file=sys.stderr)
+        say(text)
 
     try:
         if not args.gather:

@@ -238,6 +238,8 @@ def test_a_run_that_was_refused_for_want_of_its_data_is_tried_again(tmp_path, mo
         assert main(words) == 2
         assert "refused" in (said := capsys.readouterr().out)
         assert "SVHN could not be read" in said
+    assert main([*words, "--quiet"]) == 2
+    assert "SVHN could not be read" in capsys.readouterr().err
 
 
 def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path, capsys):
