@@ -351,5 +351,6 @@ def _first(methods: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     printed = {m: sign * float(runs[0]["paper"]) for m, runs in methods.items() if runs[0]["paper"] is not None and not runs[0]["changed"]}
     ours = {m: sign * v for m in printed if (v := standing(methods[m])) is not None}
     theirs = ", ".join(m for m, v in printed.items() if v == max(printed.values()))
+    seeds = {frozenset(str(r["seed"]) for r in methods[m] if r["status"] == "done") for m in ours}
     of = f", of the {len(ours)} methods run of {len(printed)}" if len(ours) < len(printed) else ""
-    return f"best in the paper: {theirs}; best here: {max(ours, key=lambda m: ours[m])}{of}"
+    return f"best in the paper: {theirs}; best here: {max(ours, key=lambda m: ours[m])}{of}{' (not all over the same seeds)' if len(seeds) > 1 else ''}"

@@ -270,6 +270,18 @@ def test_a_folder_that_cannot_be_written_is_answered_before_anything_runs(flag, 
     assert f"{flag} {tmp_path / 'file' / 'below'}: nothing can be written there" in capsys.readouterr().err
 
 
+def test_the_table_that_is_measured_without_runs_is_kept_among_the_results(tmp_path, monkeypatch, capsys):
+    from fednet.papers import servercost
+
+    monkeypatch.setattr(servercost, "report", lambda: "method  paper")
+    assert main(["reproduce", "feddpc/table1", "--plan"]) == 0
+    assert "no runs" in (said := capsys.readouterr().out)
+    assert "method  paper" not in said
+    assert main(["reproduce", "feddpc/table1", "--results", str(tmp_path)]) == 0
+    assert (tmp_path / "results" / "feddpc-table1.txt").read_text() == "method  paper\n"
+    assert "method  paper" in (tmp_path / "RESULTS.md").read_text()
+
+
 def test_a_plan_says_why_a_model_could_not_be_measured(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FEDNET_DATA", str(tmp_path / "nothing"))
     assert main(["reproduce", "fedrds/table3", "--dataset", "svhn", "--only", "FedAvg", "--plan", "--device", "cpu", "--out", str(tmp_path / "out")]) == 0

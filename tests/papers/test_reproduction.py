@@ -87,7 +87,8 @@ def test_the_notes_name_whose_measure_is_another_what_was_searched_and_how_many_
     assert "best_accuracy (pfl_accuracy of own)" in said
     assert "D alpha=1 A: train.lr 0.1" in said
     assert "0 of 1 pairs of methods stand in the paper's order (1 pair within 1 point here)" in said
-    assert "best in the paper: C; best here: B, of the 2 methods run of 3" in said
+    assert "best in the paper: C; best here: B, of the 2 methods run of 3." in said
+    assert "B (not all over the same seeds)" in "\n".join(reproduction.notes(rows(A=(60.0, [50.0]), B=(55.0, [50.0, 51.0]))))
 
 
 def test_a_failed_run_stands_in_the_table_with_its_reason_and_in_no_mean():
