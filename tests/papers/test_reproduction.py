@@ -52,6 +52,11 @@ def test_ours_is_the_mean_with_its_deviation_over_seeds_beside_the_papers_figure
                                      "difference": "+2.00", "seeds": "0,1"}
 
 
+def test_what_was_run_at_a_changed_setting_has_no_difference_from_the_paper():
+    head, _ = reproduction.table([{**r, "changed": "rounds=1"} for r in rows(A=(50.0, [5.0]))])
+    assert "difference" not in head
+
+
 def test_the_order_of_methods_is_compared_pair_by_pair():
     (methods,) = reproduction.grouped(rows(A=(60.0, [50.0]), B=(55.0, [52.0]), C=(50.0, [40.0]), D=(50.0, [45.0]))).values()
     # A > C, A > D, B > C, B > D as printed, A > B not; C and D are printed as equal.
