@@ -69,8 +69,9 @@ class Stopped(FednetError):
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name closest to `name`, or None if none is close enough to be meant."""
-    found = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)
-    return found[0] if found else None
+    spelled = {k.lower(): k for k in known}
+    found = difflib.get_close_matches(name.lower(), list(spelled), n=1, cutoff=0.6)
+    return spelled[found[0]] if found else None
 
 
 def unknown(what: str, name: object, known: Iterable[str]) -> str:

@@ -44,6 +44,14 @@ def at_least_one(text: str) -> int:
     return int(text)
 
 
+def names(text: str) -> list[str]:
+    """`FedAvg,FedProx`."""
+    found = [piece.strip() for piece in text.split(",") if piece.strip()]
+    if not found:
+        raise argparse.ArgumentTypeError(f"expected names such as FedAvg,FedProx, got {text!r}")
+    return found
+
+
 def kinds(text: str) -> list[str]:
     """`state,delta,statistics`."""
     found = [piece.strip() for piece in text.split(",") if piece.strip()]

@@ -10,6 +10,7 @@ from fednet.config.parts import call
 from fednet.config.reading import from_mapping, from_text, load, to_mapping, to_yaml
 from fednet.config.sections import (
     PROFILES,
+    WHERE,
     AlgorithmSection,
     AvailabilitySection,
     CheckpointSection,
@@ -35,6 +36,7 @@ from fednet.config.sections import (
 
 __all__ = [
     "PROFILES",
+    "WHERE",
     "AlgorithmSection",
     "AvailabilitySection",
     "CheckpointSection",

@@ -21,6 +21,8 @@ RunName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+=@-]{0,
 Schedule = Annotated[str, msgspec.Meta(pattern=r"^(constant|cosine|exponential\(\s*[0-9.eE+-]+\s*\)|step\(\s*[0-9]+\s*,\s*[0-9.eE+-]+\s*\))$",
                                        description="constant, cosine, exponential(factor) or step(rounds, factor)")]
 
+WHERE = ("data.root", "data.download")  # keys that say where the data come from, and nothing of what is computed
+
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of sections: unknown keys are errors, values never change."""

@@ -48,7 +48,7 @@ def open_directory(config: Config, out: Path, resume: bool) -> tuple[Config, Pat
 def check_resumable(old: Config, new: Config) -> None:
     """Raises ConfigError that lists the keys in which a resumed run would differ."""
     before, after = _flat(configuration.to_mapping(old)), _flat(configuration.to_mapping(new))
-    changed = sorted(k for k in {**before, **after} if k.split(".")[0] not in MAY_CHANGE and before.get(k) != after.get(k))
+    changed = sorted(k for k in {**before, **after} if k.split(".")[0] not in MAY_CHANGE and k not in configuration.WHERE and before.get(k) != after.get(k))
     if changed:
         raise ConfigError(f"--resume: {', '.join(changed)} differ from the run's own configuration; a resumed run may change only "
                           f"{', '.join(k for k in MAY_CHANGE if k not in ('name', 'load'))} and where it runs.")

@@ -127,7 +127,8 @@ def work(tasks: Sequence[Task], jobs: int, device: str, *, load: Sequence[str] =
     """Runs what is not done yet. Returns each task's state by name; a failed run (diverged, say) is not tried again, one that
     was refused (for want of its data, say) is the next time.
 
-    told(task, state) is called when a run has ended, and with "changed" or "torn" when one has to be done again.
+    told(task, state) is called when a run has ended, with "changed" or "torn" when one has to be done again, and with "held"
+    at the end for one that another process is still at.
     Raises Stopped on SIGTERM, SIGUSR1 or Ctrl-C, once the runs have
     saved what they have; the same call goes on.
     """
@@ -135,17 +136,25 @@ def work(tasks: Sequence[Task], jobs: int, device: str, *, load: Sequence[str] =
     for task in tasks:
         state(task, hashes[task.name])
     queue = list(_each_once(tasks))
+    held: list[Task] = []  # by another process, a run that outlived its killed driver among them: asked for once more at the end
+    again = False
     for task in queue:
         _write_down(task, load, sets)
     running: list[Any] = []
     with Stop() as stop:
         try:
-            while queue or running:
+            while queue or running or (held and not again):
+                if not queue and not running:
+                    queue, held, again = held, [], True
                 while queue and len(running) < jobs and not stop.asked:
                     task = queue.pop(0)
                     begun = _begin(task, hashes[task.name], device, load, sets, told)
                     if begun is not None:
                         running.append(begun)
+                    elif state_now(task) not in ("done", "failed"):
+                        held.append(task)
+                        if again:
+                            told(task, "held")
                 if stop.asked:
                     _stop(running)
                     raise Stopped("the runs were stopped; the same command goes on.", stop.asked == signal.SIGINT)
@@ -179,11 +188,16 @@ def _each_once(tasks: Sequence[Task]) -> Iterator[Task]:
 
 def digest(task: Task, load: Sequence[str] = (), sets: Sequence[str] = ()) -> str:
     """SHA-256 of what the run was asked to be: its configuration as given, `--set`s, and the user's own files. Defaults are
-    left out: a new key of a later fednet does not make a finished run another one."""
-    whole = hashlib.sha256(json.dumps([task.config, list(sets)], sort_keys=True).encode())
+    left out: a new key of a later fednet does not make a finished run another one. So is where the data come from."""
+    whole = hashlib.sha256(json.dumps([task.config, changes(sets)], sort_keys=True).encode())
     for file in load:
         whole.update(Path(file).read_bytes())
     return whole.hexdigest()
+
+
+def changes(sets: Sequence[str]) -> list[str]:
+    """The `--set`s that change what a run computes."""
+    return [text for text in sets if text.partition("=")[0].strip() not in configuration.WHERE]
 
 
 def _write_down(task: Task, load: Sequence[str], sets: Sequence[str]) -> None:

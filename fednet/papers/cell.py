@@ -38,6 +38,7 @@ class Cell:
     variant: str = ""  # what else tells it from its neighbours: a model, a number of epochs
     versus: str | None = None
     target_round: int | None = None
+    by_search: bool = False  # the cell is the winner of its grid: without a search it is nothing
 
     @property
     def name(self) -> str:

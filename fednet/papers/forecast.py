@@ -12,6 +12,7 @@ import json
 import math
 import shutil
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,10 +53,10 @@ def steps(cell: Cell, samples: tuple[int, ...], public: int) -> float:
     return float(train["epochs"]) * sum(math.ceil((n + shared) / int(train["batch_size"])) for n in samples) / len(samples)
 
 
-def forecast(job: Job, out: Path, device: str, jobs: int) -> str:
-    """The plan as text."""
+def forecast(job: Job, out: Path, device: str, jobs: int, load: Sequence[str] = (), sets: Sequence[str] = ()) -> str:
+    """The plan as text. sets: of these only those that say where the data come from; the others are named as left out."""
     runs = job.runs(out)
-    paces = measured(job, out, device)
+    paces = measured(job, out, device, load, [s for s in sets if s not in pool.changes(sets)])
     lines, total, megabytes, left = [], 0.0, 0.0, 0
     wide = max(len(t.name) for _, _, t in runs)
     for cell, _, task in runs:
@@ -66,11 +67,12 @@ def forecast(job: Job, out: Path, device: str, jobs: int) -> str:
         if state not in ("done", "failed"):
             total, megabytes, left = total + (a_round or 0) * rounds / 3600, megabytes + mb[0] * rounds, left + 1
     head = [f"{len(runs)} runs in {job.folder(out)}, {left} left to do; scale {job.scale}"]
-    tail = [f"left: {total:.2f} hours of one process, {total / min(jobs, max(1, left)):.2f} hours with --jobs {jobs} on as many free cores, "
+    known = "" if all(isinstance(p, Pace) for p in paces.values()) else ", without those marked ?"
+    tail = [f"left: {total:.2f} hours of one process, {total / min(jobs, max(1, left)):.2f} hours with --jobs {jobs} on as many free cores{known}, "
             f"{megabytes:.0f} MB; from measured rounds of each model:"]
     for k, pace in paces.items():
         about = json.loads(k)
-        said = ("could not be measured" if pace is None
+        said = (f"could not be measured: {pace}" if isinstance(pace, str)
                 else f"{1e3 * pace.step:.1f} ms for one step of each participant, {pace.rest:.2f} s for the rest of a round")
         tail.append(f"  {about['model']['name']}, {about['data']['dataset']}: {said}")
     searches = [c for c in job.cells if c.grids]
@@ -78,13 +80,15 @@ def forecast(job: Job, out: Path, device: str, jobs: int) -> str:
         many = sum(math.prod(len(v) for v in c.grids.values()) for c in searches)
         hours = sum(math.prod(len(v) for v in c.grids.values()) * math.ceil(int(c.config["rounds"]) / 4) * (a_round_of(c, paces) or 0)
                     for c in searches) / 3600
-        tail.append(f"with --search, before it: {many} points of the paper's grids at a quarter of the rounds, {hours:.1f} hours of one process")
+        tail.append(f"with --search, before it: {many} points of the paper's grids at a quarter of the rounds, {hours:.1f} hours of one process{known}")
+    if job.changed:
+        tail.append(f"--set {job.changed}: not in this plan, which is of the table's own settings")
     return "\n".join([*head, *lines, *tail])
 
 
-def a_round_of(cell: Cell, paces: dict[str, Pace | None]) -> float | None:
+def a_round_of(cell: Cell, paces: Mapping[str, Pace | str]) -> float | None:
     pace = paces.get(kind(cell))
-    return None if pace is None else pace.seconds(cell)
+    return pace.seconds(cell) if isinstance(pace, Pace) else None
 
 
 def kind(cell: Cell) -> str:
@@ -96,17 +100,17 @@ def kind(cell: Cell) -> str:
                        "clients": c["clients"], "each": [c.get("participation"), c.get("clients_per_round")]}, sort_keys=True)
 
 
-def measured(job: Job, out: Path, device: str) -> dict[str, Pace | None]:
-    """The pace by `kind`; None where the measurement failed."""
+def measured(job: Job, out: Path, device: str, load: Sequence[str] = (), sets: Sequence[str] = ()) -> dict[str, Pace | str]:
+    """The pace by `kind`; where the measurement failed, what it said."""
     first: dict[str, Cell] = {}
     for cell in job.cells:
         first.setdefault(kind(cell), cell)
     out.mkdir(parents=True, exist_ok=True)
-    return {k: paced(cell, out, device) for k, cell in first.items()}
+    return {k: paced(cell, out, device, load, sets) for k, cell in first.items()}
 
 
-def paced(cell: Cell, out: Path, device: str) -> Pace | None:
-    """From two runs of a few steps."""
+def paced(cell: Cell, out: Path, device: str, load: Sequence[str] = (), sets: Sequence[str] = ()) -> Pace | str:
+    """From two runs of a few steps; what the run said where it failed."""
     folder = Path(tempfile.mkdtemp(prefix=".plan-", dir=out))
     try:
         seconds: list[float] = []
@@ -116,8 +120,8 @@ def paced(cell: Cell, out: Path, device: str) -> Pace | None:
             if "iterations" in cell.config["algorithm"]:
                 over["algorithm"] = {"iterations": 1}  # condensed once in a run: not a part of every round
             task = Task(papers.lay(cell.config, over), folder)
-            if pool.work([task], 1, device)[task.name] != "done":
-                return None
+            if pool.work([task], 1, device, load=load, sets=sets)[task.name] != "done":
+                return pool.why(task) or "its run said nothing"
             seconds.append(float(open_run(task.run).rounds[-1].seconds))
             held = json.loads((task.run / "partition.json").read_text(encoding="utf-8"))
         step = max(0.0, (seconds[1] - seconds[0]) / (STEPS[1] - STEPS[0]))

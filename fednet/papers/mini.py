@@ -26,11 +26,12 @@ MODELS: dict[str, dict[str, Any]] = {
 CONDENSATION = {"iterations": 25, "real_batch": 64}  # of FedDC
 
 SAID = (
-    f"mini scale: {SHORT} or {LONG} rounds, at most {COHORT} participants of at most {CLIENTS} clients, {STEPS[1]} SGD steps (at least "
+    f"mini scale: {SHORT} or {LONG} rounds (never more than the paper), "
+    f"at most {COHORT} participants of at most {CLIENTS} clients, {STEPS[1]} SGD steps (at least "
     f"{STEPS[0]}) of {BATCH} samples for each local epoch of the paper, the learning rate brought to where lr / (1 - momentum) is {RATE[0]} "
     f"to {RATE[1]}, ConvNet and VGG-11 with an eighth of the channels, the other convolutional networks replaced by LeNet5 (ResNets with "
     "a projection head by FedPDC's CNN; that, and FedRDS's smallest, stay), FedDC condensing for "
-    f"{CONDENSATION['iterations']} iterations, accuracy taken {LOOKS} times a run. "
+    f"{CONDENSATION['iterations']} iterations, accuracy taken {LOOKS} times a run ({PERSONAL_LOOKS} where every client is judged). "
     "This is not the paper's setting, and its figures are no test of the paper's.")
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from fednet import papers
-from fednet.papers import reproduction, sweeps
+from fednet.papers import reproduction, settled, sweeps
 from fednet.papers.mini import SAID
 from fednet.papers.reproduce import MINI, Job
 from fednet.report import overlay
@@ -73,7 +73,8 @@ def write(folder: Path) -> Path:
              "Written by `fednet reproduce --results` from the CSV files in `results/`; do not edit. What the sections say in prose stands in "
              "`remarks.yaml`.", "", str(remarks.get("preface", "")).strip(), "", SAID[0].upper() + SAID[1:], "", *_overview(books)]
     for paper, title in papers.NAMES.items():
-        parts += ["", f"## {title}", "", str(papers.printed()[paper]["title"]), "", str(remarks.get(paper, "")).strip()]
+        parts += ["", f"## {title}", "", str(papers.printed()[paper]["title"]), "", str(remarks.get(paper, "")).strip(), "", *settled.lines(paper), "",
+                  " ".join(["Doubtful in print:", *(f"{slip[0].upper()}{slip[1:]}." for slip in papers.printed()[paper]["anomalies"])])]
         for text in sorted(books.glob(f"{paper}-*.txt")):  # what is measured without runs, as the command printed it
             parts += ["", f"### {text.stem.replace('-', '/', 1)}", "", "```", text.read_text(encoding="utf-8").rstrip(), "```"]
         for name in (n for n in papers.results() if n.startswith(f"{paper}/")):
@@ -135,13 +136,26 @@ def _others(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     for column, methods in reproduction.grouped(rows).items():
         for method, runs in methods.items():
             done = [r for r in runs if r["status"] == "done"]
-            cells = [t for n in names for t in ("" if runs[0].get(f"paper:{n}") is None else f"{runs[0][f'paper:{n}']}",
-                                                reproduction.spread(done, f"ours:{n}"))]
+            own = {n: "" if runs[0]["measure"] == n else ":" + n for n in names}  # the first of a cell's measures has columns of its own
+            cells = [t for n in names for t in ("" if runs[0].get(f"paper{own[n]}") is None else str(runs[0][f"paper{own[n]}"]),
+                                                reproduction.told(done, f"ours{own[n]}", n))]
             lines.append(" | ".join([" ".join(p for p in column if p), method, *cells]))
     bar = ["---", "---", *["---:"] * 2 * len(names)]
     return ["", *(f"| {line} |" for line in (" | ".join(head), " | ".join(bar), *lines))]
 
 
 def _rows(name: str, books: Path, scale: str) -> list[dict[str, Any]]:
+    """In the order of the paper's table, whatever was run first; a column's own methods after the paper's."""
     path = books / (name.replace("/", "-") + ("-mini" if scale == "mini" else "") + ".csv")
-    return reproduction.read_csv(path) if path.exists() else []
+    if not path.exists():
+        return []
+    cells = papers.cells(name)
+    columns = list(dict.fromkeys((c.dataset, c.variant, c.heterogeneity) for c in cells))
+    methods = list(dict.fromkeys(c.method for c in cells))
+
+    def place(r: Mapping[str, Any]) -> tuple[int, int, int]:
+        column = (str(r["dataset"]), str(r["variant"] or ""), str(r["heterogeneity"]))
+        return (columns.index(column) if column in columns else len(columns),
+                methods.index(str(r["method"])) if r["method"] in methods else len(methods), int(r["seed"]))
+
+    return sorted(reproduction.read_csv(path), key=place)

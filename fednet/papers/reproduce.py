@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +21,7 @@ from typing import Any
 
 from fednet import loading, papers
 from fednet.config.tree import compose
-from fednet.engine import pool
+from fednet.engine import claims, pool
 from fednet.engine.pool import Task
 from fednet.errors import ConfigError, unknown
 from fednet.papers import mini as small
@@ -46,22 +48,25 @@ def main(args: argparse.Namespace) -> int:
     if args.table is None and args.results is not None:
         from fednet.papers.record import write
 
+        if not any((args.results / "results").glob("*.csv")):
+            raise ConfigError(f"--results {args.results}: no compact results in {args.results / 'results'}; name a table, whose runs are then kept there.")
+
         print(write(args.results))
         return 0
     if args.table is None:
         raise ConfigError("fednet reproduce: expected PAPER/TABLE, such as feddpc/table2; --list shows them.")
     if args.table.lower() == "feddpc/table1":
-        from fednet.papers.servercost import report
-
-        print(report())
-        return 0
-    if args.results is not None and args.set:
+        return _measure(args)
+    if args.results is not None and pool.changes(args.set):
         raise ConfigError("--results keeps what was run at the papers' settings; leave out --set, or --results.")
     job = plan(args)
+    for folder, flag in ((args.out, "--out"), (args.results, "--results")):
+        if folder is not None:
+            writable(folder, flag)  # said before hours of runs, not after them
     if args.plan:
         from fednet.papers.forecast import forecast
 
-        print(forecast(job, args.out, args.device, args.jobs))
+        print(forecast(job, args.out, args.device, args.jobs, args.load, args.set))
         return 0
     say = (lambda text: None) if args.quiet else (lambda text: print(text, flush=True))
     if job.scale == "mini":
@@ -81,8 +86,12 @@ def main(args: argparse.Namespace) -> int:
         if state == "refused":
             refused.append(task.name)
         said = {"done": lambda: _line(job, task), "changed": lambda: "its files were changed after it ended; it is done again",
+                "held": lambda: f"another process is at it ({claims.holder(task.books, task.name) or 'it has just ended'}); the same command gathers it later",
                 "torn": lambda: f"cannot be resumed, it is done again: {pool.why(task)}"}
-        say(f"[{count[0]}/{len(tasks)}] {task.name}: {said[state]() if state in said else f'{state}: {pool.why(task)}'}")
+        text = f"[{count[0]}/{len(tasks)}] {task.name}: {said[state]() if state in said else f'{state}: {pool.why(task)}'}"
+        if args.quiet and state in ("refused", "failed"):
+            print(text, file=sys.stderr)
+        say(text)
 
     try:
         if not args.gather:
@@ -98,6 +107,34 @@ def main(args: argparse.Namespace) -> int:
         deposit(job, args.out, args.results)
         say(str(write(args.results)))
     return pool.REFUSED if refused else 0
+
+
+def _measure(args: argparse.Namespace) -> int:
+    """FedDPC's Table 1, which no runs stand behind."""
+    from fednet.papers.record import write
+    from fednet.papers.servercost import report
+
+    if args.plan:
+        print("no runs: the server's half of each method is measured when it is asked for, in a minute or two.")
+        return 0
+    if args.results is not None:
+        writable(args.results / "results", "--results")
+    text = report()
+    print(text)
+    if args.results is not None:
+        reproduction.write(args.results / "results" / "feddpc-table1.txt", text + "\n")
+        print(write(args.results))
+    return 0
+
+
+def writable(folder: Path, flag: str) -> None:
+    """Makes the folder. Raises ConfigError where nothing can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as closed:
+        raise ConfigError(f"{flag} {folder}: nothing can be written there ({closed.strerror}); give another folder.") from closed
 
 
 # -- what there is ---------------------------------------------------------------------------------------------------
@@ -143,7 +180,7 @@ class Job:
 
 def plan(args: argparse.Namespace) -> Job:
     """The job that the command line asks for. Raises ConfigError for names that are not there."""
-    cells = papers.cells(args.table)
+    cells = [c for c in papers.cells(args.table) if args.search or not c.by_search]
     name = f"{cells[0].paper}/{cells[0].table}"
     if args.dataset:
         known = {_plain(k): k for c in cells for k in (c.dataset, str(c.config["data"]["dataset"]))}
@@ -153,7 +190,8 @@ def plan(args: argparse.Namespace) -> Job:
     if args.setting:
         cells = [c for c in cells if args.setting in f"{c.variant} {c.heterogeneity}"]
         if not cells:
-            raise ConfigError(f"--setting {args.setting}: no cell of {name} has that in its setting.")
+            there = dict.fromkeys(f"{c.variant} {c.heterogeneity}".strip() for c in papers.cells(name))
+            raise ConfigError(f"--setting {args.setting}: no cell of {name} has that in its setting; they are {', '.join(there)}.")
     wanted: list[str] | None = None
     if args.only:
         known = {_plain(c.method): c.method for c in cells}
@@ -177,7 +215,7 @@ def plan(args: argparse.Namespace) -> Job:
         chosen = [mini(c) for c in chosen]
     chosen = [replace(c, config=_evaluated(c, args.scale)) for c in chosen]
     return Job(name, tuple(chosen), tuple(args.seeds or [0]), args.scale, frozenset([*(label for label, _ in added), *(c.method for c in opened)]),
-               changed=", ".join(args.set))
+               changed=", ".join(pool.changes(args.set)))
 
 
 def own_method(text: str) -> tuple[str, dict[str, Any]]:
@@ -249,7 +287,7 @@ def publish(job: Job, out: Path) -> list[Path]:
     reproduction.merge(points, curves, reproduction.CURVE)
     whole = reproduction.read_csv(table)
     written = [table, points, out / f"{job.stem}.txt", out / f"{job.stem}.md"]
-    for path, text in zip(written[2:], (reproduction.as_text(whole), reproduction.as_md(whole))):
+    for path, text in zip(written[2:], (reproduction.as_text(whole) + "\n", reproduction.as_md(whole))):
         reproduction.write(path, text)
     curves = reproduction.read_csv(points)
     drawn = overlay.draw(curves, out / f"{job.stem}.svg", MINI if job.scale == "mini" else "")

@@ -29,6 +29,8 @@ FIXED = ("table", "scale", "method", "in_paper", "dataset", "heterogeneity", "va
 CURVE = ("method", "dataset", "heterogeneity", "variant", "seed", "round", "mb", "accuracy", "personal_accuracy", "test_loss", "train_loss")
 KEY = ("method", "dataset", "heterogeneity", "variant", "seed", "changed")  # which run a row is of
 FLAT_POINTS, STEADY_POINTS = 0.1, 1.0
+NEAR = 1.0  # points, which one seed does not tell apart
+COUNTS = ("rounds_to_target", "best_round", "flat_after_round", "steady_after_round")  # of rounds
 LESS_IS_BETTER = ("class_spread", "rounds_to_target", "seconds_per_round", "best_round", "flat_after_round", "steady_after_round")
 
 
@@ -140,9 +142,15 @@ def merge(target: Path, new: Sequence[Mapping[str, Any]], columns: Sequence[str]
     old = read_csv(target) if target.exists() else []
     known = {identity(r) for r in old if not unrun(r)}
     new = [r for r in new if not (unrun(r) and identity(r) in known)]
-    replaced = {identity(r) for r in new}
-    kept = [r for r in old if identity(r) not in replaced]
-    write(target, as_csv([*kept, *new], columns))
+    by_run: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for r in new:
+        by_run.setdefault(identity(r), []).append(r)
+    replaced = set(by_run)
+    out: list[Mapping[str, Any]] = []
+    for r in old:  # in their places: a table must not change its order with what was run last
+        k = identity(r)
+        out += by_run.pop(k, []) if k in replaced else [r]
+    write(target, as_csv([*out, *(r for rs in by_run.values() for r in rs)], columns))
 
 
 def unrun(row: Mapping[str, Any]) -> bool:
@@ -197,12 +205,12 @@ def table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]
             ours = mean(done, "ours")
             name = method + ("" if runs[0]["in_paper"] == "yes" else " (not in the paper)")
             word, _, reason = ("", "", "") if done else str(runs[0]["status"]).partition(": ")
-            never = "never" if runs[0]["measure"] == "rounds_to_target" else ""
+            measure = str(runs[0]["measure"] or "")
             left = sum(unrun(r) for r in runs) if done else 0
-            seeds = ",".join(str(r["seed"]) for r in done) + (f" ({left} not run)" if left else "")
-            apart = "" if ours is None or paper is None or runs[0]["scale"] == "mini" else f"{ours - paper:+.2f}"
+            seeds = ",".join(str(s) for s in sorted(int(r["seed"]) for r in done)) + (f" ({left} not run)" if left else "")
+            apart = "" if ours is None or paper is None or runs[0]["scale"] == "mini" or runs[0]["changed"] else f"{ours - paper:+.2f}"
             lines.append([dataset, " ".join(p for p in (variant, heterogeneity) if p), name, _text(paper),
-                          (spread(done, "ours") or never) if done else word, apart,
+                          told(done, "ours", measure) if done else word, apart,
                           spread(done, "best"), _text(mean(done, "best_round"), 0), spread(done, "last10"), spread(done, "final"),
                           spread(done, "pfl"), spread(done, "drift"), _text(mean(done, "rounds"), 0), _text(mean(done, "mb"), 1),
                           _text(mean(done, "seconds"), 1), seeds if done else reason])
@@ -224,13 +232,27 @@ def deviation(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
     return math.sqrt(math.fsum((v - m) ** 2 for v in values) / (len(values) - 1))
 
 
-def spread(rows: Sequence[Mapping[str, Any]], key: str) -> str:
+def spread(rows: Sequence[Mapping[str, Any]], key: str, digits: int = 2) -> str:
     m, s = mean(rows, key), deviation(rows, key)
-    return "" if m is None else f"{m:.2f}" + ("" if s is None else f" ± {s:.2f}")
+    return "" if m is None else f"{m:.{digits}f}" + ("" if s is None else f" ± {s:.{digits}f}")
+
+
+def told(rows: Sequence[Mapping[str, Any]], key: str, measure: str) -> str:
+    """A measure's mean and spread over seeds as it reads; who never got to a target is in no mean, and is said."""
+    text = spread(rows, key, 0 if measure in COUNTS and len(rows) < 2 else 2)
+    never = sum(r.get(key) is None for r in rows) if measure == "rounds_to_target" else 0
+    return text + (f" ({never} of {len(rows)} never)" if never else "") if text or not never else "never"
 
 
 def _text(value: float | None, digits: int = 2) -> str:
     return "" if value is None else f"{value:.{digits}f}" if isinstance(value, float) else str(value)
+
+
+def standing(runs: Sequence[Mapping[str, Any]]) -> float | None:
+    """Our figure of a method; infinite where every run ended without getting to the target."""
+    done = [r for r in runs if r["status"] == "done"]
+    never = done and all(r["ours"] is None and r["measure"] == "rounds_to_target" for r in done)
+    return math.inf if never else mean(done, "ours")
 
 
 def order(methods: Mapping[str, Sequence[Mapping[str, Any]]]) -> tuple[int, int, bool | None] | None:
@@ -239,13 +261,13 @@ def order(methods: Mapping[str, Sequence[Mapping[str, Any]]]) -> tuple[int, int,
     not run."""
     both, printed = [], []
     for runs in methods.values():
-        ours = mean([r for r in runs if r["status"] == "done"], "ours")
+        ours = standing(runs)
         if runs[0]["paper"] is None or runs[0]["changed"]:
             continue
         printed.append(float(runs[0]["paper"]))
         if ours is not None:
             both.append((printed[-1], ours))
-    pairs = [(a, b) for i, a in enumerate(both) for b in both[i + 1:] if a[0] != b[0]]
+    pairs = [(a, b) for a, b in itertools.combinations(both, 2) if a[0] != b[0] and not a[1] == b[1] == math.inf]
     if not pairs:
         return None
     agree = sum((a[0] - b[0]) * (a[1] - b[1]) > 0 for a, b in pairs)
@@ -276,16 +298,59 @@ def notes(rows: Sequence[Mapping[str, Any]], scale_said: bool = False) -> list[s
         from fednet.papers.mini import SAID
 
         out.append(SAID[0].upper() + SAID[1:])
-    measures = sorted({str(r["measure"]) for r in rows})
-    out.append(f"`paper` and `ours`: {', '.join(measures)}. Accuracies in percent; MB (10^6 bytes) over all clients, both directions; "
-               "best is the papers' rule, the maximum over rounds on the test set; last 10 is the mean of the last ten evaluated rounds.")
+    out.append(f"`paper` and `ours`: {_measures(rows)}. Accuracies in percent; MB (10^6 bytes) over all clients, both directions; "
+               "best is the maximum over rounds on the test set, the papers' rule where they name one; last 10 is the mean of the last ten evaluated rounds.")
+    if any(r["measure"] == "rounds_to_target" for r in rows):
+        out.append("Rounds to a target: the first evaluated round at or above the accuracy that FedAvg has in the paper's round (at mini scale: in "
+                   "its last), unsmoothed. As curves swing, FedAvg itself may be there before that round, where the papers print the round.")
+    if any(r["pfl"] is not None for r in rows):
+        out.append("`personal`: each client's own model on its own test samples; `drift`: the same models on class-balanced test samples; best, "
+                   "last 10 and final are of the global model.")
+    if chosen := _searched(rows):
+        out.append(f"At the winners of a search over the paper's grids: {chosen}.")
     if changed := sorted({str(r["changed"]) for r in rows if r["changed"]}):
         out.append(f"Changed from the paper's setting: {'; '.join(changed)}.")
     for column, methods in grouped([r for r in rows if r["scale"] != "mini"]).items():
         found = order(methods)
         if found is not None:
-            agree, pairs, first = found
-            where = " ".join(p for p in column if p)
-            best = "was not run" if first is None else "is the best here" if first else "is not the best here"
-            out.append(f"{where}: {agree} of {pairs} pairs of methods stand in the paper's order; the paper's best method {best}.")
+            out.append(f"{' '.join(p for p in column if p)}: {found[0]} of {found[1]} pairs of methods stand in the paper's order{_near(methods)}; "
+                       f"{_first(methods)}.")
     return out
+
+
+def _measures(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What `ours` is: the measure of most rows, then whose is another."""
+    found: dict[str, list[str]] = {}
+    for r in rows:
+        found.setdefault(str(r["measure"]), []).append(str(r["method"]))
+    most = max(found, key=lambda m: len(found[m]))
+    others = [f"{m} of {', '.join(dict.fromkeys(methods))}" for m, methods in found.items() if m != most]
+    return f"{most} ({'; '.join(others)})" if others else most
+
+
+def _searched(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Whose hyper-parameters a search chose: "FedProx alpha=0.2: train.lr 0.1, algorithm.mu 0.01; ..."."""
+    chosen: dict[str, Mapping[str, Any]] = {}
+    for r in rows:
+        if point := json.loads(str(r.get("hyperparameters") or "{}")):
+            chosen[" ".join(str(r[k]) for k in ("dataset", "variant", "heterogeneity", "method") if r[k])] = point
+    return "; ".join(f"{who}: {', '.join(f'{k} {v}' for k, v in point.items())}" for who, point in chosen.items())
+
+
+def _near(methods: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """How many pairs of accuracies are too close here to say much."""
+    both = [(runs[0]["paper"], v) for runs in methods.values() if runs[0]["paper"] is not None and not runs[0]["changed"]
+            and str(runs[0]["measure"]).endswith("accuracy") and (v := standing(runs)) is not None]
+    near = sum(a[0] != b[0] and abs(a[1] - b[1]) < NEAR for a, b in itertools.combinations(both, 2))
+    return f" ({near} pair{'s' if near > 1 else ''} within {NEAR:g} point here)" if near else ""
+
+
+def _first(methods: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Who is best in the paper and who is here, and of how many methods."""
+    sign = -1 if next(iter(methods.values()))[0]["measure"] in LESS_IS_BETTER else 1
+    printed = {m: sign * float(runs[0]["paper"]) for m, runs in methods.items() if runs[0]["paper"] is not None and not runs[0]["changed"]}
+    ours = {m: sign * v for m in printed if (v := standing(methods[m])) is not None}
+    theirs = ", ".join(m for m, v in printed.items() if v == max(printed.values()))
+    seeds = {frozenset(str(r["seed"]) for r in methods[m] if r["status"] == "done") for m in ours}
+    of = f", of the {len(ours)} methods run of {len(printed)}" if len(ours) < len(printed) else ""
+    return f"best in the paper: {theirs}; best here: {max(ours, key=lambda m: ours[m])}{of}{' (not all over the same seeds)' if len(seeds) > 1 else ''}"

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from fednet.config import WHERE
 from fednet.report.read import Run
 
 # What does not change what a run computes, or changes with every run.
@@ -17,8 +18,7 @@ ASIDE = (
     "load",
     "track",
     "checkpoint",
-    "data.root",
-    "data.download",
+    *WHERE,
     "security",
     "faults.replay",
     "extends",

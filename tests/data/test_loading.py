@@ -82,6 +82,32 @@ def test_a_missing_download_says_how_to_get_it(tmp_path):
         load(section("tiny-imagenet"), tmp_path)
 
 
+def test_data_that_are_half_there_are_answered_with_what_is_missing(tmp_path):
+    (tmp_path / "cifar-100-python.tar.gz").write_bytes(b"x")
+    with pytest.raises(DataError, match=r"cifar-100-python.tar.gz is not unpacked"):
+        load(section("cifar100"), tmp_path)
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3"):
+        (raw / f"{part}-ubyte").write_bytes(b"")
+    with pytest.raises(DataError, match=r"expected MNIST/raw/t10k-labels-idx1-ubyte, found the others"):
+        load(section("mnist"), tmp_path)
+    (raw / "t10k-labels-idx1-ubyte").write_bytes(b"")
+    with pytest.raises(DataError, match=r"4 files are there, but not as published"):
+        load(section("mnist"), tmp_path)
+
+
+def test_a_tiny_imagenet_that_is_half_unpacked_is_not_taken_for_a_smaller_one(tmp_path):
+    top = tmp_path / "tiny-imagenet-200"
+    for name in ("n01", "n02"):
+        picture(top / "train" / name / "images" / f"{name}_0.png", 9)
+    with pytest.raises(DataError, match=r"its test set, .*val_annotations.txt"):
+        load(section("tiny-imagenet"), tmp_path)
+    (top / "wnids.txt").write_text("n01\nn02\nn03\n")
+    with pytest.raises(DataError, match=r"no images of 1 of the 3 classes \(n03\)"):
+        load(section("tiny-imagenet"), tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "sizes", "shape"), [
     ("mnist", (60000, 10000), (1, 28, 28)),

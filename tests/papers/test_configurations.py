@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
 from fednet import config, models, papers
+from fednet.papers import settled
 
 SHAPES = {"mnist": ((1, 28, 28), 10), "fashion-mnist": ((1, 28, 28), 10), "svhn": ((3, 32, 32), 10),
           "cifar10": ((3, 32, 32), 10), "cifar100": ((3, 32, 32), 100), "tiny-imagenet": ((3, 64, 64), 200)}
@@ -27,6 +30,23 @@ def test_every_cell_is_a_valid_configuration_and_keeps_what_it_says(table):
 def test_the_base_of_a_table_is_a_runnable_configuration_by_itself(table):
     loaded = config.load(papers.folder() / f"{table}.yaml")
     assert config.to_mapping(loaded) == config.to_mapping(config.from_mapping(papers.base(table)))
+
+
+@pytest.mark.parametrize("paper", papers.NAMES)
+def test_what_is_said_to_be_taken_where_a_paper_is_silent_is_what_its_cells_have(paper):
+    checked = 0
+    for entry in settled.settled()[paper]:
+        place = entry.get("in")
+        if place is None:
+            continue
+        cells = [c for c in papers.cells(f"{paper}/{place['table']}") if place.get("method") in (None, c.method) and c.method != "SOLO"]
+        assert cells, entry["text"]
+        for cell in cells:
+            has = config.to_mapping(config.from_mapping(cell.config, cell.name))
+            for key, value in place["values"].items():
+                assert functools.reduce(lambda at, k: at[k], key.split("."), has) == value, (cell.name, key)
+                checked += 1
+    assert checked
 
 
 def test_every_value_of_a_grid_is_valid():

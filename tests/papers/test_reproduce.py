@@ -8,7 +8,7 @@ import pytest
 
 from fednet import papers
 from fednet.cli.main import main
-from fednet.engine import pool
+from fednet.engine import claims, pool
 from fednet.papers import forecast, record, reproduce, reproduction, search
 
 DIGITS = ["--set", "data.dataset=digits", "--set", "rounds=2", "--device", "cpu"]
@@ -42,8 +42,9 @@ def test_cells_are_chosen_by_dataset_setting_and_method():
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    (["feddpc/table9"], "feddpc/table2"), (["feddpc/table2", "--dataset", "mnist"], "CIFAR-10"), (["feddpc/table2", "--only", "FedDPT"], "FedDPC"),
-    (["feddpc/table2", "--setting", "alpha=7"], "alpha=7"), (["feddpc/table2", "--add", "fedavgg"], "fedavg"), ([], "PAPER/TABLE"),
+    (["feddpc/table9"], "feddpc/table2"), (["feddpc/table2", "--dataset", "mnist"], "CIFAR-10"), ([], "PAPER/TABLE"),
+    (["feddpc/table2", "--only", "FedDPT"], "Did you mean 'FedDPC'"), (["feddpc/table2", "--only", ","], "FedAvg,FedProx"),
+    (["feddpc/table2", "--setting", "alpha=7"], "alpha=0.2, alpha=0.6"), (["feddpc/table2", "--add", "fedavgg"], "fedavg"),
 ])
 def test_a_wrong_name_is_answered_with_the_right_ones(words, said, capsys):
     assert main(["reproduce", *words]) == 2
@@ -237,6 +238,54 @@ def test_a_run_that_was_refused_for_want_of_its_data_is_tried_again(tmp_path, mo
         assert main(words) == 2
         assert "refused" in (said := capsys.readouterr().out)
         assert "SVHN could not be read" in said
+    assert main([*words, "--quiet"]) == 2
+    assert "SVHN could not be read" in capsys.readouterr().err
+
+
+def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path, capsys):
+    words = ["reproduce", *MINE, "--only", "FedAvg", "--out", str(tmp_path)]
+    ((_, _, task),) = job(*MINE, "--only", "FedAvg").runs(tmp_path)
+    held = claims.claim(task.books, task.name)
+    assert main(words) == 0
+    assert "another process is at it" in capsys.readouterr().out
+    assert not task.run.exists()
+    held.release()
+    assert main(words) == 0
+    assert task.run.exists()
+
+
+def test_where_the_data_come_from_makes_no_other_run(tmp_path, capsys):
+    words = ["reproduce", *MINE, "--only", "FedAvg", "--out", str(tmp_path / "out")]
+    assert main([*words, "--set", f"data.root={tmp_path}"]) == 0
+    assert reproduction.read_csv(tmp_path / "out" / "fedabc-table1-mini.csv")[0]["changed"] == "data.dataset=digits, rounds=2"
+    capsys.readouterr()
+    assert main(words) == 0  # what is done stays done
+    assert "/1]" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flag", ["--out", "--results"])
+def test_a_folder_that_cannot_be_written_is_answered_before_anything_runs(flag, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(["reproduce", "feddpc/table2", flag, str(tmp_path / "file" / "below")]) == 2
+    assert f"{flag} {tmp_path / 'file' / 'below'}: nothing can be written there" in capsys.readouterr().err
+
+
+def test_the_table_that_is_measured_without_runs_is_kept_among_the_results(tmp_path, monkeypatch, capsys):
+    from fednet.papers import servercost
+
+    monkeypatch.setattr(servercost, "report", lambda: "method  paper")
+    assert main(["reproduce", "feddpc/table1", "--plan"]) == 0
+    assert "no runs" in (said := capsys.readouterr().out)
+    assert "method  paper" not in said
+    assert main(["reproduce", "feddpc/table1", "--results", str(tmp_path)]) == 0
+    assert (tmp_path / "results" / "feddpc-table1.txt").read_text() == "method  paper\n"
+    assert "method  paper" in (tmp_path / "RESULTS.md").read_text()
+
+
+def test_a_plan_says_why_a_model_could_not_be_measured(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FEDNET_DATA", str(tmp_path / "nothing"))
+    assert main(["reproduce", "fedrds/table3", "--dataset", "svhn", "--only", "FedAvg", "--plan", "--device", "cpu", "--out", str(tmp_path / "out")]) == 0
+    assert "could not be measured: fednet reproduce: data.dataset: SVHN could not be read" in capsys.readouterr().out
 
 
 def test_what_was_run_at_a_changed_setting_is_not_kept_among_the_results(tmp_path, capsys):
@@ -259,7 +308,12 @@ def test_new_rows_replace_those_of_the_same_run_and_leave_the_others(tmp_path):
     path = tmp_path / "t.csv"
     reproduction.merge(path, [row, {**row, "seed": 1}], reproduction.FIXED)
     reproduction.merge(path, [{**row, "ours": 2}], reproduction.FIXED)
-    assert sorted((r["seed"], r["ours"]) for r in reproduction.read_csv(path)) == [(0, 2), (1, 1)]
+    assert [(r["seed"], r["ours"]) for r in reproduction.read_csv(path)] == [(0, 2), (1, 1)]  # in their places
+
+
+def test_what_only_a_search_can_find_is_run_with_a_search_alone():
+    assert [c.variant for c in job("fedrds/figureA1_text").cells] == ["beta=0.1"]
+    assert [c.variant for c in job("fedrds/figureA1_text", "--search").cells] == ["beta=0.1", "best beta"]
 
 
 def test_a_long_curve_is_thinned_to_its_first_its_last_and_even_steps_between():

@@ -52,6 +52,11 @@ def test_ours_is_the_mean_with_its_deviation_over_seeds_beside_the_papers_figure
                                      "difference": "+2.00", "seeds": "0,1"}
 
 
+def test_what_was_run_at_a_changed_setting_has_no_difference_from_the_paper():
+    head, _ = reproduction.table([{**r, "changed": "rounds=1"} for r in rows(A=(50.0, [5.0]))])
+    assert "difference" not in head
+
+
 def test_the_order_of_methods_is_compared_pair_by_pair():
     (methods,) = reproduction.grouped(rows(A=(60.0, [50.0]), B=(55.0, [52.0]), C=(50.0, [40.0]), D=(50.0, [45.0]))).values()
     # A > C, A > D, B > C, B > D as printed, A > B not; C and D are printed as equal.
@@ -68,6 +73,27 @@ def test_less_is_better_for_rounds_to_a_target():
     made = [{**r, "measure": "rounds_to_target"} for r in rows(A=(100.0, [90.0]), B=(25.0, [30.0]))]
     (methods,) = reproduction.grouped(made).values()
     assert reproduction.order(methods) == (1, 1, True)
+
+
+def test_who_never_gets_to_the_target_stands_behind_all_who_do():
+    made = [{**r, "measure": "rounds_to_target"} for r in rows(A=(40.0, [30.0, None]), B=(60.0, [None, None]), C=(80.0, [90.0]))]
+    (methods,) = reproduction.grouped(made).values()
+    assert reproduction.order(methods) == (2, 3, True)  # B is before C in the paper
+    head, lines = reproduction.table(made)
+    assert [dict(zip(head, line))["ours"] for line in lines] == ["30.00 (1 of 2 never)", "never", "90"]
+
+
+def test_the_notes_name_whose_measure_is_another_what_was_searched_and_how_many_methods_stand_behind_the_order():
+    made = rows(A=(60.0, [50.0]), B=(55.0, [50.5]), C=(70.0, [None]), own=(None, [9.0]))
+    made[0]["hyperparameters"] = '{"train.lr": 0.1}'
+    made[2]["status"] = "not run"
+    made[3]["measure"] = "pfl_accuracy"
+    said = "\n".join(reproduction.notes(made))
+    assert "best_accuracy (pfl_accuracy of own)" in said
+    assert "D alpha=1 A: train.lr 0.1" in said
+    assert "0 of 1 pairs of methods stand in the paper's order (1 pair within 1 point here)" in said
+    assert "best in the paper: C; best here: B, of the 2 methods run of 3." in said
+    assert "B (not all over the same seeds)" in "\n".join(reproduction.notes(rows(A=(60.0, [50.0]), B=(55.0, [50.0, 51.0]))))
 
 
 def test_a_failed_run_stands_in_the_table_with_its_reason_and_in_no_mean():

@@ -14,6 +14,15 @@ from fednet.data.cache import one_at_a_time
 from fednet.errors import DataError
 from fednet.registry import dataset
 
+GREY = tuple(f"{which}-{what}-ubyte" for which in ("train", "t10k") for what in ("images-idx3", "labels-idx1"))
+PUBLISHED: dict[str, tuple[str, tuple[str, ...], str]] = {  # name -> (folder under the root, files in it, archive beside it)
+    "MNIST": ("MNIST/raw", GREY, ""),
+    "FashionMNIST": ("FashionMNIST/raw", GREY, ""),
+    "SVHN": ("", ("train_32x32.mat", "test_32x32.mat"), ""),
+    "CIFAR10": ("cifar-10-batches-py", (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch", "batches.meta"), "cifar-10-python.tar.gz"),
+    "CIFAR100": ("cifar-100-python", ("train", "test", "meta"), "cifar-100-python.tar.gz"),
+}
+
 
 @dataset("mnist")
 def mnist(root: Path, download: bool) -> Data:
@@ -66,7 +75,20 @@ def _read(name: str, root: Path, download: bool, **which: Any) -> Any:
     try:
         with one_at_a_time(root) if download else contextlib.nullcontext():
             return getattr(datasets, name)(str(root), download=download, **which)
-    except (RuntimeError, OSError) as missing:  # absent or damaged files; no network
-        reason = str(missing).splitlines()[0] if str(missing) else type(missing).__name__
-        hint = "" if download else " Set data.root to where it lies, or data.download: true to fetch it."
-        raise DataError(f"data.dataset: {name} could not be read under {root} ({reason}).{hint}") from missing
+    except (RuntimeError, OSError, ValueError) as wrong:  # absent or damaged files; no network
+        reason = (str(wrong).splitlines() or [type(wrong).__name__])[0].partition(". You can use")[0]
+        hint = "" if download else (" Set data.root or FEDNET_DATA to the folder that it lies in, or data.download: true to fetch (or unpack) it.")
+        raise DataError(f"data.dataset: {name} could not be read under {root}: {_there(name, root, reason)}.{hint}") from wrong
+
+
+def _there(name: str, root: Path, reason: str) -> str:
+    """What of a dataset's files was found, as half a sentence; reason: why reading them failed."""
+    folder, files, archive = PUBLISHED[name]
+    paths = [f"{folder}/{f}".lstrip("/") for f in files]
+    missing = [p for p in paths if not (root / p).is_file()]
+    packed = next((p for p in (archive, *(f"{m}.gz" for m in missing)) if p and (root / p).is_file()), None)
+    if missing and packed:
+        return f"{packed} is not unpacked"
+    if missing:
+        return f"expected {', '.join(missing)}, found {'the others of its files only' if len(missing) < len(paths) else 'none of them'}"
+    return f"its {len(files)} files are there, but not as published ({reason})"
