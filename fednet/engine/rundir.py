@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,9 +69,20 @@ def write_json(path: Path, value: Any, indent: int | None = 1, mode: int | None 
     aside.replace(path)
 
 
+def writable(folder: Path, flag: str) -> None:
+    """Makes the folder. Raises ConfigError where nothing can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as closed:
+        raise ConfigError(f"{flag} {folder}: nothing can be written there ({closed.strerror}); give another folder.") from closed
+
+
 def claim(out: Path, name: str, resume: bool) -> Path:
     """The directory of a run. Nothing is ever overwritten: an unfinished one is an error without `resume`, and beside a
     finished one the new run is NAME-2, NAME-3, ... With `resume` the newest of the name is gone on with."""
+    writable(out, "--out")
     path, n = out / name, 1
     while (path / "config.yaml").exists():
         following = out / f"{name}-{n + 1}"
@@ -80,6 +92,8 @@ def claim(out: Path, name: str, resume: bool) -> Path:
         if not finished and not resume:
             raise ConfigError(f"{path} holds an unfinished run; go on with it by --resume, or give this one another name (--set name=...).")
         path, n = following, n + 1
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"{path} is a file, where the run's directory is to be; give it another name (--set name=...).")
     path.mkdir(parents=True, exist_ok=True)
     return path
 

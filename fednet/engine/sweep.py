@@ -34,6 +34,7 @@ from fednet import config
 from fednet.config import fit
 from fednet.config.tree import compose
 from fednet.engine import claims
+from fednet.engine.rundir import writable
 from fednet.errors import CannotGoOn, ConfigError, Stopped
 
 STOP_S = 30.0  # a run stops cleanly within 10 s of being asked
@@ -280,6 +281,7 @@ def run(
     for file in load_files:
         extra = [*extra, "--load", file]
     folder, todo = home(sweep, out), cells(sweep)
+    writable(folder, "--out")
     mine = share(todo, only) if only else todo
     books = folder / ".cells"
     failed: list[str] = []

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from fednet import loading, papers
 from fednet.config.tree import compose
 from fednet.engine import claims, pool
 from fednet.engine.pool import Task
+from fednet.engine.rundir import writable
 from fednet.errors import ConfigError, unknown
 from fednet.papers import mini as small
 from fednet.papers import reproduction
@@ -125,16 +125,6 @@ def _measure(args: argparse.Namespace) -> int:
         reproduction.write(args.results / "results" / "feddpc-table1.txt", text + "\n")
         print(write(args.results))
     return 0
-
-
-def writable(folder: Path, flag: str) -> None:
-    """Makes the folder. Raises ConfigError where nothing can be written there."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as closed:
-        raise ConfigError(f"{flag} {folder}: nothing can be written there ({closed.strerror}); give another folder.") from closed
 
 
 # -- what there is ---------------------------------------------------------------------------------------------------

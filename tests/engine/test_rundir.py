@@ -76,3 +76,11 @@ def test_a_refused_run_leaves_its_name_free_but_what_is_the_users_own_stays(tmp_
     forget(path)
     assert [p.name for p in path.iterdir()] == ["notes.txt"]
     assert claim(tmp_path, "run", resume=False) == path
+
+
+def test_where_nothing_can_be_written_is_said_in_a_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"--out .*file: nothing can be written there"):
+        claim(tmp_path / "file", "run", resume=False)
+    with pytest.raises(ConfigError, match="file is a file, where the run's directory is to be"):
+        claim(tmp_path, "file", resume=False)
