@@ -54,10 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fednet.engine import client
+    from fednet.engine import joining
 
     server = args.server or (None if args.run else os.environ.get("FEDNET_SERVER") or DEFAULT_SERVER)
-    return client.main(args.id, server=server, run=args.run, device=args.device, data=args.data, state=args.state, keys=args.keys,
+    return joining.main(args.id, server=server, run=args.run, device=args.device, data=args.data, state=args.state, keys=args.keys,
                        allow=args.allow, explain=args.explain, load=args.load, state_lost=args.state_lost, quiet=args.quiet)
 
 

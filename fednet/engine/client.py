@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import logging
 import os
 import queue
-import secrets
 import signal
-import socket
-import sys
 import threading
 import time
 import traceback
@@ -20,12 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fednet import __version__, ids, loading
-from fednet import config as configuration
-from fednet.engine import determinism, memory
 from fednet.engine.rundir import Lines, repair
-from fednet.engine.seats import MOST, Cpu, Seats, card_of, out_of_memory
-from fednet.errors import CannotGoOn, ConfigError, FednetError, RemoteProtocolError, StateError
+from fednet.engine.seats import Cpu, Seats, out_of_memory
+from fednet.errors import FednetError, RemoteProtocolError, StateError
 from fednet.protocol import client as p
 from fednet.transport.base import ClientTransport, Closed, Opened, Received
 from fednet.wire import messages as m
@@ -39,7 +32,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 HERE = b""  # a client has one connection
 UNANSWERED_S = 3.0  # after so long without a server the user is told
-DONE_S = 60.0  # a client that came when the run was over waits so long for a server that goes on with more rounds
 
 
 Shaper = Callable[[ClientTransport, bool], ClientTransport]
@@ -432,266 +424,3 @@ def spoilt(body: Body) -> Body:
     if copy:
         copy[len(copy) // 2] ^= 0xFF
     return Body([copy])
-
-
-# -- preparing ---------------------------------------------------------------------------------------------------------
-def preparer(loop: Callable[[], ClientLoop], *, data: Path | None, state: Path | None, devices: Sequence[str], state_lost: bool, allow: Sequence[str] | None,
-             quiet: bool, say: Callable[[str], None]) -> Callable[[m.Welcome], Prepared]:
-    """The function that makes a client process ready for the run that a server tells it of."""
-
-    def prepare(welcome: m.Welcome) -> Prepared:
-        from fednet.engine import experiment
-        from fednet.engine.packing import Packing
-        from fednet.engine.site import Workplace
-        from fednet.engine.store import ClientStore
-
-        config = configuration.from_text(welcome.config, "the server's configuration")
-        determinism.settle(config.train.threads, config.train.precision)
-        root = state_directory(state, welcome.run)
-        at_home = config.data.dataset == "site"
-        own: dict[int, Any] = {}
-        if at_home:
-            from fednet.data.site import alone, load_site
-
-            for client in welcome.ids:
-                folder = _own_folder(data, client)
-                own[client] = alone(load_site(config.data, folder, config.seed))
-            exp = experiment.build(config, data, next(iter(own.values())).data if own else None)
-        else:
-            exp = experiment.build(config, data)
-        if allow is not None:
-            check_allowed(exp, allow)
-
-        def site(client: int, device: str = devices[0]) -> Any:
-            return own[client].site(0, device) if at_home else exp.federation.site(client, device)
-
-        def balanced(device: str) -> Any:
-            from fednet.data import balanced_test
-            from fednet.data.federation import Site
-
-            found = exp.data if not at_home else next(iter(own.values())).data
-            import numpy as np
-            import torch
-
-            return Site(found, np.zeros(0, dtype=np.int64), balanced_test(found, config.seed), torch.device(device)).test
-
-        store = ClientStore(root, exp.algorithm.Client)
-        packing = Packing(config.train.pack, exp.setting.task, loop().seats.limit, config.train.threads) if config.train.pack > 1 else None
-        workplaces = [Workplace(exp, store, functools.partial(site, device=device), device, state_lost=state_lost,
-                                balanced=None if at_home or not exp.setting.classes else functools.partial(balanced, device),
-                                pack=packing.at(card) if packing is not None else None) for card, device in enumerate(devices)]
-        loop().open_book(root / f"wire-{loop().protocol.worker}.jsonl" if len(welcome.ids) == config.clients else root / "wire.jsonl")
-        for workplace in workplaces:
-            workplace.warm()
-        facts = [m.SiteFacts(c, site(c).n, site(c).n_test, [int(k) for k in site(c).class_counts]) for c in welcome.ids] if at_home else []
-        if not quiet:
-            say(f"joined {welcome.name} as client{'s' if len(welcome.ids) > 1 else ''} {_listed(welcome.ids)} on {', '.join(devices)}")
-        return Prepared(workplaces, exp.digest, facts, shaper(config), packing, max(1, min(config.train.pack, len(welcome.ids))))
-
-    return prepare
-
-
-def state_directory(state: Path | None, run: str) -> Path:
-    """Where a client process keeps what belongs to one run."""
-    return (state or Path(os.environ.get("FEDNET_OUT") or "runs") / "client-state") / run
-
-
-def shaper(config: Any) -> Shaper | None:
-    """What emulates the links of `config.link`; None where there is nothing to emulate."""
-    from fednet import seeds
-    from fednet.engine import links
-    from fednet.transport.shaped import Link as Shape
-    from fednet.transport.shaped import ShapedClient
-
-    if not links.emulated(config):
-        return None
-    rng = seeds.rng(config.seed if config.link.seed is None else config.link.seed, "jitter/emulated")
-    return lambda transport, is_open: ShapedClient(transport, Shape(), time.monotonic, rng, link_of=links.chooser(config),
-                                                   curve=config.security.curve, is_open=is_open)
-
-
-def _own_folder(data: Path | None, client: int) -> Path | None:
-    """A site that hosts several clients keeps each one's data in DIR/client-K; one client's data may be DIR itself."""
-    if data is not None and (data / f"client-{client}").exists():
-        return data / f"client-{client}"
-    return data
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    ranges, start = [], None
-    for i, n in enumerate(numbers):
-        start = n if start is None else start
-        if i + 1 == len(numbers) or numbers[i + 1] != n + 1:
-            ranges.append(f"{start}-{n}" if n > start else str(n))
-            start = None
-    return ",".join(ranges)
-
-
-def check_allowed(experiment: Any, allow: Sequence[str]) -> None:
-    """Raises ConfigError where the method's replies hold a kind that this site does not let out."""
-    for exchange in experiment.algorithm.exchanges:
-        for name, field in exchange.up.fields.items():
-            if field.kind not in allow:
-                raise ConfigError(f"the method {experiment.config.algorithm.name} sends up {name!r} of kind {field.kind!r}, and --allow names only "
-                                  f"{', '.join(allow)}.")
-
-
-def explanation(experiment: Any, clients: Sequence[int]) -> list[str]:
-    """What would leave this site each round, from the declarations."""
-    method, lines = experiment.algorithm, []
-    for client in clients:
-        for number, exchange in enumerate(method.exchanges, 1):
-            kinds = experiment.predicted(exchange.up, "up", client)
-            parts = ", ".join(f"{kind} {n:,} bytes" for kind, n in kinds.items())
-            down = sum(experiment.predicted(exchange.down, "down", client).values())
-            lines.append(f"client {client}, exchange {number}: up {parts}; down {down:,} bytes")
-    keeps = method.keeps[1]
-    lines.append(f"kept at this site between rounds: {keeps if keeps != '-' else 'nothing'}")
-    lines.append("evaluations send up counts of correct answers by class (accuracy)")
-    return lines
-
-
-# -- the command -------------------------------------------------------------------------------------------------------
-def main(text: str, *, server: str | None, run: Path | None, device: str, data: Path | None, state: Path | None, keys: Path | None,
-         allow: list[str] | None, explain: bool, load: list[Path], state_lost: str | None, quiet: bool, share: float = 1.0) -> int:
-    """`fednet-client`. Ends with 0 when the run is over; reconnects for as long as it lives before that. share: of its GPUs, where
-    other workers are known to be on them too."""
-    from fednet.engine.placement import place
-    from fednet.transport.framing import connection_bytes, framing
-    from fednet.transport.zeromq import ZmqClient
-
-    wanted = ids.parse(text)
-    loading.load_parts(load)
-    memory.keep_freed()
-    determinism.settle()
-    here = place(device)
-    pair = None
-    find = None
-    say = (lambda line: None) if quiet else (lambda line: print(line, flush=True))
-    if run is not None:
-        if read_server(run) is None:
-            say(f"waiting for {run / 'server.json'}")
-        address, public = wait_for_server(run)
-        find = _finder(run, lambda: this().leave())
-    else:
-        address, public = str(server), None
-    if keys is not None:
-        from fednet.transport import keys as keyfiles
-
-        pair = keyfiles.load(keys)
-        if public and pair.server is None:
-            import dataclasses
-
-            pair = dataclasses.replace(pair, server=public)
-    if run is not None and (pair is None) != (public is None):
-        wants = "has CURVE keys, and so must its clients: give --keys FILE" if pair is None else "has no CURVE keys: leave --keys out"
-        raise ConfigError(f"{run}: the server there {wants}.")
-    transport = ZmqClient(address, keys=pair, on_refused=_once())
-    protocol = p.ClientProtocol(secrets.token_hex(6), ids=list(wanted.listed), share=wanted.share, host=socket.gethostname(), pid=os.getpid(),
-                                device=",".join(here), slots=len(here), versions=versions(), files=loading.loaded())
-    loop: ClientLoop | None = None
-
-    def this() -> ClientLoop:
-        assert loop is not None
-        return loop
-
-    prepare = preparer(this, data=data, state=state, devices=here, state_lost=state_lost == "reset", allow=allow, quiet=quiet, say=say)
-    if explain:
-        prepare = _explaining(data, state)
-    curve = pair is not None
-    loop = ClientLoop(protocol, transport, lambda n: framing(n, curve=curve), prepare, greeting=connection_bytes(curve, "client"), find=find,
-                      on_thread=determinism.settle, seats=Seats([card_of(device, share) for device in here], len(wanted.listed) or MOST))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        with contextlib.suppress(ValueError):  # not the main thread: the caller has the signals
-            signal.signal(number, lambda *_: this().leave())
-    say(f"connecting to {address}")
-    try:
-        end = loop.run(say)
-    except _Explained:
-        return 0
-    except OSError as broken:
-        raise CannotGoOn(f"this client stops: {why(broken)}; started again with the same --state, it goes on.") from broken
-    finally:
-        loop.close()
-    if isinstance(end, p.TurnedAway):
-        raise ConfigError(f"the server refused this client: {end.reason}")
-    say("the run is over" if end.over else "left")
-    return 0
-
-
-def _finder(run: Path, leave: Callable[[], None]) -> Callable[[], str | None]:
-    """Finds the server of a run directory while there is no connection; leaves a run that has been finished for `DONE_S`."""
-    done_at: list[float] = []
-
-    def find() -> str | None:
-        if not (run / "summary.json").exists():
-            done_at.clear()
-        elif not done_at:
-            done_at.append(time.monotonic())
-        elif time.monotonic() - done_at[0] > DONE_S:
-            leave()
-        return (read_server(run) or (None, None))[0]
-
-    return find
-
-
-def _once() -> Callable[[str, str], None]:
-    """Says each reason for which this client and the server do not come together once, however often it is tried."""
-    told: set[str] = set()
-
-    def refused(reason: str, address: str) -> None:
-        if reason not in told:
-            told.add(reason)
-            print(f"fednet-client: not connected to {address}: {reason}; trying on", file=sys.stderr, flush=True)
-
-    return refused
-
-
-class _Explained(FednetError):
-    """`--explain` has said what it had to say."""
-
-
-def _explaining(data: Path | None, state: Path | None) -> Callable[[m.Welcome], Prepared]:
-    def prepare(welcome: m.Welcome) -> Prepared:
-        from fednet.engine import experiment
-
-        config = configuration.from_text(welcome.config, "the server's configuration")
-        exp = experiment.build(config, data)
-        print(f"{welcome.name}: {config.algorithm.name}, {config.rounds} rounds, {config.cohort_size} of {config.clients} clients a round")
-        for line in explanation(exp, welcome.ids):
-            print(line)
-        print(f"read here: the data of {config.data.dataset}{f' in {data or config.data.root}' if data or config.data.root else ''}")
-        print(f"stored here: {state_directory(state, welcome.run)} (the clients' states, and wire.jsonl, this site's own book of all messages)",
-              flush=True)
-        raise _Explained("")
-
-    return prepare
-
-
-def versions() -> dict[str, str]:
-    import platform
-
-    import torch
-
-    return {"fednet": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
-
-
-def read_server(run: Path) -> tuple[str, str | None] | None:
-    """(address, public key) of the server of a run directory; None while there is none."""
-    try:
-        found = json.loads((run / "server.json").read_text())
-    except (OSError, json.JSONDecodeError):
-        return None
-    address = found["address"]
-    host = found.get("host", "")
-    for anywhere in ("0.0.0.0", "[::]"):
-        if anywhere in address:
-            address = address.replace(anywhere, "127.0.0.1" if host == socket.gethostname() else host)
-    return address, found.get("public_key")
-
-
-def wait_for_server(run: Path) -> tuple[str, str | None]:
-    """Waits for a run's server.json."""
-    while (found := read_server(run)) is None:
-        time.sleep(0.02)
-    return found

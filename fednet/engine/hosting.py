@@ -102,14 +102,15 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
     link = Link("server", transport.send, lambda n: framing(n, curve=curve), ledger, connection_bytes(curve, "server"))
     if bind is None:
         from fednet.engine import client as clients
+        from fednet.engine import joining, preparing
         from fednet.engine.seats import Seats, card_of
         from fednet.protocol.client import ClientProtocol
         from fednet.protocol.rules import Rules
 
         protocol.rules = Rules(silent=None)  # until the first phase gives its own: loading the data may take longer
         worker = ClientProtocol("in-process", ids=list(range(config.clients)), host=socket.gethostname(), pid=os.getpid(), device=chosen,
-                                versions=clients.versions(), files=loading.loaded())
-        prepare = clients.preparer(lambda: loop, data=data, state=directory / "state", devices=[chosen], state_lost=False, allow=None,  # type: ignore[arg-type,return-value]
+                                versions=joining.versions(), files=loading.loaded())
+        prepare = preparing.preparer(lambda: loop, data=data, state=directory / "state", devices=[chosen], state_lost=False, allow=None,  # type: ignore[arg-type,return-value]
                                    quiet=True, say=display.note)
         loop = clients.ClientLoop(worker, client_end, lambda n: framing(n, curve=curve), prepare,
                                   greeting=connection_bytes(curve, "client"), inline=True, seats=Seats([card_of(chosen)], 1))

@@ -50,12 +50,12 @@ class Worker:
 
     def work(self, ids: str, server: str, device: str, data: str | None, shared: bool, curve: bool, share: float) -> int:
         """Hosts `ids` until the run is over. share: of the GPU that it may use; Ray counts shares, it does not enforce them."""
-        from fednet.engine import client
+        from fednet.engine import joining
 
         here = "cpu" if device == "cpu" else "cuda"  # Ray shows an actor the GPU it may use, and no other
         state = self._directory / "state" if shared else Path.home() / ".fednet" / "ray-state"
         try:
-            return client.main(ids, server=server, run=None, device=here, data=Path(data) if data else None, state=state,
+            return joining.main(ids, server=server, run=None, device=here, data=Path(data) if data else None, state=state,
                                keys=self._folder / "client.key" if curve else None, allow=None, explain=False, load=self._load,
                                state_lost=None, quiet=True, share=share)
         finally:
@@ -141,7 +141,7 @@ class Fleet:
 
     def _address(self) -> str:
         """The server's address as other nodes see it, once it is there."""
-        from fednet.engine.client import read_server
+        from fednet.engine.joining import read_server
 
         while (found := read_server(self.directory)) is None and not self._over.is_set():
             time.sleep(0.02)

@@ -84,7 +84,7 @@ class Supervisor:
 
         import fednet.algorithms.hosts
         import fednet.data.loading
-        import fednet.engine.client
+        import fednet.engine.joining
         import fednet.engine.server
         import fednet.engine.summary
         import fednet.transport.zeromq  # noqa: F401
@@ -129,12 +129,12 @@ class Supervisor:
         return 0
 
     def _worker(self, device: str) -> int:
-        from fednet.engine import client
+        from fednet.engine import joining
 
         log_to(self.directory / "log" / f"worker-{os.getpid()}.log")
         keys = self.keys / "clients" / "all.key" if self.keys is not None else None
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        return client.main(f"0-{self.config.clients - 1}", server=None, run=self.directory, device=device, data=self.data,
+        return joining.main(f"0-{self.config.clients - 1}", server=None, run=self.directory, device=device, data=self.data,
                            state=self.directory / "state", keys=keys, allow=None, explain=False, load=[], state_lost=None, quiet=True,
                            share=self.shares[device])
 

@@ -27,7 +27,7 @@ PATIENCE_S = 100.0  # no run here takes a tenth of it: who is still running then
 METHODS_WITH_STATE = ("scaffold", "moon", "fedrds", "fedper", "fedrod", "lgfedavg", "fedrep")
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload([
-    "torch.optim", "torch._dynamo", "fednet.algorithms.hosts", "fednet.data.loading", "fednet.engine.client", "fednet.engine.server",
+    "torch.optim", "torch._dynamo", "fednet.algorithms.hosts", "fednet.data.loading", "fednet.engine.joining", "fednet.engine.server",
     "fednet.engine.summary",
     "fednet.transport.zeromq", "tests.chaos.harness"])
 
@@ -219,9 +219,9 @@ def _serve(mapping: dict[str, Any], out: Path, resume: bool, bind: str, limit: i
 
 
 def _client(ids: str, run: Path, server: str | None, state: Path) -> int:
-    from fednet.engine import client
+    from fednet.engine import joining
 
-    return client.main(ids, server=server, run=None if server else run, device="cpu", data=None, state=state, keys=None, allow=None,
+    return joining.main(ids, server=server, run=None if server else run, device="cpu", data=None, state=state, keys=None, allow=None,
                        explain=False, load=[], state_lost=None, quiet=True)
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from fednet import config as configuration
-from fednet.engine import client, experiment
+from fednet.engine import experiment, joining
 from fednet.engine.experiment import JUDGED, Judgement
 from fednet.engine.hosting import host_rounds
 from fednet.engine.launch import Silent
@@ -138,7 +138,7 @@ def test_model_is_the_same_to_the_bit_whatever_is_sent_at_the_server(tmp_path):
     directory = tmp_path / "attacked"
     server, served = in_thread(lambda: serve(directory, "tcp://127.0.0.1:*"))
     limit = time.monotonic() + LIMIT_S
-    while (found := client.read_server(directory)) is None:
+    while (found := joining.read_server(directory)) is None:
         assert server.is_alive(), served
         assert time.monotonic() < limit
         time.sleep(0.01)
@@ -164,7 +164,7 @@ def test_model_is_the_same_to_the_bit_whatever_is_sent_at_the_server(tmp_path):
     for _ in range(100):
         mallory.say(m.Beat(client=10**9, phase="\x1b[2J" * 20))
 
-    honest, worked = in_thread(lambda: client.main("0-3", server=None, run=directory, device="cpu", data=None, state=directory / "state", keys=None,
+    honest, worked = in_thread(lambda: joining.main("0-3", server=None, run=directory, device="cpu", data=None, state=directory / "state", keys=None,
                                                    allow=None, explain=False, load=[], state_lost=None, quiet=True))
     events = directory / "events.jsonl"
     poison = Poison(experiment.build(configuration.from_mapping(CONFIG)))

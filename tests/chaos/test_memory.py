@@ -25,7 +25,7 @@ import pytest
 import zmq
 
 from fednet import config as configuration
-from fednet.engine import client, experiment
+from fednet.engine import experiment, joining
 from fednet.engine.hosting import host_rounds
 from fednet.engine.launch import Silent
 from fednet.tensors import Tensors
@@ -238,7 +238,7 @@ def attacked(tmp: Path, seconds: float, tasks: int) -> None:
         worker = all.client("0-3", "--keys", tmp / "keys" / "clients" / "all.key")
         until(lambda: len(lines(rounds)) >= 5, "five rounds in peace", server, worker)
         before = memory(server.pid, "VmHWM")
-        found = client.read_server(tmp / "run")
+        found = joining.read_server(tmp / "run")
         assert found is not None
         calm, end = len(lines(rounds)), time.monotonic() + seconds
         with Attack(found[0], tmp / "keys") as attack:

@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 import torch
 
-from fednet.engine import client, placement, site
+from fednet.engine import joining, placement, site
 from tests.chaos.test_hostile import CONFIG, LIMIT_S, in_thread, serve
 from tests.engine.test_seats import Fake
 
@@ -21,7 +21,7 @@ from tests.engine.test_seats import Fake
 def test_clients_that_do_not_fit_wait_and_the_bits_are_the_same(tmp_path, monkeypatch):
     alone = serve(tmp_path / "alone", None)
     monkeypatch.setattr(placement, "place", lambda device: ["cpu", "cpu"])
-    monkeypatch.setattr(client, "card_of", lambda device, share: Fake(100, 20))  # room for four, says the first; there is none for two
+    monkeypatch.setattr(joining, "card_of", lambda device, share: Fake(100, 20))  # room for four, says the first; there is none for two
     do, changed, at_work, done, short = site.Workplace.do, threading.Condition(), Counter(), Counter(), []
 
     def crowded(self, task, body, progress, cancelled):
@@ -47,11 +47,11 @@ def test_clients_that_do_not_fit_wait_and_the_bits_are_the_same(tmp_path, monkey
     directory = tmp_path / "shared"
     server, served = in_thread(lambda: serve(directory, "tcp://127.0.0.1:*"))
     limit = time.monotonic() + LIMIT_S
-    while client.read_server(directory) is None:
+    while joining.read_server(directory) is None:
         assert server.is_alive(), served
         assert time.monotonic() < limit
         time.sleep(0.01)
-    ended = client.main("0-3", server=None, run=directory, device="auto", data=None, state=directory / "state", keys=None, allow=None, explain=False,
+    ended = joining.main("0-3", server=None, run=directory, device="auto", data=None, state=directory / "state", keys=None, allow=None, explain=False,
                         load=[], state_lost=None, quiet=True)
     server.join(LIMIT_S)
     assert ended == 0
