@@ -48,14 +48,18 @@ def checker(exp: Any, sent: Callable[[int], Any]) -> Callable[[Any, memoryview],
     def check(reply: Any, body: memoryview) -> None:
         key = reply.key
         kind = Judgement if key.purpose == "evaluate" else exp.algorithm.exchanges[key.phase].up
-        payload = exp.up.decode(kind, reply.form, body, reference, fill=reference)
+        payload = exp.up.decode(kind, reply.form, body, reference, fill=reference, sound=True)
         if isinstance(payload, Judgement):
             return payload.check(max(1, exp.setting.classes))
         for name in payload.fields:
             value = getattr(payload, name)
-            # Beyond this the mean, or the next training, would leave the finite numbers: one peer could end everybody's run.
-            if isinstance(value, Tensors) and not math.isfinite(float(torch.dot(value.vector, value.vector))):
-                raise RemoteProtocolError(f"field {name}: a norm above {HUGE:.2g}, where float32 ends")
+            if isinstance(value, Tensors):
+                # One pass for both: what is not finite leaves no finite square either.
+                small = math.isfinite(float(torch.dot(value.vector, value.vector)))
+                if not small or not bool(torch.isfinite(value.buffers.sum())):
+                    exp.up.finite(value, name)
+                if not small:  # the mean, or the next training, would leave the finite numbers: one peer could end everybody's run
+                    raise RemoteProtocolError(f"field {name}: a norm above {HUGE:.2g}, where float32 ends")
             if isinstance(value, Samples) and not isinstance(value.x, dict):
                 labels = value.y
                 wrong = exp.setting.classes and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < exp.setting.classes

@@ -379,9 +379,10 @@ class Rounds:
         return self.method.fold(fold, server, client, up, self.host)
 
     def _decoded(self, phase: Phase, client: int, reply: Spooled) -> Any:
+        """The payload of a reply that was checked when it came."""
         received = getattr(phase.seen.get(client), "x", None)
         x = received if isinstance(received, Tensors) else self.experiment.agreed
-        return self.experiment.up.decode(self.method.exchanges[phase.index].up, reply.form, reply.body(), x, fill=self._fill())
+        return self.experiment.up.decode(self.method.exchanges[phase.index].up, reply.form, reply.body(), x, fill=self._fill(), sound=True)
 
     def _fill(self) -> Tensors:
         x = getattr(self.server, "x", None)

@@ -214,10 +214,10 @@ class Codec:
         return 0, bound if bound is not None else 0
 
     def decode(self, kind: type[Payload], form: Sequence[Field], body: Buffer, reference: Tensors | None = None,
-               fill: Tensors | None = None) -> Payload:
-        """The payload. `fill` gives the buffers of tensors whose own do not cross (`model.buffers: local | server`).
-        Raises RemoteProtocolError where the form is not what `kind` declares, or the bytes are not what the form says,
-        or not finite."""
+               fill: Tensors | None = None, sound: bool = False) -> Payload:
+        """The payload. `fill` gives the buffers of tensors whose own do not cross (`model.buffers: local | server`). sound: its
+        tensors are known to be finite, or the caller asks by `finite`. Raises RemoteProtocolError where the form is not what
+        `kind` declares, or the bytes are not what the form says, or not finite."""
         self.check(kind, form)
         view, at, values = memoryview(body).cast("B"), 0, {}
         if sum(f.size for f in form) != len(view):
@@ -226,14 +226,16 @@ class Codec:
             data = view[at:at + got.size]
             at += got.size
             if field.form in ("tensors", "parameters"):
-                value = self._read(data, field.kind, field.form, name, reference)
+                value = self._read(data, field.kind, field.form, reference)
+                if not sound:
+                    self.finite(value, name)
                 whole = field.form == "tensors" and fill is not None and not self.buffers
                 values[name] = value.with_buffers(fill) if whole and fill is not None else value
             else:
                 values[name] = _unpack(field.form, data, got, name)
         return kind(**values)
 
-    def _read(self, data: memoryview, kind: str, form: str, name: str, reference: Tensors | None) -> Tensors:
+    def _read(self, data: memoryview, kind: str, form: str, reference: Tensors | None) -> Tensors:
         layout = self.crossing(form)
         p, b, i = layout.sizes
         rest = 4 * b + 8 * i
@@ -245,14 +247,15 @@ class Codec:
                 vector = base + vector
         else:
             vector = _floats(head)
-        value = Tensors(layout, vector, _floats(tail[:4 * b]), torch.from_numpy(np.frombuffer(tail[4 * b:], "<i8").astype(np.int64)))
-        if not value.is_finite() and not self._forgiven(value):
-            raise RemoteProtocolError(f"field {name}: a value is not finite")
-        return value
+        return Tensors(layout, vector, _floats(tail[:4 * b]), torch.from_numpy(np.frombuffer(tail[4 * b:], "<i8").astype(np.int64)))
 
-    def _forgiven(self, value: Tensors) -> bool:
-        """Whether all that is not finite lies in buffers that were not finite in the initial model either."""
-        return bool(self.exempt) and all(bool(torch.isfinite(v).all()) for n, v in value.items() if n not in self.exempt)
+    def finite(self, value: Tensors, name: str) -> None:
+        """Raises RemoteProtocolError for a field with a value that is not finite, but in buffers that were not in the initial
+        model either."""
+        if value.is_finite():
+            return
+        if not self.exempt or not all(bool(torch.isfinite(v).all()) for n, v in value.items() if n not in self.exempt):
+            raise RemoteProtocolError(f"field {name}: a value is not finite")
 
 
 def _floats(data: Buffer) -> torch.Tensor:
