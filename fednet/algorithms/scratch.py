@@ -22,11 +22,14 @@ DRAWS = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.Fra
 KNOWN = ("torch.nn.", "fednet.models.", "torchvision.models.resnet", "torchvision.models.vgg")  # modules that draw only where DRAWS does
 
 
+def draws(part: nn.Module) -> bool:
+    """Whether a module is of those of torch's that draw from its own generator while they train."""
+    return isinstance(part, DRAWS) and bool(getattr(part, "p", getattr(part, "dropout", True)))
+
+
 def may_draw(part: nn.Module) -> bool:
-    """Whether a module may draw from torch's own generator while it trains. A user's own is taken to."""
-    if isinstance(part, DRAWS):
-        return bool(getattr(part, "p", getattr(part, "dropout", True)))
-    return not type(part).__module__.startswith(KNOWN)
+    """The same of any module. A user's own is taken to, whatever it is made from."""
+    return draws(part) or not type(part).__module__.startswith(KNOWN)
 
 
 class Scratch:
