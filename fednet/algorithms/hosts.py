@@ -20,7 +20,7 @@ from fednet import seeds
 from fednet.algorithms.base import Run, Samples, Trained
 from fednet.algorithms.evaluation import Counts, evaluate
 from fednet.algorithms.packed import Lane, Pack
-from fednet.algorithms.scratch import Scratch
+from fednet.algorithms.scratch import Scratch, may_draw
 from fednet.algorithms.training import Recipe, descend, full_gradient, joined, length
 from fednet.errors import LocalProtocolError
 from fednet.tensors import Layout, Tensors, to_device
@@ -145,7 +145,8 @@ class SiteHost:
         if self.setting.augment is not None:
             draws, change = seeds.torch_rng(seed, "augment" + where, self.round, self.client_id), self.setting.augment
             augment = lambda batch: change(batch, draws)  # noqa: E731
-        drawn = self.scratch.may_draw or loss is not None  # clients beside this one may not train meanwhile: see `scope`
+        drawn = self.scratch.may_draw or may_draw(self.task) or (loss is not None and may_draw(loss))
+        # Where it draws, clients beside this one may not train meanwhile.
         with seeds.scope(seed, "dropout" + where, self.round, self.client_id, self.device) if drawn else contextlib.nullcontext():
             course = descend(self.scratch, data, recipe, self.rng(stream), self._loss if loss is None else loss,
                              proximal=proximal, toward=toward, add_to_grad=add_to_grad, scale_grad=scale_grad,
