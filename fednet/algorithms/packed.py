@@ -136,7 +136,8 @@ def check_lane(task: Any, lane: Lane) -> None:
             if "out of memory" in str(broken):
                 raise
             raise ConfigError(f"train.pack: the model cannot be computed for several clients at once ({str(broken).splitlines()[0][:300]}){LEAVE}") from broken
-    if not torch.allclose(batched[1][:few], outputs, rtol=1e-2, atol=1e-3, equal_nan=True):
+    largest = float(outputs.nan_to_num().abs().max())  # what tf32 leaves of a small output is a share of what it was summed from
+    if not torch.allclose(batched[1][:few], outputs, rtol=1e-2, atol=max(1e-3, 1e-2 * largest), equal_nan=True):
         raise ConfigError("train.pack: what the model makes of a sample depends on the others of its batch, which in a pack are partly there to fill "
                           f"it up{LEAVE}")
     if not torch.isclose(whole, mean, rtol=1e-3, atol=1e-6, equal_nan=True):

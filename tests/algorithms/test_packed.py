@@ -264,6 +264,11 @@ def test_a_model_that_the_first_pack_finds_out_about_is_refused(change, found, m
         packed.check_lane(TASK, client(0))
 
 
+def test_a_model_whose_large_outputs_are_as_near_as_tf32_brings_them_is_none_of_these(monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "build", lambda name: Odd(lambda out: 100 * out + 0.01 * len(out)))
+    packed.check_lane(TASK, client(0))  # a thousandth apart, of the largest
+
+
 # -- in the methods ------------------------------------------------------------------------------------------------------
 class Alone:
     """Packs of one client, with idle lanes beside it."""
