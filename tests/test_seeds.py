@@ -37,7 +37,12 @@ class Noisy(nn.Module):
     """A user's own: what it draws cannot be seen from outside."""
 
 
+class NoisyMemory(nn.LSTM):
+    """A user's own too, whose dropout is 0."""
+
+
 @pytest.mark.parametrize(("part", "draws"), [
+    (NoisyMemory(2, 2), True),
     (nn.Linear(2, 2), False), (nn.Sequential(nn.ReLU()), False), (nn.Dropout(0.1), True), (nn.Dropout(0.0), False), (nn.RReLU(), True),
     (nn.LSTM(2, 2), False), (nn.LSTM(2, 2, num_layers=2, dropout=0.5), True), (nn.MultiheadAttention(2, 1, dropout=0.1), True), (Noisy(), True),
 ])

@@ -14,6 +14,7 @@ A round, for each exchange in `exchanges`:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 
@@ -153,6 +154,10 @@ class ClientHost(Protocol):
 
     def fresh(self, purpose: str, k: int) -> Tensors:
         """A fresh random initialisation of the model, from the stream (purpose, k)."""
+        ...
+
+    def drawing(self, purpose: str) -> AbstractContextManager[None]:
+        """Inside, what the model draws (dropout) comes from this client's stream of that name; `train` has its own."""
         ...
 
     def report(self, **values: float) -> None:

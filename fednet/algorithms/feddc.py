@@ -101,7 +101,8 @@ class FedDC(Algorithm):
         """S_i, from streams of its own and nets that were never trained: nothing of it depends on w^t."""
         x, y = host.data
         model = host.model(host.initial)
-        s, distance = condense(model, lambda k: host.fresh("condense", k), x, y, host.rng, self.plan())
+        with host.drawing("condense/draws"):
+            s, distance = condense(model, lambda k: host.fresh("condense", k), x, y, host.rng, self.plan())
         host.report(condensation_distance=distance)
         return self.Client(x=s.x, y=s.y)
 

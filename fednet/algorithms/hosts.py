@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,7 +21,7 @@ from fednet import seeds
 from fednet.algorithms.base import Run, Samples, Trained
 from fednet.algorithms.evaluation import Counts, evaluate
 from fednet.algorithms.packed import Lane, Pack
-from fednet.algorithms.scratch import Scratch
+from fednet.algorithms.scratch import Scratch, may_draw
 from fednet.algorithms.training import Recipe, descend, full_gradient, joined, length
 from fednet.errors import LocalProtocolError
 from fednet.tensors import Layout, Tensors, to_device
@@ -120,6 +121,11 @@ class SiteHost:
         seed = seeds.key(self.setting.config.seed, f"{purpose}/{k}", self.round, self.client_id)
         return Tensors.of(self.setting.factory(seed), self.layout)
 
+    def drawing(self, purpose: str, loss: Callable[..., torch.Tensor] | None = None) -> AbstractContextManager[None]:
+        """See `ClientHost.drawing`. Where something may draw, clients beside this one may not meanwhile."""
+        drawn = self.scratch.may_draw or may_draw(self.task) or (loss is not None and may_draw(loss))
+        return seeds.scope(self.setting.config.seed, purpose, self.round, self.client_id, self.device) if drawn else contextlib.nullcontext()
+
     # -- learning ------------------------------------------------------------------------------------------------------
     def train(self, x: Tensors, *, epochs: int | None = None, loss: Callable[..., torch.Tensor] | None = None,
               proximal: float = 0.0, toward: Tensors | None = None, add_to_grad: Tensors | None = None,
@@ -145,8 +151,7 @@ class SiteHost:
         if self.setting.augment is not None:
             draws, change = seeds.torch_rng(seed, "augment" + where, self.round, self.client_id), self.setting.augment
             augment = lambda batch: change(batch, draws)  # noqa: E731
-        drawn = self.scratch.may_draw or loss is not None  # clients beside this one may not train meanwhile: see `scope`
-        with seeds.scope(seed, "dropout" + where, self.round, self.client_id, self.device) if drawn else contextlib.nullcontext():
+        with self.drawing("dropout" + where, loss):
             course = descend(self.scratch, data, recipe, self.rng(stream), self._loss if loss is None else loss,
                              proximal=proximal, toward=toward, add_to_grad=add_to_grad, scale_grad=scale_grad,
                              add_to_step=add_to_step, only=only, augment=augment, progress=self.progress,

@@ -19,14 +19,17 @@ from fednet.errors import StateError
 from fednet.tensors import Layout, Tensors, to_device
 
 DRAWS = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d, nn.RNNBase, nn.MultiheadAttention)
-KNOWN = ("torch.nn.", "fednet.models.", "torchvision.models.resnet", "torchvision.models.vgg")  # modules that draw only where DRAWS does
+KNOWN = ("torch.nn.", "fednet.models.", "fednet.algorithms.", "torchvision.models.resnet", "torchvision.models.vgg")  # draw only where DRAWS does
 
 
-def may_draw(part: nn.Module) -> bool:
-    """Whether a module may draw from torch's own generator while it trains. A user's own is taken to."""
-    if isinstance(part, DRAWS):
-        return bool(getattr(part, "p", getattr(part, "dropout", True)))
-    return not type(part).__module__.startswith(KNOWN)
+def draws(part: object) -> bool:
+    """Whether a module is of those of torch's that draw from its own generator while they train."""
+    return isinstance(part, DRAWS) and bool(getattr(part, "p", getattr(part, "dropout", True)))
+
+
+def may_draw(part: object) -> bool:
+    """The same of any module, task or loss function. A user's own is taken to, whatever it is made from."""
+    return draws(part) or not getattr(part, "__module__", "").startswith(KNOWN)
 
 
 class Scratch:

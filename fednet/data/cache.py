@@ -35,22 +35,41 @@ def once(facts: Iterable[object], shape: tuple[int, ...], dtype: str, blocks: Ca
     """
     name = hashlib.sha256("\n".join(str(f) for f in (shape, dtype, *facts)).encode()).hexdigest()[:32]
     file = home() / "images" / f"{name}.npy"
-    aside = file.with_suffix(f".{os.getpid()}.part")
     try:
+        if (kept := _kept(file)) is not None:  # without the lock, for which a cache that others fill would have to be writable
+            return kept
         with one_at_a_time(file.parent):
-            try:
-                if not file.exists():
-                    with aside.open("wb") as out:
-                        np.lib.format.write_array_header_1_0(out, {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape})
-                        for block in blocks():
-                            out.write(np.ascontiguousarray(block, dtype).data)
-                    aside.replace(file)
-                return mapped(file)
-            finally:
-                aside.unlink(missing_ok=True)
+            if (kept := _kept(file)) is None:  # by whoever held the lock until now
+                _write(file, shape, dtype, blocks())
+                kept = mapped(file)
+            return kept
     except OSError as full:
         log.warning("decoded images are not kept in %s: %s", file.parent, full)
     return torch.from_numpy(gathered(shape, dtype, blocks()))
+
+
+def _kept(file: Path) -> torch.Tensor | None:
+    """What an earlier process kept, if it is whole: after a power cut it need not be."""
+    try:
+        return mapped(file)
+    except FileNotFoundError:
+        return None
+    except ValueError as broken:
+        log.warning("%s is not what was kept there, and is made again: %s", file, broken)
+        return None
+
+
+def _write(file: Path, shape: tuple[int, ...], dtype: str, blocks: Iterable[np.ndarray]) -> None:
+    """The file appears when it is whole."""
+    aside = file.with_suffix(f".{os.getpid()}.part")
+    try:
+        with aside.open("wb") as out:
+            np.lib.format.write_array_header_1_0(out, {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape})
+            for block in blocks:
+                out.write(np.ascontiguousarray(block, dtype).data)
+        aside.replace(file)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def gathered(shape: tuple[int, ...], dtype: str, blocks: Iterable[np.ndarray]) -> np.ndarray:
@@ -63,7 +82,8 @@ def gathered(shape: tuple[int, ...], dtype: str, blocks: Iterable[np.ndarray]) -
 
 
 def mapped(file: Path) -> torch.Tensor:
-    """The array of a .npy file, as pages of that file: memory that the system can take back. Not to be written to."""
+    """The array of a .npy file, as pages of that file: memory that the system can take back. Not to be written to: what was
+    written is lost with `let_go`. Raises ValueError for a file that is not whole."""
     with file.open("rb") as data:
         np.lib.format.read_magic(data)
         shape, _, dtype = np.lib.format.read_array_header_1_0(data)

@@ -214,15 +214,29 @@ class ClientLoop:
                 self._threads.append(thread)
 
     def _work_inline(self) -> None:
-        """The next job; of clients that are packed as many as may be at work at once, each in a thread."""
-        jobs = [job for _ in range(min(self._tasks.qsize(), self.seats.total)) if (job := self._tasks.get()) is not None]
+        """The next job; of clients that are packed all that wait, as many at once as may be at work, each in a thread."""
         if self.seats.total == 1:
-            jobs[0](0)
+            if (job := self._tasks.get()) is not None:
+                job(0)
             return
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.seats.total, "fednet-train")
-        for done in [self._pool.submit(job, 0) for job in jobs]:
+        for done in [self._pool.submit(self._serve) for _ in range(self._tasks.qsize()) if self.seats.open(0)]:
             done.result()
+
+    def _serve(self) -> None:
+        """Jobs until none is left. What a job enters anew, for want of memory, is taken here too: who waits in a pack waits for it."""
+        while (job := self._next()) is not None:
+            job(0)
+            if self.seats.leave(0):
+                return
+        self.seats.closed(0)
+
+    def _next(self) -> Callable[[int], None] | None:
+        try:
+            return self._tasks.get_nowait()
+        except queue.Empty:
+            return None
 
     def _work(self, card: int) -> None:
         if self._on_thread is not None:

@@ -12,19 +12,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fednet import __version__, ids, loading
 from fednet.engine import determinism, memory
+from fednet.engine.client import ClientLoop, why
+from fednet.engine.preparing import Explained, explaining, preparer
 from fednet.engine.seats import MOST, Seats, card_of
 from fednet.errors import CannotGoOn, ConfigError
 from fednet.protocol import client as p
-
-if TYPE_CHECKING:
-    pass
-
-from fednet.engine.client import ClientLoop, why
-from fednet.engine.preparing import Explained, explaining, preparer
 
 DONE_S = 60.0  # a client that came when the run was over waits so long for a server that goes on with more rounds
 

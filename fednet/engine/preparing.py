@@ -7,17 +7,13 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fednet import config as configuration
 from fednet.engine import determinism
+from fednet.engine.client import ClientLoop, Prepared, Shaper
 from fednet.errors import ConfigError, FednetError
 from fednet.wire import messages as m
-
-if TYPE_CHECKING:
-    pass
-
-from fednet.engine.client import ClientLoop, Prepared, Shaper
 
 
 def preparer(loop: Callable[[], ClientLoop], *, data: Path | None, state: Path | None, devices: Sequence[str], state_lost: bool, allow: Sequence[str] | None,

@@ -93,6 +93,11 @@ class Seats:
             side.open -= gone
             return gone
 
+    def closed(self, card: int) -> None:
+        """A thread has gone because there is nothing to do; it no longer counts."""
+        with self._lock:
+            self._sides[card].open -= 1
+
     def begin(self, card: int) -> int:
         """A task begins. Returns how many may be at the card: to be handed to `short`."""
         with self._lock:

@@ -20,6 +20,7 @@ import msgspec
 from fednet.buffers import lend
 from fednet.engine.rundir import repair
 from fednet.errors import StateError
+from fednet.wire.codec import checksum
 from fednet.wire.messages import Field, Key
 
 SEALS = "seals.jsonl"
@@ -73,6 +74,11 @@ class Spooled:
         if read != len(data):
             raise StateError(f"{self.path}: {read} bytes could be read of {len(data)}.")
         return data
+
+    def intact(self) -> bool:
+        """Whether its payload is as it was received: a power cut may have lost it, or left an earlier one's bytes in its place."""
+        size = sum(f.size for f in self.form)
+        return os.path.exists(self.path) and os.path.getsize(self.path) == size and checksum([self.glance()]) == self.check
 
     def glance(self) -> memoryview:
         """Its payload as the system has it in memory already: to be let go of at once."""
@@ -176,26 +182,25 @@ class Spool:
 
     # -- reading -------------------------------------------------------------------------------------------------------
     def found(self, round: int, phase: int) -> dict[tuple[int, str], Spooled]:
-        """The sealed replies of a phase, by client and purpose. Raises StateError where a whole line is no seal."""
-        replies: dict[tuple[int, str], Spooled] = {}
+        """The sealed replies of a phase whose payloads are as they were received, by client and purpose. Raises StateError where
+        a whole line is no seal."""
         book = self.folder / f"round-{round}" / SEALS
         if not book.exists():
-            return replies
+            return {}
         *lines, _torn = book.read_bytes().split(b"\n")
+        seals: dict[str, Seal] = {}  # by path: of several the last counts
         for number, line in enumerate(lines, 1):
             try:
                 seal = msgspec.json.decode(line, type=Seal)
             except (ValueError, RecursionError) as broken:
                 raise StateError(f"{book}, line {number}: not what was written there ({broken}); without it, its client is asked again.") from broken
-            if (seal.key.round, seal.key.phase) != (round, phase):
-                continue
-            name, path = (seal.key.client, seal.key.purpose), self._path(seal.key)
-            replies.pop(name, None)
-            if not seal.broken and os.path.exists(path) and os.path.getsize(path) == sum(f.size for f in seal.form):
-                replies[name] = Spooled(seal.key, tuple(seal.form), path, seal.check, seal.state, seal.kept, seal.task, seal.seconds, seal.worker,
-                                        tuple(seal.split), seal.taken_s)
-        self._sealed.setdefault(round, set()).update(r.path for r in replies.values())
-        return replies
+            if (seal.key.round, seal.key.phase) == (round, phase):
+                seals[self._path(seal.key)] = seal
+        vouched = {path: seal for path, seal in seals.items() if not seal.broken}
+        self._sealed.setdefault(round, set()).update(vouched)  # whatever became of the payloads: the next ones are others
+        replies = (Spooled(s.key, tuple(s.form), path, s.check, s.state, s.kept, s.task, s.seconds, s.worker, tuple(s.split), s.taken_s)
+                   for path, s in vouched.items())
+        return {(r.key.client, r.key.purpose): r for r in replies if r.intact()}
 
     # -- the end of rounds ---------------------------------------------------------------------------------------------
     def clear(self, up_to: int) -> None:

@@ -208,9 +208,11 @@ def table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]
             measure = str(runs[0]["measure"] or "")
             left = sum(unrun(r) for r in runs) if done else 0
             seeds = ",".join(str(s) for s in sorted(int(r["seed"]) for r in done)) + (f" ({left} not run)" if left else "")
-            apart = "" if ours is None or paper is None or runs[0]["scale"] == "mini" or runs[0]["changed"] else f"{ours - paper:+.2f}"
+            text = told(done, "ours", measure) if done else word
+            alike = runs[0]["scale"] != "mini" and not runs[0]["changed"] and "never" not in text  # the mean is then of those that got there
+            apart = f"{ours - paper:+.2f}" if alike and ours is not None and paper is not None else ""
             lines.append([dataset, " ".join(p for p in (variant, heterogeneity) if p), name, _text(paper),
-                          told(done, "ours", measure) if done else word, apart,
+                          text, apart,
                           spread(done, "best"), _text(mean(done, "best_round"), 0), spread(done, "last10"), spread(done, "final"),
                           spread(done, "pfl"), spread(done, "drift"), _text(mean(done, "rounds"), 0), _text(mean(done, "mb"), 1),
                           _text(mean(done, "seconds"), 1), seeds if done else reason])

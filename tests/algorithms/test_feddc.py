@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from fednet.algorithms.base import ClientFacts, Samples
@@ -51,6 +52,21 @@ def test_both_train_the_same_local_models_and_condense_differently():
         assert same(a.ups[i].x, b.ups[i].x)
         assert a.ups[i].s.y.tolist() == b.ups[i].s.y.tolist()
         assert not torch.equal(a.ups[i].s.x, b.ups[i].s.x)
+
+
+class Dropping(Net):
+    def __init__(self, batch_norm: bool = False) -> None:
+        super().__init__(batch_norm)
+        self.drop = nn.Dropout(0.5)
+
+    def features(self, x):
+        return self.drop(super().features(x))
+
+
+def test_images_condensed_through_nets_that_draw_are_the_same_each_time_and_whoever_comes_before():
+    f, g = (fed(kind=Dropping) for _ in range(2))
+    alone = f.rounds(1, cohort=(1,)).ups[1].s
+    assert torch.equal(g.rounds(1, cohort=(0, 1)).ups[1].s.x, alone.x)
 
 
 def test_a_client_sends_one_image_a_class_it_has():

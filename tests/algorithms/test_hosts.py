@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.nn import functional as F
 
+from fednet import registry
+from fednet.algorithms import hosts, moon
 from fednet.algorithms.base import Samples
 from fednet.algorithms.hosts import HubHost
-from fednet.algorithms.scratch import Scratch
+from fednet.algorithms.scratch import Scratch, may_draw
 from fednet.errors import LocalProtocolError
 from fednet.tensors import Tensors
 from tests.algorithms.harness import Federation, close, images, same
@@ -69,6 +73,37 @@ def test_a_site_knows_its_classes():
     host = F5.run("fedavg", cohorts=[[0]] * 3).site(1)
     assert host.class_counts.tolist() == [int((F5.samples(1)[1] == c).sum()) for c in range(5)]
     assert host.n == len(F5.samples(1)[1])
+
+
+class Noisy(type(registry.task.get("classification")())):
+    """A user's own task, whose loss draws."""
+
+    def loss(self, outputs, y):
+        return super().loss(outputs + torch.rand(outputs.shape), y)
+
+
+def noisy(module, x, y):
+    """The loss of a user's own method, which draws."""
+    return F.cross_entropy(module(x) + torch.rand(()) * x.flatten(1)[:, :5], y)
+
+
+@pytest.mark.parametrize(("task", "loss"), [(Noisy(), None), (registry.task.get("classification")(), noisy)], ids=["task", "loss"])
+def test_what_a_loss_of_a_users_own_draws_is_the_same_each_time(task, loss):
+    def trained():
+        host = F5.run("fedavg", cohorts=[[0]] * 3).site(0)
+        host.task, host.scratch.may_draw = task, False  # of the model alone
+        return host.train(F5.initial, loss=loss).x
+
+    assert same(trained(), trained())
+
+
+def test_no_client_waits_for_another_where_only_fednets_own_code_is_at_work(monkeypatch):
+    host = F5.run("fedavg", cohorts=[[0]] * 3).site(0)
+    monkeypatch.setattr(hosts.seeds, "scope", None)  # would fail if called
+    host.scratch.may_draw = False
+    own = moon.Moon.loss(SimpleNamespace(config=SimpleNamespace(feature="input of the last layer", mu=1.0, tau=0.5)), host.task, None, None)
+    assert not may_draw(own)
+    host.train(F5.initial)
 
 
 def test_fresh_initialisations_differ_by_number_and_repeat():

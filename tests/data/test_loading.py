@@ -353,3 +353,57 @@ def test_of_a_large_set_only_what_is_being_read_lies_in_memory(tmp_path, monkeyp
     assert taken[:, 0].tolist() == [5 * 1024, 4000 * 1024]
     assert resident_kb(file) == 0
     assert torch.equal(data.train[0], values)
+
+
+def kept(make=lambda: [np.full((4, 3), 7)]):
+    return cache.once(["a set"], (4, 3), "uint8", make)
+
+
+def not_again():
+    raise AssertionError("it is there already")
+
+
+@pytest.mark.parametrize("left", [b"", b"another", 20, 100, 130])
+def test_a_kept_set_that_is_not_whole_is_made_again(left, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kept()
+    file = next(tmp_path.rglob("*.npy"))
+    file.write_bytes(file.read_bytes()[:left] if isinstance(left, int) else left)
+    assert kept().tolist() == [[7, 7, 7]] * 4
+    assert kept(not_again).tolist() == [[7, 7, 7]] * 4
+
+
+def test_a_set_that_is_kept_is_read_where_nothing_can_be_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kept()
+
+    def closed(folder):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(cache, "one_at_a_time", closed)
+    assert kept(not_again).tolist() == [[7, 7, 7]] * 4
+    next(tmp_path.rglob("*.npy")).unlink()
+    assert kept().tolist() == [[7, 7, 7]] * 4
+
+
+def test_a_disk_that_is_full_half_way_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    times = []
+
+    def blocks():
+        yield np.full((2, 3), 7)
+        times.append(1)
+        if len(times) == 1:
+            raise OSError(28, "No space left on device")
+        yield np.full((2, 3), 8)
+
+    assert kept(blocks).tolist() == [[7, 7, 7]] * 2 + [[8, 8, 8]] * 2
+    assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == [".fednet.lock"]
+    cache.let_go(kept(blocks))  # nothing of it is a file's
+
+
+def test_an_empty_set_is_kept_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = [cache.once(["none"], (0, 3), "float32", list) for _ in range(2)]
+    cache.let_go(made[0])
+    assert [x.shape for x in made] == [(0, 3)] * 2

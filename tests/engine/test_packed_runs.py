@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+
 import pytest
 import torch
 
 from fednet.algorithms import packed
 from fednet.engine import packing
+from fednet.engine.site import Workplace
 from fednet.errors import ConfigError
 from tests.engine import rooms
 
@@ -73,6 +77,23 @@ def test_the_same_bits_where_memory_was_short_for_a_pack(tmp_path, monkeypatch):
     monkeypatch.setattr(packing.packed, "descend", crowded)
     assert rooms.hashes(rooms.run(tmp_path / "short", **RUN)) == expected
     assert short
+
+
+@pytest.mark.parametrize("tasks_in_a_round", [0.4, 0.8])  # fewer than may be at work at once; more
+@pytest.mark.parametrize("short", [1, 2])
+def test_nobody_waits_in_a_pack_for_a_task_that_memory_was_short_for_before_it_came_there(tmp_path, monkeypatch, tasks_in_a_round, short):
+    run = rooms.merged(RUN, {"rounds": 1, "participation": tasks_in_a_round})
+    expected = rooms.hashes(rooms.run(tmp_path / "room", **run))
+    do, turns, waits = Workplace.do, itertools.count(), threading.Barrier(short)
+
+    def crowded(self, task, *rest):
+        if next(turns) < short:
+            waits.wait(20.0)  # both at the same limit: it is lowered once
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return do(self, task, *rest)
+
+    monkeypatch.setattr(Workplace, "do", crowded)
+    assert rooms.hashes(rooms.run(tmp_path / "short", **run)) == expected
 
 
 def test_a_method_that_draws_new_models_beside_others_at_work(tmp_path):

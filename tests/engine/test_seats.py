@@ -221,6 +221,14 @@ def test_clients_that_are_packed_are_together_from_the_first_task_on_and_nothing
     assert (s.limit(0), s.limit(1)) == (1, 2)
 
 
+def test_a_thread_that_found_nothing_to_do_leaves_its_seat_to_another():
+    s = Seats([Fake(100, 45)], 100)
+    s.together(2)
+    assert opened(s, 0) == 2
+    s.closed(0)
+    assert opened(s, 0) == 1
+
+
 def test_what_was_measured_stays_where_nobody_is_packed():
     s = measured(100, 20)
     s.together(1)

@@ -6,6 +6,7 @@ import pytest
 
 from fednet.engine.spool import Spool
 from fednet.errors import StateError
+from fednet.wire.codec import checksum
 from fednet.wire.messages import Field, Key
 
 KEY = Key(1, 0, 0, 3)
@@ -13,7 +14,11 @@ KEY = Key(1, 0, 0, 3)
 
 def whole(spool, key, data):
     spool.store(key, 0, memoryview(data))
-    return spool.whole(key, (Field("x", "state", len(data), len(data)),), 0, "", False, (0, ""), 0.0, {})
+    return ended(spool, key, data)
+
+
+def ended(spool, key, data):
+    return spool.whole(key, (Field("x", "state", len(data), len(data)),), checksum([data]), "", False, (0, ""), 0.0, {})
 
 
 def test_an_upload_of_which_no_more_comes_is_forgotten(tmp_path):
@@ -95,7 +100,7 @@ def test_nothing_vouches_for_a_payload_that_is_being_written_over(tmp_path):
     spool.store(Key(1, 0, 1, 3), 0, memoryview(b"seal"))  # of another attempt, of which the rest may never come
     assert Spool(tmp_path).found(1, 0) == {}
     spool.store(Key(1, 0, 1, 3), 4, memoryview(b"2!"))
-    spool.seal(spool.whole(Key(1, 0, 1, 3), (Field("x", "state", 6, 6),), 0, "", False, (0, ""), 0.0, {}))
+    spool.seal(ended(spool, Key(1, 0, 1, 3), b"seal2!"))
     assert bytes(Spool(tmp_path).found(1, 0)[3, "train"].body()) == b"seal2!"
 
 
@@ -120,4 +125,21 @@ def test_a_whole_line_that_is_no_seal_is_told_of(tmp_path):
 def test_a_payload_cut_short_is_not_found(tmp_path):
     sealed_by_an_earlier_server(tmp_path)
     os.truncate(tmp_path / "round-1" / "0-3-train.bin", 3)
+    assert Spool(tmp_path).found(1, 0) == {}
+
+
+def test_a_payload_that_is_not_what_was_received_is_not_found(tmp_path):
+    sealed_by_an_earlier_server(tmp_path)
+    (tmp_path / "round-1" / "0-3-train.bin").write_bytes(b"spared")  # as after a power cut: the file's place on the disk was another reply's
+    assert Spool(tmp_path).found(1, 0) == {}
+
+
+@pytest.mark.parametrize("left", [None, b"sea"])
+def test_a_seal_whose_payload_was_lost_does_not_vouch_for_the_next_one(left, tmp_path):
+    sealed_by_an_earlier_server(tmp_path)
+    payload = tmp_path / "round-1" / "0-3-train.bin"
+    payload.unlink() if left is None else payload.write_bytes(left)
+    spool = Spool(tmp_path)
+    assert spool.found(1, 0) == {}
+    whole(spool, Key(1, 0, 1, 3), b"sealed")  # the same bytes, in answer to another task, and never sealed
     assert Spool(tmp_path).found(1, 0) == {}

@@ -305,7 +305,7 @@ def manifest(data: bytes) -> str:
             return shape_of(str(refused).partition("manifest.json")[2])
 
 
-SEAL = {"key": [1, 0, 0, 2, "train"], "form": [["x", "state", 12, 12, []]], "check": 1, "state": "ab", "kept": True, "task": [5, "1-0-0"], "seconds": 0.5,
+SEAL = {"key": [1, 0, 0, 2, "train"], "form": [["x", "state", 12, 12, []]], "check": 0, "state": "ab", "kept": True, "task": [5, "1-0-0"], "seconds": 0.5,
         "worker": {"host": "h"}, "split": [0.1, 0.2], "taken_s": 0.7}
 
 

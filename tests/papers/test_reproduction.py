@@ -81,6 +81,7 @@ def test_who_never_gets_to_the_target_stands_behind_all_who_do():
     assert reproduction.order(methods) == (2, 3, True)  # B is before C in the paper
     head, lines = reproduction.table(made)
     assert [dict(zip(head, line))["ours"] for line in lines] == ["30.00 (1 of 2 never)", "never", "90"]
+    assert [dict(zip(head, line))["difference"] for line in lines] == ["", "", "+10.00"]
 
 
 def test_the_notes_name_whose_measure_is_another_what_was_searched_and_how_many_methods_stand_behind_the_order():

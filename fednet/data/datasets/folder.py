@@ -17,6 +17,7 @@ from fednet.seeds import rng
 
 ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm"})
 CACHED_FROM = 2000  # images: fewer are decoded faster than it is worth keeping them
+AHEAD = 1024  # images that are decoded before the first of them is written, at most
 Labelled = list[tuple[Path, int]]
 
 
@@ -145,7 +146,8 @@ def _pixels(images: Labelled, size: tuple[int, ...] | None, grey: bool,
 
     def decoded() -> Iterator[np.ndarray]:
         with ThreadPoolExecutor(4) as pool:  # decoding releases the interpreter's lock
-            yield from pool.map(one, images)
+            for start in range(0, len(images), AHEAD):  # else what is decoded would wait in memory for a slow disk, up to the whole set
+                yield from pool.map(one, images[start:start + AHEAD])
 
     y = torch.tensor([c for _, c in images])
     if len(images) < CACHED_FROM:
