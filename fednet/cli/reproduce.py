@@ -23,7 +23,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scale", choices=["full", "mini"], default="full", help="mini: small enough for a laptop [full]")
     parser.add_argument("--jobs", type=values.at_least_one, default=1, metavar="J", help="runs at a time [1]")
     parser.add_argument("--device", default="auto", metavar="D")
-    parser.add_argument("--setting", metavar="TEXT", help="only cells with this in their setting, such as alpha=0.2 or E1")
+    parser.add_argument("--setting", metavar="TEXT", help="only cells with these words in their setting, such as alpha=0.2 or E1")
     parser.add_argument("--search", action="store_true", help="first search the paper's grids, at a quarter of the rounds, on a validation split")
     parser.add_argument("--grid", action="append", default=[], metavar="KEY=A,B", help="with --search: these values of KEY instead of the paper's")
     parser.add_argument("--results", type=Path, metavar="DIR",

@@ -178,7 +178,7 @@ def plan(args: argparse.Namespace) -> Job:
             raise ConfigError(unknown("dataset", args.dataset, list(dict.fromkeys(c.dataset for c in cells))))
         cells = [c for c in cells if _plain(args.dataset) in (_plain(c.dataset), _plain(str(c.config["data"]["dataset"])))]
     if args.setting:
-        cells = [c for c in cells if args.setting in f"{c.variant} {c.heterogeneity}"]
+        cells = [c for c in cells if f" {args.setting} " in f" {c.variant} {c.heterogeneity} "]  # whole words: E1 is not E10
         if not cells:
             there = dict.fromkeys(f"{c.variant} {c.heterogeneity}".strip() for c in papers.cells(name))
             raise ConfigError(f"--setting {args.setting}: no cell of {name} has that in its setting; they are {', '.join(there)}.")

@@ -41,6 +41,13 @@ def test_cells_are_chosen_by_dataset_setting_and_method():
     assert job("feddpc/table2", "--dataset", "CIFAR-10").cells == job("feddpc/table2", "--dataset", "cifar10").cells
 
 
+def test_a_setting_is_met_by_whole_words():
+    """E1 is a beginning of E10, which is ten times the work."""
+    assert {(c.variant, c.heterogeneity) for c in job("feddc/table1", "--setting", "E1").cells} == {("E1", f"alpha={a}") for a in (0.05, 0.1, 1)}
+    assert {c.variant for c in job("feddc/table1", "--setting", "alpha=1").cells} == {"E1", "E10"}
+    assert {(c.variant, c.heterogeneity) for c in job("feddc/table1", "--setting", "E10 alpha=0.1").cells} == {("E10", "alpha=0.1")}
+
+
 @pytest.mark.parametrize(("words", "said"), [
     (["feddpc/table9"], "feddpc/table2"), (["feddpc/table2", "--dataset", "mnist"], "CIFAR-10"), ([], "PAPER/TABLE"),
     (["feddpc/table2", "--only", "FedDPT"], "Did you mean 'FedDPC'"), (["feddpc/table2", "--only", ","], "FedAvg,FedProx"),
