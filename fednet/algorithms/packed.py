@@ -128,7 +128,8 @@ def check_lane(task: Any, lane: Lane) -> None:
     lane.scratch.train_mode(alone=False)
     with torch.no_grad():
         outputs = module(piece(x, 0, few))
-        whole, mean = task.loss(outputs, y[:few]).double(), task.losses(outputs, y[:few]).double().mean()
+        whole, losses, again = task.loss(outputs, y[:few]).double(), task.losses(outputs, y[:few]).double(), task.losses(outputs, y[:few]).double()
+        mean = losses.mean()
         try:
             batched = vmap(functools.partial(_outputs, module), in_dims=(0, None))(
                 {name: torch.stack([p, p]) for name, p in lane.scratch.parameters.items()}, piece(x, 0, more))
@@ -140,6 +141,9 @@ def check_lane(task: Any, lane: Lane) -> None:
     if not torch.allclose(batched[1][:few], outputs, rtol=1e-2, atol=max(1e-3, 1e-2 * largest), equal_nan=True):
         raise ConfigError("train.pack: what the model makes of a sample depends on the others of its batch, which in a pack are partly there to fill "
                           f"it up{LEAVE}")
+    if not torch.allclose(losses, again, equal_nan=True):
+        raise ConfigError(f"train.pack: the task's losses of the same outputs differ from call to call, as of one that draws at random, which packed "
+                          f"clients cannot{LEAVE}")
     if not torch.isclose(whole, mean, rtol=1e-3, atol=1e-6, equal_nan=True):
         raise ConfigError(f"train.pack: the task's loss, {float(whole):.6g}, is not the mean of its losses, {float(mean):.6g}, on which packed "
                           f"clients are trained{LEAVE}")

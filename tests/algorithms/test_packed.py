@@ -244,6 +244,16 @@ def test_a_task_whose_loss_is_not_the_mean_of_its_losses_is_refused():
         packed.check_lane(Summed(), client(0))
 
 
+def test_a_task_whose_losses_draw_is_refused():
+    """Its stream would depend on who shares the pack."""
+    class Noisy(type(TASK)):
+        def losses(self, outputs, y):
+            return super().losses(outputs + torch.randn(outputs.shape), y)
+
+    with pytest.raises(ConfigError, match="differ from call to call"):
+        packed.check_lane(Noisy(), client(0))
+
+
 class Odd(nn.Module):
     def __init__(self, change) -> None:
         super().__init__()
