@@ -52,6 +52,15 @@ def test_ours_is_the_mean_with_its_deviation_over_seeds_beside_the_papers_figure
                                      "difference": "+2.00", "seeds": "0,1"}
 
 
+def test_the_own_methods_lead_is_taken_seed_by_seed():
+    """Two seeds that differ by 20 points, and a lead of 2 and 4 in both: 3 on average, with a deviation of 1.41."""
+    made = [{**r, "table": "feddc/table1"} for r in rows(FedDC=(50.0, [52.0, 34.0]), FedAvg=(49.0, [50.0, 30.0]), Late=(48.0, [10.0]))]
+    (methods,) = reproduction.grouped(made).values()
+    assert reproduction.paired(methods) == "FedDC's lead seed by seed (mean ± standard deviation, seeds): less FedAvg +3.00 ± 1.41 (2)"
+    assert "D alpha=1: FedDC's lead" in "\n".join(reproduction.notes(made))
+    assert not reproduction.paired({"FedDC": [{**r, "measure": "rounds_to_target"} for r in methods["FedDC"]], "FedAvg": methods["FedAvg"]})
+
+
 def test_what_was_run_at_a_changed_setting_has_no_difference_from_the_paper():
     head, _ = reproduction.table([{**r, "changed": "rounds=1"} for r in rows(A=(50.0, [5.0]))])
     assert "difference" not in head
