@@ -118,12 +118,14 @@ class ClientHost(Protocol):
         """(C,) int64: this client's training samples by class."""
         ...
 
-    def train(self, x: Tensors, *, epochs: int | None = None, loss: Callable[[nn.Module, Any, torch.Tensor], torch.Tensor] | None = None,
+    def train(self, x: Tensors, *, epochs: int | None = None, steps: int | None = None,
+              loss: Callable[[nn.Module, Any, torch.Tensor], torch.Tensor] | None = None,
               proximal: float = 0.0, toward: Tensors | None = None, add_to_grad: Tensors | None = None,
               scale_grad: float = 1.0, add_to_step: Tensors | None = None, only: Sequence[str] | None = None,
               extra: Tensors | None = None, more: Samples | None = None, stream: str = "order") -> Trained:
         """LT(w, loss, E, B) of the sheets: a new SGD, E epochs over the shuffled local set from `x`.
 
+        epochs, steps: passes over the set, or SGD steps, at most one of them; default: the run's.
         loss(model, x, y): mean loss of a batch; default: the task's. With `extra`, loss(model, x, y, extra) where extra
         maps names to tensors trained beside the model by the same optimizer. proximal, toward: adds proximal * (w -
         toward) to the gradient, toward = x if not given. add_to_grad: a constant added to each step's gradient (after

@@ -3,7 +3,8 @@
 
 phi  representation (base), shared        h_i  head of client i, which never crosses
 
-A participant first takes `head_epochs` epochs on h_i with phi frozen, then `body_epochs` on phi with h_i frozen.
+A participant first takes `head_epochs` epochs on h_i with phi frozen, then `body_epochs` on phi with h_i frozen. Where
+the run counts steps (`train.steps`), these are divided between the two in the ratio of the epochs.
 
 What the paper leaves open. The defaults follow the authors' code: of the E local epochs one is the body's, the others
 the head's (at least one). Frozen means an optimizer of its own for each phase: with one optimizer, momentum and weight
@@ -64,10 +65,11 @@ class FedRep(Algorithm):
         base = [s.name for s in host.shared.parameters.slots]
         head = [s.name for s in host.layout.parameters.without(base).slots]
         x, runs = joined(down.x, client.head, host), []
-        phases = (self.head_epochs(host), head, "order"), (self.config.body_epochs, base, "order/body")
-        for epochs, names, stream in phases:
-            if epochs and names:
-                y = host.train(x, epochs=epochs, only=names, stream=stream)
+        h, b, steps = self.head_epochs(host), self.config.body_epochs, host.train_config.steps
+        counts = (h, b) if steps is None else divided(steps, h, b)
+        for count, names, stream in zip(counts, (head, base), ("order", "order/body")):
+            if count and names:
+                y = host.train(x, **{"epochs" if steps is None else "steps": count}, only=names, stream=stream)
                 x, runs = y.x, [*runs, y.run]
         up, own = parted(x, host)
         return self.Client(head=own), self.Up(x=up, run=together(runs, host.n))
@@ -76,11 +78,18 @@ class FedRep(Algorithm):
         if self.config.head_epochs is not None:
             return self.config.head_epochs
         if host.train_config.steps is not None:
-            raise ConfigError("algorithm.head_epochs: fedrep trains in two phases of whole epochs; with train.steps "
-                              "set, say how many epochs the head gets.")
+            raise ConfigError("algorithm.head_epochs: fedrep divides train.steps between head and body as head_epochs to "
+                              "body_epochs; say how many epochs the head has.")
         return max(1, host.train_config.epochs - 1)
 
     # The server's half is the default: the mean of the bases.
+
+
+def divided(steps: int, h: int, b: int) -> tuple[int, int]:
+    """`steps` in the ratio h : b, the body's rounded down; each that has epochs has a step, as far as there are two."""
+    body = steps * b // (h + b) if h + b else 0
+    body = min(max(body, min(b, 1)), steps - min(h, 1)) if steps > 1 else body
+    return (steps - body if h else 0), body
 
 
 def together(runs: list[Run], n: int) -> Run:

@@ -127,7 +127,7 @@ class SiteHost:
         return seeds.scope(self.setting.config.seed, purpose, self.round, self.client_id, self.device) if drawn else contextlib.nullcontext()
 
     # -- learning ------------------------------------------------------------------------------------------------------
-    def train(self, x: Tensors, *, epochs: int | None = None, loss: Callable[..., torch.Tensor] | None = None,
+    def train(self, x: Tensors, *, epochs: int | None = None, steps: int | None = None, loss: Callable[..., torch.Tensor] | None = None,
               proximal: float = 0.0, toward: Tensors | None = None, add_to_grad: Tensors | None = None,
               scale_grad: float = 1.0, add_to_step: Tensors | None = None, only: Sequence[str] | None = None,
               extra: Tensors | None = None, more: Samples | None = None, stream: str = "order") -> Trained:
@@ -137,7 +137,7 @@ class SiteHost:
         self.scratch.load(start)
         data = self._with(more)
         recipe = Recipe(lr=self.lr, epochs=config.epochs if epochs is None else epochs,
-                        steps=config.steps if epochs is None else None, batch_size=config.batch_size,
+                        steps=config.steps if epochs is None and steps is None else steps, batch_size=config.batch_size,
                         optimizer=config.optimizer, momentum=config.momentum, weight_decay=config.weight_decay,
                         clip_norm=config.clip_norm, precision=config.precision)
         where = "" if stream == "order" else f"/{stream}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fednet.algorithms import fedrep
 from fednet.algorithms.base import Run
 from fednet.algorithms.fedrep import together
 from fednet.algorithms.split import last_linears
@@ -134,7 +135,15 @@ def test_fedrep_splits_the_epochs_head_first(epochs, options, head, body):
 def test_fedrep_asks_for_head_epochs_where_the_run_counts_steps():
     with pytest.raises(ConfigError, match="head_epochs"):
         Federation("fedrep", train={"steps": 7}).rounds(1)
-    assert Federation("fedrep", head_epochs=1, train={"steps": 7}).rounds(1).ups[0].run.steps == 8
+
+
+@pytest.mark.parametrize(("steps", "h", "b", "parts"), [
+    (10, 4, 1, (8, 2)), (7, 1, 1, (4, 3)), (2, 9, 1, (1, 1)), (2, 1, 9, (1, 1)), (1, 4, 1, (1, 0)), (5, 0, 1, (0, 5)), (5, 1, 0, (5, 0)), (5, 0, 0, (0, 0)),
+])
+def test_fedrep_divides_the_steps_as_the_epochs(steps, h, b, parts):
+    assert fedrep.divided(steps, h, b) == parts
+    if sum(parts):
+        assert Federation("fedrep", head_epochs=h, body_epochs=b, train={"steps": steps}).rounds(1).ups[0].run.steps == steps
 
 
 def test_statistics_of_phases_add_up():
