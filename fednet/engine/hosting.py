@@ -122,7 +122,7 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
             return moved
 
     faults = Faults(config, struck(directory / "events.jsonl"), lambda round, kind: files.event("fault", round, kind=kind))
-    hub = Hub(protocol, transport, link, spool, checker(exp, lambda client: rounds.sent.get(client)), events, pump, faults.at, files.wire.flush)
+    hub = Hub(protocol, transport, link, spool, checker(exp, lambda client: rounds.phases.sent.get(client)), events, pump, faults.at, files.wire.flush)
     host = HubHost(exp.setting, lambda: exp.scratch(chosen), config.clients, exp.federation.public_data() if exp.federation is not None else None, chosen)
     test, validation = judges(exp, chosen)
     tracker = Tracker(directory / "tensorboard") if "tensorboard" in config.track else None
@@ -155,7 +155,7 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
     finally:
         with contextlib.suppress(OSError):  # a full disk must not hide what happened
             files.event("stopped", reason=why)
-            rounds._status("done" if over and not why else "stopped")
+            rounds.status("done" if over and not why else "stopped")
         hub.call(lambda now: protocol.finish(over, why))
         if bind is None:
             hub._step(0.0)

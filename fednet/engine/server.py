@@ -8,74 +8,39 @@ records and the bits are the same either way.
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from fednet import seeds
-from fednet.algorithms.base import Nothing, Payload, State, Tensors
-from fednet.algorithms.evaluation import Counts, evaluate
+from fednet.algorithms.base import State, Tensors
+from fednet.algorithms.evaluation import Counts
 from fednet.algorithms.hosts import HubHost
-from fednet.engine import keepsakes, privacy, selection
+from fednet.engine import keepsakes, privacy, scores, selection
+from fednet.engine.accounts import Accounts, nothing, predict
 from fednet.engine.checkpoint import Checkpoints, Progress
-from fednet.engine.clock import VirtualClock, crossing, task_bytes
-from fednet.engine.experiment import Experiment, GlobalModel, Judgement
-from fednet.engine.faults import Faults, drops
+from fednet.engine.clock import VirtualClock
+from fednet.engine.experiment import Experiment
+from fednet.engine.faults import Faults
 from fednet.engine.hub import Hub
+from fednet.engine.phases import Phase, Phases
 from fednet.engine.rundir import RunDirectory, read_lines
-from fednet.engine.site import SPLIT, judgements
 from fednet.engine.spool import Spool, Spooled
+from fednet.engine.stopping import may_overlap, reached
 from fednet.engine.store import on_disk
+from fednet.engine.timing import TIMES, add_phase, fitted
 from fednet.errors import CannotGoOn, Stopped
-from fednet.protocol.rules import Job, Rules
 from fednet.tensors import combine
-from fednet.wire import messages as m
-from fednet.wire.codec import Body
-from fednet.wire.ledger import Kinds, Row, Tally, add_kinds
-from fednet.wire.messages import Key, Purpose
+from fednet.wire.ledger import Kinds, add_kinds
 from fednet.wire.payload import Run
-
-# What a round's seconds are split into; of what the clients do, those of the one that came last count.
-TIMES = ("training", "encoding", "sending", "waiting", "aggregating", "evaluating", "recording")
-POLL_S = 0.2  # how often a request to stop is looked for
 
 
 class Residuals(State):
     """What compressed broadcasts have left out so far, by field."""
 
     down: dict[str, torch.Tensor]
-
-
-@dataclass
-class Phase:
-    """A phase that is open, or over."""
-
-    round: int
-    index: int
-    purpose: Purpose
-    cohort: tuple[int, ...]
-    start: dict[int, str]
-    seen: dict[int, Any]  # what each client was sent, as it sees it
-    residuals: dict[str, torch.Tensor]
-    opened: float
-    out: dict[int, str] = field(default_factory=dict)  # who is not asked, and why
-    spooled: dict[tuple[int, str], Spooled] = field(default_factory=dict)
-    done: dict[int, Spooled] = field(default_factory=dict)
-    dropped: dict[int, str] = field(default_factory=dict)
-    virtual: dict[int, float] = field(default_factory=dict)
-    down: dict[int, int] = field(default_factory=dict)  # on the virtual clock: all bytes of each client's task
-    encoding: float = 0.0
-    virtual_split: dict[int, dict[str, float]] = field(default_factory=dict)
-    enrolled: set[int] = field(default_factory=set)  # who gets what is given once
-
-    @property
-    def name(self) -> tuple[int, int, Purpose]:
-        return self.round, self.index, self.purpose
 
 
 @dataclass
@@ -119,14 +84,13 @@ class Rounds:
         self.server: Any = None
         self.residuals: dict[str, torch.Tensor] = {}
         self.durable: dict[int, str] = {}
-        self.sent: dict[int, Tensors] = {}  # the weights each client was sent in the phase that is open
         self._noise = privacy.Noise(checkpoints.folder / "noise.key") if self.config.privacy.noise else None
         self._accountant = privacy.Accountant(self.config) if self.config.privacy.noise else None
         self.stop_requested: tuple[str, bool] | None = None
         self.until: float | None = None
-        self._replayed: dict[Key, list[Row]] = {}  # earlier servers' useful rows of rounds that no checkpoint holds
-        self._replayed_useful: Kinds = {"up": {}, "down": {}}  # of these, what is in no record yet
+        self.accounts = Accounts(lambda round: hub.ask(lambda: hub.link.ledger.take(round)))
         self._clock = VirtualClock(self.config) if self.config.link.clock == "virtual" else None
+        self.phases = Phases(experiment, directory, hub, spool, self.accounts, run=run_id, host=host, faults=faults, clock=self._clock, heed=self._heed)
         self._status_at = 0.0
         self._began = self._recorded = time.monotonic()
         self._concluding = False
@@ -142,16 +106,10 @@ class Rounds:
             self.residuals = dict(more.down) if more is not None else {}
             self.durable = dict(self.progress.versions)
             self.hub.link.ledger.taken(self.progress.totals)
-            self._read_book()
-            more_to_do = self.progress.round < self.config.rounds and self._wanted_stop() is None
+            self.accounts.read(read_lines(self.directory.path / "wire.jsonl"), self.progress.round)
+            more_to_do = self.progress.round < self.config.rounds and reached(self.config, self.progress) is None
             self.progress.finished = self.progress.finished and not more_to_do
         self._save()
-
-    def _read_book(self) -> None:
-        """What an earlier server received and this one folds is as useful now as it was then."""
-        for row in read_lines(self.directory.path / "wire.jsonl"):
-            if row["round"] > self.progress.round and row["useful"] and row["purpose"] == "train":
-                self._replayed.setdefault(Key(row["round"], row["phase"], row["attempt"], row["client"]), []).append(row)
 
     def run(self) -> None:
         """All rounds, then the last evaluation."""
@@ -170,20 +128,20 @@ class Rounds:
             return
         self._await_clients()
         round = progress.round + 1
-        phase = self._open(round) if round <= config.rounds and self._wanted_stop() is None else None
+        phase = self._open(round) if round <= config.rounds and reached(config, progress) is None else None
         while phase is not None:
             outcome = self._collect_round(phase)
             self.server = outcome.server
-            phase = self._open(round + 1, outcome) if round < config.rounds and self._may_overlap() else None
+            phase = self._open(round + 1, outcome) if round < config.rounds and may_overlap(config) else None
             self._conclude(outcome)
             round += 1
-            if phase is None and round <= config.rounds and self._wanted_stop() is None:
+            if phase is None and round <= config.rounds and reached(config, progress) is None:
                 phase = self._open(round)
             if progress.void >= config.round.void_rounds:
                 self._cancel_open(phase)
                 self._save()
                 raise CannotGoOn(f"{progress.void} rounds in a row had fewer than {config.round.min_results} results; the last good state is saved.")
-            reason = self._wanted_stop()
+            reason = reached(config, progress)
             if reason is not None and phase is not None:
                 self._cancel_open(phase)
                 phase = None
@@ -191,23 +149,6 @@ class Rounds:
         lines = self._last_evaluation()
         progress.finished = True
         self._save({"clients": lines})
-
-    def _may_overlap(self) -> bool:
-        """Whether the next round may start before this one is judged: not where what is found may end the run."""
-        stop, evaluate = self.config.stop, self.config.evaluate
-        return stop.accuracy is None and stop.megabytes is None and stop.seconds is None and not (evaluate.every and evaluate.clients == "all")
-
-    def _wanted_stop(self) -> str | None:
-        stop, progress = self.config.stop, self.progress
-        spent = sum(progress.totals.get(k, 0) for k in ("up", "down"))
-        if stop.accuracy is not None and progress.best is not None and progress.best >= stop.accuracy:
-            return f"accuracy {progress.best:.4f} reached"
-        if stop.megabytes is not None and spent >= stop.megabytes * 1e6:
-            return f"{spent / 1e6:.4g} MB spent"
-        seconds = progress.virtual if self._clock else progress.seconds
-        if stop.seconds is not None and seconds >= stop.seconds:
-            return f"{seconds:.4g} s spent"
-        return None
 
     def _cancel_open(self, phase: Phase | None) -> None:
         if phase is not None:
@@ -223,10 +164,11 @@ class Rounds:
         now = time.monotonic()
         if now - self._status_at >= 1.0:
             self._status_at = now
-            self._status("running")
+            self.status("running")
             self.display.progress({**self.hub.snapshot, "round": self.hub.protocol.round, "rounds": self.config.rounds})
 
-    def _status(self, state: str) -> None:
+    def status(self, state: str) -> None:
+        """Writes status.json."""
         protocol = self.hub.protocol
         self.directory.status(state=state, round=protocol.round, rounds=self.config.rounds, phase=protocol.purpose,
                               waiting=self.hub.snapshot["waiting"], arrived=self.hub.snapshot["arrived"])
@@ -247,165 +189,15 @@ class Rounds:
         if not self.hub.snapshot["present"] and until is not None and time.monotonic() >= until:
             raise CannotGoOn(f"no client joined within {join:g} s (round.join).")
 
-    # -- a phase -------------------------------------------------------------------------------------------------------
-    def _rules(self) -> Rules:
-        section = self.config.round
-        virtual = self._clock is not None or self.faults.replay is not None  # then who counts is not for the clock here to say
-        silent = None if self.hub.inline else section.lost.silent  # a client that trains in this very thread sends no heartbeat
-        return Rules(deadline=None if virtual else section.deadline, closed=section.lost.closed, silent=silent, join=section.join,
-                     first=None if virtual else section.first, defer=self._clock is not None, stalled=section.lost.stalled)
-
+    # -- a round -------------------------------------------------------------------------------------------------------
     def _open(self, round: int, before: Outcome | None = None) -> Phase:
         """Opens a round's first exchange."""
         cohort = selection.cohort(self.config, round)
         versions = self.progress.versions if before is None else before.versions
         residuals = self.residuals if before is None else before.residuals
         self.display.round_started(round, self.config.rounds, cohort)
-        return self._open_exchange(round, 0, cohort, self.server, dict(versions), dict(residuals))
+        return self.phases.open(round, 0, cohort, self.server, dict(versions), self.durable, dict(residuals))
 
-    def _open_exchange(self, round: int, index: int, cohort: Sequence[int], server: Any, versions: dict[int, str],
-                       residuals: dict[str, torch.Tensor]) -> Phase:
-        """Encodes each client's task and hands them to the protocol."""
-        method, host, config = self.method, self.host, self.config
-        host.begin(round, index, cohort)
-        phase = Phase(round, index, "train", tuple(cohort), {c: versions.get(c, "") for c in cohort}, {}, residuals, time.monotonic())
-        phase.spooled, phase.out = self.spool.found(round, index), self.faults.out(round, index, cohort)
-        judge = self._judging(round) and config.evaluate.clients == "auto" and index == len(method.exchanges) - 1
-        jobs: list[Job] = []
-        cache: dict[str, Any] = {}
-        last: Any = None
-        for client in cohort:
-            down = method.broadcast(server, index, client)
-            same = last is not None and all(getattr(last[0], f) is getattr(down, f) for f in down.fields)
-            if last is None or not same:
-                encoded = self.experiment.down.encode(down, lambda name: seeds.rng(config.seed, f"compress/down/{index}/{name}", round),
-                                                      residuals, self.experiment.agreed, cache, slot=f"{index}/")
-                last = (down, encoded, encoded.body.check())
-            _, encoded, check = last
-            phase.seen[client] = encoded.seen
-            form, body, enrol = encoded.form, encoded.body, 0
-            gift = method.enroll(server, client, host) if not phase.start[client] and index == 0 else None
-            if gift is not None:
-                phase.enrolled.add(client)
-                given = self.experiment.down.encode(gift)
-                form, body, enrol = (*given.form, *form), Body([*given.body.segments, *body.segments]), len(given.form)
-                check = body.check()
-            known = phase.spooled.get((client, "train"))
-            if known is not None and known.task != (check, phase.start[client]):  # it answers what another server asked
-                phase.spooled = {k: s for k, s in phase.spooled.items() if k[0] != client}
-            if self._clock is not None:
-                phase.down[client] = task_bytes(self.progress.run, Key(round, index, 0, client), form, body.size, check, phase.start[client],
-                                                self.durable.get(client, ""), enrol, judge)
-            if (client, "train") in phase.spooled:
-                for row in self._replayed.pop(phase.spooled[client, "train"].key, ()):  # what was of use then is so now
-                    add_kinds(self._replayed_useful[row["direction"]], row["kinds"])
-            elif client not in phase.out:
-                faults = self.faults.of(round, index, client)
-                jobs.append(Job(client, form, body, check, cost=self._cost(client), start=phase.start[client], keep=self.durable.get(client, ""),
-                                enrol=enrol, judge=judge, faults=faults, lost=drops(faults)))
-        self.sent = {c: down.x for c, down in phase.seen.items() if isinstance(getattr(down, "x", None), Tensors)}
-        phase.encoding = time.monotonic() - phase.opened
-        self._begin(phase, jobs)
-        return phase
-
-    def _begin(self, phase: Phase, jobs: list[Job]) -> None:
-        rules, here = self._rules(), sum(1 for _, purpose in phase.spooled if purpose == "train")
-        if rules.first is not None and here:  # what an earlier server received counts among the first
-            rules = dataclasses.replace(rules, first=max(1, rules.first - here))
-            if here >= (self.config.round.first or 0):
-                phase.out |= {j.client: f"not among the first {self.config.round.first}" for j in jobs}
-                jobs = []
-
-        def command(now: float) -> list[Any]:
-            self.hub.replies.clear()
-            return self.hub.protocol.begin(*phase.name, jobs, rules, now)
-
-        self.hub.call(command)
-
-    def _cost(self, client: int) -> int:
-        """SGD steps of the client's task: the longest are handed out first."""
-        train = self.config.train
-        if train.steps is not None:
-            return train.steps
-        n = len(self.experiment.federation.parts[client]) if self.experiment.federation is not None else \
-            getattr(self.hub.protocol.sites.get(client), "train", 0)
-        return train.epochs * -(-n // train.batch_size)
-
-    def _collect(self, phase: Phase, fold: Any = None, server: Any = None, runs: dict[int, Run] | None = None) -> Any:
-        """Waits for all of a phase and folds the replies in ascending client id, as soon as each one's turn has come."""
-        outcomes: dict[int, str] = {c: "" for c, purpose in phase.spooled if purpose == phase.purpose and c in phase.cohort} | phase.out
-        for client, reason in phase.out.items():
-            self.directory.event("dropped", phase.round, client, reason=reason)
-        defer = self._clock is not None
-        todo = list(phase.cohort)
-        while todo:
-            while todo and todo[0] in outcomes and not defer:
-                fold = self._fold_one(phase, todo.pop(0), outcomes, fold, server, runs)
-            if not todo or (defer and all(c in outcomes for c in todo)):
-                break
-            resolved = self.hub.wait(POLL_S, phase.name)
-            if resolved is not None and resolved.client in phase.start:
-                outcomes[resolved.client] = resolved.reason
-                if resolved.reason:
-                    self.directory.event("dropped", phase.round, resolved.client, reason=resolved.reason)
-            self._heed()
-        if self._clock is not None:
-            self._decide(phase, outcomes)
-            for client in todo:
-                fold = self._fold_one(phase, client, outcomes, fold, server, runs)
-        return fold
-
-    def _reply(self, phase: Phase, client: int, purpose: str) -> Spooled | None:
-        return self.hub.replies.get((client, purpose)) or phase.spooled.get((client, purpose))
-
-    def _fold_one(self, phase: Phase, client: int, outcomes: dict[int, str], fold: Any, server: Any, runs: dict[int, Run] | None) -> Any:
-        reason = outcomes[client]
-        reply = self._reply(phase, client, phase.purpose)
-        if reason or reply is None:
-            phase.dropped[client] = reason or "lost"
-            if reason.startswith("failed") and self.config.round.on_error == "stop":
-                raise CannotGoOn(f"client {client} could not do its task in round {phase.round}: {reason.removeprefix('failed: ')}")
-            return fold
-        phase.done[client] = reply
-        if phase.purpose != "train":
-            return fold
-        up = self._decoded(phase, client, reply)
-        if any(f.kind == "condensed" for f in up.fields.values()):
-            keepsakes.keep_condensed(self.directory.path, client, up)
-        if runs is not None and isinstance(getattr(up, "run", None), Run):
-            runs[client] = up.run
-        if self.config.privacy.clip is not None:
-            up = privacy.received(up, self.sent.get(client), self.config.privacy)
-        return self.method.fold(fold, server, client, up, self.host)
-
-    def _decoded(self, phase: Phase, client: int, reply: Spooled) -> Any:
-        """The payload of a reply that was checked when it came."""
-        received = getattr(phase.seen.get(client), "x", None)
-        x = received if isinstance(received, Tensors) else self.experiment.agreed
-        return self.experiment.up.decode(self.method.exchanges[phase.index].up, reply.form, reply.body(), x, fill=self._fill(), sound=True)
-
-    def _fill(self) -> Tensors:
-        x = getattr(self.server, "x", None)
-        whole = isinstance(x, Tensors) and x.layout == self.experiment.shared
-        return x if whole and isinstance(x, Tensors) else self.experiment.setting.initial.select(self.experiment.shared)
-
-    def _decide(self, phase: Phase, outcomes: dict[int, str]) -> None:
-        """On the virtual clock: who was in time."""
-        assert self._clock is not None
-        for client, reason in outcomes.items():
-            reply = self._reply(phase, client, phase.purpose)
-            if not reason and reply is not None:
-                phase.virtual_split[client] = self._clock.seconds(client, phase.round, self._cost(client), phase.down[client], _reply_bytes(reply),
-                                                                  *self.faults.time(phase.round, phase.index, client))
-                phase.virtual[client] = sum(phase.virtual_split[client].values())
-        late = {} if self.faults.replay is not None else self._clock.late(phase.virtual)
-        for client, reason in late.items():
-            outcomes[client] = reason
-            self.directory.event("dropped", phase.round, client, reason=reason)
-        useful = {c: c not in late for c in phase.virtual if (c, phase.purpose) not in phase.spooled}
-        self.hub.call(lambda now: self.hub.protocol.decide(useful), wait=True)
-
-    # -- a round -------------------------------------------------------------------------------------------------------
     def _collect_round(self, phase: Phase) -> Outcome:
         """All exchanges of a round whose first is open."""
         config, method, host = self.config, self.method, self.host
@@ -414,13 +206,15 @@ class Rounds:
         selected, dropped, runs = phase.cohort, dict[int, str](), dict[int, Run]()
         short, phases = config.round.min_results, list[tuple[int, ...]]()
         virtual_split: dict[str, float] = {}
-        predicted: Kinds = {"up": {}, "down": {}}
+        predicted = nothing()
         while True:
             host.begin(phase.round, phase.index, phase.cohort)
-            fold = self._collect(phase, method.start(server, phase.index), server, runs)
-            self._split(phase, seconds)
+            fold = method.start(server, phase.index)
+            for client, reply in self.phases.replies(phase):
+                fold = self._fold(fold, server, phase, client, reply, runs)
+            add_phase(seconds, time.monotonic() - phase.opened, phase.encoding, phase.done.values())
             dropped |= phase.dropped
-            self._predict(phase, predicted)
+            predict(self.experiment, method.exchanges[phase.index], phase.done, phase.enrolled, predicted)
             if self._clock:
                 span = self._clock.span(phase.virtual, bool(set(phase.dropped) - set(phase.virtual)))
                 virtual += span
@@ -444,13 +238,9 @@ class Rounds:
                     states[client] = reply.state
             if phase.index == len(method.exchanges) - 1:
                 break
-            phase = self._open_exchange(phase.round, phase.index + 1, completed, server, versions, phase.residuals)
-        judged, workers, client_seconds = {}, {}, {}
-        for client, reply in phase.done.items():
-            workers[client], client_seconds[client] = reply.worker, reply.seconds
-            verdict = self._reply(phase, client, "evaluate")
-            if verdict is not None:
-                judged[client] = judgements(self._judgement(verdict), self.experiment.setting.classes)
+            phase = self.phases.open(phase.round, phase.index + 1, completed, server, versions, self.durable, phase.residuals)
+        judged = self.phases.judged(phase)
+        workers, client_seconds = {c: reply.worker for c, reply in phase.done.items()}, {c: reply.seconds for c, reply in phase.done.items()}
         if void:
             server, versions, states = self.server, dict(self.progress.versions), dict(self.progress.states)
         # A void round never was: what its broadcast left out is not owed to those whose state goes back with it.
@@ -458,17 +248,23 @@ class Rounds:
         return Outcome(phase.round, selected, () if void else completed, phases, dropped, void, server, versions, states, residuals, started, seconds,
                        virtual, virtual_split, predicted, runs, judged, workers, client_seconds, dict(host.reported), list(host.warnings))
 
-    def _split(self, phase: Phase, seconds: dict[str, float]) -> None:
-        """Adds what a phase took, from its opening until now. Its last client's task tells in what: its own training,
-        evaluating and encoding; sending, down and up, is what else passed between hand-out and arrival; all before the
-        hand-out, and what its site did besides, is waiting."""
-        took = time.monotonic() - phase.opened
-        seconds["encoding"] += phase.encoding
-        left = max(0.0, took - phase.encoding)
-        last = max((r for r in phase.done.values() if r.split), key=lambda r: r.arrived, default=None)
-        if last is not None:
-            left -= taken(seconds, dict(zip(SPLIT, last.split)) | {"sending": last.taken_s - last.seconds}, left)
-        seconds["waiting"] += left
+    def _fold(self, fold: Any, server: Any, phase: Phase, client: int, reply: Spooled, runs: dict[int, Run]) -> Any:
+        """Folds a reply, which was checked when it came. server: as the exchange has it, where `self.server` is the round's."""
+        received = getattr(phase.seen.get(client), "x", None)
+        x = received if isinstance(received, Tensors) else self.experiment.agreed
+        up: Any = self.experiment.up.decode(self.method.exchanges[phase.index].up, reply.form, reply.body(), x, fill=self._fill(), sound=True)
+        if any(f.kind == "condensed" for f in up.fields.values()):
+            keepsakes.keep_condensed(self.directory.path, client, up)
+        if isinstance(getattr(up, "run", None), Run):
+            runs[client] = up.run
+        if self.config.privacy.clip is not None:
+            up = privacy.received(up, self.phases.sent.get(client), self.config.privacy)
+        return self.method.fold(fold, server, client, up, self.host)
+
+    def _fill(self) -> Tensors:
+        """What stands where a reply says nothing."""
+        x = getattr(self.server, "x", None)
+        return x if isinstance(x, Tensors) and x.layout == self.experiment.shared else self.experiment.agreed
 
     def _with_buffers(self, server: Any) -> Any:
         """A new shared model keeps the old one's buffers where the clients' do not come up."""
@@ -476,14 +272,6 @@ class Rounds:
         if isinstance(x, Tensors) and x.layout != self.experiment.shared and x.layout == self.experiment.shared.parameters:
             return server.replace(x=x.with_buffers(self._fill()))
         return server
-
-    def _judgement(self, reply: Spooled) -> Judgement:
-        found: Any = self.experiment.up.decode(Judgement, reply.form, reply.body())
-        return found
-
-    def _judging(self, round: int) -> bool:
-        every = self.config.evaluate.every
-        return every > 0 and (round % every == 0 or round == self.config.rounds)
 
     def _conclude(self, outcome: Outcome) -> None:
         """Judges a round, checkpoints, and writes its records."""
@@ -505,12 +293,12 @@ class Rounds:
         if total:
             record["train_loss"] = sum(r.n * r.loss for _, r in sorted(outcome.runs.items())) / total
         model = self.method.global_model(outcome.server)
-        if self._judging(outcome.round):
+        if scores.due(config, outcome.round):
             record |= self._judge(outcome, model)
         self.faults.at("evaluating", outcome.round)
         judged_at = time.monotonic()
         hashes = self._hashes(outcome.server, model)
-        tally = self._spent(outcome.round)
+        tally = self.accounts.spent(outcome.round, progress)
         for direction, kinds in outcome.predicted.items():
             add_kinds(progress.predicted.setdefault(direction, {}), kinds)
         outcome.seconds["evaluating"] += judged_at - begun
@@ -530,7 +318,7 @@ class Rounds:
                    "algorithm": outcome.reported | ({"warnings": outcome.warnings} if outcome.warnings else {})}
         progress.round = outcome.round
         self._best(record, model)
-        lines = {"rounds": [record], "clients": self._client_lines(outcome)}
+        lines = {"rounds": [record], "clients": client_lines(outcome)}
         if outcome.round % config.checkpoint.every == 0 or outcome.round == config.rounds or self.stop_requested:
             self._save(lines)
         else:
@@ -546,18 +334,13 @@ class Rounds:
     def _judge(self, outcome: Outcome, model: Tensors | None) -> dict[str, Any]:
         """The round's accuracies."""
         found: dict[str, Any] = {}
-        section, task = self.config.evaluate, self.experiment.setting.task
+        section = self.config.evaluate
         if section.global_ and model is not None and self.test is not None:
-            module = self.host.model(model)
-            counts = evaluate(module, self.test, task, section.batch_size)
-            found |= {"test_loss": counts.mean_loss, "test_accuracy": counts.accuracy, "correct_by_class": counts.table[0],
-                      "total_by_class": counts.table[1]}
-            if self.validation is not None:
-                found["validation_accuracy"] = evaluate(module, self.validation, task, section.batch_size).accuracy
+            found |= scores.global_scores(self.host, model, self.test, self.validation, section.batch_size)
         if section.clients == "all":
             outcome.judged = self._ask_all(outcome.round, outcome.server, final=False)
         if outcome.judged:
-            found["client_accuracy"] = pooled(outcome.judged)
+            found["client_accuracy"] = scores.pooled(outcome.judged)
         return found
 
     def _hashes(self, server: Any, model: Tensors | None) -> dict[str, Any]:
@@ -569,27 +352,6 @@ class Rounds:
             found["evaluated_sha256"] = model.sha256()
         return found
 
-    def _spent(self, round: int) -> Tally:
-        """What the books have since the last round's record, up to this round; added to the run's sums."""
-        tally = self.hub.ask(lambda: self.hub.link.ledger.take(round))
-        tally.merge(Tally(useful=self._replayed_useful))
-        self._replayed_useful = {"up": {}, "down": {}}
-        for direction, n in tally.spent.items():
-            self.progress.totals[direction] = self.progress.totals.get(direction, 0) + n
-            add_kinds(self.progress.useful.setdefault(direction, {}), tally.useful[direction])
-        return tally
-
-    def _predict(self, phase: Phase, sums: Kinds) -> None:
-        """Adds what a phase's messages should amount to, from the declarations, for the clients that completed it."""
-        exchange, predicted = self.method.exchanges[phase.index], self.experiment.predicted
-        if not self.experiment.foretold:
-            return
-        for client in phase.done:
-            add_kinds(sums["down"], predicted(exchange.down, "down", client))
-            add_kinds(sums["up"], predicted(exchange.up, "up", client))
-            if client in phase.enrolled and self.method.Enrolment is not None:
-                add_kinds(sums["down"], predicted(self.method.Enrolment, "down", client))
-
     def _best(self, record: dict[str, Any], model: Tensors | None) -> None:
         accuracy = record.get("test_accuracy")
         if accuracy is None:  # a method without a global model is judged by its clients'
@@ -599,16 +361,6 @@ class Rounds:
             if self.config.checkpoint.best and model is not None:
                 keepsakes.save_model(self.directory.path / "best.safetensors", model)
 
-    def _client_lines(self, outcome: Outcome) -> list[dict[str, Any]]:
-        lines = []
-        for client in sorted(outcome.judged):
-            run = outcome.runs.get(client)
-            verdict, worker = outcome.judged[client], outcome.workers.get(client, {})
-            lines.append({"round": outcome.round, "client": client, **client_scores(verdict), "samples": run.n if run else None,
-                          "train_loss": run.loss if run else None, "steps": run.steps if run else None,
-                          "seconds": outcome.client_seconds.get(client), "host": worker.get("host"), "device": worker.get("device")})
-        return lines
-
     # -- the last evaluation -------------------------------------------------------------------------------------------
     def _last_evaluation(self) -> list[dict[str, Any]]:
         """All clients are asked once, at the end. Returns their lines."""
@@ -616,33 +368,10 @@ class Rounds:
         if not section.every or section.clients == "none":
             return []
         judged = self._ask_all(self.progress.round, self.server, final=True)
-        return [{"round": self.progress.round, "client": c, "final": True, **client_scores(v)} for c, v in sorted(judged.items())]
+        return [{"round": self.progress.round, "client": c, "final": True, **scores.client_scores(v)} for c, v in sorted(judged.items())]
 
     def _ask_all(self, round: int, server: Any, final: bool) -> dict[int, dict[str, Counts]]:
-        exp, model = self.experiment, self.method.global_model(server)
-        down: Payload = GlobalModel(x=model) if model is not None and exp.evaluation() is GlobalModel else Nothing()  # type: ignore[call-arg]
-        encoded = exp.exact.encode(down)
-        check = encoded.body.check()
-        versions = self.progress.versions
-        clients = tuple(range(self.config.clients))
-        phase = Phase(round, len(self.method.exchanges), "evaluate", clients, {c: versions.get(c, "") for c in clients}, {}, {}, time.monotonic())
-        jobs = [Job(c, encoded.form, encoded.body, check, cost=self._cost(c), start=versions.get(c, ""), keep=self.durable.get(c, ""), judge=final)
-                for c in clients]
-        rules = self._rules()
-
-        def command(now: float) -> list[Any]:
-            self.hub.replies.clear()
-            return self.hub.protocol.begin(*phase.name, jobs, Rules(None, rules.closed, rules.silent, rules.join, stalled=rules.stalled), now)
-
-        self.hub.call(command)
-        clock, self._clock = self._clock, None
-        try:
-            self._collect(phase)
-        finally:
-            self._clock = clock
-        if phase.dropped:
-            self.directory.event("not_evaluated", round, clients=sorted(phase.dropped))
-        return {c: judgements(self._judgement(r), exp.setting.classes) for c, r in phase.done.items()}
+        return self.phases.evaluation(round, self.method.global_model(server), self.progress.versions, self.durable, final)
 
     # -- saving --------------------------------------------------------------------------------------------------------
     def _save(self, lines: dict[str, list[dict[str, Any]]] | None = None) -> None:
@@ -663,50 +392,7 @@ class Rounds:
         self.directory.flush()
 
 
-def taken(into: dict[str, float], shares: dict[str, float], limit: float) -> float:
-    """Adds shares of a time, none below 0 and no more than `limit` together; a client says what it likes. Returns their sum."""
-    total = 0.0
-    for name, share in shares.items():
-        part = min(max(share, 0.0), limit - total) if math.isfinite(share) else 0.0
-        into[name] += part
-        total += part
-    return total
-
-
-def fitted(seconds: dict[str, float], elapsed: float, early: float) -> dict[str, float]:
-    """The split of a round that began `early` seconds before it counts: what its clients had the time for then is left out,
-    first of waiting."""
-    out = dict(seconds)
-    for name in ("waiting", "sending", "training", "encoding", "evaluating"):
-        cut = min(early, out[name])
-        out[name] -= cut
-        early -= cut
-    out["waiting"] = max(0.0, out["waiting"] + elapsed - sum(out.values()))
-    return out
-
-
-def _reply_bytes(reply: Spooled) -> int:
-    form = list(reply.form)
-    return crossing(m.Reply(run=" " * 16, inc=1, key=reply.key, form=form, size=sum(f.size for f in form), check=reply.check, state=reply.state,
-                            kept=reply.kept, seconds=reply.seconds, split=list(reply.split)))
-
-
-def pooled(judged: dict[int, dict[str, Counts]]) -> dict[str, float]:
-    """Accuracy over all test samples of the clients judged (not a mean of accuracies), by what was judged."""
-    sums: dict[str, Counts] = {}
-    for _, verdict in sorted(judged.items()):
-        for name, counts in verdict.items():
-            sums[name] = sums[name].merge(counts) if name in sums else counts
-    return {name: counts.accuracy for name, counts in sums.items()}
-
-
-def client_scores(verdict: dict[str, Counts]) -> dict[str, Any]:
-    """The fields of a line of clients.jsonl."""
-    first = next(iter(verdict.values()), None)
-    scores: dict[str, Any] = {"test_samples": verdict["personal"].n if "personal" in verdict else (first.n if first else 0)}
-    for name in ("global", "personal", "balanced", "finetuned", "finetuned_balanced"):
-        scores[f"accuracy_{name}"] = verdict[name].accuracy if name in verdict else None
-        if name in verdict:
-            scores[f"correct_{name}"] = int(verdict[name].table[0].sum())
-            scores[f"tested_{name}"] = verdict[name].n
-    return scores
+def client_lines(outcome: Outcome) -> list[dict[str, Any]]:
+    """The round's lines of clients.jsonl."""
+    return [scores.client_line(outcome.round, c, verdict, outcome.runs.get(c), outcome.client_seconds.get(c), outcome.workers.get(c, {}))
+            for c, verdict in sorted(outcome.judged.items())]

@@ -28,7 +28,7 @@ def finish(rounds: Rounds, experiment: Any, directory: Path, command: Sequence[s
     keep_class_means(directory, experiment)
     keep_personal(directory, progress.run, progress.versions)
     rounds.directory.flush()
-    rounds._spent(progress.round)  # the last evaluation
+    rounds.accounts.spent(progress.round, progress)  # the last evaluation
     records = [json.loads(line) for line in (directory / "rounds.jsonl").read_text().splitlines()]
     clients = [json.loads(line) for line in (directory / "clients.jsonl").read_text().splitlines()]
     curve = [(r["round"], r["test_accuracy"]) for r in records if r.get("test_accuracy") is not None]

@@ -6,7 +6,7 @@ import pytest
 
 from fednet.engine import links
 from fednet.engine.clock import VirtualClock
-from fednet.engine.server import TIMES, fitted, taken
+from fednet.engine.timing import TIMES, fitted, taken
 from fednet.errors import ConfigError
 from fednet.protocol.rules import Job, Rules, Send
 from fednet.protocol.server import ServerProtocol
