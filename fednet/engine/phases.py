@@ -188,7 +188,10 @@ class Phases:
         return [(client, reply)]
 
     def _reply(self, phase: Phase, client: int, purpose: str) -> Spooled | None:
-        return self.hub.replies.get((client, purpose)) or phase.spooled.get((client, purpose))
+        came = self.hub.replies.get((client, purpose))
+        if came is not None and (came.key.round, came.key.phase) == (phase.round, phase.index):  # the hub clears them when it gets to it
+            return came
+        return phase.spooled.get((client, purpose))
 
     def _decide(self, phase: Phase, outcomes: dict[int, str], clock: VirtualClock) -> None:
         """On the virtual clock: who was in time."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from fednet.errors import CannotGoOn
 VIRTUAL = {"clock": "virtual", "step_ms": 10, "up_mbps": 8.0}
 
 
-def run(out: Path, resume: bool = False, **changes: Any) -> tuple[Path, list[dict[str, Any]]]:
+def run(out: Path, resume: bool = False, callback: Callable[[Any], None] | None = None, **changes: Any) -> tuple[Path, list[dict[str, Any]]]:
     base: dict[str, Any] = {
         "rounds": 3, "clients": 4, "participation": 1.0, "model": {"name": "mlp", "hidden": [8]},
         "data": {"dataset": "synthetic", "samples": 160, "shape": [1, 8, 8], "partition": {"scheme": "iid"}},
@@ -28,7 +30,7 @@ def run(out: Path, resume: bool = False, **changes: Any) -> tuple[Path, list[dic
     config = configuration.from_mapping(base | {"name": "run"} | changes, where="the test")
     config, directory, _ = launch.open_directory(config, out, resume)
     launch.host_rounds(config, directory, bind=None, device="cpu", data=None, keys=None, insecure=False, until=None, command=[],
-                       display=launch.Silent())
+                       display=launch.Silent(), callback=callback)
     return directory, rounds(directory)
 
 
@@ -101,6 +103,25 @@ def test_what_was_spent_on_lost_clients_is_told_from_what_was_useful(tmp_path: P
     rows = [json.loads(line) for line in (directory / "wire.jsonl").read_text().splitlines()]
     useless = {(r["round"], r["client"], r["type"]) for r in rows if r["type"] in ("task", "reply") and not r["useful"]}
     assert useless == {(2, 1, "task"), *((t, 2, what) for t in (1, 2, 3) for what in ("task", "reply"))}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedga"])
+def test_a_round_whose_spool_is_lost_does_not_lend_its_replies_to_the_next(tmp_path: Path, method: str) -> None:
+    """Round 2's replies lie in the spool when the run goes on and round 1's do not: each is folded from its own."""
+    changes: dict[str, Any] = {"algorithm": {"name": method}, "checkpoint": {"every": 3}, "stop": {"megabytes": 1000.0}}  # no round opens early
+    _, calm = run(tmp_path / "calm", **changes)
+
+    def dies(record: dict[str, Any]) -> None:
+        if record["round"] == 2:
+            raise RuntimeError("as if the process had died")
+
+    with pytest.raises(RuntimeError):
+        run(tmp_path / "died", callback=dies, **changes)
+    spool = tmp_path / "died" / "run" / "checkpoint"
+    assert (spool / "round-2" / "seals.jsonl").exists()
+    shutil.rmtree(spool / "round-1")
+    _, records = run(tmp_path / "died", resume=True, **changes)
+    assert hashes(records) == hashes(calm)
 
 
 def test_rounds_in_which_nobody_is_there_are_void(tmp_path: Path) -> None:
