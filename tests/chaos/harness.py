@@ -29,7 +29,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload([
     "torch.optim", "torch._dynamo", "fednet.algorithms.hosts", "fednet.data.loading", "fednet.engine.joining", "fednet.engine.server",
     "fednet.engine.summary",
-    "fednet.transport.zeromq", "tests.chaos.harness"])
+    "fednet.transport.dealer", "fednet.transport.router", "tests.chaos.harness"])
 
 
 def settings(**changes: Any) -> dict[str, Any]:
@@ -195,12 +195,12 @@ def _run(work: Callable[..., int], output: Path, *args: Any) -> None:
 def _bad_network(seed: int, chances: Mapping[Any, Any]) -> None:
     """From now on this process's servers have one."""
     from fednet import seeds
-    from fednet.transport import faulty, zeromq
+    from fednet.transport import faulty, router
 
-    sound = zeromq.ZmqServer
+    sound = router.ZmqServer
     plan = faulty.Script({("down", at): faulty.Fault(kind) for at, kind in chances.items()}) if isinstance(next(iter(chances)), int) else \
         faulty.Chances(seeds.rng(seed, "network"), chances, delay_s=0.2)
-    zeromq.ZmqServer = lambda *a, **k: faulty.FaultyServer(  # type: ignore[assignment,misc]
+    router.ZmqServer = lambda *a, **k: faulty.FaultyServer(  # type: ignore[assignment,misc]
         sound(*a, **k), plan, time.monotonic, seeds.rng(seed, "bytes"))
 
 

@@ -1,0 +1,236 @@
+"""A client's end of ZeroMQ: a DEALER.
+
+libzmq keeps what a DEALER sent to a connection that ended and delivers it to the next; `IMMEDIATE` forbids that, but
+also throws away what had arrived and was not read yet, such as a server's last words: here each connection has a
+DEALER of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections import deque
+from typing import Any
+
+import zmq
+
+from fednet.errors import ConfigError
+from fednet.transport.base import MAX_FRAMES, Closed, Event, Frames, Opened, Received
+from fednet.transport.kernel import Tap
+from fednet.transport.keys import KeyPair
+from fednet.transport.zeromq import Refused, Waker, close_all, common_options, kept, left_until, monitor_events, monitor_of, ms, why
+
+log = logging.getLogger(__name__)
+
+REFUSED_RETRY_S = 2.0
+"""After a failed handshake libzmq may give up; we try again this much later: the key may be allowed by then."""
+
+TELL_ENDED = 3
+"""A server that has another key than we were given ends each connection in its handshake, and gives no reason. One that
+merely ended does so once."""
+
+
+class ZmqClient:
+    """A DEALER that connects to `address`, and again whenever the connection ends, every 0.1 s up to 2 s.
+
+    With `keys`, CURVE; `keys.server` must be known. Raises ConfigError if the address is none, or that key is missing.
+    """
+
+    def __init__(self, address: str, *, keys: KeyPair | None = None, on_refused: Refused | None = None) -> None:
+        if keys is not None and keys.server is None:
+            raise ConfigError(f"the server's public key is needed to connect to {address}: it stands in server.json, "
+                              f"and `fednet keys server` printed it.")
+        self.address = address
+        self._keys = keys
+        self._on_refused = on_refused
+        self._waker = Waker()
+        self._context = zmq.Context()
+        self._sockets = itertools.count(1)
+        self._past: dict[bytes | int, tuple[int, int]] = {}
+        self._serial = itertools.count(1)
+        self._taps: dict[int, tuple[int, Tap]] = {}  # by descriptor: (serial, connection), of those that stand
+        self._queue: deque[Frames] = deque()
+        self._open = False
+        self._left = False  # `reconnect` left a standing connection, not reported yet
+        self._retry_at: float | None = None
+        self._ended_early = 0  # connections in a row that ended in their handshake
+        self._closed = False
+        try:
+            self._connect()
+        except ConfigError:
+            self.close(0)
+            raise
+
+    def poll(self, timeout_s: float | None) -> list[Event]:
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        events: list[Event] = []
+        while True:
+            left = left_until(until)
+            last = left == 0
+            if self._left:
+                left = 0.0
+            elif self._retry_at is not None:
+                retry = max(0.0, self._retry_at - time.monotonic())
+                left = retry if left is None else min(left, retry)
+            self._poller.modify(self._dealer, zmq.POLLIN | (zmq.POLLOUT if self._queue else 0))
+            ready = {source for source, _ in self._poller.poll(ms(left))}
+            self._pump(ready, events)
+            woken = self._waker.fd in ready and self._waker.clear()
+            if events or woken or last:
+                return events
+
+    def send(self, frames: Frames) -> bool:
+        if not self._open or not 1 <= len(frames) <= MAX_FRAMES:
+            return False
+        if self._queue or not self._try(frames):
+            self._queue.append(frames)
+        return True
+
+    def wake(self) -> None:
+        self._waker.wake()
+
+    def reconnect(self, address: str | None = None) -> None:
+        self._left = self._left or self._open
+        self._disconnect()
+        self.address, self._ended_early = address or self.address, 0
+        self._connect()
+
+    def traffic(self) -> dict[bytes | int, tuple[int, int]]:
+        now = dict(self._past)
+        for serial, tap in self._taps.values():
+            counts = tap.bytes()
+            if counts is not None:
+                now[serial] = counts
+        return now
+
+    def close(self, linger_s: float = 1.0) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        until = time.monotonic() + linger_s
+        while self._open and self._queue and time.monotonic() < until:
+            self._dealer.poll(ms(until - time.monotonic()), zmq.POLLOUT)
+            self._flush()
+            self._read_monitor([])
+        close_all(self._context, self._dealer, [self._monitor], max(0.0, until - time.monotonic()))
+        self._let_go()
+        self._waker.close()
+
+    def _connect(self) -> None:
+        """A new socket: nothing of the connection before is in it. libzmq tries until it is connected."""
+        dealer = self._context.socket(zmq.DEALER)
+        common_options(dealer, self.address)
+        dealer.setsockopt(zmq.RECONNECT_IVL, 100)
+        dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+        if self._keys is not None:
+            dealer.curve_publickey = self._keys.public.encode()
+            dealer.curve_secretkey = self._keys.secret.encode()
+            dealer.curve_serverkey = (self._keys.server or "").encode()
+        self._dealer = dealer
+        self._monitor = monitor_of(self._context, dealer, next(self._sockets))
+        self._poller = zmq.Poller()
+        for source in (self._monitor, self._waker.fd):
+            self._poller.register(source, zmq.POLLIN)
+        self._poller.register(dealer, zmq.POLLIN)
+        self._open, self._retry_at = False, None
+        try:
+            dealer.connect(self.address)
+        except zmq.ZMQError as error:
+            raise ConfigError(f"cannot connect to {self.address!r}: {why(error)}.") from None
+
+    def _disconnect(self) -> None:
+        self._dealer.disable_monitor()
+        self._monitor.close(linger=0)
+        self._dealer.close(linger=0)
+        self._let_go()
+        self._queue.clear()
+
+    def _pump(self, ready: set[Any], events: list[Event]) -> None:
+        if self._left:
+            self._left = False
+            events.append(Closed(b""))
+        if self._retry_at is not None and time.monotonic() >= self._retry_at:
+            self._disconnect()
+            self._connect()
+            return
+        changes: list[Event] = []
+        if self._monitor in ready:
+            self._read_monitor(changes)
+        ended = bool(changes) and isinstance(changes[-1], Closed)
+        if changes and isinstance(changes[0], Opened):
+            events.append(changes[0])
+        if self._dealer in ready or changes:
+            self._read_messages(events)
+        if ended:
+            events.append(Closed(b""))
+            self._disconnect()
+            self._connect()
+        elif self._queue:
+            self._flush()
+
+    def _read_messages(self, events: list[Event]) -> None:
+        while True:  # a server sends what was asked for: there is no flood to break off
+            try:
+                body = self._dealer.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            if 1 <= len(body) <= MAX_FRAMES:
+                events.append(Received(b"", tuple(map(kept, body))))
+            else:
+                self._refuse(f"a message of {len(body)} frames, where 1 to {MAX_FRAMES} are allowed")
+
+    def _read_monitor(self, changes: list[Event]) -> None:
+        """What has become of this socket's connection, as far as its end: libzmq might have begun another since."""
+        for event, value in monitor_events(self._monitor):
+            if event == zmq.EVENT_CONNECTED:
+                serial = next(self._serial)
+                try:
+                    self._taps[value] = serial, Tap(value)
+                except OSError:
+                    log.debug("connection %d ended at once", serial)
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._open, self._retry_at, self._ended_early = True, None, 0
+                changes.append(Opened(b""))
+            elif event == zmq.EVENT_DISCONNECTED:
+                self._let_go()
+                if self._open:
+                    self._open = False
+                    changes.append(Closed(b""))
+                    return
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                self._retry_at = time.monotonic() + REFUSED_RETRY_S
+                self._refuse("the server does not allow this key")
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+                self._retry_at = time.monotonic() + REFUSED_RETRY_S
+                self._refuse("the handshake failed: only one of the two has CURVE, or the server speaks no ZMTP")
+            else:
+                self._retry_at = time.monotonic() + REFUSED_RETRY_S
+                self._ended_early += 1
+                if self._ended_early == TELL_ENDED:
+                    # Where just one has CURVE, either side may be the first to notice.
+                    self._refuse("the server ends each connection in its handshake: its key is not the one given here, or "
+                                 "only one of the two has CURVE, or it speaks no ZMTP, or something on the way ends them")
+
+    def _flush(self) -> None:
+        while self._queue and self._try(self._queue[0]):
+            self._queue.popleft()
+
+    def _try(self, frames: Frames) -> bool:
+        try:
+            self._dealer.send_multipart(list(frames), zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return False
+        return True
+
+    def _let_go(self) -> None:
+        for serial, tap in self._taps.values():
+            counts = tap.close()
+            if counts is not None:
+                self._past[serial] = counts
+        self._taps.clear()
+
+    def _refuse(self, reason: str) -> None:
+        log.log(logging.WARNING if self._on_refused is None else logging.INFO, "refused: %s (%s)", reason, self.address)
+        if self._on_refused is not None:
+            self._on_refused(reason, self.address)

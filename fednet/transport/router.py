@@ -1,0 +1,390 @@
+"""The server's end of ZeroMQ: a ROUTER.
+
+What libzmq leaves out is made up for here. It reports closed connections by descriptor and messages by routing id:
+the descriptor that each message carries joins the two. It drops what is for an unknown peer, and with
+`ROUTER_MANDATORY` blocks on a full one: messages wait in queues of our own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections import Counter, deque
+from typing import Any
+
+import zmq
+
+from fednet.errors import ConfigError
+from fednet.transport import strangers
+from fednet.transport.base import MAX_FRAMES, Closed, Event, Frames, Opened, Received
+from fednet.transport.door import Door
+from fednet.transport.framing import framing
+from fednet.transport.kernel import Tap
+from fednet.transport.keys import Keyring
+from fednet.transport.zeromq import Refused, Waker, close_all, common_options, kept, left_until, monitor_events, monitor_of, ms, why
+
+log = logging.getLogger(__name__)
+
+MAX_UNFINISHED_BYTES = 64 * 2**20
+"""libzmq keeps the frames of a message until its last one has come, however many: `MAXMSGSIZE` and high-water marks
+do not bound it. Whoever has sent so much more than its finished messages amount to is hung up on; what TCP and libzmq
+hold of honest ones is far less. Without this one stranger can fill the memory of a server that has no CURVE."""
+
+WATCH_S = 0.25
+"""How often a server looks for such. There is no event for it: nothing arrives."""
+
+TELL, TELL_S = 20, 10.0
+"""At most so many refusals are told in so many seconds; `refusals` counts all. Else strangers could fill the disk with
+lines about themselves."""
+
+BATCH = 512
+"""Messages read in one `poll`, so that a flood cannot keep it from returning."""
+
+BLOCKED_RETRY_S = 0.01
+"""libzmq has no event for "this one peer of a ROUTER is writable again". Only while a peer does not read, `poll` wakes
+this often to try."""
+
+
+class ZmqServer:
+    """A ROUTER bound to `address`: tcp://127.0.0.1:5555, tcp://*:0 for any free port, ipc://PATH.
+
+    With a `keyring`, CURVE: a key that it does not allow never completes the handshake, and `Received.user` is the key
+    that was proved. Raises ConfigError if the address cannot be bound. `refusals` counts what was refused, by reason.
+    """
+
+    def __init__(self, address: str, *, keyring: Keyring | None = None, max_connections: int = 4096,
+                 max_unfinished_bytes: int = MAX_UNFINISHED_BYTES, on_refused: Refused | None = None) -> None:
+        self.refusals: Counter[str] = Counter()
+        self._told, self._told_at = 0, -TELL_S
+        self._max_connections = max_connections
+        self._max_unfinished = max_unfinished_bytes
+        self._watch_at = self._look_at = 0.0
+        self._on_refused = on_refused
+        self._context = zmq.Context()
+        self._door: Door | None = None  # None where anyone may connect
+        router = self._context.socket(zmq.ROUTER)
+        try:
+            common_options(router, address)
+            router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            router.setsockopt(zmq.BACKLOG, 1024)
+            if keyring is not None:
+                self._door = Door(self._context, keyring, lambda reason, address: self._refuse("key", reason, None, address))
+                self._door.guard(router)
+            self._monitor = monitor_of(self._context, router)
+            router.bind(address)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise ConfigError(f"cannot bind {address!r}: {why(error)}.") from None
+        self._router = router
+        self.address = router.get_string(zmq.LAST_ENDPOINT)
+        self._waker = Waker()
+        self._poller = zmq.Poller()
+        for source in (router, self._monitor, self._waker.fd, *([self._door.socket] if self._door else [])):
+            self._poller.register(source, zmq.POLLIN)
+        self._serial = itertools.count(1)
+        self._links: dict[int, Link] = {}  # by descriptor: connections that stand
+        self._strangers: dict[int, Link] = {}  # by serial: of these, the ones that have not spoken
+        self._conns: dict[bytes, Link] = {}  # by routing id: connections that have spoken
+        self._ended: list[Link] = []  # the network closed them; what they had sent may still be unread
+        self._blocked: dict[bytes, Link] = {}  # those whose peer does not read fast enough
+        self._past: dict[bytes | int, tuple[int, int]] = {}
+        self._closed = False
+
+    def poll(self, timeout_s: float | None) -> list[Event]:
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        events: list[Event] = []
+        while True:
+            left = left_until(until)
+            last = left == 0
+            if self._ended:
+                left = 0.0  # there may be words of theirs to read, and their ends to tell
+            elif self._links:
+                soon = BLOCKED_RETRY_S if self._blocked else strangers.LOOK_S if self._strangers else WATCH_S
+                left = soon if left is None else min(left, soon)
+            ready = {source for source, _ in self._poller.poll(ms(left))}
+            self._pump(ready, events)
+            woken = self._waker.fd in ready and self._waker.clear()
+            if events or woken or last:
+                return events
+
+    def send(self, conn: bytes, frames: Frames) -> bool:
+        link = self._conns.get(conn)
+        if link is None or not 1 <= len(frames) <= MAX_FRAMES:
+            return False
+        if not link.queue:
+            sent = self._try(conn, frames)
+            if sent is not None:
+                return sent
+            self._blocked[conn] = link
+        link.queue.append(frames)
+        return True
+
+    def wake(self) -> None:
+        self._waker.wake()
+
+    def drop(self, conn: bytes, hang_up: bool = False) -> None:
+        """libzmq cannot close one peer of a socket, nor take back what it has; `hang_up` goes by the kernel."""
+        self._blocked.pop(conn, None)
+        link = self._conns.get(conn)
+        if link is not None:
+            link.queue.clear()
+            if hang_up and link.tap is not None:
+                link.tap.hang_up()
+
+    def peer(self, conn: bytes) -> str:
+        """The address at the other end of `conn`, for logs."""
+        link = self._conns.get(conn)
+        return link.tap.peer() if link is not None and link.tap is not None else "unknown"
+
+    def traffic(self) -> dict[bytes | int, tuple[int, int]]:
+        now = dict(self._past)
+        for link in (*self._links.values(), *self._ended):
+            counts = link.tap.bytes() if link.tap is not None else None
+            if counts is not None:
+                now[link.conn or link.serial] = counts
+        return now
+
+    def close(self, linger_s: float = 1.0) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        until = time.monotonic() + linger_s
+        while self._blocked and time.monotonic() < until:
+            self._retry()
+            self._router.poll(ms(BLOCKED_RETRY_S))
+        others = [self._monitor, *([self._door.socket] if self._door else [])]
+        close_all(self._context, self._router, others, max(0.0, until - time.monotonic()))
+        for link in (*self._links.values(), *self._ended):
+            self._let_go(link)
+        self._links.clear()
+        self._conns.clear()
+        self._ended.clear()
+        self._blocked.clear()
+        self._waker.close()
+
+    def _pump(self, ready: set[Any], events: list[Event]) -> None:
+        """Everything that can be done now, without waiting."""
+        if self._door is not None:
+            if self._door.socket in ready:
+                self._door.answer()
+            if self._door.changed():
+                self._hang_up_on_revoked(self._door)
+        if self._monitor in ready:
+            self._read_monitor()
+        ended = len(self._ended)
+        if (self._router in ready or ended) and self._read_messages(events):
+            # All that these had sent before they ended has been read now.
+            for link in self._ended[:ended]:
+                self._end(link, events)
+            del self._ended[:ended]
+        if self._blocked:
+            self._retry()
+        if time.monotonic() >= self._watch_at:
+            self._watch_at = time.monotonic() + WATCH_S
+            self._hang_up_on_endless()
+        if self._strangers and time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + strangers.LOOK_S
+            self._hang_up_on_strangers()
+
+    def _read_messages(self, events: list[Event]) -> bool:
+        """Whether all that was there was read."""
+        for _ in range(BATCH):
+            try:
+                conn_frame, *body = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return True
+            conn = conn_frame.bytes
+            if not 1 <= len(body) <= MAX_FRAMES:
+                self._refuse("frames", f"a message of {len(body)} frames, where 1 to {MAX_FRAMES} are allowed", conn)
+            elif len(conn) != 5 or conn[0] != 0:
+                # libzmq's own are a zero byte and a running number. Whoever brings one might bring another's.
+                self._refuse("identity", "a routing id of the peer's own choice", conn)
+            else:
+                user = _user(body[0]) if self._door is not None else None
+                stands = conn in self._conns
+                if not stands:
+                    fd = _descriptor(body[0])
+                    if fd is None:
+                        self._refuse("version", "a peer of a ZMTP before 3, whose connection cannot be told", conn)
+                        continue
+                    stands = self._meet(conn, user, fd, events)
+                events.append(Received(conn, tuple(map(kept, body)), user))
+                if not stands:
+                    events.append(Closed(conn))
+            if conn in self._conns:
+                curve = self._door is not None
+                self._conns[conn].received += sum(framing(len(frame), curve=curve) for frame in body)
+        return False
+
+    def _meet(self, conn: bytes, user: str | None, fd: int, events: list[Event]) -> bool:
+        """Join a routing id seen for the first time to its connection; whether that still stands.
+
+        The kernel gives a closed descriptor to the next connection, so `fd` may have had another owner or have got a
+        new one. libzmq reports the end of a connection before it closes the descriptor, and routing ids count upwards:
+        the two decide.
+        """
+        self._read_monitor()
+        events.append(Opened(conn))
+        link = self._links.get(fd)
+        if link is None:
+            return False
+        if link.conn is not None:
+            if not _newer(conn, link.conn):
+                return False
+            # An older connection's last words were taken for this one's.
+            self._conns.pop(link.conn, None)
+            self._blocked.pop(link.conn, None)
+            events.append(Closed(link.conn))
+        link.conn, link.user = conn, user
+        self._conns[conn] = link
+        self._strangers.pop(link.serial, None)
+        return True
+
+    def _read_monitor(self) -> None:
+        fresh = []
+        for event, value in monitor_events(self._monitor):
+            if event == zmq.EVENT_ACCEPTED:
+                if value in self._links:
+                    self._ended.append(self._links.pop(value))
+                self._links[value] = met = Link(next(self._serial))
+                self._strangers[met.serial] = met
+                fresh.append(value)
+            elif event == zmq.EVENT_DISCONNECTED:
+                if value in self._links:
+                    self._ended.append(self._links.pop(value))
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+                self._refuse("handshake", "a handshake failed: the peer speaks no ZMTP, or only one of the two has "
+                             "CURVE, or the peer was given another server's key", None)
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+                self._refuse("handshake", "a connection ended in its handshake", None)
+        for fd in fresh:
+            link = self._links.get(fd)
+            if link is None:
+                continue  # gone already, and its descriptor perhaps someone else's
+            try:
+                link.tap = Tap(fd)
+            except OSError:
+                continue
+            if len(self._links) > self._max_connections:
+                self._refuse("connections", f"more than {self._max_connections} connections", None, link.tap.peer())
+                link.tap.hang_up()
+
+    def _hang_up_on_revoked(self, door: Door) -> None:
+        for conn, link in self._conns.items():
+            if link.user is not None and not door.allows(link.user):
+                self._refuse("key", f"the key {link.user} was revoked", conn)
+                self.drop(conn, hang_up=True)
+
+    def _hang_up_on_strangers(self) -> None:
+        seen = []
+        for link in self._strangers.values():
+            counts = link.tap.bytes() if link.tap is not None else None
+            seen.append((link, counts[1] if counts is not None else 0))
+        for link, reason in strangers.unwelcome(seen):
+            del self._strangers[link.serial]
+            if link.tap is not None:
+                self._refuse("stranger", reason, None, link.tap.peer())
+                link.tap.hang_up()
+
+    def _hang_up_on_endless(self) -> None:
+        for link in self._links.values():
+            if link.received != link.received_then:
+                # It has finished one since, so it is not amid an endless one; and to ask the kernel about a busy
+                # connection can take a millisecond.
+                link.received_then = link.received
+                continue
+            counts = link.tap.bytes() if link.tap is not None else None
+            if counts is not None and link.tap is not None and counts[1] - link.received > self._max_unfinished:
+                self._refuse("endless", f"more than {self._max_unfinished} bytes of no finished message", None,
+                             link.tap.peer())
+                link.tap.hang_up()
+
+    def _try(self, conn: bytes, frames: Frames) -> bool | None:
+        """True: handed to libzmq. False: the peer is gone. None: it has as much as it may have unread."""
+        try:
+            self._router.send_multipart([conn, *frames], zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                return False
+            raise
+        return True
+
+    def _retry(self) -> None:
+        for conn, link in list(self._blocked.items()):
+            while link.queue:
+                sent = self._try(conn, link.queue[0])
+                if sent is None:
+                    break
+                if sent:
+                    link.queue.popleft()
+                else:
+                    link.queue.clear()
+            if not link.queue:
+                del self._blocked[conn]
+
+    def _end(self, link: Link, events: list[Event]) -> None:
+        if link.conn is not None and self._conns.get(link.conn) is link:
+            del self._conns[link.conn]
+            self._blocked.pop(link.conn, None)
+            events.append(Closed(link.conn))
+        self._let_go(link)
+
+    def _let_go(self, link: Link) -> None:
+        self._strangers.pop(link.serial, None)
+        counts = link.tap.close() if link.tap is not None else None
+        link.tap = None
+        if counts is not None:
+            self._past[link.conn or link.serial] = counts
+
+    def _refuse(self, what: str, reason: str, conn: bytes | None, address: str = "unknown") -> None:
+        self.refusals[what] += 1
+        now = time.monotonic()
+        if now - self._told_at > TELL_S:
+            self._told_at, self._told = now, 0
+        self._told += 1
+        if self._told > TELL:
+            return
+        if conn is not None:
+            address = self.peer(conn)
+        log.warning("refused: %s (from %s)", reason, address)
+        if self._on_refused is not None:
+            self._on_refused(reason, address)
+
+
+class Link:
+    """One TCP connection, from when the kernel has it."""
+
+    __slots__ = ("conn", "queue", "received", "received_then", "serial", "tap", "user")
+
+    def __init__(self, serial: int) -> None:
+        self.serial = serial
+        self.conn: bytes | None = None  # known from its first message
+        self.user: str | None = None
+        self.tap: Tap | None = None
+        self.received = self.received_then = 0  # bytes of its finished messages; as of the last look
+        self.queue: deque[Frames] = deque()
+
+
+def _descriptor(frame: zmq.Frame) -> int | None:
+    """None where the peer's ZMTP knows no metadata: version 1, which libzmq also takes noise for, and 2."""
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return None
+
+
+def _user(frame: zmq.Frame) -> str | None:
+    try:
+        found = frame.get("User-Id")
+    except zmq.ZMQError:
+        return None
+    return found if isinstance(found, str) else None
+
+
+def _newer(conn: bytes, other: bytes) -> bool:
+    """Whether routing id `conn` was given after `other`: both count upwards modulo 2^32."""
+    ahead = int.from_bytes(conn[1:], "big") - int.from_bytes(other[1:], "big")
+    return 0 < ahead % 2**32 < 2**31
