@@ -235,6 +235,7 @@ class ZmqServer:
             # An older connection's last words were taken for this one's.
             self._conns.pop(link.conn, None)
             self._blocked.pop(link.conn, None)
+            link.queue.clear()  # what waits there is for that one; this one's own would wait behind it for ever
             events.append(Closed(link.conn))
         link.conn, link.user = conn, user
         self._conns[conn] = link

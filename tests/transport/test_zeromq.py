@@ -134,6 +134,18 @@ def test_dropping_a_connection_forgets_its_queue(pair):
     assert 0 < len(of(seen, Received)) < count
 
 
+def test_what_waits_for_a_connection_is_not_for_the_next_one_on_its_descriptor(pair):
+    """As when an older connection's last words come after the newer one has got its descriptor, and were answered."""
+    _client, older = joined(pair)
+    while not pair.server._blocked:
+        pair.server.send(older, [b"for the older", b"x" * 2**20])
+    newer = older[:1] + (int.from_bytes(older[1:], "big") + 1).to_bytes(4, "big")
+    (descriptor,), events = pair.server._links, []
+    assert pair.server._meet(newer, None, descriptor, events)
+    assert events == [Opened(newer), Closed(older)]
+    assert not pair.server._links[descriptor].queue
+
+
 def test_hanging_up_closes_one_connection_and_its_client_comes_back_as_another(pair):
     client, conn = joined(pair)
     other, kept = joined(pair)
