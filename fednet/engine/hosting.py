@@ -39,6 +39,7 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
     from fednet.engine.spool import Spool
     from fednet.engine.summary import finish
     from fednet.engine.track import Tracker
+    from fednet.protocol.rules import Rules
     from fednet.protocol.server import ServerProtocol
     from fednet.transport.framing import connection_bytes, framing
     from fednet.wire import messages as m
@@ -95,7 +96,8 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
                               lambda ids, session: m.Welcome(run=run_id, inc=incarnation, session=session, name=config.name, config=text, ids=ids,
                                                              beat_s=SLOW_BEAT_S if bind is None else beat_seconds(config)),
                               time.monotonic(), files=loading.loaded(), layout=exp.digest,
-                              may_speak_for=keyring.may_speak_for if keyring is not None else None, declared=declared(exp))
+                              may_speak_for=keyring.may_speak_for if keyring is not None else None, declared=declared(exp),
+                              rules=Rules(silent=None) if bind is None else None)  # in one process loading the data may take longer than any silence
     ledger = Ledger(files.wire.append, incarnation)
     for row in read_lines(directory / "wire.jsonl") if resumed is not None else ():
         ledger.recall(row)
@@ -105,9 +107,7 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
         from fednet.engine import joining, preparing
         from fednet.engine.seats import Seats, card_of
         from fednet.protocol.client import ClientProtocol
-        from fednet.protocol.rules import Rules
 
-        protocol.rules = Rules(silent=None)  # until the first phase gives its own: loading the data may take longer
         worker = ClientProtocol("in-process", ids=list(range(config.clients)), host=socket.gethostname(), pid=os.getpid(), device=chosen,
                                 versions=joining.versions(), files=loading.loaded())
         prepare = preparing.preparer(lambda: loop, data=data, state=directory / "state", devices=[chosen], state_lost=False, allow=None,  # type: ignore[arg-type,return-value]

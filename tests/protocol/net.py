@@ -26,7 +26,7 @@ def framing(n: int) -> int:
 
 @contextmanager
 def small_parts() -> Iterator[None]:
-    where = ("wire.messages", "wire.codec", "protocol.server", "protocol.client")
+    where = ("wire.messages", "wire.codec", "protocol.tasks", "protocol.transfers", "protocol.client")
     patches = [patch(f"fednet.{name}.PART", PART) for name in where]
     for p in patches:
         p.start()

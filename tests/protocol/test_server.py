@@ -180,7 +180,7 @@ def test_peer_is_told_of_its_first_refusals_and_hung_up_on_after_many():
     assert told == TOLD
     assert ended == [Forget(b"1", hang_up=True)]
     s.closed(b"1", 0.0)
-    assert s._strikes == {}
+    assert s._refusals.strikes == {}
 
 
 def test_form_that_was_not_declared_is_refused_before_any_part_is_granted():
