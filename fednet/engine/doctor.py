@@ -240,7 +240,7 @@ def admitted(server: str, path: Path | None) -> Iterator[Finding]:
     from fednet.errors import ConfigError
     from fednet.transport import keys as keyfiles
     from fednet.transport.base import Opened
-    from fednet.transport.dealer import ZmqClient
+    from fednet.transport.zeromq.dealer import ZmqClient
 
     told: list[str] = []
     try:

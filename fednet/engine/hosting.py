@@ -72,7 +72,7 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
         network = Inproc(config.seed)
         transport, client_end = network.server(), network.client()
     else:
-        from fednet.transport.router import ZmqServer
+        from fednet.transport.zeromq.router import ZmqServer
 
         check_bind(bind, curve, insecure)
         transport = ZmqServer(bind, keyring=keyring, on_refused=lambda reason, address: events.tell("refused", {"what": "connection", "reason": reason,

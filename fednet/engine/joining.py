@@ -29,8 +29,8 @@ def main(text: str, *, server: str | None, run: Path | None, device: str, data: 
     """`fednet-client`. Ends with 0 when the run is over; reconnects for as long as it lives before that. share: of its GPUs, where
     other workers are known to be on them too."""
     from fednet.engine.placement import place
-    from fednet.transport.dealer import ZmqClient
     from fednet.transport.framing import connection_bytes, framing
+    from fednet.transport.zeromq.dealer import ZmqClient
 
     wanted = ids.parse(text)
     loading.load_parts(load)

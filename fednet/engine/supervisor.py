@@ -87,8 +87,8 @@ class Supervisor:
         import fednet.engine.joining
         import fednet.engine.server
         import fednet.engine.summary
-        import fednet.transport.dealer
-        import fednet.transport.router  # noqa: F401
+        import fednet.transport.zeromq.dealer
+        import fednet.transport.zeromq.router  # noqa: F401
         from fednet.engine import experiment
 
         experiment.build_to_share(self.config, self.data)

@@ -185,7 +185,7 @@ def _read_keys(file: Path) -> list[str]:
 
 
 def _make(path: Path, server: str | None = None) -> str:
-    from fednet.transport.zeromq import new_curve_pair
+    from fednet.transport.zeromq.sockets import new_curve_pair
 
     if server is not None:
         checked(server, "the server's public key")

@@ -17,8 +17,8 @@ from typing import Any
 import zmq
 
 from fednet.transport.base import Opened, Received
-from fednet.transport.dealer import ZmqClient
-from fednet.transport.router import ZmqServer
+from fednet.transport.zeromq.dealer import ZmqClient
+from fednet.transport.zeromq.router import ZmqServer
 
 PART = 2**20
 WINDOW = 4

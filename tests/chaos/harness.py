@@ -29,7 +29,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload([
     "torch.optim", "torch._dynamo", "fednet.algorithms.hosts", "fednet.data.loading", "fednet.engine.joining", "fednet.engine.server",
     "fednet.engine.summary",
-    "fednet.transport.dealer", "fednet.transport.router", "tests.chaos.harness"])
+    "fednet.transport.zeromq.dealer", "fednet.transport.zeromq.router", "tests.chaos.harness"])
 
 
 def settings(**changes: Any) -> dict[str, Any]:
@@ -195,7 +195,8 @@ def _run(work: Callable[..., int], output: Path, *args: Any) -> None:
 def _bad_network(seed: int, chances: Mapping[Any, Any]) -> None:
     """From now on this process's servers have one."""
     from fednet import seeds
-    from fednet.transport import faulty, router
+    from fednet.transport import faulty
+    from fednet.transport.zeromq import router
 
     sound = router.ZmqServer
     plan = faulty.Script({("down", at): faulty.Fault(kind) for at, kind in chances.items()}) if isinstance(next(iter(chances)), int) else \

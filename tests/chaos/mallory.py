@@ -8,7 +8,7 @@ import msgpack
 import msgspec
 
 from fednet.transport.base import Closed, Opened, Received
-from fednet.transport.dealer import ZmqClient
+from fednet.transport.zeromq.dealer import ZmqClient
 from fednet.wire import messages as m
 
 LIMIT_S = 60.0

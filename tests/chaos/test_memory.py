@@ -31,8 +31,8 @@ from fednet.engine.launch import Silent
 from fednet.tensors import Tensors
 from fednet.transport import keys, strangers
 from fednet.transport.base import MAX_FRAME_BYTES
-from fednet.transport.router import MAX_UNFINISHED_BYTES
-from fednet.transport.zeromq import RECEIVE_MESSAGES
+from fednet.transport.zeromq.router import MAX_UNFINISHED_BYTES
+from fednet.transport.zeromq.sockets import RECEIVE_MESSAGES
 from fednet.wire import messages as m
 from fednet.wire.payload import Run
 from tests.chaos.mallory import Mallory

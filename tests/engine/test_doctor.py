@@ -9,7 +9,7 @@ import torch
 
 from fednet.engine import doctor
 from fednet.transport.keys import Keyring, lab, load, make_client_keys, make_server_keys
-from fednet.transport.router import ZmqServer
+from fednet.transport.zeromq.router import ZmqServer
 
 
 def test_fingerprint_is_the_same_twice_and_leaves_torch_as_it_was():

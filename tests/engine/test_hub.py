@@ -16,10 +16,10 @@ from fednet.protocol.client import ClientProtocol
 from fednet.protocol.rules import Job, Rules
 from fednet.protocol.server import ServerProtocol
 from fednet.transport import keys
-from fednet.transport.dealer import ZmqClient
 from fednet.transport.framing import connection_bytes, framing
 from fednet.transport.inproc import Inproc
-from fednet.transport.router import ZmqServer
+from fednet.transport.zeromq.dealer import ZmqClient
+from fednet.transport.zeromq.router import ZmqServer
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
 from fednet.wire.ledger import Ledger

@@ -9,8 +9,8 @@ import pytest
 
 from fednet.errors import ConfigError
 from fednet.transport.base import Closed, Opened, Received
-from fednet.transport.dealer import TELL_ENDED, ZmqClient
 from fednet.transport.keys import Keyring, allow, checked, lab, load, make_client_keys, make_server_keys, revoke
+from fednet.transport.zeromq.dealer import TELL_ENDED, ZmqClient
 from tests.transport.pairs import Pair, joined, of, pump
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from fednet.errors import ConfigError
 from fednet.transport.base import MAX_FRAME_BYTES, ClientTransport, Closed, Opened, Received, ServerTransport
-from fednet.transport.dealer import ZmqClient
-from fednet.transport.router import ZmqServer
-from fednet.transport.zeromq import SEND_MESSAGES
+from fednet.transport.zeromq.dealer import ZmqClient
+from fednet.transport.zeromq.router import ZmqServer
+from fednet.transport.zeromq.sockets import SEND_MESSAGES
 from tests.transport.pairs import LIMIT_S, Pair, joined, of, pump
 
 

@@ -1,7 +1,4 @@
-"""What both ends of a ZeroMQ connection share: options, the monitor, frames, and a way to be woken.
-
-It, `router`, `dealer` and `door` are the only files through which fednet's messages meet zmq.
-"""
+"""What both ends of a ZeroMQ connection share: options, the monitor, frames, and a way to be woken."""
 
 from __future__ import annotations
 

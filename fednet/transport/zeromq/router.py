@@ -18,11 +18,11 @@ import zmq
 from fednet.errors import ConfigError
 from fednet.transport import strangers
 from fednet.transport.base import MAX_FRAMES, Closed, Event, Frames, Opened, Received
-from fednet.transport.door import Door
 from fednet.transport.framing import framing
 from fednet.transport.kernel import Tap
 from fednet.transport.keys import Keyring
-from fednet.transport.zeromq import Refused, Waker, close_all, common_options, kept, left_until, monitor_events, monitor_of, ms, why
+from fednet.transport.zeromq.door import Door
+from fednet.transport.zeromq.sockets import Refused, Waker, close_all, common_options, kept, left_until, monitor_events, monitor_of, ms, why
 
 log = logging.getLogger(__name__)
 
