@@ -189,22 +189,29 @@ def plan(args: argparse.Namespace) -> Job:
             if _plain(method) not in known:
                 raise ConfigError(unknown("method", method, list(dict.fromkeys(known.values()))))
         wanted = [known[_plain(m)] for m in args.only]
-    columns = {(c.dataset, c.variant, c.heterogeneity): c for c in cells}
-    added = [own_method(text) for text in args.add]
+    columns: dict[tuple[str, str, str], Cell] = {}
+    for c in cells:  # the first, which trains as the paper says: a later one may be of no federation, or an ablation with other data
+        columns.setdefault((c.dataset, c.variant, c.heterogeneity), c)
+    added = dict(own_method(text) for text in args.add)
+    own = {c.name: c.method for c in papers.cells(name)}
     chosen = [c for c in cells if wanted is None or c.method in wanted]
     if wanted is not None:  # what they are measured against has to run too
         against = {(c.dataset, c.variant, c.heterogeneity, c.versus) for c in chosen if c.versus}
         chosen += [c for c in cells if c not in chosen and (c.dataset, c.variant, c.heterogeneity, c.method) in against]
-    for label, mapping in added:
+    for label, mapping in added.items():
         for c in columns.values():
             other = c.swapped(label, mapping)
+            if other.name in own:
+                raise ConfigError(f"--add {label}: {own[other.name]} of {name} has runs of that name; to tell them apart write out one of "
+                                  f"its keys, as in '{{name: {mapping['name']}, KEY: VALUE}}'.")
             chosen.append(replace(other, grids={k: v for k, v in c.grids.items() if not k.startswith("algorithm.")}))
-    opened = [v for c in chosen for v in variants(c)] if args.open else []
+    there = {c.name for c in chosen}  # a table of ablations has some of the choices itself
+    opened = [v for c in chosen for v in variants(c) if v.name not in there] if args.open else []
     chosen += opened
     if args.scale == "mini":
         chosen = [mini(c) for c in chosen]
     chosen = [replace(c, config=_evaluated(c, args.scale)) for c in chosen]
-    return Job(name, tuple(chosen), tuple(args.seeds or [0]), args.scale, frozenset([*(label for label, _ in added), *(c.method for c in opened)]),
+    return Job(name, tuple(chosen), tuple(args.seeds or [0]), args.scale, frozenset([*added, *(c.method for c in opened if c.name not in own)]),
                changed=", ".join(pool.changes(args.set)))
 
 

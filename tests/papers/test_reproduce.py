@@ -73,6 +73,35 @@ def test_an_added_method_stands_in_every_column_and_differs_in_the_method_alone(
         assert set(c.grids) == {"train.lr"}
 
 
+@pytest.mark.parametrize("table", papers.results())
+def test_an_added_method_trains_as_the_paper_s_own_does(table):
+    """Not as a SOLO of 300 epochs without federation, nor as an ablation that shares nothing."""
+    own = {}
+    for c in papers.cells(table):
+        own.setdefault((c.dataset, c.variant, c.heterogeneity), c)
+    for c in (c for c in job(table, "--add", "fedsgd", "--search").cells if c.method == "fedsgd"):
+        theirs = own[c.dataset, c.variant, c.heterogeneity]
+        mine = reproduce._evaluated(replace(c, config={**theirs.config, "algorithm": {}}), "full")
+        assert {k: v for k, v in c.config.items() if k not in ("algorithm", "name")} == {k: v for k, v in mine.items() if k not in ("algorithm", "name")}
+        assert c.measure == theirs.measure
+
+
+def test_an_added_method_takes_no_name_of_the_table_s_own_and_one_given_twice_runs_once():
+    for words in (["--add", "fedprox"], ["--only", "FedDPC", "--add", "fedprox"]):
+        with pytest.raises(reproduce.ConfigError, match="FedProx of feddpc/table2 has runs of that name"):
+            job("feddpc/table2", "--dataset", "cifar10", *words)
+    found = job("feddpc/table2", "--dataset", "cifar10", "--only", "FedDPC", "--add", "{name: fedprox, mu: 1}", "--add", "{name: fedprox, mu: 1}")
+    assert sorted(c.method for c in found.cells) == ["FedDPC", "FedDPC", "fedprox-mu1", "fedprox-mu1"]
+
+
+def test_what_is_open_runs_once_where_the_table_has_it_itself_and_is_the_table_s():
+    found = job("feddpc/figure6", "--open")
+    assert len({c.name for c in found.cells}) == len(found.cells) == 20
+    assert not {"FedDPC no projection", "FedDPC no scaling"} & found.added
+    assert "FedDPC lambda=2" in found.added
+    assert "FedDPC no projection" not in job("feddpc/figure6", "--only", "FedDPC", "--open").added
+
+
 def test_runs_of_a_seed_are_paired_and_come_before_those_of_the_next():
     found = job("feddpc/table2", "--dataset", "cifar10", "--seeds", "3,4")
     runs = found.runs(reproduce.Path("out"))
