@@ -60,6 +60,10 @@ def main(args: argparse.Namespace) -> int:
     if args.results is not None and pool.changes(args.set):
         raise ConfigError("--results keeps what was run at the papers' settings; leave out --set, or --results.")
     job = plan(args)
+    if args.grid or args.search:
+        from fednet.papers.search import grids
+
+        grids(args, job)  # what is wrong with them is said before anything starts
     for folder, flag in ((args.out, "--out"), (args.results, "--results")):
         if folder is not None:
             writable(folder, flag)  # said before hours of runs, not after them

@@ -132,7 +132,7 @@ def test_a_search_run_is_a_quarter_of_the_rounds_on_a_validation_split(tmp_path)
 
 def test_the_winner_is_the_best_on_the_validation_split_and_what_failed_is_out(tmp_path, monkeypatch):
     args = asked("feddpc/table2", "--dataset", "cifar10", "--setting", "alpha=0.2", "--only", "FedVARP", "--out", tmp_path,
-                 "--grid", "train.lr=1,0.3,0.2")
+                 "--search", "--grid", "train.lr=1,0.3,0.2")
     monkeypatch.setattr(pool, "work", lambda *a, **k: {})
     monkeypatch.setattr(search, "score", lambda t: {1: None, 0.3: 0.4, 0.2: 0.6}[t.config["train"]["lr"]])
     found = search.searched(reproduce.plan(args), args, lambda text: None)
@@ -140,6 +140,50 @@ def test_the_winner_is_the_best_on_the_validation_split_and_what_failed_is_out(t
     assert found.chosen == {found.cells[0].name: {"train.lr": 0.2}}
     (books,) = json.loads((tmp_path / "feddpc-table2-chosen.json").read_text()).values()
     assert [s["validation_accuracy"] for s in books["scores"]] == [None, 0.4, 0.6]
+
+
+VARP = ["feddpc/table2", "--dataset", "cifar10", "--setting", "alpha=0.2", "--only", "FedVARP", "--search"]
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--only", "FedVARP", "--grid", "train.lr=1,2"], "give both"), ([*VARP, "--grid", "train.rl=1,2"], "Did you mean 'train.lr'"),
+    ([*VARP, "--grid", "train.lr="], "expected KEY=A,B"), ([*VARP, "--grid", "train.lr"], "expected KEY=A,B"),
+    ([*VARP, "--set", "train.lr=0.5"], "train.lr is searched"), ([*VARP, "--set", "train={lr: 0.5}"], "train.lr is searched"),
+    (["fedabc/table1", "--search", "--grid", "train.lr=1,2"], "none of these cells of fedabc/table1 has a grid"),
+])
+def test_a_grid_that_would_be_of_no_effect_is_refused_before_anything_runs(words, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(pool, "work", None)
+    table = [] if words[0].startswith("fed") else ["feddpc/table2"]
+    assert main(["reproduce", *table, *words, "--out", str(tmp_path)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def searched(tmp_path, monkeypatch, score, *words):
+    args = asked(*VARP, "--out", tmp_path, *words)
+    monkeypatch.setattr(pool, "work", lambda *a, **k: {})
+    monkeypatch.setattr(search, "score", score)
+    said = []
+    return search.searched(reproduce.plan(args), args, said.append), said
+
+
+def test_a_grid_of_one_value_is_that_value(tmp_path, monkeypatch):
+    found, _ = searched(tmp_path, monkeypatch, None, "--grid", "train.lr=0.5")
+    assert found.cells[0].config["train"]["lr"] == 0.5
+    assert found.chosen == {found.cells[0].name: {"train.lr": 0.5}}
+
+
+def test_a_winner_has_a_run_beside_the_table_s_own_and_shares_it_where_it_is_the_same(tmp_path, monkeypatch):
+    (own,) = job(*VARP[:-1]).cells
+    other, _ = searched(tmp_path, monkeypatch, lambda t: t.config["train"]["lr"])  # 1 is best
+    same, _ = searched(tmp_path, monkeypatch, lambda t: -abs(t.config["train"]["lr"] - 0.1))
+    assert other.cells[0].config["name"] == own.config["name"] + "_lr1"
+    assert same.cells[0].config == own.config
+
+
+def test_a_search_in_which_nothing_ended_says_so(tmp_path, monkeypatch):
+    found, said = searched(tmp_path, monkeypatch, lambda t: None)
+    assert not found.chosen
+    assert "none of its 5 points" in said[-1]
 
 
 # -- the plan --------------------------------------------------------------------------------------------------------
