@@ -37,6 +37,10 @@ PERSONAL = ("pfl_accuracy", "drift_accuracy", "solo_accuracy", "points_gained") 
 MINI = "mini scale: not the paper's setting"  # above every figure of such runs
 BY_CLASS = dict.fromkeys(("feddc/table1", "feddc/figure2_text"), ("FedAvg", "FedDC"))  # whose accuracy by class is drawn: Figures 2 and 5 of FedDC
 MEASURED = {"feddpc/table1": "measured"}  # with no runs behind it
+OWN = {  # keys that tell the table's runs apart
+    "seed": "--seeds says with which seeds a table is run", "name": "a run's name says which cell it is",
+    **dict.fromkeys(("algorithm", "algorithm.name"), "each cell has its own method; --add puts another beside them, and --set algorithm.KEY=VALUE changes a key of them"),
+}
 LOOKS = 20  # evaluations in a run of which only the end is in the table
 
 
@@ -174,6 +178,9 @@ class Job:
 
 def plan(args: argparse.Namespace) -> Job:
     """The job that the command line asks for. Raises ConfigError for names that are not there."""
+    for text in args.set:
+        if why := OWN.get(text.partition("=")[0].strip()):
+            raise ConfigError(f"--set {text}: {why}.")
     cells = [c for c in papers.cells(args.table) if args.search or not c.by_search]
     name = f"{cells[0].paper}/{cells[0].table}"
     if args.dataset:
@@ -184,7 +191,7 @@ def plan(args: argparse.Namespace) -> Job:
     if args.setting:
         cells = [c for c in cells if f" {args.setting} " in f" {c.variant} {c.heterogeneity} "]  # whole words: E1 is not E10
         if not cells:
-            there = dict.fromkeys(f"{c.variant} {c.heterogeneity}".strip() for c in papers.cells(name))
+            there = dict.fromkeys(f"{c.variant} {c.heterogeneity}".strip() + (" (with --search)" if c.by_search else "") for c in papers.cells(name))
             raise ConfigError(f"--setting {args.setting}: no cell of {name} has that in its setting; they are {', '.join(there)}.")
     wanted: list[str] | None = None
     if args.only:

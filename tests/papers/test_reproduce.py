@@ -52,6 +52,9 @@ def test_a_setting_is_met_by_whole_words():
     (["feddpc/table9"], "feddpc/table2"), (["feddpc/table2", "--dataset", "mnist"], "CIFAR-10"), ([], "PAPER/TABLE"),
     (["feddpc/table2", "--only", "FedDPT"], "Did you mean 'FedDPC'"), (["feddpc/table2", "--only", ","], "FedAvg,FedProx"),
     (["feddpc/table2", "--setting", "alpha=7"], "alpha=0.2, alpha=0.6"), (["feddpc/table2", "--add", "fedavgg"], "fedavg"),
+    (["fedrds/figureA1_text", "--setting", "best beta"], "best beta 2 shards (with --search)"),
+    (["feddpc/table2", "--seeds", "0,1", "--set", "seed=5"], "--seeds"), (["feddpc/table2", "--set", "name=mine"], "which cell it is"),
+    (["feddpc/table2", "--set", "algorithm={name: fedavg}"], "--add"), (["feddpc/table2", "--set", "algorithm.name=fedavg"], "--add"),
 ])
 def test_a_wrong_name_is_answered_with_the_right_ones(words, said, capsys):
     assert main(["reproduce", *words]) == 2
