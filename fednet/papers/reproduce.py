@@ -39,7 +39,8 @@ BY_CLASS = dict.fromkeys(("feddc/table1", "feddc/figure2_text"), ("FedAvg", "Fed
 MEASURED = {"feddpc/table1": "measured"}  # with no runs behind it
 OWN = {  # keys that tell the table's runs apart
     "seed": "--seeds says with which seeds a table is run", "name": "a run's name says which cell it is",
-    **dict.fromkeys(("algorithm", "algorithm.name"), "each cell has its own method; --add puts another beside them, and --set algorithm.KEY=VALUE changes a key of them"),
+    **dict.fromkeys(("algorithm", "algorithm.name"), "each cell has its own method; --add puts another beside them, and "
+                                                     "--set algorithm.KEY=VALUE changes a key of them"),
 }
 LOOKS = 20  # evaluations in a run of which only the end is in the table
 
@@ -94,6 +95,7 @@ def main(args: argparse.Namespace) -> int:
         if state == "refused":
             refused.append(task.name)
         said = {"done": lambda: _line(job, task), "changed": lambda: "its files were changed after it ended; it is done again",
+                "edited": lambda: "your own file was edited, or it failed under another configuration; it is done again",
                 "held": lambda: f"another process is at it ({claims.holder(task.books, task.name) or 'it has just ended'}); the same command gathers it later",
                 "torn": lambda: f"cannot be resumed, it is done again: {pool.why(task)}"}
         text = f"[{count[0]}/{len(tasks)}] {task.name}: {said[state]() if state in said else f'{state}: {pool.why(task)}'}"

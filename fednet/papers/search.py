@@ -66,7 +66,7 @@ def searched(job: Job, args: argparse.Namespace, say: Callable[[str], None]) -> 
         cells.append(replace(cell, config=won(cell, best[1])))
         say(f"  {cell.name}: {best[1]}")
     if not cells:
-        raise ConfigError(f"--search: none of the cells of {job.table} has a point with a validation accuracy; what failed is in {job.folder(args.out) / 'search'}.")
+        raise ConfigError(f"--search: no point of {job.table} has a validation accuracy; what failed is in {job.folder(args.out) / 'search'}.")
     path = args.out / f"{job.stem}-chosen.json"
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     aside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -85,7 +85,8 @@ def grids(args: argparse.Namespace, job: Job) -> dict[str, list[Any]]:
         if not given[key]:
             raise ConfigError(f"--grid {text}: expected KEY=A,B, such as train.lr=0.1,0.01.")
         if key not in known:
-            raise ConfigError(unknown("--grid key", key, known) if known else f"--grid {text}: none of these cells of {job.table} has a grid; --set sets a value for all.")
+            none = f"--grid {text}: none of these cells of {job.table} has a grid; --set sets a value for all."
+            raise ConfigError(unknown("--grid key", key, known) if known else none)
     if args.grid and not args.search:
         raise ConfigError("--grid says what --search tries; give both, or --set for one value.")
     for text in args.set if args.search else ():

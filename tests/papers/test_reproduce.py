@@ -346,6 +346,62 @@ def test_where_the_data_come_from_makes_no_other_run(tmp_path, capsys):
     assert "/1]" not in capsys.readouterr().out
 
 
+OWN_FILE = """
+from fednet import algorithm
+from fednet.algorithms.fedavg import FedAvg
+
+
+@algorithm("{name}")
+class Mine(FedAvg):
+    def local(self, phase, client, down, host):
+        {body}
+        return super().local(phase, client, down, host)
+"""
+
+
+def test_the_papers_runs_stay_what_they_are_beside_a_users_method_that_is_worked_on(tmp_path, capsys):
+    """In processes of their own, as a file is loaded once in each."""
+    import subprocess
+    import sys
+
+    file, out = tmp_path / "mine.py", tmp_path / "out"
+
+    def said(body, *words):
+        file.write_text(OWN_FILE.format(name="mine_ours", body=body))
+        command = [sys.executable, "-m", "fednet", "reproduce", *MINE, "--only", "FedAvg", "--out", str(out), *words]
+        done = subprocess.run(command, capture_output=True, text=True)
+        return done.stdout + done.stderr
+
+    assert main(["reproduce", *MINE, "--only", "FedAvg", "--out", str(out)]) == 0
+    capsys.readouterr()
+    mine = ["--load", str(file), "--add", "mine_ours"]
+    first = said("raise ValueError('not yet')", *mine)
+    assert "[1/2] fedabc-mnist-alpha=1.0-mine_ours-mini-seed0: failed" in first, first
+    assert "fedavg-mini-seed0:" not in first
+    again = said("raise ValueError('not yet')", *mine)
+    assert "/2]" not in again, again  # what failed as it stands fails again
+    mended = said("pass", *mine)
+    assert "it is done again" in mended, mended
+    assert "[2/2] fedabc-mnist-alpha=1.0-mine_ours-mini-seed0: pfl_accuracy" in mended
+    edited = said("host.report(x=1.0)", *mine)
+    assert "it is done again" in edited, edited
+    assert "fedavg-mini-seed0:" not in mended + edited
+    assert len([*(out / "fedabc-mini" / ".cells").glob("*mine*.changed*")]) == 2
+    assert {r["method"] for r in reproduction.read_csv(out / "fedabc-table1-mini.csv") if r["status"] == "done"} == {"FedAvg", "mine_ours"}
+
+
+def test_what_failed_under_another_configuration_is_tried_again_under_this_one(tmp_path):
+    task = pool.Task({"name": "a", "rounds": 1}, tmp_path)
+    task.books.mkdir(parents=True)
+    task.run.mkdir()
+    (task.books / "a.failed").write_text("0123 1 4567 -\n")
+    assert pool.state(task, pool.digest(task)) == "edited"
+    assert pool.set_aside(task).exists()
+    assert pool.state(task, pool.digest(task)) == "to do"
+    (task.books / "a.failed").write_text(f"{pool.digest(task)[0]} 1 4567\n")  # as earlier versions wrote it
+    assert pool.state(task, pool.digest(task)) == "failed"
+
+
 @pytest.mark.parametrize("flag", ["--out", "--results"])
 def test_a_folder_that_cannot_be_written_is_answered_before_anything_runs(flag, tmp_path, capsys):
     (tmp_path / "file").write_text("")
