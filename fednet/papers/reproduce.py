@@ -218,8 +218,8 @@ def plan(args: argparse.Namespace) -> Job:
                 raise ConfigError(f"--add {label}: {own[other.name]} of {name} has runs of that name; to tell them apart write out one of "
                                   f"its keys, as in '{{name: {mapping['name']}, KEY: VALUE}}'.")
             chosen.append(replace(other, grids={k: v for k, v in c.grids.items() if not k.startswith("algorithm.")}))
-    there = {c.name for c in chosen}  # a table of ablations has some of the choices itself
-    opened = [v for c in chosen for v in variants(c) if v.name not in there] if args.open else []
+    runs = {c.name for c in chosen}  # a table of ablations has some of the choices itself
+    opened = [v for c in chosen for v in variants(c) if v.name not in runs] if args.open else []
     chosen += opened
     if args.scale == "mini":
         chosen = [mini(c) for c in chosen]
