@@ -49,7 +49,7 @@ def _load(path: Path) -> Loaded:
     for other in _loaded.values():  # the copy in a run's code/ is the same file
         if other.sha256 == sha256 and other.path.name == path.name:
             return other
-    name = f"fednet_user_{path.stem}_{sha256[:12]}"
+    name = _module(path, sha256)
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path}: cannot be loaded; expected a file whose name ends in .py.")
@@ -67,6 +67,16 @@ def _load(path: Path) -> Loaded:
         raise UserFileError(f"{path}: raised {type(broken).__name__}: {broken}") from broken
     _loaded[str(path)] = Loaded(path, sha256)
     return _loaded[str(path)]
+
+
+def _module(path: Path, sha256: str) -> str:
+    return f"fednet_user_{path.stem}_{sha256[:12]}"
+
+
+def module_of(path: Path) -> str | None:
+    """Under which name this process has the file; None where it was not loaded."""
+    known = _loaded.get(str(path.resolve()))
+    return _module(known.path, known.sha256) if known else None
 
 
 def paths() -> list[Path]:

@@ -3,8 +3,9 @@
 On one machine that is the fastest per core: a run in a single process sends nothing through a socket, and needs no core
 beside its own. What is done is left alone, what was cut short is resumed, what another process is at is left to it.
 
-A run's state is in marks beside it, FOLDER/.cells/NAME.done and .failed: the SHA-256 of its configuration, its exit status
-and the SHA-256 of its records. A run whose records are no longer those is done again, as is one that cannot be resumed;
+A run's state is in marks beside it, FOLDER/.cells/NAME.done and .failed: the SHA-256 of its configuration, its exit status,
+the SHA-256 of its records and that of the user's own files that it stands on. A run whose records are no longer those is
+done again, as is one whose files were edited, one that failed under another configuration, and one that cannot be resumed;
 what there was is kept aside, as FOLDER/.cells/NAME.changedK.
 """
 
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from fednet import config as configuration
+from fednet import loading, registry
 from fednet.engine import claims
 from fednet.engine.sweep import STOP_S, Stop
 from fednet.errors import ConfigError, Stopped
@@ -63,15 +65,20 @@ class Running:
     task: Task
     claim: claims.Claim
     process: subprocess.Popen[bytes]
-    sha256: str
+    asked: tuple[str, str]
     beat: float
 
 
-def state(task: Task, sha256: str) -> str:
-    """done | failed | changed | to do | begun. Raises ConfigError where the run is another configuration's."""
+def state(task: Task, asked: tuple[str, str]) -> str:
+    """done | failed | changed | edited | to do | begun; asked: `digest`. edited: the user's own files are others now, or it
+    failed under another configuration. Raises ConfigError where the run is another configuration's."""
     found = _mark(task)
-    if found is not None and found[1][0] != sha256:
-        raise ConfigError(f"{task.run} was run under another configuration; give another --out.")
+    if found is not None:
+        word, said = found
+        if said[0] != asked[0] and word == "done":
+            raise ConfigError(f"{task.run} was run under another configuration; give another --out.")
+        if (said[0], *said[3:4]) not in (asked, asked[:1]):  # a mark of before the files were in it is taken as it is
+            return "edited"
     return state_now(task)
 
 
@@ -114,11 +121,12 @@ def why(task: Task) -> str:
 
 
 def set_aside(task: Task) -> Path:
-    """A changed or torn run out of the way, so that it is done again. Returns where it is."""
+    """A changed, edited or torn run out of the way, so that it is done again. Returns where it is."""
     aside = next(p for k in itertools.count(1) if not (p := task.books / f"{task.name}.changed{k}").exists())
     if task.run.exists():
         os.replace(task.run, aside)
-    (task.books / f"{task.name}.done").unlink(missing_ok=True)
+    for word in ("done", "failed"):
+        (task.books / f"{task.name}.{word}").unlink(missing_ok=True)
     return aside
 
 
@@ -127,7 +135,7 @@ def work(tasks: Sequence[Task], jobs: int, device: str, *, load: Sequence[str] =
     """Runs what is not done yet. Returns each task's state by name; a failed run (diverged, say) is not tried again, one that
     was refused (for want of its data, say) is the next time.
 
-    told(task, state) is called when a run has ended, with "changed" or "torn" when one has to be done again, and with "held"
+    told(task, state) is called when a run has ended, with "changed", "edited" or "torn" when one has to be done again, and with "held"
     at the end for one that another process is still at.
     Raises Stopped on SIGTERM, SIGUSR1 or Ctrl-C, once the runs have
     saved what they have; the same call goes on.
@@ -186,13 +194,22 @@ def _each_once(tasks: Sequence[Task]) -> Iterator[Task]:
             yield task
 
 
-def digest(task: Task, load: Sequence[str] = (), sets: Sequence[str] = ()) -> str:
-    """SHA-256 of what the run was asked to be: its configuration as given, `--set`s, and the user's own files. Defaults are
-    left out: a new key of a later fednet does not make a finished run another one. So is where the data come from."""
-    whole = hashlib.sha256(json.dumps([task.config, changes(sets)], sort_keys=True).encode())
-    for file in load:
-        whole.update(Path(file).read_bytes())
-    return whole.hexdigest()
+def digest(task: Task, load: Sequence[str] = (), sets: Sequence[str] = ()) -> tuple[str, str]:
+    """SHA-256 of what the run was asked to be, its configuration as given and `--set`s, and of the user's own files that it
+    stands on ("-" for none). Defaults are left out: a new key of a later fednet does not make a finished run another one. So
+    is where the data come from, and a file of which the run uses no part: a paper's own runs stay what they are beside a
+    user's method, and while it is worked on."""
+    said = json.dumps([task.config, changes(sets)], sort_keys=True)
+    files = [f for f in map(Path, load) if _stands_on(f, said, sets)]
+    code = hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest() if files else "-"
+    return hashlib.sha256(said.encode()).hexdigest(), code
+
+
+def _stands_on(file: Path, said: str, sets: Sequence[str]) -> bool:
+    """Whether the run names a part of the file, or the file registers none: what it is there for, nobody can tell."""
+    module = loading.module_of(file)
+    names = registry.of_module(module) if module else []
+    return not names or any(f'"{n}"' in said or any(n in text for text in sets) for n in names)
 
 
 def changes(sets: Sequence[str]) -> list[str]:
@@ -212,19 +229,19 @@ def _write_down(task: Task, load: Sequence[str], sets: Sequence[str]) -> None:
         configuration.load(path, sets, load)  # what is wrong with them is said before anything starts
 
 
-def _begin(task: Task, sha256: str, device: str, load: Sequence[str], sets: Sequence[str],
+def _begin(task: Task, asked: tuple[str, str], device: str, load: Sequence[str], sets: Sequence[str],
            told: Callable[[Task, str], None]) -> Running | None:
-    if state(task, sha256) in ("done", "failed"):
+    if state(task, asked) in ("done", "failed"):
         return None
     held = claims.claim(task.books, task.name)
     if held is None:
         return None
-    found = state(task, sha256)
+    found = state(task, asked)
     if found in ("done", "failed"):  # by the one that held it until now
         held.release()
         return None
-    if found == "changed":
-        told(task, "changed")
+    if found in ("changed", "edited"):
+        told(task, found)
         set_aside(task)
     words = [sys.executable, "-m", "fednet.cli.cellrun", str(task.books / f"{task.name}.yaml"), str(task.folder), device]
     words += [w for file in load for w in ("--load", file)] + [w for text in sets for w in ("--set", text)]
@@ -233,7 +250,7 @@ def _begin(task: Task, sha256: str, device: str, load: Sequence[str], sets: Sequ
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment,
                                    start_new_session=True)
     held.add(process.pid)
-    return Running(task, held, process, sha256, time.monotonic())
+    return Running(task, held, process, asked, time.monotonic())
 
 
 def _settle(one: Running) -> str:
@@ -244,7 +261,7 @@ def _settle(one: Running) -> str:
     if word in ("done", "failed"):
         mark = one.task.books / f"{one.task.name}.{word}"
         aside = one.task.books / f".{mark.name}.{os.getpid()}"
-        aside.write_text(f"{one.sha256} {status} {records(one.task)}\n", encoding="utf-8")
+        aside.write_text(f"{one.asked[0]} {status} {records(one.task)} {one.asked[1]}\n", encoding="utf-8")
         os.replace(aside, mark)
     one.claim.release()
     return word

@@ -31,7 +31,7 @@ CHOICES: dict[str, dict[str, dict[str, Any]]] = {
     },
     "fedrds": {  # Eq. 4 and section 4.7 disagree on sigma; Figure 6 takes the halves apart
         "sharing alone": {"algorithm": {"sigma_mode": "fixed", "sigma0": 0.0}},
-        "regularisation alone": {"data": {"public": {"fraction": 0.0}}},
+        "regularisation alone": {"algorithm": {"alpha": 0.0}},  # nobody gets any of it; the pool stays that of the others
         "sigma=Eq. 4": {"algorithm": {"sigma_mode": "adaptive"}},
         "sigma fixed": {"algorithm": {"sigma_mode": "fixed"}},
     },

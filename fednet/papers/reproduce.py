@@ -37,6 +37,11 @@ PERSONAL = ("pfl_accuracy", "drift_accuracy", "solo_accuracy", "points_gained") 
 MINI = "mini scale: not the paper's setting"  # above every figure of such runs
 BY_CLASS = dict.fromkeys(("feddc/table1", "feddc/figure2_text"), ("FedAvg", "FedDC"))  # whose accuracy by class is drawn: Figures 2 and 5 of FedDC
 MEASURED = {"feddpc/table1": "measured"}  # with no runs behind it
+OWN = {  # keys that tell the table's runs apart
+    "seed": "--seeds says with which seeds a table is run", "name": "a run's name says which cell it is",
+    **dict.fromkeys(("algorithm", "algorithm.name"), "each cell has its own method; --add puts another beside them, and "
+                                                     "--set algorithm.KEY=VALUE changes a key of them"),
+}
 LOOKS = 20  # evaluations in a run of which only the end is in the table
 
 
@@ -60,6 +65,10 @@ def main(args: argparse.Namespace) -> int:
     if args.results is not None and pool.changes(args.set):
         raise ConfigError("--results keeps what was run at the papers' settings; leave out --set, or --results.")
     job = plan(args)
+    if args.grid or args.search:
+        from fednet.papers.search import grids
+
+        grids(args, job)  # what is wrong with them is said before anything starts
     for folder, flag in ((args.out, "--out"), (args.results, "--results")):
         if folder is not None:
             writable(folder, flag)  # said before hours of runs, not after them
@@ -86,6 +95,7 @@ def main(args: argparse.Namespace) -> int:
         if state == "refused":
             refused.append(task.name)
         said = {"done": lambda: _line(job, task), "changed": lambda: "its files were changed after it ended; it is done again",
+                "edited": lambda: "your own file was edited, or it failed under another configuration; it is done again",
                 "held": lambda: f"another process is at it ({claims.holder(task.books, task.name) or 'it has just ended'}); the same command gathers it later",
                 "torn": lambda: f"cannot be resumed, it is done again: {pool.why(task)}"}
         text = f"[{count[0]}/{len(tasks)}] {task.name}: {said[state]() if state in said else f'{state}: {pool.why(task)}'}"
@@ -170,6 +180,9 @@ class Job:
 
 def plan(args: argparse.Namespace) -> Job:
     """The job that the command line asks for. Raises ConfigError for names that are not there."""
+    for text in args.set:
+        if why := OWN.get(text.partition("=")[0].strip()):
+            raise ConfigError(f"--set {text}: {why}.")
     cells = [c for c in papers.cells(args.table) if args.search or not c.by_search]
     name = f"{cells[0].paper}/{cells[0].table}"
     if args.dataset:
@@ -180,7 +193,7 @@ def plan(args: argparse.Namespace) -> Job:
     if args.setting:
         cells = [c for c in cells if f" {args.setting} " in f" {c.variant} {c.heterogeneity} "]  # whole words: E1 is not E10
         if not cells:
-            there = dict.fromkeys(f"{c.variant} {c.heterogeneity}".strip() for c in papers.cells(name))
+            there = dict.fromkeys(f"{c.variant} {c.heterogeneity}".strip() + (" (with --search)" if c.by_search else "") for c in papers.cells(name))
             raise ConfigError(f"--setting {args.setting}: no cell of {name} has that in its setting; they are {', '.join(there)}.")
     wanted: list[str] | None = None
     if args.only:
@@ -189,22 +202,29 @@ def plan(args: argparse.Namespace) -> Job:
             if _plain(method) not in known:
                 raise ConfigError(unknown("method", method, list(dict.fromkeys(known.values()))))
         wanted = [known[_plain(m)] for m in args.only]
-    columns = {(c.dataset, c.variant, c.heterogeneity): c for c in cells}
-    added = [own_method(text) for text in args.add]
+    columns: dict[tuple[str, str, str], Cell] = {}
+    for c in cells:  # the first, which trains as the paper says: a later one may be of no federation, or an ablation with other data
+        columns.setdefault((c.dataset, c.variant, c.heterogeneity), c)
+    added = dict(own_method(text) for text in args.add)
+    own = {c.name: c.method for c in papers.cells(name)}
     chosen = [c for c in cells if wanted is None or c.method in wanted]
     if wanted is not None:  # what they are measured against has to run too
         against = {(c.dataset, c.variant, c.heterogeneity, c.versus) for c in chosen if c.versus}
         chosen += [c for c in cells if c not in chosen and (c.dataset, c.variant, c.heterogeneity, c.method) in against]
-    for label, mapping in added:
+    for label, mapping in added.items():
         for c in columns.values():
             other = c.swapped(label, mapping)
+            if other.name in own:
+                raise ConfigError(f"--add {label}: {own[other.name]} of {name} has runs of that name; to tell them apart write out one of "
+                                  f"its keys, as in '{{name: {mapping['name']}, KEY: VALUE}}'.")
             chosen.append(replace(other, grids={k: v for k, v in c.grids.items() if not k.startswith("algorithm.")}))
-    opened = [v for c in chosen for v in variants(c)] if args.open else []
+    runs = {c.name for c in chosen}  # a table of ablations has some of the choices itself
+    opened = [v for c in chosen for v in variants(c) if v.name not in runs] if args.open else []
     chosen += opened
     if args.scale == "mini":
         chosen = [mini(c) for c in chosen]
     chosen = [replace(c, config=_evaluated(c, args.scale)) for c in chosen]
-    return Job(name, tuple(chosen), tuple(args.seeds or [0]), args.scale, frozenset([*(label for label, _ in added), *(c.method for c in opened)]),
+    return Job(name, tuple(chosen), tuple(args.seeds or [0]), args.scale, frozenset([*added, *(c.method for c in opened if c.name not in own)]),
                changed=", ".join(pool.changes(args.set)))
 
 

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import re
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -251,10 +252,11 @@ def _text(value: float | None, digits: int = 2) -> str:
 
 
 def standing(runs: Sequence[Mapping[str, Any]]) -> float | None:
-    """Our figure of a method; infinite where every run ended without getting to the target."""
+    """Our figure of a method, for its place among the others: the mean, or where some seeds never got to the target the median
+    with those as infinite; the mean of the others would put it before a method that always gets there."""
     done = [r for r in runs if r["status"] == "done"]
-    never = done and all(r["ours"] is None and r["measure"] == "rounds_to_target" for r in done)
-    return math.inf if never else mean(done, "ours")
+    never = any(r["ours"] is None and r["measure"] == "rounds_to_target" for r in done)
+    return statistics.median(math.inf if r["ours"] is None else float(r["ours"]) for r in done) if never else mean(done, "ours")
 
 
 def order(methods: Mapping[str, Sequence[Mapping[str, Any]]]) -> tuple[int, int, bool | None] | None:
@@ -302,6 +304,8 @@ def notes(rows: Sequence[Mapping[str, Any]], scale_said: bool = False) -> list[s
         out.append(SAID[0].upper() + SAID[1:])
     out.append(f"`paper` and `ours`: {_measures(rows)}. Accuracies in percent; MB (10^6 bytes) over all clients, both directions; "
                "best is the maximum over rounds on the test set, the papers' rule where they name one; last 10 is the mean of the last ten evaluated rounds.")
+    if any(sum(r["status"] == "done" for r in runs) > 1 for methods in grouped(rows).values() for runs in methods.values()):
+        out.append("±: the sample standard deviation over seeds (n - 1).")
     if any(r["measure"] == "rounds_to_target" for r in rows):
         out.append("Rounds to a target: the first evaluated round at or above the accuracy that FedAvg has in the paper's round (at mini scale: in "
                    "its last), unsmoothed. As curves swing, FedAvg itself may be there before that round, where the papers print the round.")
@@ -351,12 +355,16 @@ def _measures(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _searched(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Whose hyper-parameters a search chose: "FedProx alpha=0.2: train.lr 0.1, algorithm.mu 0.01; ..."."""
-    chosen: dict[str, Mapping[str, Any]] = {}
-    for r in rows:
-        if point := json.loads(str(r.get("hyperparameters") or "{}")):
-            chosen[" ".join(str(r[k]) for k in ("dataset", "variant", "heterogeneity", "method") if r[k])] = point
-    return "; ".join(f"{who}: {', '.join(f'{k} {v}' for k, v in point.items())}" for who, point in chosen.items())
+    """Whose hyper-parameters a search chose: "FedProx alpha=0.2: train.lr 0.1, algorithm.mu 0.01; ...". Seeds that differ in
+    them, searched apart or only one of them searched, are told apart."""
+    chosen: dict[str, dict[str, list[str]]] = {}
+    for r in (r for r in rows if not unrun(r)):
+        who = " ".join(str(r[k]) for k in ("dataset", "variant", "heterogeneity", "method") if r[k])
+        point = ", ".join(f"{k} {v}" for k, v in json.loads(str(r.get("hyperparameters") or "{}")).items())
+        chosen.setdefault(who, {}).setdefault(point, []).append(str(r["seed"]))
+    return "; ".join(f"{who}: " + (next(iter(by)) if len(by) == 1 else
+                                   "; ".join(f"{point or 'not searched'} (seed {','.join(seeds)})" for point, seeds in by.items()))
+                     for who, by in chosen.items() if any(by))
 
 
 def _near(methods: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:

@@ -2,7 +2,8 @@
 split of the training pool; the winner is run at full length, on the whole pool.
 
 The winner is the point with the highest validation accuracy over its rounds, as the papers choose by the highest over
-rounds; ties go to the first point. A point that diverged is out.
+rounds; ties go to the first point. A point that diverged is out. A grid of one point is taken without a search. A winner
+that is not what the table has anyway is a run of its own name, beside the table's own in one --out.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from fednet import papers
 from fednet.config.tree import compose
 from fednet.engine import pool
 from fednet.engine.pool import Task
-from fednet.errors import ConfigError
+from fednet.errors import ConfigError, unknown
 from fednet.papers.cell import Cell
 from fednet.papers.reproduce import Job
 from fednet.report.read import open_run
@@ -33,18 +34,10 @@ LOOKS = 25  # evaluations of a search run
 
 def searched(job: Job, args: argparse.Namespace, say: Callable[[str], None]) -> Job:
     """Runs the search for every cell that has a grid, and returns the job with the winners in its cells."""
-    given = {}
-    for text in args.grid:
-        key, equals, values = text.partition("=")
-        if not equals:
-            raise ConfigError(f"--grid {text}: expected KEY=A,B, such as train.lr=0.1,0.01.")
-        given[key.strip()] = compose(f"[{values}]", f"--grid {text}", one_place=True).plain()
+    given = grids(args, job)
     tasks = {c.name: [(point, task(c, point, job, args.out)) for point in points(c, given)] for c in job.cells}
     todo = [t for pairs in tasks.values() if len(pairs) > 1 for _, t in pairs]
-    if not todo:
-        say("search: none of these cells has a grid.")
-        return job
-    say(f"search: {len(todo)} runs at a quarter of the rounds")
+    say(f"search: {len(todo)} runs at a quarter of the rounds" if todo else "search: none of these cells has a grid of several points.")
     count = [0]
 
     def told(task: Task, state: str) -> None:
@@ -52,26 +45,55 @@ def searched(job: Job, args: argparse.Namespace, say: Callable[[str], None]) -> 
         found = score(task)
         say(f"  search {task.name}: {state if found is None else f'{100 * found:.2f} on the validation split'}")
 
-    if not args.gather:
+    if todo and not args.gather:
         pool.work(todo, args.jobs, args.device, load=args.load, sets=args.set, told=told)
     chosen, books, cells = {}, {}, []
     for cell in job.cells:
-        scores: list[Any] = [(score(t), point) for point, t in tasks[cell.name]] if len(tasks[cell.name]) > 1 else []
-        reached = [pair for pair in scores if pair[0] is not None]
-        if not reached:
+        pairs = tasks[cell.name]
+        if pairs[0][0] == {}:  # no grid
             cells.append(cell)
             continue
-        best = max(reached, key=lambda pair: pair[0])
+        scores: list[Any] = [(score(t), point) for point, t in pairs] if len(pairs) > 1 else [(None, pairs[0][0])]
+        reached = [pair for pair in scores if pair[0] is not None] if len(pairs) > 1 else scores
+        if not reached:
+            say(f"  {cell.name}: none of its {len(pairs)} points has a validation accuracy; "
+                + ("it is left out." if cell.by_search else "it runs at the table's own values."))
+            cells += [] if cell.by_search else [cell]
+            continue
+        best = max(reached, key=lambda pair: pair[0]) if len(pairs) > 1 else reached[0]
         chosen[cell.name] = best[1]
         books[cell.name] = {"chosen": best[1], "scores": [{"validation_accuracy": s, **point} for s, point in scores]}
-        cells.append(replace(cell, config=laid(cell.config, best[1])))
+        cells.append(replace(cell, config=won(cell, best[1])))
         say(f"  {cell.name}: {best[1]}")
+    if not cells:
+        raise ConfigError(f"--search: no point of {job.table} has a validation accuracy; what failed is in {job.folder(args.out) / 'search'}.")
     path = args.out / f"{job.stem}-chosen.json"
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     aside.write_text(json.dumps({**known, **books}, indent=1) + "\n", encoding="utf-8")
     os.replace(aside, path)
     return replace(job, cells=tuple(cells), chosen=chosen)
+
+
+def grids(args: argparse.Namespace, job: Job) -> dict[str, list[Any]]:
+    """The values that `--grid` gives, by key. Raises ConfigError for what would be of no effect."""
+    known = {k for c in job.cells for k in c.grids}
+    given: dict[str, list[Any]] = {}
+    for text in args.grid:
+        key, equals, values = (part.strip() for part in text.partition("="))
+        given[key] = compose(f"[{values}]", f"--grid {text}", one_place=True).plain() if equals else []
+        if not given[key]:
+            raise ConfigError(f"--grid {text}: expected KEY=A,B, such as train.lr=0.1,0.01.")
+        if key not in known:
+            none = f"--grid {text}: none of these cells of {job.table} has a grid; --set sets a value for all."
+            raise ConfigError(unknown("--grid key", key, known) if known else none)
+    if args.grid and not args.search:
+        raise ConfigError("--grid says what --search tries; give both, or --set for one value.")
+    for text in args.set if args.search else ():
+        key = text.partition("=")[0].strip()
+        if found := next((k for k in sorted(known) if f"{k}.".startswith(f"{key}.")), None):
+            raise ConfigError(f"--set {text}: {found} is searched, and every point would have that value; leave out --set, or --search.")
+    return given
 
 
 def points(cell: Cell, given: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
@@ -91,11 +113,21 @@ def laid(config: Mapping[str, Any], point: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
+def won(cell: Cell, point: Mapping[str, Any]) -> dict[str, Any]:
+    """The winner's configuration. Where it differs from the table's own, which may be run in the same --out, under a name of its own."""
+    config = laid(cell.config, point)
+    return config if config == cell.config else {**config, "name": "_".join([str(config["name"]), *words(point)])}
+
+
+def words(point: Mapping[str, Any]) -> list[str]:
+    """As they stand in a run's name."""
+    return [f"{k.rpartition('.')[2]}{v}" for k, v in point.items()]
+
+
 def task(cell: Cell, point: Mapping[str, Any], job: Job, out: Path) -> Task:
     """The search run of a point."""
     rounds = math.ceil(int(cell.config["rounds"]) / SHARE)
-    words = [f"{k.rpartition('.')[2]}{v}" for k, v in point.items()]
-    name = "_".join([str(cell.config["name"]), *words, f"seed{job.seeds[0]}"])
+    name = "_".join([str(cell.config["name"]), *words(point), f"seed{job.seeds[0]}"])
     every = max(1, rounds // LOOKS)
     data = {} if cell.config["data"].get("validation") else {"validation": VALIDATION}
     over = {"rounds": rounds, "data": data, "name": name, "seed": job.seeds[0],

@@ -43,3 +43,11 @@ def test_what_a_paper_leaves_open_is_a_valid_variant_of_its_own_method_that_diff
         made, plain = (config.to_mapping(config.from_mapping(c.config, c.name)) for c in (found, own[0]))
         assert len({k for k in made if made[k] != plain[k]} - {"name"}) == 1  # one section
         assert set(found.figures.values()) == {None}
+
+
+@pytest.mark.parametrize("table", papers.results())
+def test_a_choice_is_paired_with_the_method_as_it_is_taken(table):
+    """Nothing but the method differs: without the public set it would train on another pool."""
+    for cell in papers.cells(table):
+        for other in variants(cell):
+            assert {k for k in cell.config if other.config[k] != cell.config[k]} <= {"algorithm", "name"}, other.name

@@ -52,6 +52,9 @@ def test_a_setting_is_met_by_whole_words():
     (["feddpc/table9"], "feddpc/table2"), (["feddpc/table2", "--dataset", "mnist"], "CIFAR-10"), ([], "PAPER/TABLE"),
     (["feddpc/table2", "--only", "FedDPT"], "Did you mean 'FedDPC'"), (["feddpc/table2", "--only", ","], "FedAvg,FedProx"),
     (["feddpc/table2", "--setting", "alpha=7"], "alpha=0.2, alpha=0.6"), (["feddpc/table2", "--add", "fedavgg"], "fedavg"),
+    (["fedrds/figureA1_text", "--setting", "best beta"], "best beta 2 shards (with --search)"),
+    (["feddpc/table2", "--seeds", "0,1", "--set", "seed=5"], "--seeds"), (["feddpc/table2", "--set", "name=mine"], "which cell it is"),
+    (["feddpc/table2", "--set", "algorithm={name: fedavg}"], "--add"), (["feddpc/table2", "--set", "algorithm.name=fedavg"], "--add"),
 ])
 def test_a_wrong_name_is_answered_with_the_right_ones(words, said, capsys):
     assert main(["reproduce", *words]) == 2
@@ -71,6 +74,35 @@ def test_an_added_method_stands_in_every_column_and_differs_in_the_method_alone(
         assert {k for k in c.config if c.config[k] != theirs.config[k]} == {"algorithm", "name"}
         assert c.figure is None
         assert set(c.grids) == {"train.lr"}
+
+
+@pytest.mark.parametrize("table", papers.results())
+def test_an_added_method_trains_as_the_paper_s_own_does(table):
+    """Not as a SOLO of 300 epochs without federation, nor as an ablation that shares nothing."""
+    own = {}
+    for c in papers.cells(table):
+        own.setdefault((c.dataset, c.variant, c.heterogeneity), c)
+    for c in (c for c in job(table, "--add", "fedsgd", "--search").cells if c.method == "fedsgd"):
+        theirs = own[c.dataset, c.variant, c.heterogeneity]
+        mine = reproduce._evaluated(replace(c, config={**theirs.config, "algorithm": {}}), "full")
+        assert {k: v for k, v in c.config.items() if k not in ("algorithm", "name")} == {k: v for k, v in mine.items() if k not in ("algorithm", "name")}
+        assert c.measure == theirs.measure
+
+
+def test_an_added_method_takes_no_name_of_the_table_s_own_and_one_given_twice_runs_once():
+    for words in (["--add", "fedprox"], ["--only", "FedDPC", "--add", "fedprox"]):
+        with pytest.raises(reproduce.ConfigError, match="FedProx of feddpc/table2 has runs of that name"):
+            job("feddpc/table2", "--dataset", "cifar10", *words)
+    found = job("feddpc/table2", "--dataset", "cifar10", "--only", "FedDPC", "--add", "{name: fedprox, mu: 1}", "--add", "{name: fedprox, mu: 1}")
+    assert sorted(c.method for c in found.cells) == ["FedDPC", "FedDPC", "fedprox-mu1", "fedprox-mu1"]
+
+
+def test_what_is_open_runs_once_where_the_table_has_it_itself_and_is_the_table_s():
+    found = job("feddpc/figure6", "--open")
+    assert len({c.name for c in found.cells}) == len(found.cells) == 20
+    assert not {"FedDPC no projection", "FedDPC no scaling"} & found.added
+    assert "FedDPC lambda=2" in found.added
+    assert "FedDPC no projection" not in job("feddpc/figure6", "--only", "FedDPC", "--open").added
 
 
 def test_runs_of_a_seed_are_paired_and_come_before_those_of_the_next():
@@ -103,7 +135,7 @@ def test_a_search_run_is_a_quarter_of_the_rounds_on_a_validation_split(tmp_path)
 
 def test_the_winner_is_the_best_on_the_validation_split_and_what_failed_is_out(tmp_path, monkeypatch):
     args = asked("feddpc/table2", "--dataset", "cifar10", "--setting", "alpha=0.2", "--only", "FedVARP", "--out", tmp_path,
-                 "--grid", "train.lr=1,0.3,0.2")
+                 "--search", "--grid", "train.lr=1,0.3,0.2")
     monkeypatch.setattr(pool, "work", lambda *a, **k: {})
     monkeypatch.setattr(search, "score", lambda t: {1: None, 0.3: 0.4, 0.2: 0.6}[t.config["train"]["lr"]])
     found = search.searched(reproduce.plan(args), args, lambda text: None)
@@ -111,6 +143,50 @@ def test_the_winner_is_the_best_on_the_validation_split_and_what_failed_is_out(t
     assert found.chosen == {found.cells[0].name: {"train.lr": 0.2}}
     (books,) = json.loads((tmp_path / "feddpc-table2-chosen.json").read_text()).values()
     assert [s["validation_accuracy"] for s in books["scores"]] == [None, 0.4, 0.6]
+
+
+VARP = ["feddpc/table2", "--dataset", "cifar10", "--setting", "alpha=0.2", "--only", "FedVARP", "--search"]
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--only", "FedVARP", "--grid", "train.lr=1,2"], "give both"), ([*VARP, "--grid", "train.rl=1,2"], "Did you mean 'train.lr'"),
+    ([*VARP, "--grid", "train.lr="], "expected KEY=A,B"), ([*VARP, "--grid", "train.lr"], "expected KEY=A,B"),
+    ([*VARP, "--set", "train.lr=0.5"], "train.lr is searched"), ([*VARP, "--set", "train={lr: 0.5}"], "train.lr is searched"),
+    (["fedabc/table1", "--search", "--grid", "train.lr=1,2"], "none of these cells of fedabc/table1 has a grid"),
+])
+def test_a_grid_that_would_be_of_no_effect_is_refused_before_anything_runs(words, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(pool, "work", None)
+    table = [] if words[0].startswith("fed") else ["feddpc/table2"]
+    assert main(["reproduce", *table, *words, "--out", str(tmp_path)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def searched(tmp_path, monkeypatch, score, *words):
+    args = asked(*VARP, "--out", tmp_path, *words)
+    monkeypatch.setattr(pool, "work", lambda *a, **k: {})
+    monkeypatch.setattr(search, "score", score)
+    said = []
+    return search.searched(reproduce.plan(args), args, said.append), said
+
+
+def test_a_grid_of_one_value_is_that_value(tmp_path, monkeypatch):
+    found, _ = searched(tmp_path, monkeypatch, None, "--grid", "train.lr=0.5")
+    assert found.cells[0].config["train"]["lr"] == 0.5
+    assert found.chosen == {found.cells[0].name: {"train.lr": 0.5}}
+
+
+def test_a_winner_has_a_run_beside_the_table_s_own_and_shares_it_where_it_is_the_same(tmp_path, monkeypatch):
+    (own,) = job(*VARP[:-1]).cells
+    other, _ = searched(tmp_path, monkeypatch, lambda t: t.config["train"]["lr"])  # 1 is best
+    same, _ = searched(tmp_path, monkeypatch, lambda t: -abs(t.config["train"]["lr"] - 0.1))
+    assert other.cells[0].config["name"] == own.config["name"] + "_lr1"
+    assert same.cells[0].config == own.config
+
+
+def test_a_search_in_which_nothing_ended_says_so(tmp_path, monkeypatch):
+    found, said = searched(tmp_path, monkeypatch, lambda t: None)
+    assert not found.chosen
+    assert "none of its 5 points" in said[-1]
 
 
 # -- the plan --------------------------------------------------------------------------------------------------------
@@ -268,6 +344,62 @@ def test_where_the_data_come_from_makes_no_other_run(tmp_path, capsys):
     capsys.readouterr()
     assert main(words) == 0  # what is done stays done
     assert "/1]" not in capsys.readouterr().out
+
+
+OWN_FILE = """
+from fednet import algorithm
+from fednet.algorithms.fedavg import FedAvg
+
+
+@algorithm("{name}")
+class Mine(FedAvg):
+    def local(self, phase, client, down, host):
+        {body}
+        return super().local(phase, client, down, host)
+"""
+
+
+def test_the_papers_runs_stay_what_they_are_beside_a_users_method_that_is_worked_on(tmp_path, capsys):
+    """In processes of their own, as a file is loaded once in each."""
+    import subprocess
+    import sys
+
+    file, out = tmp_path / "mine.py", tmp_path / "out"
+
+    def said(body, *words):
+        file.write_text(OWN_FILE.format(name="mine_ours", body=body))
+        command = [sys.executable, "-m", "fednet", "reproduce", *MINE, "--only", "FedAvg", "--out", str(out), *words]
+        done = subprocess.run(command, capture_output=True, text=True)
+        return done.stdout + done.stderr
+
+    assert main(["reproduce", *MINE, "--only", "FedAvg", "--out", str(out)]) == 0
+    capsys.readouterr()
+    mine = ["--load", str(file), "--add", "mine_ours"]
+    first = said("raise ValueError('not yet')", *mine)
+    assert "[1/2] fedabc-mnist-alpha=1.0-mine_ours-mini-seed0: failed" in first, first
+    assert "fedavg-mini-seed0:" not in first
+    again = said("raise ValueError('not yet')", *mine)
+    assert "/2]" not in again, again  # what failed as it stands fails again
+    mended = said("pass", *mine)
+    assert "it is done again" in mended, mended
+    assert "[2/2] fedabc-mnist-alpha=1.0-mine_ours-mini-seed0: pfl_accuracy" in mended
+    edited = said("host.report(x=1.0)", *mine)
+    assert "it is done again" in edited, edited
+    assert "fedavg-mini-seed0:" not in mended + edited
+    assert len([*(out / "fedabc-mini" / ".cells").glob("*mine*.changed*")]) == 2
+    assert {r["method"] for r in reproduction.read_csv(out / "fedabc-table1-mini.csv") if r["status"] == "done"} == {"FedAvg", "mine_ours"}
+
+
+def test_what_failed_under_another_configuration_is_tried_again_under_this_one(tmp_path):
+    task = pool.Task({"name": "a", "rounds": 1}, tmp_path)
+    task.books.mkdir(parents=True)
+    task.run.mkdir()
+    (task.books / "a.failed").write_text("0123 1 4567 -\n")
+    assert pool.state(task, pool.digest(task)) == "edited"
+    assert pool.set_aside(task).exists()
+    assert pool.state(task, pool.digest(task)) == "to do"
+    (task.books / "a.failed").write_text(f"{pool.digest(task)[0]} 1 4567\n")  # as earlier versions wrote it
+    assert pool.state(task, pool.digest(task)) == "failed"
 
 
 @pytest.mark.parametrize("flag", ["--out", "--results"])

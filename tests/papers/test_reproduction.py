@@ -87,7 +87,9 @@ def test_less_is_better_for_rounds_to_a_target():
 def test_who_never_gets_to_the_target_stands_behind_all_who_do():
     made = [{**r, "measure": "rounds_to_target"} for r in rows(A=(40.0, [30.0, None]), B=(60.0, [None, None]), C=(80.0, [90.0]))]
     (methods,) = reproduction.grouped(made).values()
-    assert reproduction.order(methods) == (2, 3, True)  # B is before C in the paper
+    assert reproduction.order(methods) == (0, 2, False)  # A and B are before C in the paper; half of A's seeds never got there, as B's
+    (most,) = reproduction.grouped([*made, {**made[0], "seed": 2}]).values()
+    assert reproduction.order(most) == (2, 3, True)  # two of A's three did
     head, lines = reproduction.table(made)
     assert [dict(zip(head, line))["ours"] for line in lines] == ["30.00 (1 of 2 never)", "never", "90"]
     assert [dict(zip(head, line))["difference"] for line in lines] == ["", "", "+10.00"]
@@ -104,6 +106,17 @@ def test_the_notes_name_whose_measure_is_another_what_was_searched_and_how_many_
     assert "0 of 1 pairs of methods stand in the paper's order (1 pair within 1 point here)" in said
     assert "best in the paper: C; best here: B, of the 2 methods run of 3." in said
     assert "B (not all over the same seeds)" in "\n".join(reproduction.notes(rows(A=(60.0, [50.0]), B=(55.0, [50.0, 51.0]))))
+
+
+def test_the_notes_tell_seeds_of_other_hyper_parameters_apart_and_what_the_spread_is():
+    made = rows(A=(60.0, [50.0, 51.0, 52.0]), B=(55.0, [50.5, 50.0, 50.0]))
+    for r, point in zip(made[:3], ('{"train.lr": 0.1}', '{"train.lr": 1}', "{}")):
+        r["hyperparameters"] = point
+    made[3]["hyperparameters"] = made[4]["hyperparameters"] = made[5]["hyperparameters"] = '{"train.lr": 0.1}'
+    said = "\n".join(reproduction.notes(made))
+    assert "D alpha=1 A: train.lr 0.1 (seed 0); train.lr 1 (seed 1); not searched (seed 2); D alpha=1 B: train.lr 0.1." in said
+    assert "sample standard deviation" in said
+    assert "standard deviation" not in "\n".join(reproduction.notes(rows(A=(60.0, [50.0]))))
 
 
 def test_a_failed_run_stands_in_the_table_with_its_reason_and_in_no_mean():
