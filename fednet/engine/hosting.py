@@ -59,6 +59,8 @@ def host_rounds(config: Config, directory: Path, *, bind: str | None, device: st
     if checkpoints.exists:
         cut(directory, checkpoints.progress().lengths)
     files = RunDirectory(directory)
+    if not checkpoints.exists and any(read_lines(directory / "rounds.jsonl")):  # they would stand there twice
+        raise CannotGoOn(f"{directory} has rounds on record and no checkpoint to go on from; the run directory was changed by hand.")
     logs = log_to(directory / "log" / "server.log")
     incarnation = checkpoints.incarnation()
     keyring = keyring_of(config, keys) if bind is not None else None

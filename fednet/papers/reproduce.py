@@ -86,7 +86,7 @@ def main(args: argparse.Namespace) -> int:
         job = searched(job, args, say)
     tasks = [t for _, _, t in job.runs(args.out)]
     states = [pool.state(t, pool.digest(t, args.load, args.set)) for t in tasks]
-    if args.gather and "done" not in states and "failed" not in states:
+    if args.gather and not {"done", "failed", "edited"} & set(states):
         raise ConfigError(f"--gather: none of the {len(tasks)} runs of {job.table} in {job.folder(args.out)} is done.")
     count, refused = [states.count("done")], []
 
@@ -108,6 +108,9 @@ def main(args: argparse.Namespace) -> int:
             pool.work(tasks, args.jobs, args.device, load=args.load, sets=args.set, told=told)
     finally:
         written = publish(job, args.out)  # also of what was done before a stop
+    failed = [t for t in tasks if pool.state_now(t) == "failed"]
+    if failed and not args.gather:
+        say(f"{len(failed)} of these runs failed, and are left at that; to have one tried again, remove its mark: {failed[0].books / failed[0].name}.failed")
     if written and not args.quiet:
         print((args.out / f"{job.stem}.txt").read_text(encoding="utf-8"))
         print("\n".join(str(p) for p in written))

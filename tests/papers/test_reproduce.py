@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -314,6 +315,20 @@ def test_a_half_written_run_that_cannot_be_resumed_is_done_again(tmp_path, capsy
     assert (after["ours"], after["mb"]) == (before["ours"], before["mb"])
 
 
+def test_a_run_whose_checkpoint_was_deleted_is_done_again_and_has_no_round_twice(tmp_path, capsys):
+    words = ["reproduce", *MINE, "--only", "FedAvg", "--out", str(tmp_path)]
+    assert main(words) == 0
+    ((_, _, task),) = job(*MINE, "--only", "FedAvg").runs(tmp_path)
+    (task.books / f"{task.name}.done").unlink()
+    (task.run / "summary.json").unlink()
+    shutil.rmtree(task.run / "checkpoint")
+    capsys.readouterr()
+    assert main(words) == 0
+    assert "cannot be resumed, it is done again" in (said := capsys.readouterr().out)
+    assert "no checkpoint to go on from" in said
+    assert [json.loads(line)["round"] for line in (task.run / "rounds.jsonl").open()] == [1, 2]
+
+
 def test_a_run_that_was_refused_for_want_of_its_data_is_tried_again(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FEDNET_DATA", str(tmp_path / "nothing"))
     words = ["reproduce", "fedrds/table3", "--dataset", "svhn", "--only", "FedAvg", "--scale", "mini", "--device", "cpu", "--out", str(tmp_path / "out")]
@@ -377,6 +392,7 @@ def test_the_papers_runs_stay_what_they_are_beside_a_users_method_that_is_worked
     mine = ["--load", str(file), "--add", "mine_ours"]
     first = said("raise ValueError('not yet')", *mine)
     assert "[1/2] fedabc-mnist-alpha=1.0-mine_ours-mini-seed0: failed" in first, first
+    assert "to have one tried again" in first
     assert "fedavg-mini-seed0:" not in first
     again = said("raise ValueError('not yet')", *mine)
     assert "/2]" not in again, again  # what failed as it stands fails again
