@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
+import msgspec
+
+from fednet.algorithms.base import ClientFacts
 from fednet.config import Config
 from fednet.registry import algorithm, dataset
 
@@ -24,6 +29,17 @@ def payload_bytes(config: Config, name: str) -> tuple[int, int, tuple[bool, bool
         sizes.append(sum(fixed.get(form, 0) for form in forms))
         is_open.append(any(form not in fixed for form in forms))
     return sizes[0], sizes[1], (is_open[0], is_open[1])
+
+
+def enrolment_bytes(config: Config, public: int) -> int:
+    """What crosses to a client once, when it joins: of `public` samples that the server has, those that the method shares."""
+    method = algorithm.get(config.algorithm.name)
+    if method.Enrolment is None or not public:
+        return 0
+    shape, _ = _shape(config)
+    facts = ClientFacts(n=0, class_counts=(), sample_nbytes=math.prod(shape), input_shape=shape, public_n=public)  # images of bytes
+    sizes = method(msgspec.convert(config.algorithm.options, method.Config), config.clients).sizes(method.Enrolment, facts)
+    return sum(sizes.values())
 
 
 # Of datasets that need files only to be told their shape.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from typing import Any
 from fednet import config as configuration
 from fednet import papers
 from fednet.engine import pool
-from fednet.engine.costs import payload_bytes
+from fednet.engine.costs import enrolment_bytes, payload_bytes
 from fednet.engine.pool import Task
 from fednet.papers.cell import Cell
 from fednet.papers.reproduce import Job
@@ -61,11 +62,12 @@ def forecast(job: Job, out: Path, device: str, jobs: int, load: Sequence[str] = 
     wide = max(len(t.name) for _, _, t in runs)
     for cell, _, task in runs:
         state = pool.state_now(task)
-        a_round, mb, rounds = a_round_of(cell, paces), traffic(cell), int(cell.config["rounds"])
+        a_round, rounds = a_round_of(cell, paces), int(cell.config["rounds"])
+        mb, part = traffic(cell, pace.public if isinstance(pace := paces.get(kind(cell)), Pace) else 0)
         time = "?" if a_round is None else f"{a_round * rounds / 3600:.2f} h"
-        lines.append(f"  {task.name.ljust(wide)}  {state:<7} {rounds:4d} rounds  {time:>8}  {'about' if mb[1] else '     '} {mb[0] * rounds:9.1f} MB")
+        lines.append(f"  {task.name.ljust(wide)}  {state:<7} {rounds:4d} rounds  {time:>8}  {'above' if part else '     '} {mb:9.1f} MB")
         if state not in ("done", "failed"):
-            total, megabytes, left = total + (a_round or 0) * rounds / 3600, megabytes + mb[0] * rounds, left + 1
+            total, megabytes, left = total + (a_round or 0) * rounds / 3600, megabytes + mb, left + 1
     head = [f"{len(runs)} runs in {job.folder(out)}, {left} left to do; scale {job.scale}"]
     known = "" if all(isinstance(p, Pace) for p in paces.values()) else ", without those marked ?"
     tail = [f"left: {total:.2f} hours of one process, {total / min(jobs, max(1, left)):.2f} hours with --jobs {jobs} on as many free cores{known}, "
@@ -106,6 +108,10 @@ def measured(job: Job, out: Path, device: str, load: Sequence[str] = (), sets: S
     for cell in job.cells:
         first.setdefault(kind(cell), cell)
     out.mkdir(parents=True, exist_ok=True)
+    for k in first:
+        about = json.loads(k)
+        print(f"measuring rounds of a few steps of {about['model']['name']}, {about['data']['dataset']}; a large network takes long on a CPU",
+              file=sys.stderr, flush=True)
     return {k: paced(cell, out, device, load, sets) for k, cell in first.items()}
 
 
@@ -130,8 +136,10 @@ def paced(cell: Cell, out: Path, device: str, load: Sequence[str] = (), sets: Se
         shutil.rmtree(folder)
 
 
-def traffic(cell: Cell) -> tuple[float, bool]:
-    """(MB of a round, whether parts of it depend on the data and are left out)."""
+def traffic(cell: Cell, public: int) -> tuple[float, bool]:
+    """(MB of the run, whether parts of it depend on the data and are left out). What a client is given once, when it first takes
+    part, counts for as many clients as are expected to."""
     config = configuration.from_mapping(cell.config, cell.name)
     down, up, (open_down, open_up) = payload_bytes(config, config.algorithm.name)
-    return config.cohort_size * (down + up) / 1e6, open_down or open_up
+    reached = config.clients * (1 - (1 - config.cohort_size / config.clients) ** config.rounds)
+    return (config.rounds * config.cohort_size * (down + up) + reached * enrolment_bytes(config, public)) / 1e6, open_down or open_up

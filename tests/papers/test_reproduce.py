@@ -215,6 +215,13 @@ def test_fedrds_is_foretold_the_steps_on_its_shared_samples_and_a_mini_its_own()
     assert forecast.steps(job("fedrds/table3", "--only", "FedAvg", "--scale", "mini").cells[0], (540,), 6000) == 20
 
 
+def test_what_is_shared_once_is_in_the_plan_s_megabytes():
+    """As a run of this cell counted them: 74.5 MB of models, and 2,500 samples of 3,080 bytes to each of 20 clients."""
+    average, own = (next(c for c in job("fedrds/table3", "--dataset", "cifar10", "--scale", "mini").cells if c.method == m) for m in ("FedAvg", "FedRDS"))
+    assert forecast.traffic(average, 5000) == (pytest.approx(74.4, abs=0.1), False)
+    assert forecast.traffic(own, 5000) == (pytest.approx(228.4, abs=0.2), False)
+
+
 def test_a_pace_is_measured_by_rounds_of_a_few_steps(tmp_path):
     found = job("fedabc/table1", "--dataset", "mnist", "--setting", "alpha=1.0", "--only", "FedAvg")
     cell = found.cells[0]
