@@ -127,6 +127,9 @@ def _measure(args: argparse.Namespace) -> int:
     from fednet.papers.record import write
     from fednet.papers.servercost import report
 
+    of_runs = ("gather", "dataset", "only", "add", "open", "seeds", "setting", "search", "grid", "set")
+    if said := next((name for name in of_runs if getattr(args, name)), None):
+        raise ConfigError(f"--{said}: {args.table} has no runs behind it; it is measured whole, by the command without --{said}.")
     if args.plan:
         print("no runs: the server's half of each method is measured when it is asked for, in a minute or two.")
         return 0

@@ -436,6 +436,9 @@ def test_the_table_that_is_measured_without_runs_is_kept_among_the_results(tmp_p
     from fednet.papers import servercost
 
     monkeypatch.setattr(servercost, "report", lambda: "method  paper")
+    for words in (["--gather"], ["--only", "FedDPC"], ["--seeds", "0,1"]):
+        assert main(["reproduce", "feddpc/table1", *words]) == 2
+        assert f"{words[0]}: feddpc/table1 has no runs behind it" in capsys.readouterr().err
     assert main(["reproduce", "feddpc/table1", "--plan"]) == 0
     assert "no runs" in (said := capsys.readouterr().out)
     assert "method  paper" not in said
