@@ -29,13 +29,16 @@ POINTS = 100  # of a curve, in the compact results
 
 
 def deposit(job: Job, out: Path, folder: Path) -> None:
-    """The job's rows and curves into the compact results; what stands there for other cells and seeds stays."""
+    """The table's rows and curves into the compact results; what stands there for other cells and seeds stays. What an earlier
+    command ran in the same folder with another `--set` is not kept."""
     books = folder / "results"
     books.mkdir(parents=True, exist_ok=True)
+    rows = out / f"{job.stem}.csv"
+    changed = {reproduction.run_of(r) for r in reproduction.read_csv(rows) if (r["changed"] or "") != job.changed} if rows.exists() else set()
     for suffix, columns in (("", reproduction.FIXED), ("-curves", reproduction.CURVE)):
         source, target = out / f"{job.stem}{suffix}.csv", books / f"{job.stem}{suffix}.csv"
         if source.exists():
-            new = reproduction.read_csv(source)
+            new = [r for r in reproduction.read_csv(source) if reproduction.run_of(r) not in changed]
             reproduction.merge(target, thinned(new) if suffix else new, columns)
     for picture in sorted((out / job.stem).glob("*.png")):
         if picture.stem.endswith(SHOWN.get(job.table, ())):

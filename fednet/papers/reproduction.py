@@ -162,6 +162,11 @@ def identity(row: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(row.get(k) or "") for k in KEY if k != "changed" or "changed" in row)
 
 
+def run_of(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Which run a row is of, or a curve's, whatever was changed."""
+    return tuple(str(row.get(k) or "") for k in KEY if k != "changed")
+
+
 def write(path: Path, text: str) -> None:
     """Aside, then into place: a reader sees the old or the new file."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")

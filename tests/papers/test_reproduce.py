@@ -453,6 +453,17 @@ def test_a_plan_says_why_a_model_could_not_be_measured(tmp_path, monkeypatch, ca
     assert "could not be measured: fednet reproduce: data.dataset: SVHN could not be read" in capsys.readouterr().out
 
 
+def test_what_an_earlier_command_changed_is_not_kept_among_the_results_either(tmp_path):
+    row = dict.fromkeys(reproduction.FIXED) | {"method": "A", "dataset": "D", "heterogeneity": "h", "seed": 0, "status": "done", "ours": 1}
+    found = job("feddpc/table2", "--only", "FedDPC")
+    reproduction.merge(tmp_path / "feddpc-table2.csv", [row, {**row, "seed": 1, "changed": "rounds=2"}], reproduction.FIXED)
+    points = [dict.fromkeys(reproduction.CURVE) | {"method": "A", "dataset": "D", "heterogeneity": "h", "seed": s, "round": 1} for s in (0, 1)]
+    reproduction.merge(tmp_path / "feddpc-table2-curves.csv", points, reproduction.CURVE)
+    record.deposit(found, tmp_path, tmp_path / "kept")
+    for name in ("feddpc-table2.csv", "feddpc-table2-curves.csv"):
+        assert [r["seed"] for r in reproduction.read_csv(tmp_path / "kept" / "results" / name)] == [0], name
+
+
 def test_what_was_run_at_a_changed_setting_is_not_kept_among_the_results(tmp_path, capsys):
     assert main(["reproduce", "feddpc/table2", "--results", str(tmp_path), "--set", "rounds=2"]) == 2
     assert "leave out --set" in capsys.readouterr().err
