@@ -21,7 +21,7 @@ CHOICES: dict[str, dict[str, dict[str, Any]]] = {
         "clip=0.1": {"algorithm": {"clip_v": 0.1}},
         "clip=5": {"algorithm": {"clip_v": 5.0}},
         "match=layer": {"algorithm": {"match": "layer"}},
-        "no condensing": {"algorithm": {"ft_epochs": 0}},
+        "no fine-tuning": {"algorithm": {"ft_epochs": 0}},  # images are condensed and sent, and of no use
     },
     "feddpc": {  # its ablations, Figures 6 and 7
         "no projection": {"algorithm": {"projection": False}},

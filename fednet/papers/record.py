@@ -3,6 +3,7 @@
     DIR/results/PAPER-TABLE[-mini].csv, -curves.csv   rows and curves, as `fednet reproduce --results DIR` deposits them
     DIR/results/PAPER-TABLE[-mini].svg                 accuracy against rounds and MB
     DIR/results/PAPER-TABLE[-mini]-sweep.svg           accuracy against the number in which the cells differ
+    DIR/results/PAPER-TABLE[-mini]-chosen.json         what a search tried, by cell: its points, their validation accuracy, the winner
     DIR/results/PAPER-TABLE.txt                        a table measured without runs, as the command printed it
     DIR/remarks.yaml                                   what there is to say, by paper
     DIR/RESULTS.md                                     written anew from these each time
@@ -10,6 +11,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,10 @@ def deposit(job: Job, out: Path, folder: Path) -> None:
         if source.exists():
             new = [r for r in reproduction.read_csv(source) if reproduction.run_of(r) not in changed]
             reproduction.merge(target, thinned(new) if suffix else new, columns)
+    tried, target = out / f"{job.stem}-chosen.json", books / f"{job.stem}-chosen.json"
+    if tried.exists():
+        known = json.loads(target.read_text(encoding="utf-8")) if target.exists() else {}
+        reproduction.write(target, json.dumps({**known, **json.loads(tried.read_text(encoding="utf-8"))}, indent=1) + "\n")
     for picture in sorted((out / job.stem).glob("*.png")):
         if picture.stem.endswith(SHOWN.get(job.table, ())):
             (books / job.stem).mkdir(exist_ok=True)

@@ -318,7 +318,7 @@ def notes(rows: Sequence[Mapping[str, Any]], scale_said: bool = False) -> list[s
         out.append("`personal`: each client's own model on its own test samples; `drift`: the same models on class-balanced test samples; best, "
                    "last 10 and final are of the global model.")
     if chosen := _searched(rows):
-        out.append(f"At the winners of a search over the paper's grids: {chosen}.")
+        out.append(f"At the winners of a search over the paper's grids, or what --grid gave instead: {chosen}.")
     if changed := sorted({str(r["changed"]) for r in rows if r["changed"]}):
         out.append(f"Changed from the paper's setting: {'; '.join(changed)}.")
     for column, methods in grouped(rows).items():

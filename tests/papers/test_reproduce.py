@@ -464,6 +464,14 @@ def test_what_an_earlier_command_changed_is_not_kept_among_the_results_either(tm
         assert [r["seed"] for r in reproduction.read_csv(tmp_path / "kept" / "results" / name)] == [0], name
 
 
+def test_what_a_search_tried_is_kept_beside_what_earlier_searches_did(tmp_path):
+    found, tried = job("feddpc/table2", "--only", "FedDPC"), tmp_path / "feddpc-table2-chosen.json"
+    for cell in ("a", "b"):
+        tried.write_text(json.dumps({cell: {"chosen": {"train.lr": 1}}}))
+        record.deposit(found, tmp_path, tmp_path / "kept")
+    assert sorted(json.loads((tmp_path / "kept" / "results" / tried.name).read_text())) == ["a", "b"]
+
+
 def test_what_was_run_at_a_changed_setting_is_not_kept_among_the_results(tmp_path, capsys):
     assert main(["reproduce", "feddpc/table2", "--results", str(tmp_path), "--set", "rounds=2"]) == 2
     assert "leave out --set" in capsys.readouterr().err
