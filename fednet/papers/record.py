@@ -99,8 +99,8 @@ def _overview(books: Path) -> list[str]:
     for name in papers.results():
         cells = papers.cells(name)
         full, small = (_rows(name, books, scale) for scale in ("full", "mini"))
-        counts = [len({reproduction.identity({**r, "seed": 0, "changed": ""}) for r in rows if r["in_paper"] == "yes" and r["status"] == "done"})
-                  for rows in (full, small)]
+        counts = [len({reproduction.identity({**r, "method": reproduction.plain(str(r["method"])), "seed": 0, "changed": ""})
+                       for r in rows if r["in_paper"] == "yes" and r["status"] == "done"}) for rows in (full, small)]
         found = [o for methods in reproduction.grouped(full).values() if (o := reproduction.order(methods))]
         pairs = f"{sum(o[0] for o in found)} of {sum(o[1] for o in found)}" if found else ""
         lines.append(f"| {name} | {len(cells)} | {counts[0] or ''} | {counts[1] or ''} | {pairs} |")
@@ -162,9 +162,9 @@ def _rows(name: str, books: Path, scale: str) -> list[dict[str, Any]]:
     columns = list(dict.fromkeys((c.dataset, c.variant, c.heterogeneity) for c in cells))
     methods = list(dict.fromkeys(c.method for c in cells))
 
-    def place(r: Mapping[str, Any]) -> tuple[int, int, int]:
+    def place(r: Mapping[str, Any]) -> tuple[int, int, str, int]:
         column = (str(r["dataset"]), str(r["variant"] or ""), str(r["heterogeneity"]))
         return (columns.index(column) if column in columns else len(columns),
-                methods.index(str(r["method"])) if r["method"] in methods else len(methods), int(r["seed"]))
+                methods.index(plain) if (plain := reproduction.plain(str(r["method"]))) in methods else len(methods), str(r["method"]), int(r["seed"]))
 
     return sorted(reproduction.read_csv(path), key=place)

@@ -269,10 +269,10 @@ def rows(job: Job, out: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]
     made, curves = [], []
     for cell, seed, task in runs:
         state, run = pool.state_now(task), found.get((cell.name, seed))
-        versus = next((c for c in job.cells if c.method == cell.versus and (c.dataset, c.variant, c.heterogeneity) == (
+        versus = next((c for c in job.cells if reproduction.plain(c.method) == cell.versus and (c.dataset, c.variant, c.heterogeneity) == (
             cell.dataset, cell.variant, cell.heterogeneity)), None)
         other = None if versus is None else found.get((versus.name, seed))
-        made.append(reproduction.row(cell, seed, job.scale, run, in_paper=cell.method not in job.added, versus=other,
+        made.append(reproduction.row(cell, seed, job.scale, run, in_paper=reproduction.plain(cell.method) not in job.added, versus=other,
                                      status=_status(task, state), changed=job.changed,
                                      hyperparameters=(job.chosen or {}).get(cell.name)))
         if run is not None:

@@ -154,6 +154,11 @@ def merge(target: Path, new: Sequence[Mapping[str, Any]], columns: Sequence[str]
     write(target, as_csv([*out, *(r for rs in by_run.values() for r in rs)], columns))
 
 
+def plain(method: str) -> str:
+    """The method's name without what a search chose for it."""
+    return method.partition(" [")[0]
+
+
 def unrun(row: Mapping[str, Any]) -> bool:
     return str(row.get("status") or "").startswith("not run")
 
@@ -264,11 +269,17 @@ def standing(runs: Sequence[Mapping[str, Any]]) -> float | None:
     return statistics.median(math.inf if r["ours"] is None else float(r["ours"]) for r in done) if never else mean(done, "ours")
 
 
+def ranked(methods: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Sequence[Mapping[str, Any]]]:
+    """Each method once: at the table's own values where it was run at these too, else as its search chose."""
+    return {m: runs for m, runs in methods.items() if plain(m) == m or plain(m) not in methods}
+
+
 def order(methods: Mapping[str, Sequence[Mapping[str, Any]]]) -> tuple[int, int, bool | None] | None:
     """(pairs in the paper's order, pairs, whether ours has the same first): over the methods with both figures; None
     for fewer than two. A pair that the paper prints as equal is left out. The last is None where the paper's first was
     not run."""
     both, printed = [], []
+    methods = ranked(methods)
     for runs in methods.values():
         ours = standing(runs)
         if runs[0]["paper"] is None or runs[0]["changed"]:
@@ -374,7 +385,7 @@ def _searched(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _near(methods: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """How many pairs of accuracies are too close here to say much."""
-    both = [(runs[0]["paper"], v) for runs in methods.values() if runs[0]["paper"] is not None and not runs[0]["changed"]
+    both = [(runs[0]["paper"], v) for runs in ranked(methods).values() if runs[0]["paper"] is not None and not runs[0]["changed"]
             and str(runs[0]["measure"]).endswith("accuracy") and (v := standing(runs)) is not None]
     near = sum(a[0] != b[0] and abs(a[1] - b[1]) < NEAR for a, b in itertools.combinations(both, 2))
     return f" ({near} pair{'s' if near > 1 else ''} within {NEAR:g} point here)" if near else ""
@@ -382,6 +393,7 @@ def _near(methods: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 
 def _first(methods: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Who is best in the paper and who is here, and of how many methods."""
+    methods = ranked(methods)
     sign = -1 if next(iter(methods.values()))[0]["measure"] in LESS_IS_BETTER else 1
     printed = {m: sign * float(runs[0]["paper"]) for m, runs in methods.items() if runs[0]["paper"] is not None and not runs[0]["changed"]}
     ours = {m: sign * v for m in printed if (v := standing(methods[m])) is not None}

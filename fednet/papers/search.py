@@ -3,7 +3,8 @@ split of the training pool; the winner is run at full length, on the whole pool.
 
 The winner is the point with the highest validation accuracy over its rounds, as the papers choose by the highest over
 rounds; ties go to the first point. A point that diverged is out. A grid of one point is taken without a search. A winner
-that is not what the table has anyway is a run of its own name, beside the table's own in one --out.
+that is not what the table has anyway is a run and a row of its own name, beside the table's own in one --out: a quarter of
+the rounds may choose what is no good at full length, and that is to be seen.
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ def searched(job: Job, args: argparse.Namespace, say: Callable[[str], None]) -> 
             cells += [] if cell.by_search else [cell]
             continue
         best = max(reached, key=lambda pair: pair[0]) if len(pairs) > 1 else reached[0]
-        chosen[cell.name] = best[1]
         books[cell.name] = {"chosen": best[1], "scores": [{"validation_accuracy": s, **point} for s, point in scores]}
-        cells.append(replace(cell, config=won(cell, best[1])))
+        cells.append(won(cell, best[1]))
+        chosen[cells[-1].name] = best[1]
         say(f"  {cell.name}: {best[1]}")
     if not cells:
         raise ConfigError(f"--search: no point of {job.table} has a validation accuracy; what failed is in {job.folder(args.out) / 'search'}.")
@@ -113,15 +114,20 @@ def laid(config: Mapping[str, Any], point: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def won(cell: Cell, point: Mapping[str, Any]) -> dict[str, Any]:
-    """The winner's configuration. Where it differs from the table's own, which may be run in the same --out, under a name of its own."""
+def won(cell: Cell, point: Mapping[str, Any]) -> Cell:
+    """The cell at the winner's values. Where they differ from the table's own, which may be run in the same --out, under a name
+    of its own: "FedCM [lr 1, alpha 0.1]"."""
     config = laid(cell.config, point)
-    return config if config == cell.config else {**config, "name": "_".join([str(config["name"]), *words(point)])}
+    if config == cell.config:
+        return cell
+    name = "_".join([str(config["name"]), *words(point)])
+    method = cell.method if cell.by_search else f"{cell.method} [{', '.join(words(point, ' '))}]"
+    return replace(cell, config={**config, "name": name}, method=method)
 
 
-def words(point: Mapping[str, Any]) -> list[str]:
+def words(point: Mapping[str, Any], between: str = "") -> list[str]:
     """As they stand in a run's name."""
-    return [f"{k.rpartition('.')[2]}{v}" for k, v in point.items()]
+    return [f"{k.rpartition('.')[2]}{between}{v}" for k, v in point.items()]
 
 
 def task(cell: Cell, point: Mapping[str, Any], job: Job, out: Path) -> Task:

@@ -180,7 +180,9 @@ def test_a_winner_has_a_run_beside_the_table_s_own_and_shares_it_where_it_is_the
     (own,) = job(*VARP[:-1]).cells
     other, _ = searched(tmp_path, monkeypatch, lambda t: t.config["train"]["lr"])  # 1 is best
     same, _ = searched(tmp_path, monkeypatch, lambda t: -abs(t.config["train"]["lr"] - 0.1))
-    assert other.cells[0].config["name"] == own.config["name"] + "_lr1"
+    assert (other.cells[0].config["name"], other.cells[0].method) == (own.config["name"] + "_lr1", "FedVARP [lr 1]")
+    assert other.chosen == {other.cells[0].name: {"train.lr": 1}}
+    assert same.chosen == {own.name: {"train.lr": 0.1}}
     assert same.cells[0].config == own.config
 
 

@@ -66,6 +66,15 @@ def test_what_was_run_at_a_changed_setting_has_no_difference_from_the_paper():
     assert "difference" not in head
 
 
+def test_a_method_has_one_place_in_the_order_at_the_tables_own_values_if_it_was_run_at_these():
+    """B at 40 is behind A; as its search chose, at 60, it would be before it, and would count twice."""
+    (both,) = reproduction.grouped(rows(A=(50.0, [50.0]), B=(45.0, [40.0])) + [
+        {**r, "method": "B [lr 1]"} for r in rows(B=(45.0, [60.0]))]).values()
+    assert reproduction.order(both) == (1, 1, True)
+    del both["B"]
+    assert reproduction.order(both) == (0, 1, False)
+
+
 def test_the_order_of_methods_is_compared_pair_by_pair():
     (methods,) = reproduction.grouped(rows(A=(60.0, [50.0]), B=(55.0, [52.0]), C=(50.0, [40.0]), D=(50.0, [45.0]))).values()
     # A > C, A > D, B > C, B > D as printed, A > B not; C and D are printed as equal.
