@@ -287,7 +287,7 @@ def _status(task: Task, state: str) -> str:
     if state == "begun":
         path = task.run / "rounds.jsonl"
         ended = path.read_bytes().count(b"\n") if path.exists() else 0
-        return f"not run: {ended} of {task.config['rounds']} rounds so far"
+        return f"not run: {ended} of {task.config['rounds']} rounds so far" if ended else "not run"
     if state == "changed":
         return "not run: its files were changed after it ended"
     return state if state == "done" else f"not run: {said}" if (said := pool.why(task)) else "not run"
