@@ -132,10 +132,10 @@ partitioner = Registry("partitioner", "fednet.data.partitioners")
 compressor = Registry("compressor", "fednet.wire.compressors")
 task = Registry("task", "fednet.algorithms.tasks")
 
+ALL = {"algorithms": algorithm, "models": model, "datasets": dataset, "partitions": partitioner,
+       "compressors": compressor, "tasks": task}
+
+
 def of_module(module: str) -> list[str]:
     """Names of the parts, of any kind, that the module registered."""
     return sorted({name for kind in ALL.values() for name, part in kind._parts.items() if part.__module__ == module})
-
-
-ALL = {"algorithms": algorithm, "models": model, "datasets": dataset, "partitions": partitioner,
-       "compressors": compressor, "tasks": task}

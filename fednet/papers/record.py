@@ -42,10 +42,9 @@ def deposit(job: Job, out: Path, folder: Path) -> None:
         if source.exists():
             new = [r for r in reproduction.read_csv(source) if reproduction.run_of(r) not in changed]
             reproduction.merge(target, thinned(new) if suffix else new, columns)
-    tried, target = out / f"{job.stem}-chosen.json", books / f"{job.stem}-chosen.json"
+    tried = out / f"{job.stem}-chosen.json"
     if tried.exists():
-        known = json.loads(target.read_text(encoding="utf-8")) if target.exists() else {}
-        reproduction.write(target, json.dumps({**known, **json.loads(tried.read_text(encoding="utf-8"))}, indent=1) + "\n")
+        reproduction.add(books / tried.name, json.loads(tried.read_text(encoding="utf-8")))
     for picture in sorted((out / job.stem).glob("*.png")):
         if picture.stem.endswith(SHOWN.get(job.table, ())):
             (books / job.stem).mkdir(exist_ok=True)

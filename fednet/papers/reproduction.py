@@ -179,6 +179,12 @@ def write(path: Path, text: str) -> None:
     os.replace(aside, path)
 
 
+def add(path: Path, entries: Mapping[str, Any]) -> None:
+    """Entries into a JSON mapping; others stay."""
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    write(path, json.dumps({**known, **entries}, indent=1) + "\n")
+
+
 def _value(text: str | None) -> Any:
     if not text:
         return None

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +22,7 @@ from fednet.config.tree import compose
 from fednet.engine import pool
 from fednet.engine.pool import Task
 from fednet.errors import ConfigError, unknown
+from fednet.papers import reproduction
 from fednet.papers.cell import Cell
 from fednet.papers.reproduce import Job
 from fednet.report.read import open_run
@@ -54,25 +53,22 @@ def searched(job: Job, args: argparse.Namespace, say: Callable[[str], None]) -> 
         if pairs[0][0] == {}:  # no grid
             cells.append(cell)
             continue
-        scores: list[Any] = [(score(t), point) for point, t in pairs] if len(pairs) > 1 else [(None, pairs[0][0])]
-        reached = [pair for pair in scores if pair[0] is not None] if len(pairs) > 1 else scores
+        alone = len(pairs) == 1  # taken without a search
+        scores: list[Any] = [(None if alone else score(t), point) for point, t in pairs]
+        reached = [pair for pair in scores if alone or pair[0] is not None]
         if not reached:
             say(f"  {cell.name}: none of its {len(pairs)} points has a validation accuracy; "
                 + ("it is left out." if cell.by_search else "it runs at the table's own values."))
             cells += [] if cell.by_search else [cell]
             continue
-        best = max(reached, key=lambda pair: pair[0]) if len(pairs) > 1 else reached[0]
+        best = max(reached, key=lambda pair: pair[0])
         books[cell.name] = {"chosen": best[1], "scores": [{"validation_accuracy": s, **point} for s, point in scores]}
         cells.append(won(cell, best[1]))
         chosen[cells[-1].name] = best[1]
         say(f"  {cell.name}: {best[1]}")
     if not cells:
         raise ConfigError(f"--search: no point of {job.table} has a validation accuracy; what failed is in {job.folder(args.out) / 'search'}.")
-    path = args.out / f"{job.stem}-chosen.json"
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(json.dumps({**known, **books}, indent=1) + "\n", encoding="utf-8")
-    os.replace(aside, path)
+    reproduction.add(args.out / f"{job.stem}-chosen.json", books)
     return replace(job, cells=tuple(cells), chosen=chosen)
 
 
