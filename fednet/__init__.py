@@ -1,7 +1,8 @@
-"""fednet: federated learning between real processes, every byte counted, the same bits whatever the placement.
+"""fednet: federated learning between real processes, every byte counted, the same bits whatever the
+placement.
 
-Everything here is imported when it is first asked for (PEP 562): `import fednet` itself costs no torch.
-"""
+Everything here is imported when it is first asked for (PEP 562): `import fednet` itself costs no
+torch."""
 
 from __future__ import annotations
 
@@ -14,11 +15,32 @@ _FROM = {
     "fednet.cli.api": ("run",),
     "fednet.report.read": ("open_run",),
     "fednet.registry": ("algorithm", "model", "dataset", "partitioner", "compressor", "task"),
-    "fednet.algorithms.base": ("Algorithm", "AlgorithmConfig", "Exchange", "NonNegative", "Positive", "Fraction", "Count"),
+    "fednet.algorithms.base": (
+        "Algorithm",
+        "AlgorithmConfig",
+        "Exchange",
+        "NonNegative",
+        "Positive",
+        "Fraction",
+        "Count",
+    ),
     "fednet.algorithms.state": ("State", "Empty", "PerClient"),
-    "fednet.algorithms.training": ("train",),
-    "fednet.wire.payload": ("Payload", "Nothing", "Run", "Samples", "kind", "Weights", "Delta", "Control", "Accuracy", "Scalar",
-                            "Statistics", "Condensed", "Shared"),
+    "fednet.training.loop": ("train",),
+    "fednet.wire.payload": (
+        "Payload",
+        "Nothing",
+        "Run",
+        "Samples",
+        "kind",
+        "Weights",
+        "Delta",
+        "Control",
+        "Accuracy",
+        "Scalar",
+        "Statistics",
+        "Condensed",
+        "Shared",
+    ),
     "fednet.tensors": ("Tensors", "Layout", "Sum", "mean"),
     "fednet.data": ("Data",),
     "fednet.errors": ("FednetError", "ConfigError", "DataError"),
@@ -26,15 +48,59 @@ _FROM = {
 _HOME = {name: module for module, names in _FROM.items() for name in names}
 
 __all__ = [
-    "__version__", "Accuracy", "Algorithm", "AlgorithmConfig", "Condensed", "ConfigError", "Control", "Count", "Data",
-    "DataError", "Delta", "Empty", "Exchange", "FednetError", "Fraction", "Layout", "NonNegative", "Nothing",
-    "Payload", "PerClient", "Positive", "Run", "Samples", "Scalar", "Shared", "State", "Statistics", "Sum", "Tensors",
-    "Weights", "algorithm", "compressor", "dataset", "kind", "mean", "model", "open_run", "partitioner", "run",
-    "task", "train",
+    "__version__",
+    "Accuracy",
+    "Algorithm",
+    "AlgorithmConfig",
+    "Condensed",
+    "ConfigError",
+    "Control",
+    "Count",
+    "Data",
+    "DataError",
+    "Delta",
+    "Empty",
+    "Exchange",
+    "FednetError",
+    "Fraction",
+    "Layout",
+    "NonNegative",
+    "Nothing",
+    "Payload",
+    "PerClient",
+    "Positive",
+    "Run",
+    "Samples",
+    "Scalar",
+    "Shared",
+    "State",
+    "Statistics",
+    "Sum",
+    "Tensors",
+    "Weights",
+    "algorithm",
+    "compressor",
+    "dataset",
+    "kind",
+    "mean",
+    "model",
+    "open_run",
+    "partitioner",
+    "run",
+    "task",
+    "train",
 ]
 
 if TYPE_CHECKING:
-    from fednet.algorithms.base import Algorithm, AlgorithmConfig, Count, Exchange, Fraction, NonNegative, Positive
+    from fednet.algorithms.base import (
+        Algorithm,
+        AlgorithmConfig,
+        Count,
+        Exchange,
+        Fraction,
+        NonNegative,
+        Positive,
+    )
     from fednet.algorithms.state import Empty, PerClient, State
     from fednet.cli.api import run
     from fednet.data import Data

@@ -1,9 +1,9 @@
 """Large arrays, lent again once nobody holds them.
 
-A round takes and frees the same few arrays of a model's size over and over. Between two such, what else the process
-allocates settles in the place of the one that was freed, and the next finds no room: the heap of a server of a 45 MB model
-grew to 520 MB for the 320 that were in use. An array that is kept, and lent again, keeps its place.
-"""
+A round takes and frees the same few arrays of a model's size over and over. Between two such, what
+else the process allocates settles in the place of the one that was freed, and the next finds no
+room: the heap of a server of a 45 MB model grew to 520 MB for the 320 that were in use. An array
+that is kept, and lent again, keeps its place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 FROM_BYTES = 4 << 20  # smaller ones find room anywhere
-KEPT = 5  # arrays that are kept though nobody holds them: with 8 a worker sat on 150 MB more of a 45 MB model, and was no faster
+# arrays that are kept though nobody holds them: with 8 a worker sat on 150 MB more of a 45 MB
+# model, and was no faster
+KEPT = 5
 
 _idle: dict[int, Array] = {}  # by identity, the latest given back at the end
 
@@ -30,11 +32,14 @@ class _Lease:
 
 
 def lend(n: int, dtype: Any = np.uint8) -> Array:
-    """An array of n elements that hold anything. Raises MemoryError, or ValueError for more than there can be."""
+    """An array of n elements that hold anything. Raises MemoryError, or ValueError for more than
+    there can be."""
     nbytes = n * np.dtype(dtype).itemsize
     if nbytes < FROM_BYTES:
         return np.empty(n, dtype)
-    array = next((found for name in list(_idle) if (found := _take(name, nbytes)) is not None), None)
+    array = next(
+        (found for name in list(_idle) if (found := _take(name, nbytes)) is not None), None
+    )
     if array is None:
         array = np.empty(nbytes, np.uint8)
     lease = _Lease(array)

@@ -19,7 +19,8 @@ from collections.abc import Iterable
 
 
 class FednetError(Exception):
-    """Base of everything fednet raises on purpose. Its text is one or two sentences a user can act on."""
+    """Base of everything fednet raises on purpose. Its text is one or two sentences a user can act
+    on."""
 
     exit_status = 3
 

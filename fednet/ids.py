@@ -21,15 +21,22 @@ class Ids:
     share: tuple[int, int] | None = None  # (k, of): from 1
 
     def resolve(self, clients: int) -> tuple[int, ...]:
-        """The ids, ascending, out of `clients`. Shares are contiguous and differ in size by at most one."""
+        """The ids, ascending, out of `clients`. Shares are contiguous and differ in size by at most
+        one."""
         if self.share is not None:
             k, of = self.share
             mine = tuple(range((k - 1) * clients // of, k * clients // of))
             if not mine:
-                raise ConfigError(f"{self.what} {self.text}: this share of {clients} clients is empty; use at most {clients} shares.")
+                raise ConfigError(
+                    f"{self.what} {self.text}: this share of {clients} clients is empty; use at "
+                    f"most {clients} shares."
+                )
             return mine
         if self.listed[-1] >= clients:
-            raise ConfigError(f"{self.what} {self.text}: there is no client {self.listed[-1]}; ids go from 0 to {clients - 1}.")
+            raise ConfigError(
+                f"{self.what} {self.text}: there is no client {self.listed[-1]}; ids go from 0 to "
+                f"{clients - 1}."
+            )
         return self.listed
 
     def __iter__(self) -> Iterator[int]:
@@ -45,16 +52,23 @@ def parse(text: str, what: str = "--id") -> Ids:
     if share:
         k, of = int(share[1]), int(share[2])
         if not 1 <= k <= of:
-            raise ConfigError(f"{what} {text}: expected a share from 1/{of or 1} to {of or 1}/{of or 1}.")
+            raise ConfigError(
+                f"{what} {text}: expected a share from 1/{of or 1} to {of or 1}/{of or 1}."
+            )
         return Ids(text, what, share=(k, of))
     found: set[int] = set()
     for piece in text.split(","):
         span = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+))?\s*", piece)
         if span is None:
-            raise ConfigError(f"{what} {text}: expected ids such as 3, 0-24,40 or 3/4, got {piece.strip()!r}.")
+            raise ConfigError(
+                f"{what} {text}: expected ids such as 3, 0-24,40 or 3/4, got {piece.strip()!r}."
+            )
         first, last = int(span[1]), int(span[2] or span[1])
         if last < first or last > LARGEST:
-            raise ConfigError(f"{what} {text}: the range {piece.strip()} goes from {first} to {last}; expected an upward range "
-                              f"of ids below {LARGEST}.")
+            raise ConfigError(
+                f"{what} {text}: the range {piece.strip()} goes from {first} to {last}; expected "
+                f"an upward range "
+                f"of ids below {LARGEST}."
+            )
         found.update(range(first, last + 1))
     return Ids(text, what, tuple(sorted(found)))

@@ -13,7 +13,8 @@ from fednet.errors import ConfigError, FednetError
 
 
 class UserFileError(ConfigError):
-    """An exception within a user's own file; `__cause__` is that exception, whose traceback the command line shows."""
+    """An exception within a user's own file; `__cause__` is that exception, whose traceback the
+    command line shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +28,14 @@ _tried: list[Path] = []
 
 
 def load_parts(paths: Sequence[Path | str]) -> list[Loaded]:
-    """Imports each file once; its decorators register its parts. Raises ConfigError, UserFileError."""
+    """Imports each file once; its decorators register its parts. Raises ConfigError,
+    UserFileError."""
     return [_load(Path(p).resolve()) for p in paths]
 
 
 def loaded() -> dict[str, str]:
-    """The files loaded in this process: {name: SHA-256}, which is what a client and a server compare."""
+    """The files loaded in this process: {name: SHA-256}, which is what a client and a server
+    compare."""
     return {entry.path.name: entry.sha256 for entry in _loaded.values()}
 
 
@@ -40,11 +43,15 @@ def _load(path: Path) -> Loaded:
     try:
         sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
-        raise ConfigError(f"{path}: there is no such file to load; expected a Python file of your own parts.") from None
+        raise ConfigError(
+            f"{path}: there is no such file to load; expected a Python file of your own parts."
+        ) from None
     known = _loaded.get(str(path))
     if known is not None:
         if known.sha256 != sha256:
-            raise ConfigError(f"{path}: the file has changed since this process loaded it; start again.")
+            raise ConfigError(
+                f"{path}: the file has changed since this process loaded it; start again."
+            )
         return known
     for other in _loaded.values():  # the copy in a run's code/ is the same file
         if other.sha256 == sha256 and other.path.name == path.name:

@@ -1,9 +1,9 @@
 """Named parts: algorithms, models, datasets, partitioners, compressors, tasks.
 
-A part is one file with a decorator, `@algorithm("scaffold")`. The files of fednet's own packages are indexed by reading
-their text, not by importing them, so that `fednet list` needs no torch; a part is imported when it is asked for.
-Installed packages offer theirs by the entry point groups `fednet.algorithms`, `fednet.models`, ...; a user's own file
-(`--load`) registers as it is imported.
+A part is one file with a decorator, `@algorithm("scaffold")`. The files of fednet's own packages
+are indexed by reading their text, not by importing them, so that `fednet list` needs no torch; a
+part is imported when it is asked for. Installed packages offer theirs by the entry point groups
+`fednet.algorithms`, `fednet.models`, ...; a user's own file (`--load`) registers as it is imported.
 """
 
 from __future__ import annotations
@@ -30,11 +30,14 @@ class Entry:
     name: str
     module: str
     summary: str = ""
-    facts: dict[str, Any] = field(default_factory=dict)  # the literal class attributes, such as paper and cost
+    facts: dict[str, Any] = field(
+        default_factory=dict
+    )  # the literal class attributes, such as paper and cost
 
 
 class Registry:
-    """The parts of one kind. `kind` is the decorator's name; `package` holds fednet's own files of that kind."""
+    """The parts of one kind. `kind` is the decorator's name; `package` holds fednet's own files of
+    that kind."""
 
     def __init__(self, kind: str, package: str) -> None:
         self.kind = kind
@@ -43,14 +46,23 @@ class Registry:
         self._index: dict[str, Entry] | None = None
 
     def __call__(self, name: str) -> Callable[[P], P]:
-        """The decorator: `@algorithm("mine")`. Raises ConfigError where the name is taken by another part."""
+        """The decorator: `@algorithm("mine")`. Raises ConfigError where the name is taken by
+        another part."""
         if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
-            raise ConfigError(f"{self.kind} name {name!r}: use lower-case letters, digits, - and _ only.")
+            raise ConfigError(
+                f"{self.kind} name {name!r}: use lower-case letters, digits, - and _ only."
+            )
 
         def keep(part: P) -> P:
             old = self._parts.get(name)
-            if old is not None and (old.__module__, old.__qualname__) != (part.__module__, getattr(part, "__qualname__", "")):
-                raise ConfigError(f"the {self.kind} {name!r} is registered twice: by {old.__module__} and by {part.__module__}.")
+            if old is not None and (old.__module__, old.__qualname__) != (
+                part.__module__,
+                getattr(part, "__qualname__", ""),
+            ):
+                raise ConfigError(
+                    f"the {self.kind} {name!r} is registered twice: by {old.__module__} and by "
+                    f"{part.__module__}."
+                )
             self._parts[name] = part
             return part
 
@@ -80,14 +92,16 @@ class Registry:
             self._index = {e.name: e for e in self._scan()}
             for point in entry_points(group=f"fednet.{self.kind}s"):
                 module, _, attribute = point.value.partition(":")
-                self._index.setdefault(point.name, Entry(point.name, module, facts={"attribute": attribute or point.name}))
+                self._index.setdefault(
+                    point.name,
+                    Entry(point.name, module, facts={"attribute": attribute or point.name}),
+                )
         return self._index
 
     def _describe(self, name: str) -> Entry:
         part = self._parts[name]
-        doc = (part.__doc__ or "").strip().splitlines()
         facts = {k: v for k in ("paper", "cost") if (v := getattr(part, k, None)) is not None}
-        return Entry(name, part.__module__, doc[0] if doc else "", facts)
+        return Entry(name, part.__module__, _first_paragraph(part.__doc__), facts)
 
     def _scan(self) -> list[Entry]:
         spec = importlib.util.find_spec(self.package)
@@ -106,11 +120,20 @@ class Registry:
             if not isinstance(node, (ast.ClassDef, ast.FunctionDef)):
                 continue
             for mark in node.decorator_list:
-                if isinstance(mark, ast.Call) and isinstance(mark.func, ast.Name) and mark.func.id == self.kind:
+                if (
+                    isinstance(mark, ast.Call)
+                    and isinstance(mark.func, ast.Name)
+                    and mark.func.id == self.kind
+                ):
                     name = ast.literal_eval(mark.args[0])
-                    doc = (ast.get_docstring(node) or "").splitlines()
-                    found.append(Entry(name, module, doc[0] if doc else "", _literals(node)))
+                    about = _first_paragraph(ast.get_docstring(node))
+                    found.append(Entry(name, module, about, _literals(node)))
         return found
+
+
+def _first_paragraph(docstring: str | None) -> str:
+    """In one line: a list has one line a part."""
+    return " ".join((docstring or "").strip().split("\n\n")[0].split())
 
 
 def _literals(node: ast.ClassDef | ast.FunctionDef) -> dict[str, Any]:
@@ -130,12 +153,25 @@ model = Registry("model", "fednet.models")
 dataset = Registry("dataset", "fednet.data.datasets")
 partitioner = Registry("partitioner", "fednet.data.partitioners")
 compressor = Registry("compressor", "fednet.wire.compressors")
-task = Registry("task", "fednet.algorithms.tasks")
+task = Registry("task", "fednet.training.tasks")
 
-ALL = {"algorithms": algorithm, "models": model, "datasets": dataset, "partitions": partitioner,
-       "compressors": compressor, "tasks": task}
+ALL = {
+    "algorithms": algorithm,
+    "models": model,
+    "datasets": dataset,
+    "partitions": partitioner,
+    "compressors": compressor,
+    "tasks": task,
+}
 
 
 def of_module(module: str) -> list[str]:
     """Names of the parts, of any kind, that the module registered."""
-    return sorted({name for kind in ALL.values() for name, part in kind._parts.items() if part.__module__ == module})
+    return sorted(
+        {
+            name
+            for kind in ALL.values()
+            for name, part in kind._parts.items()
+            if part.__module__ == module
+        }
+    )

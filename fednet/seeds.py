@@ -1,9 +1,8 @@
 """Every random draw of a run, from one seed.
 
-`rng(seed, purpose, round, client)` gives an independent stream for each purpose, round and client (rule 1 of
-bit-identity). No algorithm can consume from another's stream, so two methods on one seed see the same clients and the
-same batches. Nothing seeds globally.
-"""
+`rng(seed, purpose, round, client)` gives an independent stream for each purpose, round and client
+(rule 1 of bit-identity). No algorithm can consume from another's stream, so two methods on one seed
+see the same clients and the same batches. Nothing seeds globally."""
 
 from __future__ import annotations
 
@@ -20,7 +19,8 @@ if TYPE_CHECKING:
 
 
 def key(seed: int, purpose: str, round: int = 0, client: int = -1) -> int:
-    """A 64-bit number for (seed, purpose, round, client): the first 8 bytes of their SHA-256, less the top bit."""
+    """A 64-bit number for (seed, purpose, round, client): the first 8 bytes of their SHA-256, less
+    the top bit."""
     text = f"fednet/{seed}/{purpose}/{round}/{client}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
@@ -41,12 +41,15 @@ _drawing = threading.RLock()
 
 
 @contextlib.contextmanager
-def scope(seed: int, purpose: str, round: int = 0, client: int = -1, device: Any = "cpu") -> Iterator[None]:
-    """Inside, torch's default generator of `device` draws from this stream; afterwards it is as it was.
+def scope(
+    seed: int, purpose: str, round: int = 0, client: int = -1, device: Any = "cpu"
+) -> Iterator[None]:
+    """Inside, torch's default generator of `device` draws from this stream; afterwards it is as it
+    was.
 
-    For code that offers no `generator` argument: `nn.Module` initialisation, dropout. One thread of a process at a time: that
-    generator is its threads' together, and what one draws there would be missing in another's stream.
-    """
+    For code that offers no `generator` argument: `nn.Module` initialisation, dropout. One thread of
+    a process at a time: that generator is its threads' together, and what one draws there would be
+    missing in another's stream."""
     import torch
 
     kind = torch.device(device)

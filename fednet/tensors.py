@@ -1,10 +1,10 @@
 """Named tensors over one contiguous buffer.
 
-A model's tensors are three flat vectors: its trainable parameters (float32), its float buffers (BatchNorm's running
-statistics) and its integer counters (`num_batches_tracked`). Update algebra (+ - * /, dot, norm) touches the parameters
-only: buffers are carried along from the left operand, and averaged where a sum of states says so (`Sum`). A copy, a
-hash or a message is then one pass over one buffer, whatever the number of layers.
-"""
+A model's tensors are three flat vectors: its trainable parameters (float32), its float buffers
+(BatchNorm's running statistics) and its integer counters (`num_batches_tracked`). Update algebra (+
+- * /, dot, norm) touches the parameters only: buffers are carried along from the left operand, and
+averaged where a sum of states says so (`Sum`). A copy, a hash or a message is then one pass over
+one buffer, whatever the number of layers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,17 @@ from torch import nn
 
 from fednet.errors import ConfigError, StateError
 
-# Memory of 2 MB or more comes in huge pages, where the kernel has them (madvise): a fresh vector of 45 MB is 11,000 faults
-# of small pages else, which takes longer than what is computed into it. torch reads this at its first such allocation.
+# Memory of 2 MB or more comes in huge pages, where the kernel has them (madvise): a fresh vector of
+# 45 MB is 11,000 faults of small pages else, which takes longer than what is computed into it.
+# torch reads this at its first such allocation.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 Role = Literal["parameter", "buffer", "counter"]
-DTYPES: dict[str, torch.dtype] = {"parameter": torch.float32, "buffer": torch.float32, "counter": torch.int64}
+DTYPES: dict[str, torch.dtype] = {
+    "parameter": torch.float32,
+    "buffer": torch.float32,
+    "counter": torch.int64,
+}
 ITEM = {"parameter": 4, "buffer": 4, "counter": 8}
 
 
@@ -49,7 +54,8 @@ class Slot:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which tensors there are, in state-dict order, and where each lies in the vector of its role."""
+    """Which tensors there are, in state-dict order, and where each lies in the vector of its
+    role."""
 
     slots: tuple[Slot, ...]
 
@@ -57,9 +63,9 @@ class Layout:
     def of(cls, module: nn.Module, trainable: str | Iterable[str] = "*") -> Layout:
         """The layout of a module: its trainable parameters and its buffers, tied tensors once.
 
-        `trainable`: glob pattern(s) over parameter names; what matches none stays out, and so never crosses. Raises
-        ConfigError where a tensor is neither float32 nor (a buffer of) whole numbers.
-        """
+        `trainable`: glob pattern(s) over parameter names; what matches none stays out, and so never
+        crosses. Raises ConfigError where a tensor is neither float32 nor (a buffer of) whole
+        numbers."""
         patterns = [trainable] if isinstance(trainable, str) else list(trainable)
         parameters = dict(module.named_parameters())
         state = module.state_dict(keep_vars=True)
@@ -69,7 +75,10 @@ class Layout:
             shape = tuple(tensor.shape)
             if name in parameters:
                 if tensor.dtype != torch.float32:
-                    raise ConfigError(f"parameter {name!r} of the model is {tensor.dtype}; fednet trains float32 parameters.")
+                    raise ConfigError(
+                        f"parameter {name!r} of the model is {tensor.dtype}; fednet trains "
+                        f"float32 parameters."
+                    )
                 if tensor.requires_grad and any(fnmatch.fnmatchcase(name, p) for p in patterns):
                     slots.append(Slot(name, shape, "parameter"))
             elif name in buffers:
@@ -78,9 +87,15 @@ class Layout:
                 elif tensor.dtype == torch.int64:
                     slots.append(Slot(name, shape, "counter"))
                 else:
-                    raise ConfigError(f"buffer {name!r} of the model is {tensor.dtype}; allowed are float32 and int64.")
+                    raise ConfigError(
+                        f"buffer {name!r} of the model is {tensor.dtype}; allowed are float32 and "
+                        f"int64."
+                    )
         if not any(s.role == "parameter" for s in slots):
-            raise ConfigError(f"model.trainable: {trainable!r} matches none of the parameters {', '.join(list(parameters)[:8])}.")
+            raise ConfigError(
+                f"model.trainable: {trainable!r} matches none of the parameters "
+                f"{', '.join(list(parameters)[:8])}."
+            )
         return cls(tuple(slots))
 
     @cached_property
@@ -112,7 +127,8 @@ class Layout:
         return tuple(s.name for s in self.slots)
 
     def select(self, keep: Iterable[str] | Callable[[str], bool]) -> Layout:
-        """The part of the layout with these names, in the same order. An unknown name raises KeyError."""
+        """The part of the layout with these names, in the same order. An unknown name raises
+        KeyError."""
         if callable(keep):
             return Layout(tuple(s for s in self.slots if keep(s.name)))
         wanted = set(keep)
@@ -130,7 +146,8 @@ class Layout:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over names, shapes and roles: two sides with the same digest mean the same bytes."""
+        """SHA-256 over names, shapes and roles: two sides with the same digest mean the same
+        bytes."""
         return hashlib.sha256(repr(self.slots).encode()).hexdigest()
 
     def __hash__(self) -> int:
@@ -145,20 +162,24 @@ def _empty(dtype: torch.dtype, n: int, device: torch.device | str) -> torch.Tens
 class Tensors:
     """A value: named tensors laid out by `layout`.
 
-    vector: (P,) float32, the parameters. buffers: (B,) float32. counters: (I,) int64. Treat all three as immutable:
-    operations return new ones and may share what they do not change.
-    """
+    vector: (P,) float32, the parameters. buffers: (B,) float32. counters: (I,) int64. Treat all
+    three as immutable: operations return new ones and may share what they do not change."""
 
     layout: Layout
     vector: torch.Tensor
     buffers: torch.Tensor
     counters: torch.Tensor
 
-    # -- making ------------------------------------------------------------------------------------------------------
+    # -- making ------------------------------------------------------------------------------------
     @classmethod
     def zeros(cls, layout: Layout, device: torch.device | str = "cpu") -> Tensors:
         p, b, i = layout.sizes
-        return cls(layout, _empty(torch.float32, p, device), _empty(torch.float32, b, device), _empty(torch.int64, i, device))
+        return cls(
+            layout,
+            _empty(torch.float32, p, device),
+            _empty(torch.float32, b, device),
+            _empty(torch.int64, i, device),
+        )
 
     @classmethod
     def of(cls, module: nn.Module, layout: Layout | None = None) -> Tensors:
@@ -168,7 +189,8 @@ class Tensors:
 
     @classmethod
     def pack(cls, layout: Layout, named: Mapping[str, torch.Tensor]) -> Tensors:
-        """Copies named tensors into one buffer. Raises StateError for a missing name or a wrong shape."""
+        """Copies named tensors into one buffer. Raises StateError for a missing name or a wrong
+        shape."""
         device = next(iter(named.values())).device if named else "cpu"
         out = cls.zeros(layout, device)
         for slot in layout.slots:
@@ -176,11 +198,13 @@ class Tensors:
                 raise StateError(f"tensor {slot.name!r} is missing.")
             value = named[slot.name].detach()
             if tuple(value.shape) != slot.shape:
-                raise StateError(f"tensor {slot.name!r} has shape {tuple(value.shape)}, expected {slot.shape}.")
+                raise StateError(
+                    f"tensor {slot.name!r} has shape {tuple(value.shape)}, expected {slot.shape}."
+                )
             out[slot.name].copy_(value)
         return out
 
-    # -- reading -----------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
     def __getitem__(self, name: str) -> torch.Tensor:
         """A view of one tensor, shaped."""
         role, start, end, shape = self.layout.places[name]
@@ -215,7 +239,11 @@ class Tensors:
         """The part of these tensors that `layout` names (a copy, unless it is the whole)."""
         if layout == self.layout:
             return self
-        return Tensors.pack(layout, {s.name: self[s.name] for s in layout.slots}) if layout.slots else Tensors.zeros(layout)
+        return (
+            Tensors.pack(layout, {s.name: self[s.name] for s in layout.slots})
+            if layout.slots
+            else Tensors.zeros(layout)
+        )
 
     def merge(self, part: Tensors | None) -> Tensors:
         """These tensors with those of `part` in their places. `part` may name only what is here."""
@@ -228,7 +256,7 @@ class Tensors:
             out[name].copy_(value)
         return out
 
-    # -- changing ----------------------------------------------------------------------------------------------------
+    # -- changing ----------------------------------------------------------------------------------
     def with_vector(self, vector: torch.Tensor) -> Tensors:
         return Tensors(self.layout, vector, self.buffers, self.counters)
 
@@ -239,7 +267,9 @@ class Tensors:
         return Tensors(layout, self.vector, other.buffers.to(device), other.counters.to(device))
 
     def clone(self) -> Tensors:
-        return Tensors(self.layout, self.vector.clone(), self.buffers.clone(), self.counters.clone())
+        return Tensors(
+            self.layout, self.vector.clone(), self.buffers.clone(), self.counters.clone()
+        )
 
     def zeros_like(self) -> Tensors:
         return Tensors.zeros(self.layout, self.device)
@@ -247,9 +277,12 @@ class Tensors:
     def to(self, device: torch.device | str) -> Tensors:
         if self.device == torch.device(device):
             return self
-        return Tensors(self.layout, *(to_device(part, device) for part in (self.vector, self.buffers, self.counters)))
+        return Tensors(
+            self.layout,
+            *(to_device(part, device) for part in (self.vector, self.buffers, self.counters)),
+        )
 
-    # -- algebra: parameters only --------------------------------------------------------------------------------------
+    # -- algebra: parameters only ------------------------------------------------------------------
     def _other(self, other: Tensors) -> torch.Tensor:
         if other.vector.shape != self.vector.shape:
             raise ValueError(f"{self.vector.numel()} parameters against {other.vector.numel()}")
@@ -288,38 +321,53 @@ class Tensors:
         """Euclidean norm over the parameters, in float64."""
         return self.dot(self) ** 0.5
 
-    # -- identity ----------------------------------------------------------------------------------------------------
+    # -- identity ----------------------------------------------------------------------------------
     def tensor_sha256(self) -> dict[str, str]:
         """SHA-256 of each tensor as contiguous little-endian bytes, in state-dict order."""
         return dict(self._hashes)
 
     @cached_property
-    def _hashes(self) -> dict[str, str]:  # a round's record and its checkpoint both ask, of a value that does not change
+    def _hashes(
+        self,
+    ) -> dict[
+        str, str
+    ]:  # a round's record and its checkpoint both ask, of a value that does not change
         here = self.to("cpu")
-        return {name: hashlib.sha256(memoryview(value.contiguous().view(-1).numpy())).hexdigest() for name, value in here.items()}  # type: ignore[arg-type]
+        return {
+            name: hashlib.sha256(memoryview(value.contiguous().view(-1).numpy())).hexdigest()  # type: ignore[arg-type]
+            for name, value in here.items()
+        }  # type: ignore[arg-type]
 
     def sha256(self) -> str:
         """SHA-256 of the tensors' SHA-256s: the run's `model_sha256`."""
         return combine(self.tensor_sha256().values())
 
     def is_finite(self) -> bool:
-        """True if every parameter and buffer is finite. The sum first: a NaN or an infinity cannot leave it finite."""
+        """True if every parameter and buffer is finite. The sum first: a NaN or an infinity cannot
+        leave it finite."""
         for values in (self.vector, self.buffers):
-            if values.numel() and not torch.isfinite(values.sum()) and not bool(torch.isfinite(values).all()):
+            if (
+                values.numel()
+                and not torch.isfinite(values.sum())
+                and not bool(torch.isfinite(values).all())
+            ):
                 return False
         return True
 
 
-CHUNK = 1 << 16  # elements whose float64 copies stay in the cache: some 5 times faster. A dot product's bits depend on it
+CHUNK = (
+    1 << 16
+)  # elements whose float64 copies stay in the cache: some 5 times faster. A dot product's bits depend on it
 
 
 def blockwise(function: Callable[..., Any], *values: torch.Tensor | Tensors) -> Any:
-    """function(*vectors), computed over the same cache-sized blocks of flat vectors of one length, one after the other.
+    """function(*vectors), computed over the same cache-sized blocks of flat vectors of one length,
+    one after the other.
 
-    values: vectors, or Tensors for their parameters, brought to the device of the first. function: elementwise; it gives
-    one vector, or a tuple of vectors. What lies between its operations stays in the cache: an expression of several
-    operations is one pass through memory, with the bits that it has without.
-    """
+    values: vectors, or Tensors for their parameters, brought to the device of the first. function:
+    elementwise; it gives one vector, or a tuple of vectors. What lies between its operations stays
+    in the cache: an expression of several operations is one pass through memory, with the bits that
+    it has without."""
     vectors = [v.vector if isinstance(v, Tensors) else v for v in values]
     vectors = [v.to(vectors[0].device) for v in vectors]
     n = len(vectors[0])
@@ -331,7 +379,7 @@ def blockwise(function: Callable[..., Any], *values: torch.Tensor | Tensors) -> 
         results = found if isinstance(found, tuple) else (found,)
         made = made or [torch.empty(n, dtype=r.dtype, device=r.device) for r in results]
         for into, result in zip(made, results):
-            into[start:start + len(result)].copy_(result)
+            into[start : start + len(result)].copy_(result)
     return tuple(made) if isinstance(found, tuple) else made[0]
 
 
@@ -354,13 +402,21 @@ def dots(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
     return square, product
 
 
-def _fold(x: torch.Tensor, *totals: tuple[torch.Tensor, float], less: torch.Tensor | None = None, fresh: bool = False,
-          measure: bool = False) -> float:
-    """total += weight * (x - less) for each (total, weight), in float64 and in one pass; fresh: total = instead. The
-    difference is rounded to float32. Returns ||x||^2 if it is to be measured."""
+def _fold(
+    x: torch.Tensor,
+    *totals: tuple[torch.Tensor, float],
+    less: torch.Tensor | None = None,
+    fresh: bool = False,
+    measure: bool = False,
+) -> float:
+    """total += weight * (x - less) for each (total, weight), in float64 and in one pass; fresh:
+    total = instead. The difference is rounded to float32. Returns ||x||^2 if it is to be
+    measured."""
     square = 0.0
     others = itertools.repeat(None) if less is None else less.split(CHUNK)
-    for part, other, *into in zip(x.split(CHUNK), others, *(total.split(CHUNK) for total, _ in totals)):
+    for part, other, *into in zip(
+        x.split(CHUNK), others, *(total.split(CHUNK) for total, _ in totals)
+    ):
         wide = part.double() if other is None else (part - other).double()
         for block, (_, weight) in zip(into, totals):
             if fresh:
@@ -373,8 +429,9 @@ def _fold(x: torch.Tensor, *totals: tuple[torch.Tensor, float], less: torch.Tens
 
 
 def to_device(x: torch.Tensor, device: torch.device | str) -> torch.Tensor:
-    """x on `device`. To a GPU by way of pinned memory: the copy has its place in the current stream, and nobody waits for it. torch
-    keeps the pinned block until the copy is done, and for the next one of its size."""
+    """x on `device`. To a GPU by way of pinned memory: the copy has its place in the current
+    stream, and nobody waits for it. torch keeps the pinned block until the copy is done, and for
+    the next one of its size."""
     if torch.device(device).type != "cuda" or x.device.type != "cpu" or not x.numel():
         return x.to(device)
     return x.pin_memory().to(device, non_blocking=True)
@@ -390,12 +447,12 @@ def combine(hashes: Iterable[str]) -> str:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Sum:
-    """A weighted sum of Tensors, folded one at a time in float64: the one definition of a mean in fednet.
+    """A weighted sum of Tensors, folded one at a time in float64: the one definition of a mean in
+    fednet.
 
-    n_i * x_i and n_i are summed and divided once at the end, since the denominator is not known before. Float buffers
-    are averaged with the same weights; counters take the largest, without weights. `add` takes over the accumulator:
-    the sum it was called on must not be used again.
-    """
+    n_i * x_i and n_i are summed and divided once at the end, since the denominator is not known
+    before. Float buffers are averaged with the same weights; counters take the largest, without
+    weights. `add` takes over the accumulator: the sum it was called on must not be used again."""
 
     vector: torch.Tensor  # (P,) float64
     buffers: torch.Tensor  # (B,) float64
@@ -409,32 +466,58 @@ class Sum:
         none = torch.zeros(0, dtype=torch.float64)
         return cls(none, none, torch.zeros(0, dtype=torch.int64))
 
-    def add(self, x: Tensors, weight: float = 1.0, *, scale: float = 1.0, less: Tensors | None = None) -> Sum:
-        """With x at this weight. scale: a factor on its parameters alone, beside the weight. less: what is subtracted
-        from its parameters before."""
+    def add(
+        self, x: Tensors, weight: float = 1.0, *, scale: float = 1.0, less: Tensors | None = None
+    ) -> Sum:
+        """With x at this weight. scale: a factor on its parameters alone, beside the weight. less:
+        what is subtracted from its parameters before."""
         return self._add(x, weight, scale, less)[0]
 
     def measure(self, x: Tensors, weight: float = 1.0) -> tuple[Sum, float]:
         """(the sum with x at this weight, ||x||^2 over its parameters): one pass for both."""
         return self._add(x, weight, measure=True)
 
-    def _add(self, x: Tensors, weight: float, scale: float = 1.0, less: Tensors | None = None, measure: bool = False,
-             also: tuple[torch.Tensor, float] | None = None) -> tuple[Sum, float]:
+    def _add(
+        self,
+        x: Tensors,
+        weight: float,
+        scale: float = 1.0,
+        less: Tensors | None = None,
+        measure: bool = False,
+        also: tuple[torch.Tensor, float] | None = None,
+    ) -> tuple[Sum, float]:
         total, fresh = self, self.layout is None
         if fresh:
             wide, device = torch.float64, x.vector.device
-            total = Sum(torch.empty(len(x.vector), dtype=wide, device=device), torch.empty(len(x.buffers), dtype=wide, device=device),
-                        x.counters.clone(), x.layout)
+            total = Sum(
+                torch.empty(len(x.vector), dtype=wide, device=device),
+                torch.empty(len(x.buffers), dtype=wide, device=device),
+                x.counters.clone(),
+                x.layout,
+            )
         elif x.layout != self.layout:
             raise ValueError("tensors of another layout cannot be added to this sum")
         device, factor = total.vector.device, weight if scale == 1.0 else weight * scale
-        square = _fold(x.vector.to(device), (total.vector, factor), *([] if also is None else [also]),
-                       less=None if less is None else less.vector.to(device), fresh=fresh, measure=measure)
+        square = _fold(
+            x.vector.to(device),
+            (total.vector, factor),
+            *([] if also is None else [also]),
+            less=None if less is None else less.vector.to(device),
+            fresh=fresh,
+            measure=measure,
+        )
         if len(total.buffers):
             _fold(x.buffers.to(device), (total.buffers, weight), fresh=fresh)
         if len(total.counters) and not fresh:
             torch.maximum(total.counters, x.counters.to(device), out=total.counters)
-        return Sum(total.vector, total.buffers, total.counters, total.layout, self.weight + weight, self.count + 1), square
+        return Sum(
+            total.vector,
+            total.buffers,
+            total.counters,
+            total.layout,
+            self.weight + weight,
+            self.count + 1,
+        ), square
 
     def around(self, vector: torch.Tensor) -> Tensors:
         """These parameters, with the buffers of the mean."""
@@ -454,16 +537,18 @@ class Sum:
     def step(self, x: Tensors, rate: float = 1.0, divisor: float | None = None) -> Tensors:
         """x + rate * mean in one pass, with the buffers of the mean; `divisor` as in `total`."""
         over = self.weight if divisor is None else divisor
-        return self.around(blockwise(lambda total, x: x + rate * (total / over).float(), self.vector, x))
+        return self.around(
+            blockwise(lambda total, x: x + rate * (total / over).float(), self.vector, x)
+        )
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TwoSums:
     """The sum of Tensors, and their sum under other weights, folded in one pass.
 
-    As long as those weights are all alike, the second is a multiple of the first. A vector of its own holds only what
-    departs from that: the sum of (weight - common) * x, where common is the first value's weight.
-    """
+    As long as those weights are all alike, the second is a multiple of the first. A vector of its
+    own holds only what departs from that: the sum of (weight - common) * x, where common is the
+    first value's weight."""
 
     plain: Sum
     common: float = 0.0
@@ -486,8 +571,16 @@ class TwoSums:
         """The parameters of the second sum, over `divisor`."""
         common, whole = self.common, self.plain.around(self.plain.vector).params
         if self.rest is None:
-            return whole.with_vector(blockwise(lambda total: (total * common / divisor).float(), whole.vector))
-        return whole.with_vector(blockwise(lambda total, rest: ((total * common + rest) / divisor).float(), whole.vector, self.rest))
+            return whole.with_vector(
+                blockwise(lambda total: (total * common / divisor).float(), whole.vector)
+            )
+        return whole.with_vector(
+            blockwise(
+                lambda total, rest: ((total * common + rest) / divisor).float(),
+                whole.vector,
+                self.rest,
+            )
+        )
 
 
 def mean(values: Iterable[tuple[Tensors, float]]) -> Tensors:

@@ -21,9 +21,18 @@ def address(array):
     return array.__array_interface__["data"][0]
 
 
-@pytest.mark.parametrize("hold", [
-    lambda a: a, lambda a: a[5:6], lambda a: a.data, lambda a: a.view(np.uint8).data.cast("B")[1:], torch.from_numpy, lambda a: torch.from_numpy(a)[:2],
-    lambda a: torch.frombuffer(a.data, dtype=torch.uint8)])
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda a: a,
+        lambda a: a[5:6],
+        lambda a: a.data,
+        lambda a: a.view(np.uint8).data.cast("B")[1:],
+        torch.from_numpy,
+        lambda a: torch.from_numpy(a)[:2],
+        lambda a: torch.frombuffer(a.data, dtype=torch.uint8),
+    ],
+)
 def test_an_array_is_lent_again_only_when_nobody_holds_any_of_it(hold):
     array = lend(N, np.float32)
     first = address(array)

@@ -10,9 +10,14 @@ from fednet import loading, registry
 from fednet.config import from_mapping, load, to_mapping, to_yaml
 from fednet.errors import ConfigError
 
-PARTS = {"algorithm": {"name": "toy-avg"}, "model": {"name": "toy-net"}, "task": "toy-task",
-         "data": {"dataset": "toy-set", "partition": {"scheme": "toy-deal"}}}
-HEAD = "algorithm: toy-avg\nmodel: toy-net\ntask: toy-task\ndata: {dataset: toy-set, partition: toy-deal}\n"  # four lines
+PARTS = {
+    "algorithm": {"name": "toy-avg"},
+    "model": {"name": "toy-net"},
+    "task": "toy-task",
+    "data": {"dataset": "toy-set", "partition": {"scheme": "toy-deal"}},
+}
+# four lines
+HEAD = "algorithm: toy-avg\nmodel: toy-net\ntask: toy-task\ndata: {dataset: toy-set, partition: toy-deal}\n"
 
 
 class _Method:
@@ -79,7 +84,8 @@ TOYS = (
 
 @pytest.fixture(autouse=True)
 def toys():
-    """The parts above, registered for these tests alone: other tests run over every registered part."""
+    """The parts above, registered for these tests alone: other tests run over every registered
+    part."""
     for parts, name, part in TOYS:
         parts(name)(part)
     yield
@@ -90,7 +96,8 @@ def toys():
 
 @pytest.fixture
 def written(tmp_path, monkeypatch):
-    """Writes a file below the working directory and returns its name, so that errors name it alone."""
+    """Writes a file below the working directory and returns its name, so that errors name it
+    alone."""
     monkeypatch.chdir(tmp_path)
 
     def write(text: str, name: str = "c.yaml") -> str:
@@ -106,14 +113,24 @@ def error(source, sets=()) -> str:
     return str(caught.value)
 
 
-# -- defaults and the way back -----------------------------------------------------------------------------------------
+# -- defaults and the way back ---------------------------------------------------------------------
 def test_defaults_are_the_manuals():
     c = from_mapping({}, check_parts=False)
     assert (c.name, c.seed, c.rounds, c.clients, c.participation) == ("quickstart", 0, 20, 10, 0.5)
-    assert (c.algorithm.name, c.model.name, c.model.buffers, c.data.dataset, c.data.partition.scheme) == (
-        "fedavg", "lenet5", "average", "digits", "dirichlet")
+    assert (
+        c.algorithm.name,
+        c.model.name,
+        c.model.buffers,
+        c.data.dataset,
+        c.data.partition.scheme,
+    ) == ("fedavg", "lenet5", "average", "digits", "dirichlet")
     assert (c.train.epochs, c.train.batch_size, c.train.lr, c.train.momentum) == (1, 64, 0.01, 0.0)
-    assert (c.round.lost.closed, c.round.lost.silent, c.round.join, c.round.void_rounds) == (3, 10, 60, 3)
+    assert (c.round.lost.closed, c.round.lost.silent, c.round.join, c.round.void_rounds) == (
+        3,
+        10,
+        60,
+        3,
+    )
     assert c.evaluate.global_ is True
     assert c.privacy.delta == 1e-5
 
@@ -121,23 +138,54 @@ def test_defaults_are_the_manuals():
 def test_mapping_holds_every_key_under_the_manuals_names():
     made = to_mapping(from_mapping({}, check_parts=False))
     assert list(made)[:6] == ["name", "load", "seed", "rounds", "clients", "participation"]
-    assert made["evaluate"] == {"every": 1, "global": True, "clients": "auto", "finetune": False, "batch_size": 512}
+    assert made["evaluate"] == {
+        "every": 1,
+        "global": True,
+        "clients": "auto",
+        "finetune": False,
+        "batch_size": 512,
+    }
     assert made["stop"] == {"accuracy": None, "megabytes": None, "seconds": None}
     assert "options" not in made["algorithm"]
 
 
 def test_options_of_parts_are_filled_in_and_written_beside_the_name():
-    c = from_mapping({**PARTS, "algorithm": {"name": "toy-prox", "lambda": 2}, "model": {"name": "toy-net", "hidden": [3]}})
+    c = from_mapping(
+        {
+            **PARTS,
+            "algorithm": {"name": "toy-prox", "lambda": 2},
+            "model": {"name": "toy-net", "hidden": [3]},
+        }
+    )
     assert c.algorithm.options == {"mu": 0.01, "lambda": 2.0}
-    assert to_mapping(c)["model"] == {"name": "toy-net", "buffers": "average", "weights": None, "trainable": "*", "hidden": [3]}
+    assert to_mapping(c)["model"] == {
+        "name": "toy-net",
+        "buffers": "average",
+        "weights": None,
+        "trainable": "*",
+        "hidden": [3],
+    }
     assert to_mapping(c)["data"]["shape"] == [1, 4, 4]
 
 
-@pytest.mark.parametrize("changes", [
-    {}, {"clients_per_round": 3}, {"train": {"lr": 1e-7, "clip_norm": 1}}, {"wire": {"up": {"delta": []}}}, {"name": "no"},
-    {"model": {"name": "toy-net", "trainable": "1e-3"}}, {"link": {"per_client": {"0-2,5": {"up_mbps": 1}}}},
-    {"faults": {"random": {"crash": 0.1}, "schedule": [{"round": 2, "client": 1, "kind": "crash", "rounds": 2}]}},
-])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"clients_per_round": 3},
+        {"train": {"lr": 1e-7, "clip_norm": 1}},
+        {"wire": {"up": {"delta": []}}},
+        {"name": "no"},
+        {"model": {"name": "toy-net", "trainable": "1e-3"}},
+        {"link": {"per_client": {"0-2,5": {"up_mbps": 1}}}},
+        {
+            "faults": {
+                "random": {"crash": 0.1},
+                "schedule": [{"round": 2, "client": 1, "kind": "crash", "rounds": 2}],
+            }
+        },
+    ],
+)
 def test_what_is_written_reads_back_equal(changes, tmp_path):
     c = from_mapping({**PARTS, **changes})
     text = to_yaml(c)
@@ -147,9 +195,14 @@ def test_what_is_written_reads_back_equal(changes, tmp_path):
     assert to_yaml(again) == text
 
 
-@pytest.mark.parametrize(("participation", "clients", "m"), [(0.5, 10, 5), (0.25, 10, 3), (0.24, 10, 2), (0.01, 10, 1), (1.0, 7, 7), (0.5, 5, 3)])
+@pytest.mark.parametrize(
+    ("participation", "clients", "m"),
+    [(0.5, 10, 5), (0.25, 10, 3), (0.24, 10, 2), (0.01, 10, 1), (1.0, 7, 7), (0.5, 5, 3)],
+)
 def test_cohort_is_the_fraction_rounded_half_up_and_at_least_one(participation, clients, m):
-    assert from_mapping({**PARTS, "participation": participation, "clients": clients}).cohort_size == m
+    assert (
+        from_mapping({**PARTS, "participation": participation, "clients": clients}).cohort_size == m
+    )
 
 
 def test_clients_per_round_stands_in_for_the_default_participation():
@@ -157,76 +210,147 @@ def test_clients_per_round_stands_in_for_the_default_participation():
     assert (c.cohort_size, c.participation) == (4, None)
 
 
-@pytest.mark.parametrize(("schedule", "round", "lr"), [
-    ("constant", 7, 1.0), ("exponential(0.5)", 1, 1.0), ("exponential(0.5)", 3, 0.25), ("step(10, 0.1)", 10, 1.0),
-    ("step(10, 0.1)", 11, 0.1), ("cosine", 1, 1.0), ("cosine", 11, 0.5),
-])
+@pytest.mark.parametrize(
+    ("schedule", "round", "lr"),
+    [
+        ("constant", 7, 1.0),
+        ("exponential(0.5)", 1, 1.0),
+        ("exponential(0.5)", 3, 0.25),
+        ("step(10, 0.1)", 10, 1.0),
+        ("step(10, 0.1)", 11, 0.1),
+        ("cosine", 1, 1.0),
+        ("cosine", 11, 0.5),
+    ],
+)
 def test_learning_rate_follows_its_schedule(schedule, round, lr):
     c = from_mapping({**PARTS, "train": {"lr": 1.0, "schedule": schedule}})
     assert c.train.lr_at(round, 20) == pytest.approx(lr)
 
 
 def test_a_clients_link_is_its_own_then_the_federations_then_the_profiles():
-    link = {"profile": "4g", "up_mbps": 2, "step_ms": 7, "per_client": {"0-1,4": {"down_mbps": 5, "latency_ms": 0}}}
+    link = {
+        "profile": "4g",
+        "up_mbps": 2,
+        "step_ms": 7,
+        "per_client": {"0-1,4": {"down_mbps": 5, "latency_ms": 0}},
+    }
     c = from_mapping({**PARTS, "link": link}).link
     assert (c.of(4).up_mbps, c.of(4).down_mbps, c.of(4).latency_ms, c.of(4).step_ms) == (2, 5, 0, 7)
-    assert (c.of(2).up_mbps, c.of(2).down_mbps, c.of(2).latency_ms, c.of(2).jitter_ms) == (2, 9, 85, 0)
+    assert (c.of(2).up_mbps, c.of(2).down_mbps, c.of(2).latency_ms, c.of(2).jitter_ms) == (
+        2,
+        9,
+        85,
+        0,
+    )
     plain = from_mapping(PARTS).link.of(0)
     assert (plain.up_mbps, plain.down_mbps, plain.latency_ms) == (None, None, 0)
 
 
-# -- YAML's traps ------------------------------------------------------------------------------------------------------
+# -- YAML's traps ----------------------------------------------------------------------------------
 def test_a_number_in_scientific_notation_is_a_number(written):
     assert load(written(HEAD + "train: {lr: 1e-3}")).train.lr == 0.001
 
 
 def test_no_is_text_and_not_false(written):
     assert load(written(HEAD + "name: no")).name == "no"
-    assert error(written(HEAD + "evaluate: {global: yes}")) == "c.yaml:5: evaluate.global: expected true or false, got 'yes'."
+    assert (
+        error(written(HEAD + "evaluate: {global: yes}"))
+        == "c.yaml:5: evaluate.global: expected true or false, got 'yes'."
+    )
 
 
 def test_doubled_key_names_both_lines(written):
     assert error(written("seed: 1\nrounds: 2\nseed: 3\n")) == (
-        "c.yaml:3: the key 'seed' stands twice; the first is at c.yaml:1. Keep one of them.")
+        "c.yaml:3: the key 'seed' stands twice; the first is at c.yaml:1. Keep one of them."
+    )
 
 
-@pytest.mark.parametrize(("text", "says"), [
-    ("a: [b", "c.yaml:1: not valid YAML"), ("- 1", "c.yaml:1: the configuration: expected a mapping of keys to values, got a list."),
-    ("a: !!python/object:os.system x", "the tag 'tag:yaml.org,2002:python/object:os.system' is not allowed"),
-    ("a: &x [*x]", "an anchor holds itself"), ("train: {lr: .nan}", "c.yaml:1: train.lr: expected a finite number, got nan."),
-    ("? [1, 2]\n: 3", "a key must be plain text"), ("seed: 0x1F", "seed: expected a whole number, got '0x1F'."),
-    ("seed: 12:30", "seed: expected a whole number, got '12:30'."),
-])
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: [b", "c.yaml:1: not valid YAML"),
+        ("- 1", "c.yaml:1: the configuration: expected a mapping of keys to values, got a list."),
+        (
+            "a: !!python/object:os.system x",
+            "the tag 'tag:yaml.org,2002:python/object:os.system' is not allowed",
+        ),
+        ("a: &x [*x]", "an anchor holds itself"),
+        ("train: {lr: .nan}", "c.yaml:1: train.lr: expected a finite number, got nan."),
+        ("? [1, 2]\n: 3", "a key must be plain text"),
+        ("seed: 0x1F", "seed: expected a whole number, got '0x1F'."),
+        ("seed: 12:30", "seed: expected a whole number, got '12:30'."),
+    ],
+)
 def test_what_strict_yaml_refuses(written, text, says):
     assert says in error(written(text))
 
 
-# -- errors, word for word ---------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("text", "says"), [
-    ("algorithm:\n  name: toy-prox\n  mu: big", "c.yaml:3: algorithm.mu: expected a float >= 0, got 'big'."),
-    ("algorithm: {name: toy-prox, mu: -1}", "c.yaml:1: algorithm.mu: expected a float >= 0, got -1."),
-    ("rounds: 1.5", "c.yaml:1: rounds: expected a whole number >= 1, got 1.5."),
-    ("rounds: true", "c.yaml:1: rounds: expected a whole number >= 1, got true."),
-    ("train:\n\n  optimizer: sdg", "c.yaml:3: train.optimizer: expected one of sgd, adam, adamw, got 'sdg'. Did you mean sgd?"),
-    ("train: {clip_norm: []}", "c.yaml:1: train.clip_norm: expected a float > 0 or null, got a list."),
-    ("round: {start: some}", "c.yaml:1: round.start: expected all or a whole number >= 1, got 'some'."),
-    ("load: a.py", "c.yaml:1: load: expected a list, each item text, got 'a.py'."),
-    ("model: {trainable: 3}", "c.yaml:1: model.trainable: expected text, got 3. Put it in quotes to make it text."),
-    ("track: [wandb]", "c.yaml:1: track[0]: expected tensorboard, got 'wandb'."),
-    ("faults:\n  schedule:\n    - {round: 1, client: 0, kind: drop_before_sending}\n    - {round: 0, kind: crash}",
-     "c.yaml:4: faults.schedule[1].round: expected a whole number >= 1, got 0."),
-])
+# -- errors, word for word -------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "algorithm:\n  name: toy-prox\n  mu: big",
+            "c.yaml:3: algorithm.mu: expected a float >= 0, got 'big'.",
+        ),
+        (
+            "algorithm: {name: toy-prox, mu: -1}",
+            "c.yaml:1: algorithm.mu: expected a float >= 0, got -1.",
+        ),
+        ("rounds: 1.5", "c.yaml:1: rounds: expected a whole number >= 1, got 1.5."),
+        ("rounds: true", "c.yaml:1: rounds: expected a whole number >= 1, got true."),
+        (
+            "train:\n\n  optimizer: sdg",
+            "c.yaml:3: train.optimizer: expected one of sgd, adam, adamw, got 'sdg'. Did you mean "
+            "sgd?",
+        ),
+        (
+            "train: {clip_norm: []}",
+            "c.yaml:1: train.clip_norm: expected a float > 0 or null, got a list.",
+        ),
+        (
+            "round: {start: some}",
+            "c.yaml:1: round.start: expected all or a whole number >= 1, got 'some'.",
+        ),
+        ("load: a.py", "c.yaml:1: load: expected a list, each item text, got 'a.py'."),
+        (
+            "model: {trainable: 3}",
+            "c.yaml:1: model.trainable: expected text, got 3. Put it in quotes to make it text.",
+        ),
+        ("track: [wandb]", "c.yaml:1: track[0]: expected tensorboard, got 'wandb'."),
+        (
+            "faults:\n  schedule:\n    - {round: 1, client: 0, kind: drop_before_sending}\n    - "
+            "{round: 0, kind: crash}",
+            "c.yaml:4: faults.schedule[1].round: expected a whole number >= 1, got 0.",
+        ),
+    ],
+)
 def test_wrong_value_is_named_with_place_and_what_is_allowed(written, text, says):
     assert error(written(text)) == says
 
 
-@pytest.mark.parametrize(("text", "meant"), [
-    ("comm_round: 3", "rounds"), ("join_ratio: 0.1", "participation"), ("fraction_fit: 0.1", "participation"), ("num_rounds: 3", "rounds"),
-    ("local_epochs: 3", "train.epochs"), ("global_rounds: 3", "rounds"), ("num_clients: 3", "clients"), ("train: {lr_local: 1}", "train.lr"),
-    ("batch: 3", "train.batch_size"), ("lr: 0.1", "train.lr"), ("train: {batchsize: 3}", "train.batch_size"), ("seeds: 3", "seed"),
-    ("data: {alpha: 0.1}", "data.partition.alpha"), ("data: {partition: {scheme: toy-shards, per_clients: 1}}", "data.partition.per_client"),
-    ("algorithm: {name: toy-prox, mue: 1}", "algorithm.mu"), ("train: {learning-rate: 1}", "train.lr"), ("privacy: {noise_multiplier: 1}", "privacy.noise"),
-])
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("comm_round: 3", "rounds"),
+        ("join_ratio: 0.1", "participation"),
+        ("fraction_fit: 0.1", "participation"),
+        ("num_rounds: 3", "rounds"),
+        ("local_epochs: 3", "train.epochs"),
+        ("global_rounds: 3", "rounds"),
+        ("num_clients: 3", "clients"),
+        ("train: {lr_local: 1}", "train.lr"),
+        ("batch: 3", "train.batch_size"),
+        ("lr: 0.1", "train.lr"),
+        ("train: {batchsize: 3}", "train.batch_size"),
+        ("seeds: 3", "seed"),
+        ("data: {alpha: 0.1}", "data.partition.alpha"),
+        ("data: {partition: {scheme: toy-shards, per_clients: 1}}", "data.partition.per_client"),
+        ("algorithm: {name: toy-prox, mue: 1}", "algorithm.mu"),
+        ("train: {learning-rate: 1}", "train.lr"),
+        ("privacy: {noise_multiplier: 1}", "privacy.noise"),
+    ],
+)
 def test_unknown_key_is_answered_with_the_name_meant(written, text, meant):
     model = "" if text.startswith("model") else "model: toy-net\n"
     data = "" if text.startswith("data") else "data: {dataset: toy-set, partition: toy-deal}\n"
@@ -234,12 +358,20 @@ def test_unknown_key_is_answered_with_the_name_meant(written, text, meant):
     method = "" if text.startswith("algorithm") else "algorithm: toy-avg\n"
     if "partition" not in text and text.startswith("data"):
         text = text.replace("}", ", partition: toy-deal}")
-    assert error(written(model + data + method + "task: toy-task\n" + text)).endswith(f" Did you mean {meant}?")
+    assert error(written(model + data + method + "task: toy-task\n" + text)).endswith(
+        f" Did you mean {meant}?"
+    )
 
 
 def test_option_of_another_part_is_an_unknown_key(written):
-    says = error(written("data:\n  dataset: toy-set\n  partition:\n    scheme: toy-shards\n    alpha: 0.3\n"))
-    assert says == "c.yaml:5: unknown key data.partition.alpha; data.partition has per_client, scheme, seed."
+    says = error(
+        written("data:\n  dataset: toy-set\n  partition:\n    scheme: toy-shards\n    alpha: 0.3\n")
+    )
+    assert (
+        says
+        == "c.yaml:5: unknown key data.partition.alpha; data.partition has per_client, scheme, "
+        "seed."
+    )
 
 
 def test_missing_option_is_named(written):
@@ -248,12 +380,17 @@ def test_missing_option_is_named(written):
 
 
 def test_unknown_part_is_answered_with_the_nearest(written):
-    says = error(written("model: toy-net\ntask: toy-task\ndata: {dataset: toy-set, partition: toy-deal}\nalgorithm: {name: toy-porx}"))
+    says = error(
+        written(
+            "model: toy-net\ntask: toy-task\ndata: {dataset: toy-set, partition: "
+            "toy-deal}\nalgorithm: {name: toy-porx}"
+        )
+    )
     assert says.startswith("c.yaml:4: algorithm: unknown algorithm 'toy-porx'; known: ")
     assert says.endswith(" Did you mean 'toy-prox'?")
 
 
-# -- layers ------------------------------------------------------------------------------------------------------------
+# -- layers ----------------------------------------------------------------------------------------
 def test_extends_starts_from_another_file_relative_to_its_own(written, tmp_path):
     (tmp_path / "deep").mkdir()
     written(HEAD + "rounds: 3\ntrain: {lr: 0.5, momentum: 0.9}\n", "base.yaml")
@@ -262,15 +399,27 @@ def test_extends_starts_from_another_file_relative_to_its_own(written, tmp_path)
 
 
 def test_another_part_starts_its_mapping_afresh(written):
-    written(HEAD.replace("algorithm: toy-avg", "algorithm: {name: toy-prox, mu: 5}").replace("partition: toy-deal", "partition: {scheme: toy-deal, alpha: 9}"),
-            "base.yaml")
-    c = load(written("extends: base.yaml\nalgorithm: {name: toy-prox, lambda: 3}\ndata: {partition: {scheme: toy-shards}}"))
+    written(
+        HEAD.replace("algorithm: toy-avg", "algorithm: {name: toy-prox, mu: 5}").replace(
+            "partition: toy-deal", "partition: {scheme: toy-deal, alpha: 9}"
+        ),
+        "base.yaml",
+    )
+    c = load(
+        written(
+            "extends: base.yaml\nalgorithm: {name: toy-prox, lambda: 3}\ndata: {partition: "
+            "{scheme: toy-shards}}"
+        )
+    )
     assert c.algorithm.options == {"mu": 5.0, "lambda": 3.0}
     assert c.data.partition.options == {"per_client": 2}
 
 
 def test_another_dataset_drops_the_old_ones_options_and_keeps_the_partition(written):
-    written(HEAD.replace("dataset: toy-set,", "dataset: toy-set, samples: 7, validation: 0.1,"), "base.yaml")
+    written(
+        HEAD.replace("dataset: toy-set,", "dataset: toy-set, samples: 7, validation: 0.1,"),
+        "base.yaml",
+    )
     c = load(written("extends: base.yaml\ndata: {dataset: toy-files, path: x}"))
     assert c.data.options == {"path": "x"}
     assert (c.data.validation, c.data.partition.scheme) == (0.1, "toy-deal")
@@ -278,7 +427,9 @@ def test_another_dataset_drops_the_old_ones_options_and_keeps_the_partition(writ
 
 def test_files_that_extend_each_other_are_an_error(written):
     written("extends: c.yaml", "base.yaml")
-    assert "base.yaml:1: extends: c.yaml leads back to itself." in error(written("extends: base.yaml"))
+    assert "base.yaml:1: extends: c.yaml leads back to itself." in error(
+        written("extends: base.yaml")
+    )
 
 
 def test_later_layer_may_change_from_participation_to_a_count(written):
@@ -290,15 +441,24 @@ def test_later_layer_may_change_from_participation_to_a_count(written):
 def test_set_goes_through_the_same_validator(written):
     name = written(HEAD)
     assert load(name, ["train.lr=1e-1"]).train.lr == 0.1
-    assert error(name, ["train.lr=big"]) == "--set train.lr=big: train.lr: expected a float > 0, got 'big'."
+    assert (
+        error(name, ["train.lr=big"])
+        == "--set train.lr=big: train.lr: expected a float > 0, got 'big'."
+    )
     assert error(name, ["lr=1"]).endswith("Did you mean train.lr?")
-    assert error(name, ["train.lr"]) == "--set train.lr: expected key.path=value, such as train.lr=0.1."
+    assert (
+        error(name, ["train.lr"])
+        == "--set train.lr: expected key.path=value, such as train.lr=0.1."
+    )
 
 
 def test_set_of_a_mapping_replaces_the_whole_mapping(written):
     name = written(HEAD.replace("toy-avg", "{name: toy-prox, mu: 5}"))
     assert load(name, ["algorithm.lambda=2"]).algorithm.options == {"mu": 5.0, "lambda": 2.0}
-    assert load(name, ["algorithm={name: toy-prox, lambda: 2}"]).algorithm.options == {"mu": 0.01, "lambda": 2.0}
+    assert load(name, ["algorithm={name: toy-prox, lambda: 2}"]).algorithm.options == {
+        "mu": 0.01,
+        "lambda": 2.0,
+    }
 
 
 def test_order_of_sets_on_different_keys_does_not_matter(written):
@@ -307,36 +467,92 @@ def test_order_of_sets_on_different_keys_does_not_matter(written):
 
 
 def test_sets_may_come_as_a_mapping_from_python(written):
-    c = load(written(HEAD), {"rounds": 5, "train.lr": 0.5, "algorithm": {"name": "toy-prox", "mu": 1}})
+    c = load(
+        written(HEAD), {"rounds": 5, "train.lr": 0.5, "algorithm": {"name": "toy-prox", "mu": 1}}
+    )
     assert (c.rounds, c.train.lr, c.algorithm.options["mu"]) == (5, 0.5, 1.0)
 
 
-# -- combinations ------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("changes", "says"), [
-    ({"participation": 0.5, "clients_per_round": 3}, "clients_per_round: participation is given too; keep one of them."),
-    ({"clients_per_round": 11}, "clients_per_round: 11 is more than the 10 clients there are."),
-    ({"participation": None}, "participation: is null and clients_per_round is not given; give one of them."),
-    ({"round": {"min_results": 6}}, "round.min_results: 6 is more than the 5 clients asked in a round."),
-    ({"round": {"select_extra": 6}}, "round.select_extra: 5 + 6 clients a round are more than the 10 there are."),
-    ({"round": {"first": 6}}, "round.first: expected a whole number from min_results, 1, to the 5 clients asked in a round, got 6."),
-    ({"round": {"start": 11}}, "round.start: 11 is more than the 10 clients there are."),
-    ({"link": {"clock": "virtual"}}, "link.clock: virtual needs link.step_ms, the milliseconds of one training step."),
-    ({"link": {"per_client": {"8-10": {}}}}, "link.per_client.8-10: there is no client 10; ids go from 0 to 9."),
-    ({"privacy": {"noise": 1.0}}, "privacy.noise: needs privacy.clip, the norm that it is a multiple of."),
-    ({"stop": {"accuracy": 0.5}, "evaluate": {"every": 0}}, "stop.accuracy: needs evaluate.every of at least 1: nothing would measure it."),
-    ({"availability": {"model": "bernoulli"}}, "availability: bernoulli needs p."),
-    ({"availability": {"model": "always", "p": 0.1}}, "availability.p: does not belong to always, which has no options."),
-    ({"faults": {"schedule": [{"round": 1, "kind": "delay", "client": 1}]}}, "faults.schedule: number 1, delay, needs seconds."),
-    ({"faults": {"schedule": [{"round": 1, "kind": "duplicate", "client": 10}]}},
-     "faults.schedule: number 1: there is no client 10; ids go from 0 to 9."),
-    ({"data": {**PARTS["data"], "public": {"samples": 5, "fraction": 0.1}}}, "data.public: both samples and fraction are given; keep one of them."),
-    ({"algorithm": "toy-prox", "train": {"optimizer": "adam"}}, "train.optimizer: toy-prox assumes plain SGD steps; expected sgd, got 'adam'."),
-    ({"algorithm": "toy-prox", "train": {"momentum": 0.9}}, "train.momentum: toy-prox assumes local steps without momentum; expected 0, got 0.9."),
-    ({"algorithm": "toy-public"},
-     "data.public: toy-public needs samples held out for the server; set data.public.samples or data.public.fraction."),
-    ({"algorithm": "toy-prox", "privacy": {"clip": 1.0}},
-     "privacy.clip: toy-prox does not fold its replies as a sum of updates, so clipping and noise cannot be applied to it."),
-])
+# -- combinations ----------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"participation": 0.5, "clients_per_round": 3},
+            "clients_per_round: participation is given too; keep one of them.",
+        ),
+        ({"clients_per_round": 11}, "clients_per_round: 11 is more than the 10 clients there are."),
+        (
+            {"participation": None},
+            "participation: is null and clients_per_round is not given; give one of them.",
+        ),
+        (
+            {"round": {"min_results": 6}},
+            "round.min_results: 6 is more than the 5 clients asked in a round.",
+        ),
+        (
+            {"round": {"select_extra": 6}},
+            "round.select_extra: 5 + 6 clients a round are more than the 10 there are.",
+        ),
+        (
+            {"round": {"first": 6}},
+            "round.first: expected a whole number from min_results, 1, to the 5 clients asked in "
+            "a round, got 6.",
+        ),
+        ({"round": {"start": 11}}, "round.start: 11 is more than the 10 clients there are."),
+        (
+            {"link": {"clock": "virtual"}},
+            "link.clock: virtual needs link.step_ms, the milliseconds of one training step.",
+        ),
+        (
+            {"link": {"per_client": {"8-10": {}}}},
+            "link.per_client.8-10: there is no client 10; ids go from 0 to 9.",
+        ),
+        (
+            {"privacy": {"noise": 1.0}},
+            "privacy.noise: needs privacy.clip, the norm that it is a multiple of.",
+        ),
+        (
+            {"stop": {"accuracy": 0.5}, "evaluate": {"every": 0}},
+            "stop.accuracy: needs evaluate.every of at least 1: nothing would measure it.",
+        ),
+        ({"availability": {"model": "bernoulli"}}, "availability: bernoulli needs p."),
+        (
+            {"availability": {"model": "always", "p": 0.1}},
+            "availability.p: does not belong to always, which has no options.",
+        ),
+        (
+            {"faults": {"schedule": [{"round": 1, "kind": "delay", "client": 1}]}},
+            "faults.schedule: number 1, delay, needs seconds.",
+        ),
+        (
+            {"faults": {"schedule": [{"round": 1, "kind": "duplicate", "client": 10}]}},
+            "faults.schedule: number 1: there is no client 10; ids go from 0 to 9.",
+        ),
+        (
+            {"data": {**PARTS["data"], "public": {"samples": 5, "fraction": 0.1}}},
+            "data.public: both samples and fraction are given; keep one of them.",
+        ),
+        (
+            {"algorithm": "toy-prox", "train": {"optimizer": "adam"}},
+            "train.optimizer: toy-prox assumes plain SGD steps; expected sgd, got 'adam'.",
+        ),
+        (
+            {"algorithm": "toy-prox", "train": {"momentum": 0.9}},
+            "train.momentum: toy-prox assumes local steps without momentum; expected 0, got 0.9.",
+        ),
+        (
+            {"algorithm": "toy-public"},
+            "data.public: toy-public needs samples held out for the server; set "
+            "data.public.samples or data.public.fraction.",
+        ),
+        (
+            {"algorithm": "toy-prox", "privacy": {"clip": 1.0}},
+            "privacy.clip: toy-prox does not fold its replies as a sum of updates, so clipping "
+            "and noise cannot be applied to it.",
+        ),
+    ],
+)
 def test_impossible_combination_is_refused(changes, says):
     with pytest.raises(ConfigError) as caught:
         from_mapping({**PARTS, **changes}, where="here")
@@ -344,13 +560,21 @@ def test_impossible_combination_is_refused(changes, says):
 
 
 def test_unknown_fault_and_unknown_kind_are_refused():
-    with pytest.raises(ConfigError, match=r"unknown kind of fault 'delays'; known: .* Did you mean 'delay'\?"):
+    with pytest.raises(
+        ConfigError, match=r"unknown kind of fault 'delays'; known: .* Did you mean 'delay'\?"
+    ):
         from_mapping({**PARTS, "faults": {"random": {"delays": 0.1}}})
-    with pytest.raises(ConfigError, match=r"wire.up.deltas: unknown kind 'deltas'; known: .* Did you mean 'delta'\?"):
+    with pytest.raises(
+        ConfigError,
+        match=r"wire.up.deltas: unknown kind 'deltas'; known: .* Did you mean 'delta'\?",
+    ):
         from_mapping({**PARTS, "wire": {"up": {"deltas": []}}})
 
 
-@pytest.mark.parametrize(("text", "call"), [("fp16", ("fp16", ())), ("topk(0.01)", ("topk", (0.01,))), ("qsgd( 8 )", ("qsgd", (8,)))])
+@pytest.mark.parametrize(
+    ("text", "call"),
+    [("fp16", ("fp16", ())), ("topk(0.01)", ("topk", (0.01,))), ("qsgd( 8 )", ("qsgd", (8,)))],
+)
 def test_compressor_is_a_name_with_numbers(text, call):
     assert configuration.call(text) == call
 
@@ -361,7 +585,7 @@ def test_compressor_of_any_other_shape_is_refused(text):
         configuration.call(text)
 
 
-# -- a user's own files ------------------------------------------------------------------------------------------------
+# -- a user's own files ----------------------------------------------------------------------------
 OWN = """
 from fednet.registry import dataset
 @dataset("{name}")
@@ -372,8 +596,13 @@ def mine(root, *, window: int = 3): ...
 def test_files_under_load_are_found_beside_the_file_that_names_them(written, tmp_path):
     (tmp_path / "deep").mkdir()
     written(OWN.format(name="own-one"), "deep/own_one.py")
-    c = load(written("load: [own_one.py]\nalgorithm: toy-avg\nmodel: toy-net\ntask: toy-task\ndata: {dataset: own-one, partition: toy-deal}",
-                     "deep/x.yaml"))
+    c = load(
+        written(
+            "load: [own_one.py]\nalgorithm: toy-avg\nmodel: toy-net\ntask: toy-task\ndata: "
+            "{dataset: own-one, partition: toy-deal}",
+            "deep/x.yaml",
+        )
+    )
     assert c.load == (str(tmp_path / "deep/own_one.py"),)
     assert c.data.options == {"window": 3}
 
@@ -384,11 +613,16 @@ def test_mapping_from_elsewhere_imports_nothing(tmp_path):
 
 
 def test_missing_file_under_load_is_named_with_its_place(written, tmp_path):
-    assert error(written("seed: 1\nload:\n  - nope.py\n")) == f"c.yaml:3: load[0]: there is no file {tmp_path / 'nope.py'}."
+    assert (
+        error(written("seed: 1\nload:\n  - nope.py\n"))
+        == f"c.yaml:3: load[0]: there is no file {tmp_path / 'nope.py'}."
+    )
 
 
 def test_loaded_file_is_known_by_its_hash_and_runs_once(tmp_path):
-    (tmp_path / "counted.py").write_text("import fednet.loading as l\nl.count = getattr(l, 'count', 0) + 1\n")
+    (tmp_path / "counted.py").write_text(
+        "import fednet.loading as l\nl.count = getattr(l, 'count', 0) + 1\n"
+    )
     first = loading.load_parts([tmp_path / "counted.py"])
     assert loading.load_parts([tmp_path / "counted.py"]) == first
     assert loading.count == 1
@@ -405,7 +639,9 @@ def test_exception_in_a_users_file_keeps_its_cause(tmp_path):
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-@pytest.mark.parametrize("sets", [["algorithm=fedprox", "algorithm.mu=0.5"], ["algorithm.mu=0.5", "algorithm=fedprox"]])
+@pytest.mark.parametrize(
+    "sets", [["algorithm=fedprox", "algorithm.mu=0.5"], ["algorithm.mu=0.5", "algorithm=fedprox"]]
+)
 def test_a_parts_bare_name_and_its_option_may_be_set_apart_in_any_order(sets):
     made = load(None, sets).algorithm
     assert (made.name, made.options["mu"]) == ("fedprox", 0.5)

@@ -24,7 +24,14 @@ def documents(path: Path) -> list[dict]:
 
 def containers() -> list[dict]:
     jobs = [d for path in KUBERNETES for d in documents(path) if d["kind"] == "Job"]
-    return [c for j in jobs for c in (*j["spec"]["template"]["spec"]["containers"], *j["spec"]["template"]["spec"]["initContainers"])]
+    return [
+        c
+        for j in jobs
+        for c in (
+            *j["spec"]["template"]["spec"]["containers"],
+            *j["spec"]["template"]["spec"]["initContainers"],
+        )
+    ]
 
 
 def understood(words: list[str]) -> None:
@@ -32,12 +39,18 @@ def understood(words: list[str]) -> None:
     room = {"fednet-server": server, "fednet-client": client}[words[0]]
     parser = Parser(prog=words[0])
     room.add(parser)
-    parser.parse_args([w.replace("$(JOB_COMPLETION_INDEX)", "3").replace("${SHARE}", "1/4") for w in words[1:]])
+    parser.parse_args(
+        [w.replace("$(JOB_COMPLETION_INDEX)", "3").replace("${SHARE}", "1/4") for w in words[1:]]
+    )
 
 
 def test_each_command_in_compose_and_kubernetes_is_understood():
     services = yaml.safe_load((DEPLOY / "docker" / "compose.yaml").read_text())["services"]
-    found = [c["command"] for c in (*services.values(), *containers()) if c["command"][0].startswith("fednet-")]
+    found = [
+        c["command"]
+        for c in (*services.values(), *containers())
+        if c["command"][0].startswith("fednet-")
+    ]
     assert len(found) == 5 + 2
     for words in found:
         understood(words)
@@ -76,7 +89,9 @@ def test_the_batch_file_is_bash_and_its_commands_are_understood():
     path = DEPLOY / "slurm" / "fednet.sbatch"
     subprocess.run(["bash", "-n", str(path)], check=True)
     text = re.sub(r'"\$\{safety\[@\]\}"|\$\{KEYS:\+[^}]*\}|&$', "", path.read_text(), flags=re.M)
-    commands = re.findall(r"^(?:    |srun --ntasks=1 )(fednet-(?:server|client) .*)$", text, flags=re.M)
+    commands = re.findall(
+        r"^(?:    |srun --ntasks=1 )(fednet-(?:server|client) .*)$", text, flags=re.M
+    )
     assert len(commands) == 2
     for command in commands:
         understood(shlex.split(command.replace("$SHARE", "${SHARE}")))
@@ -85,4 +100,10 @@ def test_the_batch_file_is_bash_and_its_commands_are_understood():
 def test_keys_of_a_lab_are_what_the_pages_say(tmp_path):
     assert main(["keys", "lab", str(tmp_path), "--clients", "2"]) == 0
     assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()) == [
-        "allowed/0", "allowed/1", "clients/0.key", "clients/1.key", "clients/all.key", "server.key"]
+        "allowed/0",
+        "allowed/1",
+        "clients/0.key",
+        "clients/1.key",
+        "clients/all.key",
+        "server.key",
+    ]

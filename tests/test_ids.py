@@ -6,7 +6,9 @@ from fednet import ids
 from fednet.errors import ConfigError
 
 
-@pytest.mark.parametrize(("text", "found"), [("3", (3,)), ("0-3,7", (0, 1, 2, 3, 7)), ("7, 0-1,1", (0, 1, 7))])
+@pytest.mark.parametrize(
+    ("text", "found"), [("3", (3,)), ("0-3,7", (0, 1, 2, 3, 7)), ("7, 0-1,1", (0, 1, 7))]
+)
 def test_ids_are_listed_in_order_and_once(text, found):
     assert ids.parse(text).resolve(10) == found
 
@@ -16,7 +18,9 @@ def test_shares_cut_all_ids_without_overlap_and_differ_by_at_most_one():
     assert shares == [(0, 1), (2, 3, 4), (5, 6), (7, 8, 9)]
 
 
-@pytest.mark.parametrize("text", ["", "a", "3-1", "0/4", "5/4", "1,,2", "-1", "0-99999999999", "1/0"])
+@pytest.mark.parametrize(
+    "text", ["", "a", "3-1", "0/4", "5/4", "1,,2", "-1", "0-99999999999", "1/0"]
+)
 def test_what_is_no_id_is_refused(text):
     with pytest.raises(ConfigError, match="--id"):
         ids.parse(text)

@@ -15,18 +15,28 @@ HEAVY = ("torch", "torchvision", "zmq", "matplotlib", "sklearn")
 
 def imported_by(code: str) -> str:
     probe = f"import sys\n{code}\nprint('HEAVY', *[m for m in {HEAVY} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.rpartition("HEAVY")[2].strip()
 
 
-@pytest.mark.parametrize("code", [
-    "import fednet", "import fednet.config", "from fednet.cli.main import main; main(['--help'])",
-    "from fednet.cli.main import main; main(['run', '--help'])", "from fednet.cli.server import main; main(['--help'])",
-    "from fednet.cli.client import main; main(['--help'])",
-    *[f"from fednet.cli.main import main; assert main(['list', '{what}']) == 0"
-      for what in ("algorithms", "models", "datasets", "partitions", "tasks")],
-])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import fednet",
+        "import fednet.config",
+        "from fednet.cli.main import main; main(['--help'])",
+        "from fednet.cli.main import main; main(['run', '--help'])",
+        "from fednet.cli.server import main; main(['--help'])",
+        "from fednet.cli.client import main; main(['--help'])",
+        *[
+            f"from fednet.cli.main import main; assert main(['list', '{what}']) == 0"
+            for what in ("algorithms", "models", "datasets", "partitions", "tasks")
+        ],
+    ],
+)
 def test_help_and_lists_import_nothing_heavy(code):
     assert imported_by(code) == ""
 
@@ -36,19 +46,49 @@ def test_the_probe_sees_torch_where_it_is_imported():
 
 
 def test_imports_run_downwards():
-    tool = shutil.which("lint-imports", path=str(Path(sys.executable).parent)) or shutil.which("lint-imports")
+    tool = shutil.which("lint-imports", path=str(Path(sys.executable).parent)) or shutil.which(
+        "lint-imports"
+    )
     if tool is None:
         pytest.skip("import-linter is not installed")
-    done = subprocess.run([tool, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [tool, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_top_level_names_are_those_of_the_manual():
     import fednet
 
-    promised = ["run", "open_run", "algorithm", "model", "dataset", "partitioner", "compressor", "task", "Algorithm", "AlgorithmConfig",
-                "Payload", "State", "Tensors", "mean", "Data", "kind", "Sum", "Empty", "Exchange", "__version__",
-                "Weights", "Delta", "Control", "Condensed", "Accuracy", "Shared", "Statistics"]
+    promised = [
+        "run",
+        "open_run",
+        "algorithm",
+        "model",
+        "dataset",
+        "partitioner",
+        "compressor",
+        "task",
+        "Algorithm",
+        "AlgorithmConfig",
+        "Payload",
+        "State",
+        "Tensors",
+        "mean",
+        "Data",
+        "kind",
+        "Sum",
+        "Empty",
+        "Exchange",
+        "__version__",
+        "Weights",
+        "Delta",
+        "Control",
+        "Condensed",
+        "Accuracy",
+        "Shared",
+        "Statistics",
+    ]
     assert set(promised) <= set(dir(fednet))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         fednet.nothing  # noqa: B018

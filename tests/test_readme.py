@@ -1,4 +1,5 @@
-"""What the README says is so: its table is the registry's, its commands are understood, its files are there."""
+"""What the README says is so: its table is the registry's, its commands are understood, its files
+are there."""
 
 from __future__ import annotations
 
@@ -20,9 +21,18 @@ TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def methods() -> list[str]:
     """The table of methods, from what each declares."""
-    lines = ["| method | what it does | down | up | server keeps | client keeps | paper |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| method | what it does | down | up | server keeps | client keeps | paper |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for e in registry.algorithm.entries():
-        cells = [f"`{e.name}`", e.summary.rstrip("."), *e.facts.get("cost", ("|w|", "|w|")), *e.facts.get("keeps", ("w", "-")), e.facts["paper"]]
+        cells = [
+            f"`{e.name}`",
+            e.summary.rstrip("."),
+            *e.facts.get("cost", ("|w|", "|w|")),
+            *e.facts.get("keeps", ("w", "-")),
+            e.facts["paper"],
+        ]
         lines.append("| " + " | ".join(str(c).replace("|", "\\|") for c in cells) + " |")
     return lines
 
@@ -32,13 +42,20 @@ def test_table_of_methods_is_what_the_methods_declare():
     missing = [line for line in found if line not in TEXT]
     assert not missing, "README.md lacks:\n" + "\n".join(missing)
     section = TEXT.partition("## Methods")[2].partition("\n## ")[0]
-    assert sum(line.startswith("| `") for line in section.splitlines()) == len(registry.algorithm.names())
+    assert sum(line.startswith("| `") for line in section.splitlines()) == len(
+        registry.algorithm.names()
+    )
 
 
 def commands() -> list[str]:
     blocks = re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
     lines = [re.sub(r"\s+#.*", "", line).strip() for block in blocks for line in block.splitlines()]
-    return [part.strip() for line in lines for part in line.split("&&") if part.strip().startswith("fednet")]
+    return [
+        part.strip()
+        for line in lines
+        for part in line.split("&&")
+        if part.strip().startswith("fednet")
+    ]
 
 
 @pytest.mark.parametrize("line", commands())

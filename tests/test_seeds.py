@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fednet import seeds
-from fednet.algorithms.scratch import may_draw
+from fednet.training.scratch import may_draw
 
 
 def test_outside_a_scope_torch_s_generator_is_as_it_was():
@@ -25,7 +25,9 @@ def test_threads_that_draw_at_once_draw_what_each_would_alone():
             return [float(torch.rand(())) for _ in range(2000)]
 
     alone, together = [draws(k) for k in range(4)], {}
-    threads = [threading.Thread(target=lambda k=k: together.update({k: draws(k)})) for k in range(4)]
+    threads = [
+        threading.Thread(target=lambda k=k: together.update({k: draws(k)})) for k in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -41,10 +43,20 @@ class NoisyMemory(nn.LSTM):
     """A user's own too, whose dropout is 0."""
 
 
-@pytest.mark.parametrize(("part", "draws"), [
-    (NoisyMemory(2, 2), True),
-    (nn.Linear(2, 2), False), (nn.Sequential(nn.ReLU()), False), (nn.Dropout(0.1), True), (nn.Dropout(0.0), False), (nn.RReLU(), True),
-    (nn.LSTM(2, 2), False), (nn.LSTM(2, 2, num_layers=2, dropout=0.5), True), (nn.MultiheadAttention(2, 1, dropout=0.1), True), (Noisy(), True),
-])
+@pytest.mark.parametrize(
+    ("part", "draws"),
+    [
+        (NoisyMemory(2, 2), True),
+        (nn.Linear(2, 2), False),
+        (nn.Sequential(nn.ReLU()), False),
+        (nn.Dropout(0.1), True),
+        (nn.Dropout(0.0), False),
+        (nn.RReLU(), True),
+        (nn.LSTM(2, 2), False),
+        (nn.LSTM(2, 2, num_layers=2, dropout=0.5), True),
+        (nn.MultiheadAttention(2, 1, dropout=0.1), True),
+        (Noisy(), True),
+    ],
+)
 def test_modules_that_may_draw_are_known(part, draws):
     assert may_draw(part) is draws

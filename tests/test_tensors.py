@@ -1,4 +1,5 @@
-"""Flat vectors in cache-sized blocks: what is computed block by block is what is computed at once."""
+"""Flat vectors in cache-sized blocks: what is computed block by block is what is computed at
+once."""
 
 from __future__ import annotations
 
@@ -12,16 +13,26 @@ SIZES = (5, CHUNK, 2 * CHUNK + 7)
 
 def tensors(n: int, seed: int, buffers: int = 0) -> Tensors:
     draw = torch.Generator().manual_seed(seed)
-    slots = (Slot("w", (n,), "parameter"), *([Slot("mean", (buffers,), "buffer"), Slot("count", (), "counter")] if buffers else []))
+    slots = (
+        Slot("w", (n,), "parameter"),
+        *([Slot("mean", (buffers,), "buffer"), Slot("count", (), "counter")] if buffers else []),
+    )
     x = Tensors.zeros(Layout(slots))
-    return Tensors(x.layout, torch.randn(n, generator=draw), torch.randn(buffers, generator=draw), x.counters + seed)
+    return Tensors(
+        x.layout,
+        torch.randn(n, generator=draw),
+        torch.randn(buffers, generator=draw),
+        x.counters + seed,
+    )
 
 
 @pytest.mark.parametrize("n", SIZES)
 def test_an_expression_in_blocks_has_the_bits_of_the_whole(n: int) -> None:
     a, b, c = (tensors(n, k) for k in range(3))
 
-    def both(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def both(
+        a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         return a - 0.3 * (b + c) / 7, (a.double() * b).float()
 
     for found, expected in zip(blockwise(both, a, b.vector, c), both(a.vector, b.vector, c.vector)):
@@ -65,7 +76,9 @@ def test_what_a_sum_measures_scales_and_takes_away(n: int) -> None:
     assert torch.equal(measured.vector, plain.vector)
     assert measured.weight == plain.weight == 4.0
     scaled = Sum.empty().add(values[0], 2.0, scale=0.5).add(values[1], 2.0, scale=-1.0, less=less)
-    assert torch.equal(scaled.vector, values[0].vector.double() - 2.0 * (values[1].vector - less.vector).double())
+    assert torch.equal(
+        scaled.vector, values[0].vector.double() - 2.0 * (values[1].vector - less.vector).double()
+    )
     assert torch.equal(scaled.mean().buffers, plain.mean().buffers)  # they know of weights only
 
 

@@ -1,15 +1,16 @@
 """The shape of an algorithm.
 
-A method declares what each side keeps (`Server`, `Client`), what crosses (`Down`, `Up`), and a few functions over these
-values. Nothing is kept on `self` but the configuration, so a checkpoint is one function for every method, and the
-client half can reach its own state, its `host` and what came down: no more.
+A method declares what each side keeps (`Server`, `Client`), what crosses (`Down`, `Up`), and a few
+functions over these values. Nothing is kept on `self` but the configuration, so a checkpoint is one
+function for every method, and the client half can reach its own state, its `host` and what came
+down: no more.
 
 A round, for each exchange in `exchanges`:
 
-    server: broadcast(server, phase, client_id) -> Down                  encoded once where the object is the same
+    server: broadcast(server, phase, client_id) -> Down    encoded once where the object is the same
     client: local(phase, client, down, host)    -> next client state, Up
-    server: start(server, phase) -> Fold; fold(...) once a reply, in ascending client id; finish(...) -> next server state
-"""
+    server: start(server, phase) -> Fold; fold(...) once a reply, in ascending client id;
+    finish(...) -> next server state"""
 
 from __future__ import annotations
 
@@ -25,6 +26,7 @@ from torch import nn
 
 from fednet.algorithms.state import Empty, PerClient, State
 from fednet.tensors import Layout, Sum, Tensors, TwoSums, blockwise, mean
+from fednet.training.loop import Trained
 from fednet.wire.payload import (
     Accuracy,
     Condensed,
@@ -45,10 +47,39 @@ if TYPE_CHECKING:
     from fednet.data import Data
 
 __all__ = [
-    "Accuracy", "Algorithm", "AlgorithmConfig", "ClientFacts", "ClientHost", "Condensed", "Control", "Count", "Delta", "Empty",
-    "Exchange", "Fraction", "Layout", "NonNegative", "Nothing", "Payload", "PerClient", "Positive", "Run", "Samples", "Scalar",
-    "ServerHost", "Shared", "State", "Statistics", "Sum", "Tensors", "Trained", "TwoSums", "Weights", "blockwise",
-    "kind", "mean",
+    "Accuracy",
+    "Algorithm",
+    "AlgorithmConfig",
+    "ClientFacts",
+    "ClientHost",
+    "Condensed",
+    "Control",
+    "Count",
+    "Delta",
+    "Empty",
+    "Exchange",
+    "Fraction",
+    "Layout",
+    "NonNegative",
+    "Nothing",
+    "Payload",
+    "PerClient",
+    "Positive",
+    "Run",
+    "Samples",
+    "Scalar",
+    "ServerHost",
+    "Shared",
+    "State",
+    "Statistics",
+    "Sum",
+    "Tensors",
+    "Trained",
+    "TwoSums",
+    "Weights",
+    "blockwise",
+    "kind",
+    "mean",
 ]
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -71,21 +102,12 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
-    """What `host.train` returns. x: the local model after training; run: n_i, K_i, mean loss; extra: as given, trained."""
-
-    x: Tensors
-    run: Run
-    extra: Tensors | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ClientFacts:
     """What is known of a client from the partition, for predicting message sizes.
 
-    n: training samples; class_counts: (C,) training samples by class; sample_nbytes: of one raw sample, without its
-    label; input_shape: of one model input; shared_n: samples of the server's public pool.
-    """
+    n: training samples; class_counts: (C,) training samples by class; sample_nbytes: of one raw
+    sample, without its label; input_shape: of one model input; shared_n: samples of the server's
+    public pool."""
 
     n: int
     class_counts: Sequence[int]
@@ -118,26 +140,40 @@ class ClientHost(Protocol):
         """(C,) int64: this client's training samples by class."""
         ...
 
-    def train(self, x: Tensors, *, epochs: int | None = None, steps: int | None = None,
-              loss: Callable[[nn.Module, Any, torch.Tensor], torch.Tensor] | None = None,
-              proximal: float = 0.0, toward: Tensors | None = None, add_to_grad: Tensors | None = None,
-              scale_grad: float = 1.0, add_to_step: Tensors | None = None, only: Sequence[str] | None = None,
-              extra: Tensors | None = None, more: Samples | None = None, stream: str = "order") -> Trained:
-        """LT(w, loss, E, B) of the sheets: a new SGD, E epochs over the shuffled local set from `x`.
+    def train(
+        self,
+        x: Tensors,
+        *,
+        epochs: int | None = None,
+        steps: int | None = None,
+        loss: Callable[[nn.Module, Any, torch.Tensor], torch.Tensor] | None = None,
+        proximal: float = 0.0,
+        toward: Tensors | None = None,
+        add_to_grad: Tensors | None = None,
+        scale_grad: float = 1.0,
+        add_to_step: Tensors | None = None,
+        only: Sequence[str] | None = None,
+        extra: Tensors | None = None,
+        more: Samples | None = None,
+        stream: str = "order",
+    ) -> Trained:
+        """LT(w, loss, E, B) of the sheets: a new SGD, E epochs over the shuffled local set from
+        `x`.
 
         epochs, steps: passes over the set, or SGD steps, at most one of them; default: the run's.
-        loss(model, x, y): mean loss of a batch; default: the task's. With `extra`, loss(model, x, y, extra) where extra
-        maps names to tensors trained beside the model by the same optimizer. proximal, toward: adds proximal * (w -
-        toward) to the gradient, toward = x if not given. add_to_grad: a constant added to each step's gradient (after
-        clipping). scale_grad: the gradient's factor before that. add_to_step: added to the weights after each optimizer
-        step, outside momentum. only: names of the parameters to train; modules all of
-        whose parameters stay frozen are in eval mode. more: samples trained on beside the local ones. stream: name of
-        the random stream for the order of samples.
-        """
+        loss(model, x, y): mean loss of a batch; default: the task's. With `extra`, loss(model, x,
+        y, extra) where extra maps names to tensors trained beside the model by the same optimizer.
+        proximal, toward: adds proximal * (w - toward) to the gradient, toward = x if not given.
+        add_to_grad: a constant added to each step's gradient (after clipping). scale_grad: the
+        gradient's factor before that. add_to_step: added to the weights after each optimizer step,
+        outside momentum. only: names of the parameters to train; modules all of whose parameters
+        stay frozen are in eval mode. more: samples trained on beside the local ones. stream: name
+        of the random stream for the order of samples."""
         ...
 
     def gradient(self, x: Tensors, more: Samples | None = None) -> Trained:
-        """The gradient of the mean loss over the whole local set at x, in eval mode for buffers. `.x` holds it."""
+        """The gradient of the mean loss over the whole local set at x, in eval mode for buffers.
+        `.x` holds it."""
         ...
 
     def model(self, x: Tensors) -> nn.Module:
@@ -159,7 +195,8 @@ class ClientHost(Protocol):
         ...
 
     def drawing(self, purpose: str) -> AbstractContextManager[None]:
-        """Inside, what the model draws (dropout) comes from this client's stream of that name; `train` has its own."""
+        """Inside, what the model draws (dropout) comes from this client's stream of that name;
+        `train` has its own."""
         ...
 
     def report(self, **values: float) -> None:
@@ -188,9 +225,21 @@ class ServerHost(Protocol):
         """Counts of x on the public set (or on given samples); `.accuracy` in 0..1."""
         ...
 
-    def fit(self, x: Tensors, samples: Samples, *, epochs: int, lr: float, batch_size: int, momentum: float = 0.0,
-            weight_decay: float = 0.0, weights: torch.Tensor | None = None, train_mode: bool = True) -> Tensors:
-        """SGD on the server from x over samples of model inputs; `weights`: (C,) class weights of the loss."""
+    def fit(
+        self,
+        x: Tensors,
+        samples: Samples,
+        *,
+        epochs: int,
+        lr: float,
+        batch_size: int,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        weights: torch.Tensor | None = None,
+        train_mode: bool = True,
+    ) -> Tensors:
+        """SGD on the server from x over samples of model inputs; `weights`: (C,) class weights of
+        the loss."""
         ...
 
     def model(self, x: Tensors) -> nn.Module: ...
@@ -205,7 +254,8 @@ class ServerHost(Protocol):
 
 
 class Algorithm:
-    """Base of methods: defaults for what most of them share. One level of inheritance, no state on self."""
+    """Base of methods: defaults for what most of them share. One level of inheritance, no state on
+    self."""
 
     paper: ClassVar[str] = ""
     cost: ClassVar[tuple[str, str]] = ("|w|", "|w|")  # down, up, a participant and a round
@@ -215,8 +265,12 @@ class Algorithm:
     sgd_only: ClassVar[bool] = False  # refuses another optimizer than SGD
     momentum_free: ClassVar[bool] = False  # refuses local momentum
     needs_public: ClassVar[bool] = False  # an error without a public set
-    uses_public: ClassVar[bool] = False  # what is held out for the server is for this method (see data.baseline_pool)
-    sums_updates: ClassVar[bool] = False  # the fold is a sum of updates: clipping and noise may be applied to it
+    uses_public: ClassVar[bool] = (
+        False  # what is held out for the server is for this method (see data.baseline_pool)
+    )
+    sums_updates: ClassVar[bool] = (
+        False  # the fold is a sum of updates: clipping and noise may be applied to it
+    )
 
     class Config(AlgorithmConfig):
         pass
@@ -248,22 +302,24 @@ class Algorithm:
         if "exchanges" not in cls.__dict__:
             cls.exchanges = (Exchange(cls.Down, cls.Up),)
 
-    # -- what crosses ------------------------------------------------------------------------------------------------
+    # -- what crosses ------------------------------------------------------------------------------
     def shared(self, layout: Layout, module: nn.Module) -> Layout:
         """The part of the model that crosses; the rest is each client's own."""
         return layout
 
     def sizes(self, payload: type[Payload], client: ClientFacts) -> dict[str, int]:
-        """Exact bytes of the fields whose size the declaration leaves open (samples, arrays), for this client."""
+        """Exact bytes of the fields whose size the declaration leaves open (samples, arrays), for
+        this client."""
         return {}
 
-    # -- state -------------------------------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------
     def init_server(self, x: Tensors) -> Any:
         """x: the shared part of the initial model."""
         return self.Server(x=x)  # type: ignore[call-arg]
 
     def prepare(self, server: Any, host: ServerHost) -> Any:
-        """What the server does once, before round 1 and not again after a resume: its state to start from."""
+        """What the server does once, before round 1 and not again after a resume: its state to
+        start from."""
         return server
 
     def init_client(self, x: Tensors) -> Any:
@@ -278,7 +334,7 @@ class Algorithm:
         """The client's state after it got its enrolment."""
         return client
 
-    # -- a round -----------------------------------------------------------------------------------------------------
+    # -- a round -----------------------------------------------------------------------------------
     def broadcast(self, server: Any, phase: int, client_id: int) -> Any:
         return self.Down(x=server.x)  # type: ignore[call-arg]
 
@@ -299,11 +355,14 @@ class Algorithm:
     def weight(self, run: Run) -> float:
         return 1.0 if getattr(self.config, "weighting", "samples") == "uniform" else float(run.n)
 
-    # -- what is judged ----------------------------------------------------------------------------------------------
+    # -- what is judged ----------------------------------------------------------------------------
     def global_model(self, server: Any) -> Tensors | None:
         """The shared model that is evaluated; None where there is no complete global model."""
         return server.x if self.has_global else None
 
-    def personal(self, client: Any, local: Tensors, host: ClientHost) -> Tensors | Callable[[Any], torch.Tensor]:
-        """What the client is judged by: weights, or a function from inputs to outputs. Default: its last local model."""
+    def personal(
+        self, client: Any, local: Tensors, host: ClientHost
+    ) -> Tensors | Callable[[Any], torch.Tensor]:
+        """What the client is judged by: weights, or a function from inputs to outputs. Default: its
+        last local model."""
         return local

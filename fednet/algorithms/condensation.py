@@ -1,19 +1,22 @@
-"""Dataset condensation by gradient matching: one synthetic image a class that trains a random net as the real ones do.
+"""Dataset condensation by gradient matching: one synthetic image a class that trains a random net
+as the real ones do.
 
-The inner loop of FedDC's Algorithm 1, and its Eq. 6 and 8; the matching itself is Zhao, Mopuri and Bilen, "Dataset
-Condensation with Gradient Matching", ICLR 2021 (arXiv:2006.05929).
+The inner loop of FedDC's Algorithm 1, and its Eq. 6 and 8; the matching itself is Zhao, Mopuri and
+Bilen, "Dataset Condensation with Gradient Matching", ICLR 2021 (arXiv:2006.05929).
 
-    theta  a fresh random net    P_i  the classes present on the client    x_c  the synthetic image of class c
-    gD, gS  gradients at theta of the cross-entropy over real images of class c, and over x_c    D  their distance
+    theta  a fresh random net    P_i  the classes present on the client
+    x_c  the synthetic image of class c
+    gD, gS  gradients at theta of the cross-entropy over real images of class c, and over x_c
+    D  their distance
 
-What is computed once: the rows of each class are gathered into one tensor each before the loop; each net's gradient on
-real data is taken once a class, for the matched tensors only (no bias, no norm's scale), and all classes' synthetic
-gradients are taken in one batched pass (`vmap`), where the plain loop makes |P_i| passes over a single image. On a CPU
-a real batch goes through the net a few images at a time, so that what lies between the layers stays in the cache: half
-the time at 256 images. Where images of one batch would see each other (BatchNorm) or the net draws at random (dropout),
-the plain loop over whole batches is what runs.
-Each class has streams of its own, so the result depends neither on the order of classes nor on which others are there.
-"""
+What is computed once: the rows of each class are gathered into one tensor each before the loop;
+each net's gradient on real data is taken once a class, for the matched tensors only (no bias, no
+norm's scale), and all classes' synthetic gradients are taken in one batched pass (`vmap`), where
+the plain loop makes |P_i| passes over a single image. On a CPU a real batch goes through the net a
+few images at a time, so that what lies between the layers stays in the cache: half the time at 256
+images. Where images of one batch would see each other (BatchNorm) or the net draws at random
+(dropout), the plain loop over whole batches is what runs. Each class has streams of its own, so the
+result depends neither on the order of classes nor on which others are there."""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ from fednet.tensors import Tensors
 from fednet.wire.payload import Samples
 
 Match = Literal["dc", "layer"]
-GROUP = 2**26  # floats of stacked gradients at a time: 256 MB each of gD, gS and what the second derivative keeps
+GROUP = (
+    2**26
+)  # floats of stacked gradients at a time: 256 MB each of gD, gS and what the second derivative keeps
 CPU_IMAGES = 16  # real images a pass on a CPU
 _NOT_BATCHED = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, nn.RNNBase)
 
@@ -41,10 +46,10 @@ _NOT_BATCHED = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, 
 class Plan:
     """How to condense. The defaults are FedDC's; FedDC+ sets momentum 0.9 and weight_decay 4e-5.
 
-    iterations: K. lr: step on pixels of normalised images. clip_v: v of Eq. 8, None for no clipping. match: dc (one
-    cosine an output row) or layer (Eq. 6 as printed: one a layer). init: noise N(0, 1) or real (a random local image).
-    real_batch: real images a class and iteration, at most. minimum: a class with fewer real images gets no image.
-    """
+    iterations: K. lr: step on pixels of normalised images. clip_v: v of Eq. 8, None for no
+    clipping. match: dc (one cosine an output row) or layer (Eq. 6 as printed: one a layer). init:
+    noise N(0, 1) or real (a random local image). real_batch: real images a class and iteration, at
+    most. minimum: a class with fewer real images gets no image."""
 
     iterations: int = 500
     lr: float = 3.0
@@ -62,36 +67,55 @@ def present(class_counts: Sequence[int] | np.ndarray, minimum: int = 1) -> list[
     return [c for c, n in enumerate(class_counts) if n >= max(1, minimum)]
 
 
-def condense(model: nn.Module, fresh: Callable[[int], Tensors], x: torch.Tensor, y: torch.Tensor,
-             rng: Callable[[str], np.random.Generator], how: Plan) -> tuple[Samples, float]:
-    """Condenses (x, y) to one image a class present, with its hard label, in ascending order of label.
+def condense(
+    model: nn.Module,
+    fresh: Callable[[int], Tensors],
+    x: torch.Tensor,
+    y: torch.Tensor,
+    rng: Callable[[str], np.random.Generator],
+    how: Plan,
+) -> tuple[Samples, float]:
+    """Condenses (x, y) to one image a class present, with its hard label, in ascending order of
+    label.
 
-    model: a scratch module, overwritten by each net. fresh(k): the k-th random initialisation. x: (n, c, h, w) float32
-    model inputs; y: (n,) int64. rng(purpose): the stream of that name. Returns the samples (float32, on the CPU, not
-    clamped) and the mean over classes of D at the last iteration (nan where nothing was condensed).
-    """
+    model: a scratch module, overwritten by each net. fresh(k): the k-th random initialisation. x:
+    (n, c, h, w) float32 model inputs; y: (n,) int64. rng(purpose): the stream of that name. Returns
+    the samples (float32, on the CPU, not clamped) and the mean over classes of D at the last
+    iteration (nan where nothing was condensed)."""
     if not isinstance(x, torch.Tensor) or not x.is_floating_point():
         found = "a dict of tensors" if isinstance(x, dict) else x.dtype
-        raise ConfigError(f"condensation makes images: it needs samples that are one float tensor each, not {found}.")
+        raise ConfigError(
+            f"condensation makes images: it needs samples that are one float tensor each, not "
+            f"{found}."
+        )
     counts = torch.bincount(y.cpu()).tolist()
     labels = present(counts, how.minimum)
     real = {c: x[y == c] for c in labels}  # gathered once; a batch is then a slice of its class
     if not labels:
-        return Samples(torch.zeros(0, *x.shape[1:]), torch.zeros(0, dtype=torch.int64)), float("nan")
+        return Samples(torch.zeros(0, *x.shape[1:]), torch.zeros(0, dtype=torch.int64)), float(
+            "nan"
+        )
 
     batches = {c: rng(f"condense/batch/{c}") for c in labels}
     images = torch.stack([_first(real[c], rng(f"condense/start/{c}"), how.init) for c in labels])
     targets = torch.tensor(labels, device=x.device)
     velocity = torch.zeros_like(images)
     batched = not any(isinstance(m, _NOT_BATCHED) for m in model.modules())
-    distance, at_once = torch.zeros(len(labels)), CPU_IMAGES if batched and x.device.type == "cpu" else how.real_batch
+    distance, at_once = (
+        torch.zeros(len(labels)),
+        CPU_IMAGES if batched and x.device.type == "cpu" else how.real_batch,
+    )
     model.train()
     for k in range(how.iterations):
         fresh(k).into(model)
         matched = matched_tensors(model)
         for group in _groups(len(labels), sum(p.numel() for p in matched.values())):
-            g_real = [real_gradient(model, matched, _batch(real[c], batches[c], how.real_batch), c, at_once)
-                      for c in labels[group]]
+            g_real = [
+                real_gradient(
+                    model, matched, _batch(real[c], batches[c], how.real_batch), c, at_once
+                )
+                for c in labels[group]
+            ]
             goal = {name: torch.stack([g[name] for g in g_real]) for name in matched}
             ask = synthetic_batched if batched else synthetic_plain
             distance[group], g = ask(model, matched, images[group], targets[group], goal, how.match)
@@ -100,18 +124,22 @@ def condense(model: nn.Module, fresh: Callable[[int], Tensors], x: torch.Tensor,
 
 
 def matched_tensors(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The weights that are matched: biases and the affine parts of norms (1-d tensors) are skipped."""
+    """The weights that are matched: biases and the affine parts of norms (1-d tensors) are
+    skipped."""
     return {name: p for name, p in model.named_parameters() if p.dim() > 1 and p.requires_grad}
 
 
 def _first(real: torch.Tensor, rng: np.random.Generator, init: str) -> torch.Tensor:
     if init == "real":
         return real[int(rng.integers(len(real)))].clone()
-    return torch.from_numpy(rng.standard_normal(tuple(real.shape[1:]), dtype=np.float32)).to(real.device)
+    return torch.from_numpy(rng.standard_normal(tuple(real.shape[1:]), dtype=np.float32)).to(
+        real.device
+    )
 
 
 def _batch(real: torch.Tensor, rng: np.random.Generator, size: int) -> torch.Tensor:
-    """Up to `size` real images of the class, without replacement: all of them, ungathered, where there are no more."""
+    """Up to `size` real images of the class, without replacement: all of them, ungathered, where
+    there are no more."""
     if len(real) <= size:
         return real
     return real[torch.from_numpy(rng.choice(len(real), size, replace=False)).to(real.device)]
@@ -123,11 +151,16 @@ def _groups(classes: int, floats: int) -> list[slice]:
     return [slice(i, min(i + size, classes)) for i in range(0, classes, size)]
 
 
-# -- gradients -------------------------------------------------------------------------------------------------------
-def real_gradient(model: nn.Module, matched: Mapping[str, nn.Parameter], batch: torch.Tensor,
-                  label: int, at_once: int) -> dict[str, torch.Tensor]:
-    """gD: the gradient of the mean cross-entropy over real images of one class, at the net's weights; `at_once` images
-    a pass."""
+# -- gradients -------------------------------------------------------------------------------------
+def real_gradient(
+    model: nn.Module,
+    matched: Mapping[str, nn.Parameter],
+    batch: torch.Tensor,
+    label: int,
+    at_once: int,
+) -> dict[str, torch.Tensor]:
+    """gD: the gradient of the mean cross-entropy over real images of one class, at the net's
+    weights; `at_once` images a pass."""
     weights, y = list(matched.values()), torch.full((len(batch),), label, device=batch.device)
     total: Sequence[torch.Tensor] = ()
     for images, labels in zip(batch.split(at_once), y.split(at_once)):
@@ -137,23 +170,42 @@ def real_gradient(model: nn.Module, matched: Mapping[str, nn.Parameter], batch: 
     return dict(zip(matched, total))
 
 
-def synthetic_plain(model: nn.Module, matched: Mapping[str, nn.Parameter], images: torch.Tensor, labels: torch.Tensor,
-                    goal: Mapping[str, torch.Tensor], match: Match) -> tuple[torch.Tensor, torch.Tensor]:
-    """(D, dD/dx) for each image, one pass an image, as Algorithm 1 is written. D: (C,); dD/dx: shaped as `images`."""
+def synthetic_plain(
+    model: nn.Module,
+    matched: Mapping[str, nn.Parameter],
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    goal: Mapping[str, torch.Tensor],
+    match: Match,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(D, dD/dx) for each image, one pass an image, as Algorithm 1 is written. D: (C,); dD/dx:
+    shaped as `images`."""
     distances, gradients = [], []
     for j in range(len(images)):
-        x = images[j:j + 1].detach().requires_grad_()
-        g = torch.autograd.grad(F.cross_entropy(model(x), labels[j:j + 1]), list(matched.values()), create_graph=True)
-        d = match_distance(dict(zip(matched, (t[None] for t in g))), {n: t[j:j + 1] for n, t in goal.items()}, match)
+        x = images[j : j + 1].detach().requires_grad_()
+        g = torch.autograd.grad(
+            F.cross_entropy(model(x), labels[j : j + 1]), list(matched.values()), create_graph=True
+        )
+        d = match_distance(
+            dict(zip(matched, (t[None] for t in g))),
+            {n: t[j : j + 1] for n, t in goal.items()},
+            match,
+        )
         gradients.append(torch.autograd.grad(d.sum(), x)[0])
         distances.append(d.detach())
     return torch.cat(distances).cpu(), torch.cat(gradients)
 
 
-def synthetic_batched(model: nn.Module, matched: Mapping[str, nn.Parameter], images: torch.Tensor, labels: torch.Tensor,
-                      goal: Mapping[str, torch.Tensor], match: Match) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same as `synthetic_plain` in one pass: per-image gradients by vmap. No image sees another, so the gradient of
-    the sum of D is each one's own."""
+def synthetic_batched(
+    model: nn.Module,
+    matched: Mapping[str, nn.Parameter],
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    goal: Mapping[str, torch.Tensor],
+    match: Match,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same as `synthetic_plain` in one pass: per-image gradients by vmap. No image sees
+    another, so the gradient of the sum of D is each one's own."""
     weights = {name: p.detach() for name, p in matched.items()}
     rest = {name: p.detach() for name, p in model.named_parameters() if name not in weights}
 
@@ -165,25 +217,33 @@ def synthetic_batched(model: nn.Module, matched: Mapping[str, nn.Parameter], ima
     return d.detach().cpu(), torch.autograd.grad(d.sum(), x)[0]
 
 
-# -- distance and step -----------------------------------------------------------------------------------------------
-def match_distance(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor], match: Match = "dc") -> torch.Tensor:
-    """D of Eq. 6 for stacked gradients {name: (C, out, ...)}: (C,), each in 0..2 * rows (dc) or 0..2 * layers (layer).
+# -- distance and step -----------------------------------------------------------------------------
+def match_distance(
+    a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor], match: Match = "dc"
+) -> torch.Tensor:
+    """D of Eq. 6 for stacked gradients {name: (C, out, ...)}: (C,), each in 0..2 * rows (dc) or
+    0..2 * layers (layer).
 
-    1 - cos, summed; 1e-6 is added to the product of norms, as the reference does, so a row of zeros counts 1.
-    """
+    1 - cos, summed; 1e-6 is added to the product of norms, as the reference does, so a row of zeros
+    counts 1."""
     total = torch.zeros((), device=next(iter(a.values())).device)
     for name in a:
-        u, v = (t.flatten(2) if match == "dc" else t.flatten(1)[:, None] for t in (a[name], b[name]))
+        u, v = (
+            t.flatten(2) if match == "dc" else t.flatten(1)[:, None] for t in (a[name], b[name])
+        )
         cosine = (u * v).sum(-1) / (u.norm(dim=-1) * v.norm(dim=-1) + 1e-6)
         total = total + (1 - cosine).sum(-1)
     return total
 
 
-def step(x: torch.Tensor, g: torch.Tensor, velocity: torch.Tensor, how: Plan) -> tuple[torch.Tensor, torch.Tensor]:
-    """One SGD step on the stacked images, each clipped by its own norm first (Eq. 8); returns (images, velocity).
+def step(
+    x: torch.Tensor, g: torch.Tensor, velocity: torch.Tensor, how: Plan
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One SGD step on the stacked images, each clipped by its own norm first (Eq. 8); returns
+    (images, velocity).
 
-    Weight decay is added after the clipping, as an optimizer does; a velocity of zeros makes the first step plain.
-    """
+    Weight decay is added after the clipping, as an optimizer does; a velocity of zeros makes the
+    first step plain."""
     if how.clip_v is not None:
         norm = g.flatten(1).norm(dim=1).view(-1, *[1] * (g.dim() - 1))
         g = torch.where(norm > how.clip_v, g * (how.clip_v / norm), g)

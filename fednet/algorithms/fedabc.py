@@ -1,20 +1,21 @@
-"""FedABC: Wang et al., "FedABC: Targeting Fair Competition in Personalized Federated Learning", AAAI 2023
-(arXiv:2302.07450), Algorithm 1.
+"""FedABC: Wang et al., "FedABC: Targeting Fair Competition in Personalized Federated Learning",
+AAAI 2023 (arXiv:2302.07450), Algorithm 1.
 
-z, q    logits (B, C) and q = sigmoid(z): C binary classifiers without a softmax      g  focal exponent (Eq. 5)
+z, q    logits (B, C) and q = sigmoid(z): C binary classifiers without a softmax
+g  focal exponent (Eq. 5)
 P_i     classes with at least one training sample on client i (not: in the batch); N_i all others
 m_p     a positive is kept while q < m_p: easy ones drop out
-m_n     a negative of a class in P_i is kept while q > m_n; of a class in N_i, while q > m_nn. The comparisons are
-        strict, made anew at each step ("dynamic"), and carry no gradient
+m_n     a negative of a class in P_i is kept while q > m_n; of a class in N_i, while q > m_nn.
+        The comparisons are strict, made anew at each step ("dynamic"), and carry no gradient
 
     loss (Eq. 6) = 1/B * sum over kept (b, c) of   (1-q)^g * -log q        where c is b's class
                                                      q^g   * -log(1-q)     elsewhere
 
-What the paper leaves open. Eq. 1-2 and Eq. 5 both print sigma: the sigmoid, and the exponent, here `focal_gamma`. Eq. 6
-divides by the number of samples, not by that of the kept terms (`norm`); that is a factor of about C on the step, and
-`train.clip_norm` is there should it diverge. A batch with nothing kept has loss 0 and a gradient of 0. A client is
-judged by its model after its own latest training. FedABC_wi of the ablation is m_p 1, m_n 0, m_nn 0, focal_gamma 0.
-"""
+What the paper leaves open. Eq. 1-2 and Eq. 5 both print sigma: the sigmoid, and the exponent, here
+`focal_gamma`. Eq. 6 divides by the number of samples, not by that of the kept terms (`norm`); that
+is a factor of about C on the step, and `train.clip_norm` is there should it diverge. A batch with
+nothing kept has loss 0 and a gradient of 0. A client is judged by its model after its own latest
+training. FedABC_wi of the ablation is m_p 1, m_n 0, m_nn 0, focal_gamma 0."""
 
 from __future__ import annotations
 
@@ -24,7 +25,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fednet.algorithms.base import Algorithm, AlgorithmConfig, Fraction, NonNegative, Payload, Statistics, Weights
+from fednet.algorithms.base import (
+    Algorithm,
+    AlgorithmConfig,
+    Fraction,
+    NonNegative,
+    Payload,
+    Statistics,
+    Weights,
+)
 from fednet.registry import algorithm
 
 Norm = Literal["samples", "kept", "samples_classes"]
@@ -32,7 +41,8 @@ Norm = Literal["samples", "kept", "samples_classes"]
 
 @algorithm("fedabc")
 class FedABC(Algorithm):
-    """Binary classifiers class by class, with under-sampling of the easy and a focal weight on the hard samples."""
+    """Binary classifiers class by class, with under-sampling of the easy and a focal weight on the
+    hard samples."""
 
     paper = "Wang et al., AAAI 2023 (arXiv:2302.07450)"
     cost = ("|w|", "|w|")
@@ -66,19 +76,33 @@ class FedABC(Algorithm):
     # The server's half is the default: the mean of the local models, by samples.
 
 
-def kept(q: torch.Tensor, positive: torch.Tensor, present: torch.Tensor, m_p: float, m_n: float,
-         m_nn: float) -> torch.Tensor:
+def kept(
+    q: torch.Tensor,
+    positive: torch.Tensor,
+    present: torch.Tensor,
+    m_p: float,
+    m_n: float,
+    m_nn: float,
+) -> torch.Tensor:
     """Which terms count, (B, C) bool. q: (B, C); positive: (B, C) bool; present: (C,) bool, P_i."""
     margin = torch.where(present, q.new_full((), m_n), q.new_full((), m_nn))
     return torch.where(positive, q < m_p, q > margin)
 
 
-def abc_loss(z: torch.Tensor, y: torch.Tensor, present: torch.Tensor, m_p: float, m_n: float, m_nn: float, gamma: float,
-             norm: Norm = "samples") -> torch.Tensor:
+def abc_loss(
+    z: torch.Tensor,
+    y: torch.Tensor,
+    present: torch.Tensor,
+    m_p: float,
+    m_n: float,
+    m_nn: float,
+    gamma: float,
+    norm: Norm = "samples",
+) -> torch.Tensor:
     """Eq. 6 for logits z (B, C), classes y (B,) and P_i as a mask (C,); finite for any finite z.
 
-    With -log q = softplus(-z) and -log(1-q) = softplus(z), the focal factors are exponentials of the same two.
-    """
+    With -log q = softplus(-z) and -log(1-q) = softplus(z), the focal factors are exponentials of
+    the same two."""
     positive = F.one_hot(y, z.shape[1]).bool()
     mask = kept(torch.sigmoid(z.detach()), positive, present, m_p, m_n, m_nn)
     not_q, not_p = F.softplus(-z), F.softplus(z)

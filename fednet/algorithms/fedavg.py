@@ -1,5 +1,5 @@
-"""FedAvg: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017
-(arXiv:1602.05629), Algorithm 1.
+"""FedAvg: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
+Data", AISTATS 2017 (arXiv:1602.05629), Algorithm 1.
 
 w    global model        w_i  local model        n_i  training samples of client i
 

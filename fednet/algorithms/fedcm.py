@@ -1,11 +1,12 @@
-"""FedCM: Xu, Wang, Wang, Yao, "FedCM: Federated Learning with Client-level Momentum", 2021 (arXiv:2106.10874).
+"""FedCM: Xu, Wang, Wang, Yao, "FedCM: Federated Learning with Client-level Momentum", 2021
+(arXiv:2106.10874).
 
 w      global model        Delta  the last round's mean step, per unit of eta_l and local step
 alpha  weight of a client's own gradient in v = alpha g + (1 - alpha) Delta
 
-Departs from the paper: its server step eta_g on the normalised Delta is written eta_g on the mean update, where the
-paper's eta_g is eta_g * eta_l * K; K_i differ, so each client's update is normalised by its own.
-"""
+Departs from the paper: its server step eta_g on the normalised Delta is written eta_g on the mean
+update, where the paper's eta_g is eta_g * eta_l * K; K_i differ, so each client's update is
+normalised by its own."""
 
 from __future__ import annotations
 
@@ -63,7 +64,9 @@ class FedCM(Algorithm):
 
     def local(self, phase, client, down, host):
         alpha = self.config.alpha  # v = alpha g + (1 - alpha) Delta
-        y = host.train(down.x, scale_grad=alpha, add_to_grad=(1 - alpha) * down.delta if alpha < 1 else None)
+        y = host.train(
+            down.x, scale_grad=alpha, add_to_grad=(1 - alpha) * down.delta if alpha < 1 else None
+        )
         return client, self.Up(d=(down.x - y.x).with_buffers(y.x), run=y.run)
 
     def start(self, server, phase):
@@ -75,4 +78,6 @@ class FedCM(Algorithm):
 
     def finish(self, fold, server, cohort, host):
         d = fold.d.plain
-        return self.Server(x=d.step(server.x, -self.config.server_lr), delta=fold.d.weighted(d.count))  # mean_i Delta_i / (eta_l K_i)
+        return self.Server(
+            x=d.step(server.x, -self.config.server_lr), delta=fold.d.weighted(d.count)
+        )  # mean_i Delta_i / (eta_l K_i)

@@ -1,18 +1,19 @@
-"""FedDC: Kim and Choi, "Stable Federated Learning with Dataset Condensation", Journal of Computing Science and
-Engineering 16(1):52-62, 2022 (doi:10.5626/JCSE.2022.16.1.52), Algorithm 1.
+"""FedDC: Kim and Choi, "Stable Federated Learning with Dataset Condensation", Journal of Computing
+Science and Engineering 16(1):52-62, 2022 (doi:10.5626/JCSE.2022.16.1.52), Algorithm 1.
 
-theta  global model        theta_i  local model        D_i  local data        P_i  classes present in D_i
-S_i    one condensed image a class of P_i (see `condensation`)        S  union of the participants' S_i
+theta  global model    theta_i  local model    D_i  local data    P_i  classes present in D_i
+S_i    one condensed image a class of P_i (see `condensation`)    S  union of the participants' S_i
 K, v   iterations of the condensation, and the norm its gradient is clipped to (Eq. 8)
 
-A participant trains theta_i and uploads it with S_i; the server averages and then fine-tunes the mean on S (Eq. 7).
+A participant trains theta_i and uploads it with S_i; the server averages and then fine-tunes the
+mean on S (Eq. 7).
 
-What the paper leaves open. v, the start and the real batch: 1, noise, 256, as measured or in the reference of the
-matching. The paper condenses anew at every participation; since D_i does not change, a client here condenses once and
-uploads the same S_i again (`condense: every` does as printed, at a cost of hours on a CPU). S is not balanced where
-classes are absent (`ft_balance: class` weighs them equally). The fine-tuning batch exceeds |S| = 100, so that an epoch
-is one full-batch step, Eq. 7 literally; its learning rate is the clients' unless given.
-"""
+What the paper leaves open. v, the start and the real batch: 1, noise, 256, as measured or in the
+reference of the matching. The paper condenses anew at every participation; since D_i does not
+change, a client here condenses once and uploads the same S_i again (`condense: every` does as
+printed, at a cost of hours on a CPU). S is not balanced where classes are absent (`ft_balance:
+class` weighs them equally). The fine-tuning batch exceeds |S| = 100, so that an epoch is one
+full-batch step, Eq. 7 literally; its learning rate is the clients' unless given."""
 
 from __future__ import annotations
 
@@ -88,9 +89,13 @@ class FedDC(Algorithm):
 
     def sizes(self, payload, client):
         one = math.prod(client.input_shape) * FLOAT_BYTES + LABEL_BYTES
-        return {"s": len(present(client.class_counts, self.config.cond_min)) * one} if payload is self.Up else {}
+        return (
+            {"s": len(present(client.class_counts, self.config.cond_min)) * one}
+            if payload is self.Up
+            else {}
+        )
 
-    # -- client --------------------------------------------------------------------------------------------------------
+    # -- client ------------------------------------------------------------------------------------
     def local(self, phase, client, down, host):
         y = host.train(down.x)
         if client.y is None or self.config.condense == "every":
@@ -98,26 +103,41 @@ class FedDC(Algorithm):
         return client, self.Up(x=y.x, s=Samples(client.x, client.y), run=y.run)
 
     def condensed(self, host):
-        """S_i, from streams of its own and nets that were never trained: nothing of it depends on w^t."""
+        """S_i, from streams of its own and nets that were never trained: nothing of it depends on
+        w^t."""
         x, y = host.data
         model = host.model(host.initial)
         with host.drawing("condense/draws"):
-            s, distance = condense(model, lambda k: host.fresh("condense", k), x, y, host.rng, self.plan())
+            s, distance = condense(
+                model, lambda k: host.fresh("condense", k), x, y, host.rng, self.plan()
+            )
         host.report(condensation_distance=distance)
         return self.Client(x=s.x, y=s.y)
 
     def plan(self) -> Plan:
         c = self.config
-        return Plan(iterations=c.iterations, lr=c.cond_lr, momentum=c.cond_momentum, weight_decay=c.cond_weight_decay,
-                    clip_v=c.clip_v, match=c.match, init=c.init, real_batch=c.real_batch, minimum=c.cond_min)
+        return Plan(
+            iterations=c.iterations,
+            lr=c.cond_lr,
+            momentum=c.cond_momentum,
+            weight_decay=c.cond_weight_decay,
+            clip_v=c.clip_v,
+            match=c.match,
+            init=c.init,
+            real_batch=c.real_batch,
+            minimum=c.cond_min,
+        )
 
-    # -- server --------------------------------------------------------------------------------------------------------
+    # -- server ------------------------------------------------------------------------------------
     def start(self, server, phase):
         return self.Fold(x=Sum.empty())
 
     def fold(self, fold, server, client_id, up, host):
-        return self.Fold(x=fold.x.add(up.x, self.weight(up.run)),
-                         images=(*fold.images, up.s.x), labels=(*fold.labels, up.s.y))
+        return self.Fold(
+            x=fold.x.add(up.x, self.weight(up.run)),
+            images=(*fold.images, up.s.x),
+            labels=(*fold.labels, up.s.y),
+        )
 
     def finish(self, fold, server, cohort, host):
         theta, s = fold.x.mean(), Samples(torch.cat(fold.images), torch.cat(fold.labels))
@@ -126,8 +146,16 @@ class FedDC(Algorithm):
             return server.replace(x=theta)
         lr = host.lr if self.config.ft_lr is None else self.config.ft_lr
         weights = class_weights(s.y, host.classes) if self.config.ft_balance == "class" else None
-        return server.replace(x=host.fit(theta, s, epochs=self.config.ft_epochs, lr=lr, batch_size=self.config.ft_batch,
-                                         weights=weights))  # Eq. 7
+        return server.replace(
+            x=host.fit(
+                theta,
+                s,
+                epochs=self.config.ft_epochs,
+                lr=lr,
+                batch_size=self.config.ft_batch,
+                weights=weights,
+            )
+        )  # Eq. 7
 
 
 def class_weights(y: torch.Tensor, classes: int) -> torch.Tensor:

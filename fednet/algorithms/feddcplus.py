@@ -1,8 +1,8 @@
-"""FedDC+: Kim and Choi, JCSE 2022 (doi:10.5626/JCSE.2022.16.1.52): FedDC with momentum and weight decay in the
-optimizer that makes the condensed images, and nowhere else. See `feddc`.
+"""FedDC+: Kim and Choi, JCSE 2022 (doi:10.5626/JCSE.2022.16.1.52): FedDC with momentum and weight
+decay in the optimizer that makes the condensed images, and nowhere else. See `feddc`.
 
-Weight decay is added after the clipping, as the optimizer does; the momentum lives through one condensation.
-"""
+Weight decay is added after the clipping, as the optimizer does; the momentum lives through one
+condensation."""
 
 from __future__ import annotations
 

@@ -1,19 +1,23 @@
-"""FedDPC: "FedDPC: Handling Data Heterogeneity and Partial Client Participation in Federated Learning", Algorithm 1.
+"""FedDPC: "FedDPC: Handling Data Heterogeneity and Partial Client Participation in Federated
+Learning", Algorithm 1.
 
-w    global model            D_j  client j's update (w - w_j) / eta_l        G    Delta_{t-1}, the last global update
-r_j  D_j less its projection on G        u_j  r_j, scaled adaptively        m    participants        eta_g  server rate
+w    global model    D_j  client j's update (w - w_j) / eta_l    G
+Delta_{t-1}, the last global update
+r_j  D_j less its projection on G    u_j  r_j, scaled adaptively    m    participants
+eta_g  server rate
 
-    proj = (<D_j, G> / <G, G>) G        r_j = D_j - proj                                 Eq. 2, lines 16-18
-    u_j = (lambda + ||D_j|| / ||r_j||) r_j                                               Eq. 3, line 19
-    Delta_t = (1/m) sum u_j,  w <- w - eta_g Delta_t                                     Eq. 4, lines 21-22
+    proj = (<D_j, G> / <G, G>) G    r_j = D_j - proj    Eq. 2, lines 16-18
+    u_j = (lambda + ||D_j|| / ||r_j||) r_j    Eq. 3, line 19
+    Delta_t = (1/m) sum u_j,  w <- w - eta_g Delta_t    Eq. 4, lines 21-22
 
-Where the paper is silent: with G = 0 (round 1) nothing is projected, and the ratio is 1; a residual of at most 1e-6 of
-D_j is rounding noise and counts as u_j = 0; eta_g is eta_l unless set; products and norms are over the whole vector, in
-float64. `projection` and `scaling` switch off the two halves of the method, for ablation: without both it is FedAvg.
+Where the paper is silent: with G = 0 (round 1) nothing is projected, and the ratio is 1; a residual
+of at most 1e-6 of D_j is rounding noise and counts as u_j = 0; eta_g is eta_l unless set; products
+and norms are over the whole vector, in float64. `projection` and `scaling` switch off the two
+halves of the method, for ablation: without both it is FedAvg.
 
-In two passes over an update: with c_j = <D_j, G> / <G, G> and f_j = lambda + ||D_j|| / ||r_j||, it is ||r_j||^2 = ||D_j||^2 -
-c_j^2 <G, G>, and Delta_t = (sum f_j D_j - (sum f_j c_j) G) / m, so that G is subtracted once, of the sum.
-"""
+In two passes over an update: with c_j = <D_j, G> / <G, G> and f_j = lambda + ||D_j|| / ||r_j||, it
+is ||r_j||^2 = ||D_j||^2 - c_j^2 <G, G>, and Delta_t = (sum f_j D_j - (sum f_j c_j) G) / m, so that
+G is subtracted once, of the sum."""
 
 from __future__ import annotations
 
@@ -41,9 +45,12 @@ NOISE = 1e-6  # residuals below this share of the update are rounding
 
 @algorithm("feddpc")
 class FedDPC(Algorithm):
-    """Updates lose what they share with the last global update, and are scaled by how much that was."""
+    """Updates lose what they share with the last global update, and are scaled by how much that
+    was."""
 
-    paper = "FedDPC: Handling Data Heterogeneity and Partial Client Participation in Federated Learning"
+    paper = (
+        "FedDPC: Handling Data Heterogeneity and Partial Client Participation in Federated Learning"
+    )
     cost = ("|w|", "|w|")
     keeps = ("w, Delta_{t-1}", "-")
 
@@ -79,7 +86,9 @@ class FedDPC(Algorithm):
         return client, self.Up(d=d.with_buffers(y.x), run=y.run)
 
     def start(self, server, phase):
-        return self.Fold(u=Sum.empty(), gg=server.delta.dot(server.delta) if self.config.projection else 0.0)
+        return self.Fold(
+            u=Sum.empty(), gg=server.delta.dot(server.delta) if self.config.projection else 0.0
+        )
 
     def fold(self, fold, server, client_id, up, host):
         dd, c = 0.0, 0.0
@@ -94,13 +103,22 @@ class FedDPC(Algorithm):
     def factor(self, client_id, dd, rr, host) -> float:
         """lambda + ||D_j|| / ||r_j|| of the squares; 0 where the residual is rounding noise."""
         if rr <= NOISE**2 * dd:
-            host.warn(f"feddpc: client {client_id}'s update lies along the last global update; it counts as 0.")
+            host.warn(
+                f"feddpc: client {client_id}'s update lies along the last global update; it "
+                f"counts as 0."
+            )
             return 0.0
         ratio = math.sqrt(dd / rr)
-        return self.config.lam + (ratio if self.config.max_ratio is None else min(ratio, self.config.max_ratio))
+        return self.config.lam + (
+            ratio if self.config.max_ratio is None else min(ratio, self.config.max_ratio)
+        )
 
     def finish(self, fold, server, cohort, host):
-        m, along, eta_g = fold.u.count, fold.along, host.lr if self.config.server_lr is None else self.config.server_lr
+        m, along, eta_g = (
+            fold.u.count,
+            fold.along,
+            host.lr if self.config.server_lr is None else self.config.server_lr,
+        )
 
         def step(u, g, x):
             delta = ((u - along * g.double()) / m).float()

@@ -1,13 +1,13 @@
-"""FedExP: Jhunjhunwala, Wang, Joshi, "FedExP: Speeding Up Federated Averaging via Extrapolation", ICLR 2023
-(arXiv:2301.09604), Algorithm 1.
+"""FedExP: Jhunjhunwala, Wang, Joshi, "FedExP: Speeding Up Federated Averaging via Extrapolation",
+ICLR 2023 (arXiv:2301.09604), Algorithm 1.
 
 w  global model    Delta_i = w - w_i    D  mean Delta_i    m  participants
 eta_g = max(1, sum_i ||Delta_i||^2 / (2 m (||D||^2 + eps)))
 
-The model that is judged is (w^{t+1} + w^t) / 2 (after round 1: w^1); clients always get w^{t+1} itself. Norms are over
-trainable parameters. eps follows the square of the learning rate's decay, as Delta_i does. `eps_mode: times_m` is the
-authors' code, `weighting: samples` its weighted form of both sums.
-"""
+The model that is judged is (w^{t+1} + w^t) / 2 (after round 1: w^1); clients always get w^{t+1}
+itself. Norms are over trainable parameters. eps follows the square of the learning rate's decay, as
+Delta_i does. `eps_mode: times_m` is the authors' code, `weighting: samples` its weighted form of
+both sums."""
 
 from __future__ import annotations
 
@@ -76,7 +76,11 @@ class FedExP(Algorithm):
 
     def finish(self, fold, server, cohort, host):
         d, a = fold.d, fold.d.weight
-        eps = self.config.eps * host.lr_decay**2 * (d.count if self.config.eps_mode == "times_m" else 1)
+        eps = (
+            self.config.eps
+            * host.lr_decay**2
+            * (d.count if self.config.eps_mode == "times_m" else 1)
+        )
         mean_square = float(torch.dot(d.vector, d.vector)) / a**2  # ||D||^2
         below = 2 * (mean_square + eps)
         eta_g = max(1.0, fold.squares / a / below) if below else 1.0

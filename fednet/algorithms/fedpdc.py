@@ -1,17 +1,17 @@
-"""FedPDC: Zhang and Zhang, "FedPDC: Federated Learning for Public Dataset Correction", 2023 (arXiv:2302.12503),
-Algorithms 2 and 3.
+"""FedPDC: Zhang and Zhang, "FedPDC: Federated Learning for Public Dataset Correction", 2023
+(arXiv:2302.12503), Algorithms 2 and 3.
 
 w^t, w_i  global and local model      S_s  the server's public set, balanced over classes
 p_i       accuracy of w_i on S_s, 0..1: the weight of w_i in the next global model (Eq. 4)
-p_send_i  what a participant is told: its p_i of the round before, or 1 if it took no part in that round
-lambda_n  weight of the penalty in round n (from 1): a constant, or 0.5 n (Eq. 9)
+p_send_i  what a participant is told: its p_i of the round before, or 1 if it took no part in that
+round lambda_n  weight of the penalty in round n (from 1): a constant, or 0.5 n (Eq. 9)
 
-What the paper leaves open. The penalty lambda (1 - p) of Eq. 6/8 does not depend on w, so it has no gradient: `literal`
-adds it to the reported loss and trains as FedAvg does. Two readings act: `prox`, + lambda (1 - p) / 2 ||w - w^t||^2,
-from which the paper's own proof (A.1) starts, and `scale`, (1 + lambda (1 - p)) CE. Each w_i is measured once, after
-training (section IV-A's order); the figure serves this round's mean and the next round's message. Were all p_i 0, the
-mean is by samples. Algorithm 3's 0.5 t and Eq. 9's 0.5 n differ by the origin of the count: n is used.
-"""
+What the paper leaves open. The penalty lambda (1 - p) of Eq. 6/8 does not depend on w, so it has no
+gradient: `literal` adds it to the reported loss and trains as FedAvg does. Two readings act:
+`prox`, + lambda (1 - p) / 2 ||w - w^t||^2, from which the paper's own proof (A.1) starts, and
+`scale`, (1 + lambda (1 - p)) CE. Each w_i is measured once, after training (section IV-A's order);
+the figure serves this round's mean and the next round's message. Were all p_i 0, the mean is by
+samples. Algorithm 3's 0.5 t and Eq. 9's 0.5 n differ by the origin of the count: n is used."""
 
 from __future__ import annotations
 
@@ -45,9 +45,13 @@ class FedPDC(Algorithm):
     uses_public = True
 
     class Config(AlgorithmConfig, rename={"lambda_": "lambda"}):
-        lambda_: NonNegative | Literal["adaptive"] = 10.0  # Eq. 6; the best of the paper's {0.1, 1, 5, 10}
+        lambda_: NonNegative | Literal["adaptive"] = (
+            10.0  # Eq. 6; the best of the paper's {0.1, 1, 5, 10}
+        )
         penalty: Literal["literal", "prox", "scale"] = "literal"
-        remember: Literal["previous", "latest"] = "previous"  # latest: p_send_i is i's last known p_i, however old
+        remember: Literal["previous", "latest"] = (
+            "previous"  # latest: p_send_i is i's last known p_i, however old
+        )
         weighting: Literal["accuracy", "samples", "uniform"] = "accuracy"
 
     class Down(Payload):
@@ -72,21 +76,27 @@ class FedPDC(Algorithm):
 
     def prepare(self, server, host):
         if host.public is None:
-            raise ConfigError("algorithm: fedpdc measures local models on a public set; set data.public.samples, "
-                              "e.g. to 1000.")
+            raise ConfigError(
+                "algorithm: fedpdc measures local models on a public set; set "
+                "data.public.samples, "
+                "e.g. to 1000."
+            )
         return server
 
     def broadcast(self, server, phase, client_id):
         return self.Down(x=server.x, p=server.p.get(client_id, 1.0))
 
-    # -- client (Algorithm 3) ------------------------------------------------------------------------------------------
+    # -- client (Algorithm 3) ----------------------------------------------------------------------
     def local(self, phase, client, down, host):
         pull = self.strength(host.round) * (1 - down.p)  # lambda_n (1 - p)
         if self.config.penalty == "prox":
             y = host.train(down.x, proximal=pull)
             return client, self.Up(x=y.x, run=y.run)
         if self.config.penalty == "scale":
-            y = host.train(down.x, loss=(lambda m, x, y: (1 + pull) * host.task.loss(m(x), y)) if pull else None)
+            y = host.train(
+                down.x,
+                loss=(lambda m, x, y: (1 + pull) * host.task.loss(m(x), y)) if pull else None,
+            )
             return client, self.Up(x=y.x, run=y.run)
         y = host.train(down.x)
         return client, self.Up(x=y.x, run=Run(y.run.n, y.run.steps, y.run.loss + pull))  # Eq. 6
@@ -95,20 +105,27 @@ class FedPDC(Algorithm):
         """lambda_n, n from 1."""
         return 0.5 * n if self.config.lambda_ == "adaptive" else self.config.lambda_
 
-    # -- server (Algorithm 2) ------------------------------------------------------------------------------------------
+    # -- server (Algorithm 2) ----------------------------------------------------------------------
     def start(self, server, phase):
         return self.Fold(x=Sum.empty(), p={}, by_samples=Sum.empty())
 
     def fold(self, fold, server, client_id, up, host):
         p = host.evaluate(up.x).accuracy
         weight = p if self.config.weighting == "accuracy" else self.weight(up.run)
-        spare = fold.by_samples.add(up.x, up.run.n) if fold.by_samples is not None and weight == 0 else None
+        spare = (
+            fold.by_samples.add(up.x, up.run.n)
+            if fold.by_samples is not None and weight == 0
+            else None
+        )
         return self.Fold(x=fold.x.add(up.x, weight), p={**fold.p, client_id: p}, by_samples=spare)
 
     def finish(self, fold, server, cohort, host):
         host.report(accuracy_public={str(i): p for i, p in fold.p.items()})
         known = {**server.p, **fold.p} if self.config.remember == "latest" else fold.p
         if fold.by_samples is not None:
-            host.warn("no participant's model gets any public sample right; this round's mean is weighted by samples.")
+            host.warn(
+                "no participant's model gets any public sample right; this round's mean is "
+                "weighted by samples."
+            )
             return self.Server(x=fold.by_samples.mean(), p=known)
         return self.Server(x=fold.x.mean(), p=known)  # Eq. 4

@@ -1,17 +1,25 @@
-"""FedPer: Arivazhagan et al., "Federated Learning with Personalization Layers", 2019 (arXiv:1912.00818),
-Algorithms 1 and 2.
+"""FedPer: Arivazhagan et al., "Federated Learning with Personalization Layers", 2019
+(arXiv:1912.00818), Algorithms 1 and 2.
 
-W_B  base layers, shared        W_P,i  personalisation layers of client i: its head, which never crosses
+W_B  base layers, shared    W_P,i  personalisation layers of client i: its head, which never crosses
 
-What the paper leaves open: the head is the last Linear layer (`personal_layers` of them); at its first participation a
-client starts from the common initial head.
-"""
+What the paper leaves open: the head is the last Linear layer (`personal_layers` of them); at its
+first participation a client starts from the common initial head."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from fednet.algorithms.base import Algorithm, AlgorithmConfig, Count, Payload, State, Statistics, Tensors, Weights
+from fednet.algorithms.base import (
+    Algorithm,
+    AlgorithmConfig,
+    Count,
+    Payload,
+    State,
+    Statistics,
+    Tensors,
+    Weights,
+)
 from fednet.algorithms.split import joined, last_linears, parted
 from fednet.registry import algorithm
 

@@ -1,15 +1,23 @@
-"""FedProx: Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020 (arXiv:1812.06127), Algorithm 2.
+"""FedProx: Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020
+(arXiv:1812.06127), Algorithm 2.
 
-w    global model        w_i  local model        mu  strength of the proximal term (mu/2) ||w_i - w||^2
+w    global model    w_i  local model    mu  strength of the proximal term (mu/2) ||w_i - w||^2
 
-Departs from the paper: every client does the same local work, and weights are by samples, as in FedAvg.
-"""
+Departs from the paper: every client does the same local work, and weights are by samples, as in
+FedAvg."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from fednet.algorithms.base import Algorithm, AlgorithmConfig, NonNegative, Payload, Statistics, Weights
+from fednet.algorithms.base import (
+    Algorithm,
+    AlgorithmConfig,
+    NonNegative,
+    Payload,
+    Statistics,
+    Weights,
+)
 from fednet.registry import algorithm
 
 
@@ -38,7 +46,12 @@ class FedProx(Algorithm):
         return client, self.Up(x=y.x, run=y.run)
 
     def finish(self, fold, server, cohort, host):
-        if host.lr * self.config.mu >= 2 * (1 + host.momentum):  # heavy-ball SGD on the proximal term alone
-            host.warn(f"fedprox: mu {self.config.mu:g} is unstable at lr {host.lr:g}: lr * mu should stay below "
-                      f"{2 * (1 + host.momentum):g}.")
+        if host.lr * self.config.mu >= 2 * (
+            1 + host.momentum
+        ):  # heavy-ball SGD on the proximal term alone
+            host.warn(
+                f"fedprox: mu {self.config.mu:g} is unstable at lr {host.lr:g}: lr * mu should "
+                f"stay below "
+                f"{2 * (1 + host.momentum):g}."
+            )
         return super().finish(fold, server, cohort, host)

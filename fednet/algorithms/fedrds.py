@@ -1,5 +1,5 @@
-"""FedRDS: Lv et al., "FedRDS: Federated Learning on Non-IID Data via Regularization and Data Sharing", Applied Sciences
-13(23):12962, 2023 (doi:10.3390/app132312962), Algorithm 1.
+"""FedRDS: Lv et al., "FedRDS: Federated Learning on Non-IID Data via Regularization and Data
+Sharing", Applied Sciences 13(23):12962, 2023 (doi:10.3390/app132312962), Algorithm 1.
 
 w^t      global model                   v_k  client k's model after its last participation
 D'       the server's share beta of the training data (`data.public.fraction`)
@@ -8,13 +8,13 @@ sigma_k  = exp(s cos(v_k, w^t)) (Eq. 4), the weight of the regulariser; constant
 
     loss = CE + sigma_k / 2 ||w - w^t||^2,  over private and shared samples
 
-What the paper leaves open. Eq. 4 gives sigma in [0.37, 2.72], while section 4.7 tunes a fixed sigma and finds 0.01
-best. `scaled` keeps both: sigma0 exp(s cos); `adaptive` is Eq. 4 as printed, `fixed` is sigma0. s = sigma_sign: +1 as
-printed; -1 pulls harder on clients that differ. At the first participation v_k = w^t, so cos = 1. Each client's draw
-from D' is its own (`shared_draw`). n_k in the mean counts shared samples too. "Pre-trained model" (step 3) is
-`pretrain_epochs` on D' at the server, none by default. The ablations of Fig. 6 are options: data.public.fraction 0 is
-regularisation alone, sigma_mode fixed with sigma0 0 is data sharing alone.
-"""
+What the paper leaves open. Eq. 4 gives sigma in [0.37, 2.72], while section 4.7 tunes a fixed sigma
+and finds 0.01 best. `scaled` keeps both: sigma0 exp(s cos); `adaptive` is Eq. 4 as printed, `fixed`
+is sigma0. s = sigma_sign: +1 as printed; -1 pulls harder on clients that differ. At the first
+participation v_k = w^t, so cos = 1. Each client's draw from D' is its own (`shared_draw`). n_k in
+the mean counts shared samples too. "Pre-trained model" (step 3) is `pretrain_epochs` on D' at the
+server, none by default. The ablations of Fig. 6 are options: data.public.fraction 0 is
+regularisation alone, sigma_mode fixed with sigma0 0 is data sharing alone."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from fednet.algorithms.base import (
     Tensors,
     Weights,
 )
-from fednet.algorithms.training import take
 from fednet.registry import algorithm
+from fednet.training.loop import take
 
 LABEL_BYTES = 8  # int64
 PRETRAIN_BATCH = 64
@@ -48,7 +48,8 @@ PRETRAIN_BATCH = 64
 
 @algorithm("fedrds")
 class FedRDS(Algorithm):
-    """A shared part of the data at every client, and a pull to the global model that follows the client's drift."""
+    """A shared part of the data at every client, and a pull to the global model that follows the
+    client's drift."""
 
     paper = "Lv et al., Applied Sciences 2023 (doi:10.3390/app132312962)"
     cost = ("|w| (once: alpha beta n samples)", "|w|")
@@ -83,7 +84,7 @@ class FedRDS(Algorithm):
         x: Any = None  # shared samples, raw: (n, ...) or a dict
         y: torch.Tensor | None = None
 
-    # -- initialisation (steps 1-3) ------------------------------------------------------------------------------------
+    # -- initialisation (steps 1-3) ----------------------------------------------------------------
     def prepare(self, server, host):
         if host.public is None:
             return server
@@ -91,8 +92,13 @@ class FedRDS(Algorithm):
         if not self.config.pretrain_epochs:
             return server
         x, y = host.public.train
-        fitted = host.fit(server.x, Samples(host.public.inputs(x), y), epochs=self.config.pretrain_epochs, lr=host.lr,
-                          batch_size=PRETRAIN_BATCH)
+        fitted = host.fit(
+            server.x,
+            Samples(host.public.inputs(x), y),
+            epochs=self.config.pretrain_epochs,
+            lr=host.lr,
+            batch_size=PRETRAIN_BATCH,
+        )
         return server.replace(x=fitted)
 
     def enroll(self, server, client_id, host):
@@ -108,14 +114,20 @@ class FedRDS(Algorithm):
 
     def sizes(self, payload, client):
         n = math.floor(self.config.alpha * client.public_n)
-        return {"samples": n * (client.sample_nbytes + LABEL_BYTES)} if payload is self.Enrolment else {}
+        return (
+            {"samples": n * (client.sample_nbytes + LABEL_BYTES)}
+            if payload is self.Enrolment
+            else {}
+        )
 
-    # -- a round -------------------------------------------------------------------------------------------------------
+    # -- a round -----------------------------------------------------------------------------------
     def local(self, phase, client, down, host):
         sigma = self.sigma(client.v, down.x)
         host.report(sigma=sigma)
         more = None if client.y is None else Samples(client.x, client.y)
-        y = host.train(down.x, proximal=sigma, more=more)  # local gradient: grad l_k + sigma (w - w^t)
+        y = host.train(
+            down.x, proximal=sigma, more=more
+        )  # local gradient: grad l_k + sigma (w - w^t)
         return client.replace(v=y.x), self.Up(x=y.x, run=y.run)
 
     def sigma(self, v: Tensors | None, w: Tensors) -> float:
@@ -128,8 +140,13 @@ class FedRDS(Algorithm):
 
     def finish(self, fold, server, cohort, host):
         if host.round == 1 and host.public is None:
-            host.warn("fedrds has no shared data (data.public.fraction is 0): this is its regularisation alone.")
-        return super().finish(fold, server, cohort, host)  # Eq. 9: n_k counts private and shared samples
+            host.warn(
+                "fedrds has no shared data (data.public.fraction is 0): this is its "
+                "regularisation alone."
+            )
+        return super().finish(
+            fold, server, cohort, host
+        )  # Eq. 9: n_k counts private and shared samples
 
 
 def cosine(a: Tensors, b: Tensors) -> float:
@@ -139,6 +156,9 @@ def cosine(a: Tensors, b: Tensors) -> float:
 
 
 def shared_rows(n: int, alpha: float, key: int, client: int) -> torch.Tensor:
-    """floor(alpha n) of n rows, without replacement, ascending: client's own draw, whenever it joins."""
-    rows = seeds.rng(key, "shared/rows", client=client).choice(n, math.floor(alpha * n), replace=False)
+    """floor(alpha n) of n rows, without replacement, ascending: client's own draw, whenever it
+    joins."""
+    rows = seeds.rng(key, "shared/rows", client=client).choice(
+        n, math.floor(alpha * n), replace=False
+    )
     return torch.from_numpy(np.sort(rows))

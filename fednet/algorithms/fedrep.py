@@ -1,15 +1,16 @@
-"""FedRep: Collins et al., "Exploiting Shared Representations for Personalized Federated Learning", ICML 2021
-(arXiv:2102.07078), Algorithm 1.
+"""FedRep: Collins et al., "Exploiting Shared Representations for Personalized Federated Learning",
+ICML 2021 (arXiv:2102.07078), Algorithm 1.
 
 phi  representation (base), shared        h_i  head of client i, which never crosses
 
-A participant first takes `head_epochs` epochs on h_i with phi frozen, then `body_epochs` on phi with h_i frozen. Where
-the run counts steps (`train.steps`), these are divided between the two in the ratio of the epochs.
+A participant first takes `head_epochs` epochs on h_i with phi frozen, then `body_epochs` on phi
+with h_i frozen. Where the run counts steps (`train.steps`), these are divided between the two in
+the ratio of the epochs.
 
-What the paper leaves open. The defaults follow the authors' code: of the E local epochs one is the body's, the others
-the head's (at least one). Frozen means an optimizer of its own for each phase: with one optimizer, momentum and weight
-decay would go on moving what is frozen. Averaged by samples as in the code (the paper: uniform).
-"""
+What the paper leaves open. The defaults follow the authors' code: of the E local epochs one is the
+body's, the others the head's (at least one). Frozen means an optimizer of its own for each phase:
+with one optimizer, momentum and weight decay would go on moving what is frozen. Averaged by samples
+as in the code (the paper: uniform)."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ from fednet.registry import algorithm
 
 @algorithm("fedrep")
 class FedRep(Algorithm):
-    """A shared representation: head first with the base frozen, then the base with the head frozen."""
+    """A shared representation: head first with the base frozen, then the base with the head
+    frozen."""
 
     paper = "Collins et al., ICML 2021 (arXiv:2102.07078)"
     cost = ("|base|", "|base|")
@@ -69,7 +71,9 @@ class FedRep(Algorithm):
         counts = (h, b) if steps is None else divided(steps, h, b)
         for count, names, stream in zip(counts, (head, base), ("order", "order/body")):
             if count and names:
-                y = host.train(x, **{"epochs" if steps is None else "steps": count}, only=names, stream=stream)
+                y = host.train(
+                    x, **{"epochs" if steps is None else "steps": count}, only=names, stream=stream
+                )
                 x, runs = y.x, [*runs, y.run]
         up, own = parted(x, host)
         return self.Client(head=own), self.Up(x=up, run=together(runs, host.n))
@@ -78,21 +82,26 @@ class FedRep(Algorithm):
         if self.config.head_epochs is not None:
             return self.config.head_epochs
         if host.train_config.steps is not None:
-            raise ConfigError("algorithm.head_epochs: fedrep divides train.steps between head and body as head_epochs to "
-                              "body_epochs; say how many epochs the head has.")
+            raise ConfigError(
+                "algorithm.head_epochs: fedrep divides train.steps between head and body as "
+                "head_epochs to "
+                "body_epochs; say how many epochs the head has."
+            )
         return max(1, host.train_config.epochs - 1)
 
     # The server's half is the default: the mean of the bases.
 
 
 def divided(steps: int, h: int, b: int) -> tuple[int, int]:
-    """`steps` in the ratio h : b, the body's rounded down; each that has epochs has a step, as far as there are two."""
+    """`steps` in the ratio h : b, the body's rounded down; each that has epochs has a step, as far
+    as there are two."""
     body = steps * b // (h + b) if h + b else 0
     body = min(max(body, min(b, 1)), steps - min(h, 1)) if steps > 1 else body
     return (steps - body if h else 0), body
 
 
 def together(runs: list[Run], n: int) -> Run:
-    """The statistics of phases that ran one after the other: steps add up, the loss is the mean over them."""
+    """The statistics of phases that ran one after the other: steps add up, the loss is the mean
+    over them."""
     steps = sum(r.steps for r in runs)
     return Run(n=n, steps=steps, loss=sum(r.loss * r.steps for r in runs) / steps if steps else 0.0)

@@ -1,7 +1,8 @@
-"""FedVARP: Jhunjhunwala, Sharma, Nagarkatti, Joshi, "FedVARP: Tackling the Variance Due to Partial Client Participation
-in Federated Learning", UAI 2022 (arXiv:2207.14130), Algorithm 1.
+"""FedVARP: Jhunjhunwala, Sharma, Nagarkatti, Joshi, "FedVARP: Tackling the Variance Due to Partial
+Client Participation in Federated Learning", UAI 2022 (arXiv:2207.14130), Algorithm 1.
 
-w  global model    Delta_i = w - w_i    y_i  the server's memory of client i's last Delta_i (0 before)    ybar  mean y_i
+w  global model    Delta_i = w - w_i
+y_i  the server's memory of client i's last Delta_i (0 before)    ybar  mean y_i
 N  all clients     S        participants
 
 Departs from the paper: Delta_i is not divided by eta_l K, so the server's rate is 1 by default.
@@ -69,4 +70,6 @@ class FedVARP(Algorithm):
     def finish(self, fold, server, cohort, host):
         v = fold.change.step(server.ybar)  # with the old y
         x = server.x.plus(v, -self.config.server_lr).with_buffers(v)
-        return self.Server(x=x, y=fold.y, ybar=fold.change.step(server.ybar, divisor=host.clients).params)
+        return self.Server(
+            x=x, y=fold.y, ybar=fold.change.step(server.ybar, divisor=host.clients).params
+        )

@@ -1,15 +1,18 @@
-"""MOON: Li, He and Song, "Model-Contrastive Federated Learning", CVPR 2021 (arXiv:2103.16257), Algorithm 1.
+"""MOON: Li, He and Song, "Model-Contrastive Federated Learning", CVPR 2021 (arXiv:2103.16257),
+Algorithm 1.
 
-w      global model        w_i  local model while it trains      v_i  local model after i's last participation
+w    global model    w_i  local model while it trains
+v_i  local model after i's last participation
 z      feature of a batch under w_i; z_glob under w, z_prev under v_i
 tau    temperature         mu   weight of the contrastive loss   s    cosine similarity
 
-    l_con = -log( e^{s(z, z_glob)/tau} / (e^{s(z, z_glob)/tau} + e^{s(z, z_prev)/tau}) ),   loss = CE + mu * l_con
+    l_con = -log( e^{s(z, z_glob)/tau} / (e^{s(z, z_glob)/tau} + e^{s(z, z_prev)/tau}) ),
+    loss = CE + mu * l_con
 
-What the paper leaves open. A client without a previous model (its first participation) has l_con = 0, as the authors'
-code does in its first round. The feature is the projection's output where the model has one, else the penultimate
-layer's; it is flattened, never squeezed, so a batch of one sample works. One previous model is kept.
-"""
+What the paper leaves open. A client without a previous model (its first participation) has l_con =
+0, as the authors' code does in its first round. The feature is the projection's output where the
+model has one, else the penultimate layer's; it is flattened, never squeezed, so a batch of one
+sample works. One previous model is kept."""
 
 from __future__ import annotations
 
@@ -35,7 +38,8 @@ from fednet.registry import algorithm
 
 @algorithm("moon")
 class Moon(Algorithm):
-    """Model-contrastive learning: local features drawn to the global model's, away from the client's last."""
+    """Model-contrastive learning: local features drawn to the global model's, away from the
+    client's last."""
 
     paper = "Li et al., CVPR 2021 (arXiv:2103.16257)"
     cost = ("|w|", "|w|")
@@ -45,7 +49,9 @@ class Moon(Algorithm):
     class Config(AlgorithmConfig):
         mu: NonNegative = 1.0  # the authors advise 5 for CIFAR-10
         tau: Positive = 0.5
-        feature: Literal["projection", "penultimate"] = "projection"  # penultimate: what the projection gets
+        feature: Literal["projection", "penultimate"] = (
+            "projection"  # penultimate: what the projection gets
+        )
         weighting: Literal["samples", "uniform"] = "samples"
 
     class Down(Payload):
@@ -71,22 +77,34 @@ class Moon(Algorithm):
         def local(model: nn.Module, x: Any, y: torch.Tensor) -> torch.Tensor:
             z, outputs = features(model, x, self.config.feature)
             with torch.no_grad():
-                z_glob, z_prev = (features(m, x, self.config.feature, outputs=False)[0] for m in (glob, prev))
-            return task.loss(outputs, y) + self.config.mu * contrast(z, z_glob, z_prev, self.config.tau)
+                z_glob, z_prev = (
+                    features(m, x, self.config.feature, outputs=False)[0] for m in (glob, prev)
+                )
+            return task.loss(outputs, y) + self.config.mu * contrast(
+                z, z_glob, z_prev, self.config.tau
+            )
 
         return local
 
 
-def features(model: nn.Module, x: Any, feature: str, outputs: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-    """(z, outputs): the contrastive feature of a batch, (n, d), and the model's outputs (if asked for; else empty)."""
-    if feature == "penultimate" and hasattr(model, "encode"):  # the only case that needs a second pass
+def features(
+    model: nn.Module, x: Any, feature: str, outputs: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(z, outputs): the contrastive feature of a batch, (n, d), and the model's outputs (if asked
+    for; else empty)."""
+    if feature == "penultimate" and hasattr(
+        model, "encode"
+    ):  # the only case that needs a second pass
         z = model.encode(x)
         return z.flatten(1), model(x) if outputs else z[:0]
     z = model.features(x)
     return z.flatten(1), model.head(z) if outputs else z[:0]
 
 
-def contrast(z: torch.Tensor, z_glob: torch.Tensor, z_prev: torch.Tensor, tau: float) -> torch.Tensor:
-    """l_con, mean over the batch; z's: (n, d). A softmax over two similarities is a softplus of their difference."""
+def contrast(
+    z: torch.Tensor, z_glob: torch.Tensor, z_prev: torch.Tensor, tau: float
+) -> torch.Tensor:
+    """l_con, mean over the batch; z's: (n, d). A softmax over two similarities is a softplus of
+    their difference."""
     near, far = F.cosine_similarity(z, z_glob, dim=1), F.cosine_similarity(z, z_prev, dim=1)
     return F.softplus((far - near) / tau).mean()

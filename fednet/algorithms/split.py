@@ -1,4 +1,5 @@
-"""Models split in two: a part that crosses and a part that stays at each client (LG-FedAvg, FedPer, FedRep)."""
+"""Models split in two: a part that crosses and a part that stays at each client (LG-FedAvg, FedPer,
+FedRep)."""
 
 from __future__ import annotations
 
@@ -8,14 +9,20 @@ from fednet.algorithms.base import ClientHost, Tensors
 
 
 def last_linears(module: nn.Module, k: int) -> set[str]:
-    """Names of the tensors of the last k Linear layers, in the module's own order; of all where it has fewer."""
+    """Names of the tensors of the last k Linear layers, in the module's own order; of all where it
+    has fewer."""
     linear = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
-    return {f"{name}.{leaf}" if name else leaf for name in linear[len(linear) - min(k, len(linear)):]
-            for leaf in ("weight", "bias") if getattr(module.get_submodule(name), leaf, None) is not None}
+    return {
+        f"{name}.{leaf}" if name else leaf
+        for name in linear[len(linear) - min(k, len(linear)) :]
+        for leaf in ("weight", "bias")
+        if getattr(module.get_submodule(name), leaf, None) is not None
+    }
 
 
 def joined(part: Tensors, own: Tensors | None, host: ClientHost) -> Tensors:
-    """The client's whole model: what came down over its own part, which is the common initial one at first."""
+    """The client's whole model: what came down over its own part, which is the common initial one
+    at first."""
     return host.initial.to(part.device).merge(own).merge(part)
 
 

@@ -1,10 +1,10 @@
 """State that lives between rounds, as values, and how any of it is written down.
 
-A method declares its state as a `State`: a frozen record of tensors, numbers, strings, None, and tuples, lists and
-dicts of these. One pair of functions, `dump` and `load`, then serves every checkpoint and every client's version:
-tensors to a flat dict (for safetensors), the rest to JSON. Nothing is pickled and nothing in a file is executed: a file
-is read against the types that the method declares.
-"""
+A method declares its state as a `State`: a frozen record of tensors, numbers, strings, None, and
+tuples, lists and dicts of these. One pair of functions, `dump` and `load`, then serves every
+checkpoint and every client's version: tensors to a flat dict (for safetensors), the rest to JSON.
+Nothing is pickled and nothing in a file is executed: a file is read against the types that the
+method declares."""
 
 from __future__ import annotations
 
@@ -45,11 +45,12 @@ class Empty(State):
 class PerClient(Mapping[int, Tensors]):
     """One Tensors a client, such as FedVARP's y_i; a missing row reads as zeros of `like`.
 
-    A value: `put` returns a new mapping and leaves this one as it was. With a `store` (see the engine), rows lie on disk,
-    one file a row, and memory holds none of them.
-    """
+    A value: `put` returns a new mapping and leaves this one as it was. With a `store` (see the
+    engine), rows lie on disk, one file a row, and memory holds none of them."""
 
-    def __init__(self, layout: Layout, rows: dict[int, Any] | None = None, store: Any = None) -> None:
+    def __init__(
+        self, layout: Layout, rows: dict[int, Any] | None = None, store: Any = None
+    ) -> None:
         self.layout = layout
         self.rows = rows or {}
         self.store = store
@@ -75,9 +76,10 @@ class PerClient(Mapping[int, Tensors]):
         return PerClient(self.layout, {**self.rows, client: kept}, self.store)
 
 
-# -- to and from files -----------------------------------------------------------------------------------------------
+# -- to and from files -----------------------------------------------------------------------------
 def dump(value: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-    """(tree, tensors): a JSON-ready tree in which tensors stand as references into the flat dict beside it."""
+    """(tree, tensors): a JSON-ready tree in which tensors stand as references into the flat dict
+    beside it."""
     tensors: dict[str, torch.Tensor] = {}
     return _down(value, "", tensors), tensors
 
@@ -95,41 +97,66 @@ def _down(value: Any, path: str, out: dict[str, torch.Tensor] | None) -> Any:
         whole = value.detach().to("cpu").contiguous()
         if out is None:
             data: Any = whole.view(-1).view(torch.uint8).numpy()
-            return {"$sha256": hashlib.sha256(data).hexdigest(), "dtype": str(whole.dtype), "shape": list(whole.shape)}
+            return {
+                "$sha256": hashlib.sha256(data).hexdigest(),
+                "dtype": str(whole.dtype),
+                "shape": list(whole.shape),
+            }
         out[path] = whole
         return {"$tensor": path}
     if isinstance(value, Tensors) and out is None:
         return {"$sha256": value.sha256(), "layout": value.layout.digest}
     if isinstance(value, Tensors):
         slots = [[s.name, list(s.shape), s.role] for s in value.layout.slots]
-        parts = {p: _down(getattr(value, p), f"{path}.{p}", out) for p in ("vector", "buffers", "counters")}
+        parts = {
+            p: _down(getattr(value, p), f"{path}.{p}", out)
+            for p in ("vector", "buffers", "counters")
+        }
         return {"$tensors": slots, **parts}
     if isinstance(value, PerClient):
         slots = [[s.name, list(s.shape), s.role] for s in value.layout.slots]
-        return {"$rows": {str(c): (r if isinstance(r, str) else _down(r, f"{path}.{c}", out)) for c, r in sorted(value.rows.items())},
-                "layout": slots}
+        return {
+            "$rows": {
+                str(c): (r if isinstance(r, str) else _down(r, f"{path}.{c}", out))
+                for c, r in sorted(value.rows.items())
+            },
+            "layout": slots,
+        }
     if isinstance(value, (State, Sum, TwoSums)):
-        return {"$record": {f.name: _down(getattr(value, f.name), f"{path}.{f.name}", out) for f in dataclasses.fields(value)}}  # type: ignore[arg-type]
+        return {
+            "$record": {
+                f.name: _down(getattr(value, f.name), f"{path}.{f.name}", out)
+                for f in dataclasses.fields(value)  # type: ignore[arg-type]
+            }
+        }  # type: ignore[arg-type]
     if isinstance(value, Layout):
         return {"$layout": [[s.name, list(s.shape), s.role] for s in value.slots]}
     if isinstance(value, dict):
         return {"$dict": [[k, _down(v, f"{path}.{k}", out)] for k, v in value.items()]}
     if isinstance(value, (tuple, list)):
         return {"$list": [_down(v, f"{path}.{i}", out) for i, v in enumerate(value)]}
-    raise StateError(f"state field {path.lstrip('.')!r} holds a {type(value).__name__}; allowed are tensors, Tensors, PerClient, "
-                     "numbers, strings, None, and lists, tuples and dicts of these.")
+    raise StateError(
+        f"state field {path.lstrip('.')!r} holds a {type(value).__name__}; allowed are tensors, "
+        f"Tensors, PerClient, "
+        "numbers, strings, None, and lists, tuples and dicts of these."
+    )
 
 
 def load(kind: type, tree: Any, tensors: Mapping[str, torch.Tensor], store: Any = None) -> Any:
-    """The inverse of `dump`: a value of the declared `kind`. Raises StateError where file and declaration differ."""
+    """The inverse of `dump`: a value of the declared `kind`. Raises StateError where file and
+    declaration differ."""
     try:
         return _up(tree, tensors, kind, store)
     except (AttributeError, KeyError, TypeError, ValueError) as broken:
-        raise StateError(f"a saved {kind.__qualname__} does not fit its declaration: {broken}") from broken
+        raise StateError(
+            f"a saved {kind.__qualname__} does not fit its declaration: {broken}"
+        ) from broken
 
 
 def _layout(slots: Any) -> Layout:
-    made = Layout(tuple(Slot(str(name), tuple(int(n) for n in shape), role) for name, shape, role in slots))
+    made = Layout(
+        tuple(Slot(str(name), tuple(int(n) for n in shape), role) for name, shape, role in slots)
+    )
     if not {s.role for s in made.slots} <= {"parameter", "buffer", "counter"}:
         raise ValueError("a tensor of no known role")
     return made
@@ -141,12 +168,21 @@ def _up(tree: Any, tensors: Mapping[str, torch.Tensor], kind: type | None, store
     if "$tensor" in tree:
         return tensors[tree["$tensor"]]
     if "$tensors" in tree:
-        layout, parts = _layout(tree["$tensors"]), [_up(tree[p], tensors, None, store) for p in ("vector", "buffers", "counters")]
+        layout, parts = (
+            _layout(tree["$tensors"]),
+            [_up(tree[p], tensors, None, store) for p in ("vector", "buffers", "counters")],
+        )
         if layout.sizes != tuple(p.numel() for p in parts):
-            raise ValueError(f"a layout of {layout.sizes} elements over vectors of {tuple(p.numel() for p in parts)}")
+            raise ValueError(
+                f"a layout of {layout.sizes} elements over vectors of "
+                f"{tuple(p.numel() for p in parts)}"
+            )
         return Tensors(layout, *parts)
     if "$rows" in tree:
-        rows = {int(c): (r if isinstance(r, str) else _up(r, tensors, None, store)) for c, r in tree["$rows"].items()}
+        rows = {
+            int(c): (r if isinstance(r, str) else _up(r, tensors, None, store))
+            for c, r in tree["$rows"].items()
+        }
         return PerClient(_layout(tree["layout"]), rows, store)
     if "$layout" in tree:
         return _layout(tree["$layout"])
@@ -161,7 +197,8 @@ def _up(tree: Any, tensors: Mapping[str, torch.Tensor], kind: type | None, store
 
 
 def write_state(path: Path, value: Any) -> None:
-    """Writes one state as a safetensors file (its tree in the metadata), aside and then renamed. Raises OSError."""
+    """Writes one state as a safetensors file (its tree in the metadata), aside and then renamed.
+    Raises OSError."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -192,7 +229,8 @@ def read_tree(path: Path) -> tuple[Any, dict[str, torch.Tensor]]:
     try:
         with safe_open(path, "pt") as file:
             tree = json.loads((file.metadata() or {})["tree"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (safe_open is no mapping)
+            # (safe_open is no mapping)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, KeyError, json.JSONDecodeError, RecursionError) as broken:
         raise StateError(f"{path}: not a whole fednet state file ({broken}).") from broken
     return tree, tensors

@@ -20,14 +20,24 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def run(config: Path | str | Mapping[str, Any] | None = None, *, set: Mapping[str, Any] | None = None, in_process: bool = False,
-        workers: int | None = None, out: Path | str = "runs", load: Sequence[Path | str] = (), device: str = "auto",
-        resume: bool = False, quiet: bool = True, callback: Callable[[Any], None] | None = None) -> Run:
+def run(
+    config: Path | str | Mapping[str, Any] | None = None,
+    *,
+    set: Mapping[str, Any] | None = None,
+    in_process: bool = False,
+    workers: int | None = None,
+    out: Path | str = "runs",
+    load: Sequence[Path | str] = (),
+    device: str = "auto",
+    resume: bool = False,
+    quiet: bool = True,
+    callback: Callable[[Any], None] | None = None,
+) -> Run:
     """A whole federation; returns the finished run (`fednet.open_run` reads it back).
 
-    config: a YAML file, a mapping, or None for the quick start; set: {"key.path": value}. In this process, or by
-    `fednet run` in processes of its own, which a notebook's own parts do not reach: put these into a file and `load` it.
-    callback(record): after each round, in this process only.
+    config: a YAML file, a mapping, or None for the quick start; set: {"key.path": value}. In this
+    process, or by `fednet run` in processes of its own, which a notebook's own parts do not reach:
+    put these into a file and `load` it. callback(record): after each round, in this process only.
     """
     from fednet.report import open_run
 
@@ -38,38 +48,81 @@ def run(config: Path | str | Mapping[str, Any] | None = None, *, set: Mapping[st
         chosen = configuration.from_mapping(dict(config), where="the mapping given to fednet.run")
         chosen = chosen.replace(load=(*chosen.load, *(str(Path(file).resolve()) for file in load)))
     else:
-        chosen = configuration.load(config if config is not None else quickstart(), set or {}, list(load))
+        chosen = configuration.load(
+            config if config is not None else quickstart(), set or {}, list(load)
+        )
     if in_process:
         return open_run(_here(chosen, Path(out), device, resume, quiet, callback))
     if callback is not None:
-        raise ConfigError("fednet.run: callback needs in_process=True; read runs of other processes by fednet.open_run.")
+        raise ConfigError(
+            "fednet.run: callback needs in_process=True; read runs of other processes by "
+            "fednet.open_run."
+        )
     return open_run(_in_processes(chosen, Path(out), workers, device, resume, quiet, load))
 
 
-def _here(config: configuration.Config, out: Path, device: str, resume: bool, quiet: bool, callback: Callable[[Any], None] | None) -> Path:
+def _here(
+    config: configuration.Config,
+    out: Path,
+    device: str,
+    resume: bool,
+    quiet: bool,
+    callback: Callable[[Any], None] | None,
+) -> Path:
     from fednet.cli.display import Display
-    from fednet.engine.hosting import host_rounds
-    from fednet.engine.launch import open_directory
+    from fednet.launch.start import open_directory
+    from fednet.server.process import host_rounds
 
     display = Display(quiet)
     config, directory, finished = open_directory(config, out, resume)
     if not finished:
         with display:
-            host_rounds(config, directory, bind=None, device=device, data=Path(config.data.root) if config.data.root else None, keys=None,
-                        insecure=False, until=None, command=["fednet.run"], display=display, callback=callback)
+            host_rounds(
+                config,
+                directory,
+                bind=None,
+                device=device,
+                data=Path(config.data.root) if config.data.root else None,
+                keys=None,
+                insecure=False,
+                until=None,
+                command=["fednet.run"],
+                display=display,
+                callback=callback,
+            )
         reporter(display)(directory)
     return directory
 
 
-def _in_processes(config: configuration.Config, out: Path, workers: int | None, device: str, resume: bool, quiet: bool,
-                  load: Sequence[Path | str]) -> Path:
-    """`fednet run` as a command. Returns the run's directory, which is the newest of the name when it has ended."""
+def _in_processes(
+    config: configuration.Config,
+    out: Path,
+    workers: int | None,
+    device: str,
+    resume: bool,
+    quiet: bool,
+    load: Sequence[Path | str],
+) -> Path:
+    """`fednet run` as a command. Returns the run's directory, which is the newest of the name when
+    it has ended."""
     out.mkdir(parents=True, exist_ok=True)
     text = out / f".{config.name}.yaml"
     text.write_text(configuration.to_yaml(config), encoding="utf-8")
-    words = [sys.executable, "-m", "fednet", "run", str(text), "--out", str(out), "--device", device, *(["--quiet"] if quiet else []),
-             *(["--workers", str(workers)] if workers else []), *(["--resume"] if resume else []),
-             *(word for file in load for word in ("--load", str(file)))]
+    words = [
+        sys.executable,
+        "-m",
+        "fednet",
+        "run",
+        str(text),
+        "--out",
+        str(out),
+        "--device",
+        device,
+        *(["--quiet"] if quiet else []),
+        *(["--workers", str(workers)] if workers else []),
+        *(["--resume"] if resume else []),
+        *(word for file in load for word in ("--load", str(file))),
+    ]
     try:
         done = subprocess.run(words, check=False, stderr=subprocess.PIPE, text=True)
     finally:
@@ -84,7 +137,8 @@ def _in_processes(config: configuration.Config, out: Path, workers: int | None, 
 
 
 def reporter(display: Any) -> Callable[[Path], None]:
-    """What follows a finished run: its figures and page. What fails there does not undo the run: it is said, and the log has it."""
+    """What follows a finished run: its figures and page. What fails there does not undo the run: it
+    is said, and the log has it."""
 
     def report(directory: Path) -> None:
         from fednet import report as reports

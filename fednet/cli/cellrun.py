@@ -1,8 +1,8 @@
-"""One run of a table in a process of its own: `python -m fednet.cli.cellrun CONFIG OUT DEVICE [--load F] [--set K=V]`.
+"""One run of a table in a process of its own: `python -m fednet.cli.cellrun CONFIG OUT DEVICE
+[--load F] [--set K=V]`.
 
-As `fednet run --in-process --resume`, without the figures and the page that a single run ends with: those of a table
-are drawn once, over all its runs.
-"""
+As `fednet run --in-process --resume`, without the figures and the page that a single run ends with:
+those of a table are drawn once, over all its runs."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def _run(args: argparse.Namespace, words: list[str]) -> int:
     from fednet import config as configuration
     from fednet import report
     from fednet.cli.display import Display
-    from fednet.engine.hosting import host_rounds
-    from fednet.engine.launch import open_directory
-    from fednet.engine.pool import TORN
     from fednet.errors import CannotGoOn, StateError
+    from fednet.launch.start import open_directory
+    from fednet.server.process import host_rounds
+    from fednet.sweep.pool import TORN
 
     wanted = configuration.load(args.config, args.set, args.load)
     begun = _records(args.out / wanted.name)
@@ -40,8 +40,18 @@ def _run(args: argparse.Namespace, words: list[str]) -> int:
         data = Path(config.data.root) if config.data.root else None
         try:
             with Display(True) as display:
-                host_rounds(config, directory, bind=None, device=args.device, data=data, keys=None, insecure=False, until=None,
-                            command=["python", "-m", "fednet.cli.cellrun", *words], display=display)
+                host_rounds(
+                    config,
+                    directory,
+                    bind=None,
+                    device=args.device,
+                    data=data,
+                    keys=None,
+                    insecure=False,
+                    until=None,
+                    command=["python", "-m", "fednet.cli.cellrun", *words],
+                    display=display,
+                )
         except (StateError, CannotGoOn) as wrong:
             if begun is None or _records(directory) != begun:
                 raise

@@ -12,7 +12,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fednet.engine import check
+    from fednet.tools import check
 
     for line in check.check(args.file):
         if not args.quiet:

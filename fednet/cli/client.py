@@ -18,20 +18,67 @@ DEFAULT_SERVER = "tcp://127.0.0.1:5555"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--id", required=True, type=_ids, metavar="K",
-                        help="which clients: 3, 0-24,40, or 3/4 for the third of four shares of all")
+    parser.add_argument(
+        "--id",
+        required=True,
+        type=_ids,
+        metavar="K",
+        help="which clients: 3, 0-24,40, or 3/4 for the third of four shares of all",
+    )
     found = parser.add_mutually_exclusive_group()
-    found.add_argument("--server", metavar="ADDRESS", help=f"the server [FEDNET_SERVER, else {DEFAULT_SERVER}]")
-    found.add_argument("--run", type=Path, metavar="OUT/NAME", help="a run directory on a shared file system: find its server there, and follow it")
-    parser.add_argument("--device", default="auto", metavar="D", help="auto, cpu, cuda or cuda:0,2 [auto]")
-    parser.add_argument("--data", type=Path, default=_path("FEDNET_DATA"), metavar="DIR", help="where this site's data lie [FEDNET_DATA]")
-    parser.add_argument("--state", type=Path, metavar="DIR", help="where the clients' states are kept")
-    parser.add_argument("--state-lost", choices=["reset"], help="start anew a client whose state is missing, instead of refusing")
-    parser.add_argument("--keys", type=Path, default=_path("FEDNET_KEYS"), metavar="FILE", help="the client's CURVE keys [FEDNET_KEYS]")
-    parser.add_argument("--allow", type=values.kinds, metavar="KINDS",
-                        help="refuse to join a method that sends up anything else, such as state,delta,statistics")
-    parser.add_argument("--explain", action="store_true", help="say what would leave this site each round, what is read and stored, and exit")
-    parser.add_argument("--load", action="append", default=[], type=Path, metavar="FILE.py", help="your own parts; may be repeated")
+    found.add_argument(
+        "--server", metavar="ADDRESS", help=f"the server [FEDNET_SERVER, else {DEFAULT_SERVER}]"
+    )
+    found.add_argument(
+        "--run",
+        type=Path,
+        metavar="OUT/NAME",
+        help="a run directory on a shared file system: find its server there, and follow it",
+    )
+    parser.add_argument(
+        "--device", default="auto", metavar="D", help="auto, cpu, cuda or cuda:0,2 [auto]"
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=_path("FEDNET_DATA"),
+        metavar="DIR",
+        help="where this site's data lie [FEDNET_DATA]",
+    )
+    parser.add_argument(
+        "--state", type=Path, metavar="DIR", help="where the clients' states are kept"
+    )
+    parser.add_argument(
+        "--state-lost",
+        choices=["reset"],
+        help="start anew a client whose state is missing, instead of refusing",
+    )
+    parser.add_argument(
+        "--keys",
+        type=Path,
+        default=_path("FEDNET_KEYS"),
+        metavar="FILE",
+        help="the client's CURVE keys [FEDNET_KEYS]",
+    )
+    parser.add_argument(
+        "--allow",
+        type=values.kinds,
+        metavar="KINDS",
+        help="refuse to join a method that sends up anything else, such as state,delta,statistics",
+    )
+    parser.add_argument(
+        "--explain",
+        action="store_true",
+        help="say what would leave this site each round, what is read and stored, and exit",
+    )
+    parser.add_argument(
+        "--load",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE.py",
+        help="your own parts; may be repeated",
+    )
     parser.add_argument("--quiet", action="store_true", help="say nothing but errors")
 
 
@@ -39,7 +86,9 @@ def _ids(text: str) -> str:
     try:
         ids.parse(text)
     except ConfigError as wrong:
-        raise argparse.ArgumentTypeError(str(wrong).removeprefix(f"--id {text}: ").rstrip(".")) from None
+        raise argparse.ArgumentTypeError(
+            str(wrong).removeprefix(f"--id {text}: ").rstrip(".")
+        ) from None
     return text
 
 
@@ -54,11 +103,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fednet.engine import joining
+    from fednet.client import join
 
-    server = args.server or (None if args.run else os.environ.get("FEDNET_SERVER") or DEFAULT_SERVER)
-    return joining.main(args.id, server=server, run=args.run, device=args.device, data=args.data, state=args.state, keys=args.keys,
-                       allow=args.allow, explain=args.explain, load=args.load, state_lost=args.state_lost, quiet=args.quiet)
+    server = args.server or (
+        None if args.run else os.environ.get("FEDNET_SERVER") or DEFAULT_SERVER
+    )
+    return join.main(
+        args.id,
+        server=server,
+        run=args.run,
+        device=args.device,
+        data=args.data,
+        state=args.state,
+        keys=args.keys,
+        allow=args.allow,
+        explain=args.explain,
+        load=args.load,
+        state_lost=args.state_lost,
+        quiet=args.quiet,
+    )
 
 
 if __name__ == "__main__":

@@ -25,10 +25,14 @@ BY_KEYBOARD = 130
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with errors in one sentence, and no abbreviations: a flag added later must not change what a script means."""
+    """argparse with errors in one sentence, and no abbreviations: a flag added later must not
+    change what a script means."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.setdefault("formatter_class", lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=_width()))
+        kwargs.setdefault(
+            "formatter_class",
+            lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=_width()),
+        )
         kwargs["allow_abbrev"] = False
         super().__init__(*args, **kwargs)
 
@@ -51,12 +55,34 @@ def _width() -> int:
 def everywhere(parser: argparse.ArgumentParser, config: bool = False) -> None:
     """--set, --out, --load, --quiet; with `config`, the configuration's file before them."""
     if config:
-        parser.add_argument("config", nargs="?", metavar="CONFIG", help="a YAML configuration; without it, the quick start")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
-                        help="set one key, such as train.lr=0.1 or 'algorithm={name: fedprox, mu: 0.1}'; may be repeated")
-    parser.add_argument("--load", action="append", default=[], metavar="FILE.py", help="your own parts; may be repeated")
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("FEDNET_OUT") or "runs"), metavar="DIR",
-                        help="where runs are written [FEDNET_OUT, else runs]")
+        parser.add_argument(
+            "config",
+            nargs="?",
+            metavar="CONFIG",
+            help="a YAML configuration; without it, the quick start",
+        )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="set one key, such as train.lr=0.1 or 'algorithm={name: fedprox, mu: 0.1}'; may be "
+        "repeated",
+    )
+    parser.add_argument(
+        "--load",
+        action="append",
+        default=[],
+        metavar="FILE.py",
+        help="your own parts; may be repeated",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path(os.environ.get("FEDNET_OUT") or "runs"),
+        metavar="DIR",
+        help="where runs are written [FEDNET_OUT, else runs]",
+    )
     parser.add_argument("--quiet", action="store_true", help="say nothing but errors")
 
 
@@ -88,7 +114,8 @@ def guarded(prog: str, main: Callable[[], int], out: Path | None = None) -> int:
     except BrokenPipeError:  # `fednet list | head`: whoever read has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception as broken:  # the outermost frame: a traceback is for the log, unless a user's own file raised it
+    except Exception as broken:
+        # the outermost frame: a traceback is for the log, unless a user's own file raised it
         where = _note(out, broken, whole=True)
         own = _own_frames(broken)
         what = f"{type(broken).__name__}: {broken}".splitlines()[0]
@@ -98,14 +125,19 @@ def guarded(prog: str, main: Callable[[], int], out: Path | None = None) -> int:
 
 
 def _logging() -> None:
-    logging.getLogger("fednet").addHandler(logging.NullHandler())  # else Python prints warnings that are for the log
+    logging.getLogger("fednet").addHandler(
+        logging.NullHandler()
+    )  # else Python prints warnings that are for the log
     level = (os.environ.get("FEDNET_LOG") or "").upper()
     if level in ("DEBUG", "INFO", "WARNING", "ERROR"):
-        logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+        logging.basicConfig(
+            level=level, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s"
+        )
 
 
 def _note(out: Path | None, error: BaseException, whole: bool) -> str:
-    """The whole traceback into OUT/fednet.log, or to stderr with FEDNET_LOG=debug. Returns where it went."""
+    """The whole traceback into OUT/fednet.log, or to stderr with FEDNET_LOG=debug. Returns where it
+    went."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     if (os.environ.get("FEDNET_LOG") or "").lower() == "debug":
         sys.stderr.write(text)
@@ -124,7 +156,8 @@ def _note(out: Path | None, error: BaseException, whole: bool) -> str:
 
 
 def _own_frames(error: BaseException) -> bool:
-    """Prints the traceback from the first frame in a user's own file on. Returns whether there was one."""
+    """Prints the traceback from the first frame in a user's own file on. Returns whether there was
+    one."""
     from fednet import loading
 
     files = {str(path) for path in loading.paths()}
@@ -133,7 +166,9 @@ def _own_frames(error: BaseException) -> bool:
         at: TracebackType | None = seen.__traceback__
         while at is not None:
             if at.tb_frame.f_code.co_filename in files:
-                sys.stderr.write("".join(traceback.format_exception(type(seen), seen, at, chain=False)))
+                sys.stderr.write(
+                    "".join(traceback.format_exception(type(seen), seen, at, chain=False))
+                )
                 return True
             at = at.tb_next
         seen = seen.__cause__
@@ -141,11 +176,15 @@ def _own_frames(error: BaseException) -> bool:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
-    """A table on standard output. Not to a terminal it is plain lines, as wide as they must be, to be cut and searched."""
+    """A table on standard output. Not to a terminal it is plain lines, as wide as they must be, to
+    be cut and searched."""
     if not sys.stdout.isatty():
         wide = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
         for row in (columns, *rows):
-            cells = (cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, wide)))
+            cells = (
+                cell.rjust(w) if i in right else cell.ljust(w)
+                for i, (cell, w) in enumerate(zip(row, wide))
+            )
             print("  ".join(cells).rstrip())
         return
     from rich.box import SIMPLE_HEAD

@@ -10,14 +10,31 @@ from fednet.cli.report import runs_argument
 
 def add(parser: argparse.ArgumentParser) -> None:
     runs_argument(parser)
-    parser.add_argument("--target", type=values.numbers, default=[], metavar="A,B", help="accuracies to reach, such as 0.6,0.7")
-    parser.add_argument("--by", choices=["mb", "rounds", "seconds"], help="show the cost in this alone")
-    parser.add_argument("--bytes", choices=["total", "up", "down"], default="total", help="which bytes MB counts [total]")
+    parser.add_argument(
+        "--target",
+        type=values.numbers,
+        default=[],
+        metavar="A,B",
+        help="accuracies to reach, such as 0.6,0.7",
+    )
+    parser.add_argument(
+        "--by", choices=["mb", "rounds", "seconds"], help="show the cost in this alone"
+    )
+    parser.add_argument(
+        "--bytes",
+        choices=["total", "up", "down"],
+        default="total",
+        help="which bytes MB counts [total]",
+    )
     parser.add_argument("--format", choices=["table", "csv", "md", "latex"], default="table")
 
 
 def run(args: argparse.Namespace) -> int:
     from fednet.report import open_run, tables
 
-    print(tables.compare([open_run(r) for r in args.runs], args.target, args.by, args.bytes, args.format))
+    print(
+        tables.compare(
+            [open_run(r) for r in args.runs], args.target, args.by, args.bytes, args.format
+        )
+    )
     return 0

@@ -1,4 +1,5 @@
-"""What a run shows while it goes: one live line at a terminal, plain lines elsewhere, nothing with --quiet."""
+"""What a run shows while it goes: one live line at a terminal, plain lines elsewhere, nothing with
+--quiet."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from fednet.cli import words
 
 
 class Display:
-    """Called by the engine's loop; holds nothing the run needs. The engine enters it when it has forked what it forks."""
+    """Called by the engine's loop; holds nothing the run needs. The engine enters it when it has
+    forked what it forks."""
 
     def __init__(self, quiet: bool = False, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)
@@ -29,23 +31,35 @@ class Display:
 
     def __enter__(self) -> Display:
         if not self.quiet and self.console.is_terminal:
-            # Drawn by a thread of rich's own, four times a second: the engine only leaves the newest facts here.
-            self.live = Live(console=self.console, get_renderable=self._line, refresh_per_second=4, transient=True)
+            # Drawn by a thread of rich's own, four times a second: the engine only leaves the
+            # newest facts here.
+            self.live = Live(
+                console=self.console,
+                get_renderable=self._line,
+                refresh_per_second=4,
+                transient=True,
+            )
             self.live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, where: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
         if self.live is not None:
             self.live.stop()
             self.live = None
 
-    # -- what the engine says ----------------------------------------------------------------------------------------
+    # -- what the engine says ----------------------------------------------------------------------
     def round_started(self, round: int, rounds: int, cohort: Sequence[int]) -> None:
         self.head = f"round {round}/{rounds}: {words.ids(cohort)}"
         self.waiting = {}
 
     def progress(self, info: Mapping[str, Any]) -> None:
-        """info: `waiting`, a list of records (client, host, pid, device, phase, step, steps, since), and `arrived`, a list of ids."""
+        """info: `waiting`, a list of records (client, host, pid, device, phase, step, steps,
+        since), and `arrived`, a list of ids."""
         self.waiting = dict(info)
 
     def round_done(self, record: Mapping[str, Any]) -> None:
@@ -74,11 +88,15 @@ class Display:
             made.add_row(Text(name), Text(value))
         self.console.print(made)
 
-    # -- how it looks ------------------------------------------------------------------------------------------------
+    # -- how it looks ------------------------------------------------------------------------------
     def _say(self, text: str) -> None:
         if not self.quiet:
             self.console.print(Text(text))
 
     def _line(self) -> Text:
         spent = words.span(time.monotonic() - self.started)
-        return Text(f"{self.head}  {words.waiting_for(self.waiting, time.time())}  {spent}".strip(), overflow="ellipsis", no_wrap=True)
+        return Text(
+            f"{self.head}  {words.waiting_for(self.waiting, time.time())}  {spent}".strip(),
+            overflow="ellipsis",
+            no_wrap=True,
+        )

@@ -1,4 +1,5 @@
-"""Whether this machine is ready: versions, device, data, ports, keys, disk, clock, and the bits it computes."""
+"""Whether this machine is ready: versions, device, data, ports, keys, disk, clock, and the bits it
+computes."""
 
 from __future__ import annotations
 
@@ -11,15 +12,24 @@ from fednet.cli.common import everywhere
 
 def add(parser: argparse.ArgumentParser) -> None:
     everywhere(parser, config=True)
-    parser.add_argument("--server", default=os.environ.get("FEDNET_SERVER") or None, metavar="ADDRESS",
-                        help="also whether that server can be reached from here [FEDNET_SERVER]")
-    parser.add_argument("--keys", type=Path, default=os.environ.get("FEDNET_KEYS") or None, metavar="PATH",
-                        help="also whether these keys are in order [FEDNET_KEYS]")
+    parser.add_argument(
+        "--server",
+        default=os.environ.get("FEDNET_SERVER") or None,
+        metavar="ADDRESS",
+        help="also whether that server can be reached from here [FEDNET_SERVER]",
+    )
+    parser.add_argument(
+        "--keys",
+        type=Path,
+        default=os.environ.get("FEDNET_KEYS") or None,
+        metavar="PATH",
+        help="also whether these keys are in order [FEDNET_KEYS]",
+    )
     parser.add_argument("--data", type=Path, metavar="DIR", help="where datasets lie [FEDNET_DATA]")
     parser.add_argument("--device", default="auto", metavar="D")
 
 
 def run(args: argparse.Namespace) -> int:
-    from fednet.engine import doctor
+    from fednet.tools import doctor
 
     return int(doctor.main(args))

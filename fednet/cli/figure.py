@@ -10,9 +10,16 @@ from fednet.cli.report import runs_argument
 
 def add(parser: argparse.ArgumentParser) -> None:
     runs_argument(parser)
-    parser.add_argument("--x", choices=["mb", "rounds", "seconds"], default="rounds", help="[rounds]")
+    parser.add_argument(
+        "--x", choices=["mb", "rounds", "seconds"], default="rounds", help="[rounds]"
+    )
     parser.add_argument("--y", default="accuracy", metavar="Y", help="what is drawn [accuracy]")
-    parser.add_argument("--bytes", choices=["total", "up", "down"], default="total", help="which bytes MB counts [total]")
+    parser.add_argument(
+        "--bytes",
+        choices=["total", "up", "down"],
+        default="total",
+        help="which bytes MB counts [total]",
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.pdf")
     parser.add_argument("--width", default="3.4in", metavar="W", help="3.4in, 86mm [3.4in]")
 

@@ -1,4 +1,5 @@
-"""CURVE keys: a client's is made at its site and only the public half travels; `lab` makes all at once."""
+"""CURVE keys: a client's is made at its site and only the public half travels; `lab` makes all at
+once."""
 
 from __future__ import annotations
 
@@ -9,12 +10,19 @@ from fednet.cli import values
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    does = parser.add_subparsers(dest="does", required=True, metavar="server | client | allow | revoke | lab", parser_class=type(parser))
+    does = parser.add_subparsers(
+        dest="does",
+        required=True,
+        metavar="server | client | allow | revoke | lab",
+        parser_class=type(parser),
+    )
     server = does.add_parser("server", help="make the server's pair in DIR")
     server.add_argument("dir", type=Path, metavar="DIR")
     client = does.add_parser("client", help="make a client's pair in FILE; prints the public half")
     client.add_argument("file", type=Path, metavar="FILE")
-    client.add_argument("--server", metavar="PUBLIC", help="the server's public key, kept beside it")
+    client.add_argument(
+        "--server", metavar="PUBLIC", help="the server's public key, kept beside it"
+    )
     allow = does.add_parser("allow", help="let the holder of PUBLIC speak for client K")
     allow.add_argument("dir", type=Path, metavar="DIR")
     allow.add_argument("ids", type=values.whole_numbers, metavar="K")

@@ -1,4 +1,5 @@
-"""`fednet`: the verbs, one file each. A verb's file imports what it needs when it runs, so that help costs nothing."""
+"""`fednet`: the verbs, one file each. A verb's file imports what it needs when it runs, so that
+help costs nothing."""
 
 from __future__ import annotations
 
@@ -42,8 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = words[0]
     if name not in VERBS:
         close = nearest(name, VERBS)
-        print(f"fednet: there is no command {name!r}; known: {', '.join(VERBS)}.{f' Did you mean {close!r}?' if close else ''}",
-              file=sys.stderr)
+        print(
+            f"fednet: there is no command {name!r}; known: "
+            f"{', '.join(VERBS)}.{f' Did you mean {close!r}?' if close else ''}",
+            file=sys.stderr,
+        )
         return WRONG_COMMAND
     verb = importlib.import_module(f"fednet.cli.{FILES.get(name, name)}")
     parser = Parser(prog=f"fednet {name}", description=(verb.__doc__ or "").strip().splitlines()[0])
@@ -53,16 +57,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as done:  # argparse has said why
         return int(done.code or 0)
     args.command = ["fednet", *words]
-    return guarded(f"fednet {name}", lambda: int(verb.run(args)), getattr(args, "out", None) if name in ("run", "sweep", "reproduce") else None)
+    return guarded(
+        f"fednet {name}",
+        lambda: int(verb.run(args)),
+        getattr(args, "out", None) if name in ("run", "sweep", "reproduce") else None,
+    )
 
 
 def usage() -> str:
     wide = max(map(len, VERBS))
     lines = [f"  {name:<{wide}}  {what}" for name, what in VERBS.items()]
-    return "\n".join([
-        "usage: fednet COMMAND ...", "", "Federated learning between real processes, every byte counted.", "", "commands:", *lines, "",
-        "`fednet COMMAND --help` says more; `fednet run` alone is the quick start; fednet-server and fednet-client run on several machines.",
-    ])
+    return "\n".join(
+        [
+            "usage: fednet COMMAND ...",
+            "",
+            "Federated learning between real processes, every byte counted.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "`fednet COMMAND --help` says more; `fednet run` alone is the quick start; "
+            "fednet-server and fednet-client run on several machines.",
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -26,9 +26,15 @@ def run(args: argparse.Namespace) -> int:
     text = (files("fednet.cli") / "templates" / f"{args.what}.txt").read_text(encoding="utf-8")
     try:
         with args.file.open("x", encoding="utf-8") as file:
-            file.write(text.replace("@NAME@", name).replace("@CLASS@", kind).replace("@FUNCTION@", re.sub(r"\W", "_", f"make_{name}"))
-                       .replace("@FILE@", args.file.name))
+            file.write(
+                text.replace("@NAME@", name)
+                .replace("@CLASS@", kind)
+                .replace("@FUNCTION@", re.sub(r"\W", "_", f"make_{name}"))
+                .replace("@FILE@", args.file.name)
+            )
     except FileExistsError:
-        raise ConfigError(f"{args.file}: there is such a file already; nothing is overwritten.") from None
+        raise ConfigError(
+            f"{args.file}: there is such a file already; nothing is overwritten."
+        ) from None
     print(f"{args.file}: {args.what} {name!r}; now `fednet check {args.file}`.")
     return 0

@@ -11,11 +11,20 @@ from fednet.cli.common import configured, everywhere, table
 
 def add(parser: argparse.ArgumentParser) -> None:
     everywhere(parser, config=True)
-    # --out is a picture here, as the manual has it; the runs' directory has no meaning for this verb.
+    # --out is a picture here, as the manual has it; the runs' directory has no meaning for this ver
     for action in parser._actions:
         if action.dest == "out":
-            action.default, action.metavar, action.help = None, "FILE.png", "draw the bubble chart into this file"
-    parser.add_argument("--export", type=Path, metavar="FILE.json", help="write the partition: each client's indices")
+            action.default, action.metavar, action.help = (
+                None,
+                "FILE.png",
+                "draw the bubble chart into this file",
+            )
+    parser.add_argument(
+        "--export",
+        type=Path,
+        metavar="FILE.json",
+        help="write the partition: each client's indices",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -26,7 +35,9 @@ def run(args: argparse.Namespace) -> int:
 
     data = rooms.load(config.data, config.data.root, config.seed)
     uses_public = registry.algorithm.get(config.algorithm.name).needs_public
-    federation = rooms.split(data, config.data, config.clients, config.seed, uses_public=uses_public)
+    federation = rooms.split(
+        data, config.data, config.clients, config.seed, uses_public=uses_public
+    )
     counts = federation.table()
     if not args.quiet:
         header, *rows = partition.rows(counts, data.names)
@@ -35,7 +46,10 @@ def run(args: argparse.Namespace) -> int:
         partition.bubble(counts, data.names, args.out)
     if args.export:
         # What `partition: {scheme: file, path: ...}` reads back.
-        made = {"train": [part.tolist() for part in federation.parts], "test": [test.tolist() for test in federation.tests],
-                "sha256": [federation.sha256(i) for i in range(config.clients)]}
+        made = {
+            "train": [part.tolist() for part in federation.parts],
+            "test": [test.tolist() for test in federation.tests],
+            "sha256": [federation.sha256(i) for i in range(config.clients)],
+        }
         args.export.write_text(json.dumps(made), encoding="utf-8")
     return 0

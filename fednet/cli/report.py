@@ -7,12 +7,19 @@ from pathlib import Path
 
 
 def runs_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's directory, OUT/NAME")
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="a run's directory, OUT/NAME"
+    )
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     runs_argument(parser)
-    parser.add_argument("--out", type=Path, metavar="FILE.html", help="where to [the run's report.html; report.html for several]")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE.html",
+        help="where to [the run's report.html; report.html for several]",
+    )
     parser.add_argument("--quiet", action="store_true", help="say nothing but errors")
 
 

@@ -1,4 +1,5 @@
-"""One whole federation on this machine: a server process and worker processes over TCP on loopback."""
+"""One whole federation on this machine: a server process and worker processes over TCP on
+loopback."""
 
 from __future__ import annotations
 
@@ -12,26 +13,50 @@ def add(parser: argparse.ArgumentParser) -> None:
     everywhere(parser, config=True)
     lasting(parser)
     placed = parser.add_mutually_exclusive_group()
-    placed.add_argument("--workers", type=values.at_least_one, metavar="W",
-                        help="worker processes [one per visible GPU, else one per core, at most one per client]")
-    placed.add_argument("--in-process", action="store_true", help="the same code in one process with no sockets")
+    placed.add_argument(
+        "--workers",
+        type=values.at_least_one,
+        metavar="W",
+        help="worker processes [one per visible GPU, else one per core, at most one per client]",
+    )
+    placed.add_argument(
+        "--in-process", action="store_true", help="the same code in one process with no sockets"
+    )
     parser.add_argument("--on", choices=["ray"], help="place the workers on a Ray cluster")
 
 
 def lasting(parser: argparse.ArgumentParser) -> None:
     """--device, --resume, --until: of whatever may take long."""
-    parser.add_argument("--device", default="auto", metavar="D", help="auto, cpu, cuda or cuda:0,2 [auto]")
+    parser.add_argument(
+        "--device", default="auto", metavar="D", help="auto, cpu, cuda or cuda:0,2 [auto]"
+    )
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
-    parser.add_argument("--until", type=values.seconds, metavar="TIME", help="stop cleanly after so long, such as 3h50m")
+    parser.add_argument(
+        "--until",
+        type=values.seconds,
+        metavar="TIME",
+        help="stop cleanly after so long, such as 3h50m",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     config = configured(args)
     from fednet.cli.api import reporter
     from fednet.cli.display import Display
-    from fednet.engine.launch import run_command
+    from fednet.launch.start import run_command
 
     display = Display(args.quiet)  # entered by the process that runs the rounds
-    return run_command(config, workers=args.workers, device=args.device, in_process=args.in_process, resume=args.resume,
-                       until_s=args.until, out=args.out, on=args.on, quiet=args.quiet, command=args.command, display=display,
-                       report=reporter(display))
+    return run_command(
+        config,
+        workers=args.workers,
+        device=args.device,
+        in_process=args.in_process,
+        resume=args.resume,
+        until_s=args.until,
+        out=args.out,
+        on=args.on,
+        quiet=args.quiet,
+        command=args.command,
+        display=display,
+        report=reporter(display),
+    )

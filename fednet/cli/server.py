@@ -15,11 +15,32 @@ from fednet.cli.run import lasting
 def add(parser: argparse.ArgumentParser) -> None:
     everywhere(parser, config=True)
     lasting(parser)
-    parser.add_argument("--bind", default=os.environ.get("FEDNET_SERVER") or "tcp://127.0.0.1:5555", metavar="ADDRESS",
-                        help="where to listen; tcp://*:0 takes a free port [FEDNET_SERVER, else tcp://127.0.0.1:5555]")
-    parser.add_argument("--insecure", action="store_true", help="allow an address beyond loopback without CURVE keys")
-    parser.add_argument("--keys", type=Path, default=_path("FEDNET_KEYS"), metavar="DIR", help="the server's keys [FEDNET_KEYS]")
-    parser.add_argument("--data", type=Path, default=_path("FEDNET_DATA"), metavar="DIR", help="where datasets lie [FEDNET_DATA]")
+    parser.add_argument(
+        "--bind",
+        default=os.environ.get("FEDNET_SERVER") or "tcp://127.0.0.1:5555",
+        metavar="ADDRESS",
+        help="where to listen; tcp://*:0 takes a free port [FEDNET_SERVER, else "
+        "tcp://127.0.0.1:5555]",
+    )
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        help="allow an address beyond loopback without CURVE keys",
+    )
+    parser.add_argument(
+        "--keys",
+        type=Path,
+        default=_path("FEDNET_KEYS"),
+        metavar="DIR",
+        help="the server's keys [FEDNET_KEYS]",
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=_path("FEDNET_DATA"),
+        metavar="DIR",
+        help="where datasets lie [FEDNET_DATA]",
+    )
 
 
 def _path(variable: str) -> Path | None:
@@ -43,12 +64,24 @@ def run(args: argparse.Namespace) -> int:
     config = configured(args)
     from fednet.cli.api import reporter
     from fednet.cli.display import Display
-    from fednet.engine.launch import serve
+    from fednet.launch.start import serve
 
     display = Display(args.quiet)
-    return serve(config, bind=args.bind, insecure=args.insecure, keys=args.keys, device=args.device, data=args.data,
-                 resume=args.resume, until_s=args.until, out=args.out, quiet=args.quiet, command=args.command, display=display,
-                 report=reporter(display))
+    return serve(
+        config,
+        bind=args.bind,
+        insecure=args.insecure,
+        keys=args.keys,
+        device=args.device,
+        data=args.data,
+        resume=args.resume,
+        until_s=args.until,
+        out=args.out,
+        quiet=args.quiet,
+        command=args.command,
+        display=display,
+        report=reporter(display),
+    )
 
 
 if __name__ == "__main__":

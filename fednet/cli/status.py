@@ -1,4 +1,5 @@
-"""What a live or dead run is doing: the round, whom it waits for, what has arrived, what the deadline will do."""
+"""What a live or dead run is doing: the round, whom it waits for, what has arrived, what the
+deadline will do."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ from pathlib import Path
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="a run's directory, OUT/NAME")
-    parser.add_argument("--watch", action="store_true", help="show it again whenever it changes, until the run ends")
+    parser.add_argument(
+        "--watch", action="store_true", help="show it again whenever it changes, until the run ends"
+    )
     parser.add_argument("--json", action="store_true", help="as one JSON object a line")
 
 

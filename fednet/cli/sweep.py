@@ -1,4 +1,5 @@
-"""Every combination of settings, paired by seed, resumable; several such processes on one output share the cells."""
+"""Every combination of settings, paired by seed, resumable; several such processes on one output
+share the cells."""
 
 from __future__ import annotations
 
@@ -12,40 +13,67 @@ from fednet.errors import ConfigError
 
 def add(parser: argparse.ArgumentParser) -> None:
     everywhere(parser, config=True)
-    parser.add_argument("--grid", action="append", default=[], nargs="+", metavar="KEY=A,B", help="values of one key, such as train.lr=0.1,0.01")
+    parser.add_argument(
+        "--grid",
+        action="append",
+        default=[],
+        nargs="+",
+        metavar="KEY=A,B",
+        help="values of one key, such as train.lr=0.1,0.01",
+    )
     parser.add_argument("--seeds", metavar="0,1,2", help="run each cell with each of these seeds")
-    parser.add_argument("--plan", action="store_true", help="say what would run, and what is done already")
-    parser.add_argument("--cell", type=cell, metavar="I/N", help="only the I-th of N shares of the cells, from 1")
-    parser.add_argument("--workers", type=values.at_least_one, metavar="W", help="worker processes of each run")
+    parser.add_argument(
+        "--plan", action="store_true", help="say what would run, and what is done already"
+    )
+    parser.add_argument(
+        "--cell", type=cell, metavar="I/N", help="only the I-th of N shares of the cells, from 1"
+    )
+    parser.add_argument(
+        "--workers", type=values.at_least_one, metavar="W", help="worker processes of each run"
+    )
     parser.add_argument("--device", default="auto", metavar="D")
-    parser.add_argument("--in-process", action="store_true", help="each run in one process with no sockets")
+    parser.add_argument(
+        "--in-process", action="store_true", help="each run in one process with no sockets"
+    )
 
 
 def cell(text: str) -> str:
     found = re.fullmatch(r"(\d+)/(\d+)", text)
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
-        raise argparse.ArgumentTypeError(f"expected I/N with I from 1 to N, such as 2/8, got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"expected I/N with I from 1 to N, such as 2/8, got {text!r}"
+        )
     return text
 
 
 def run(args: argparse.Namespace) -> int:
-    from fednet.engine import sweep
+    from fednet.sweep import grid as sweep
 
     if args.config is None:
-        raise ConfigError("fednet sweep: expected a sweep file, or a configuration with --grid key.path=a,b.")
+        raise ConfigError(
+            "fednet sweep: expected a sweep file, or a configuration with --grid key.path=a,b."
+        )
     grid = [text for group in args.grid for text in group]
     if (grid or args.seeds) and not _is_sweep(args.config):
         made = sweep.from_grid(args.config, grid, args.seeds or "0")
     elif grid or args.seeds:
-        raise ConfigError(f"{args.config} is a sweep file, which says itself what varies; give --grid and --seeds with a configuration.")
+        raise ConfigError(
+            f"{args.config} is a sweep file, which says itself what varies; give --grid and "
+            f"--seeds with a configuration."
+        )
     else:
         made = sweep.load(args.config)
     if args.plan:
         print(sweep.plan(made, args.out, args.cell))
         return 0
     extra = [word for text in args.set for word in ("--set", text)]
-    extra += ["--device", args.device, *(["--workers", str(args.workers)] if args.workers else []),
-              *(["--in-process"] if args.in_process else []), *(["--quiet"] if args.quiet else [])]
+    extra += [
+        "--device",
+        args.device,
+        *(["--workers", str(args.workers)] if args.workers else []),
+        *(["--in-process"] if args.in_process else []),
+        *(["--quiet"] if args.quiet else []),
+    ]
     say = (lambda text: None) if args.quiet else (lambda text: print(text, flush=True))
     done = sweep.run(made, args.out, only=args.cell, extra=extra, load_files=args.load, say=say)
     if not args.quiet:

@@ -12,7 +12,9 @@ def seconds(text: str) -> float:
     """`3h50m`, `90s`, `1d`, `90` (seconds)."""
     found = _SPAN.match(text.strip())
     if not text.strip() or found is None:
-        raise argparse.ArgumentTypeError(f"expected a length of time such as 3h50m, 45m or 90s, got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"expected a length of time such as 3h50m, 45m or 90s, got {text!r}"
+        )
     total = sum(float(n) * unit for n, unit in zip(found.groups(default="0"), (86400, 3600, 60, 1)))
     if total <= 0:
         raise argparse.ArgumentTypeError(f"expected a length of time above zero, got {text!r}")
@@ -24,7 +26,9 @@ def numbers(text: str) -> list[float]:
     try:
         return [float(piece) for piece in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"expected numbers separated by commas, got {text!r}") from None
+        raise argparse.ArgumentTypeError(
+            f"expected numbers separated by commas, got {text!r}"
+        ) from None
 
 
 def whole_numbers(text: str) -> list[int]:
@@ -35,7 +39,9 @@ def whole_numbers(text: str) -> list[int]:
     try:
         return list(ids.parse(text))
     except ConfigError:
-        raise argparse.ArgumentTypeError(f"expected whole numbers such as 0,1,2 or 0-4, got {text!r}") from None
+        raise argparse.ArgumentTypeError(
+            f"expected whole numbers such as 0,1,2 or 0-4, got {text!r}"
+        ) from None
 
 
 def at_least_one(text: str) -> int:

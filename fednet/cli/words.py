@@ -31,7 +31,11 @@ def span(seconds: float) -> str:
     whole = int(seconds)
     if whole < 60:
         return f"{whole}s"
-    return f"{whole // 60}m{whole % 60:02d}s" if whole < 3600 else f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return (
+        f"{whole // 60}m{whole % 60:02d}s"
+        if whole < 3600
+        else f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    )
 
 
 def percent(share: Any) -> str:
@@ -45,13 +49,19 @@ def round_line(record: Mapping[str, Any]) -> str:
         pieces.append("void: too few replies")
     if record.get("test_accuracy") is not None:
         pieces.append(f"accuracy {percent(record['test_accuracy'])}")
-    if record.get("client_accuracy") is not None and not isinstance(record["client_accuracy"], Mapping):
+    if record.get("client_accuracy") is not None and not isinstance(
+        record["client_accuracy"], Mapping
+    ):
         pieces.append(f"clients' {percent(record['client_accuracy'])}")
     if record.get("train_loss") is not None:
         pieces.append(f"train loss {record['train_loss']:.4f}")
     if "completed" in record and "selected" in record:
         pieces.append(f"{len(record['completed'])} of {len(record['selected'])} clients")
-    pieces += [f"{word} {mb(record[key])}" for key, word in (("bytes_down", "down"), ("bytes_up", "up")) if record.get(key) is not None]
+    pieces += [
+        f"{word} {mb(record[key])}"
+        for key, word in (("bytes_down", "down"), ("bytes_up", "up"))
+        if record.get(key) is not None
+    ]
     if record.get("seconds") is not None:
         pieces.append(f"{record['seconds']:.1f} s")
     if record.get("seconds_virtual") is not None:
@@ -69,7 +79,9 @@ def waiting_for(info: Mapping[str, Any], now: float) -> str:
     if arrived or waiting:
         pieces.append(f"{len(arrived)} of {len(arrived) + len(waiting)} replies")
     if waiting:
-        first = min(waiting, key=lambda w: (w.get("phase") == "queued", w.get("since") or float("inf")))  # the one longest at it
+        first = min(
+            waiting, key=lambda w: (w.get("phase") == "queued", w.get("since") or float("inf"))
+        )  # the one longest at it
         at = [str(first["phase"])] if first.get("phase") is not None else []
         if first.get("steps"):
             at.append(f"step {first['step']} of {first['steps']}")
@@ -77,7 +89,11 @@ def waiting_for(info: Mapping[str, Any], now: float) -> str:
             at.append(span(max(0.0, now - first["since"])))
         host = f" on {first['host']}" if first.get("host") else ""
         more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
-        pieces.append(f"waits for client {first.get('client', '?')}{host}{f' ({chr(44).join(at)})' if at else ''}{more}".replace(",", ", "))
+        pieces.append(
+            f"waits for client {first.get('client', '?')}{host}{f' ({chr(44).join(at)})' if at else ''}{more}".replace(
+                ",", ", "
+            )
+        )
     return ", ".join(pieces)
 
 
@@ -96,15 +112,25 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     accuracy = summary.get("accuracy") if isinstance(summary.get("accuracy"), Mapping) else {}
     accuracy = accuracy or {}
     at = f" in round {accuracy['best_round']}" if accuracy.get("best_round") is not None else ""
-    for name, key, more in (("final accuracy", "final", ""), ("best accuracy", "best", at), ("mean of the last 10", "last10", "")):
-        row(name, percent(accuracy[key]) + more if isinstance(accuracy.get(key), (int, float)) else None)
+    for name, key, more in (
+        ("final accuracy", "final", ""),
+        ("best accuracy", "best", at),
+        ("mean of the last 10", "last10", ""),
+    ):
+        row(
+            name,
+            percent(accuracy[key]) + more if isinstance(accuracy.get(key), (int, float)) else None,
+        )
     for name, value in dict(summary.get("personal") or {}).items():
         row(f"clients' tests, {name}", percent(value) if isinstance(value, (int, float)) else None)
     sent = summary.get("bytes")
     if isinstance(sent, Mapping):
         for way in ("down", "up"):
             row(f"sent {way}", mb(sent[way]) if isinstance(sent.get(way), (int, float)) else None)
-    row("wall-clock", span(summary["seconds"]) if isinstance(summary.get("seconds"), (int, float)) else None)
+    row(
+        "wall-clock",
+        span(summary["seconds"]) if isinstance(summary.get("seconds"), (int, float)) else None,
+    )
     row("model_sha256", summary.get("model_sha256"))
     row("clients_sha256", summary.get("clients_sha256"))
     return rows

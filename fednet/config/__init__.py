@@ -1,8 +1,8 @@
-"""The typed configuration of a run: strict YAML in, one frozen record out, every error with its place.
+"""The typed configuration of a run: strict YAML in, one frozen record out, every error with its
+place.
 
-A part's own mapping (algorithm, model, dataset, partition) is checked against the type that the registry returns for
-its name. Importing this module imports no part and no torch.
-"""
+A part's own mapping (algorithm, model, dataset, partition) is checked against the type that the
+registry returns for its name. Importing this module imports no part and no torch."""
 
 from __future__ import annotations
 

@@ -15,31 +15,95 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 # What other systems call our keys, so that a habit meets an answer.
 ELSEWHERE = {
-    "comm_round": "rounds", "comm_rounds": "rounds", "num_rounds": "rounds", "global_rounds": "rounds", "n_rounds": "rounds",
-    "num_server_rounds": "rounds", "communication_rounds": "rounds", "total_rounds": "rounds",
-    "join_ratio": "participation", "fraction_fit": "participation", "fraction_train": "participation", "frac": "participation",
-    "sample_rate": "participation", "sample_fraction": "participation", "client_fraction": "participation", "c": "participation",
-    "num_clients": "clients", "n_clients": "clients", "client_num_in_total": "clients", "num_users": "clients", "n_parties": "clients",
-    "client_num_per_round": "clients_per_round", "num_join_clients": "clients_per_round", "min_fit_clients": "clients_per_round",
-    "local_epochs": "train.epochs", "local_epoch": "train.epochs", "local_ep": "train.epochs", "epochs": "train.epochs", "e": "train.epochs",
-    "local_steps": "train.steps", "lr_local": "train.lr", "local_lr": "train.lr", "learning_rate": "train.lr",
-    "local_learning_rate": "train.lr", "eta": "train.lr", "batch": "train.batch_size", "local_bs": "train.batch_size", "bs": "train.batch_size",
-    "client_optimizer": "train.optimizer", "wd": "train.weight_decay", "reg": "train.weight_decay", "rho": "train.momentum",
-    "grad_clip": "train.clip_norm", "max_grad_norm": "train.clip_norm", "lr_decay": "train.schedule", "lr_scheduler": "train.schedule",
-    "eval_gap": "evaluate.every", "eval_every": "evaluate.every", "frequency_of_the_test": "evaluate.every", "eval_batch_size": "evaluate.batch_size",
-    "dir_alpha": "data.partition.alpha", "dirichlet_alpha": "data.partition.alpha", "partition_alpha": "data.partition.alpha",
-    "partition_method": "data.partition.scheme", "partitioner": "data.partition.scheme", "data_dir": "data.root", "datadir": "data.root",
-    "random_seed": "seed", "init_seed": "seed", "strategy": "algorithm", "federated_optimizer": "algorithm", "alg": "algorithm",
-    "aggregator": "algorithm", "method": "algorithm", "arch": "model", "net": "model", "net_config": "model", "backbone": "model",
-    "timeout": "round.deadline", "round_timeout": "round.deadline", "exp_name": "name", "run_name": "name", "job_name": "name",
-    "target_accuracy": "stop.accuracy", "compression": "wire", "save_every": "checkpoint.every", "noise_multiplier": "privacy.noise",
-    "clipping_norm": "privacy.clip", "user_files": "load", "plugins": "load",
+    "comm_round": "rounds",
+    "comm_rounds": "rounds",
+    "num_rounds": "rounds",
+    "global_rounds": "rounds",
+    "n_rounds": "rounds",
+    "num_server_rounds": "rounds",
+    "communication_rounds": "rounds",
+    "total_rounds": "rounds",
+    "join_ratio": "participation",
+    "fraction_fit": "participation",
+    "fraction_train": "participation",
+    "frac": "participation",
+    "sample_rate": "participation",
+    "sample_fraction": "participation",
+    "client_fraction": "participation",
+    "c": "participation",
+    "num_clients": "clients",
+    "n_clients": "clients",
+    "client_num_in_total": "clients",
+    "num_users": "clients",
+    "n_parties": "clients",
+    "client_num_per_round": "clients_per_round",
+    "num_join_clients": "clients_per_round",
+    "min_fit_clients": "clients_per_round",
+    "local_epochs": "train.epochs",
+    "local_epoch": "train.epochs",
+    "local_ep": "train.epochs",
+    "epochs": "train.epochs",
+    "e": "train.epochs",
+    "local_steps": "train.steps",
+    "lr_local": "train.lr",
+    "local_lr": "train.lr",
+    "learning_rate": "train.lr",
+    "local_learning_rate": "train.lr",
+    "eta": "train.lr",
+    "batch": "train.batch_size",
+    "local_bs": "train.batch_size",
+    "bs": "train.batch_size",
+    "client_optimizer": "train.optimizer",
+    "wd": "train.weight_decay",
+    "reg": "train.weight_decay",
+    "rho": "train.momentum",
+    "grad_clip": "train.clip_norm",
+    "max_grad_norm": "train.clip_norm",
+    "lr_decay": "train.schedule",
+    "lr_scheduler": "train.schedule",
+    "eval_gap": "evaluate.every",
+    "eval_every": "evaluate.every",
+    "frequency_of_the_test": "evaluate.every",
+    "eval_batch_size": "evaluate.batch_size",
+    "dir_alpha": "data.partition.alpha",
+    "dirichlet_alpha": "data.partition.alpha",
+    "partition_alpha": "data.partition.alpha",
+    "partition_method": "data.partition.scheme",
+    "partitioner": "data.partition.scheme",
+    "data_dir": "data.root",
+    "datadir": "data.root",
+    "random_seed": "seed",
+    "init_seed": "seed",
+    "strategy": "algorithm",
+    "federated_optimizer": "algorithm",
+    "alg": "algorithm",
+    "aggregator": "algorithm",
+    "method": "algorithm",
+    "arch": "model",
+    "net": "model",
+    "net_config": "model",
+    "backbone": "model",
+    "timeout": "round.deadline",
+    "round_timeout": "round.deadline",
+    "exp_name": "name",
+    "run_name": "name",
+    "job_name": "name",
+    "target_accuracy": "stop.accuracy",
+    "compression": "wire",
+    "save_every": "checkpoint.every",
+    "noise_multiplier": "privacy.noise",
+    "clipping_norm": "privacy.clip",
+    "user_files": "load",
+    "plugins": "load",
 }
 
 
 def wrong(node: Node, path: str, expected: str, got: Any = ...) -> ConfigError:
     """The error for a value that does not fit: place, key, what is allowed, what was found."""
-    return ConfigError(f"{node.at}: {path or 'the configuration'}: expected {expected}, got {_show(node.value if got is ... else got)}.")
+    return ConfigError(
+        f"{node.at}: {path or 'the configuration'}: expected {expected}, got "
+        f"{_show(node.value if got is ... else got)}."
+    )
 
 
 def _show(value: Any) -> str:
@@ -47,11 +111,18 @@ def _show(value: Any) -> str:
         return "a mapping"
     if isinstance(value, (list, tuple)):
         return "a list"
-    return "null" if value is None else ("true" if value else "false") if isinstance(value, bool) else repr(value)
+    return (
+        "null"
+        if value is None
+        else ("true" if value else "false")
+        if isinstance(value, bool)
+        else repr(value)
+    )
 
 
 def fit(node: Node, kind: Any, path: str = "") -> Any:
-    """`node` as a value of the declared type. Raises ConfigError for the first thing that does not fit."""
+    """`node` as a value of the declared type. Raises ConfigError for the first thing that does not
+    fit."""
     plain, origin = _bare(kind), get_origin(_bare(kind))
     if origin in (Union, types.UnionType):
         options = get_args(plain)
@@ -79,7 +150,8 @@ def fit(node: Node, kind: Any, path: str = "") -> Any:
 
 
 def struct(node: Node, kind: type[S], path: str) -> S:
-    """A mapping as a msgspec Struct. One that has a field `options` takes unknown keys into it; see `parts` for their check."""
+    """A mapping as a msgspec Struct. One that has a field `options` takes unknown keys into it; see
+    `parts` for their check."""
     if not isinstance(node.value, dict):
         raise wrong(node, path, f"a mapping with the keys {', '.join(keys(kind))}")
     fields = {f.encode_name: f for f in msgspec.structs.fields(kind)}
@@ -95,7 +167,10 @@ def struct(node: Node, kind: type[S], path: str) -> S:
             raise unknown_key(child, key, path, keys(kind))
     for name, field in fields.items():
         if field.name not in made and field.required:
-            raise ConfigError(f"{node.key_at or node.at}: {path}.{name} is missing; expected {describe(field.type)}.")
+            raise ConfigError(
+                f"{node.key_at or node.at}: {path}.{name} is missing; expected "
+                f"{describe(field.type)}."
+            )
     return kind(**made)
 
 
@@ -107,8 +182,14 @@ def unknown_key(node: Node, key: str, path: str, known: list[str]) -> ConfigErro
     """The error for a key that nobody reads, with the nearest that somebody does."""
     guess = _guess(key, path, known)
     hint = f" Did you mean {guess}?" if guess else ""
-    inside = f"; {path or 'the top level'} has {', '.join(known)}." if known else f"; {path} has no options."
-    return ConfigError(f"{node.key_at or node.at}: unknown key {f'{path}.{key}' if path else key}{inside}{hint}")
+    inside = (
+        f"; {path or 'the top level'} has {', '.join(known)}."
+        if known
+        else f"; {path} has no options."
+    )
+    return ConfigError(
+        f"{node.key_at or node.at}: unknown key {f'{path}.{key}' if path else key}{inside}{hint}"
+    )
 
 
 def _guess(key: str, path: str, known: list[str]) -> str | None:
@@ -135,7 +216,7 @@ def _likely(key: str, path: str, known: list[str]) -> str | None:
     return f"{path}.{close}" if path else close
 
 
-# -- words for types -------------------------------------------------------------------------------------------------
+# -- words for types -------------------------------------------------------------------------------
 def _bare(kind: Any) -> Any:
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
@@ -145,7 +226,9 @@ def _shape(kind: Any) -> str:
     origin = get_origin(kind) or kind
     if isinstance(origin, type) and issubclass(origin, msgspec.Struct):
         return "struct"
-    if origin is list or (origin is tuple and (not get_args(kind) or get_args(kind)[-1] is Ellipsis)):
+    if origin is list or (
+        origin is tuple and (not get_args(kind) or get_args(kind)[-1] is Ellipsis)
+    ):
         return "list"
     return "dict" if origin is dict else "leaf"
 
@@ -168,7 +251,10 @@ def _misfit(node: Node, kind: Any, path: str, value: Any) -> ConfigError:
     guess = nearest(value, choices) if isinstance(value, str) and choices else None
     if guess:
         return ConfigError(f"{error} Did you mean {guess}?")
-    if isinstance(value, (int, float, bool)) and str in (_bare(kind), *map(_bare, get_args(_bare(kind)))):
+    if isinstance(value, (int, float, bool)) and str in (
+        _bare(kind),
+        *map(_bare, get_args(_bare(kind))),
+    ):
         return ConfigError(f"{error} Put it in quotes to make it text.")
     return error
 
@@ -177,7 +263,11 @@ def _choices(kind: Any) -> list[Any]:
     kind = _bare(kind)
     if get_origin(kind) is Literal:
         return list(get_args(kind))
-    return [c for option in get_args(kind) for c in _choices(option)] if get_origin(kind) in (Union, types.UnionType) else []
+    return (
+        [c for option in get_args(kind) for c in _choices(option)]
+        if get_origin(kind) in (Union, types.UnionType)
+        else []
+    )
 
 
 def describe(kind: Any) -> str:
@@ -194,13 +284,30 @@ def describe(kind: Any) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join(describe(o) for o in get_args(bare))
     if origin is Literal:
-        return "one of " + ", ".join(str(c) for c in get_args(bare)) if len(get_args(bare)) > 1 else str(get_args(bare)[0])
+        return (
+            "one of " + ", ".join(str(c) for c in get_args(bare))
+            if len(get_args(bare)) > 1
+            else str(get_args(bare)[0])
+        )
     shape = _shape(bare)
     if shape == "struct":
         return "a mapping"
     if shape == "list":
-        return f"a list, each item {describe(get_args(bare)[0])}" if get_args(bare) and get_args(bare)[0] is not Any else "a list"
+        return (
+            f"a list, each item {describe(get_args(bare)[0])}"
+            if get_args(bare) and get_args(bare)[0] is not Any
+            else "a list"
+        )
     if shape == "dict":
         return "a mapping"
-    words = {int: "a whole number", float: "a float", str: "text", bool: "true or false", type(None): "null", Any: "a value"}
-    return " ".join([words.get(bare, getattr(bare, "__name__", str(bare))), " and ".join(limits)]).strip()
+    words = {
+        int: "a whole number",
+        float: "a float",
+        str: "text",
+        bool: "true or false",
+        type(None): "null",
+        Any: "a value",
+    }
+    return " ".join(
+        [words.get(bare, getattr(bare, "__name__", str(bare))), " and ".join(limits)]
+    ).strip()

@@ -7,13 +7,20 @@ from fednet.config.tree import Node
 from fednet.errors import ConfigError
 
 # A layer that names another part than the one below starts that mapping afresh, options and all.
-SELECTORS = {"algorithm": "name", "model": "name", "data": "dataset", "data.partition": "scheme", "availability": "model"}
+SELECTORS = {
+    "algorithm": "name",
+    "model": "name",
+    "data": "dataset",
+    "data.partition": "scheme",
+    "availability": "model",
+}
 # Two ways to say one thing: the later layer's word holds.
 RIVALS = {"participation": "clients_per_round", "clients_per_round": "participation"}
 
 
 def spread(node: Node, path: str = "") -> Node:
-    """`algorithm: fedprox` is short for `algorithm: {name: fedprox}`; likewise model, data, data.partition, availability."""
+    """`algorithm: fedprox` is short for `algorithm: {name: fedprox}`; likewise model, data,
+    data.partition, availability."""
     if isinstance(node.value, str) and path in SELECTORS:
         return Node({SELECTORS[path]: Node(node.value, node.at, node.key_at)}, node.at, node.key_at)
     if path in ("", "data") and isinstance(node.value, dict):
@@ -31,17 +38,24 @@ def merge(base: Node, over: Node, path: str = "") -> Node:
     old, new = kept.get(selector), over.value.get(selector)
     if old is not None and new is not None and old.value != new.value:
         # Of another dataset only the old one's own options go: the partition and the splits stay.
-        kept = {k: n for k, n in kept.items() if path == "data" and k in DataSection.__struct_encode_fields__}
+        kept = {
+            k: n
+            for k, n in kept.items()
+            if path == "data" and k in DataSection.__struct_encode_fields__
+        }
     for key, node in over.value.items():
         rival = RIVALS.get(key, "") if not path else ""
         if rival and rival not in over.value:
             kept.pop(rival, None)
-        kept[key] = merge(kept[key], node, f"{path}.{key}" if path else key) if key in kept else node
+        kept[key] = (
+            merge(kept[key], node, f"{path}.{key}" if path else key) if key in kept else node
+        )
     return Node(kept, over.at, over.key_at or base.key_at)
 
 
 def put(tree: Node, dotted: str, value: Node, above: str = "") -> Node:
-    """`tree` with `value` at the dotted key; a mapping given as the value replaces what was there, a part's bare name joins it."""
+    """`tree` with `value` at the dotted key; a mapping given as the value replaces what was there,
+    a part's bare name joins it."""
     first, _, rest = dotted.partition(".")
     if not first:
         raise ConfigError(f"{value.at}: expected key.path=value, got an empty key.")

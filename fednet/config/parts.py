@@ -29,15 +29,22 @@ _GIVEN = {
 
 
 def options_of(part: Any, kind: str) -> type[msgspec.Struct] | None:
-    """The declared options of a part: an algorithm's Config, another's `Options`, else what its signature takes. None: any."""
+    """The declared options of a part: an algorithm's Config, another's `Options`, else what its
+    signature takes. None: any."""
     declared = getattr(part, "Config" if kind == "algorithm" else "Options", None)
     if declared is not None:
         return typing.cast("type[msgspec.Struct]", declared)
     if kind == "algorithm":
         return NoOptions
     try:
-        hints = typing.get_type_hints(vars(part).get("__init__", part) if isinstance(part, type) else part, include_extras=True)
-    except (NameError, TypeError):  # an annotation of the user's that cannot be resolved says nothing
+        hints = typing.get_type_hints(
+            vars(part).get("__init__", part) if isinstance(part, type) else part,
+            include_extras=True,
+        )
+    except (
+        NameError,
+        TypeError,
+    ):  # an annotation of the user's that cannot be resolved says nothing
         hints = {}
     fields: list[Any] = []
     for name, parameter in inspect.signature(part).parameters.items():
@@ -46,17 +53,36 @@ def options_of(part: Any, kind: str) -> type[msgspec.Struct] | None:
         if name in _GIVEN[kind] or parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             continue
         hint = hints.get(name, Any)
-        fields.append((name, hint) if parameter.default is inspect.Parameter.empty else (name, hint, _default(parameter.default)))
-    return msgspec.defstruct(f"{getattr(part, '__name__', 'Part')}Options", fields, kw_only=True, frozen=True, forbid_unknown_fields=True)
+        fields.append(
+            (name, hint)
+            if parameter.default is inspect.Parameter.empty
+            else (name, hint, _default(parameter.default))
+        )
+    return msgspec.defstruct(
+        f"{getattr(part, '__name__', 'Part')}Options",
+        fields,
+        kw_only=True,
+        frozen=True,
+        forbid_unknown_fields=True,
+    )
 
 
 def _default(value: Any) -> Any:
-    return msgspec.field(default_factory=lambda: value) if isinstance(value, (list, dict, set)) else value
+    return (
+        msgspec.field(default_factory=lambda: value)
+        if isinstance(value, (list, dict, set))
+        else value
+    )
 
 
 def fill(section: Any, kind: str, name: str, tree: Node | None, path: str) -> dict[str, Any]:
     """The options of one section, checked, with every default, as plain values."""
-    selector = {"model": "name", "algorithm": "name", "dataset": "dataset", "partitioner": "scheme"}[kind]
+    selector = {
+        "model": "name",
+        "algorithm": "name",
+        "dataset": "dataset",
+        "partitioner": "scheme",
+    }[kind]
     part = get(getattr(registry, kind), name, tree, path, selector)
     declared = options_of(part, kind)
     if declared is None:
@@ -69,7 +95,10 @@ def fill(section: Any, kind: str, name: str, tree: Node | None, path: str) -> di
             raise fit.unknown_key(node, key, path, [*known, *(k for k in fit.keys(type(section)))])
     at = tree.at if tree is not None else "the configuration"
     made = fit.struct(Node(own, at, tree.key_at if tree is not None else at), declared, path)
-    return {f.encode_name: msgspec.to_builtins(getattr(made, f.name)) for f in msgspec.structs.fields(made)}
+    return {
+        f.encode_name: msgspec.to_builtins(getattr(made, f.name))
+        for f in msgspec.structs.fields(made)
+    }
 
 
 def get(parts: registry.Registry, name: str, tree: Node | None, path: str, selector: str) -> Any:
@@ -77,34 +106,57 @@ def get(parts: registry.Registry, name: str, tree: Node | None, path: str, selec
     try:
         return parts.get(name)
     except FednetError as wrong:
-        node = tree.value.get(selector) if tree is not None and isinstance(tree.value, dict) else tree
-        raise ConfigError(f"{node.at if node is not None else 'the configuration'}: {path}: {wrong}") from None
+        node = (
+            tree.value.get(selector) if tree is not None and isinstance(tree.value, dict) else tree
+        )
+        raise ConfigError(
+            f"{node.at if node is not None else 'the configuration'}: {path}: {wrong}"
+        ) from None
 
 
 def complete(config: Config, tree: Node) -> Config:
     """The configuration with all parts' options checked and filled in."""
     top = tree.value if isinstance(tree.value, dict) else {}
     data_tree = top.get("data")
-    partition_tree = data_tree.value.get("partition") if data_tree is not None and isinstance(data_tree.value, dict) else None
-    algorithm = _with(config.algorithm, fill(config.algorithm, "algorithm", config.algorithm.name, top.get("algorithm"), "algorithm"))
-    model = _with(config.model, fill(config.model, "model", config.model.name, top.get("model"), "model"))
+    partition_tree = (
+        data_tree.value.get("partition")
+        if data_tree is not None and isinstance(data_tree.value, dict)
+        else None
+    )
+    algorithm = _with(
+        config.algorithm,
+        fill(
+            config.algorithm, "algorithm", config.algorithm.name, top.get("algorithm"), "algorithm"
+        ),
+    )
+    model = _with(
+        config.model, fill(config.model, "model", config.model.name, top.get("model"), "model")
+    )
     data, partition = config.data, config.data.partition
     options = fill(data, "dataset", data.dataset, data_tree, "data")
-    partition = _with(partition, fill(partition, "partitioner", partition.scheme, partition_tree, "data.partition"))
+    partition = _with(
+        partition,
+        fill(partition, "partitioner", partition.scheme, partition_tree, "data.partition"),
+    )
     get(registry.task, config.task, top.get("task"), "task", "")
-    return config.replace(algorithm=algorithm, model=model, data=msgspec.structs.replace(data, partition=partition, options=options))
+    return config.replace(
+        algorithm=algorithm,
+        model=model,
+        data=msgspec.structs.replace(data, partition=partition, options=options),
+    )
 
 
 def _with(section: Any, options: dict[str, Any]) -> Any:
     return msgspec.structs.replace(section, options=options)
 
 
-# -- compressors -----------------------------------------------------------------------------------------------------
+# -- compressors -----------------------------------------------------------------------------------
 _CALL = re.compile(r"([a-z0-9][a-z0-9_-]*)\s*(?:\((.*)\))?$")
 
 
 def call(text: str) -> tuple[str, tuple[float | int, ...]]:
-    """`topk(0.01)` as ('topk', (0.01,)). Raises ConfigError for anything but a name with numbers."""
+    """`topk(0.01)` as ('topk', (0.01,)). Raises ConfigError for anything but a name with
+    numbers."""
     found = _CALL.match(text.strip())
     if found is None:
         raise ConfigError(f"expected a compressor such as fp16 or topk(0.01), got {text!r}.")
@@ -116,13 +168,16 @@ def call(text: str) -> tuple[str, tuple[float | int, ...]]:
 
 
 def check_chains(config: Config, tree: Node, kinds: set[str]) -> None:
-    """Every compressor of `wire` exists and takes its arguments; every kind is one that can cross."""
+    """Every compressor of `wire` exists and takes its arguments; every kind is one that can
+    cross."""
     for direction in ("up", "down"):
         for kind, chain in getattr(config.wire, direction).items():
             here = f"wire.{direction}.{kind}"
             node = at(tree, here)
             if kind not in kinds:
-                raise ConfigError(f"{node.key_at or node.at}: {here}: {unknown('kind', kind, kinds)}")
+                raise ConfigError(
+                    f"{node.key_at or node.at}: {here}: {unknown('kind', kind, kinds)}"
+                )
             for i, text in enumerate(chain):
                 try:
                     name, arguments = call(text)
@@ -131,7 +186,9 @@ def check_chains(config: Config, tree: Node, kinds: set[str]) -> None:
                     try:
                         takes.bind(*arguments)
                     except TypeError:
-                        inside = f"{name}({', '.join(takes.parameters)})" if takes.parameters else name
+                        inside = (
+                            f"{name}({', '.join(takes.parameters)})" if takes.parameters else name
+                        )
                         raise ConfigError(f"expected {inside}, got {text!r}.") from None
                     part(*arguments)
                 except FednetError as wrong:

@@ -16,13 +16,17 @@ from fednet.config.tree import Node, compose, dump, wrap
 from fednet.errors import ConfigError
 
 
-def load(path: Path | str | None = None, sets: Sequence[str] | Mapping[str, Any] = (),
-         load_files: Sequence[Path | str] = ()) -> Config:
-    """The configuration of a file (None: all defaults), with `--set`s laid on it, its parts imported and checked.
+def load(
+    path: Path | str | None = None,
+    sets: Sequence[str] | Mapping[str, Any] = (),
+    load_files: Sequence[Path | str] = (),
+) -> Config:
+    """The configuration of a file (None: all defaults), with `--set`s laid on it, its parts
+    imported and checked.
 
-    sets: `key.path=value` texts, or a mapping from dotted keys to values. load_files: user's files beside those under
-    `load:`, which are found relative to the file that names them. Raises ConfigError.
-    """
+    sets: `key.path=value` texts, or a mapping from dotted keys to values. load_files: user's files
+    beside those under `load:`, which are found relative to the file that names them. Raises
+    ConfigError."""
     tree = read(Path(path)) if path is not None else Node({}, "the configuration")
     tree = merge(tree, overrides(sets))
     named = fit.fit(tree.value["load"], tuple[str, ...], "load") if "load" in tree.value else ()
@@ -34,11 +38,15 @@ def load(path: Path | str | None = None, sets: Sequence[str] | Mapping[str, Any]
             raise ConfigError(f"{node.at}: load[{i}]: there is no file {file}.")
     loading.load_parts(files)
     if files:
-        tree = put(tree, "load", wrap(files, tree.value["load"].at if "load" in tree.value else "--load"))
+        tree = put(
+            tree, "load", wrap(files, tree.value["load"].at if "load" in tree.value else "--load")
+        )
     return _check(tree)
 
 
-def from_mapping(mapping: Mapping[str, Any], where: str = "the configuration", *, check_parts: bool = True) -> Config:
+def from_mapping(
+    mapping: Mapping[str, Any], where: str = "the configuration", *, check_parts: bool = True
+) -> Config:
     """A configuration that came as plain values. Nothing is imported because of its `load`.
 
     check_parts: false leaves the parts' own options as they are and imports none of them.
@@ -47,7 +55,8 @@ def from_mapping(mapping: Mapping[str, Any], where: str = "the configuration", *
 
 
 def from_text(text: str, where: str) -> Config:
-    """A configuration that came as YAML over the wire. Nothing is imported because of its `load`."""
+    """A configuration that came as YAML over the wire. Nothing is imported because of its
+    `load`."""
     tree = compose(text, where)
     if not isinstance(tree.value, dict):
         raise fit.wrong(tree, "", "a mapping of keys to values")
@@ -72,7 +81,9 @@ def read(path: Path, above: tuple[Path, ...] = ()) -> Node:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"{path}: there is no such file; expected a YAML configuration.") from None
+        raise ConfigError(
+            f"{path}: there is no such file; expected a YAML configuration."
+        ) from None
     except (OSError, UnicodeDecodeError) as wrong:
         raise ConfigError(f"{path}: cannot be read as text ({wrong}).") from None
     tree = spread(compose(text, _short(path)))
@@ -98,8 +109,16 @@ def read(path: Path, above: tuple[Path, ...] = ()) -> Node:
 
 
 def _beside(node: Node, folder: Path) -> Node:
-    return Node([Node(str((folder / n.value).resolve()), n.at, n.key_at) if isinstance(n.value, str) else n for n in node.value],
-                node.at, node.key_at)
+    return Node(
+        [
+            Node(str((folder / n.value).resolve()), n.at, n.key_at)
+            if isinstance(n.value, str)
+            else n
+            for n in node.value
+        ],
+        node.at,
+        node.key_at,
+    )
 
 
 def _short(path: Path) -> str:
@@ -111,7 +130,8 @@ def _short(path: Path) -> str:
 
 
 def overrides(sets: Sequence[str] | Mapping[str, Any]) -> Node:
-    """`--set`s as one layer. All are gathered first, so their order does not matter where they touch different keys."""
+    """`--set`s as one layer. All are gathered first, so their order does not matter where they
+    touch different keys."""
     tree = Node({}, "--set")
     if isinstance(sets, Mapping):
         for key, value in sets.items():
@@ -125,7 +145,7 @@ def overrides(sets: Sequence[str] | Mapping[str, Any]) -> Node:
     return spread(tree)
 
 
-# -- back ------------------------------------------------------------------------------------------------------------
+# -- back ------------------------------------------------------------------------------------------
 def to_mapping(config: Config) -> dict[str, Any]:
     """The whole configuration as plain values under the manual's names, every default filled in."""
     return _plain(config)

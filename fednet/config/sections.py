@@ -1,4 +1,5 @@
-"""The configuration's sections, one record each, with every key and every default. The words are the manual's."""
+"""The configuration's sections, one record each, with every key and every default. The words are
+the manual's."""
 
 from __future__ import annotations
 
@@ -16,12 +17,25 @@ Below1 = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 Taken = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 AtLeast1 = Annotated[int, msgspec.Meta(ge=1)]
-RunName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+=@-]{0,99}$",
-                                     description="a directory's name of letters, digits and . _ - + = @, at most 100")]
-Schedule = Annotated[str, msgspec.Meta(pattern=r"^(constant|cosine|exponential\(\s*[0-9.eE+-]+\s*\)|step\(\s*[0-9]+\s*,\s*[0-9.eE+-]+\s*\))$",
-                                       description="constant, cosine, exponential(factor) or step(rounds, factor)")]
+RunName = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._+=@-]{0,99}$",
+        description="a directory's name of letters, digits and . _ - + = @, at most 100",
+    ),
+]
+Schedule = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^(constant|cosine|exponential\(\s*[0-9.eE+-]+\s*\)|step\(\s*[0-9]+\s*,\s*[0-9.eE+-]+\s*\))$",
+        description="constant, cosine, exponential(factor) or step(rounds, factor)",
+    ),
+]
 
-WHERE = ("data.root", "data.download")  # keys that say where the data come from, and nothing of what is computed
+WHERE = (
+    "data.root",
+    "data.download",
+)  # keys that say where the data come from, and nothing of what is computed
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,8 +50,9 @@ class AlgorithmSection(Section, frozen=True, kw_only=True):
 
 
 class ModelSection(Section, frozen=True, kw_only=True):
-    """buffers: what becomes of BatchNorm statistics; weights: a .safetensors file each site has; trainable: patterns of
-    parameter names, separated by commas; what they leave out never crosses."""
+    """buffers: what becomes of BatchNorm statistics; weights: a .safetensors file each site has;
+    trainable: patterns of parameter names, separated by commas; what they leave out never
+    crosses."""
 
     name: str = "lenet5"
     buffers: Literal["average", "local", "server"] = "average"
@@ -55,7 +70,8 @@ class PartitionSection(Section, frozen=True, kw_only=True):
 
 
 class PublicSection(Section, frozen=True, kw_only=True):
-    """Held out of the training pool for the server: a count of samples, or a fraction of the pool."""
+    """Held out of the training pool for the server: a count of samples, or a fraction of the
+    pool."""
 
     samples: Count = 0
     fraction: Below1 = 0.0
@@ -75,9 +91,11 @@ class DataSection(Section, frozen=True, kw_only=True):
 
 
 class TrainSection(Section, frozen=True, kw_only=True):
-    """Local training. steps: SGD steps instead of epochs. threads: of torch, per client. memory_format: how the kernels of
-    convolutions lie in memory; auto: channels_last on a CPU, contiguous on a GPU. pack: so many clients of one process are trained
-    as one, which many small models on a GPU gain by; other bits than each by itself, the same each time. 1: each by itself."""
+    """Local training. steps: SGD steps instead of epochs. threads: of torch, per client.
+    memory_format: how the kernels of convolutions lie in memory; auto: channels_last on a CPU,
+    contiguous on a GPU. pack: so many clients of one process are trained as one, which many small
+    models on a GPU gain by; other bits than each by itself, the same each time. 1: each by
+    itself."""
 
     epochs: AtLeast1 = 1
     steps: AtLeast1 | None = None
@@ -94,8 +112,8 @@ class TrainSection(Section, frozen=True, kw_only=True):
     pack: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
 
     def lr_at(self, round: int, rounds: int) -> float:
-        """The local learning rate of a round (from 1): constant; cosine: lr * (1 + cos(pi (t-1)/T)) / 2; exponential(g):
-        lr * g^(t-1); step(k, g): lr * g^floor((t-1)/k)."""
+        """The local learning rate of a round (from 1): constant; cosine: lr * (1 + cos(pi (t-1)/T))
+        / 2; exponential(g): lr * g^(t-1); step(k, g): lr * g^floor((t-1)/k)."""
         name, _, inside = self.schedule.partition("(")
         numbers = [float(x) for x in re.findall(r"[^,()\s]+", inside)]
         if name == "cosine":
@@ -108,8 +126,8 @@ class TrainSection(Section, frozen=True, kw_only=True):
 
 
 class EvaluateSection(Section, frozen=True, kw_only=True):
-    """every: rounds, 0 = never. clients: auto = participants within their task, all at the end. finetune: personal models
-    are judged after E more local epochs, at the end."""
+    """every: rounds, 0 = never. clients: auto = participants within their task, all at the end.
+    finetune: personal models are judged after E more local epochs, at the end."""
 
     every: Count = 1
     global_: bool = msgspec.field(default=True, name="global")
@@ -119,8 +137,9 @@ class EvaluateSection(Section, frozen=True, kw_only=True):
 
 
 class LostSection(Section, frozen=True, kw_only=True):
-    """Seconds that a client may take to come back after its connection closed, or its heartbeat fell silent; null: for ever. stalled:
-    that a task may make no progress although its process is heard of, before it is given to another that hosts the same client."""
+    """Seconds that a client may take to come back after its connection closed, or its heartbeat
+    fell silent; null: for ever. stalled: that a task may make no progress although its process is
+    heard of, before it is given to another that hosts the same client."""
 
     closed: NonNegative | None = 3.0
     silent: Positive | None = 10.0
@@ -128,8 +147,9 @@ class LostSection(Section, frozen=True, kw_only=True):
 
 
 class RoundSection(Section, frozen=True, kw_only=True):
-    """Seconds. deadline: for a client's own task, from its hand-out; null: wait for all that are alive. first: close on the
-    first k replies. start: clients joined before round 1. join: an id that has not joined by then counts as lost."""
+    """Seconds. deadline: for a client's own task, from its hand-out; null: wait for all that are
+    alive. first: close on the first k replies. start: clients joined before round 1. join: an id
+    that has not joined by then counts as lost."""
 
     deadline: Positive | None = None
     min_results: AtLeast1 = 1
@@ -166,12 +186,22 @@ class WireSection(Section, frozen=True, kw_only=True):
 
 
 _NUMBER = r"\s*[0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?\s*"
-Drawn = Annotated[str, msgspec.Meta(pattern=rf"^(?:lognormal|uniform)\({_NUMBER},{_NUMBER}\)$",
-                                    description="lognormal(median, sigma) or uniform(low, high)")]
+Drawn = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=rf"^(?:lognormal|uniform)\({_NUMBER},{_NUMBER}\)$",
+        description="lognormal(median, sigma) or uniform(low, high)",
+    ),
+]
 Profile = Literal["3g", "4g", "dsl", "wifi", "lan"]
 _NAME = r"(?:3g|4g|dsl|wifi|lan)"
-Chosen = Annotated[str, msgspec.Meta(pattern=rf"^(?:{_NAME}|choice\(\s*{_NAME}\s*(?:,\s*{_NAME}\s*)*\))$",
-                                     description="one of 3g, 4g, dsl, wifi, lan or choice(NAME, NAME, ...) of these")]
+Chosen = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=rf"^(?:{_NAME}|choice\(\s*{_NAME}\s*(?:,\s*{_NAME}\s*)*\))$",
+        description="one of 3g, 4g, dsl, wifi, lan or choice(NAME, NAME, ...) of these",
+    ),
+]
 
 
 def drawn(text: str) -> tuple[str, float, float]:
@@ -193,7 +223,8 @@ class ClientLinkSection(Section, frozen=True, kw_only=True):
 
 
 PROFILES = {
-    # WebPageTest's connectivity profiles of these names (down/up, round trip): 1.6/0.768 Mbit/s, 300 ms;
+    # WebPageTest's connectivity profiles of these names (down/up, round trip): 1.6/0.768 Mbit/s,
+    # 300 ms;
     "3g": ClientLinkSection(up_mbps=0.768, down_mbps=1.6, latency_ms=150.0),
     # 9/9 Mbit/s, 170 ms;
     "4g": ClientLinkSection(up_mbps=9.0, down_mbps=9.0, latency_ms=85.0),
@@ -207,10 +238,12 @@ PROFILES = {
 
 
 class LinkSection(Section, frozen=True, kw_only=True):
-    """clock: real, emulated on each connection; virtual, nothing sleeps and time is counted. mbps: 10^6 bits a second, null:
-    no limit. profile: a named link, for what is not given. per_client: by id or range of ids (`0-4,7`). step_ms: of one training step.
-    Each figure may be drawn, once a client: lognormal(median, sigma of its logarithm), uniform(low, high); a profile by
-    choice(3g, 4g, wifi), a name given twice counting twice. seed: of these draws and the jitter; null is the run's."""
+    """clock: real, emulated on each connection; virtual, nothing sleeps and time is counted. mbps:
+    10^6 bits a second, null: no limit. profile: a named link, for what is not given. per_client: by
+    id or range of ids (`0-4,7`). step_ms: of one training step. Each figure may be drawn, once a
+    client: lognormal(median, sigma of its logarithm), uniform(low, high); a profile by choice(3g,
+    4g, wifi), a name given twice counting twice. seed: of these draws and the jitter; null is the
+    run's."""
 
     clock: Literal["real", "virtual"] = "real"
     up_mbps: Positive | Drawn | None = None
@@ -223,23 +256,35 @@ class LinkSection(Section, frozen=True, kw_only=True):
     seed: int | None = None
 
     def of(self, client: int) -> ClientLinkSection:
-        """The link of one client: its own figures, those of its own profile, those of `link`, those of the profile there. A
-        rate that stays None has no limit; a delay is one way. Figures to be drawn stand as they are given: see engine.links."""
+        """The link of one client: its own figures, those of its own profile, those of `link`, those
+        of the profile there. A rate that stays None has no limit; a delay is one way. Figures to be
+        drawn stand as they are given: see engine.links."""
         from fednet import ids
 
-        own = next((link for pattern, link in self.per_client.items() if client in ids.parse(pattern)), ClientLinkSection())
-        mine, named = (PROFILES.get(p or "", ClientLinkSection()) for p in (own.profile, self.profile))
+        own = next(
+            (link for pattern, link in self.per_client.items() if client in ids.parse(pattern)),
+            ClientLinkSection(),
+        )
+        mine, named = (
+            PROFILES.get(p or "", ClientLinkSection()) for p in (own.profile, self.profile)
+        )
         chosen = {}
         for key in ClientLinkSection.__struct_fields__:
             general = getattr(self, key) or None  # a delay of 0 is one that was not given
-            given = (getattr(own, key), getattr(mine, key), general, getattr(named, key), getattr(self, key))
+            given = (
+                getattr(own, key),
+                getattr(mine, key),
+                general,
+                getattr(named, key),
+                getattr(self, key),
+            )
             chosen[key] = next((value for value in given if value is not None), None)
         return ClientLinkSection(**chosen)
 
 
 class AvailabilitySection(Section, frozen=True, kw_only=True):
-    """bernoulli: present with probability p, each round anew. markov: up, down: probabilities of coming and of going.
-    trace: a file with the rounds in which each client is present."""
+    """bernoulli: present with probability p, each round anew. markov: up, down: probabilities of
+    coming and of going. trace: a file with the rounds in which each client is present."""
 
     model: Literal["always", "bernoulli", "markov", "trace"] = "always"
     p: Share | None = None
@@ -248,15 +293,36 @@ class AvailabilitySection(Section, frozen=True, kw_only=True):
     path: str | None = None
 
 
-FaultKind = Literal["drop_before_training", "drop_before_sending", "drop_during_upload", "crash", "delay", "slow", "duplicate",
-                    "corrupt", "disconnect", "server_crash"]
-ServerPoint = Literal["broadcasting", "spooling", "receiving", "aggregating", "evaluating", "checkpointing", "recording", "between"]
+FaultKind = Literal[
+    "drop_before_training",
+    "drop_before_sending",
+    "drop_during_upload",
+    "crash",
+    "delay",
+    "slow",
+    "duplicate",
+    "corrupt",
+    "disconnect",
+    "server_crash",
+]
+ServerPoint = Literal[
+    "broadcasting",
+    "spooling",
+    "receiving",
+    "aggregating",
+    "evaluating",
+    "checkpointing",
+    "recording",
+    "between",
+]
 
 
 class FaultSection(Section, frozen=True, kw_only=True):
-    """One planned fault. rounds: a crashed client stays away so long; seconds: of delay; factor: of slowness; at: the point of
-    the round at which the server dies (a task has left; a reply has come in part; whole; the last is folded; the round is judged; the checkpoint's files are
-    written, its manifest is not; the manifest is, the records are not; all is done); share: of an upload that gets through before it is cut."""
+    """One planned fault. rounds: a crashed client stays away so long; seconds: of delay; factor: of
+    slowness; at: the point of the round at which the server dies (a task has left; a reply has come
+    in part; whole; the last is folded; the round is judged; the checkpoint's files are written, its
+    manifest is not; the manifest is, the records are not; all is done); share: of an upload that
+    gets through before it is cut."""
 
     round: AtLeast1
     kind: FaultKind
@@ -269,7 +335,8 @@ class FaultSection(Section, frozen=True, kw_only=True):
 
 
 class FaultsSection(Section, frozen=True, kw_only=True):
-    """random: by kind, the probability that it strikes a client in a round. replay: a run whose completed sets are forced."""
+    """random: by kind, the probability that it strikes a client in a round. replay: a run whose
+    completed sets are forced."""
 
     seed: int = 0
     random: dict[str, Share] = {}
@@ -278,8 +345,8 @@ class FaultsSection(Section, frozen=True, kw_only=True):
 
 
 class SecuritySection(Section, frozen=True, kw_only=True):
-    """curve: encrypt and authenticate with CURVE; keys: the directory of the server's keys. max_norm: an update of a larger
-    Euclidean norm is refused."""
+    """curve: encrypt and authenticate with CURVE; keys: the directory of the server's keys.
+    max_norm: an update of a larger Euclidean norm is refused."""
 
     curve: bool = False
     keys: str | None = None
@@ -287,7 +354,8 @@ class SecuritySection(Section, frozen=True, kw_only=True):
 
 
 class PrivacySection(Section, frozen=True, kw_only=True):
-    """DP-FedAvg. clip: bound of an update's norm; noise: multiplier of it; delta: for the accountant."""
+    """DP-FedAvg. clip: bound of an update's norm; noise: multiplier of it; delta: for the
+    accountant."""
 
     clip: Positive | None = None
     noise: NonNegative = 0.0
@@ -296,7 +364,8 @@ class PrivacySection(Section, frozen=True, kw_only=True):
 
 
 class Config(Section, frozen=True, kw_only=True):
-    """A whole run. `fednet.config.load` and `from_mapping` make it, checked; `to_mapping` writes it back."""
+    """A whole run. `fednet.config.load` and `from_mapping` make it, checked; `to_mapping` writes it
+    back."""
 
     name: RunName = "quickstart"
     load: tuple[str, ...] = ()

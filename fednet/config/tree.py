@@ -1,8 +1,8 @@
 """Strict YAML, with the place of every value kept.
 
-YAML's traps are mended: `1e-3` is a number, only `true` and `false` are booleans (`no`, `on`, `yes` stay text), a doubled
-key is an error that names both lines, there are no dates, no base-60 numbers, no tags and no merge keys.
-"""
+YAML's traps are mended: `1e-3` is a number, only `true` and `false` are booleans (`no`, `on`, `yes`
+stay text), a doubled key is an error that names both lines, there are no dates, no base-60 numbers,
+no tags and no merge keys."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from fednet.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A value and where it stands. value: a scalar, dict[str, Node] or list[Node]; at: `file:line` or `--set a.b=c`;
-    key_at: where its key stands; fresh: replaces a mapping instead of merging into it."""
+    """A value and where it stands. value: a scalar, dict[str, Node] or list[Node]; at: `file:line`
+    or `--set a.b=c`; key_at: where its key stands; fresh: replaces a mapping instead of merging
+    into it."""
 
     value: Any
     at: str
@@ -38,8 +39,11 @@ class Node:
 
 MAX_VALUES = 100_000
 
-# -- reading ---------------------------------------------------------------------------------------------------------
-_FLOAT = re.compile(r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?$|[-+]?\.inf$|\.nan$", re.I)
+# -- reading ---------------------------------------------------------------------------------------
+_FLOAT = re.compile(
+    r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?$|[-+]?\.inf$|\.nan$",
+    re.I,
+)
 _INT = re.compile(r"[-+]?[0-9][0-9_]*$")
 _RESOLVERS: list[tuple[str, re.Pattern[str], list[str]]] = [
     ("tag:yaml.org,2002:bool", re.compile(r"true$|false$", re.I), list("tTfF")),
@@ -54,9 +58,12 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes whatever this loader or any YAML 1.1 reader would take for something else than text."""
+    """Quotes whatever this loader or any YAML 1.1 reader would take for something else than
+    text."""
 
-    yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeDumper.yaml_implicit_resolvers.items()}
+    yaml_implicit_resolvers = {
+        k: list(v) for k, v in yaml.SafeDumper.yaml_implicit_resolvers.items()
+    }
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -68,7 +75,8 @@ for _tag, _pattern, _first in _RESOLVERS:
 
 
 def compose(text: str, source: str, *, one_place: bool = False) -> Node:
-    """The tree of a YAML text. source: the file's name; one_place: `source` is the whole place (`--set ...`), without lines."""
+    """The tree of a YAML text. source: the file's name; one_place: `source` is the whole place
+    (`--set ...`), without lines."""
 
     def place(mark: Any) -> str:
         return source if one_place else f"{source}:{mark.line + 1}"
@@ -79,7 +87,9 @@ def compose(text: str, source: str, *, one_place: bool = False) -> Node:
         root = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as wrong:
         mark = wrong.problem_mark or wrong.context_mark
-        raise ConfigError(f"{place(mark) if mark else source}: not valid YAML: {wrong.problem or wrong.context}.") from None
+        raise ConfigError(
+            f"{place(mark) if mark else source}: not valid YAML: {wrong.problem or wrong.context}."
+        ) from None
     except yaml.YAMLError as wrong:  # a character that YAML does not allow
         raise ConfigError(f"{source}: not valid YAML: {str(wrong).splitlines()[0]}.") from None
     except RecursionError:
@@ -91,7 +101,9 @@ def compose(text: str, source: str, *, one_place: bool = False) -> Node:
         at = place(node.start_mark)
         if id(node) in above:
             raise ConfigError(f"{at}: an anchor holds itself; expected a value that ends.")
-        if next(count) > MAX_VALUES:  # a few anchors that hold each other's aliases can stand for any number of values
+        if (
+            next(count) > MAX_VALUES
+        ):  # a few anchors that hold each other's aliases can stand for any number of values
             raise ConfigError(f"{at}: more than {MAX_VALUES} values; no configuration has so many.")
         above = (*above, id(node))
         if isinstance(node, yaml.ScalarNode):
@@ -107,7 +119,10 @@ def compose(text: str, source: str, *, one_place: bool = False) -> Node:
                 raise ConfigError(f"{here}: a key must be plain text, found a {key_node.id}.")
             key = key_node.value
             if key in made:
-                raise ConfigError(f"{here}: the key {key!r} stands twice; the first is at {made[key].key_at}. Keep one of them.")
+                raise ConfigError(
+                    f"{here}: the key {key!r} stands twice; the first is at {made[key].key_at}. "
+                    f"Keep one of them."
+                )
             made[key] = build(child, here, above)
         return Node(made, at, key_at)
 
@@ -116,7 +131,9 @@ def compose(text: str, source: str, *, one_place: bool = False) -> Node:
 
 def _plain_tag(node: yaml.Node, kind: str, at: str) -> None:
     if node.tag != f"tag:yaml.org,2002:{kind}":
-        raise ConfigError(f"{at}: the tag {node.tag!r} is not allowed; write the value without a tag.")
+        raise ConfigError(
+            f"{at}: the tag {node.tag!r} is not allowed; write the value without a tag."
+        )
 
 
 def _scalar(node: yaml.ScalarNode, at: str) -> Any:
@@ -130,7 +147,13 @@ def _scalar(node: yaml.ScalarNode, at: str) -> Any:
     if tag == "int" and _INT.match(text):
         return int(text.replace("_", ""))
     if tag == "float" and (_FLOAT.match(text) or _INT.match(text)):
-        return float(text.replace("_", "").replace(".inf", "inf").replace(".nan", "nan").replace(".Inf", "inf").replace(".NaN", "nan"))
+        return float(
+            text.replace("_", "")
+            .replace(".inf", "inf")
+            .replace(".nan", "nan")
+            .replace(".Inf", "inf")
+            .replace(".NaN", "nan")
+        )
     raise ConfigError(f"{at}: the tag {node.tag!r} is not allowed; write the value without a tag.")
 
 
@@ -145,12 +168,25 @@ def wrap(value: Any, at: str) -> Node:
 
 def dump(mapping: Mapping[str, Any]) -> str:
     """YAML of a plain mapping, in its own order, that `compose` reads back exactly."""
-    return yaml.dump(dict(mapping), Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True)
+    return yaml.dump(
+        dict(mapping),
+        Dumper=_Dumper,
+        sort_keys=False,
+        default_flow_style=None,
+        width=110,
+        allow_unicode=True,
+    )
 
 
 def walk(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
     """Every node below, with its dotted path."""
     yield path, node
-    children = node.value.items() if isinstance(node.value, dict) else enumerate(node.value) if isinstance(node.value, list) else ()
+    children = (
+        node.value.items()
+        if isinstance(node.value, dict)
+        else enumerate(node.value)
+        if isinstance(node.value, list)
+        else ()
+    )
     for key, child in children:
         yield from walk(child, f"{path}.{key}" if path else str(key))

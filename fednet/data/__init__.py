@@ -21,8 +21,12 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Data": "base",
-    "Federation": "federation", "Site": "federation", "balanced_test": "federation", "load": "loading",
-    "load_site": "site", "split": "division",
+    "Federation": "federation",
+    "Site": "federation",
+    "balanced_test": "federation",
+    "load": "loading",
+    "load_site": "site",
+    "split": "division",
 }
 __all__ = ["Data", "Federation", "Site", "balanced_test", "load", "load_site", "split"]
 

@@ -1,8 +1,8 @@
-"""Augmentations: functions on a batch of images (n, c, h, w) and a CPU generator, which give a new batch.
+"""Augmentations: functions on a batch of images (n, c, h, w) and a CPU generator, which give a new
+batch.
 
-Draws are made on the CPU whatever the device of the batch, so that every device sees the same ones; nothing is
-computed on pixels, they are only moved.
-"""
+Draws are made on the CPU whatever the device of the batch, so that every device sees the same ones;
+nothing is computed on pixels, they are only moved."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def flip(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def crop(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Each image padded by 4 zeros a side and cut back to its size at a random place (in normalised inputs, zero is the
-    mean colour)."""
+    """Each image padded by 4 zeros a side and cut back to its size at a random place (in normalised
+    inputs, zero is the mean colour)."""
     n, _, h, w = x.shape
     top, left = torch.randint(0, 2 * PAD + 1, (2, n), generator=generator).to(x.device)
     padded = F.pad(x, (PAD, PAD, PAD, PAD))
@@ -34,7 +34,9 @@ def crop(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     columns = left.view(-1, 1) + torch.arange(w, device=x.device)  # (n, w)
     image = torch.arange(n, device=x.device).view(-1, 1, 1)
     # indexing around the channels puts them last: (n, h, w, c)
-    return padded[image, :, rows.unsqueeze(2), columns.unsqueeze(1)].permute(0, 3, 1, 2).contiguous()
+    return (
+        padded[image, :, rows.unsqueeze(2), columns.unsqueeze(1)].permute(0, 3, 1, 2).contiguous()
+    )
 
 
 def crop_flip(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -57,4 +59,6 @@ def check(name: str, data: Data) -> None:
     x = data.train[0]
     if get(name) is not None and (isinstance(x, dict) or x.ndim != 4):
         what = "a dict" if isinstance(x, dict) else f"of shape {list(x.shape[1:])}"
-        raise ConfigError(f"data.augment: {name} is for images (c, h, w), and a sample here is {what}; use none.")
+        raise ConfigError(
+            f"data.augment: {name} is for images (c, h, w), and a sample here is {what}; use none."
+        )

@@ -20,25 +20,30 @@ Split = tuple[Any, Any]  # (x, y); arrays as given, tensors once held by a Data
 # Raw forms that are kept; everything else is widened to one of them, or refused.
 KEPT = (torch.uint8, torch.float32, torch.int64)
 WIDER = {
-    torch.float64: torch.float32, torch.float16: torch.float32, torch.bfloat16: torch.float32,
+    torch.float64: torch.float32,
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
     torch.bool: torch.float32,
-    torch.int8: torch.int64, torch.int16: torch.int64, torch.int32: torch.int64,
+    torch.int8: torch.int64,
+    torch.int16: torch.int64,
+    torch.int32: torch.int64,
 }
 
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """A dataset: training and test samples, as they are stored and sent (raw), not as a model sees them (`inputs`).
+    """A dataset: training and test samples, as they are stored and sent (raw), not as a model sees
+    them (`inputs`).
 
-    train, test: (x, y). x: a tensor, or a dict of tensors, of equal length along dimension 0: uint8 (scaled to 0..1,
+    train, test: (x, y). x: a tensor, or a dict of tensors, of equal length along dimension 0: uint8
+    (scaled to 0..1,
         then normalised by mean and std), float32 as is, int64 (such as token numbers) as is. y: int64 classes in
         0..classes-1, of shape (n,) or (n, t) for sequences; or float32 values, with classes=None. NumPy arrays are
         accepted and converted; other widths of float and integer become float32 and int64. test=None: no test samples.
     classes: C, or None where y holds values.
-    groups: (n,) the natural owner of each training sample, any whole numbers (for `scheme: natural`).
-    mean, std: by channel (dimension 1) of uint8 inputs, in units of 0..1.
-    names: the names of the classes.
-    """
+    groups: (n,) the natural owner of each training sample, any whole numbers (for `scheme:
+    natural`). mean, std: by channel (dimension 1) of uint8 inputs, in units of 0..1. names: the
+    names of the classes."""
 
     train: Split
     test: Split = None  # type: ignore[assignment]  # never None after construction
@@ -50,15 +55,22 @@ class Data:
 
     def __post_init__(self) -> None:
         train = _split(self.train, "train", self.classes)
-        test = _take(train, slice(0, 0)) if self.test is None else _split(self.test, "test", self.classes)
+        test = (
+            _take(train, slice(0, 0))
+            if self.test is None
+            else _split(self.test, "test", self.classes)
+        )
         _same_form(train, test)
         for field, value in (("train", train), ("test", test)):
             object.__setattr__(self, field, value)
         if self.groups is not None:
             groups = _tensor(self.groups, "groups")
             if groups.is_floating_point() or groups.shape != train[1].shape[:1]:
-                raise DataError(f"groups: expected one whole number for each of the {len(train[1])} training samples, "
-                                f"got {groups.dtype} of shape {tuple(groups.shape)}.")
+                raise DataError(
+                    f"groups: expected one whole number for each of the {len(train[1])} training "
+                    f"samples, "
+                    f"got {groups.dtype} of shape {tuple(groups.shape)}."
+                )
             object.__setattr__(self, "groups", groups.to(torch.int64))
         self._check_channels(train[0])
         if self.names is not None:
@@ -78,10 +90,13 @@ class Data:
             raise DataError(f"mean {mean} and std {std}: expected as many of both, and std > 0.")
         for name, part in named(x).items():
             if part.dtype == torch.uint8 and (part.ndim < 2 or part.shape[1] != len(mean)):
-                raise DataError(f"{name or 'x'}: mean and std are for {len(mean)} channels, which dimension 1 of "
-                                f"{tuple(part.shape)} is not.")
+                raise DataError(
+                    f"{name or 'x'}: mean and std are for {len(mean)} channels, which dimension 1 "
+                    f"of "
+                    f"{tuple(part.shape)} is not."
+                )
 
-    # -- sizes -------------------------------------------------------------------------------------------------------
+    # -- sizes -------------------------------------------------------------------------------------
     @property
     def n_train(self) -> int:
         return int(self.train[1].shape[0])
@@ -98,11 +113,16 @@ class Data:
     @property
     def sample_nbytes(self) -> int:
         """Bytes of one raw sample, without its label: what it costs on the wire."""
-        return sum(part[0:1].numel() * part.element_size() if len(part) else part.new_empty((1, *part.shape[1:])).nbytes
-                   for part in named(self.train[0]).values())
+        return sum(
+            part[0:1].numel() * part.element_size()
+            if len(part)
+            else part.new_empty((1, *part.shape[1:])).nbytes
+            for part in named(self.train[0]).values()
+        )
 
     def labels(self, which: str = "train") -> np.ndarray:
-        """(n,) int64: the class of each sample; zeros where y holds values or sequences (one class for all)."""
+        """(n,) int64: the class of each sample; zeros where y holds values or sequences (one class
+        for all)."""
         y = getattr(self, which)[1]
         if self.classes is None or y.ndim != 1:
             return np.zeros(len(y), dtype=np.int64)
@@ -113,22 +133,28 @@ class Data:
         """Columns of a table of samples by class: C, or 1 where `labels` tells none apart."""
         return self.classes if self.classes is not None and self.train[1].ndim == 1 else 1
 
-    # -- samples -----------------------------------------------------------------------------------------------------
+    # -- samples -----------------------------------------------------------------------------------
     def take(self, indices: np.ndarray | slice, which: str = "train") -> Split:
         """Raw samples at these indices of one split, as a copy."""
         return _take(getattr(self, which), indices)
 
     def inputs(self, x: Any, device: torch.device | str = "cpu") -> Any:
-        """Raw samples as model inputs on `device`: uint8 to float32 (x/255 - mean)/std, the rest as it is."""
+        """Raw samples as model inputs on `device`: uint8 to float32 (x/255 - mean)/std, the rest as
+        it is."""
         if isinstance(x, Mapping):
             return {name: self.inputs(part, device) for name, part in x.items()}
         if x.dtype != torch.uint8:
             return to_device(x, device)
-        out = to_device(x, device).to(torch.float32).div_(255.0)  # the small form travels to the device
+        out = (
+            to_device(x, device).to(torch.float32).div_(255.0)
+        )  # the small form travels to the device
         if self.mean is None or self.std is None:
             return out
         shape = (1, -1, *([1] * (out.ndim - 2)))
-        mean, std = (torch.tensor(v, dtype=torch.float32, device=out.device).view(shape) for v in (self.mean, self.std))
+        mean, std = (
+            torch.tensor(v, dtype=torch.float32, device=out.device).view(shape)
+            for v in (self.mean, self.std)
+        )
         return out.sub_(mean).div_(std)
 
     def replace(self, **changes: Any) -> Data:
@@ -146,9 +172,13 @@ class Data:
 
 
 def channel_statistics(x: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """(mean, std) by channel of uint8 images (n, c, h, w), in units of 0..1; sums in whole numbers, so exact."""
+    """(mean, std) by channel of uint8 images (n, c, h, w), in units of 0..1; sums in whole numbers,
+    so exact."""
     channels = x.shape[1]
-    total, square = torch.zeros(channels, dtype=torch.int64), torch.zeros(channels, dtype=torch.int64)
+    total, square = (
+        torch.zeros(channels, dtype=torch.int64),
+        torch.zeros(channels, dtype=torch.int64),
+    )
     for start in range(0, len(x), 1000):  # bounds the memory of the wide copy
         wide = x[start : start + 1000].to(torch.int64)
         total += wide.sum(dim=(0, 2, 3))
@@ -167,11 +197,15 @@ def named(x: Inputs) -> dict[str, torch.Tensor]:
 def _tensor(value: Any, where: str) -> torch.Tensor:
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biuf":
-            raise DataError(f"{where}: a NumPy array of {value.dtype} holds no numbers; give integers or floats.")
+            raise DataError(
+                f"{where}: a NumPy array of {value.dtype} holds no numbers; give integers or "
+                f"floats."
+            )
         if value.dtype in (np.uint16, np.uint32, np.uint64):
             value = value.astype(np.int64)
         value = value.astype(value.dtype.newbyteorder("="), copy=False)
-        # torch wants an array it may write to; a read-only one (a memory map, a frozen view) is copied
+        # torch wants an array it may write to; a read-only one (a memory map, a frozen view) is
+        # copied
         plain = value.flags.writeable and value.flags.c_contiguous
         value = torch.from_numpy(value if plain else np.array(value, order="C"))
     if not isinstance(value, torch.Tensor):
@@ -198,7 +232,10 @@ def _split(pair: Any, which: str, classes: int | None) -> Split:
     y = _targets(_tensor(pair[1], f"{which} y"), which, classes)
     for name, part in named(x).items():
         if len(part) != len(y):
-            raise DataError(f"{which}: {len(part)} samples in x{f'[{name!r}]' if name else ''} but {len(y)} in y.")
+            raise DataError(
+                f"{which}: {len(part)} samples in x{f'[{name!r}]' if name else ''} but {len(y)} "
+                f"in y."
+            )
     if which == "train" and not len(y):
         raise DataError("train: no samples.")
     return x, y
@@ -207,17 +244,26 @@ def _split(pair: Any, which: str, classes: int | None) -> Split:
 def _targets(y: torch.Tensor, which: str, classes: int | None) -> torch.Tensor:
     if classes is None:
         if not y.is_floating_point():
-            raise DataError(f"{which}: y holds whole numbers; say classes=C if they are classes, or give y.float() "
-                            "if they are values.")
+            raise DataError(
+                f"{which}: y holds whole numbers; say classes=C if they are classes, or give "
+                f"y.float() "
+                "if they are values."
+            )
         return y
     if not isinstance(classes, int) or classes < 1:
-        raise DataError(f"classes: expected a whole number >= 1, or None for values, got {classes!r}.")
+        raise DataError(
+            f"classes: expected a whole number >= 1, or None for values, got {classes!r}."
+        )
     if y.is_floating_point():
-        raise DataError(f"{which}: y holds floats but classes={classes}; give whole numbers, or classes=None.")
+        raise DataError(
+            f"{which}: y holds floats but classes={classes}; give whole numbers, or classes=None."
+        )
     y = y.to(torch.int64)
     if y.numel() and (int(y.min()) < 0 or int(y.max()) >= classes):
-        raise DataError(f"{which}: labels lie in {int(y.min())}..{int(y.max())}, expected 0..{classes - 1} "
-                        f"for classes={classes}.")
+        raise DataError(
+            f"{which}: labels lie in {int(y.min())}..{int(y.max())}, expected 0..{classes - 1} "
+            f"for classes={classes}."
+        )
     return y
 
 
@@ -228,11 +274,16 @@ def _same_form(train: Split, test: Split) -> None:
     for name in one:
         a, b = one[name], two[name]
         if a.dtype != b.dtype or a.shape[1:] != b.shape[1:]:
-            raise DataError(f"x{f'[{name!r}]' if name else ''}: a training sample is {a.dtype} {tuple(a.shape[1:])}, "
-                            f"a test sample is {b.dtype} {tuple(b.shape[1:])}.")
+            raise DataError(
+                f"x{f'[{name!r}]' if name else ''}: a training sample is {a.dtype} "
+                f"{tuple(a.shape[1:])}, "
+                f"a test sample is {b.dtype} {tuple(b.shape[1:])}."
+            )
     if train[1].shape[1:] != test[1].shape[1:]:
-        raise DataError(f"y: a training target has shape {tuple(train[1].shape[1:])}, "
-                        f"a test target {tuple(test[1].shape[1:])}.")
+        raise DataError(
+            f"y: a training target has shape {tuple(train[1].shape[1:])}, "
+            f"a test target {tuple(test[1].shape[1:])}."
+        )
 
 
 def _names(keys: Iterable[str]) -> str:
@@ -240,7 +291,11 @@ def _names(keys: Iterable[str]) -> str:
 
 
 def _take(pair: Split, indices: np.ndarray | slice) -> Split:
-    at: Any = indices if isinstance(indices, slice) else torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64))
+    at: Any = (
+        indices
+        if isinstance(indices, slice)
+        else torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64))
+    )
     x, y = pair
     taken = ({k: v[at] for k, v in x.items()} if isinstance(x, dict) else x[at]), y[at]
     if not isinstance(indices, slice):

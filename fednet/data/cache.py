@@ -1,8 +1,9 @@
-"""What several processes of one machine should do once: fetching files, decoding a hundred thousand images.
+"""What several processes of one machine should do once: fetching files, decoding a hundred thousand
+images.
 
-Decoded images are kept as one .npy file in the user's cache. It is mapped into memory when read, so all processes share
-one copy of the pixels; and what is not being read need not be in memory at all, see `let_go`.
-"""
+Decoded images are kept as one .npy file in the user's cache. It is mapped into memory when read, so
+all processes share one copy of the pixels; and what is not being read need not be in memory at all,
+see `let_go`."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ import numpy as np
 import torch
 
 log = logging.getLogger(__name__)
-_mapped: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()  # by where their values begin
+_mapped: weakref.WeakValueDictionary[int, mmap.mmap] = (
+    weakref.WeakValueDictionary()
+)  # by where their values begin
 
 
 def home() -> Path:
@@ -27,16 +30,26 @@ def home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fednet"
 
 
-def once(facts: Iterable[object], shape: tuple[int, ...], dtype: str, blocks: Callable[[], Iterable[np.ndarray]]) -> torch.Tensor:
-    """What the blocks make up, one after the other along dimension 0; or what an earlier process kept that had the same
-    `facts` (names, sizes and times of the files read). They are written as they come: a set that memory cannot hold can be made.
+def once(
+    facts: Iterable[object],
+    shape: tuple[int, ...],
+    dtype: str,
+    blocks: Callable[[], Iterable[np.ndarray]],
+) -> torch.Tensor:
+    """What the blocks make up, one after the other along dimension 0; or what an earlier process
+    kept that had the same `facts` (names, sizes and times of the files read). They are written as
+    they come: a set that memory cannot hold can be made.
 
     Where the cache cannot be written, the tensor is simply made again each time.
     """
-    name = hashlib.sha256("\n".join(str(f) for f in (shape, dtype, *facts)).encode()).hexdigest()[:32]
+    name = hashlib.sha256("\n".join(str(f) for f in (shape, dtype, *facts)).encode()).hexdigest()[
+        :32
+    ]
     file = home() / "images" / f"{name}.npy"
     try:
-        if (kept := _kept(file)) is not None:  # without the lock, for which a cache that others fill would have to be writable
+        if (
+            (kept := _kept(file)) is not None
+        ):  # without the lock, for which a cache that others fill would have to be writable
             return kept
         with one_at_a_time(file.parent):
             if (kept := _kept(file)) is None:  # by whoever held the lock until now
@@ -64,7 +77,9 @@ def _write(file: Path, shape: tuple[int, ...], dtype: str, blocks: Iterable[np.n
     aside = file.with_suffix(f".{os.getpid()}.part")
     try:
         with aside.open("wb") as out:
-            np.lib.format.write_array_header_1_0(out, {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape})
+            np.lib.format.write_array_header_1_0(
+                out, {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
+            )
             for block in blocks:
                 out.write(np.ascontiguousarray(block, dtype).data)
         aside.replace(file)
@@ -76,14 +91,15 @@ def gathered(shape: tuple[int, ...], dtype: str, blocks: Iterable[np.ndarray]) -
     """What the blocks make up, in memory."""
     out, at = np.empty(shape, dtype), 0
     for block in blocks:
-        out[at:at + len(block)] = block
+        out[at : at + len(block)] = block
         at += len(block)
     return out
 
 
 def mapped(file: Path) -> torch.Tensor:
-    """The array of a .npy file, as pages of that file: memory that the system can take back. Not to be written to: what was
-    written is lost with `let_go`. Raises ValueError for a file that is not whole."""
+    """The array of a .npy file, as pages of that file: memory that the system can take back. Not to
+    be written to: what was written is lost with `let_go`. Raises ValueError for a file that is not
+    whole."""
     with file.open("rb") as data:
         np.lib.format.read_magic(data)
         shape, _, dtype = np.lib.format.read_array_header_1_0(data)
@@ -95,9 +111,10 @@ def mapped(file: Path) -> torch.Tensor:
 
 
 def let_go(x: torch.Tensor) -> None:
-    """Hands the pages of a tensor that `mapped` gave back to the system: whoever reads them next finds them in its cache, or
-    on the disk. Any other tensor stays as it is. Without this, processes that host a thousand clients would come to hold
-    all their data, of which each needs one client's at a time."""
+    """Hands the pages of a tensor that `mapped` gave back to the system: whoever reads them next
+    finds them in its cache, or on the disk. Any other tensor stays as it is. Without this,
+    processes that host a thousand clients would come to hold all their data, of which each needs
+    one client's at a time."""
     pages = _mapped.get(x.data_ptr())
     if pages is not None:
         pages.madvise(mmap.MADV_DONTNEED)

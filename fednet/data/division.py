@@ -1,8 +1,7 @@
 """`split`: which samples are whose.
 
-In this order, each from its own random stream: the server's public samples leave the training pool, then the
-validation samples, then the pool is divided over the clients, then the test set.
-"""
+In this order, each from its own random stream: the server's public samples leave the training pool,
+then the validation samples, then the pool is divided over the clients, then the test set."""
 
 from __future__ import annotations
 
@@ -24,18 +23,22 @@ log = logging.getLogger(__name__)
 Which = Literal["like_train", "merge_split", "none"]
 
 
-def split(data: Data, section: Any, clients: int, seed: int, *, uses_public: bool = True) -> Federation:
+def split(
+    data: Data, section: Any, clients: int, seed: int, *, uses_public: bool = True
+) -> Federation:
     """Divides `data` over `clients` as `section` (the configuration's `data:`) says.
 
-    seed: the run's; section.partition.seed replaces it for every draw made here, so that runs over several seeds may
-    share one partition. uses_public: whether the method has a public set; if not, `baseline_pool: full` leaves these
-    samples in the pool. Raises ConfigError for what cannot be met.
-    """
+    seed: the run's; section.partition.seed replaces it for every draw made here, so that runs over
+    several seeds may share one partition. uses_public: whether the method has a public set; if not,
+    `baseline_pool: full` leaves these samples in the pool. Raises ConfigError for what cannot be
+    met."""
     scheme, options, own_seed = _scheme(section)
     seed = seed if own_seed is None else int(own_seed)
     tests: Which = getattr(section, "client_test", "like_train")
     if tests not in ("like_train", "merge_split", "none"):
-        raise ConfigError(f"data.client_test: expected like_train, merge_split or none, got {tests!r}.")
+        raise ConfigError(
+            f"data.client_test: expected like_train, merge_split or none, got {tests!r}."
+        )
     if clients < 1:
         raise ConfigError(f"clients: expected a whole number >= 1, got {clients}.")
 
@@ -63,7 +66,8 @@ def split(data: Data, section: Any, clients: int, seed: int, *, uses_public: boo
 
 
 def _scheme(section: Any) -> tuple[str, dict[str, Any], int | None]:
-    """(scheme, its options, its seed). An option given as null is left to the partitioner's default."""
+    """(scheme, its options, its seed). An option given as null is left to the partitioner's
+    default."""
     partition = mapping(section.partition)
     partition.update(mapping(partition.pop("options", None)))
     scheme, seed = partition.pop("scheme", "dirichlet"), partition.pop("seed", None)
@@ -74,9 +78,15 @@ def _public(section: Any, y: np.ndarray, seed: int, uses_public: bool) -> np.nda
     wanted = mapping(getattr(section, "public", None))
     samples, fraction = int(wanted.get("samples") or 0), float(wanted.get("fraction") or 0.0)
     if samples < 0 or not 0 <= fraction < 1:
-        raise ConfigError(f"data.public: expected samples >= 0 and 0 <= fraction < 1, got {samples} and {fraction}.")
+        raise ConfigError(
+            f"data.public: expected samples >= 0 and 0 <= fraction < 1, got {samples} and "
+            f"{fraction}."
+        )
     if samples and fraction:
-        raise ConfigError(f"data.public: samples ({samples}) and fraction ({fraction}) exclude each other; give one.")
+        raise ConfigError(
+            f"data.public: samples ({samples}) and fraction ({fraction}) exclude each other; give "
+            f"one."
+        )
     pool = getattr(section, "baseline_pool", "same")
     if pool not in ("same", "full"):
         raise ConfigError(f"data.baseline_pool: expected same or full, got {pool!r}.")
@@ -89,21 +99,39 @@ def _public(section: Any, y: np.ndarray, seed: int, uses_public: bool) -> np.nda
 def _validation(section: Any, y: np.ndarray, pool: np.ndarray, seed: int) -> np.ndarray:
     share = float(getattr(section, "validation", 0.0) or 0.0)
     if not 0 <= share < 1:
-        raise ConfigError(f"data.validation: expected a share of the training pool in 0..1, below 1, got {share}.")
+        raise ConfigError(
+            f"data.validation: expected a share of the training pool in 0..1, below 1, got {share}."
+        )
     if not share:
         return np.empty(0, dtype=np.int64)
     return np.asarray(pool[public.stratified(y[pool], share, rng(seed, "validation"))])
 
 
-def _partition(part: Any, where: str, options: dict[str, Any], data: Data, pool: np.ndarray, clients: int,
-               seed: int) -> list[np.ndarray]:
-    """Indices into data.train, one array a client, checked: every client has some, and no sample has two owners."""
+def _partition(
+    part: Any,
+    where: str,
+    options: dict[str, Any],
+    data: Data,
+    pool: np.ndarray,
+    clients: int,
+    seed: int,
+) -> list[np.ndarray]:
+    """Indices into data.train, one array a client, checked: every client has some, and no sample
+    has two owners."""
     if getattr(part, "by_class", False) and (data.classes is None or data.train[1].ndim != 1):
-        raise ConfigError(f"{where}: wants one class a sample, and y holds values or sequences; use iid, quantity, "
-                          "natural or file.")
+        raise ConfigError(
+            f"{where}: wants one class a sample, and y holds values or sequences; use iid, "
+            f"quantity, "
+            "natural or file."
+        )
     groups = None if data.groups is None else data.groups.numpy()[pool]
-    given = {"y": data.labels()[pool], "groups": groups, "clients": clients, "rng": rng(seed, "partition"),
-             "pool": pool}
+    given = {
+        "y": data.labels()[pool],
+        "groups": groups,
+        "clients": clients,
+        "rng": rng(seed, "partition"),
+        "pool": pool,
+    }
     made = call(part, given, options, where)
     if len(made) != clients:
         raise DataError(f"{where}: {len(made)} parts for {clients} clients.")
@@ -116,17 +144,31 @@ def _partition(part: Any, where: str, options: dict[str, Any], data: Data, pool:
     if len(np.unique(everything)) != len(everything):
         raise DataError(f"{where}: a sample has two owners.")
     if len(everything) < len(pool):
-        log.info("%s leaves %d of %d training samples unused", where, len(pool) - len(everything), len(pool))
+        log.info(
+            "%s leaves %d of %d training samples unused",
+            where,
+            len(pool) - len(everything),
+            len(pool),
+        )
     return [pool[np.asarray(m, dtype=np.int64)] for m in made]
 
 
-def _tests(part: Any, where: str, options: dict[str, Any], data: Data, table: np.ndarray,
-           seed: int) -> list[np.ndarray]:
-    """Indices into data.test: by the scheme's own division of the test set where it has one, else like_train."""
+def _tests(
+    part: Any, where: str, options: dict[str, Any], data: Data, table: np.ndarray, seed: int
+) -> list[np.ndarray]:
+    """Indices into data.test: by the scheme's own division of the test set where it has one, else
+    like_train."""
     y = data.labels("test")
     if hasattr(part, "test"):
-        given = {"y": y, "clients": len(table), "rng": rng(seed, "partition"), "test_rng": rng(seed, "client_test")}
-        made = call(part.test, given, {k: v for k, v in options.items() if takes(part.test, k)}, where)
+        given = {
+            "y": y,
+            "clients": len(table),
+            "rng": rng(seed, "partition"),
+            "test_rng": rng(seed, "client_test"),
+        }
+        made = call(
+            part.test, given, {k: v for k, v in options.items() if takes(part.test, k)}, where
+        )
         if made is not None:
             return list(made)
     return client_test.like_train(table, y, rng(seed, "client_test"))
@@ -134,6 +176,7 @@ def _tests(part: Any, where: str, options: dict[str, Any], data: Data, table: np
 
 def _merged(data: Data) -> Data:
     """Train and test samples as one training set, in that order."""
+
     def joined(a: Inputs, b: Inputs) -> Inputs:
         if isinstance(a, dict) and isinstance(b, dict):
             return {k: torch.cat([a[k], b[k]]) for k in a}
@@ -142,21 +185,34 @@ def _merged(data: Data) -> Data:
         return torch.cat([a, b])
 
     if data.groups is not None:
-        data = data.replace(groups=None)  # test samples have no owner: `natural` then says that groups are missing
+        data = data.replace(
+            groups=None
+        )  # test samples have no owner: `natural` then says that groups are missing
     both = joined(data.train[0], data.test[0]), torch.cat([data.train[1], data.test[1]])
     return data.replace(train=both, test=None)
 
 
-def _cut(data: Data, parts: list[np.ndarray], held: np.ndarray, validation: np.ndarray, seed: int,
-         scheme: str) -> Federation:
-    """merge_split: each client's part cut 75/25. The data are laid out anew, so that no test sample is a training
-    sample: data.train holds what is trained on (or public, or validation), data.test what the clients are tested on."""
-    cuts = [client_test.cut(part, rng(seed, "client_test", client=i)) for i, part in enumerate(parts)]
+def _cut(
+    data: Data,
+    parts: list[np.ndarray],
+    held: np.ndarray,
+    validation: np.ndarray,
+    seed: int,
+    scheme: str,
+) -> Federation:
+    """merge_split: each client's part cut 75/25. The data are laid out anew, so that no test sample
+    is a training sample: data.train holds what is trained on (or public, or validation), data.test
+    what the clients are tested on."""
+    cuts = [
+        client_test.cut(part, rng(seed, "client_test", client=i)) for i, part in enumerate(parts)
+    ]
     test = np.sort(np.concatenate([t for _, t in cuts]))
     train = np.setdiff1d(np.arange(data.n_train), test)
     laid = data.replace(train=data.take(train), test=data.take(test), groups=None)
     kept, held = _at(train, [validation, held])
-    return Federation(laid, _at(train, [t for t, _ in cuts]), _at(test, [t for _, t in cuts]), kept, held, scheme)
+    return Federation(
+        laid, _at(train, [t for t, _ in cuts]), _at(test, [t for _, t in cuts]), kept, held, scheme
+    )
 
 
 def _at(kept: np.ndarray, parts: list[np.ndarray]) -> list[np.ndarray]:

@@ -17,7 +17,8 @@ from fednet.tensors import to_device
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """What one client has at home: its slice of `data`, made into model inputs when first asked for.
+    """What one client has at home: its slice of `data`, made into model inputs when first asked
+    for.
 
     Only the slice becomes float32, never the whole dataset.
     """
@@ -29,7 +30,8 @@ class Site:
 
     @cached_property
     def train(self) -> tuple[Any, torch.Tensor]:
-        """(x, y): the training split as model inputs, one tensor (or a dict of them), on `device`."""
+        """(x, y): the training split as model inputs, one tensor (or a dict of them), on
+        `device`."""
         return self._inputs(self.raw())
 
     @cached_property
@@ -38,7 +40,8 @@ class Site:
         return self._inputs(self.data.take(self.own_test, "test"))
 
     def raw(self, chosen: np.ndarray | None = None) -> Split:
-        """Training samples as stored (uint8 where images are), on the CPU; `chosen`: positions 0..n-1, default all."""
+        """Training samples as stored (uint8 where images are), on the CPU; `chosen`: positions
+        0..n-1, default all."""
         return self.data.take(self.part if chosen is None else self.part[chosen])
 
     @property
@@ -62,7 +65,9 @@ class Site:
     @cached_property
     def test_counts(self) -> np.ndarray:
         """(C,) int64 of the client's own test samples by class."""
-        return np.bincount(self.data.labels("test")[self.own_test], minlength=self.data.table_classes)
+        return np.bincount(
+            self.data.labels("test")[self.own_test], minlength=self.data.table_classes
+        )
 
     def _inputs(self, raw: Split) -> tuple[Any, torch.Tensor]:
         return self.data.inputs(raw[0], self.device), to_device(raw[1], self.device)
@@ -70,12 +75,12 @@ class Site:
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """The data and their division. All index arrays are sorted int64; parts, validation and public are disjoint.
+    """The data and their division. All index arrays are sorted int64; parts, validation and public
+    are disjoint.
 
-    data: may be laid out differently from what was loaded (merge_split): indices are into this one. parts: into
-    data.train, one array a client. tests: into data.test, likewise (empty arrays for `client_test: none`).
-    validation, public: into data.train.
-    """
+    data: may be laid out differently from what was loaded (merge_split): indices are into this one.
+    parts: into data.train, one array a client. tests: into data.test, likewise (empty arrays for
+    `client_test: none`). validation, public: into data.train."""
 
     data: Data
     parts: list[np.ndarray]
@@ -106,16 +111,21 @@ class Federation:
         return Site(self.data, self.parts[client], self.tests[client], torch.device(device))
 
     def public_data(self) -> Data | None:
-        """The server's public samples as `train` of a Data of their own, or None where there are none."""
+        """The server's public samples as `train` of a Data of their own, or None where there are
+        none."""
         return self._only(self.public)
 
     def validation_data(self) -> Data | None:
-        """The validation samples as `train` of a Data of their own, or None where there are none."""
+        """The validation samples as `train` of a Data of their own, or None where there are
+        none."""
         return self._only(self.validation)
 
     def facts(self, client: int) -> dict[str, Any]:
-        """What predicts a client's message sizes: the fields of `fednet.algorithms.base.ClientFacts`."""
-        counts = np.bincount(self.data.labels()[self.parts[client]], minlength=self.data.table_classes)
+        """What predicts a client's message sizes: the fields of
+        `fednet.algorithms.base.ClientFacts`."""
+        counts = np.bincount(
+            self.data.labels()[self.parts[client]], minlength=self.data.table_classes
+        )
         return {
             "n": len(self.parts[client]),
             "class_counts": tuple(int(n) for n in counts),
@@ -134,7 +144,10 @@ class Federation:
             "test_samples": [len(t) for t in self.tests],
             "samples_by_class": self.table().tolist(),
             "test_samples_by_class": self.test_table().tolist(),
-            "unused": self.data.n_train - sum(map(len, self.parts)) - len(self.public) - len(self.validation),
+            "unused": self.data.n_train
+            - sum(map(len, self.parts))
+            - len(self.public)
+            - len(self.validation),
             "public": len(self.public),
             "validation": len(self.validation),
             "sha256": [self.sha256(i) for i in range(self.clients)],
@@ -145,11 +158,16 @@ class Federation:
         return {"train": [p.tolist() for p in self.parts], "test": [t.tolist() for t in self.tests]}
 
     def _only(self, indices: np.ndarray) -> Data | None:
-        return self.data.replace(train=self.data.take(indices), test=None, groups=None) if len(indices) else None
+        return (
+            self.data.replace(train=self.data.take(indices), test=None, groups=None)
+            if len(indices)
+            else None
+        )
 
 
 def balanced_test(data: Data, seed: int) -> np.ndarray:
-    """Sorted indices of a class-balanced test set: of each class as many as the rarest one has (FedABC, Eq. 8)."""
+    """Sorted indices of a class-balanced test set: of each class as many as the rarest one has
+    (FedABC, Eq. 8)."""
     y = data.labels("test")
     counts = np.bincount(y, minlength=data.table_classes)
     draw = rng(seed, "balanced_test")

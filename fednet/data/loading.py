@@ -17,24 +17,31 @@ from fednet.registry import dataset
 def load(section: Any, root: Path | str | None = None, seed: int = 0) -> Data:
     """The dataset that `section` (the configuration's `data:`) names, read from `root`.
 
-    root: else section.root, else $FEDNET_DATA, else the user's cache. Raises ConfigError for an unknown dataset or
-    option, DataError where the files are not there or not what was declared.
-    """
+    root: else section.root, else $FEDNET_DATA, else the user's cache. Raises ConfigError for an
+    unknown dataset or option, DataError where the files are not there or not what was declared."""
     download = bool(getattr(section, "download", False))
     data = made(section.dataset, options(section), place(section, root), download, seed)
     if not data.n_test and getattr(section, "client_test", None) != "merge_split":
-        raise DataError(f"data.dataset: {section.dataset} has no test samples. Give it some, or cut them "
-                        "from each client's own with data.client_test: merge_split.")
+        raise DataError(
+            f"data.dataset: {section.dataset} has no test samples. Give it some, or cut them "
+            "from each client's own with data.client_test: merge_split."
+        )
     check(getattr(section, "augment", "none"), data)
     return data
 
 
 def made(name: str, given: dict[str, Any], root: Path, download: bool, seed: int) -> Data:
-    """The registered dataset `name`, made by its function, which gets of root, download and seed what it asks for."""
+    """The registered dataset `name`, made by its function, which gets of root, download and seed
+    what it asks for."""
     part = dataset.get(name)
-    data = call(part, {"root": root, "download": download, "seed": seed}, given, f"data (dataset {name!r})")
+    data = call(
+        part, {"root": root, "download": download, "seed": seed}, given, f"data (dataset {name!r})"
+    )
     if not isinstance(data, Data):
-        raise DataError(f"dataset {name!r}: {part.__qualname__} returned {type(data).__name__}, expected fednet.Data.")
+        raise DataError(
+            f"dataset {name!r}: {part.__qualname__} returned {type(data).__name__}, expected "
+            f"fednet.Data."
+        )
     return data
 
 
@@ -45,4 +52,6 @@ def options(section: Any) -> dict[str, Any]:
 
 def place(section: Any, root: Path | str | None) -> Path:
     """Where the files lie."""
-    return Path(root or getattr(section, "root", None) or os.environ.get("FEDNET_DATA") or home()).expanduser()
+    return Path(
+        root or getattr(section, "root", None) or os.environ.get("FEDNET_DATA") or home()
+    ).expanduser()

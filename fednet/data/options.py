@@ -1,8 +1,8 @@
-"""Options of a plain function: its keyword parameters are the names allowed, their annotations the types.
+"""Options of a plain function: its keyword parameters are the names allowed, their annotations the
+types.
 
-`def sensors(root, *, window=128): ...` takes `window` from the configuration and nothing else. Parameters that fednet
-itself fills (`root`, `download`, `seed`, ...) are not options.
-"""
+`def sensors(root, *, window=128): ...` takes `window` from the configuration and nothing else.
+Parameters that fednet itself fills (`root`, `download`, `seed`, ...) are not options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from fednet.errors import ConfigError, unknown
 
 
 def mapping(section: Any) -> dict[str, Any]:
-    """A part of the configuration, as a plain dict: a mapping, a msgspec struct, or any object with attributes."""
+    """A part of the configuration, as a plain dict: a mapping, a msgspec struct, or any object with
+    attributes."""
     if section is None:
         return {}
     if isinstance(section, Mapping):
@@ -27,14 +28,21 @@ def mapping(section: Any) -> dict[str, Any]:
     return dict(vars(section))
 
 
-def call(part: Callable[..., Any], given: Mapping[str, Any], options: Mapping[str, Any], where: str) -> Any:
-    """part(**given, **options): of `given` only what its signature names; of `options` all, or ConfigError.
+def call(
+    part: Callable[..., Any], given: Mapping[str, Any], options: Mapping[str, Any], where: str
+) -> Any:
+    """part(**given, **options): of `given` only what its signature names; of `options` all, or
+    ConfigError.
 
     where: the configuration key in messages, such as "data (dataset 'sensors')".
     """
     parameters = inspect.signature(part).parameters
     free = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    known = [n for n, p in parameters.items() if n not in given and p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    known = [
+        n
+        for n, p in parameters.items()
+        if n not in given and p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
     for name in options:
         if name not in known and not (free and name not in given):
             wrong = unknown("option", name, known) if known else f"takes no option {name!r}."
@@ -43,7 +51,10 @@ def call(part: Callable[..., Any], given: Mapping[str, Any], options: Mapping[st
         if parameters[name].default is inspect.Parameter.empty and name not in options:
             raise ConfigError(f"{where}: option {name!r} is missing.")
     hints = _hints(part)
-    values = {n: _typed(v, hints[n], f"{where}: option {n!r}") if n in hints else v for n, v in options.items()}
+    values = {
+        n: _typed(v, hints[n], f"{where}: option {n!r}") if n in hints else v
+        for n, v in options.items()
+    }
     return part(**{n: v for n, v in given.items() if n in parameters}, **values)
 
 

@@ -1,4 +1,5 @@
-"""What is taken out of the training pool before it is divided: the server's public samples, and a validation set.
+"""What is taken out of the training pool before it is divided: the server's public samples, and a
+validation set.
 
 Neither ever comes from the test set, and no client holds any of either.
 """
@@ -11,7 +12,8 @@ from fednet.errors import ConfigError
 
 
 def balanced(y: np.ndarray, samples: int, rng: np.random.Generator) -> np.ndarray:
-    """`samples` indices into y, as many of each class (FedPDC); what does not divide goes to the first classes.
+    """`samples` indices into y, as many of each class (FedPDC); what does not divide goes to the
+    first classes.
 
     Raises ConfigError where a class has too few.
     """
@@ -21,15 +23,21 @@ def balanced(y: np.ndarray, samples: int, rng: np.random.Generator) -> np.ndarra
         wanted = samples // len(classes) + (k < samples % len(classes))
         of_class = np.flatnonzero(y == c)
         if wanted > len(of_class):
-            raise ConfigError(f"data.public.samples: {samples} wants {wanted} of class {c}, which has {len(of_class)}.")
+            raise ConfigError(
+                f"data.public.samples: {samples} wants {wanted} of class {c}, which has "
+                f"{len(of_class)}."
+            )
         chosen.append(rng.permutation(of_class)[:wanted])
     return np.sort(np.concatenate(chosen))
 
 
 def stratified(y: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:
-    """floor(fraction * n) indices into y in y's class proportions (FedRDS): largest remainders; ties: first class."""
+    """floor(fraction * n) indices into y in y's class proportions (FedRDS): largest remainders;
+    ties: first class."""
     classes, counts = np.unique(y, return_counts=True)
-    total = int(np.floor(fraction * len(y) + 1e-9))  # 0.1 * 73257 and the like: a product just under a whole number
+    total = int(
+        np.floor(fraction * len(y) + 1e-9)
+    )  # 0.1 * 73257 and the like: a product just under a whole number
     exact = counts * total
     sizes = exact // len(y)
     missing = total - int(sizes.sum())

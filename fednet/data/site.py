@@ -1,4 +1,5 @@
-"""`data.dataset: site`: a client brings its own data. The server knows shapes and classes only, and divides nothing."""
+"""`data.dataset: site`: a client brings its own data. The server knows shapes and classes only, and
+divides nothing."""
 
 from __future__ import annotations
 
@@ -12,19 +13,23 @@ from fednet.data.federation import Federation
 from fednet.data.loading import made, options
 from fednet.errors import ConfigError, DataError, unknown
 
-# The keys of `data:` that say what every site must hold; the rest are options of the dataset read there.
+# The keys of `data:` that say what every site must hold; the rest are options of the dataset read
+# there.
 DECLARED = ("shape", "classes", "format")
 
 
 def load_site(section: Any, directory: Path | str | None, seed: int = 0) -> Data:
-    """What lies in a client's own `directory` (its `--data`), checked against what the configuration declares.
+    """What lies in a client's own `directory` (its `--data`), checked against what the
+    configuration declares.
 
-    section.options: shape and classes (see `declared`); format: `folder`, `arrays` or the name of a registered dataset,
-    which gets `directory` as its root. Without a format: a folder with train/ is `folder`, one with a single .npz file
-    (or such a file itself) is `arrays`. Raises DataError where the data do not fit the declaration.
-    """
+    section.options: shape and classes (see `declared`); format: `folder`, `arrays` or the name of a
+    registered dataset, which gets `directory` as its root. Without a format: a folder with train/
+    is `folder`, one with a single .npz file (or such a file itself) is `arrays`. Raises DataError
+    where the data do not fit the declaration."""
     if directory is None:
-        raise ConfigError("data.dataset: site wants each client to name its own data, with --data DIR.")
+        raise ConfigError(
+            "data.dataset: site wants each client to name its own data, with --data DIR."
+        )
     root = Path(directory).expanduser()
     if not root.exists():
         raise DataError(f"--data {root}: there is no such folder or file.")
@@ -34,28 +39,35 @@ def load_site(section: Any, directory: Path | str | None, seed: int = 0) -> Data
     own |= {k: v for k, v in given.items() if k not in DECLARED}
     if name in ("folder", "arrays"):
         own.setdefault("classes", given.get("classes"))
-        # Statistics of one site would make its inputs unlike the others': the same constants everywhere.
+        # Statistics of one site would make its inputs unlike the others': the same constants
+        # everywhere.
         channels = shape[0] if len(shape) == 3 else 1
         own.setdefault("mean", [0.5] * channels)
         own.setdefault("std", [0.25] * channels)
     data = made(name, own, root, False, seed)
     if data.input_shape != shape or data.classes != classes:
         raise DataError(
-            f"--data {root}: holds samples of shape {list(data.input_shape)} in {data.classes} classes; "
+            f"--data {root}: holds samples of shape {list(data.input_shape)} in {data.classes} "
+            f"classes; "
             f"data.shape and data.classes say {list(shape)} and {classes}."
         )
     return data
 
 
 def declared(section: Any) -> tuple[tuple[int, ...], int | None]:
-    """(input shape, C) that the configuration declares for every site: options shape, and classes (a number, a list of
-    names in order, or null for values). Raises ConfigError where the shape is missing."""
+    """(input shape, C) that the configuration declares for every site: options shape, and classes
+    (a number, a list of names in order, or null for values). Raises ConfigError where the shape is
+    missing."""
     given = options(section)
     if not given.get("shape"):
-        raise ConfigError("data (dataset 'site'): say the shape of a sample and the number of classes, such as "
-                          "{dataset: site, shape: [3, 32, 32], classes: 10}.")
+        raise ConfigError(
+            "data (dataset 'site'): say the shape of a sample and the number of classes, such as "
+            "{dataset: site, shape: [3, 32, 32], classes: 10}."
+        )
     classes = given.get("classes")
-    return tuple(int(s) for s in given["shape"]), len(classes) if isinstance(classes, (list, tuple)) else classes
+    return tuple(int(s) for s in given["shape"]), len(classes) if isinstance(
+        classes, (list, tuple)
+    ) else classes
 
 
 def alone(data: Data) -> Federation:
@@ -73,8 +85,11 @@ def _format(wanted: str | None, root: Path) -> tuple[str, dict[str, Any]]:
         elif len(arrays) == 1:
             wanted = "arrays"
         else:
-            raise DataError(f"--data {root}: found neither train/<class>/ nor one .npz file; say data.format: folder, "
-                            "arrays or the name of your own dataset.")
+            raise DataError(
+                f"--data {root}: found neither train/<class>/ nor one .npz file; say data.format: "
+                f"folder, "
+                "arrays or the name of your own dataset."
+            )
     if wanted == "folder":
         return wanted, {"path": str(root)}
     if wanted == "arrays":

@@ -1,12 +1,13 @@
 """Models by name, built from a run's seed.
 
 A model is a function or an `nn.Module` class under `@model("name")`, called as
-`build(*, input_shape, classes, **options)`. Its options are its annotated keyword arguments, or a `msgspec.Struct` as
-its attribute `Options`. The module it returns has
+`build(*, input_shape, classes, **options)`. Its options are its annotated keyword arguments, or a
+`msgspec.Struct` as its attribute `Options`. The module it returns has
 
     features(x)     what the last Linear gets: head(features(x)) == forward(x)
     head            the last Linear
-    projection(x)   only where there is a projection head before the last Linear: its output, which is features(x) too
+    projection(x)
+    only where there is a projection head before the last Linear: its output, which is features(x) too
     encode(x)       beside `projection`: what the projection head gets
 """
 
@@ -30,7 +31,9 @@ if typing.TYPE_CHECKING:
 
 B = typing.TypeVar("B", bound=Callable[..., Any])
 
-ENGINE_KEYS = frozenset({"buffers", "trainable"})  # of the `model:` section, but not the model's: see config.py
+ENGINE_KEYS = frozenset(
+    {"buffers", "trainable"}
+)  # of the `model:` section, but not the model's: see config.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,8 @@ def spec(name: str) -> Spec:
 
 
 def options(build: Callable[..., Any]) -> type[msgspec.Struct]:
-    """The type a model's own keys are checked against: its attribute `Options`, or its keyword arguments."""
+    """The type a model's own keys are checked against: its attribute `Options`, or its keyword
+    arguments."""
     own: type[msgspec.Struct] | None = getattr(build, "Options", None)
     if own is not None:
         return own
@@ -57,25 +61,34 @@ def options(build: Callable[..., Any]) -> type[msgspec.Struct]:
     hints = typing.get_type_hints(target, include_extras=True)
     fields: list[Any] = []
     for p in inspect.signature(build).parameters.values():
-        if p.name in ("input_shape", "classes") or p.kind not in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD):
+        if p.name in ("input_shape", "classes") or p.kind not in (
+            p.KEYWORD_ONLY,
+            p.POSITIONAL_OR_KEYWORD,
+        ):
             continue
         kind = hints.get(p.name, Any)
         fields.append((p.name, kind) if p.default is p.empty else (p.name, kind, p.default))
-    return msgspec.defstruct("Options", fields, forbid_unknown_fields=True, frozen=True, kw_only=True)
+    return msgspec.defstruct(
+        "Options", fields, forbid_unknown_fields=True, frozen=True, kw_only=True
+    )
 
 
 def declared(build: B) -> B:
-    """Decorator: sets `Options` from the keyword arguments, for those who look for the attribute."""
+    """Decorator: sets `Options` from the keyword arguments, for those who look for the
+    attribute."""
     build.Options = options(build)  # type: ignore[attr-defined]
     return build
 
 
-def build(section: Mapping[str, Any], input_shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
-    """The model of a `model:` section, initialised from (seed, "init"); torch's global generator is left as it was.
+def build(
+    section: Mapping[str, Any], input_shape: tuple[int, ...], classes: int, seed: int
+) -> nn.Module:
+    """The model of a `model:` section, initialised from (seed, "init"); torch's global generator is
+    left as it was.
 
-    input_shape: of one sample, (c, h, w) or (f,). classes: outputs of the head. `weights` names a .safetensors file to
-    start from. Raises ConfigError for an unknown name or option, a shape that does not fit, a file that does not.
-    """
+    input_shape: of one sample, (c, h, w) or (f,). classes: outputs of the head. `weights` names a
+    .safetensors file to start from. Raises ConfigError for an unknown name or option, a shape that
+    does not fit, a file that does not."""
     with seeds.scope(seed, "init"):
         module = make(section, input_shape, classes)
     if section.get("weights") is not None:
@@ -87,23 +100,32 @@ def make(section: Mapping[str, Any], input_shape: tuple[int, ...], classes: int)
     """As `build`, but initialised from torch's current generator, and never from a file."""
     from torch import nn
 
-    own = {k: v for k, v in section.items() if k not in ENGINE_KEYS and k not in ("name", "weights")}
+    own = {
+        k: v for k, v in section.items() if k not in ENGINE_KEYS and k not in ("name", "weights")
+    }
     if "name" not in section:
         raise ConfigError(f"model.name is missing; known: {', '.join(registry.model.names())}.")
     found = spec(section["name"])
     shape = tuple(int(n) for n in input_shape)
     if not shape or min(shape) < 1 or classes < 1:
-        raise ConfigError(f"model {found.name}: cannot be built for inputs of shape {shape} and {classes} classes.")
+        raise ConfigError(
+            f"model {found.name}: cannot be built for inputs of shape {shape} and {classes} "
+            f"classes."
+        )
     chosen = _check(found, own)
     arguments = {name: getattr(chosen, name) for name in chosen.__struct_fields__}
     module = found.build(input_shape=shape, classes=int(classes), **arguments)
     if not isinstance(module, nn.Module):
-        raise ConfigError(f"model {found.name}: its builder returned a {type(module).__name__}, not a torch.nn.Module.")
+        raise ConfigError(
+            f"model {found.name}: its builder returned a {type(module).__name__}, not a "
+            f"torch.nn.Module."
+        )
     return module
 
 
 def reset(module: nn.Module) -> nn.Module:
-    """Initialises every layer again, in place, from torch's current generator: a fresh model without building one."""
+    """Initialises every layer again, in place, from torch's current generator: a fresh model
+    without building one."""
     for part in module.modules():
         again = getattr(part, "reset_parameters", None)
         if callable(again):
@@ -112,21 +134,24 @@ def reset(module: nn.Module) -> nn.Module:
 
 
 def head_names(module: nn.Module) -> tuple[str, ...]:
-    """Names of the tensors of `module.head` where that is a Linear, else of the last Linear; () if there is none."""
+    """Names of the tensors of `module.head` where that is a Linear, else of the last Linear; () if
+    there is none."""
     from torch import nn
 
     linear = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.Linear)]
     head = getattr(module, "head", None)
     named = [pair for pair in linear if pair[1] is head] or linear[-1:]
-    return tuple(f"{name}.{t}" if name else t for name, part in named for t, _ in part.named_parameters())
+    return tuple(
+        f"{name}.{t}" if name else t for name, part in named for t, _ in part.named_parameters()
+    )
 
 
 def load(module: nn.Module, path: str | Path) -> nn.Module:
     """Fills a module from a .safetensors file, in place.
 
-    The file holds the model's tensors by name, or all of them but the head's, which then keep their initialisation (a
-    backbone trained on other classes). Half precision is widened. Anything else is a ConfigError.
-    """
+    The file holds the model's tensors by name, or all of them but the head's, which then keep their
+    initialisation (a backbone trained on other classes). Half precision is widened. Anything else
+    is a ConfigError."""
     import torch
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -148,14 +173,20 @@ def load(module: nn.Module, path: str | Path) -> nn.Module:
             raise ConfigError(f"{source} holds {unknown('tensor', name, list(state)[:12])}")
     absent = [name for name in state if name not in given]
     if absent and set(absent) != head:
-        raise ConfigError(f"{source} lacks {len(absent)} of the model's tensors ({', '.join(absent[:4])}); "
-                          f"only the head ({', '.join(sorted(head))}) may be left out.")
+        raise ConfigError(
+            f"{source} lacks {len(absent)} of the model's tensors ({', '.join(absent[:4])}); "
+            f"only the head ({', '.join(sorted(head))}) may be left out."
+        )
     for name, value in given.items():
         if value.shape != state[name].shape:
-            raise ConfigError(f"{source} holds {name!r} of shape {tuple(value.shape)}, the model's is "
-                              f"{tuple(state[name].shape)}; a file may leave out the head, but not change it.")
+            raise ConfigError(
+                f"{source} holds {name!r} of shape {tuple(value.shape)}, the model's is "
+                f"{tuple(state[name].shape)}; a file may leave out the head, but not change it."
+            )
         if value.is_floating_point() != state[name].is_floating_point():
-            raise ConfigError(f"{source} holds {name!r} as {value.dtype}, the model's is {state[name].dtype}.")
+            raise ConfigError(
+                f"{source} holds {name!r} as {value.dtype}, the model's is {state[name].dtype}."
+            )
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise ConfigError(f"{source} holds {name!r} with values that are not finite.")
     with torch.no_grad():
@@ -180,13 +211,19 @@ def _check(found: Spec, own: Mapping[str, Any]) -> msgspec.Struct:
 
 
 def image(name: str, input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
-    """(c, h, w) of a model that needs images of at least smallest x smallest; ConfigError for another shape."""
+    """(c, h, w) of a model that needs images of at least smallest x smallest; ConfigError for
+    another shape."""
     if len(input_shape) != 3:
-        raise ConfigError(f"model {name} needs images (channels, height, width), got inputs of shape {input_shape}; "
-                          "for other shapes there is mlp.")
+        raise ConfigError(
+            f"model {name} needs images (channels, height, width), got inputs of shape "
+            f"{input_shape}; "
+            "for other shapes there is mlp."
+        )
     c, h, w = input_shape
     if min(h, w) < smallest:
-        raise ConfigError(f"model {name} needs images of at least {smallest}x{smallest}, got {c}x{h}x{w}.")
+        raise ConfigError(
+            f"model {name} needs images of at least {smallest}x{smallest}, got {c}x{h}x{w}."
+        )
     return c, h, w
 
 

@@ -14,16 +14,26 @@ from fednet.registry import model
 
 @model("convnet3")
 @declared
-def convnet3(*, input_shape: tuple[int, ...], classes: int,
-             norm: Literal["instance", "none"] = "instance", width: Annotated[int, msgspec.Meta(ge=1)] = 128) -> nn.Module:
-    """Three times conv 3x3 of `width`, instance norm, ReLU, average pooling (FedDC's CNN has 128)."""
+def convnet3(
+    *,
+    input_shape: tuple[int, ...],
+    classes: int,
+    norm: Literal["instance", "none"] = "instance",
+    width: Annotated[int, msgspec.Meta(ge=1)] = 128,
+) -> nn.Module:
+    """Three times conv 3x3 of `width`, instance norm, ReLU, average pooling (FedDC's CNN has
+    128)."""
     c, h, w = image("convnet3", input_shape, 8)
     padding = padding_of_first(h, w)
     layers: dict[str, nn.Module] = {}
     h, w = h + 2 * padding - 2, w + 2 * padding - 2
     for k in (1, 2, 3):
-        layers[f"conv{k}"] = nn.Conv2d(c if k == 1 else width, width, 3, padding=padding if k == 1 else 1)
+        layers[f"conv{k}"] = nn.Conv2d(
+            c if k == 1 else width, width, 3, padding=padding if k == 1 else 1
+        )
         if (normed := NORMS[norm]) is not None:
             layers[f"norm{k}"] = normed(width)
         layers |= {f"relu{k}": nn.ReLU(), f"pool{k}": nn.AvgPool2d(2)}
-    return Net(chain(**layers, flatten=nn.Flatten()), nn.Linear(width * (h // 8) * (w // 8), classes))
+    return Net(
+        chain(**layers, flatten=nn.Flatten()), nn.Linear(width * (h // 8) * (w // 8), classes)
+    )

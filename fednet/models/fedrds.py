@@ -1,4 +1,5 @@
-"""The models of FedRDS's experiments. The paper gives sizes for MNIST only; the others' are ours."""
+"""The models of FedRDS's experiments. The paper gives sizes for MNIST only; the others' are
+ours."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ from torch import nn
 
 
 class Net(nn.Module):
-    """body -> head. features(x): (n, d), what the head gets; forward(x): (n, classes), no softmax."""
+    """body -> head. features(x): (n, d), what the head gets; forward(x): (n, classes), no
+    softmax."""
 
     def __init__(self, body: nn.Module, head: nn.Linear) -> None:
         super().__init__()
@@ -28,12 +29,15 @@ class Net(nn.Module):
 
 
 class ProjectedNet(nn.Module):
-    """body -> projector -> head, as in MOON and FedPDC. No ReLU between the projector's output and the head."""
+    """body -> projector -> head, as in MOON and FedPDC. No ReLU between the projector's output and
+    the head."""
 
     def __init__(self, body: nn.Module, width: int, out: int, classes: int) -> None:
         super().__init__()
         self.body = body
-        self.projector = chain(fc1=nn.Linear(width, width), relu=nn.ReLU(), fc2=nn.Linear(width, out))
+        self.projector = chain(
+            fc1=nn.Linear(width, width), relu=nn.ReLU(), fc2=nn.Linear(width, out)
+        )
         self.head = nn.Linear(out, classes)
 
     def encode(self, x: torch.Tensor) -> torch.Tensor:
@@ -59,12 +63,18 @@ def chain(**layers: nn.Module) -> nn.Sequential:
     return nn.Sequential(OrderedDict(layers))
 
 
-def two_convs(c: int, h: int, w: int, widths: tuple[int, int], padding: int = 0) -> tuple[dict[str, nn.Module], int]:
+def two_convs(
+    c: int, h: int, w: int, widths: tuple[int, int], padding: int = 0
+) -> tuple[dict[str, nn.Module], int]:
     """Twice conv 5x5, ReLU, max pooling 2x2, then flatten; and the number of values that leaves."""
     first, second = widths
     layers = {
-        "conv1": nn.Conv2d(c, first, 5, padding=padding), "relu1": nn.ReLU(), "pool1": nn.MaxPool2d(2),
-        "conv2": nn.Conv2d(first, second, 5, padding=padding), "relu2": nn.ReLU(), "pool2": nn.MaxPool2d(2),
+        "conv1": nn.Conv2d(c, first, 5, padding=padding),
+        "relu1": nn.ReLU(),
+        "pool1": nn.MaxPool2d(2),
+        "conv2": nn.Conv2d(first, second, 5, padding=padding),
+        "relu2": nn.ReLU(),
+        "pool2": nn.MaxPool2d(2),
         "flatten": nn.Flatten(),
     }
 
@@ -86,13 +96,19 @@ def dense(sizes: tuple[int, ...]) -> dict[str, nn.Module]:
 
 
 def instance_norm(channels: int) -> nn.Module:
-    """InstanceNorm with affine parameters and no running statistics, as GroupNorm of one channel a group."""
+    """InstanceNorm with affine parameters and no running statistics, as GroupNorm of one channel a
+    group."""
     return nn.GroupNorm(channels, channels)
 
 
-NORMS: dict[str, Callable[[int], nn.Module] | None] = {"instance": instance_norm, "batch": nn.BatchNorm2d, "none": None}
+NORMS: dict[str, Callable[[int], nn.Module] | None] = {
+    "instance": instance_norm,
+    "batch": nn.BatchNorm2d,
+    "none": None,
+}
 
 
 def padding_of_first(h: int, w: int) -> int:
-    """A 3x3 convolution's padding of 1; of 3 for 28x28 images, which makes them 32x32, as the reference does."""
+    """A 3x3 convolution's padding of 1; of 3 for 28x28 images, which makes them 32x32, as the
+    reference does."""
     return 3 if (h, w) == (28, 28) else 1

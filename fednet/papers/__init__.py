@@ -1,9 +1,9 @@
 """Five papers' settings and printed figures: FedPDC, FedABC, FedDC, FedDPC, FedRDS.
 
-`tables.yaml` holds what they print. `bases/` (in the repository: configs/papers) holds one runnable configuration a
-results table. `cells("feddpc/table2")` puts the two together: every combination of method, dataset and heterogeneity,
-with the whole configuration of its run and the figures that the paper prints for it.
-"""
+`tables.yaml` holds what they print. `bases/` (in the repository: configs/papers) holds one runnable
+configuration a results table. `cells("feddpc/table2")` puts the two together: every combination of
+method, dataset and heterogeneity, with the whole configuration of its run and the figures that the
+paper prints for it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,26 @@ import yaml
 from fednet.errors import ConfigError, unknown
 from fednet.papers.cell import Cell, lay
 
-__all__ = ["NAMES", "NO_RUNS", "Cell", "base", "caption", "cells", "folder", "lay", "printed", "results"]
+__all__ = [
+    "NAMES",
+    "NO_RUNS",
+    "Cell",
+    "base",
+    "caption",
+    "cells",
+    "folder",
+    "lay",
+    "printed",
+    "results",
+]
 
-NAMES = {"fedpdc": "FedPDC", "fedabc": "FedABC", "feddc": "FedDC", "feddpc": "FedDPC", "fedrds": "FedRDS"}
+NAMES = {
+    "fedpdc": "FedPDC",
+    "fedabc": "FedABC",
+    "feddc": "FedDC",
+    "feddpc": "FedDPC",
+    "fedrds": "FedRDS",
+}
 NO_RUNS = {
     "feddpc/table1": "computation cost in O notation",
     "feddc/figure7_text": "the class counts of one client of the authors' own partition",
@@ -29,7 +46,8 @@ HERE = Path(__file__).parent
 
 @functools.cache
 def printed() -> dict[str, Any]:
-    """What the papers print: paper (`fedpdc`, ...) -> title, settings, tables, anomalies. Not to be changed."""
+    """What the papers print: paper (`fedpdc`, ...) -> title, settings, tables, anomalies. Not to be
+    changed."""
     whole = _read(HERE / "tables.yaml")["papers"]
     return {key: whole[title] for key, title in NAMES.items()}
 
@@ -47,19 +65,22 @@ def caption(name: str) -> str:
 
 
 def base(name: str) -> dict[str, Any]:
-    """The configuration that all cells of a table start from, as a mapping under the manual's keys."""
+    """The configuration that all cells of a table start from, as a mapping under the manual's
+    keys."""
     paper, table = _split(name)
     return _extended(folder() / paper / f"{table}.yaml")
 
 
 def cells(name: str) -> list[Cell]:
-    """Every cell of a table such as `feddpc/table2`. Raises ConfigError for a name that is none of `results()`."""
+    """Every cell of a table such as `feddpc/table2`. Raises ConfigError for a name that is none of
+    `results()`."""
     paper, table = _split(name)
     return list(_builders(paper)[table](base(name), printed()[paper]["tables"].get(table, {})))
 
 
 def folder() -> Path:
-    """Where the tables' configurations lie: beside this file, or in the checkout where links do not work."""
+    """Where the tables' configurations lie: beside this file, or in the checkout where links do not
+    work."""
     return next(f for f in (HERE / "bases", HERE.parents[1] / "configs" / "papers") if f.is_dir())
 
 
@@ -75,7 +96,8 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _builders(paper: str) -> dict[str, Any]:
-    """By name: tables and figures with numbers in the paper, then figures whose numbers it does not print."""
+    """By name: tables and figures with numbers in the paper, then figures whose numbers it does not
+    print."""
     module = _module(paper)
     return {**module.TABLES, **getattr(module, "FIGURES", {})}
 

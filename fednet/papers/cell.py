@@ -7,8 +7,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-DATASETS = {"MNIST": "mnist", "Fashion-MNIST": "fashion-mnist", "SVHN": "svhn", "CIFAR-10": "cifar10",
-            "CIFAR-100": "cifar100", "Tiny-ImageNet": "tiny-imagenet"}
+DATASETS = {
+    "MNIST": "mnist",
+    "Fashion-MNIST": "fashion-mnist",
+    "SVHN": "svhn",
+    "CIFAR-10": "cifar10",
+    "CIFAR-100": "cifar100",
+    "Tiny-ImageNet": "tiny-imagenet",
+}
 CHOOSERS = ("name", "dataset", "scheme")  # of a mapping: another part's options do not stay
 
 
@@ -16,15 +22,16 @@ CHOOSERS = ("name", "dataset", "scheme")  # of a mapping: another part's options
 class Cell:
     """One run behind a table.
 
-    config: its whole configuration, in the manual's keys, for `fednet.config.from_mapping`. figures: by measure, what
-    the paper prints (accuracies in percent), None where it prints none; the first is the one the table is about. grids:
-    dotted key -> the values that the paper searched, or that stand for an unstated one. versus: the cell's method is
-    measured against this method of the same column; target_round: by the accuracy that has after so many rounds.
+    config: its whole configuration, in the manual's keys, for `fednet.config.from_mapping`.
+    figures: by measure, what the paper prints (accuracies in percent), None where it prints none;
+    the first is the one the table is about. grids: dotted key -> the values that the paper
+    searched, or that stand for an unstated one. versus: the cell's method is measured against this
+    method of the same column; target_round: by the accuracy that has after so many rounds.
 
-    Measures: final_accuracy, best_accuracy, best_round, accuracy_at_T (the best up to round T), accuracy_in_T (in
-    round T itself), solo_accuracy (mean over clients on the global test set), pfl_accuracy, drift_accuracy,
-    class_spread, max_drop, avg_drop, avg_increase, rounds_to_target, speedup, seconds_per_round, flat_after_round,
-    steady_after_round, points_gained (over `versus`).
+    Measures: final_accuracy, best_accuracy, best_round, accuracy_at_T (the best up to round T),
+    accuracy_in_T (in round T itself), solo_accuracy (mean over clients on the global test set),
+    pfl_accuracy, drift_accuracy, class_spread, max_drop, avg_drop, avg_increase, rounds_to_target,
+    speedup, seconds_per_round, flat_after_round, steady_after_round, points_gained (over `versus`).
     """
 
     paper: str
@@ -42,7 +49,8 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Name of the run, of letters that a directory may have; the same in two tables that one run stands behind."""
+        """Name of the run, of letters that a directory may have; the same in two tables that one
+        run stands behind."""
         words = (self.paper, self.dataset, self.variant, self.heterogeneity, self.method)
         text = "-".join(w.replace("+", "plus").replace(" ", "-") for w in words if w)
         return re.sub(r"[^A-Za-z0-9._=-]", "", text).lower()
@@ -58,15 +66,18 @@ class Cell:
         return self.figures[self.measure] if self.measure else None
 
     def swapped(self, method: str, algorithm: Mapping[str, Any]) -> Cell:
-        """The same cell for a method that is not in the paper: all but the method's own mapping stays."""
+        """The same cell for a method that is not in the paper: all but the method's own mapping
+        stays."""
         empty: dict[str, float | None] = dict.fromkeys(self.figures)
         other = replace(self, method=method, figures=empty, grids={})
-        return replace(other, config={**self.config, "algorithm": dict(algorithm), "name": other.name})
+        return replace(
+            other, config={**self.config, "algorithm": dict(algorithm), "name": other.name}
+        )
 
 
 def lay(below: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid on `below`, key by key. A mapping that names another part replaces the one below, but for `data`,
-    whose partition and splits stay."""
+    """`over` laid on `below`, key by key. A mapping that names another part replaces the one below,
+    but for `data`, whose partition and splits stay."""
     out = dict(below)
     for key, value in over.items():
         old = out.get(key)
@@ -78,8 +89,11 @@ def lay(below: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def make(paper: str, table: str, base: Mapping[str, Any], over: Iterable[Mapping[str, Any]], **rest: Any) -> Cell:
-    """A cell whose configuration is the base with each of `over` laid on it, under the cell's own name."""
+def make(
+    paper: str, table: str, base: Mapping[str, Any], over: Iterable[Mapping[str, Any]], **rest: Any
+) -> Cell:
+    """A cell whose configuration is the base with each of `over` laid on it, under the cell's own
+    name."""
     config = dict(base)
     for layer in over:
         config = lay(config, layer)

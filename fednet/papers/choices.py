@@ -1,4 +1,5 @@
-"""What a paper leaves open, contradicts itself on, or ablates, as variants of its own method: how much does the choice move?"""
+"""What a paper leaves open, contradicts itself on, or ablates, as variants of its own method: how
+much does the choice move?"""
 
 from __future__ import annotations
 
@@ -7,7 +8,13 @@ from typing import Any
 
 from fednet.papers.cell import Cell, lay
 
-OWN = {"fedpdc": "FedPDC", "fedabc": "FedABC", "feddc": "FedDC", "feddpc": "FedDPC", "fedrds": "FedRDS"}
+OWN = {
+    "fedpdc": "FedPDC",
+    "fedabc": "FedABC",
+    "feddc": "FedDC",
+    "feddpc": "FedDPC",
+    "fedrds": "FedRDS",
+}
 CHOICES: dict[str, dict[str, dict[str, Any]]] = {
     "fedpdc": {  # the penalty as printed has no gradient; two readings have one
         "penalty=prox": {"algorithm": {"penalty": "prox"}},
@@ -15,13 +22,17 @@ CHOICES: dict[str, dict[str, dict[str, Any]]] = {
         "weighting=samples": {"algorithm": {"weighting": "samples"}},
     },
     "fedabc": {
-        "without sampling and mining": {"algorithm": {"m_p": 1, "m_n": 0, "m_nn": 0, "focal_gamma": 0}},
+        "without sampling and mining": {
+            "algorithm": {"m_p": 1, "m_n": 0, "m_nn": 0, "focal_gamma": 0}
+        },
     },
     "feddc": {  # v of Eq. 8 is unstated, and Eq. 6 as printed is not what its source does
         "clip=0.1": {"algorithm": {"clip_v": 0.1}},
         "clip=5": {"algorithm": {"clip_v": 5.0}},
         "match=layer": {"algorithm": {"match": "layer"}},
-        "no fine-tuning": {"algorithm": {"ft_epochs": 0}},  # images are condensed and sent, and of no use
+        "no fine-tuning": {
+            "algorithm": {"ft_epochs": 0}
+        },  # images are condensed and sent, and of no use
     },
     "feddpc": {  # its ablations, Figures 6 and 7
         "no projection": {"algorithm": {"projection": False}},
@@ -31,7 +42,9 @@ CHOICES: dict[str, dict[str, dict[str, Any]]] = {
     },
     "fedrds": {  # Eq. 4 and section 4.7 disagree on sigma; Figure 6 takes the halves apart
         "sharing alone": {"algorithm": {"sigma_mode": "fixed", "sigma0": 0.0}},
-        "regularisation alone": {"algorithm": {"alpha": 0.0}},  # nobody gets any of it; the pool stays that of the others
+        "regularisation alone": {
+            "algorithm": {"alpha": 0.0}
+        },  # nobody gets any of it; the pool stays that of the others
         "sigma=Eq. 4": {"algorithm": {"sigma_mode": "adaptive"}},
         "sigma fixed": {"algorithm": {"sigma_mode": "fixed"}},
     },
@@ -39,7 +52,8 @@ CHOICES: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def variants(cell: Cell) -> list[Cell]:
-    """The choices of the cell's paper, where the cell is of the paper's own method; none where it is not."""
+    """The choices of the cell's paper, where the cell is of the paper's own method; none where it
+    is not."""
     if cell.method != OWN[cell.paper]:
         return []
     empty: dict[str, float | None] = dict.fromkeys(cell.figures)

@@ -11,7 +11,10 @@ COLUMNS: dict[str, dict[str, Any]] = {
     "MNIST": {"rounds": 100, "model": {"name": "abc_mlp"}, "train": {"lr": 0.01}},
     "CIFAR-10": {"rounds": 200, "model": {"name": "abc_conv"}, "train": {"lr": 0.1}},
 }
-MARGINS = {"MNIST": {"m_p": 0.75, "m_n": 0.25, "m_nn": 0.3}, "CIFAR-10": {"m_p": 0.85, "m_n": 0.2, "m_nn": 0.3}}
+MARGINS = {
+    "MNIST": {"m_p": 0.75, "m_n": 0.25, "m_nn": 0.3},
+    "CIFAR-10": {"m_p": 0.85, "m_n": 0.2, "m_nn": 0.3},
+}
 
 
 def method(name: str, dataset: str) -> dict[str, Any]:
@@ -31,12 +34,31 @@ def method(name: str, dataset: str) -> dict[str, Any]:
     return methods[name]
 
 
-def cell(table: str, base: Mapping[str, Any], name: str, dataset: str, alpha: str, figures: dict[str, Any],
-         **rest: Any) -> Cell:
-    over = [COLUMNS[dataset], {"data": {"dataset": DATASETS[dataset], "partition": {"alpha": float(alpha)}}},
-            {"algorithm": method(name, dataset)}]
-    return make("fedabc", table, base, over, method=name, dataset=dataset, heterogeneity=f"alpha={alpha}",
-                figures=figures, **rest)
+def cell(
+    table: str,
+    base: Mapping[str, Any],
+    name: str,
+    dataset: str,
+    alpha: str,
+    figures: dict[str, Any],
+    **rest: Any,
+) -> Cell:
+    over = [
+        COLUMNS[dataset],
+        {"data": {"dataset": DATASETS[dataset], "partition": {"alpha": float(alpha)}}},
+        {"algorithm": method(name, dataset)},
+    ]
+    return make(
+        "fedabc",
+        table,
+        base,
+        over,
+        method=name,
+        dataset=dataset,
+        heterogeneity=f"alpha={alpha}",
+        figures=figures,
+        **rest,
+    )
 
 
 def accuracy(table: str, measure: str) -> Callable[..., Iterator[Cell]]:
@@ -52,8 +74,15 @@ def accuracy(table: str, measure: str) -> Callable[..., Iterator[Cell]]:
 def figure5(base: Mapping[str, Any], printed: Mapping[str, Any]) -> Iterator[Cell]:
     for heading, gain in zip(printed["columns"], printed["rows"]["gain"], strict=True):
         alpha = heading.removeprefix("alpha=")
-        yield cell("figure5_text", base, "FedABC", "CIFAR-10", alpha, {"points_gained": gain, "pfl_accuracy": None},
-                   versus="FedABC_wi")
+        yield cell(
+            "figure5_text",
+            base,
+            "FedABC",
+            "CIFAR-10",
+            alpha,
+            {"points_gained": gain, "pfl_accuracy": None},
+            versus="FedABC_wi",
+        )
         yield cell("figure5_text", base, "FedABC_wi", "CIFAR-10", alpha, {"pfl_accuracy": None})
 
 

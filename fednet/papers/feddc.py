@@ -1,4 +1,5 @@
-"""FedDC's tables (dataset condensation; FedDC+ has momentum and weight decay in the condensation only)."""
+"""FedDC's tables (dataset condensation; FedDC+ has momentum and weight decay in the condensation
+only)."""
 
 from __future__ import annotations
 
@@ -7,38 +8,87 @@ from typing import Any
 
 from fednet.papers.cell import Cell, make
 
-CONDENSATION = {"iterations": 500, "cond_lr": 3.0, "clip_v": 1.0, "ft_epochs": 10, "ft_lr": 0.01, "condense": "once"}
+CONDENSATION = {
+    "iterations": 500,
+    "cond_lr": 3.0,
+    "clip_v": 1.0,
+    "ft_epochs": 10,
+    "ft_lr": 0.01,
+    "condense": "once",
+}
 METHODS: dict[str, dict[str, Any]] = {
     "FedAvg": {"name": "fedavg"},
     "FedProx": {"name": "fedprox", "mu": 0.01},  # unstated
     "SCAFFOLD": {"name": "scaffold", "option": "II"},
     "FedDC": {"name": "feddc", **CONDENSATION},
-    "FedDC+": {"name": "feddcplus", **CONDENSATION, "cond_momentum": 0.9, "cond_weight_decay": 4.0e-5},
+    "FedDC+": {
+        "name": "feddcplus",
+        **CONDENSATION,
+        "cond_momentum": 0.9,
+        "cond_weight_decay": 4.0e-5,
+    },
 }
 MODELS = {"CNN": "convnet3", "VGG-11": "vgg11"}
-MEASURES = {"acc_100": "accuracy_at_100", "acc_500": "accuracy_at_500", "class_variance": "class_spread"}
+MEASURES = {
+    "acc_100": "accuracy_at_100",
+    "acc_500": "accuracy_at_500",
+    "class_variance": "class_spread",
+}
 CLIP = {"algorithm.clip_v": [0.1, 1, 5]}  # v is unstated
 
 
-def cell(table: str, base: Mapping[str, Any], name: str, alpha: str, variant: str, over: dict[str, Any],
-         figures: dict[str, Any]) -> Cell:
+def cell(
+    table: str,
+    base: Mapping[str, Any],
+    name: str,
+    alpha: str,
+    variant: str,
+    over: dict[str, Any],
+    figures: dict[str, Any],
+) -> Cell:
     layers = [{"data": {"partition": {"alpha": float(alpha)}}, "algorithm": METHODS[name]}, over]
-    return make("feddc", table, base, layers, method=name, dataset="CIFAR-10", heterogeneity=f"alpha={alpha}",
-                variant=variant, figures=figures, grids=CLIP if name.startswith("FedDC") else {})
+    return make(
+        "feddc",
+        table,
+        base,
+        layers,
+        method=name,
+        dataset="CIFAR-10",
+        heterogeneity=f"alpha={alpha}",
+        variant=variant,
+        figures=figures,
+        grids=CLIP if name.startswith("FedDC") else {},
+    )
 
 
 def table1(base: Mapping[str, Any], printed: Mapping[str, Any]) -> Iterator[Cell]:
     for epochs, blocks in printed["rows"].items():
         for alpha, rows in blocks.items():
             for name, row in rows.items():
-                found = {MEASURES.get(c, c): v for c, v in zip(printed["columns"], row, strict=True)}
-                figures = {"accuracy_at_500": found.pop("accuracy_at_500"), **found}  # what it is about comes first
-                yield cell("table1", base, name, alpha, epochs, {"train": {"epochs": int(epochs[1:])}}, figures)
+                found = {
+                    MEASURES.get(c, c): v for c, v in zip(printed["columns"], row, strict=True)
+                }
+                figures = {
+                    "accuracy_at_500": found.pop("accuracy_at_500"),
+                    **found,
+                }  # what it is about comes first
+                yield cell(
+                    "table1",
+                    base,
+                    name,
+                    alpha,
+                    epochs,
+                    {"train": {"epochs": int(epochs[1:])}},
+                    figures,
+                )
 
 
 def figure2(base: Mapping[str, Any], printed: Mapping[str, Any]) -> Iterator[Cell]:
     for name, row in printed["rows"].items():
-        figures = {c.replace("round_", "accuracy_in_"): v for c, v in zip(printed["columns"], row, strict=True)}
+        figures = {
+            c.replace("round_", "accuracy_in_"): v
+            for c, v in zip(printed["columns"], row, strict=True)
+        }
         figures |= {"max_drop": None, "class_spread": None}  # what the two rounds stand for
         yield cell("figure2_text", base, name, "0.05", "", {}, figures)
 

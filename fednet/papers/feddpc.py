@@ -1,4 +1,5 @@
-"""FedDPC's table. Its objective is the plain mean over clients, so baselines that could weight by samples do not."""
+"""FedDPC's table. Its objective is the plain mean over clients, so baselines that could weight by
+samples do not."""
 
 from __future__ import annotations
 
@@ -32,30 +33,62 @@ def table2(base: Mapping[str, Any], printed: Mapping[str, Any]) -> Iterator[Cell
             values = dict(zip(printed["columns"], row, strict=True))
             own = {f"algorithm.{SEARCHED[name]}": [1, 0.1, 0.01, 0.001]} if name in SEARCHED else {}
             for alpha in ("0.2", "0.6"):
-                figures = {"best_accuracy": values[f"acc_alpha{alpha}"], "best_round": values[f"T_alpha{alpha}"],
-                           "seconds_per_round": values["time"]}
-                over = [COLUMNS[dataset], {"algorithm": METHODS[name]},
-                        {"data": {"dataset": DATASETS[dataset], "partition": {"alpha": float(alpha)}}}]
-                yield make("feddpc", "table2", base, over, method=name, dataset=dataset, heterogeneity=f"alpha={alpha}",
-                           figures=figures, grids={**LR, **own})
+                figures = {
+                    "best_accuracy": values[f"acc_alpha{alpha}"],
+                    "best_round": values[f"T_alpha{alpha}"],
+                    "seconds_per_round": values["time"],
+                }
+                over = [
+                    COLUMNS[dataset],
+                    {"algorithm": METHODS[name]},
+                    {"data": {"dataset": DATASETS[dataset], "partition": {"alpha": float(alpha)}}},
+                ]
+                yield make(
+                    "feddpc",
+                    "table2",
+                    base,
+                    over,
+                    method=name,
+                    dataset=dataset,
+                    heterogeneity=f"alpha={alpha}",
+                    figures=figures,
+                    grids={**LR, **own},
+                )
 
 
-# -- figures whose numbers the paper does not print --------------------------------------------------------------------
+# -- figures whose numbers the paper does not print ------------------------------------------------
 def figure(table: str, parts: str) -> Callable[..., Iterator[Cell]]:
     """The method beside those of its variants whose label begins with `parts`, on CIFAR-10."""
 
     def cells(base: Mapping[str, Any], printed: Mapping[str, Any]) -> Iterator[Cell]:
         for alpha in ("0.2", "0.6"):
-            over = [COLUMNS["CIFAR-10"], {"algorithm": METHODS["FedDPC"]},
-                    {"data": {"dataset": DATASETS["CIFAR-10"], "partition": {"alpha": float(alpha)}}}]
-            whole = make("feddpc", table, base, over, method="FedDPC", dataset="CIFAR-10", heterogeneity=f"alpha={alpha}",
-                         figures={"best_accuracy": None})
-            yield from (whole, *(v for v in variants(whole) if v.method.removeprefix("FedDPC ").startswith(parts)))
+            over = [
+                COLUMNS["CIFAR-10"],
+                {"algorithm": METHODS["FedDPC"]},
+                {"data": {"dataset": DATASETS["CIFAR-10"], "partition": {"alpha": float(alpha)}}},
+            ]
+            whole = make(
+                "feddpc",
+                table,
+                base,
+                over,
+                method="FedDPC",
+                dataset="CIFAR-10",
+                heterogeneity=f"alpha={alpha}",
+                figures={"best_accuracy": None},
+            )
+            yield from (
+                whole,
+                *(v for v in variants(whole) if v.method.removeprefix("FedDPC ").startswith(parts)),
+            )
 
     return cells
 
 
 TABLES = {"table2": table2}
 FIGURES = {"figure6": figure("figure6", "no "), "figure7": figure("figure7", "lambda")}
-CAPTIONS = {"figure6": "ablation on CIFAR-10: without the projection, without the adaptive scaling, without both",
-            "figure7": "lambda on CIFAR-10 (FedDPC: 1)"}
+CAPTIONS = {
+    "figure6": "ablation on CIFAR-10: without the projection, without the adaptive scaling, "
+    "without both",
+    "figure7": "lambda on CIFAR-10 (FedDPC: 1)",
+}

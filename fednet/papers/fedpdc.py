@@ -1,4 +1,5 @@
-"""FedPDC's tables. SOLO is 300 local epochs without federation; the adaptive lambda is an option of the method."""
+"""FedPDC's tables. SOLO is 300 local epochs without federation; the adaptive lambda is an option of
+the method."""
 
 from __future__ import annotations
 
@@ -19,24 +20,47 @@ GRIDS = {
 def method(name: str, dataset: str) -> dict[str, Any]:
     if name == "SOLO":
         return {"algorithm": {"name": "local"}, "rounds": 1, "train": {"epochs": 300}}
-    return {"algorithm": {
-        "FedPDC": {"name": "fedpdc", "lambda": 10, "penalty": "literal"},
-        "MOON": {"name": "moon", "mu": MU.get(dataset, 1.0), "tau": 0.5},
-        "FedAvg": {"name": "fedavg"},
-        "FedProx": {"name": "fedprox", "mu": 0.01},
-    }[name]}
+    return {
+        "algorithm": {
+            "FedPDC": {"name": "fedpdc", "lambda": 10, "penalty": "literal"},
+            "MOON": {"name": "moon", "mu": MU.get(dataset, 1.0), "tau": 0.5},
+            "FedAvg": {"name": "fedavg"},
+            "FedProx": {"name": "fedprox", "mu": 0.01},
+        }[name]
+    }
 
 
 def column(dataset: str, model: str, beta: float) -> dict[str, Any]:
-    section = {"name": MODELS[model]} if model != "ResNet18" else {"name": MODELS[model], "stem": "cifar"}
+    section = (
+        {"name": MODELS[model]} if model != "ResNet18" else {"name": MODELS[model], "stem": "cifar"}
+    )
     return {"model": section, "data": {"dataset": DATASETS[dataset], "partition": {"alpha": beta}}}
 
 
-def cell(table: str, base: Mapping[str, Any], name: str, dataset: str, model: str, beta: float, figures: dict[str, Any],
-         **rest: Any) -> Cell:
+def cell(
+    table: str,
+    base: Mapping[str, Any],
+    name: str,
+    dataset: str,
+    model: str,
+    beta: float,
+    figures: dict[str, Any],
+    **rest: Any,
+) -> Cell:
     over = [column(dataset, model, beta), method(name, dataset), rest.pop("over", {})]
-    return make("fedpdc", table, base, over, method=name, dataset=dataset, heterogeneity=f"beta={beta}", variant=model,
-                figures=figures, grids=GRIDS.get(name, {}), **rest)
+    return make(
+        "fedpdc",
+        table,
+        base,
+        over,
+        method=name,
+        dataset=dataset,
+        heterogeneity=f"beta={beta}",
+        variant=model,
+        figures=figures,
+        grids=GRIDS.get(name, {}),
+        **rest,
+    )
 
 
 def accuracy(table: str, dataset: str) -> Callable[..., Iterator[Cell]]:
@@ -56,17 +80,36 @@ def accuracy(table: str, dataset: str) -> Callable[..., Iterator[Cell]]:
 def table4(base: Mapping[str, Any], printed: Mapping[str, Any]) -> Iterator[Cell]:
     for model, row in printed["rows"].items():
         for name, figure in zip(printed["columns"], row, strict=True):
-            yield cell("table4", base, name, "Tiny-ImageNet", model, 0.3, {"final_accuracy": figure})
+            yield cell(
+                "table4", base, name, "Tiny-ImageNet", model, 0.3, {"final_accuracy": figure}
+            )
 
 
 def table5(base: Mapping[str, Any], printed: Mapping[str, Any]) -> Iterator[Cell]:
-    runs = [("CIFAR-10", "CNN", 0.1, 100), ("CIFAR-100", "CNN", 0.1, 100), ("Tiny-ImageNet", "ResNet18", 0.3, 20)]
+    runs = [
+        ("CIFAR-10", "CNN", 0.1, 100),
+        ("CIFAR-100", "CNN", 0.1, 100),
+        ("Tiny-ImageNet", "ResNet18", 0.3, 20),
+    ]
     for name, row in printed["rows"].items():
         for k, (dataset, model, beta, rounds) in enumerate(runs):
             speedup = row[2 * k + 1]
-            figures = {"rounds_to_target": row[2 * k], "speedup": None if speedup == "<1" else speedup}
-            yield cell("table5", base, name, dataset, model, beta, figures, over={"rounds": rounds}, versus="FedAvg",
-                       target_round=rounds)
+            figures = {
+                "rounds_to_target": row[2 * k],
+                "speedup": None if speedup == "<1" else speedup,
+            }
+            yield cell(
+                "table5",
+                base,
+                name,
+                dataset,
+                model,
+                beta,
+                figures,
+                over={"rounds": rounds},
+                versus="FedAvg",
+                target_round=rounds,
+            )
 
 
 TABLES = {

@@ -1,4 +1,5 @@
-"""FedRDS's tables. beta, the shared fraction, is `data.public.fraction`; alpha of it goes to each client."""
+"""FedRDS's tables. beta, the shared fraction, is `data.public.fraction`; alpha of it goes to each
+client."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ from typing import Any
 from fednet.papers.cell import DATASETS, Cell, make
 from fednet.papers.choices import variants
 
-COLUMNS: dict[str, dict[str, Any]] = {  # Table 2 of the paper; the networks' sizes are its own for MNIST only
+COLUMNS: dict[
+    str, dict[str, Any]
+] = {  # Table 2 of the paper; the networks' sizes are its own for MNIST only
     "MNIST": {"model": {"name": "rds_mnist"}, "train": {"lr": 0.001, "batch_size": 8}},
     "Fashion-MNIST": {"model": {"name": "rds_fmnist"}, "train": {"lr": 0.0001, "batch_size": 14}},
     "SVHN": {"model": {"name": "rds_cifar"}, "train": {"lr": 0.1, "batch_size": 500}},
@@ -25,13 +28,33 @@ ALPHAS = (0.1, 0.5, 1.0)
 SIGMA = {"algorithm.sigma0": [0.001, 0.01, 0.1, 1.0]}
 
 
-def cell(table: str, base: Mapping[str, Any], name: str, dataset: str, figures: dict[str, Any], beta: float = 0.1,
-         **rest: Any) -> Cell:
-    over = [COLUMNS[dataset], {"algorithm": METHODS[name]},
-            {"data": {"dataset": DATASETS[dataset], "public": {"fraction": beta}}}, rest.pop("over", {})]
+def cell(
+    table: str,
+    base: Mapping[str, Any],
+    name: str,
+    dataset: str,
+    figures: dict[str, Any],
+    beta: float = 0.1,
+    **rest: Any,
+) -> Cell:
+    over = [
+        COLUMNS[dataset],
+        {"algorithm": METHODS[name]},
+        {"data": {"dataset": DATASETS[dataset], "public": {"fraction": beta}}},
+        rest.pop("over", {}),
+    ]
     rest.setdefault("grids", SIGMA if name == "FedRDS" else {})
-    return make("fedrds", table, base, over, method=name, dataset=dataset, heterogeneity="2 shards",
-                figures=figures, **rest)
+    return make(
+        "fedrds",
+        table,
+        base,
+        over,
+        method=name,
+        dataset=dataset,
+        heterogeneity="2 shards",
+        figures=figures,
+        **rest,
+    )
 
 
 def table3(base: Mapping[str, Any], printed: Mapping[str, Any]) -> Iterator[Cell]:
@@ -44,14 +67,27 @@ def table4(base: Mapping[str, Any], printed: Mapping[str, Any]) -> Iterator[Cell
     headings = printed["columns"][::2]
     for name, row in printed["rows"].items():
         for k, heading in enumerate(headings):
-            yield cell("table4", base, name, heading.removesuffix(" rounds"),
-                       {"rounds_to_target": row[2 * k], "speedup": row[2 * k + 1]}, versus="FedAvg", target_round=100)
+            yield cell(
+                "table4",
+                base,
+                name,
+                heading.removesuffix(" rounds"),
+                {"rounds_to_target": row[2 * k], "speedup": row[2 * k + 1]},
+                versus="FedAvg",
+                target_round=100,
+            )
 
 
 def section43(base: Mapping[str, Any], printed: Mapping[str, Any]) -> Iterator[Cell]:
     rows, table = printed["rows"], "text_section43"
     for dataset in ("MNIST", "Fashion-MNIST"):
-        yield cell(table, base, "FedRDS", dataset, {"flat_after_round": rows[f"{dataset}_FedRDS_flat_after_round"]})
+        yield cell(
+            table,
+            base,
+            "FedRDS",
+            dataset,
+            {"flat_after_round": rows[f"{dataset}_FedRDS_flat_after_round"]},
+        )
     steady = {"steady_after_round": rows["SVHN_CIFAR_fluctuation_before_round"]}
     yield cell(table, base, "FedRDS", "SVHN", steady)
     gain = {"points_gained": rows["CIFAR-10_FedAvg_below_FedRDS_points"]}
@@ -63,11 +99,19 @@ def figure_a1(base: Mapping[str, Any], printed: Mapping[str, Any]) -> Iterator[C
     rows, table = printed["rows"], "figureA1_text"
     at_beta = {"best_accuracy": rows["beta_10_percent"]}
     yield cell(table, base, "FedRDS", "CIFAR-10", at_beta, variant="beta=0.1", grids={})
-    yield cell(table, base, "FedRDS", "CIFAR-10", {"best_accuracy": rows["best_over_beta"]}, variant="best beta",
-               grids={"data.public.fraction": list(BETAS)}, by_search=True)
+    yield cell(
+        table,
+        base,
+        "FedRDS",
+        "CIFAR-10",
+        {"best_accuracy": rows["best_over_beta"]},
+        variant="best beta",
+        grids={"data.public.fraction": list(BETAS)},
+        by_search=True,
+    )
 
 
-# -- figures whose numbers the paper does not print --------------------------------------------------------------------
+# -- figures whose numbers the paper does not print ------------------------------------------------
 SHOWN: dict[str, float | None] = {"best_accuracy": None}
 
 
@@ -75,7 +119,15 @@ def figure5(base: Mapping[str, Any], printed: Mapping[str, Any]) -> Iterator[Cel
     for dataset in ("MNIST", "CIFAR-10"):
         for epochs in (10, 20, 40, 80):
             for name in METHODS:
-                yield cell("figure5", base, name, dataset, dict(SHOWN), variant=f"E={epochs}", over={"train": {"epochs": epochs}})
+                yield cell(
+                    "figure5",
+                    base,
+                    name,
+                    dataset,
+                    dict(SHOWN),
+                    variant=f"E={epochs}",
+                    over={"train": {"epochs": epochs}},
+                )
 
 
 def figure6(base: Mapping[str, Any], printed: Mapping[str, Any]) -> Iterator[Cell]:
@@ -88,23 +140,49 @@ def figure6(base: Mapping[str, Any], printed: Mapping[str, Any]) -> Iterator[Cel
 def figure7(base: Mapping[str, Any], printed: Mapping[str, Any]) -> Iterator[Cell]:
     for dataset in ("MNIST", "SVHN"):
         for sigma in SIGMA["algorithm.sigma0"]:
-            yield cell("figure7", base, "FedRDS", dataset, dict(SHOWN), variant=f"sigma={sigma:g}", grids={},
-                       over={"algorithm": {"sigma_mode": "fixed", "sigma0": sigma}})
+            yield cell(
+                "figure7",
+                base,
+                "FedRDS",
+                dataset,
+                dict(SHOWN),
+                variant=f"sigma={sigma:g}",
+                grids={},
+                over={"algorithm": {"sigma_mode": "fixed", "sigma0": sigma}},
+            )
 
 
 def figure_a1_curves(base: Mapping[str, Any], printed: Mapping[str, Any]) -> Iterator[Cell]:
-    shares = [(0.5, beta) for beta in BETAS] + [(alpha, beta) for beta in (0.1, 0.2) for alpha in ALPHAS if alpha != 0.5]
+    shares = [(0.5, beta) for beta in BETAS] + [
+        (alpha, beta) for beta in (0.1, 0.2) for alpha in ALPHAS if alpha != 0.5
+    ]
     for alpha, beta in shares:
-        yield cell("figureA1", base, "FedRDS", "CIFAR-10", dict(SHOWN), beta=beta, variant=f"beta={beta:g} alpha={alpha:g}", grids={},
-                   over={"algorithm": {"alpha": alpha}})
+        yield cell(
+            "figureA1",
+            base,
+            "FedRDS",
+            "CIFAR-10",
+            dict(SHOWN),
+            beta=beta,
+            variant=f"beta={beta:g} alpha={alpha:g}",
+            grids={},
+            over={"algorithm": {"alpha": alpha}},
+        )
 
 
-TABLES = {"table3": table3, "table4": table4, "text_section43": section43, "figureA1_text": figure_a1}
+TABLES = {
+    "table3": table3,
+    "table4": table4,
+    "text_section43": section43,
+    "figureA1_text": figure_a1,
+}
 FIGURES = {"figure5": figure5, "figure6": figure6, "figure7": figure7, "figureA1": figure_a1_curves}
 CAPTIONS = {
     "figure5": "accuracy over the number of local epochs (the datasets are a choice of ours)",
     "figure6": "ablation: data sharing alone, regularisation alone, both, neither",
     "figure7": "accuracy with a fixed sigma of the regularisation",
-    "figureA1": "accuracy on CIFAR-10 over the shared fraction beta, and over each client's part alpha of it at beta 0.1 and 0.2",
-    "text_section43": "the curves of Table 3's runs: the round after which they are flat or steady, and how far FedAvg lies below",
+    "figureA1": "accuracy on CIFAR-10 over the shared fraction beta, and over each client's part "
+    "alpha of it at beta 0.1 and 0.2",
+    "text_section43": "the curves of Table 3's runs: the round after which they are flat or "
+    "steady, and how far FedAvg lies below",
 }

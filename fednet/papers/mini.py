@@ -1,10 +1,10 @@
-"""A table's cells cut down until they end in minutes on two cores. No figure of a paper is to be expected from them.
+"""A table's cells cut down until they end in minutes on two cores. No figure of a paper is to be
+expected from them.
 
-What is cut is chosen so that methods still part from each other: most of a small run's time would go into evaluating,
-large batches and wide networks, so those are cut first, and learning rates that suit thousands of steps a round are
-raised. The paper's share of participants, its heterogeneity, its ratio of local work and the method's own parameters
-stay.
-"""
+What is cut is chosen so that methods still part from each other: most of a small run's time would
+go into evaluating, large batches and wide networks, so those are cut first, and learning rates that
+suit thousands of steps a round are raised. The paper's share of participants, its heterogeneity,
+its ratio of local work and the method's own parameters stay."""
 
 from __future__ import annotations
 
@@ -15,12 +15,18 @@ from typing import Any
 from fednet.papers.cell import Cell, lay
 
 CLIENTS, COHORT, BATCH = 20, 5, 16
-STEPS = (10, 2)  # SGD steps a round: at least so many, and so many for each local epoch of the paper
+STEPS = (
+    10,
+    2,
+)  # SGD steps a round: at least so many, and so many for each local epoch of the paper
 SHORT, LONG = 30, 60  # rounds; LONG where a round is the least work
 LOOKS, PERSONAL_LOOKS = 10, 2  # evaluations
 RATE = (0.05, 0.1)  # of lr / (1 - momentum), the length of a step in the long run
 MODELS: dict[str, dict[str, Any]] = {
-    "convnet3": {"width": 16}, "vgg11": {"width": 8}, "resnet50_bn_proj": {"name": "pdc_cnn"}, "resnet18_bn_proj": {"name": "pdc_cnn"},
+    "convnet3": {"width": 16},
+    "vgg11": {"width": 8},
+    "resnet50_bn_proj": {"name": "pdc_cnn"},
+    "resnet18_bn_proj": {"name": "pdc_cnn"},
     **{name: {"name": "lenet5"} for name in ("resnet18_gn", "abc_conv", "rds_cifar", "rds_mnist")},
 }
 CONDENSATION = {"iterations": 25, "real_batch": 64}  # of FedDC
@@ -28,11 +34,15 @@ CONDENSATION = {"iterations": 25, "real_batch": 64}  # of FedDC
 SAID = (
     f"mini scale: {SHORT} or {LONG} rounds (never more than the paper), "
     f"at most {COHORT} participants of at most {CLIENTS} clients, {STEPS[1]} SGD steps (at least "
-    f"{STEPS[0]}) of {BATCH} samples for each local epoch of the paper, the learning rate brought to where lr / (1 - momentum) is {RATE[0]} "
-    f"to {RATE[1]}, ConvNet and VGG-11 with an eighth of the channels, the other convolutional networks replaced by LeNet5 (ResNets with "
+    f"{STEPS[0]}) of {BATCH} samples for each local epoch of the paper, the learning rate brought "
+    f"to where lr / (1 - momentum) is {RATE[0]} "
+    f"to {RATE[1]}, ConvNet and VGG-11 with an eighth of the channels, the other convolutional "
+    f"networks replaced by LeNet5 (ResNets with "
     "a projection head by FedPDC's CNN; that, and FedRDS's smallest, stay), FedDC condensing for "
-    f"{CONDENSATION['iterations']} iterations, accuracy taken {LOOKS} times a run ({PERSONAL_LOOKS} where every client is judged). "
-    "This is not the paper's setting, and its figures are no test of the paper's.")
+    f"{CONDENSATION['iterations']} iterations, accuracy taken {LOOKS} times a run "
+    f"({PERSONAL_LOOKS} where every client is judged). "
+    "This is not the paper's setting, and its figures are no test of the paper's."
+)
 
 
 def mini(cell: Cell) -> Cell:
@@ -46,7 +56,10 @@ def mini(cell: Cell) -> Cell:
     rounds = min(LONG if steps == STEPS[0] else SHORT, int(config["rounds"]))
     rate = min(max(float(train["lr"]) / (1 - momentum), RATE[0]), RATE[1])
     over: dict[str, Any] = {
-        "rounds": rounds, "clients": clients, "participation": None, "clients_per_round": m,
+        "rounds": rounds,
+        "clients": clients,
+        "participation": None,
+        "clients_per_round": m,
         "train": {"steps": steps, "batch_size": BATCH, "lr": round(rate * (1 - momentum), 6)},
         "model": MODELS.get(str(config["model"]["name"]), {}),
     }

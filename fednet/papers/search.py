@@ -1,11 +1,12 @@
-"""Hyper-parameters from the papers' grids: each point at a quarter of the rounds, with one seed, judged on a validation
-split of the training pool; the winner is run at full length, on the whole pool.
+"""Hyper-parameters from the papers' grids: each point at a quarter of the rounds, with one seed,
+judged on a validation split of the training pool; the winner is run at full length, on the whole
+pool.
 
-The winner is the point with the highest validation accuracy over its rounds, as the papers choose by the highest over
-rounds; ties go to the first point. A point that diverged is out. A grid of one point is taken without a search. A winner
-that is not what the table has anyway is a run and a row of its own name, beside the table's own in one --out: a quarter of
-the rounds may choose what is no good at full length, and that is to be seen.
-"""
+The winner is the point with the highest validation accuracy over its rounds, as the papers choose
+by the highest over rounds; ties go to the first point. A point that diverged is out. A grid of one
+point is taken without a search. A winner that is not what the table has anyway is a run and a row
+of its own name, beside the table's own in one --out: a quarter of the rounds may choose what is no
+good at full length, and that is to be seen."""
 
 from __future__ import annotations
 
@@ -19,31 +20,43 @@ from typing import Any
 
 from fednet import papers
 from fednet.config.tree import compose
-from fednet.engine import pool
-from fednet.engine.pool import Task
 from fednet.errors import ConfigError, unknown
 from fednet.papers import reproduction
 from fednet.papers.cell import Cell
 from fednet.papers.reproduce import Job
 from fednet.report.read import open_run
+from fednet.sweep import pool
+from fednet.sweep.pool import Task
 
-VALIDATION = 0.1  # of the training pool, where the table's own configuration has no validation split
+VALIDATION = (
+    0.1  # of the training pool, where the table's own configuration has no validation split
+)
 SHARE = 4  # a quarter of the rounds
 LOOKS = 25  # evaluations of a search run
 
 
 def searched(job: Job, args: argparse.Namespace, say: Callable[[str], None]) -> Job:
-    """Runs the search for every cell that has a grid, and returns the job with the winners in its cells."""
+    """Runs the search for every cell that has a grid, and returns the job with the winners in its
+    cells."""
     given = grids(args, job)
-    tasks = {c.name: [(point, task(c, point, job, args.out)) for point in points(c, given)] for c in job.cells}
+    tasks = {
+        c.name: [(point, task(c, point, job, args.out)) for point in points(c, given)]
+        for c in job.cells
+    }
     todo = [t for pairs in tasks.values() if len(pairs) > 1 for _, t in pairs]
-    say(f"search: {len(todo)} runs at a quarter of the rounds" if todo else "search: none of these cells has a grid of several points.")
+    say(
+        f"search: {len(todo)} runs at a quarter of the rounds"
+        if todo
+        else "search: none of these cells has a grid of several points."
+    )
     count = [0]
 
     def told(task: Task, state: str) -> None:
         count[0] += 1
         found = score(task)
-        say(f"  search {task.name}: {state if found is None else f'{100 * found:.2f} on the validation split'}")
+        say(
+            f"  search {task.name}: {state if found is None else f'{100 * found:.2f} on the validation split'}"
+        )
 
     if todo and not args.gather:
         pool.work(todo, args.jobs, args.device, load=args.load, sets=args.set, told=told)
@@ -57,17 +70,25 @@ def searched(job: Job, args: argparse.Namespace, say: Callable[[str], None]) -> 
         scores: list[Any] = [(None if alone else score(t), point) for point, t in pairs]
         reached = [pair for pair in scores if alone or pair[0] is not None]
         if not reached:
-            say(f"  {cell.name}: none of its {len(pairs)} points has a validation accuracy; "
-                + ("it is left out." if cell.by_search else "it runs at the table's own values."))
+            say(
+                f"  {cell.name}: none of its {len(pairs)} points has a validation accuracy; "
+                + ("it is left out." if cell.by_search else "it runs at the table's own values.")
+            )
             cells += [] if cell.by_search else [cell]
             continue
         best = max(reached, key=lambda pair: pair[0])
-        books[cell.name] = {"chosen": best[1], "scores": [{"validation_accuracy": s, **point} for s, point in scores]}
+        books[cell.name] = {
+            "chosen": best[1],
+            "scores": [{"validation_accuracy": s, **point} for s, point in scores],
+        }
         cells.append(won(cell, best[1]))
         chosen[cells[-1].name] = best[1]
         say(f"  {cell.name}: {best[1]}")
     if not cells:
-        raise ConfigError(f"--search: no point of {job.table} has a validation accuracy; what failed is in {job.folder(args.out) / 'search'}.")
+        raise ConfigError(
+            f"--search: no point of {job.table} has a validation accuracy; what failed is in "
+            f"{job.folder(args.out) / 'search'}."
+        )
     reproduction.add(args.out / f"{job.stem}-chosen.json", books)
     return replace(job, cells=tuple(cells), chosen=chosen)
 
@@ -78,7 +99,9 @@ def grids(args: argparse.Namespace, job: Job) -> dict[str, list[Any]]:
     given: dict[str, list[Any]] = {}
     for text in args.grid:
         key, equals, values = (part.strip() for part in text.partition("="))
-        given[key] = compose(f"[{values}]", f"--grid {text}", one_place=True).plain() if equals else []
+        given[key] = (
+            compose(f"[{values}]", f"--grid {text}", one_place=True).plain() if equals else []
+        )
         if not given[key]:
             raise ConfigError(f"--grid {text}: expected KEY=A,B, such as train.lr=0.1,0.01.")
         if key not in known:
@@ -89,12 +112,16 @@ def grids(args: argparse.Namespace, job: Job) -> dict[str, list[Any]]:
     for text in args.set if args.search else ():
         key = text.partition("=")[0].strip()
         if found := next((k for k in sorted(known) if f"{k}.".startswith(f"{key}.")), None):
-            raise ConfigError(f"--set {text}: {found} is searched, and every point would have that value; leave out --set, or --search.")
+            raise ConfigError(
+                f"--set {text}: {found} is searched, and every point would have that value; leave "
+                f"out --set, or --search."
+            )
     return given
 
 
 def points(cell: Cell, given: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Every combination of the cell's grids, with the values given for a key instead of the paper's."""
+    """Every combination of the cell's grids, with the values given for a key instead of the
+    paper's."""
     grids = {k: given.get(k, v) for k, v in cell.grids.items()}
     return [dict(zip(grids, values)) for values in itertools.product(*grids.values())]
 
@@ -111,8 +138,8 @@ def laid(config: Mapping[str, Any], point: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def won(cell: Cell, point: Mapping[str, Any]) -> Cell:
-    """The cell at the winner's values. Where they differ from the table's own, which may be run in the same --out, under a name
-    of its own: "FedCM [lr 1, alpha 0.1]"."""
+    """The cell at the winner's values. Where they differ from the table's own, which may be run in
+    the same --out, under a name of its own: "FedCM [lr 1, alpha 0.1]"."""
     config = laid(cell.config, point)
     if config == cell.config:
         return cell
@@ -132,8 +159,14 @@ def task(cell: Cell, point: Mapping[str, Any], job: Job, out: Path) -> Task:
     name = "_".join([str(cell.config["name"]), *words(point), f"seed{job.seeds[0]}"])
     every = max(1, rounds // LOOKS)
     data = {} if cell.config["data"].get("validation") else {"validation": VALIDATION}
-    over = {"rounds": rounds, "data": data, "name": name, "seed": job.seeds[0],
-            "evaluate": {"every": every, "clients": "none"}, "checkpoint": {"every": rounds, "best": False}}
+    over = {
+        "rounds": rounds,
+        "data": data,
+        "name": name,
+        "seed": job.seeds[0],
+        "evaluate": {"every": every, "clients": "none"},
+        "checkpoint": {"every": rounds, "best": False},
+    }
     return Task(papers.lay(laid(cell.config, point), over), job.folder(out) / "search")
 
 
@@ -141,4 +174,11 @@ def score(task: Task) -> float | None:
     """The best validation accuracy over the run's rounds; None where it failed or has none."""
     if pool.state_now(task) != "done":
         return None
-    return max((float(r.validation_accuracy) for r in open_run(task.run).rounds if r.validation_accuracy is not None), default=None)
+    return max(
+        (
+            float(r.validation_accuracy)
+            for r in open_run(task.run).rounds
+            if r.validation_accuracy is not None
+        ),
+        default=None,
+    )

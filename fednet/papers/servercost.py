@@ -1,8 +1,9 @@
-"""FedDPC's Table 1, measured: what the server computes in a round, where the paper gives O notation.
+"""FedDPC's Table 1, measured: what the server computes in a round, where the paper gives O
+notation.
 
-A method's own server half is run on random updates of k' participants, with no training, no codec and no socket around
-it: what it hands out, its fold over the updates, and the step that follows. d parameters, k' participants.
-"""
+A method's own server half is run on random updates of k' participants, with no training, no codec
+and no socket around it: what it hands out, its fold over the updates, and the step that follows. d
+parameters, k' participants."""
 
 from __future__ import annotations
 
@@ -15,24 +16,48 @@ import torch
 
 from fednet import config as configuration
 from fednet import papers
-from fednet.algorithms.hosts import HubHost
-from fednet.engine import determinism, experiment
+from fednet.experiment import build as experiment
+from fednet.experiment import determinism
 from fednet.tensors import Tensors
+from fednet.training.hosts import ServerHost
 from fednet.wire.payload import Run
 
-MODELS: dict[str, dict[str, Any]] = {"lenet5": {"name": "lenet5"}, "resnet18_gn": {"name": "resnet18_gn", "gn_groups": 2, "stem": "cifar"}}
+MODELS: dict[str, dict[str, Any]] = {
+    "lenet5": {"name": "lenet5"},
+    "resnet18_gn": {"name": "resnet18_gn", "gn_groups": 2, "stem": "cifar"},
+}
 METHODS = {"FedAvg": {"name": "fedavg", "weighting": "uniform"}}  # and those of Table 2
 CLIENTS, COHORT, ROUNDS = 100, 10, 7
-DATA = {"dataset": "synthetic", "samples": 2000, "shape": [3, 32, 32], "classes": 10, "partition": {"scheme": "iid"}, "client_test": "none"}
+DATA = {
+    "dataset": "synthetic",
+    "samples": 2000,
+    "shape": [3, 32, 32],
+    "classes": 10,
+    "partition": {"scheme": "iid"},
+    "client_test": "none",
+}
 
 
-def measured(algorithm: dict[str, Any], model: dict[str, Any], cohort: int = COHORT, rounds: int = ROUNDS) -> tuple[float, int]:
+def measured(
+    algorithm: dict[str, Any], model: dict[str, Any], cohort: int = COHORT, rounds: int = ROUNDS
+) -> tuple[float, int]:
     """(median seconds of the server's part of a round after the first two, d)."""
-    config = configuration.from_mapping({"name": "cost", "clients": CLIENTS, "clients_per_round": cohort, "participation": None, "rounds": rounds,
-                                         "algorithm": algorithm, "model": model, "data": DATA}, "the server's cost")
+    config = configuration.from_mapping(
+        {
+            "name": "cost",
+            "clients": CLIENTS,
+            "clients_per_round": cohort,
+            "participation": None,
+            "rounds": rounds,
+            "algorithm": algorithm,
+            "model": model,
+            "data": DATA,
+        },
+        "the server's cost",
+    )
     determinism.settle(config.train.threads, config.train.precision)
     made = experiment.build(config)
-    host = HubHost(made.setting, lambda: made.scratch("cpu"), CLIENTS)
+    host = ServerHost(made.setting, lambda: made.scratch("cpu"), CLIENTS)
     method = made.algorithm
     server = method.prepare(method.init_server(made.setting.initial.select(made.shared)), host)
     draws = np.random.default_rng(0)
@@ -62,7 +87,9 @@ def random(payload: Any, layout: Any, draws: np.random.Generator) -> Any:
         if field.form in ("tensors", "parameters"):
             own = layout if field.form == "tensors" else layout.parameters
             zero = Tensors.zeros(own)
-            vector = torch.from_numpy(draws.standard_normal(len(zero.vector), dtype=np.float32) * 0.01)
+            vector = torch.from_numpy(
+                draws.standard_normal(len(zero.vector), dtype=np.float32) * 0.01
+            )
             values[name] = Tensors(own, vector, zero.buffers, zero.counters)
         else:
             values[name] = Run(n=500, steps=2, loss=1.0) if field.form == "run" else 0.5
@@ -73,7 +100,10 @@ def report() -> str:
     """The paper's column `total_server` beside ours."""
     printed = papers.printed()["feddpc"]["tables"]["table1"]
     column = printed["columns"].index("total_server")
-    algorithms = {**METHODS, **{c.method: c.config["algorithm"] for c in papers.cells("feddpc/table2")}}
+    algorithms = {
+        **METHODS,
+        **{c.method: c.config["algorithm"] for c in papers.cells("feddpc/table2")},
+    }
     lines = [("method", "paper", *(text for m in MODELS for text in (f"{m}, ms", "to FedAvg")))]
     base: dict[str, float] = {}
     size: dict[str, int] = {}
@@ -85,6 +115,13 @@ def report() -> str:
             cells += [f"{1e3 * seconds:.2f}", f"{seconds / base[label]:.1f}"]
         lines.append((name, str(row[column]), *cells))
     wide = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    text = "\n".join("  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(line, wide))) for line in lines)
-    return (f"{text}\n\nk' = {COHORT} of {CLIENTS} clients; " + ", ".join(f"{m}: d = {n:,}" for m, n in size.items())
-            + f". Median of {ROUNDS - 2} rounds, one thread, sums in float64. Its own server half of each method, without codec and network.")
+    text = "\n".join(
+        "  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(line, wide)))
+        for line in lines
+    )
+    return (
+        f"{text}\n\nk' = {COHORT} of {CLIENTS} clients; "
+        + ", ".join(f"{m}: d = {n:,}" for m, n in size.items())
+        + f". Median of {ROUNDS - 2} rounds, one thread, sums in float64. Its own server half of "
+        f"each method, without codec and network."
+    )

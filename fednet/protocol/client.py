@@ -3,9 +3,9 @@
     away ── connected ──> joining ── Welcome ──> welcomed ── the engine's `ready` ──> ready ── End ──> over
       ^──────────────── connection closed, or the server silent ───────────────────────┘
 
-One process hosts one or many ids over one connection. A task's payload is pulled in parts before the task is given to
-the engine; a reply is announced, and its parts are sent as the server grants them.
-"""
+One process hosts one or many ids over one connection. A task's payload is pulled in parts before
+the task is given to the engine; a reply is announced, and its parts are sent as the server grants
+them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REJOIN_S = 1.0  # seconds until a refused join is tried again
 SILENCE = 8.0  # a server that was silent for this many beats is taken for gone
 
 
-# -- instructions ----------------------------------------------------------------------------------------------------
+# -- instructions ----------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Out:
     """Send this."""
@@ -88,7 +88,8 @@ class Booked:
 
 @dataclass(frozen=True, slots=True)
 class Stray:
-    """The message just received belongs to nothing that is under way: it is billed, and not used. Comes first."""
+    """The message just received belongs to nothing that is under way: it is billed, and not used.
+    Comes first."""
 
     reason: str
 
@@ -138,36 +139,63 @@ class ClientProtocol:
     _incoming: dict[Key, Incoming] = field(default_factory=dict)
     _outgoing: dict[Key, Outgoing] = field(default_factory=dict)
     _working: set[Key] = field(default_factory=set)
-    _tasks: dict[Key, m.Task] = field(default_factory=dict)  # what is worked on, or answered and not sent yet
-    _earlier: set[Key] = field(default_factory=set)  # of these, the ones that a server now gone had asked for
+    _tasks: dict[Key, m.Task] = field(
+        default_factory=dict
+    )  # what is worked on, or answered and not sent yet
+    _earlier: set[Key] = field(
+        default_factory=set
+    )  # of these, the ones that a server now gone had asked for
     _config: str = ""
     _layout: str = ""
     _sites: list[m.SiteFacts] = field(default_factory=list)
     doing: dict[int, tuple[str, int, int]] = field(default_factory=dict)
 
-    # -- the transport's events --------------------------------------------------------------------------------------
+    # -- the transport's events --------------------------------------------------------------------
     def opened(self, now: float) -> list[Instruction]:
         if self.state == "over":
             return []
         self.state, self._heard, self._beaten = "joining", now, now
         holding = sorted({*self._working, *self._outgoing})
-        return [Out(m.Join(run=self.run, inc=self.inc, worker=self.worker, session=self.session, ids=list(self.ids), share=self.share,
-                           host=self.host, pid=self.pid, device=self.device, slots=self.slots, versions=self.versions, files=self.files,
-                           holding=holding))]
+        return [
+            Out(
+                m.Join(
+                    run=self.run,
+                    inc=self.inc,
+                    worker=self.worker,
+                    session=self.session,
+                    ids=list(self.ids),
+                    share=self.share,
+                    host=self.host,
+                    pid=self.pid,
+                    device=self.device,
+                    slots=self.slots,
+                    versions=self.versions,
+                    files=self.files,
+                    holding=holding,
+                )
+            )
+        ]
 
     def closed(self, now: float) -> list[Instruction]:
         if self.state != "over":
             self.state = "away"
         cut: list[Instruction] = [Booked("down", key, False) for key in self._incoming]
-        cut += [Booked("up", key, False) for key, going in self._outgoing.items() if going.announced and going.body.size > PART]
+        cut += [
+            Booked("up", key, False)
+            for key, going in self._outgoing.items()
+            if going.announced and going.body.size > PART
+        ]
         self._incoming.clear()  # what was cut short is handed out anew
         for reply in self._outgoing.values():
             reply.sent, reply.announced = 0, False
         self._rejoin_at = None
         return cut
 
-    def received(self, message: m.Message, body: memoryview | None, now: float) -> list[Instruction]:
-        """A decoded message. Raises RemoteProtocolError for what the protocol does not allow; nothing has changed then."""
+    def received(
+        self, message: m.Message, body: memoryview | None, now: float
+    ) -> list[Instruction]:
+        """A decoded message. Raises RemoteProtocolError for what the protocol does not allow;
+        nothing has changed then."""
         self._heard = now
         if self.state in ("away", "over"):
             return [Stray("late")]
@@ -176,7 +204,9 @@ class ClientProtocol:
         if isinstance(message, m.Refuse):
             return self._refused(message, now)
         if message.run != self.run or message.inc != self.inc:
-            raise RemoteProtocolError(f"a message of another run or incarnation ({message.run[:16]!r}, {message.inc})")
+            raise RemoteProtocolError(
+                f"a message of another run or incarnation ({message.run[:16]!r}, {message.inc})"
+            )
         if isinstance(message, m.Task):
             return self._task(message, body)
         if isinstance(message, m.Part):
@@ -194,37 +224,50 @@ class ClientProtocol:
         if self._rejoin_at is not None and now >= self._rejoin_at:
             self._rejoin_at = None
             return self.opened(now)
-        if self.state in ("joining", "welcomed", "ready") and now - self._heard > SILENCE * self.beat_s:
+        if (
+            self.state in ("joining", "welcomed", "ready")
+            and now - self._heard > SILENCE * self.beat_s
+        ):
             self._heard = now
             return [Reconnect()]
         if self.state in ("welcomed", "ready") and now - self._beaten >= self.beat_s:
             self._beaten = now
             # A copy: the threads that train write to it.
             doing = list(self.doing.items()) or [(-1, ("idle", 0, 0))]
-            return [Out(m.Beat(run=self.run, inc=self.inc, client=c, phase=p, step=s, steps=n)) for c, (p, s, n) in doing]
+            return [
+                Out(m.Beat(run=self.run, inc=self.inc, client=c, phase=p, step=s, steps=n))
+                for c, (p, s, n) in doing
+            ]
         return []
 
-    # -- the engine's calls ------------------------------------------------------------------------------------------
+    # -- the engine's calls ------------------------------------------------------------------------
     def ready(self, layout: str, sites: Sequence[m.SiteFacts] = ()) -> list[Instruction]:
         """Data and model are in place."""
         self._layout, self._sites = layout, list(sites)
         if self.state != "welcomed":
             return []
         self.state = "ready"
-        return [Out(m.Ready(run=self.run, inc=self.inc, layout=layout, sites=self._sites)), *self._announce()]
+        return [
+            Out(m.Ready(run=self.run, inc=self.inc, layout=layout, sites=self._sites)),
+            *self._announce(),
+        ]
 
     def reply(self, reply: m.Reply, body: Body, share: float | None = None) -> list[Instruction]:
-        """A task is done. A reply to a task that was cancelled meanwhile is not sent. share: of the upload that is sent
-        before this client falls silent, where such a fault is planned."""
+        """A task is done. A reply to a task that was cancelled meanwhile is not sent. share: of the
+        upload that is sent before this client falls silent, where such a fault is planned."""
         if reply.key.purpose == "train" or reply.key in self._working:
             if reply.key not in self._working:
                 return []
             self._working.discard(reply.key)
-        elif not any(k.version == reply.key.version and k.client == reply.key.client for k in self._working):
+        elif not any(
+            k.version == reply.key.version and k.client == reply.key.client for k in self._working
+        ):
             return []
         if share is not None and body.size <= PART:  # one message comes whole or not at all
             return self.forget(reply.key)
-        self._outgoing[reply.key] = Outgoing(reply, body, until=None if share is None else int(share * body.parts()))
+        self._outgoing[reply.key] = Outgoing(
+            reply, body, until=None if share is None else int(share * body.parts())
+        )
         return self._announce() if self.state == "ready" else []
 
     def forget(self, key: Key) -> list[Instruction]:
@@ -238,29 +281,53 @@ class ClientProtocol:
             return []
         self._working.discard(key)
         self._tasks.pop(key, None)
-        return [Out(m.Failed(run=self.run, inc=self.inc, key=key, reason=m.printable(reason, 4000), again=again))]
+        return [
+            Out(
+                m.Failed(
+                    run=self.run,
+                    inc=self.inc,
+                    key=key,
+                    reason=m.printable(reason, 4000),
+                    again=again,
+                )
+            )
+        ]
 
     def at_once(self, slots: int) -> list[Instruction]:
         """From now on this process can do so many tasks at once."""
         changed, self.slots = slots != self.slots, slots
-        return [Out(m.Beat(run=self.run, inc=self.inc, slots=slots))] if changed and self.state in ("welcomed", "ready") else []
+        return (
+            [Out(m.Beat(run=self.run, inc=self.inc, slots=slots))]
+            if changed and self.state in ("welcomed", "ready")
+            else []
+        )
 
     def leave(self) -> list[Instruction]:
         self.state = "over"
         return [Out(m.Leave(run=self.run, inc=self.inc))]
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------
     def _welcomed(self, welcome: m.Welcome) -> list[Instruction]:
-        again = welcome.run == self.run and welcome.config == self._config  # a resume may have changed it
+        again = (
+            welcome.run == self.run and welcome.config == self._config
+        )  # a resume may have changed it
         out: list[Instruction] = []
         if not again:
             self._layout = ""  # what is prepared is another run's
             out += self._abandon(list(self._tasks))
-        elif welcome.inc != self.inc:  # a server started anew: what it asks for again is not done again, see `_task`
+        elif (
+            welcome.inc != self.inc
+        ):  # a server started anew: what it asks for again is not done again, see `_task`
             self._earlier = set(self._tasks)
             for going in self._outgoing.values():
                 going.announced = True
-        self.state, self.run, self.inc, self.session, self.beat_s = "welcomed", welcome.run, welcome.inc, welcome.session, welcome.beat_s
+        self.state, self.run, self.inc, self.session, self.beat_s = (
+            "welcomed",
+            welcome.run,
+            welcome.inc,
+            welcome.session,
+            welcome.beat_s,
+        )
         self.ids, self.share, self._config = welcome.ids, None, welcome.config
         out.append(Welcomed(welcome, again))
         return [*out, *(self.ready(self._layout, self._sites) if again and self._layout else [])]
@@ -271,14 +338,22 @@ class ClientProtocol:
             return [TurnedAway(refuse.reason)]
         if self.state == "joining":
             self._rejoin_at = now + REJOIN_S
-        elif refuse.unread:  # it might have been awaited: all that is under way is said anew after a join
+        elif (
+            refuse.unread
+        ):  # it might have been awaited: all that is under way is said anew after a join
             return [Reconnect()]
         return []
 
     def _task(self, task: m.Task, body: memoryview | None) -> list[Instruction]:
-        if sum(f.size for f in task.form) != task.size or (body is not None and len(body) != task.size) or (body is None and 0 < task.size <= PART):
+        if (
+            sum(f.size for f in task.form) != task.size
+            or (body is not None and len(body) != task.size)
+            or (body is None and 0 < task.size <= PART)
+        ):
             raise RemoteProtocolError("task: announced sizes do not agree")
-        out = self._abandon([k for k in self._tasks if (k.round, k.phase) < (task.key.round, task.key.phase)])
+        out = self._abandon(
+            [k for k in self._tasks if (k.round, k.phase) < (task.key.round, task.key.phase)]
+        )
         if task.key in self._earlier:
             self._earlier.discard(task.key)
             if self._same(task, self._tasks[task.key]):
@@ -294,7 +369,13 @@ class ClientProtocol:
     @staticmethod
     def _same(a: m.Task, b: m.Task) -> bool:
         """Whether what was done for one task answers the other."""
-        return not a.faults and (a.check, a.form, a.start, a.enrol, a.judge) == (b.check, b.form, b.start, b.enrol, b.judge)
+        return not a.faults and (a.check, a.form, a.start, a.enrol, a.judge) == (
+            b.check,
+            b.form,
+            b.start,
+            b.enrol,
+            b.judge,
+        )
 
     def _abandon(self, keys: Sequence[Key]) -> list[Instruction]:
         working = [k for k in keys if k in self._working]
@@ -307,9 +388,13 @@ class ClientProtocol:
         if body is not None or task.size == 0:
             return self._given(task, memoryview(bytearray(body or b"")))
         try:
-            whole = lend(task.size).data  # not cleared: the system gives it memory as parts are written to it
+            whole = lend(
+                task.size
+            ).data  # not cleared: the system gives it memory as parts are written to it
         except (MemoryError, OverflowError, ValueError) as broken:
-            raise RemoteProtocolError(f"task: a payload of {task.size} bytes does not fit into this machine") from broken
+            raise RemoteProtocolError(
+                f"task: a payload of {task.size} bytes does not fit into this machine"
+            ) from broken
         self._incoming[task.key] = Incoming(task, whole)
         return self._grant(task.key)
 
@@ -335,12 +420,20 @@ class ClientProtocol:
         if part.index < inc.got:
             return [Stray("doubled")]
         start = part.index * PART
-        if body is None or part.index != inc.got or part.index >= inc.granted or len(body) != min(PART, inc.task.size - start):
+        if (
+            body is None
+            or part.index != inc.got
+            or part.index >= inc.granted
+            or len(body) != min(PART, inc.task.size - start)
+        ):
             # What is missing does not come any more: the task must be given out anew.
             del self._incoming[part.key]
             reason = f"part {part.index} came where part {inc.got} was awaited"
-            return [Booked("down", part.key, False), Out(m.Failed(run=self.run, inc=self.inc, key=part.key, reason=reason, again=True))]
-        inc.body[start:start + len(body)] = body
+            return [
+                Booked("down", part.key, False),
+                Out(m.Failed(run=self.run, inc=self.inc, key=part.key, reason=reason, again=True)),
+            ]
+        inc.body[start : start + len(body)] = body
         inc.got += 1
         if inc.got * PART >= inc.task.size:
             del self._incoming[part.key]
@@ -349,7 +442,9 @@ class ClientProtocol:
 
     def _announce(self) -> list[Instruction]:
         out: list[Instruction] = []
-        for key in sorted(self._outgoing, key=lambda k: (k.round, k.phase, k.purpose != "evaluate", k)):
+        for key in sorted(
+            self._outgoing, key=lambda k: (k.round, k.phase, k.purpose != "evaluate", k)
+        ):
             going = self._outgoing[key]
             if going.announced:
                 continue
@@ -364,8 +459,8 @@ class ClientProtocol:
         return out
 
     def _waits(self, key: Key) -> bool:
-        """Whether an evaluation within a training task is kept until that task's own reply is through: if the
-        connection is cut in between, both are announced anew."""
+        """Whether an evaluation within a training task is kept until that task's own reply is
+        through: if the connection is cut in between, both are announced anew."""
         train = _train(key)
         return key != train and (train in self._working or train in self._outgoing)
 
@@ -385,9 +480,15 @@ class ClientProtocol:
             return [Stray("doubled")]
         if pull.first != going.sent or pull.first + pull.count > going.body.parts():
             raise RemoteProtocolError(f"pull of part {pull.first}; {going.sent} were sent")
-        last = pull.first + pull.count if going.until is None else min(pull.first + pull.count, going.until)
-        out: list[Instruction] = [Out(m.Part(run=self.run, inc=self.inc, key=pull.key, index=i), going.body.part(i))
-                                  for i in range(pull.first, last)]
+        last = (
+            pull.first + pull.count
+            if going.until is None
+            else min(pull.first + pull.count, going.until)
+        )
+        out: list[Instruction] = [
+            Out(m.Part(run=self.run, inc=self.inc, key=pull.key, index=i), going.body.part(i))
+            for i in range(pull.first, last)
+        ]
         going.sent += pull.count
         if going.sent >= going.body.parts():
             self._forget(pull.key)

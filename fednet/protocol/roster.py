@@ -1,8 +1,7 @@
 """Who is there: the workers, the connections they speak over, and the clients they host.
 
-A worker (a client process hosting one or many ids) is connecting -> welcomed -> ready, and away when its connection is
-closed or its heartbeat silent.
-"""
+A worker (a client process hosting one or many ids) is connecting -> welcomed -> ready, and away
+when its connection is closed or its heartbeat silent."""
 
 from __future__ import annotations
 
@@ -16,7 +15,8 @@ from fednet.wire import messages as m
 
 @dataclass(slots=True)
 class Worker:
-    """A client process. `queue`: tasks it was handed and has not answered, in order; the first `slots` are running."""
+    """A client process. `queue`: tasks it was handed and has not answered, in order; the first
+    `slots` are running."""
 
     name: str
     session: str
@@ -28,36 +28,46 @@ class Worker:
     pid: int = 0
     device: str = ""
     ready: bool = False
-    stalled: bool = False  # it sat on a task: until it answers one, others that host the same clients are asked first
+    # it sat on a task: until it answers one, others that host the same clients are asked first
+    stalled: bool = False
     joined_at: float = 0.0
     gone_at: float | None = None
     queue: list[int] = field(default_factory=list)
-    doing: dict[int, tuple[str, int, int]] = field(default_factory=dict)  # client -> phase, step, steps
+    doing: dict[int, tuple[str, int, int]] = field(
+        default_factory=dict
+    )  # client -> phase, step, steps
     user: str | None = None
 
 
 class Roster:
-    """limit: of workers. now: when this server started; until an id has been there once, its absence counts from then."""
+    """limit: of workers. now: when this server started; until an id has been there once, its
+    absence counts from then."""
 
     def __init__(self, limit: int, now: float) -> None:
         self.workers: dict[str, Worker] = {}
         self.limit, self._started = limit, now
         self._by_conn: dict[bytes, str] = {}
         self._joined: set[bytes] = set()  # connections that have used up their join
-        self._lost_at: dict[int, float] = {}  # id -> when it counts as lost, since its last worker went
+        self._lost_at: dict[
+            int, float
+        ] = {}  # id -> when it counts as lost, since its last worker went
         self._known: set[int] = set()  # ids that were ready once
         self._here: frozenset[int] | None = None
 
-    # -- what is known -----------------------------------------------------------------------------------------------
+    # -- what is known -----------------------------------------------------------------------------
     def present(self) -> frozenset[int]:
         """Ids hosted by a worker that is ready."""
         if self._here is None:
-            self._here = frozenset(i for w in self.workers.values() if w.ready and w.gone_at is None for i in w.ids)
+            self._here = frozenset(
+                i for w in self.workers.values() if w.ready and w.gone_at is None for i in w.ids
+            )
         return self._here
 
     def hosts(self, client: int) -> list[Worker]:
         """Who could take a task of that client."""
-        return [x for x in self.workers.values() if x.ready and x.gone_at is None and client in x.ids]
+        return [
+            x for x in self.workers.values() if x.ready and x.gone_at is None and client in x.ids
+        ]
 
     def worker_of(self, conn: bytes) -> str:
         """The name of the worker behind a connection, "" if none has joined over it."""
@@ -75,31 +85,54 @@ class Roster:
         return conn in self._joined
 
     def missed(self, client: int, since: float, join: float | None, now: float) -> str:
-        """Why a client that is not present is waited for no longer; "" where it is. since: when its task began to wait for it;
-        join: how long it may take to come at all, or to be ready, see `Rules`."""
-        preparing = [x.joined_at for x in self.workers.values() if x.conn is not None and x.gone_at is None and client in x.ids]
+        """Why a client that is not present is waited for no longer; "" where it is. since: when its
+        task began to wait for it; join: how long it may take to come at all, or to be ready, see
+        `Rules`."""
+        preparing = [
+            x.joined_at
+            for x in self.workers.values()
+            if x.conn is not None and x.gone_at is None and client in x.ids
+        ]
         if not preparing and client in self._known:
             return "lost" if now >= self._lost_at.get(client, since) else ""
         start = max(preparing, default=self._started)
         return "absent" if join is not None and now - start >= join else ""
 
-    # -- coming ------------------------------------------------------------------------------------------------------
+    # -- coming ------------------------------------------------------------------------------------
     def room(self, busy: Callable[[], set[str]]) -> bool:
-        """Whether another worker may join; those that are gone and have nothing in hand make room. busy(): who has."""
+        """Whether another worker may join; those that are gone and have nothing in hand make room.
+        busy(): who has."""
         if len(self.workers) >= self.limit:
             names = busy()
-            for gone in [x for x in self.workers.values() if x.conn is None and x.name not in names]:
+            for gone in [
+                x for x in self.workers.values() if x.conn is None and x.name not in names
+            ]:
                 del self.workers[gone.name]
         return len(self.workers) < self.limit
 
-    def enter(self, conn: bytes, join: m.Join, ids: frozenset[int], user: str | None, now: float) -> Worker:
+    def enter(
+        self, conn: bytes, join: m.Join, ids: frozenset[int], user: str | None, now: float
+    ) -> Worker:
         """Lets a worker in, anew or back over another connection."""
         old = self.workers.get(join.worker)
         if old is not None and old.conn is not None:
             self._by_conn.pop(old.conn, None)
         worker = old or Worker(join.worker, secrets.token_hex(8), ids, conn, now)
-        worker.conn, worker.ids, worker.heard, worker.joined_at, worker.gone_at, worker.ready = conn, ids, now, now, None, False
-        worker.slots, worker.host, worker.pid, worker.device, worker.user = min(join.slots, SLOTS), join.host, join.pid, join.device, user
+        worker.conn, worker.ids, worker.heard, worker.joined_at, worker.gone_at, worker.ready = (
+            conn,
+            ids,
+            now,
+            now,
+            None,
+            False,
+        )
+        worker.slots, worker.host, worker.pid, worker.device, worker.user = (
+            min(join.slots, SLOTS),
+            join.host,
+            join.pid,
+            join.device,
+            user,
+        )
         worker.doing.clear()
         self.workers[worker.name] = worker
         self._by_conn[conn] = worker.name
@@ -115,7 +148,7 @@ class Roster:
         """It was silent, and is heard again."""
         worker.gone_at, self._here = None, None
 
-    # -- going -------------------------------------------------------------------------------------------------------
+    # -- going -------------------------------------------------------------------------------------
     def closed(self, conn: bytes) -> Worker | None:
         """The worker that this leaves without a connection, if any."""
         self._joined.discard(conn)

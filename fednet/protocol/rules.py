@@ -1,4 +1,5 @@
-"""What the server's side of the protocol is told: the work, the rules of a phase, and what it answers with.
+"""What the server's side of the protocol is told: the work, the rules of a phase, and what it
+answers with.
 
 Events and the time go in, instructions come out; nothing here does I/O.
 """
@@ -14,10 +15,13 @@ from fednet.wire.messages import Fault, Field, Key, Message
 
 WINDOW = 4  # parts granted to one sender
 BUDGET = 64  # parts granted to all senders together
-UNUSED_S = 2.0  # a grant of which no part has come for so long does not count: a few who send nothing must not use up the budget of all
+# a grant of which no part has come for so long does not count: a few who send nothing must not use
+# up the budget of all
+UNUSED_S = 2.0
 SLOTS = 64  # tasks that one process is taken to work on at once, whatever it says
 TRIES = 3  # how often a task is given out after replies that had to be refused
-LOSSES = 20  # how often a task is given out whose worker is lost, so that one that kills its workers ends
+# how often a task is given out whose worker is lost, so that one that kills its workers ends
+LOSSES = 20
 STRIKES = 256  # messages of a connection that belong to nothing, before it is hung up on
 TOLD = 16  # refusals that a connection is told of
 HOSTED = 32_768  # clients that one process may host: their ids must fit into a header
@@ -25,9 +29,10 @@ HOSTED = 32_768  # clients that one process may host: their ids must fit into a 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A task for one client. cost: SGD steps, for longest-first; start, keep: client state versions; enrol: how many
-    leading fields of the form are the client's enrolment; judge: evaluate within the task; faults: to be acted out at the
-    first hand-out; lost: the one of them after which no reply will come."""
+    """A task for one client. cost: SGD steps, for longest-first; start, keep: client state
+    versions; enrol: how many leading fields of the form are the client's enrolment; judge: evaluate
+    within the task; faults: to be acted out at the first hand-out; lost: the one of them after
+    which no reply will come."""
 
     client: int
     form: Sequence[Field]
@@ -46,11 +51,11 @@ class Job:
 class Rules:
     """How long is waited for whom, in seconds; None: for ever.
 
-    deadline: for a client's task, from its hand-out. closed, silent: how long a client may be away after its connection
-    closed or its heartbeat fell silent. stalled: how long a task may make no progress, although its worker is heard of, where
-    another worker hosts the same client. join: how long, after the server's start, an id may take to come at all.
-    first: the phase closes on this many replies. defer: usefulness is decided by the caller at the phase's end.
-    """
+    deadline: for a client's task, from its hand-out. closed, silent: how long a client may be away
+    after its connection closed or its heartbeat fell silent. stalled: how long a task may make no
+    progress, although its worker is heard of, where another worker hosts the same client. join: how
+    long, after the server's start, an id may take to come at all. first: the phase closes on this
+    many replies. defer: usefulness is decided by the caller at the phase's end."""
 
     deadline: float | None = None
     closed: float | None = 3.0
@@ -61,7 +66,7 @@ class Rules:
     stalled: float | None = 300.0
 
 
-# -- instructions ----------------------------------------------------------------------------------------------------
+# -- instructions ----------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Send:
     conn: bytes
@@ -71,7 +76,8 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Stray:
-    """The message just received belongs to nothing that is under way: it is billed, and not used. Comes first."""
+    """The message just received belongs to nothing that is under way: it is billed, and not used.
+    Comes first."""
 
     reason: str
 
@@ -103,7 +109,8 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A client's part in this phase is over. reason: "" if its reply counts, else why it does not."""
+    """A client's part in this phase is over. reason: "" if its reply counts, else why it does
+    not."""
 
     client: int
     attempt: int
@@ -131,7 +138,8 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """The connection is of no further use: its queue may be dropped, or the connection itself be ended."""
+    """The connection is of no further use: its queue may be dropped, or the connection itself be
+    ended."""
 
     conn: bytes
     hang_up: bool = False

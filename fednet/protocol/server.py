@@ -1,11 +1,11 @@
 """The server's side of the protocol: a state machine without I/O.
 
-Events and the time go in, instructions come out: all times are seconds on the caller's clock, handed in as `now`. Who is
-there is in `roster`, what each was handed in `tasks`, how payloads cross in `transfers`, what is refused in `refusals`.
+Events and the time go in, instructions come out: all times are seconds on the caller's clock,
+handed in as `now`. Who is there is in `roster`, what each was handed in `tasks`, how payloads cross
+in `transfers`, what is refused in `refusals`.
 
-What a peer may make the server hold or send is bounded: one join a connection, what `transfers` says of payloads, and a
-connection whose messages keep belonging to nothing is hung up on.
-"""
+What a peer may make the server hold or send is bounded: one join a connection, what `transfers`
+says of payloads, and a connection whose messages keep belonging to nothing is hung up on."""
 
 from __future__ import annotations
 
@@ -24,16 +24,28 @@ from fednet.wire.messages import Field, Key
 
 
 class ServerProtocol:
-    """Feed it `received`, `closed`, `tick`, and the engine's `begin`, `accept`, `reject`, `finish`; do what it returns.
+    """Feed it `received`, `closed`, `tick`, and the engine's `begin`, `accept`, `reject`, `finish`;
+    do what it returns.
 
-    welcome(ids, session): the answer to a join. may_speak_for(user, client): whether that key may. declared(key, form):
-    raises RemoteProtocolError for a reply that is not of the form and size that the method declares. rules: until the first
-    phase gives its own.
-    """
+    welcome(ids, session): the answer to a join. may_speak_for(user, client): whether that key may.
+    declared(key, form): raises RemoteProtocolError for a reply that is not of the form and size
+    that the method declares. rules: until the first phase gives its own."""
 
-    def __init__(self, run: str, incarnation: int, clients: int, welcome: Callable[[list[int], str], m.Welcome], now: float, *,
-                 files: Mapping[str, str] | None = None, layout: str = "", may_speak_for: Callable[[str | None, int], bool] | None = None,
-                 declared: Callable[[Key, Sequence[Field]], None] | None = None, max_workers: int = 10_000, rules: Rules | None = None) -> None:
+    def __init__(
+        self,
+        run: str,
+        incarnation: int,
+        clients: int,
+        welcome: Callable[[list[int], str], m.Welcome],
+        now: float,
+        *,
+        files: Mapping[str, str] | None = None,
+        layout: str = "",
+        may_speak_for: Callable[[str | None, int], bool] | None = None,
+        declared: Callable[[Key, Sequence[Field]], None] | None = None,
+        max_workers: int = 10_000,
+        rules: Rules | None = None,
+    ) -> None:
         self.run, self.incarnation, self.clients = run, incarnation, clients
         self.files, self.layout = dict(files or {}), layout
         self.sites: dict[int, m.SiteFacts] = {}
@@ -43,9 +55,11 @@ class ServerProtocol:
         self._roster = Roster(max_workers, now)
         self._refusals = Refusals(self._turn, self._roster.worker_of)
         self._tasks = Tasks(self._turn, self._roster, self._refusals, rules or Rules())
-        self._transfers = Transfers(self._turn, self._roster, self._tasks, declared or (lambda key, form: None))
+        self._transfers = Transfers(
+            self._turn, self._roster, self._tasks, declared or (lambda key, form: None)
+        )
 
-    # -- what is known -----------------------------------------------------------------------------------------------
+    # -- what is known -----------------------------------------------------------------------------
     @property
     def workers(self) -> Mapping[str, Worker]:
         return self._roster.workers
@@ -100,19 +114,46 @@ class ServerProtocol:
         rows: list[dict[str, object]] = []
         for w in self.open():
             worker = self.workers.get(w.worker)
-            phase, step, steps = worker.doing.get(w.job.client, ("queued" if not w.running else w.status, 0, 0)) if worker else (w.status, 0, 0)
+            phase, step, steps = (
+                worker.doing.get(w.job.client, ("queued" if not w.running else w.status, 0, 0))
+                if worker
+                else (w.status, 0, 0)
+            )
             deadline = self.rules.deadline
-            left = deadline - (self._turn.now - w.since) if deadline is not None and w.running else deadline  # it runs once its worker is free
-            rows.append({"client": w.job.client, "host": worker.host if worker else "", "pid": worker.pid if worker else 0,
-                         "device": worker.device if worker else "", "phase": phase if w.status != "arriving" else "uploading",
-                         "step": step, "steps": steps, "since": w.since, "deadline_s": left})
+            left = (
+                deadline - (self._turn.now - w.since)
+                if deadline is not None and w.running
+                else deadline
+            )  # it runs once its worker is free
+            rows.append(
+                {
+                    "client": w.job.client,
+                    "host": worker.host if worker else "",
+                    "pid": worker.pid if worker else 0,
+                    "device": worker.device if worker else "",
+                    "phase": phase if w.status != "arriving" else "uploading",
+                    "step": step,
+                    "steps": steps,
+                    "since": w.since,
+                    "deadline_s": left,
+                }
+            )
         return rows
 
-    # -- the engine's commands ---------------------------------------------------------------------------------------
-    def begin(self, round: int, phase: int, purpose: m.Purpose, jobs: Sequence[Job], rules: Rules, now: float,
-              attempts: Mapping[int, int] | None = None) -> list[Instruction]:
-        """Opens a phase. `attempts`: the first attempt number by client, where an earlier server got further than 0.
-        What is left of the phase before is called off without a word to the caller, who has gone on."""
+    # -- the engine's commands ---------------------------------------------------------------------
+    def begin(
+        self,
+        round: int,
+        phase: int,
+        purpose: m.Purpose,
+        jobs: Sequence[Job],
+        rules: Rules,
+        now: float,
+        attempts: Mapping[int, int] | None = None,
+    ) -> list[Instruction]:
+        """Opens a phase. `attempts`: the first attempt number by client, where an earlier server
+        got further than 0. What is left of the phase before is called off without a word to the
+        caller, who has gone on."""
         self._turn.now = now
         self._refusals.strikes.clear()
         self._tasks.begin(round, phase, purpose, jobs, rules, attempts or {})
@@ -125,7 +166,8 @@ class ServerProtocol:
         return self._turn.take()
 
     def reject(self, key: Key, reason: str, now: float, again: bool = True) -> list[Instruction]:
-        """The reply was not what was declared: it is billed, and the task is given out again a few times at most."""
+        """The reply was not what was declared: it is billed, and the task is given out again a few
+        times at most."""
         self._turn.now = now
         self._tasks.reject(key, reason, again)
         return self._turn.take()
@@ -142,18 +184,39 @@ class ServerProtocol:
         return self._turn.take()
 
     def finish(self, over: bool, reason: str = "") -> list[Instruction]:
-        """Tells all workers that the run is over, or that this server stops with rounds left to do."""
+        """Tells all workers that the run is over, or that this server stops with rounds left to
+        do."""
         for w in self.workers.values():
             if w.conn is not None:
-                self._turn.send(w.conn, m.End(run=self.run, inc=self.incarnation, over=over, reason=m.printable(reason, 4000)))
+                self._turn.send(
+                    w.conn,
+                    m.End(
+                        run=self.run,
+                        inc=self.incarnation,
+                        over=over,
+                        reason=m.printable(reason, 4000),
+                    ),
+                )
         return self._turn.take()
 
-    # -- the transport's events --------------------------------------------------------------------------------------
-    def received(self, conn: bytes, message: m.Message, body: memoryview | None, now: float, user: str | None = None) -> list[Instruction]:
-        """A decoded message. What breaks the protocol is refused with a reason, counted, and changes nothing."""
+    # -- the transport's events --------------------------------------------------------------------
+    def received(
+        self,
+        conn: bytes,
+        message: m.Message,
+        body: memoryview | None,
+        now: float,
+        user: str | None = None,
+    ) -> list[Instruction]:
+        """A decoded message. What breaks the protocol is refused with a reason, counted, and
+        changes nothing."""
         self._turn.now = now
         try:
-            stray = self._join(conn, message, user) if isinstance(message, m.Join) else self._from_worker(conn, message, body)
+            stray = (
+                self._join(conn, message, user)
+                if isinstance(message, m.Join)
+                else self._from_worker(conn, message, body)
+            )
         except RemoteProtocolError as broken:
             self._refusals.tell(conn, str(broken), str(message.__struct_config__.tag))
             stray = "refused"
@@ -198,24 +261,40 @@ class ServerProtocol:
     def _away(self, worker: Worker, why: str, patience: float | None) -> None:
         self._roster.away(worker, patience, self._turn.now)
         self._tasks.pause(worker)
-        self._turn.say(Note("away", {"worker": worker.name, "clients": sorted(worker.ids), "why": why}))
+        self._turn.say(
+            Note("away", {"worker": worker.name, "clients": sorted(worker.ids), "why": why})
+        )
 
-    # -- joining -----------------------------------------------------------------------------------------------------
+    # -- joining -----------------------------------------------------------------------------------
     def _join(self, conn: bytes, join: m.Join, user: str | None) -> str:
         """Lets a worker in, anew or back. Returns why it was not let in, for the books."""
         if self._roster.has_joined(conn):
             raise RemoteProtocolError("join: this connection has joined already")
         try:
-            ids = frozenset(Ids("{}/{}".format(*join.share), share=join.share).resolve(self.clients) if join.share is not None else join.ids)
+            ids = frozenset(
+                Ids("{}/{}".format(*join.share), share=join.share).resolve(self.clients)
+                if join.share is not None
+                else join.ids
+            )
         except (ConfigError, ZeroDivisionError) as broken:
             self._refusals.tell(conn, f"join: {broken}", "join", final=True)
             return "refused"
         old = self.workers.get(join.worker)
         reason, final = self._objection(join, ids, user), True
-        if not reason and old is not None and (old.user != user or (
-                old.conn is not None and old.gone_at is None and old.session != join.session)):
+        if (
+            not reason
+            and old is not None
+            and (
+                old.user != user
+                or (old.conn is not None and old.gone_at is None and old.session != join.session)
+            )
+        ):
             reason, final = "join: a worker of that name is connected.", False
-        if not reason and old is None and not self._roster.room(lambda: {w.worker for w in self.open()}):
+        if (
+            not reason
+            and old is None
+            and not self._roster.room(lambda: {w.worker for w in self.open()})
+        ):
             reason, final = f"join: {self._roster.limit} workers are connected already.", False
         if reason:
             self._refusals.tell(conn, reason, "join", final)
@@ -224,8 +303,18 @@ class ServerProtocol:
             self._turn.say(Forget(old.conn, hang_up=True))
         worker = self._roster.enter(conn, join, ids, user, self._turn.now)
         self._turn.send(conn, self._welcome(sorted(ids), worker.session))
-        self._turn.say(Note("joined" if old is None else "rejoined", {"worker": worker.name, "clients": sorted(ids), "host": worker.host,
-                                                                       "pid": worker.pid, "device": worker.device}))
+        self._turn.say(
+            Note(
+                "joined" if old is None else "rejoined",
+                {
+                    "worker": worker.name,
+                    "clients": sorted(ids),
+                    "host": worker.host,
+                    "pid": worker.pid,
+                    "device": worker.device,
+                },
+            )
+        )
         self._tasks.pick_up(worker, set(join.holding), join.inc == self.incarnation)
         return ""
 
@@ -244,12 +333,20 @@ class ServerProtocol:
 
     def _ready(self, conn: bytes, worker: Worker, ready: m.Ready) -> str:
         if self.layout and ready.layout != self.layout:
-            self._refusals.tell(conn, "ready: the model built there has other tensors than the server's; the same configuration, "
-                                "files and torch are needed on both sides.", "ready", final=True)
+            self._refusals.tell(
+                conn,
+                "ready: the model built there has other tensors than the server's; the same "
+                "configuration, "
+                "files and torch are needed on both sides.",
+                "ready",
+                final=True,
+            )
             return "refused"
         for facts in ready.sites:
             if facts.client not in worker.ids:
-                raise RemoteProtocolError(f"facts of client {facts.client}, which this worker does not host")
+                raise RemoteProtocolError(
+                    f"facts of client {facts.client}, which this worker does not host"
+                )
         self.sites.update((facts.client, facts) for facts in ready.sites)
         if worker.ready:
             return ""
@@ -258,7 +355,7 @@ class ServerProtocol:
         self._tasks.supersede(worker)
         return ""
 
-    # -- from a worker -----------------------------------------------------------------------------------------------
+    # -- from a worker -----------------------------------------------------------------------------
     def _from_worker(self, conn: bytes, message: m.Message, body: memoryview | None) -> str:
         """Returns why the message belongs to nothing that is under way, or ""."""
         worker = self._roster.behind(conn)
@@ -267,7 +364,10 @@ class ServerProtocol:
         if message.run != self.run:
             raise RemoteProtocolError(f"a message of another run ({message.run[:16]!r})")
         if message.inc != self.incarnation and not isinstance(message, m.Reply):
-            raise RemoteProtocolError(f"a message for incarnation {message.inc} of this server, which is {self.incarnation}")
+            raise RemoteProtocolError(
+                f"a message for incarnation {message.inc} of this server, which is "
+                f"{self.incarnation}"
+            )
         worker.heard = self._turn.now
         if worker.gone_at is not None:
             self._roster.back(worker)
@@ -284,7 +384,9 @@ class ServerProtocol:
         key: Key = message.key  # type: ignore[attr-defined]
         if key.client not in worker.ids:
             raise RemoteProtocolError(f"client {key.client} is not hosted by this worker")
-        if not self._may(worker.user, key.client):  # revoked since it joined; the key may still speak for others
+        if not self._may(
+            worker.user, key.client
+        ):  # revoked since it joined; the key may still speak for others
             self._roster.leave_out(worker, key.client, self._turn.now)
             self._tasks.leave_out(worker, key.client)
             raise RemoteProtocolError(f"this key may not speak for client {key.client} any more")
@@ -304,7 +406,9 @@ class ServerProtocol:
             tasks.run_heads(worker)
             tasks.assign()
         if beat.client in worker.ids:
-            if beat.phase == m.UPLOADING:  # its link is slow, not its worker, which is free for the next
+            if (
+                beat.phase == m.UPLOADING
+            ):  # its link is slow, not its worker, which is free for the next
                 tasks.start_next(worker, beat.client)
                 tasks.assign()
             doing = beat.phase, beat.step, beat.steps
@@ -321,8 +425,23 @@ class ServerProtocol:
 
     def _failed(self, worker: Worker, failed: m.Failed) -> str:
         w = self._tasks.current(failed.key)
-        self._turn.say(Note("failed", {"client": failed.key.client, "round": failed.key.round, "worker": worker.name, "reason": failed.reason}))
-        if w is None or failed.key.purpose != self.purpose or w.worker != worker.name or w.status not in WITH_WORKER:
+        self._turn.say(
+            Note(
+                "failed",
+                {
+                    "client": failed.key.client,
+                    "round": failed.key.round,
+                    "worker": worker.name,
+                    "reason": failed.reason,
+                },
+            )
+        )
+        if (
+            w is None
+            or failed.key.purpose != self.purpose
+            or w.worker != worker.name
+            or w.status not in WITH_WORKER
+        ):
             return "late"
         self._tasks.refuse(w, failed.reason, failed.again, "damaged" if failed.again else "failed")
         return ""

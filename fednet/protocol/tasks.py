@@ -1,9 +1,10 @@
 """The jobs of a phase: to whom each is handed, and what becomes of it.
 
-    waiting ── handed to a free worker ──> handed ── reply announced ──> arriving ── all parts in ──> arrived
-       ^                                     │                               │                          │
-       └── worker lost, or reply refused ────┴───────────────────────────────┘            accept ──> done
-    any but done ── deadline, lost for good, cancelled ──> dropped                        reject ──> waiting | dropped
+waiting ── handed to a free worker ──> handed ── reply announced ──> arriving ──> arrived
+   ^                                     │                               │
+   └── worker lost, or reply refused ────┴───────────────────────────────┘
+arrived ── accept ──> done             arrived ── reject ──> waiting | dropped
+any but done ── deadline, lost for good, cancelled ──> dropped
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class Work:
     granted: int = 0
     judge_conn: bytes = b""  # where the evaluation within this task came from, if it has come
     refusals: int = 0
-    refused_by: set[str] = field(default_factory=set)  # workers that failed at it: others are asked first
+    refused_by: set[str] = field(
+        default_factory=set
+    )  # workers that failed at it: others are asked first
     sat_by: str = ""  # the worker that it was taken from because it made no progress there
     losses: int = 0
     undecided: bool = False  # done, in a phase whose usefulness is decided at its end
@@ -64,7 +67,7 @@ class Tasks:
         self._order: list[Work] = []  # in which tasks are handed out: longest first
         self._last: dict[int, str] = {}  # client -> the worker that had its last task
 
-    # -- what is known -----------------------------------------------------------------------------------------------
+    # -- what is known -----------------------------------------------------------------------------
     def open(self) -> list[Work]:
         return [w for w in self.work.values() if w.status not in ENDED]
 
@@ -87,15 +90,26 @@ class Tasks:
             return False
         return conn == (w.conn if direction == "down" else w.up_conn)
 
-    # -- a phase -----------------------------------------------------------------------------------------------------
-    def begin(self, round: int, phase: int, purpose: m.Purpose, jobs: Sequence[Job], rules: Rules, attempts: Mapping[int, int]) -> None:
-        """What is left of the phase before is called off without a word to the caller, who has gone on."""
+    # -- a phase -----------------------------------------------------------------------------------
+    def begin(
+        self,
+        round: int,
+        phase: int,
+        purpose: m.Purpose,
+        jobs: Sequence[Job],
+        rules: Rules,
+        attempts: Mapping[int, int],
+    ) -> None:
+        """What is left of the phase before is called off without a word to the caller, who has gone
+        on."""
         self.cancel("the phase is over")
         self.decide({w.job.client: False for w in self.work.values() if w.undecided})
         self._turn.unresolve()
         self.rules = rules
         self.round, self.phase, self.purpose = round, phase, purpose
-        self.work = {j.client: Work(j, attempt=attempts.get(j.client, 0), since=self._turn.now) for j in jobs}
+        self.work = {
+            j.client: Work(j, attempt=attempts.get(j.client, 0), since=self._turn.now) for j in jobs
+        }
         self._order = sorted(self.work.values(), key=lambda w: (-w.job.cost, w.job.client))
         self.assign()
         self.expire()
@@ -141,10 +155,14 @@ class Tasks:
                 self._settle(w, good)
 
     def _settle(self, w: Work, useful: bool) -> None:
-        self._turn.say(Settle(w.conn, "down", self.key(w), useful), Settle(w.up_conn, "up", self.key(w), useful))
+        self._turn.say(
+            Settle(w.conn, "down", self.key(w), useful),
+            Settle(w.up_conn, "up", self.key(w), useful),
+        )
 
     def refuse(self, w: Work, reason: str, again: bool, what: str = "refused") -> None:
-        """A reply that cannot be used: it is billed, and the task goes out anew, a few times at most."""
+        """A reply that cannot be used: it is billed, and the task goes out anew, a few times at
+        most."""
         if w.up_conn:
             self._turn.say(Settle(w.up_conn, "up", self.key(w), False, what))
             w.up_conn = b""
@@ -154,58 +172,114 @@ class Tasks:
             self._refusals.note("reply", reason, w.worker, client=w.job.client, round=self.round)
             worker = self._roster.workers.get(w.worker)
             if worker is not None and worker.conn is not None:
-                self._turn.call_off(worker.conn, self.key(w))  # it may still wait to be asked for the rest
+                self._turn.call_off(
+                    worker.conn, self.key(w)
+                )  # it may still wait to be asked for the rest
         if again and w.refusals < TRIES:
             self.take_back(w, "given out again")
         else:
             self._drop(w, f"{what}: {reason}")
         self.assign()
 
-    # -- handing out -------------------------------------------------------------------------------------------------
+    # -- handing out -------------------------------------------------------------------------------
     def assign(self) -> None:
-        """Waiting tasks to free workers, longest first; one task ahead, but never the phase's last ones."""
-        free = [x for x in self._roster.workers.values() if x.ready and x.gone_at is None and len(x.queue) <= x.slots]
+        """Waiting tasks to free workers, longest first; one task ahead, but never the phase's last
+        ones."""
+        free = [
+            x
+            for x in self._roster.workers.values()
+            if x.ready and x.gone_at is None and len(x.queue) <= x.slots
+        ]
         waiting = [w for w in self._order if w.status == "waiting"] if free else []
         left, slots = len(waiting), sum(x.slots for x in free)
         for w in waiting:
             if not free:
                 break  # as after most replies: one worker has room, for one task
-            able = [x for x in free if w.job.client in x.ids and (not (w.refused_by or w.sat_by or x.stalled) or self._may_try(w, x))]
+            able = [
+                x
+                for x in free
+                if w.job.client in x.ids
+                and (not (w.refused_by or w.sat_by or x.stalled) or self._may_try(w, x))
+            ]
             hosts = [x for x in able if len(x.queue) < x.slots]
             if not hosts and left > slots:
                 hosts = [x for x in able if len(x.queue) <= x.slots]
             if hosts:
                 # Among equally free ones, whoever had this client last: its data are there already.
-                self._hand(w, min(hosts, key=lambda x: (len(x.queue) / x.slots, self._last.get(w.job.client) != x.name, x.name)))
+                self._hand(
+                    w,
+                    min(
+                        hosts,
+                        key=lambda x: (
+                            len(x.queue) / x.slots,
+                            self._last.get(w.job.client) != x.name,
+                            x.name,
+                        ),
+                    ),
+                )
                 left -= 1
                 free = [x for x in free if len(x.queue) <= x.slots]
 
     def _may_try(self, w: Work, worker: Worker) -> bool:
-        """A worker that failed at a task, or sat on one, tries again only where no other hosts its client."""
+        """A worker that failed at a task, or sat on one, tries again only where no other hosts its
+        client."""
         others = [x for x in self._roster.hosts(w.job.client) if x.name != w.sat_by]
         if worker.name == w.sat_by and others:
             return False
-        return not (worker.stalled or worker.name in w.refused_by) or not any(not x.stalled and x.name not in w.refused_by for x in others)
+        return not (worker.stalled or worker.name in w.refused_by) or not any(
+            not x.stalled and x.name not in w.refused_by for x in others
+        )
 
     def _hand(self, w: Work, worker: Worker) -> None:
         assert worker.conn is not None
         job, turn = w.job, self._turn
-        w.status, w.worker, w.conn, w.up_conn, w.judge_conn, w.reply = "handed", worker.name, worker.conn, b"", b"", None
+        w.status, w.worker, w.conn, w.up_conn, w.judge_conn, w.reply = (
+            "handed",
+            worker.name,
+            worker.conn,
+            b"",
+            b"",
+            None,
+        )
         worker.queue.append(job.client)
         self._last[job.client] = worker.name
         w.running = len(worker.queue) <= worker.slots
         w.since = w.heard = w.moved = turn.now
         faults, w.struck = [] if w.struck else list(job.faults), True
         for fault in faults:
-            turn.say(Note("fault", {"round": self.round, "client": job.client, "kind": fault.kind, "amount": fault.amount, "worker": worker.name}))
+            turn.say(
+                Note(
+                    "fault",
+                    {
+                        "round": self.round,
+                        "client": job.client,
+                        "kind": fault.kind,
+                        "amount": fault.amount,
+                        "worker": worker.name,
+                    },
+                )
+            )
         inline = job.body.size <= PART
         w.sent_parts = job.body.parts() if inline else 0
-        task = m.Task(run=turn.run, inc=turn.incarnation, key=self.key(w), form=list(job.form), size=job.body.size, check=job.check,
-                      start=job.start, keep=job.keep, enrol=job.enrol, judge=job.judge, deadline_s=self.rules.deadline, faults=faults)
+        task = m.Task(
+            run=turn.run,
+            inc=turn.incarnation,
+            key=self.key(w),
+            form=list(job.form),
+            size=job.body.size,
+            check=job.check,
+            start=job.start,
+            keep=job.keep,
+            enrol=job.enrol,
+            judge=job.judge,
+            deadline_s=self.rules.deadline,
+            faults=faults,
+        )
         turn.send(worker.conn, task, job.body.whole() if inline and job.body.size else None)
 
     def start_next(self, worker: Worker, client: int) -> None:
-        """`client` is off the worker's hands: the next in its queue is running, and its deadline with it."""
+        """`client` is off the worker's hands: the next in its queue is running, and its deadline
+        with it."""
         if client in worker.queue:
             worker.queue.remove(client)
         worker.doing.pop(client, None)
@@ -213,14 +287,16 @@ class Tasks:
 
     def run_heads(self, worker: Worker) -> None:
         """As many of its queue as it has slots are running."""
-        for other in worker.queue[:worker.slots]:
+        for other in worker.queue[: worker.slots]:
             w = self.work.get(other)
             if w is not None and not w.running:
                 w.running = True
                 w.since = w.heard = w.moved = self._turn.now
 
-    # -- taking back -------------------------------------------------------------------------------------------------
-    def take_back(self, w: Work, reason: str, lost: bool = False, same_attempt: bool = False) -> None:
+    # -- taking back -------------------------------------------------------------------------------
+    def take_back(
+        self, w: Work, reason: str, lost: bool = False, same_attempt: bool = False
+    ) -> None:
         """The task is to be handed out again; what crossed for it so far was of no use."""
         if w.job.lost and w.struck:
             return self._drop(w, f"lost: {w.job.lost}")
@@ -228,7 +304,14 @@ class Tasks:
         if w.losses >= LOSSES:
             return self._drop(w, "lost")
         self._let_go(w, reason)
-        w.status, w.worker, w.conn, w.up_conn, w.reply, w.running = "waiting", "", b"", b"", None, False
+        w.status, w.worker, w.conn, w.up_conn, w.reply, w.running = (
+            "waiting",
+            "",
+            b"",
+            b"",
+            None,
+            False,
+        )
         if not same_attempt:
             w.attempt += 1
 
@@ -255,10 +338,11 @@ class Tasks:
         w.status, w.reason = "dropped", reason
         self._turn.say(Resolved(w.job.client, w.attempt, reason))
 
-    # -- workers come and go -----------------------------------------------------------------------------------------
+    # -- workers come and go -----------------------------------------------------------------------
     def pick_up(self, worker: Worker, holding: set[Key], ours: bool) -> None:
-        """A worker is back: what it still holds goes on, what it lost on the way is handed out anew. ours: this server
-        handed out what it holds, and can tell what is not wanted any more; of an earlier one's tasks it may ask again."""
+        """A worker is back: what it still holds goes on, what it lost on the way is handed out
+        anew. ours: this server handed out what it holds, and can tell what is not wanted any more;
+        of an earlier one's tasks it may ask again."""
         kept: set[Key] = set()
         for w in self.held_by(worker):
             if w.job.client not in worker.ids:
@@ -278,7 +362,12 @@ class Tasks:
         """A process started anew is ready: it need not wait until its forerunner is given up."""
         for w in self.open():
             holder = self._roster.workers.get(w.worker)
-            if w.job.client in worker.ids and w.status in WITH_WORKER and holder is not None and holder.conn is None:
+            if (
+                w.job.client in worker.ids
+                and w.status in WITH_WORKER
+                and holder is not None
+                and holder.conn is None
+            ):
                 self.take_back(w, "lost", lost=True)
         self.assign()
 
@@ -290,7 +379,8 @@ class Tasks:
                 worker.queue.insert(0, w.job.client)
 
     def give_on(self, worker: Worker) -> None:
-        """The worker did not come back in time: its tasks go to others that host the same ids, or are counted out."""
+        """The worker did not come back in time: its tasks go to others that host the same ids, or
+        are counted out."""
         for w in self.held_by(worker):
             if worker.conn is not None:
                 self._turn.call_off(worker.conn, self.key(w))
@@ -298,17 +388,24 @@ class Tasks:
         worker.queue.clear()
 
     def leave_out(self, worker: Worker, client: int) -> None:
-        """The worker may not have this client's task any more; it waits for another that hosts the client."""
+        """The worker may not have this client's task any more; it waits for another that hosts the
+        client."""
         w = self.work.get(client)
         if w is not None and w.worker == worker.name and w.status in WITH_WORKER:
             self.take_back(w, "its key was revoked")
 
-    # -- time --------------------------------------------------------------------------------------------------------
+    # -- time --------------------------------------------------------------------------------------
     def expire(self) -> None:
         """Deadlines, tasks without progress, and tasks that nobody is there to take."""
         present, turn, rules = self._roster.present(), self._turn, self.rules
         # Twice as long each time, so that one that is slow everywhere gets done.
-        stuck = {w.worker for w in self.open() if w.running and rules.stalled is not None and turn.over(w.moved, rules.stalled * 2**w.losses)}
+        stuck = {
+            w.worker
+            for w in self.open()
+            if w.running
+            and rules.stalled is not None
+            and turn.over(w.moved, rules.stalled * 2**w.losses)
+        }
         for name in sorted(stuck):
             worker = self._roster.workers.get(name)
             if worker is not None and worker.gone_at is None:
@@ -318,15 +415,18 @@ class Tasks:
                 if w.running and turn.over(w.since, rules.deadline):
                     self._drop(w, "deadline")
                 elif w.job.lost and w.running and turn.over(w.heard, rules.closed):
-                    self._drop(w, f"lost: {w.job.lost}")  # planned: the worker lives on, for its other clients
+                    self._drop(
+                        w, f"lost: {w.job.lost}"
+                    )  # planned: the worker lives on, for its other clients
             elif w.status == "waiting" and w.job.client not in present:
                 missed = self._roster.missed(w.job.client, w.since, rules.join, turn.now)
                 if missed:
                     self._drop(w, missed)
 
     def _unstall(self, worker: Worker) -> None:
-        """A worker that is heard of and makes no progress may be one that takes tasks to keep them: what it has goes to others
-        that host the same clients. Where there is no other it is waited for, as long as `deadline` lets it."""
+        """A worker that is heard of and makes no progress may be one that takes tasks to keep them:
+        what it has goes to others that host the same clients. Where there is no other it is waited
+        for, as long as `deadline` lets it."""
         worker.stalled = True
         given = [w for w in self.held_by(worker) if len(self._roster.hosts(w.job.client)) > 1]
         for w in given:
@@ -334,4 +434,9 @@ class Tasks:
             self._turn.call_off(worker.conn or b"", self.key(w))
             self.take_back(w, "stalled", lost=True)
         if given:
-            self._turn.say(Note("stalled", {"worker": worker.name, "clients": sorted(w.job.client for w in given)}))
+            self._turn.say(
+                Note(
+                    "stalled",
+                    {"worker": worker.name, "clients": sorted(w.job.client for w in given)},
+                )
+            )

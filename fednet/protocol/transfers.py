@@ -1,8 +1,8 @@
 """How payloads cross: in parts that the receiver asks for, a task's down and its reply's up.
 
-What a peer may make the server hold or send is bounded: a form is checked before a byte of its body is asked for, parts are
-granted within a window and a budget, and each part of a task goes out once a hand-out.
-"""
+What a peer may make the server hold or send is bounded: a form is checked before a byte of its body
+is asked for, parts are granted within a window and a budget, and each part of a task goes out once
+a hand-out."""
 
 from __future__ import annotations
 
@@ -18,27 +18,49 @@ from fednet.wire.messages import PART, Field, Key
 
 
 class Transfers:
-    """What is done with a message returns why it belongs to nothing that is under way, or "". declared(key, form): raises
-    RemoteProtocolError for a reply that is not of the form and size that the method declares."""
+    """What is done with a message returns why it belongs to nothing that is under way, or "".
+    declared(key, form): raises RemoteProtocolError for a reply that is not of the form and size
+    that the method declares."""
 
-    def __init__(self, turn: Turn, roster: Roster, tasks: Tasks, declared: Callable[[Key, Sequence[Field]], None]) -> None:
+    def __init__(
+        self,
+        turn: Turn,
+        roster: Roster,
+        tasks: Tasks,
+        declared: Callable[[Key, Sequence[Field]], None],
+    ) -> None:
         self._turn, self._roster, self._tasks, self._declared = turn, roster, tasks, declared
 
-    # -- up ----------------------------------------------------------------------------------------------------------
+    # -- up ----------------------------------------------------------------------------------------
     def reply(self, conn: bytes, worker: Worker, reply: m.Reply, body: memoryview | None) -> str:
         """A reply, whole or announced."""
         key, tasks, turn = reply.key, self._tasks, self._turn
         w = tasks.current(key)
-        if w is None or w.worker != worker.name or w.status != "handed" or reply.inc != turn.incarnation:
-            state = "doubled" if w is not None and w.status in ("arriving", "arrived", "done") else "late"
+        if (
+            w is None
+            or w.worker != worker.name
+            or w.status != "handed"
+            or reply.inc != turn.incarnation
+        ):
+            state = (
+                "doubled"
+                if w is not None and w.status in ("arriving", "arrived", "done")
+                else "late"
+            )
             turn.say(Note(state, {"client": key.client, "round": key.round, "worker": worker.name}))
             if reply.size > PART and state == "late":
                 turn.call_off(conn, key)
             return state
-        agrees = sum(f.size for f in reply.form) == reply.size and (len(body) == reply.size if body is not None else not 0 < reply.size <= PART)
-        if key.purpose != tasks.purpose:  # evaluated within the training task: small, beside the reply, gates nothing
+        agrees = sum(f.size for f in reply.form) == reply.size and (
+            len(body) == reply.size if body is not None else not 0 < reply.size <= PART
+        )
+        if (
+            key.purpose != tasks.purpose
+        ):  # evaluated within the training task: small, beside the reply, gates nothing
             if key.purpose != "evaluate" or not w.job.judge or not agrees or body is None:
-                raise RemoteProtocolError(f"an evaluation of client {key.client} that was not asked for")
+                raise RemoteProtocolError(
+                    f"an evaluation of client {key.client} that was not asked for"
+                )
             if w.judge_conn:
                 return "doubled"
             self._declared(key, reply.form)
@@ -52,7 +74,14 @@ class Transfers:
         except RemoteProtocolError as broken:
             tasks.refuse(w, str(broken), True)
             return "refused"
-        w.status, w.reply, w.up_conn, w.got, w.granted, w.moved = "arriving", reply, conn, 0, 0, turn.now
+        w.status, w.reply, w.up_conn, w.got, w.granted, w.moved = (
+            "arriving",
+            reply,
+            conn,
+            0,
+            0,
+            turn.now,
+        )
         tasks.start_next(worker, key.client)
         if body is not None or reply.size == 0:
             turn.say(Store(key, 0, body if body is not None else memoryview(b"")))
@@ -65,13 +94,24 @@ class Transfers:
     def part(self, conn: bytes, part: m.Part, body: memoryview | None) -> str:
         """The next part of a reply that was announced."""
         w = self._tasks.current(part.key)
-        if w is None or part.key.purpose != self._tasks.purpose or w.status != "arriving" or w.up_conn != conn or w.reply is None:
+        if (
+            w is None
+            or part.key.purpose != self._tasks.purpose
+            or w.status != "arriving"
+            or w.up_conn != conn
+            or w.reply is None
+        ):
             return "late"
         if part.index < w.got:
             return "doubled"
         expected = min(PART, w.reply.size - part.index * PART)
         if part.index != w.got or part.index >= w.granted or body is None or len(body) != expected:
-            self._tasks.refuse(w, f"part {part.index} of {0 if body is None else len(body)} bytes, expected part {w.got} of {expected}", True)
+            self._tasks.refuse(
+                w,
+                f"part {part.index} of {0 if body is None else len(body)} bytes, expected part "
+                f"{w.got} of {expected}",
+                True,
+            )
             return ""
         self._turn.say(Store(part.key, part.index * PART, body))
         w.got += 1
@@ -86,13 +126,26 @@ class Transfers:
         self._turn.say(self._arrived(w, reply, worker))
 
     def _arrived(self, w: Work, reply: m.Reply, worker: Worker) -> Arrived:
-        return Arrived(reply.key, reply.form, reply.size, reply.check, reply.state, reply.kept, reply.seconds, worker.name,
-                       tuple(reply.split), self._turn.now - w.since)
+        return Arrived(
+            reply.key,
+            reply.form,
+            reply.size,
+            reply.check,
+            reply.state,
+            reply.kept,
+            reply.seconds,
+            worker.name,
+            tuple(reply.split),
+            self._turn.now - w.since,
+        )
 
     def grant(self) -> None:
-        """Grants parts to those whose replies are coming in, oldest first, within the window and the budget."""
+        """Grants parts to those whose replies are coming in, oldest first, within the window and
+        the budget."""
         turn = self._turn
-        arriving = [w for w in self._tasks.work.values() if w.status == "arriving" and w.reply is not None]
+        arriving = [
+            w for w in self._tasks.work.values() if w.status == "arriving" and w.reply is not None
+        ]
         free = BUDGET - sum(w.granted - w.got for w in arriving if turn.now - w.moved < UNUSED_S)
         for w in arriving:
             assert w.reply is not None
@@ -100,20 +153,42 @@ class Transfers:
             ahead = w.granted - w.got
             n = min(WINDOW - ahead, parts - w.granted, free)
             if n > 0 and ahead <= WINDOW // 2:
-                turn.send(w.up_conn, m.Pull(run=turn.run, inc=turn.incarnation, key=self._tasks.key(w), first=w.granted, count=n))
+                turn.send(
+                    w.up_conn,
+                    m.Pull(
+                        run=turn.run,
+                        inc=turn.incarnation,
+                        key=self._tasks.key(w),
+                        first=w.granted,
+                        count=n,
+                    ),
+                )
                 w.granted += n
                 free -= n
 
-    # -- down --------------------------------------------------------------------------------------------------------
+    # -- down --------------------------------------------------------------------------------------
     def pull(self, conn: bytes, worker: Worker, pull: m.Pull) -> str:
         """The worker asks for parts of its task."""
         w, turn = self._tasks.current(pull.key), self._turn
-        if w is None or pull.key.purpose != self._tasks.purpose or w.worker != worker.name or w.conn != conn or w.status != "handed":
+        if (
+            w is None
+            or pull.key.purpose != self._tasks.purpose
+            or w.worker != worker.name
+            or w.conn != conn
+            or w.status != "handed"
+        ):
             return "late"
         parts = w.job.body.parts()
         if pull.first != w.sent_parts or pull.first + pull.count > parts or pull.count > WINDOW:
-            raise RemoteProtocolError(f"pull of parts {pull.first} to {pull.first + pull.count - 1}; {w.sent_parts} of {parts} were sent")
+            raise RemoteProtocolError(
+                f"pull of parts {pull.first} to {pull.first + pull.count - 1}; {w.sent_parts} of "
+                f"{parts} were sent"
+            )
         for index in range(pull.first, pull.first + pull.count):
-            turn.send(conn, m.Part(run=turn.run, inc=turn.incarnation, key=pull.key, index=index), w.job.body.part(index))
+            turn.send(
+                conn,
+                m.Part(run=turn.run, inc=turn.incarnation, key=pull.key, index=index),
+                w.job.body.part(index),
+            )
         w.sent_parts += pull.count
         return ""

@@ -1,7 +1,7 @@
 """Reports, from run directories only: never from a live engine.
 
-`finish(run_dir)` is what a run ends with; the rest are the commands `report`, `compare`, `figure`, `verify`, `status`.
-"""
+`finish(run_dir)` is what a run ends with; the rest are the commands `report`, `compare`, `figure`,
+`verify`, `status`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def open_run(path: str | Path) -> Run:
 
 
 def finish(run_dir: str | Path, figures: bool = True) -> dict[str, Any]:
-    """Completes `summary.json` with the metrics and writes `figures/` and `report.html`. Returns the summary.
+    """Completes `summary.json` with the metrics and writes `figures/` and `report.html`. Returns
+    the summary.
 
     May be called again: the same files come out. What the engine wrote into the summary stays.
     """

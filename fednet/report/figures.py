@@ -1,4 +1,5 @@
-"""What the figures show, as plain data: the page and the plots draw the same numbers, and the CSV files hold them."""
+"""What the figures show, as plain data: the page and the plots draw the same numbers, and the CSV
+files hold them."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ VALUES = {
     "test_loss": "test loss",
     "train_loss": "training loss",
 }
-# Okabe and Ito's colours, told apart by the colour-blind; their order alternates dark and light, and a dash pattern and
-# a marker go with each, so that a print in grey tells them apart too.
+# Okabe and Ito's colours, told apart by the colour-blind; their order alternates dark and light,
+# and a dash pattern and a marker go with each, so that a print in grey tells them apart too.
 COLOURS = ("#0072B2", "#E69F00", "#D55E00", "#56B4E9", "#009E73", "#CC79A7", "#5B5B5B", "#B8A500")
 DASHES = ((), (5, 2), (1.5, 1.5), (6, 2, 1.5, 2), (3, 1, 1, 1, 1, 1), (8, 3), (2, 3), (10, 2, 2, 2))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -53,7 +54,9 @@ class Series:
         return MARKERS[self.place % 8]
 
 
-def curves(groups: Sequence[Group], x: str = "rounds", y: str = "accuracy", bytes: str = "total") -> list[Series]:
+def curves(
+    groups: Sequence[Group], x: str = "rounds", y: str = "accuracy", bytes: str = "total"
+) -> list[Series]:
     """One series a group that was evaluated at all."""
     found = []
     for i, g in enumerate(groups):
@@ -67,13 +70,17 @@ def bytes_by_kind(run: Run) -> tuple[list[int], dict[str, dict[str, list[int]]]]
     """(rounds, {direction: {kind: bytes a round}}). Round 0 is what was spent before the first."""
     book = metrics.ledger(run)
     rounds = sorted({t for t, _, _ in book.rows})
-    table = {w: {k: [book.rows.get((t, w, k), 0) for t in rounds] for k in book.kinds} for w in ("up", "down")}
+    table = {
+        w: {k: [book.rows.get((t, w, k), 0) for t in rounds] for k in book.kinds}
+        for w in ("up", "down")
+    }
     return rounds, {w: {k: v for k, v in kinds.items() if any(v)} for w, kinds in table.items()}
 
 
 @dataclass(frozen=True)
 class Participation:
-    """grid: (clients, rounds) int8: 0 not asked, 1 completed, 2 and on: dropped for reasons[code - 2]."""
+    """grid: (clients, rounds) int8: 0 not asked, 1 completed, 2 and on: dropped for reasons[code -
+    2]."""
 
     rounds: list[int]
     grid: np.ndarray
@@ -82,7 +89,9 @@ class Participation:
 
 @once
 def participation(run: Run) -> Participation:
-    n = max([int(run.config.get("clients", 0)), *(1 + c for r in run.rounds for c in r.selected or ())])
+    n = max(
+        [int(run.config.get("clients", 0)), *(1 + c for r in run.rounds for c in r.selected or ())]
+    )
     reasons = sorted({str(why) for r in run.rounds for why in (r.dropped or {}).values()})
     grid = np.zeros((n, len(run.rounds)), np.int8)
     for j, r in enumerate(run.rounds):
@@ -94,10 +103,11 @@ def participation(run: Run) -> Participation:
 
 @once
 def client_accuracy(run: Run) -> tuple[str, list[int], list[int], np.ndarray] | None:
-    """(which, clients, rounds, (clients, rounds) accuracy, NaN where not evaluated), clients by their last accuracy.
+    """(which, clients, rounds, (clients, rounds) accuracy, NaN where not evaluated), clients by
+    their last accuracy.
 
-    Of the personal models where the method has them, else of the global model on each client's own test split.
-    """
+    Of the personal models where the method has them, else of the global model on each client's own
+    test split."""
     which = next((w for w in ("personal", "global") if metrics.latest(run, w)), None)
     if which is None:
         return None
@@ -137,24 +147,36 @@ def time_split(run: Run) -> tuple[list[int], dict[str, list[float]]]:
         return rounds, {"all": [float(r.seconds or 0.0) for r in run.rounds]} if any(
             r.seconds for r in run.rounds
         ) else {}
-    rest = [max(0.0, float(r.seconds or 0.0) - sum(v[i] for v in table.values())) for i, r in enumerate(run.rounds)]
+    rest = [
+        max(0.0, float(r.seconds or 0.0) - sum(v[i] for v in table.values()))
+        for i, r in enumerate(run.rounds)
+    ]
     if max(rest) > 0.01 * max(float(r.seconds or 0.0) for r in run.rounds):
         table["other"] = rest
     return rounds, table
 
 
-# -- in words --------------------------------------------------------------------------------------------------------
+# -- in words --------------------------------------------------------------------------------------
 def setting(run: Run) -> str:
-    """The experiment in a line: "digits, dirichlet alpha=0.3, 10 clients, participation 0.5, lenet5, 1 epoch(s)"."""
+    """The experiment in a line: "digits, dirichlet alpha=0.3, 10 clients, participation 0.5,
+    lenet5, 1 epoch(s)"."""
     c = run.config
     data, train = c.get("data", {}), c.get("train", {})
     partition = data.get("partition", {})
     detail = {k: v for k, v in partition.items() if k in ("alpha", "per_client") and v is not None}
-    scheme = " ".join([str(partition.get("scheme", "")), *(f"{k}={v:g}" for k, v in detail.items())]).strip()
+    scheme = " ".join(
+        [str(partition.get("scheme", "")), *(f"{k}={v:g}" for k, v in detail.items())]
+    ).strip()
     chosen = (
-        f"{c['clients_per_round']} a round" if c.get("clients_per_round") else f"participation {c.get('participation')}"
+        f"{c['clients_per_round']} a round"
+        if c.get("clients_per_round")
+        else f"participation {c.get('participation')}"
     )
-    work = f"{train['steps']} local steps" if train.get("steps") else f"{train.get('epochs', 1)} local epoch(s)"
+    work = (
+        f"{train['steps']} local steps"
+        if train.get("steps")
+        else f"{train.get('epochs', 1)} local epoch(s)"
+    )
     words = [
         data.get("dataset"),
         scheme,
@@ -168,12 +190,19 @@ def setting(run: Run) -> str:
 
 
 def link(run: Run) -> str:
-    """The link as the configuration has it: "virtual clock, up 10 Mbit/s, down 50 Mbit/s, 20 ms"."""
+    """The link as the configuration has it: "virtual clock, up 10 Mbit/s, down 50 Mbit/s, 20
+    ms"."""
     c = run.config.get("link", {})
     words = [f"{c.get('clock', 'real')} clock"]
-    words += [f"{way} {c[key]:g} Mbit/s" for way, key in (("up", "up_mbps"), ("down", "down_mbps")) if c.get(key)]
     words += [
-        f"{c[key]:g} ms {what}" for what, key in (("latency", "latency_ms"), ("jitter", "jitter_ms")) if c.get(key)
+        f"{way} {c[key]:g} Mbit/s"
+        for way, key in (("up", "up_mbps"), ("down", "down_mbps"))
+        if c.get(key)
+    ]
+    words += [
+        f"{c[key]:g} ms {what}"
+        for what, key in (("latency", "latency_ms"), ("jitter", "jitter_ms"))
+        if c.get(key)
     ]
     if c.get("profile") or c.get("per_client"):
         words.append(f"profile {c.get('profile') or 'per client'}")
@@ -196,7 +225,11 @@ def caption(groups: Sequence[Group], x: str, y: str, bytes: str = "total") -> st
     else:
         which = "seeds " + "; ".join(f"{g.label}: {', '.join(map(str, g.seeds))}" for g in groups)
     several = any(len(g.runs) > 1 for g in groups)
-    band = f"Lines are means over {which}, bands 95 % t-intervals" if several else f"One run each, {which}, no band"
+    band = (
+        f"Lines are means over {which}, bands 95 % t-intervals"
+        if several
+        else f"One run each, {which}, no band"
+    )
     same = len({setting(g.runs[0]) for g in groups}) == 1
     links = {link(r) for g in groups for r in g.runs}
     where = setting(first) if same else f"{setting(first)} (the first; others as labelled)"
@@ -208,4 +241,6 @@ def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
     """The settings in which the runs differ, by dotted key."""
     configs = [flat(r.config) for r in runs]
     keys = sorted(set().union(*configs))
-    return {k: [c.get(k) for c in configs] for k in keys if len({repr(c.get(k)) for c in configs}) > 1}
+    return {
+        k: [c.get(k) for c in configs] for k in keys if len({repr(c.get(k)) for c in configs}) > 1
+    }

@@ -27,7 +27,8 @@ ASIDE = (
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in the seed only. `label` says what sets them apart from the other groups."""
+    """Runs that differ in the seed only. `label` says what sets them apart from the other
+    groups."""
 
     label: str
     runs: tuple[Run, ...]
@@ -38,7 +39,8 @@ class Group:
 
 
 def group(runs: Iterable[Run]) -> list[Group]:
-    """The runs by everything but the seed, in the order of their first run, each group in order of seeds."""
+    """The runs by everything but the seed, in the order of their first run, each group in order of
+    seeds."""
     found: dict[bytes, list[Run]] = {}
     for run in runs:
         settings = {k: v for k, v in flat(run.config).items() if not _aside(k)}
@@ -63,10 +65,11 @@ def _aside(key: str) -> bool:
 
 
 def _labels(firsts: Sequence[Run]) -> list[str]:
-    """The algorithm's name, and each other setting in which the groups differ: "fedprox mu=0.1 alpha=0.3".
+    """The algorithm's name, and each other setting in which the groups differ: "fedprox mu=0.1
+    alpha=0.3".
 
-    A setting that only one algorithm has (mu) is named where that algorithm itself stands with several values.
-    """
+    A setting that only one algorithm has (mu) is named where that algorithm itself stands with
+    several values."""
     configs = [{k: v for k, v in flat(r.config).items() if not _aside(k)} for r in firsts]
     labels = []
     for run, mine in zip(firsts, configs):
@@ -78,7 +81,9 @@ def _labels(firsts: Sequence[Run]) -> list[str]:
                 words.append(f"{key.rsplit('.', 1)[-1]}={_word(value)}")
         labels.append(" ".join(words))
     taken: dict[str, int] = {}
-    for i, text in enumerate(labels):  # the same label twice: runs that differ in what one of them leaves out
+    for i, text in enumerate(
+        labels
+    ):  # the same label twice: runs that differ in what one of them leaves out
         taken[text] = taken.get(text, 0) + 1
         if taken[text] > 1:
             labels[i] = f"{text} ({firsts[i].name})"
@@ -97,17 +102,24 @@ def pairs(a: Group, b: Group) -> list[tuple[Run, Run]]:
 
 
 def unpaired(a: Run, b: Run) -> list[str]:
-    """What makes two runs of one seed no pair: the partition, the initial weights, the participants."""
+    """What makes two runs of one seed no pair: the partition, the initial weights, the
+    participants."""
     reasons = []
     if a.partition_sha256 != b.partition_sha256:
         reasons.append("their partitions differ")
     first, second = _initial(a), _initial(b)
-    if isinstance(first, str) != isinstance(second, str):  # only one of them recorded the weights themselves
+    if isinstance(first, str) != isinstance(
+        second, str
+    ):  # only one of them recorded the weights themselves
         first, second = _settings(a), _settings(b)
     if first != second:
         reasons.append("their initial weights differ")
     theirs = {r.round: r.selected for r in b.rounds}
-    apart = [r.round for r in a.rounds if r.round in theirs and sorted(r.selected) != sorted(theirs[r.round])]
+    apart = [
+        r.round
+        for r in a.rounds
+        if r.round in theirs and sorted(r.selected) != sorted(theirs[r.round])
+    ]
     if apart:
         reasons.append(f"their participants differ from round {apart[0]}")
     return reasons
@@ -115,7 +127,9 @@ def unpaired(a: Run, b: Run) -> list[str]:
 
 def _initial(run: Run) -> Any:
     """The hash of the initial weights where the run recorded it, else what they are drawn from."""
-    said = run.summary.get("initial_sha256") or run.summary.get("provenance", {}).get("initial_sha256")
+    said = run.summary.get("initial_sha256") or run.summary.get("provenance", {}).get(
+        "initial_sha256"
+    )
     return said or _settings(run)
 
 

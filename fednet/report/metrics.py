@@ -1,8 +1,8 @@
 """What a run comes to, in numbers: pure functions of its files.
 
-Accuracies are 0..1; a_t is the test accuracy after round t, on evaluated rounds only. MB is 10^6 bytes, counted over
-all messages of `wire.jsonl`, spent for use or not: both directions, all clients, after compression, framing included.
-"""
+Accuracies are 0..1; a_t is the test accuracy after round t, on evaluated rounds only. MB is 10^6
+bytes, counted over all messages of `wire.jsonl`, spent for use or not: both directions, all
+clients, after compression, framing included."""
 
 from __future__ import annotations
 
@@ -24,16 +24,22 @@ from fednet.report.read import Record, Run, once, open_run
 BYTES = ("total", "up", "down")
 COSTS = ("rounds", "mb", "seconds")
 CURVES = ("accuracy", "client_accuracy", "personal_accuracy", "test_loss", "train_loss")
-JUDGED = ("global", "personal", "balanced", "finetuned", "finetuned_balanced")  # what a client is evaluated by, and on
+JUDGED = (
+    "global",
+    "personal",
+    "balanced",
+    "finetuned",
+    "finetuned_balanced",
+)  # what a client is evaluated by, and on
 
 
-# -- curves ----------------------------------------------------------------------------------------------------------
+# -- curves ----------------------------------------------------------------------------------------
 def curve(run: Run, y: str = "accuracy") -> list[tuple[int, float]]:
     """(round, value) of the evaluated rounds, unsmoothed.
 
-    y: accuracy | test_loss (of the global model on the global test set), client_accuracy | personal_accuracy (of the
-    global and of the personal models on the own tests of the clients judged in that round, pooled), train_loss.
-    """
+    y: accuracy | test_loss (of the global model on the global test set), client_accuracy |
+    personal_accuracy (of the global and of the personal models on the own tests of the clients
+    judged in that round, pooled), train_loss."""
     if y not in CURVES:
         raise ConfigError(unknown("curve", y, CURVES))
     return [(r.round, float(v)) for r in run.rounds if (v := _value(r, y)) is not None]
@@ -47,7 +53,8 @@ def _value(r: Record, y: str) -> float | None:
 
 @dataclass(frozen=True)
 class Ledger:
-    """Spent bytes summed by (round, direction, kind); the kind `envelope` is all that is not payload."""
+    """Spent bytes summed by (round, direction, kind); the kind `envelope` is all that is not
+    payload."""
 
     rows: dict[tuple[int, str, str], int]
     useful: dict[str, int]  # by direction
@@ -57,7 +64,9 @@ class Ledger:
     def sum(self, **by: str | int) -> int:
         """Bytes with this `round`, `direction` and `kind`, whichever are given."""
         want = (by.get("round"), by.get("direction"), by.get("kind"))
-        return sum(n for key, n in self.rows.items() if all(w is None or w == k for w, k in zip(want, key)))
+        return sum(
+            n for key, n in self.rows.items() if all(w is None or w == k for w, k in zip(want, key))
+        )
 
     def by_round(self, bytes: str = "total") -> dict[int, int]:
         out: dict[int, int] = defaultdict(int)
@@ -76,17 +85,26 @@ class Ledger:
 
 
 def used(run: Run) -> Iterator[Record]:
-    """The rows of `wire.jsonl` that were of use, each payload once: where a server died between two checkpoints, the next
-    one does rounds again, and what the first had received for them was of use to nobody."""
-    servers: dict[int, set[int]] = defaultdict(set)  # by round: only where two had a part can there be doubles
+    """The rows of `wire.jsonl` that were of use, each payload once: where a server died between two
+    checkpoints, the next one does rounds again, and what the first had received for them was of use
+    to nobody."""
+    servers: dict[int, set[int]] = defaultdict(
+        set
+    )  # by round: only where two had a part can there be doubles
     for w in run.lines("wire"):
         servers[w.get("round") or 0].add(w.get("incarnation", 0))
     again = {r for r, who in servers.items() if len(who) > 1}
     newest: dict[tuple[Any, ...], int] = {}
     if again:  # rows are in the order of time
-        newest = {_payload(w): w.get("incarnation", 0) for w in run.lines("wire") if w.get("useful", True) and w.get("round") in again}
+        newest = {
+            _payload(w): w.get("incarnation", 0)
+            for w in run.lines("wire")
+            if w.get("useful", True) and w.get("round") in again
+        }
     for w in run.lines("wire"):
-        if w.get("useful", True) and (not newest or newest.get(_payload(w), 0) in (0, w.get("incarnation", 0))):
+        if w.get("useful", True) and (
+            not newest or newest.get(_payload(w), 0) in (0, w.get("incarnation", 0))
+        ):
             yield w
 
 
@@ -96,7 +114,8 @@ def _payload(w: Record) -> tuple[Any, ...]:
 
 @once
 def ledger(run: Run) -> Ledger:
-    """One pass over `wire.jsonl`; where a run has none, the totals of `rounds.jsonl`, all booked as `state`."""
+    """One pass over `wire.jsonl`; where a run has none, the totals of `rounds.jsonl`, all booked as
+    `state`."""
     rows: dict[tuple[int, str, str], int] = defaultdict(int)
     useful, raw, messages = ({"up": 0, "down": 0} for _ in range(3))
     for w in run.lines("wire"):
@@ -118,14 +137,19 @@ def ledger(run: Run) -> Ledger:
 def seconds_key(run: Run) -> str:
     """Which clock the run's time is told by."""
     virtual = (run.config.get("link") or {}).get("clock") == "virtual"
-    return "seconds_virtual" if virtual and any(r.seconds_virtual is not None for r in run.rounds) else "seconds"
+    return (
+        "seconds_virtual"
+        if virtual and any(r.seconds_virtual is not None for r in run.rounds)
+        else "seconds"
+    )
 
 
 def cost(run: Run, by: str, bytes: str = "total") -> dict[int, float]:
-    """Cumulative cost after each round, by round number. by: rounds | mb | seconds; bytes: total | up | down.
+    """Cumulative cost after each round, by round number. by: rounds | mb | seconds; bytes: total |
+    up | down.
 
-    What was spent before round 1 (joins) counts into round 1, what a resumed run spent twice counts twice.
-    """
+    What was spent before round 1 (joins) counts into round 1, what a resumed run spent twice counts
+    twice."""
     if by not in COSTS:
         raise ConfigError(unknown("cost", by, COSTS))
     if bytes not in BYTES:
@@ -144,7 +168,7 @@ def cost(run: Run, by: str, bytes: str = "total") -> dict[int, float]:
     return out
 
 
-# -- accuracy --------------------------------------------------------------------------------------------------------
+# -- accuracy --------------------------------------------------------------------------------------
 def final(values: Sequence[tuple[int, float]]) -> float | None:
     """Of the last evaluated round."""
     return values[-1][1] if values else None
@@ -164,9 +188,10 @@ def last(values: Sequence[tuple[int, float]], n: int = 10) -> float | None:
     return math.fsum(tail) / len(tail) if tail else None
 
 
-# -- targets ---------------------------------------------------------------------------------------------------------
+# -- targets ---------------------------------------------------------------------------------------
 def reached(values: Sequence[tuple[int, float]], target: float) -> int | None:
-    """The first evaluated round at or above the target on the unsmoothed curve; None where none is."""
+    """The first evaluated round at or above the target on the unsmoothed curve; None where none
+    is."""
     return next((t for t, a in values if a >= target), None)
 
 
@@ -177,8 +202,9 @@ def to_target(run: Run, target: float, by: str = "rounds", bytes: str = "total")
 
 
 def speedup(run: Run, over: Run, at: int | None = None) -> dict[str, Any]:
-    """R / t, where the target is `over`'s accuracy at round R (its last evaluated, or the last not after `at`) and t
-    the first round at which `run` is there. Never: t and speedup are None and `text` is "<1"."""
+    """R / t, where the target is `over`'s accuracy at round R (its last evaluated, or the last not
+    after `at`) and t the first round at which `run` is there. Never: t and speedup are None and
+    `text` is "<1"."""
     before = [(t, a) for t, a in curve(over) if at is None or t <= at]
     if not before:
         return {"target": None, "round": None, "speedup": None, "text": "-"}
@@ -192,33 +218,39 @@ def speedup(run: Run, over: Run, at: int | None = None) -> dict[str, Any]:
     }
 
 
-# -- stability (FedDC) -----------------------------------------------------------------------------------------------
+# -- stability (FedDC) -----------------------------------------------------------------------------
 def differences(values: Sequence[tuple[int, float]]) -> dict[str, float | None]:
-    """max drop = min d_t, avg drop = mean of d_t < 0, avg increase = mean of d_t > 0, with d_t = a_t - a_{t-1}.
+    """max drop = min d_t, avg drop = mean of d_t < 0, avg increase = mean of d_t > 0, with d_t =
+    a_t - a_{t-1}.
 
-    Zeros are in neither mean; an empty mean, and the max drop of a curve without differences, is None.
-    """
+    Zeros are in neither mean; an empty mean, and the max drop of a curve without differences, is
+    None."""
     d = [b - a for (_, a), (_, b) in itertools.pairwise(values)]
     down, up = [x for x in d if x < 0], [x for x in d if x > 0]
     return {"max_drop": min(d) if d else None, "avg_drop": _mean(down), "avg_increase": _mean(up)}
 
 
 def class_accuracy(record: Record) -> np.ndarray | None:
-    """(C,) accuracy by class of one round, NaN for a class without test samples; None where it was not evaluated."""
+    """(C,) accuracy by class of one round, NaN for a class without test samples; None where it was
+    not evaluated."""
     if not record.correct_by_class or not record.total_by_class:
         return None
-    correct, total = (np.asarray(v, dtype=np.float64) for v in (record.correct_by_class, record.total_by_class))
+    correct, total = (
+        np.asarray(v, dtype=np.float64) for v in (record.correct_by_class, record.total_by_class)
+    )
     rates: np.ndarray = np.divide(correct, total, out=np.full(len(total), np.nan), where=total > 0)
     return rates
 
 
 def spread(accuracy: np.ndarray) -> float:
-    """Class spread of one round: sqrt(mean_c (A_c - mean_c A_c)^2), as a fraction (x 100: percentage points)."""
+    """Class spread of one round: sqrt(mean_c (A_c - mean_c A_c)^2), as a fraction (x 100:
+    percentage points)."""
     return float(np.nanstd(accuracy))
 
 
 def class_stability(run: Run) -> dict[str, float] | None:
-    """FedDC's "class variance": mean over rounds of the class spread; beside it the mean of the literal variance."""
+    """FedDC's "class variance": mean over rounds of the class spread; beside it the mean of the
+    literal variance."""
     rounds = [a for r in run.rounds if (a := class_accuracy(r)) is not None]
     if not rounds:
         return None
@@ -228,7 +260,7 @@ def class_stability(run: Run) -> dict[str, float] | None:
     }
 
 
-# -- personalised ----------------------------------------------------------------------------------------------------
+# -- personalised ----------------------------------------------------------------------------------
 @once
 def latest(run: Run, judged: str) -> dict[int, Record]:
     """Each client's last record that holds its accuracy as `judged`, by client."""
@@ -237,14 +269,16 @@ def latest(run: Run, judged: str) -> dict[int, Record]:
 
 
 def pooled(records: Iterable[Record], judged: str) -> float | None:
-    """FedABC Eq. 7 (Eq. 8 where `judged` is balanced): correct over all clients / test samples over all clients."""
+    """FedABC Eq. 7 (Eq. 8 where `judged` is balanced): correct over all clients / test samples over
+    all clients."""
     rows = list(records)
     total = sum(r[f"tested_{judged}"] for r in rows)
     return sum(r[f"correct_{judged}"] for r in rows) / total if total else None
 
 
 def personal(run: Run) -> dict[str, Any] | None:
-    """Accuracy of the personal models on each client's own test split, at its last evaluation; None without them.
+    """Accuracy of the personal models on each client's own test split, at its last evaluation; None
+    without them.
 
     worst_tenth: mean over the worst tenth of the clients (at least one).
     """
@@ -265,17 +299,20 @@ def personal(run: Run) -> dict[str, Any] | None:
     }
 
 
-# -- bytes: predicted against measured ---------------------------------------------------------------------------------
+# -- bytes: predicted against measured -------------------------------------------------------------
 def kinds_of(run: Run) -> dict[str, dict[str, int]]:
     """Spent bytes by direction and kind."""
     book = ledger(run)
-    return {way: {k: n for k in book.kinds if (n := book.sum(direction=way, kind=k))} for way in ("up", "down")}
+    return {
+        way: {k: n for k in book.kinds if (n := book.sum(direction=way, kind=k))}
+        for way in ("up", "down")
+    }
 
 
 @once
 def predicted(run: Run) -> dict[str, Any] | None:
-    """The prediction the engine recorded (`summary.predicted`: bytes by direction and kind) beside the useful payload
-    bytes of the method's own messages; None where there is no prediction."""
+    """The prediction the engine recorded (`summary.predicted`: bytes by direction and kind) beside
+    the useful payload bytes of the method's own messages; None where there is no prediction."""
     said = run.summary.get("predicted")
     if not isinstance(said, dict):
         return None
@@ -293,9 +330,10 @@ def predicted(run: Run) -> dict[str, Any] | None:
     return out
 
 
-# -- all of it -------------------------------------------------------------------------------------------------------
+# -- all of it -------------------------------------------------------------------------------------
 def summarise(run_dir: str | Path | Run) -> dict[str, Any]:
-    """The metric part of `summary.json`. What does not apply is left out; a mean of nothing is None."""
+    """The metric part of `summary.json`. What does not apply is left out; a mean of nothing is
+    None."""
     run = run_dir if isinstance(run_dir, Run) else open_run(run_dir)
     a = curve(run)
     top, at = best(a) or (None, None)
@@ -308,7 +346,9 @@ def summarise(run_dir: str | Path | Run) -> dict[str, Any]:
     }
     if a:
         out["stability"] = {**differences(a), **(class_stability(run) or {})}
-    if judged := {name: p for name in JUDGED if (p := pooled(latest(run, name).values(), name)) is not None}:
+    if judged := {
+        name: p for name in JUDGED if (p := pooled(latest(run, name).values(), name)) is not None
+    }:
         out["personal"] = judged
     if own := personal(run):
         out["personal_spread"] = {k: v for k, v in own.items() if k not in ("pfl", "drift")}
@@ -318,7 +358,11 @@ def summarise(run_dir: str | Path | Run) -> dict[str, Any]:
     for r in run.rounds:
         for phase, s in (r.seconds_by_phase or {}).items():
             phases[phase] += s
-    out |= {"seconds": math.fsum(seconds), "seconds_per_round": _mean(seconds), "seconds_by_phase": dict(phases)}
+    out |= {
+        "seconds": math.fsum(seconds),
+        "seconds_per_round": _mean(seconds),
+        "seconds_by_phase": dict(phases),
+    }
     if seconds_key(run) == "seconds_virtual":
         out["seconds_virtual"] = math.fsum(float(r.seconds_virtual or 0) for r in run.rounds)
     if losses := curve(run, "train_loss"):
@@ -327,7 +371,8 @@ def summarise(run_dir: str | Path | Run) -> dict[str, Any]:
 
 
 def _bytes(run: Run) -> dict[str, Any]:
-    """up, down, total: spent bytes. useful: of these, in messages that were used. raw: payload before compression."""
+    """up, down, total: spent bytes. useful: of these, in messages that were used. raw: payload
+    before compression."""
     book = ledger(run)
     up, down = book.sum(direction="up"), book.sum(direction="down")
     out: dict[str, Any] = {
@@ -346,7 +391,8 @@ def _bytes(run: Run) -> dict[str, Any]:
 
 
 def complete(run: Run) -> dict[str, Any]:
-    """Writes the metrics into `summary.json`, aside and then into place; what else stands in it stays."""
+    """Writes the metrics into `summary.json`, aside and then into place; what else stands in it
+    stays."""
     summary = {**run.summary, **summarise(run)}
     path = run.dir / "summary.json"
     aside = path.with_name(f".summary.{os.getpid()}")
@@ -356,7 +402,7 @@ def complete(run: Run) -> dict[str, Any]:
     return summary
 
 
-# -- over seeds ------------------------------------------------------------------------------------------------------
+# -- over seeds ------------------------------------------------------------------------------------
 def interval(values: Sequence[float]) -> tuple[float, float | None]:
     """Mean and half-width of its 95 % t-interval; no half-width for a single value."""
     n, m = len(values), math.fsum(values) / len(values)
@@ -368,7 +414,9 @@ def interval(values: Sequence[float]) -> tuple[float, float | None]:
     return m, float(stdtrit(n - 1, 0.975)) * s / math.sqrt(n)
 
 
-def band(runs: Sequence[Run], x: str, y: str = "accuracy", bytes: str = "total") -> dict[str, list[float]]:
+def band(
+    runs: Sequence[Run], x: str, y: str = "accuracy", bytes: str = "total"
+) -> dict[str, list[float]]:
     """Mean curve over seeds with its 95 % t-interval, at the rounds that all runs evaluated.
 
     x is the mean of the runs' costs at that round, so that a point is a round whatever the axis.

@@ -1,4 +1,5 @@
-"""`fednet report`: one self-contained HTML page over one or several runs. No network, dark and light."""
+"""`fednet report`: one self-contained HTML page over one or several runs. No network, dark and
+light."""
 
 from __future__ import annotations
 
@@ -59,7 +60,9 @@ def render(runs: Sequence[Run]) -> str:
         live=[r.name for r in runs if not r.finished],
         comparison=_comparison(runs) if several else None,
         curves=_curves(groups),
-        legend=svg.legend([f"{g.label} (n={len(g.runs)})" for g in groups], dashed=True) if several else "",
+        legend=svg.legend([f"{g.label} (n={len(g.runs)})" for g in groups], dashed=True)
+        if several
+        else "",
         details=[_details(r) for r in _shown(groups)],
         hidden=len(runs) - len(_shown(groups)),
         differences=figures.differences(runs) if several else {},
@@ -74,7 +77,12 @@ def _side_by_side(runs: Sequence[Run]) -> str | None:
     if len(pair) < 2:
         return None
     with tempfile.TemporaryDirectory() as folder:
-        path = condensed.draw(pair[0].dir, Path(folder) / "pair.png", beside=pair[1].dir, titles=(pair[0].algorithm, pair[1].algorithm))
+        path = condensed.draw(
+            pair[0].dir,
+            Path(folder) / "pair.png",
+            beside=pair[1].dir,
+            titles=(pair[0].algorithm, pair[1].algorithm),
+        )
         return None if path is None else _data_url(path)
 
 
@@ -99,28 +107,53 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
         ]
     if own := metrics.personal(run):
         drift = f", drift {_percent(own['drift'])}" if own["drift"] is not None else ""
-        tiles.append((_percent(own["pfl"]), "personal accuracy", f"worst tenth {_percent(own['worst_tenth'])}{drift}"))
+        tiles.append(
+            (
+                _percent(own["pfl"]),
+                "personal accuracy",
+                f"worst tenth {_percent(own['worst_tenth'])}{drift}",
+            )
+        )
     b = s["bytes"]
     waste = 100 * (1 - sum(b["useful"].values()) / b["total"]) if b["total"] else 0.0
     tiles.append(
-        (_size(b["total"]), "communicated", f"↓ {_size(b['down'])} ↑ {_size(b['up'])}, {waste:.2g} % not useful")
+        (
+            _size(b["total"]),
+            "communicated",
+            f"↓ {_size(b['down'])} ↑ {_size(b['up'])}, {waste:.2g} % not useful",
+        )
     )
-    tiles.append((_span(s["seconds"]), "wall-clock", f"{s['seconds_per_round'] or 0:.3g} s a round"))
+    tiles.append(
+        (_span(s["seconds"]), "wall-clock", f"{s['seconds_per_round'] or 0:.3g} s a round")
+    )
     dropped = sum(len(r.dropped or ()) for r in run.rounds)
     asked = sum(len(r.selected or ()) for r in run.rounds)
     tiles.append(
-        (f"{asked - dropped} / {asked}", "tasks completed", f"{dropped} dropped, {s['void_rounds']} void rounds")
+        (
+            f"{asked - dropped} / {asked}",
+            "tasks completed",
+            f"{dropped} dropped, {s['void_rounds']} void rounds",
+        )
     )
     return tiles
 
 
 def _comparison(runs: Sequence[Run]) -> dict[str, Any]:
     best = [b[0] for r in runs if (b := metrics.best(metrics.curve(r)))]
-    target = int(100 * min(best)) / 100 if len(best) == len(runs) else 0.0  # what the least of them just reaches
+    target = (
+        int(100 * min(best)) / 100 if len(best) == len(runs) else 0.0
+    )  # what the least of them just reaches
     made = tables.table(runs, [target] if target else [])
-    rows = [[g.label, len(g.runs), *(c.text for c in cells)] for g, cells in zip(made.groups, made.cells)]
+    rows = [
+        [g.label, len(g.runs), *(c.text for c in cells)]
+        for g, cells in zip(made.groups, made.cells)
+    ]
     apart = [
-        [f"{g.label} − {made.groups[0].label}", max((len(c.got) for c in cells), default=0), *(c.text for c in cells)]
+        [
+            f"{g.label} − {made.groups[0].label}",
+            max((len(c.got) for c in cells), default=0),
+            *(c.text for c in cells),
+        ]
         for g, cells in zip(made.groups[1:], made.differences)
     ]
     return {
@@ -139,7 +172,9 @@ def _curves(groups: Sequence[Group]) -> list[dict[str, Any]]:
         for x, label in figures.AXES.items():
             series = figures.curves(groups, x, y)
             if series:
-                charts.append({"x": label, "svg": svg.lines(series, label, word, unit="loss" not in y)})
+                charts.append(
+                    {"x": label, "svg": svg.lines(series, label, word, unit="loss" not in y)}
+                )
         if charts:
             found.append({"name": word, "charts": charts})
     return found
@@ -169,14 +204,18 @@ def _details(run: Run) -> dict[str, Any]:
         "cards": cards,
         "condensed": _condensed(run),
         "table": _table(run),
-        "provenance": {k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in flat(said).items()},
+        "provenance": {
+            k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in flat(said).items()
+        },
         "repeat": repeat,
         "config": (run.dir / "config.yaml").read_text(encoding="utf-8"),
         "model": run.summary.get("model_sha256", ""),
     }
 
 
-def _card(title: str, chart: Markup, legend: Markup | str = "", note: str = "", wide: bool = False) -> dict[str, Any]:
+def _card(
+    title: str, chart: Markup, legend: Markup | str = "", note: str = "", wide: bool = False
+) -> dict[str, Any]:
     return {"title": title, "svg": chart, "legend": legend, "note": note, "wide": wide}
 
 
@@ -198,7 +237,14 @@ def _bytes(run: Run) -> dict[str, Any] | None:
         )
     return _card(
         "Bytes a round, by kind",
-        svg.stacked(rounds, mb["up"], mb["down"], "MB:  ↓ down   |   ↑ up", colour, words=(" up, MB", " down, MB")),
+        svg.stacked(
+            rounds,
+            mb["up"],
+            mb["down"],
+            "MB:  ↓ down   |   ↑ up",
+            colour,
+            words=(" up, MB", " down, MB"),
+        ),
         svg.legend(kinds),
         note,
     )
@@ -208,7 +254,9 @@ def _time(run: Run) -> dict[str, Any] | None:
     rounds, table = figures.time_split(run)
     if not table:
         return None
-    chart = svg.stacked(rounds, table, {}, "seconds a round", {p: i for i, p in enumerate(table)}, words=(", s", ""))
+    chart = svg.stacked(
+        rounds, table, {}, "seconds a round", {p: i for i, p in enumerate(table)}, words=(", s", "")
+    )
     return _card("Where the time goes", chart, svg.legend(list(table)))
 
 
@@ -221,7 +269,12 @@ def _participation(run: Run) -> dict[str, Any] | None:
     return _card(
         "Who took part",
         svg.participation(p.grid, p.rounds, p.reasons, f),
-        Markup(first) + (svg.legend([f"dropped: {why}" for why in p.reasons], prefix="d") if p.reasons else Markup("")),
+        Markup(first)
+        + (
+            svg.legend([f"dropped: {why}" for why in p.reasons], prefix="d")
+            if p.reasons
+            else Markup("")
+        ),
         wide=True,
     )
 
@@ -293,7 +346,12 @@ def _partition(run: Run) -> dict[str, Any] | None:
     if counts.size > svg.MARKS:
         share = counts.T / max(1, counts.max())
         chart = svg.heat(
-            share, [str(i) for i in range(len(counts))], names, "client", "class", f"share of {counts.max()} samples"
+            share,
+            [str(i) for i in range(len(counts))],
+            names,
+            "client",
+            "class",
+            f"share of {counts.max()} samples",
         )
         return _card("Who holds what", chart, "", note, wide=True)
     return _card(
@@ -310,7 +368,12 @@ def _table(run: Run) -> dict[str, Any] | None:
     if counts is None or counts.ndim != 2:
         return None
     rows = [
-        (i, int(r.sum()), [int(v) for v in r], (run.partition_sha256[i][:12] if i < len(run.partition_sha256) else ""))
+        (
+            i,
+            int(r.sum()),
+            [int(v) for v in r],
+            (run.partition_sha256[i][:12] if i < len(run.partition_sha256) else ""),
+        )
         for i, r in enumerate(counts[:ROWS])
     ]
     return {

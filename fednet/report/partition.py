@@ -12,19 +12,26 @@ SHOWN = 40  # more clients or classes than this get no label each
 
 
 def rows(table: np.ndarray, names: Sequence[str] | None = None) -> list[list[str]]:
-    """Header and one row a client: client, samples of each class ("·" for none), their sum; then the sums of columns.
+    """Header and one row a client: client, samples of each class ("·" for none), their sum; then
+    the sums of columns.
 
     table: (N, C) samples; names: of the classes, else their numbers.
     """
+
     def line(first: str, counts: np.ndarray) -> list[str]:
         return [first, *(f"{n}" if n else "·" for n in counts.tolist()), str(int(counts.sum()))]
 
     header = ["client", *(str(n) for n in (names or range(table.shape[1]))), "samples"]
-    return [header, *(line(str(i), counts) for i, counts in enumerate(table)), line("all", table.sum(axis=0))]
+    return [
+        header,
+        *(line(str(i), counts) for i, counts in enumerate(table)),
+        line("all", table.sum(axis=0)),
+    ]
 
 
 def bubble(table: np.ndarray, names: Sequence[str] | None, path: Path | str) -> None:
-    """Draws clients against classes, a circle's area proportional to its samples, into `path` (.png, .svg or .pdf)."""
+    """Draws clients against classes, a circle's area proportional to its samples, into `path`
+    (.png, .svg or .pdf)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -34,7 +41,8 @@ def bubble(table: np.ndarray, names: Sequence[str] | None, path: Path | str) -> 
     FigureCanvasAgg(figure)  # no display and no global state of pyplot
     axes = figure.add_subplot()
     who, what = np.nonzero(table)
-    # the largest circle just touches its neighbours: a diameter of about 0.3 inches, 72 points an inch
+    # the largest circle just touches its neighbours: a diameter of about 0.3 inches, 72 points an
+    # inch
     area = (0.3 * 72) ** 2 * table[who, what] / max(1, int(table.max()))
     axes.scatter(who, what, s=area, color="#3b6ea5", alpha=0.8, linewidths=0)
     axes.set_xlim(-0.7, clients - 0.3)
@@ -45,5 +53,7 @@ def bubble(table: np.ndarray, names: Sequence[str] | None, path: Path | str) -> 
         axes.set_yticks(range(classes), [str(n) for n in names] if names else None)
     axes.set_xlabel("client")
     axes.set_ylabel("class")
-    axes.set_title(f"{int(table.sum()):,} samples; the largest circle is {int(table.max()):,}", fontsize=9)
+    axes.set_title(
+        f"{int(table.sum()):,} samples; the largest circle is {int(table.max()):,}", fontsize=9
+    )
     figure.savefig(path, dpi=150)

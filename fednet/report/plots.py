@@ -20,7 +20,10 @@ from fednet.report import figures
 from fednet.report.groups import group
 from fednet.report.read import Run
 
-TIMELESS = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}  # so that the same run gives the same file
+TIMELESS = {
+    ".pdf": {"CreationDate": None},
+    ".svg": {"Date": None},
+}  # so that the same run gives the same file
 INCHES = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}
 BARS = 200
 STYLE = {
@@ -53,7 +56,7 @@ class Figure:
     size: tuple[float, float] = (6.0, 3.6)
 
 
-# -- of a run --------------------------------------------------------------------------------------------------------
+# -- of a run --------------------------------------------------------------------------------------
 def of_run(run: Run) -> Iterator[Figure]:
     """The figures that this run has data for."""
     for x in figures.AXES:
@@ -101,10 +104,19 @@ def curve(
             ax.legend(handlelength=3.2)
 
     rows = [
-        (s.label, s.n, t, a, m, lo, hi) for s in series for t, a, m, lo, hi in zip(s.round, s.x, s.mean, s.low, s.high)
+        (s.label, s.n, t, a, m, lo, hi)
+        for s in series
+        for t, a, m, lo, hi in zip(s.round, s.x, s.mean, s.low, s.high)
     ]
     title = f"{figures.VALUES[y].capitalize()} against {figures.AXES[x]}"
-    yield Figure(f"{y}_{x}", title, ("label", "seeds", "round", x, "mean", "low95", "high95"), rows, draw, size)
+    yield Figure(
+        f"{y}_{x}",
+        title,
+        ("label", "seeds", "round", x, "mean", "low95", "high95"),
+        rows,
+        draw,
+        size,
+    )
 
 
 def bytes_by_kind(run: Run) -> Iterator[Figure]:
@@ -120,18 +132,33 @@ def bytes_by_kind(run: Run) -> Iterator[Figure]:
             for kind, values in table[way].items():
                 height = np.asarray(values) / 1e6
                 i = kinds.index(kind)
-                _bars(ax, rounds, sign * height, sign * base, i, ("", "//", "..", "xx", "\\\\", "++")[i % 6])
+                _bars(
+                    ax,
+                    rounds,
+                    sign * height,
+                    sign * base,
+                    i,
+                    ("", "//", "..", "xx", "\\\\", "++")[i % 6],
+                )
                 base += height
         handles = [
-            _patch(figures.COLOURS[i % 8], k, ("", "//", "..", "xx", "\\\\", "++")[i % 6]) for i, k in enumerate(kinds)
+            _patch(figures.COLOURS[i % 8], k, ("", "//", "..", "xx", "\\\\", "++")[i % 6])
+            for i, k in enumerate(kinds)
         ]
         ax.axhline(0, color="black", linewidth=0.8)
         ax.yaxis.set_major_formatter(lambda v, _: f"{abs(v):g}")
         ax.set(xlabel="round", ylabel="MB a round:  down  |  up")
         ax.legend(handles=handles, ncols=4, loc="upper center", bbox_to_anchor=(0.5, 1.16))
 
-    rows = [(t, way, k, v[i]) for way, ks in table.items() for k, v in ks.items() for i, t in enumerate(rounds)]
-    yield Figure("bytes", "Bytes a round by kind", ("round", "direction", "kind", "bytes"), rows, draw)
+    rows = [
+        (t, way, k, v[i])
+        for way, ks in table.items()
+        for k, v in ks.items()
+        for i, t in enumerate(rounds)
+    ]
+    yield Figure(
+        "bytes", "Bytes a round by kind", ("round", "direction", "kind", "bytes"), rows, draw
+    )
 
 
 def participation(run: Run) -> Iterator[Figure]:
@@ -168,7 +195,9 @@ def participation(run: Run) -> Iterator[Figure]:
             bbox_to_anchor=(0.5, 1.16),
         )
 
-    rows = [(t, i, words[p.grid[i, j]]) for j, t in enumerate(p.rounds) for i in range(p.grid.shape[0])]
+    rows = [
+        (t, i, words[p.grid[i, j]]) for j, t in enumerate(p.rounds) for i in range(p.grid.shape[0])
+    ]
     yield Figure(
         "participation",
         "Who took part",
@@ -189,7 +218,13 @@ def client_accuracy(run: Run) -> Iterator[Figure]:
     def bars(fig: Any) -> None:
         ax = fig.add_subplot()
         _bars(ax, range(len(clients)), last, np.zeros(len(last)), 0)
-        ax.axhline(last.mean(), color=figures.COLOURS[2], dashes=(4, 2), linewidth=1.2, label=f"mean {last.mean():.3f}")
+        ax.axhline(
+            last.mean(),
+            color=figures.COLOURS[2],
+            dashes=(4, 2),
+            linewidth=1.2,
+            label=f"mean {last.mean():.3f}",
+        )
         ax.set(xlabel="client, best first", ylabel=f"{which} accuracy", ylim=(0, 1))
         if len(clients) <= 40:
             ax.set_xticks(np.arange(len(clients)), [str(c) for c in clients], fontsize=7)
@@ -206,12 +241,21 @@ def client_accuracy(run: Run) -> Iterator[Figure]:
         fig.colorbar(image, label=f"{which} accuracy")
 
     title = f"Accuracy of the {which} model{'s' if which == 'personal' else ''}, client by client"
-    yield Figure("clients", title, ("client", f"accuracy_{which}"), list(zip(clients, last.tolist())), bars)
+    yield Figure(
+        "clients", title, ("client", f"accuracy_{which}"), list(zip(clients, last.tolist())), bars
+    )
     rows = [
-        (t, c, table[i, j]) for i, c in enumerate(clients) for j, t in enumerate(rounds) if not np.isnan(table[i, j])
+        (t, c, table[i, j])
+        for i, c in enumerate(clients)
+        for j, t in enumerate(rounds)
+        if not np.isnan(table[i, j])
     ]
     yield Figure(
-        "clients_over_time", title + " and round by round", ("round", "client", f"accuracy_{which}"), rows, over_time
+        "clients_over_time",
+        title + " and round by round",
+        ("round", "client", f"accuracy_{which}"),
+        rows,
+        over_time,
     )
 
 
@@ -246,14 +290,28 @@ def partition(run: Run) -> Iterator[Figure]:
     def draw(fig: Any) -> None:
         ax = fig.add_subplot()
         i, c = np.nonzero(counts)
-        ax.scatter(i, c, s=180 * counts[i, c] / max(1, counts.max()), color=figures.COLOURS[0], alpha=0.75, linewidth=0)
-        ax.set(xlabel="client", ylabel="class", xlim=(-0.7, len(counts) - 0.3), ylim=(-0.7, counts.shape[1] - 0.3))
+        ax.scatter(
+            i,
+            c,
+            s=180 * counts[i, c] / max(1, counts.max()),
+            color=figures.COLOURS[0],
+            alpha=0.75,
+            linewidth=0,
+        )
+        ax.set(
+            xlabel="client",
+            ylabel="class",
+            xlim=(-0.7, len(counts) - 0.3),
+            ylim=(-0.7, counts.shape[1] - 0.3),
+        )
         ax.xaxis.get_major_locator().set_params(integer=True)
         if len(names) <= 30:
             ax.set_yticks(np.arange(len(names)), names, fontsize=7)
         ax.set_title(f"largest: {counts.max()} samples", loc="right", fontsize=8)
 
-    rows = [(i, names[c], int(counts[i, c])) for i in range(len(counts)) for c in range(counts.shape[1])]
+    rows = [
+        (i, names[c], int(counts[i, c])) for i in range(len(counts)) for c in range(counts.shape[1])
+    ]
     yield Figure("partition", "Who holds what", ("client", "class", "samples"), rows, draw)
 
 
@@ -276,9 +334,17 @@ def time_split(run: Run) -> Iterator[Figure]:
     yield Figure("time", "Where the time goes", ("round", "phase", "seconds"), rows, draw)
 
 
-def _bars(ax: Any, x: Sequence[int], height: np.ndarray, base: np.ndarray, place: int, hatch: str = "") -> None:
-    """Bars on `base`; where there are too many to be told apart, one stepped area, which draws faster."""
-    look = {"color": figures.COLOURS[place % 8], "hatch": hatch, "edgecolor": "white", "linewidth": 0.2}
+def _bars(
+    ax: Any, x: Sequence[int], height: np.ndarray, base: np.ndarray, place: int, hatch: str = ""
+) -> None:
+    """Bars on `base`; where there are too many to be told apart, one stepped area, which draws
+    faster."""
+    look = {
+        "color": figures.COLOURS[place % 8],
+        "hatch": hatch,
+        "edgecolor": "white",
+        "linewidth": 0.2,
+    }
     if len(x) <= BARS:
         ax.bar(x, height, bottom=base, width=0.85, **look)
     else:
@@ -288,10 +354,16 @@ def _bars(ax: Any, x: Sequence[int], height: np.ndarray, base: np.ndarray, place
 def _patch(colour: str, label: str, hatch: str = "") -> Any:
     from matplotlib.patches import Patch
 
-    return Patch(facecolor=colour, label=label, hatch=hatch, edgecolor="white" if hatch else colour, linewidth=0.4)
+    return Patch(
+        facecolor=colour,
+        label=label,
+        hatch=hatch,
+        edgecolor="white" if hatch else colour,
+        linewidth=0.4,
+    )
 
 
-# -- to files --------------------------------------------------------------------------------------------------------
+# -- to files --------------------------------------------------------------------------------------
 def save(run: Run, folder: Path) -> list[Path]:
     """Every figure of a run as SVG and PNG, its data as CSV. Returns the files."""
     folder.mkdir(exist_ok=True)
@@ -342,11 +414,12 @@ def figure(
     width: float | str = 3.4,
     bytes: str = "total",
 ) -> str:
-    """`fednet figure`: one figure fit for a paper, and its data beside it as CSV. Returns the caption.
+    """`fednet figure`: one figure fit for a paper, and its data beside it as CSV. Returns the
+    caption.
 
-    PDF with embedded TrueType (type 42). width: inches, or a text such as 3.4in, 8.6cm, 86mm. Raises ConfigError for an
-    unknown axis, value, width or kind of file, or where no run was evaluated.
-    """
+    PDF with embedded TrueType (type 42). width: inches, or a text such as 3.4in, 8.6cm, 86mm.
+    Raises ConfigError for an unknown axis, value, width or kind of file, or where no run was
+    evaluated."""
     path = Path(out)
     if not runs:
         raise ConfigError("figure: expected at least one run directory.")
@@ -360,11 +433,14 @@ def figure(
             raise ConfigError(unknown(what, name, known))
     inches = _inches(width)
     with _canvas(
-        (inches, 0.68 * inches), **{"font.size": 8, "axes.labelsize": 8, "legend.fontsize": 7, "lines.linewidth": 1.2}
+        (inches, 0.68 * inches),
+        **{"font.size": 8, "axes.labelsize": 8, "legend.fontsize": 7, "lines.linewidth": 1.2},
     ) as fig:
         made = next(curve(runs, x, y, bytes), None)
         if made is None:
-            raise ConfigError(f"figure: none of the runs has {figures.VALUES[y]} in its rounds.jsonl.")
+            raise ConfigError(
+                f"figure: none of the runs has {figures.VALUES[y]} in its rounds.jsonl."
+            )
         made.draw(fig)
         path.parent.mkdir(parents=True, exist_ok=True)
         fig.savefig(path, metadata=TIMELESS.get(path.suffix), dpi=300)
@@ -377,6 +453,7 @@ def _inches(width: float | str) -> float:
     found = re.fullmatch(r"\s*([0-9.]+)\s*(in|cm|mm|pt)\s*", width)
     if not found or not 0.5 <= float(found[1]) * INCHES[found[2]] <= 40:
         raise ConfigError(
-            f"--width {width}: expected a length such as 3.4in, 8.6cm, 86mm or 245pt, from 0.5 to 40 inches."
+            f"--width {width}: expected a length such as 3.4in, 8.6cm, 86mm or 245pt, from 0.5 to "
+            f"40 inches."
         )
     return float(found[1]) * INCHES[found[2]]

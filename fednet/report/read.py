@@ -3,8 +3,8 @@
     run = open_run("runs/quickstart")
     run.rounds[-1].test_accuracy, run.summary["bytes"], run.model()
 
-Files are read when they are first asked for. A run may be live: a line that is still being written is left out.
-"""
+Files are read when they are first asked for. A run may be live: a line that is still being written
+is left out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# What a line of each file may leave out (a round without evaluation, say): then the attribute is None, not an error.
+# What a line of each file may leave out (a round without evaluation, say): then the attribute is
+# None, not an error.
 FIELDS = {
     "rounds": (
         "round",
@@ -84,7 +85,10 @@ FIELDS = {
     ),
     "events": ("round", "client", "type", "bytes", "elapsed"),
 }
-APPEND_ONLY = ("wire", "events")  # never cut on resume, so a line torn by a crash may stand in the middle
+APPEND_ONLY = (
+    "wire",
+    "events",
+)  # never cut on resume, so a line torn by a crash may stand in the middle
 _NAMES = {name for names in FIELDS.values() for name in names}
 
 
@@ -100,7 +104,8 @@ class Record(dict[str, Any]):
 
 
 def lines(path: Path, append_only: bool = False) -> Iterator[Record]:
-    """The records of a JSON-lines file. A torn last line is left out, as is any torn line of an append-only file.
+    """The records of a JSON-lines file. A torn last line is left out, as is any torn line of an
+    append-only file.
 
     Raises StateError for a line in the middle of another file that is no JSON object.
     """
@@ -111,7 +116,9 @@ def lines(path: Path, append_only: bool = False) -> Iterator[Record]:
     with path.open("rb") as file:
         for number, text in enumerate(file, 1):
             if torn is not None and not append_only:
-                raise StateError(f"{path}:{torn}: expected a JSON object a line; the file is damaged.")
+                raise StateError(
+                    f"{path}:{torn}: expected a JSON object a line; the file is damaged."
+                )
             if not text.strip():
                 continue
             try:
@@ -134,7 +141,9 @@ class Run:
         path = self.dir / "config.yaml"
         value = tree.compose(path.read_text(encoding="utf-8"), str(path)).plain()
         if not isinstance(value, dict):
-            raise ConfigError(f"{path}: expected a mapping of keys to values, got {type(value).__name__}.")
+            raise ConfigError(
+                f"{path}: expected a mapping of keys to values, got {type(value).__name__}."
+            )
         return value
 
     @cached_property
@@ -164,10 +173,11 @@ class Run:
         return _json(self.dir / "partition.json")
 
     def lines(self, name: str) -> Iterator[Record]:
-        """The records of `NAME.jsonl`, one at a time: `wire.jsonl` of a long run need not fit in memory."""
+        """The records of `NAME.jsonl`, one at a time: `wire.jsonl` of a long run need not fit in
+        memory."""
         return lines(self.dir / f"{name}.jsonl", name in APPEND_ONLY)
 
-    # -- what is often asked -----------------------------------------------------------------------------------------
+    # -- what is often asked -----------------------------------------------------------------------
     @property
     def name(self) -> str:
         return self.dir.name
@@ -187,7 +197,8 @@ class Run:
 
     @cached_property
     def counts(self) -> np.ndarray | None:
-        """(clients, C) training samples by client and class; None where the partition is not known."""
+        """(clients, C) training samples by client and class; None where the partition is not
+        known."""
         table = self.partition.get("samples_by_class")
         return np.asarray(table, dtype=np.int64) if table else None
 
@@ -199,29 +210,35 @@ class Run:
     def model(self) -> nn.Module:
         """The global model with its final weights, on the CPU, in eval mode.
 
-        Raises StateError where the run has none (a method without a global model, a run that has not ended),
-        ConfigError where its model is a user's own that is not loaded.
-        """
+        Raises StateError where the run has none (a method without a global model, a run that has
+        not ended), ConfigError where its model is a user's own that is not loaded."""
         from safetensors.torch import load_file
 
         from fednet import config, models
 
         path = self.dir / "model.safetensors"
         if not path.exists():
-            raise StateError(f"{path} is missing: the run has not ended, or its method keeps no global model.")
+            raise StateError(
+                f"{path} is missing: the run has not ended, or its method keeps no global model."
+            )
         tensors = load_file(path)
-        settings = config.load(self.dir / "config.yaml")  # imports the user's own parts, those under code/
+        settings = config.load(
+            self.dir / "config.yaml"
+        )  # imports the user's own parts, those under code/
         shape, outputs = self._shape(settings)
         chosen = {"name": settings.model.name, **settings.model.options}
         module = models.build(chosen, shape, outputs, settings.seed)
         missing, extra = module.load_state_dict(tensors, strict=False)
         if extra or (missing and settings.model.trainable == "*"):
             found = ", ".join([*missing, *extra][:4])
-            raise StateError(f"{path}: its tensors are not those of model {settings.model.name!r}: {found}.")
+            raise StateError(
+                f"{path}: its tensors are not those of model {settings.model.name!r}: {found}."
+            )
         return module.eval()
 
     def _shape(self, settings: Any) -> tuple[tuple[int, ...], int]:
-        """Of one model input, and the number of outputs: as recorded, else by looking at the data again."""
+        """Of one model input, and the number of outputs: as recorded, else by looking at the data
+        again."""
         facts = {**self.partition, **self.summary}
         if facts.get("input_shape"):
             return tuple(facts["input_shape"]), int(facts.get("classes") or 1)
@@ -243,12 +260,15 @@ class Run:
         try:
             import pandas
         except ImportError:
-            raise ConfigError("Run.frame needs pandas, which is not installed: pip install 'fednet[pandas]'.") from None
+            raise ConfigError(
+                "Run.frame needs pandas, which is not installed: pip install 'fednet[pandas]'."
+            ) from None
         return pandas.DataFrame(list(self.lines(what)))
 
 
 def once(make: F) -> F:
-    """A function of a run that is computed once a `Run`: like its lists, of the files as they were when first read."""
+    """A function of a run that is computed once a `Run`: like its lists, of the files as they were
+    when first read."""
 
     @functools.wraps(make)
     def kept(run: Run, *more: Any) -> Any:
@@ -267,7 +287,11 @@ def open_run(path: str | Path) -> Run:
     if folder.is_file() and folder.name == "config.yaml":
         folder = folder.parent
     if not (folder / "config.yaml").exists():
-        near = sorted(str(p.parent) for p in folder.parent.glob("*/config.yaml")) if folder.parent.is_dir() else []
+        near = (
+            sorted(str(p.parent) for p in folder.parent.glob("*/config.yaml"))
+            if folder.parent.is_dir()
+            else []
+        )
         hint = f" Runs beside it: {', '.join(near[:6])}." if near else ""
         raise ConfigError(f"{folder}: expected a run directory, one that holds config.yaml.{hint}")
     return Run(folder.resolve())

@@ -1,8 +1,7 @@
 """`fednet status RUN`: what a live or dead run is doing.
 
-The engine keeps OUT/NAME/status.json, written aside and renamed into place. Whether the run behind it lives is told by
-its process where it ran on this machine, and by the file's age elsewhere.
-"""
+The engine keeps OUT/NAME/status.json, written aside and renamed into place. Whether the run behind
+it lives is told by its process where it ran on this machine, and by the file's age elsewhere."""
 
 from __future__ import annotations
 
@@ -20,14 +19,19 @@ from fednet.errors import StateError
 from fednet.report.read import open_run
 
 SILENT_S = 30.0  # a live server on another machine writes at least every few seconds
-STATES = {"done": "finished", "finished": "finished", "stopped": "stopped, --resume goes on", "failed": "failed"}
+STATES = {
+    "done": "finished",
+    "finished": "finished",
+    "stopped": "stopped, --resume goes on",
+    "failed": "failed",
+}
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     """A client that the round waits for.
 
-    since: seconds since the epoch; deadline_s: left at `updated`, None: it is waited for while it lives.
-    """
+    since: seconds since the epoch; deadline_s: left at `updated`, None: it is waited for while it
+    lives."""
 
     client: int
     host: str | None = None
@@ -75,10 +79,17 @@ def alive(status: Status, now: float) -> tuple[bool, str]:
     age = now - status.updated
     if status.host == socket.gethostname() and status.pid is not None:
         if not _exists(status.pid):
-            return False, f"dead: process {status.pid} is gone (last word {_span(age)} ago); --resume goes on"
+            return (
+                False,
+                f"dead: process {status.pid} is gone (last word {_span(age)} ago); --resume goes "
+                f"on",
+            )
         return True, f"alive: process {status.pid}, last word {_span(age)} ago"
     if age > SILENT_S:
-        return False, f"silent for {_span(age)} on {status.host}: dead, or cut off from this file system"
+        return (
+            False,
+            f"silent for {_span(age)} on {status.host}: dead, or cut off from this file system",
+        )
     return True, f"alive on {status.host}, last word {_span(age)} ago"
 
 
@@ -91,7 +102,9 @@ def text(status: Status, now: float) -> str:
     lines = [head, how]
     if status.waiting and live:
         lines.append(f"waiting for {len(status.waiting)} client(s):")
-        rows: list[tuple[str, ...]] = [("client", "host", "pid", "device", "phase", "step", "since", "deadline")]
+        rows: list[tuple[str, ...]] = [
+            ("client", "host", "pid", "device", "phase", "step", "since", "deadline")
+        ]
         rows += [_row(w, status, now) for w in sorted(status.waiting, key=lambda w: w.client)]
         widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
         lines += ["  " + "  ".join(c.ljust(n) for c, n in zip(r, widths)).rstrip() for r in rows]
@@ -130,7 +143,8 @@ def show(
     now: Callable[[], float] = time.time,
     pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[str]:
-    """The status as text, once, or with `watch` each time it changes until the run lives no more. The caller prints."""
+    """The status as text, once, or with `watch` each time it changes until the run lives no more.
+    The caller prints."""
     last = None
     while True:
         status = read(run)
@@ -156,7 +170,12 @@ def _exists(pid: int) -> bool:
     except PermissionError:
         return True
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        fields = (
+            Path(f"/proc/{pid}/stat")
+            .read_text(encoding="ascii", errors="replace")
+            .rpartition(")")[2]
+            .split()
+        )
     except OSError:  # no /proc on this system
         return True
     return fields[:1] != ["Z"]

@@ -1,8 +1,8 @@
-"""Charts as inline SVG for the page: colours are CSS variables, so that they follow the page into the dark.
+"""Charts as inline SVG for the page: colours are CSS variables, so that they follow the page into
+the dark.
 
-What a pointer may ask stands beside each mark as `<title>`, or for lines and heat maps as JSON in `data-hover`, which
-the page's script reads. Long runs are binned, so that a page stays a page.
-"""
+What a pointer may ask stands beside each mark as `<title>`, or for lines and heat maps as JSON in
+`data-hover`, which the page's script reads. Long runs are binned, so that a page stays a page."""
 
 from __future__ import annotations
 
@@ -64,29 +64,43 @@ def ticks(low: float, high: float, n: int = 6, whole: bool = False) -> list[floa
     return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def _axes(f: Frame, xs: Mapping[float, str], ys: Mapping[float, str], xlabel: str, ylabel: str) -> str:
+def _axes(
+    f: Frame, xs: Mapping[float, str], ys: Mapping[float, str], xlabel: str, ylabel: str
+) -> str:
     """Grid lines and labels at pixel positions."""
     out = []
     for v, text in ys.items():
         out.append(f'<line class="grid" x1="{f.left}" x2="{f.width - f.right}" y1="{v}" y2="{v}"/>')
-        out.append(f'<text class="tick" x="{f.left - 8}" y="{v + 4}" text-anchor="end">{html.escape(text)}</text>')
+        out.append(
+            f'<text class="tick" x="{f.left - 8}" y="{v + 4}" '
+            f'text-anchor="end">{html.escape(text)}</text>'
+        )
     for v, text in xs.items():
         out.append(
-            f'<text class="tick" x="{v}" y="{f.height - f.bottom + 18}" text-anchor="middle">{html.escape(text)}</text>'
+            f'<text class="tick" x="{v}" y="{f.height - f.bottom + 18}" '
+            f'text-anchor="middle">{html.escape(text)}</text>'
         )
     across, down = f.left + f.inner[0] / 2, f.top + f.inner[1] / 2
     for x, y, turn, text in (
         (across, f.height - 6, "", xlabel),
         (14, down, f' transform="rotate(-90 14 {down})"', ylabel),
     ):
-        out.append(f'<text class="label" x="{x}" y="{y}" text-anchor="middle"{turn}>{html.escape(text)}</text>')
+        out.append(
+            f'<text class="label" x="{x}" y="{y}" '
+            f'text-anchor="middle"{turn}>{html.escape(text)}</text>'
+        )
     return "".join(out)
 
 
 def _svg(f: Frame, body: str, label: str, hover: Any = None) -> Markup:
-    data = f" data-hover='{html.escape(json.dumps(hover, separators=(',', ':')))}'" if hover is not None else ""
+    data = (
+        f" data-hover='{html.escape(json.dumps(hover, separators=(',', ':')))}'"
+        if hover is not None
+        else ""
+    )
     return Markup(
-        f'<svg viewBox="0 0 {f.width} {f.height}" role="img" aria-label="{html.escape(label)}"{data}>{body}</svg>'
+        f'<svg viewBox="0 0 {f.width} {f.height}" role="img" '
+        f'aria-label="{html.escape(label)}"{data}>{body}</svg>'
     )
 
 
@@ -97,8 +111,10 @@ def number(v: float) -> str:
     return f"{v:.2g}"
 
 
-# -- lines -----------------------------------------------------------------------------------------------------------
-def lines(series: Sequence[Series], xlabel: str, ylabel: str, f: Frame = Frame(), unit: bool = True) -> Markup:
+# -- lines -----------------------------------------------------------------------------------------
+def lines(
+    series: Sequence[Series], xlabel: str, ylabel: str, f: Frame = Frame(), unit: bool = True
+) -> Markup:
     """Curves with their bands. unit: values are 0..1, and the axis stays within."""
     xs = [v for s in series for v in s.x]
     ys = [v for s in series for v in (*s.low, *s.high)]
@@ -129,7 +145,11 @@ def lines(series: Sequence[Series], xlabel: str, ylabel: str, f: Frame = Frame()
             body.append(f'<path class="band" d="{_path(edge)}Z"/>')
         dash = " ".join(map(str, s.dash))
         points = [(X(a), Y(m)) for a, m in zip(s.x, s.mean)]
-        mark = f'<circle class="dot" cx="{points[0][0]}" cy="{points[0][1]}" r="3.5"/>' if len(points) == 1 else ""
+        mark = (
+            f'<circle class="dot" cx="{points[0][0]}" cy="{points[0][1]}" r="3.5"/>'
+            if len(points) == 1
+            else ""
+        )
         body.append(f'<path class="line" d="{_path(points)}" stroke-dasharray="{dash}"/>{mark}</g>')
     body.append(f'<line class="cross" y1="{f.top}" y2="{f.height - f.bottom}"/>')
     hover = {
@@ -160,7 +180,7 @@ def _r(v: float) -> float:
     return float(f"{v:.5g}")
 
 
-# -- bars ------------------------------------------------------------------------------------------------------------
+# -- bars ------------------------------------------------------------------------------------------
 def _binned(rounds: Sequence[int], values: Sequence[float]) -> tuple[list[str], list[float]]:
     """At most BINS bars: a bar of several rounds is their mean."""
     k = math.ceil(len(rounds) / BINS)
@@ -168,7 +188,9 @@ def _binned(rounds: Sequence[int], values: Sequence[float]) -> tuple[list[str], 
         f"{rounds[i]}" if k == 1 else f"{rounds[i]}-{rounds[min(i + k, len(rounds)) - 1]}"
         for i in range(0, len(rounds), k)
     ]
-    return names, [sum(values[i : i + k]) / len(values[i : i + k]) for i in range(0, len(values), k)]
+    return names, [
+        sum(values[i : i + k]) / len(values[i : i + k]) for i in range(0, len(values), k)
+    ]
 
 
 def stacked(
@@ -180,13 +202,17 @@ def stacked(
     f: Frame = HALF,
     words: tuple[str, str] = ("", ""),
 ) -> Markup:
-    """Stacked bars a round: `up` above the line, `down` below it. colour: kind -> number of its colour."""
+    """Stacked bars a round: `up` above the line, `down` below it. colour: kind -> number of its
+    colour."""
     names, _ = _binned(rounds, [0.0] * len(rounds))
     parts = [
         ({k: _binned(rounds, v)[1] for k, v in side.items()}, sign, word)
         for side, sign, word in ((up, 1, words[0]), (down, -1, words[1]))
     ]
-    heights = [max((sum(v[i] for v in side.values()) for i in range(len(names))), default=0.0) for side, _, _ in parts]
+    heights = [
+        max((sum(v[i] for v in side.values()) for i in range(len(names))), default=0.0)
+        for side, _, _ in parts
+    ]
     low, high = -1.05 * heights[1], 1.05 * heights[0] or 1.0
     X, Y = f.x(0, len(names)), f.y(low, high)
     step = max(1, len(names) // 8)
@@ -213,12 +239,19 @@ def stacked(
                     f'width="{w}" height="{abs(a - b):.2f}"><title>{tip}</title></rect>'
                 )
                 base[i] += v
-    body.append(f'<line class="axis" x1="{f.left}" x2="{f.width - f.right}" y1="{Y(0)}" y2="{Y(0)}"/>')
+    body.append(
+        f'<line class="axis" x1="{f.left}" x2="{f.width - f.right}" y1="{Y(0)}" y2="{Y(0)}"/>'
+    )
     return _svg(f, "".join(body), ylabel)
 
 
 def bars(
-    names: Sequence[str], values: Sequence[float], xlabel: str, ylabel: str, tips: Sequence[str], f: Frame = HALF
+    names: Sequence[str],
+    values: Sequence[float],
+    xlabel: str,
+    ylabel: str,
+    tips: Sequence[str],
+    f: Frame = HALF,
 ) -> Markup:
     """Bars of values 0..1 in the order given, with their mean as a line."""
     X, Y = f.x(0, len(names)), f.y(0, 1)
@@ -235,7 +268,8 @@ def bars(
     w = round(max(0.5, 0.86 * f.inner[0] / max(1, len(names))), 2)
     for i, v in enumerate(values):
         body.append(
-            f'<rect class="f0" x="{X(i + 0.07)}" y="{Y(v)}" width="{w}" height="{Y(0) - Y(v):.2f}">'
+            f'<rect class="f0" x="{X(i + 0.07)}" y="{Y(v)}" width="{w}" '
+            f'height="{Y(0) - Y(v):.2f}">'
             f"<title>{html.escape(tips[i])}</title></rect>"
         )
     mean = sum(values) / len(values)
@@ -246,7 +280,7 @@ def bars(
     return _svg(f, "".join(body), f"{ylabel} by {xlabel}")
 
 
-# -- grids -----------------------------------------------------------------------------------------------------------
+# -- grids -----------------------------------------------------------------------------------------
 def png(codes: np.ndarray, palette: Sequence[tuple[int, int, int, int]]) -> str:
     """A data URL: (h, w) uint8 indices into RGBA colours, as a palette image."""
 
@@ -256,7 +290,9 @@ def png(codes: np.ndarray, palette: Sequence[tuple[int, int, int, int]]) -> str:
     h, w = codes.shape
     raw = b"".join(b"\0" + row.astype(np.uint8).tobytes() for row in codes)
     body = chunk(b"IHDR", struct.pack(">IIBBBBB", w, h, 8, 3, 0, 0, 0))
-    body += chunk(b"PLTE", b"".join(bytes(c[:3]) for c in palette)) + chunk(b"tRNS", bytes(c[3] for c in palette))
+    body += chunk(b"PLTE", b"".join(bytes(c[:3]) for c in palette)) + chunk(
+        b"tRNS", bytes(c[3] for c in palette)
+    )
     body += chunk(b"IDAT", zlib.compress(raw)) + chunk(b"IEND", b"")
     return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + body).decode()
 
@@ -276,7 +312,8 @@ def _grid(
     X, Y = f.x(0, w), f.y(h, 0)
     xstep, ystep = max(1, math.ceil(w / 10)), max(1, math.ceil(h / 12))
     image = (
-        f'<image href="{png(codes, palette)}" x="{f.left}" y="{f.top}" width="{f.inner[0]}" height="{f.inner[1]}" '
+        f'<image href="{png(codes, palette)}" x="{f.left}" y="{f.top}" width="{f.inner[0]}" '
+        f'height="{f.inner[1]}" '
         'preserveAspectRatio="none" style="image-rendering:pixelated"/>'
     )
     axes = _axes(
@@ -288,10 +325,8 @@ def _grid(
     )
     return _svg(
         f,
-        f'<rect class="empty" x="{f.left}" y="{f.top}" width="{f.inner[0]}" height="{f.inner[1]}"/>'
-        + axes.replace('class="grid"', 'class="none"')
-        + image
-        + over,
+        f'<rect class="empty" x="{f.left}" y="{f.top}" width="{f.inner[0]}" '
+        f'height="{f.inner[1]}"/>' + axes.replace('class="grid"', 'class="none"') + image + over,
         f"{ylabel} by {xlabel}",
         hover,
     )
@@ -310,7 +345,9 @@ def heat(
     from matplotlib import colormaps
 
     ramp = [tuple(round(255 * c) for c in colormaps["cividis"](i / 254)) for i in range(255)]
-    codes = np.where(np.isnan(values), 0, 1 + np.round(254 * np.nan_to_num(values)).clip(0, 254)).astype(np.uint8)
+    codes = np.where(
+        np.isnan(values), 0, 1 + np.round(254 * np.nan_to_num(values)).clip(0, 254)
+    ).astype(np.uint8)
     hover = None
     if values.size <= HOVER:
         cells = [[None if np.isnan(v) else round(float(v), 4) for v in row] for row in values]
@@ -328,7 +365,9 @@ def heat(
     return _grid(f, codes, palette, columns, rows, xlabel, ylabel, "", hover)
 
 
-def participation(grid: np.ndarray, rounds: Sequence[int], reasons: Sequence[str], f: Frame) -> Markup:
+def participation(
+    grid: np.ndarray, rounds: Sequence[int], reasons: Sequence[str], f: Frame
+) -> Markup:
     """Clients down, rounds across. A dropped one says why when pointed at."""
     palette = [(0, 0, 0, 0), (0, 114, 178, 255), *((0, 0, 0, 0) for _ in reasons)]
     h, w = grid.shape
@@ -339,7 +378,8 @@ def participation(grid: np.ndarray, rounds: Sequence[int], reasons: Sequence[str
     for i, j in dropped[:MARKS]:
         why = reasons[grid[i, j] - 2]
         over.append(
-            f'<rect class="drop d{(grid[i, j] - 2) % 7}" x="{X(j)}" y="{Y(i)}" width="{cw}" height="{ch}">'
+            f'<rect class="drop d{(grid[i, j] - 2) % 7}" x="{X(j)}" y="{Y(i)}" width="{cw}" '
+            f'height="{ch}">'
             f"<title>{html.escape(f'round {rounds[j]}, client {i}' + chr(10) + f'dropped: {why}')}</title></rect>"
         )
     hover = None
@@ -356,7 +396,15 @@ def participation(grid: np.ndarray, rounds: Sequence[int], reasons: Sequence[str
             "words": words,
         }
     return _grid(
-        f, grid, palette, [str(t) for t in rounds], [str(i) for i in range(h)], "round", "client", "".join(over), hover
+        f,
+        grid,
+        palette,
+        [str(t) for t in rounds],
+        [str(i) for i in range(h)],
+        "round",
+        "client",
+        "".join(over),
+        hover,
     )
 
 
@@ -393,11 +441,13 @@ def legend(names: Sequence[str], dashed: bool = False, prefix: str = "f") -> Mar
             stroke = f'<path class="line" d="M0 5L28 5" stroke-dasharray="{dash}"/>'
             mark = f'<svg viewBox="0 0 28 10" class="swatch s{i % 8}">{stroke}</svg>'
             out.append(
-                f'<button type="button" data-toggle="{i}" aria-pressed="true">{mark}{html.escape(name)}</button>'
+                f'<button type="button" data-toggle="{i}" '
+                f'aria-pressed="true">{mark}{html.escape(name)}</button>'
             )
         else:
             out.append(
-                f'<span><svg viewBox="0 0 10 10" class="swatch dotty"><rect class="{prefix}{i % 8}" width="10" '
+                f'<span><svg viewBox="0 0 10 10" class="swatch dotty"><rect '
+                f'class="{prefix}{i % 8}" width="10" '
                 f'height="10" rx="2"/></svg>{html.escape(name)}</span>'
             )
     return Markup(f'<div class="legend">{"".join(out)}</div>')

@@ -1,8 +1,7 @@
 """`fednet compare`: methods side by side, over seeds.
 
-A cell is the mean over seeds and the half-width of its 95 % t-interval. Where some seeds never reach a target, the cell
-says which did, and no mean is made of those that did.
-"""
+A cell is the mean over seeds and the half-width of its 95 % t-interval. Where some seeds never
+reach a target, the cell says which did, and no mean is made of those that did."""
 
 from __future__ import annotations
 
@@ -23,7 +22,8 @@ FORMATS = ("table", "csv", "md", "latex")
 
 @dataclass(frozen=True)
 class Cell:
-    """Values over seeds, and how they read. None: never reached; of a difference: one of the pair never got there."""
+    """Values over seeds, and how they read. None: never reached; of a difference: one of the pair
+    never got there."""
 
     values: tuple[float | None, ...]
     digits: int = 4
@@ -76,15 +76,17 @@ def compare(
     bytes: str = "total",
     format: str = "table",
 ) -> str:
-    """The comparison as text. by: rounds | mb | seconds, None for all three; bytes: total | up | down; format: table |
-    csv | md | latex. Raises ConfigError for an unknown name or no runs."""
+    """The comparison as text. by: rounds | mb | seconds, None for all three; bytes: total | up |
+    down; format: table | csv | md | latex. Raises ConfigError for an unknown name or no runs."""
     if format not in FORMATS:
         raise ConfigError(unknown("format", format, FORMATS))
     made = table(runs, targets, by, bytes)
     return {"table": as_table, "csv": as_csv, "md": as_md, "latex": as_latex}[format](made)
 
 
-def table(runs: Sequence[Run], targets: Sequence[float] = (), by: str | None = None, bytes: str = "total") -> Table:
+def table(
+    runs: Sequence[Run], targets: Sequence[float] = (), by: str | None = None, bytes: str = "total"
+) -> Table:
     """The comparison as values."""
     if not runs:
         raise ConfigError("compare: expected at least one run directory.")
@@ -96,13 +98,17 @@ def table(runs: Sequence[Run], targets: Sequence[float] = (), by: str | None = N
         if not 0 < t <= 1:
             raise ConfigError(f"--target: expected an accuracy above 0 and at most 1, got {t:g}.")
     groups = group(runs)
-    columns = _columns(targets, [by] if by else list(metrics.COSTS), bytes, any(metrics.personal(r) for r in runs))
+    columns = _columns(
+        targets, [by] if by else list(metrics.COSTS), bytes, any(metrics.personal(r) for r in runs)
+    )
     cells = tuple(tuple(Cell(tuple(_values(g, c)), c.digits) for c in columns) for g in groups)
     apart = tuple(tuple(_difference(groups[0], g, c) for c in columns) for g in groups[1:])
     return Table(columns, tuple(groups), cells, apart, tuple(_notes(groups, runs, targets, bytes)))
 
 
-def _columns(targets: Sequence[float], by: Sequence[str], bytes: str, personal: bool) -> tuple[Column, ...]:
+def _columns(
+    targets: Sequence[float], by: Sequence[str], bytes: str, personal: bool
+) -> tuple[Column, ...]:
     columns = [
         Column("final", lambda r: metrics.final(metrics.curve(r))),
         Column("best", lambda r: (metrics.best(metrics.curve(r)) or (None,))[0]),
@@ -114,10 +120,21 @@ def _columns(targets: Sequence[float], by: Sequence[str], bytes: str, personal: 
         for what in by:
             way = "" if what != "mb" or bytes == "total" else f" {bytes}"
             of = functools.partial(metrics.to_target, target=target, by=what, bytes=bytes)
-            columns.append(Column(f"{UNITS[what]}{way} to {target:g}", of, digits=2 if what == "mb" else 1, cost=True))
+            columns.append(
+                Column(
+                    f"{UNITS[what]}{way} to {target:g}",
+                    of,
+                    digits=2 if what == "mb" else 1,
+                    cost=True,
+                )
+            )
     if not targets:
         way = "" if bytes == "total" else f" {bytes}"
-        columns.append(Column(f"MB{way}", lambda r: list(metrics.cost(r, "mb", bytes).values() or [0.0])[-1], 2))
+        columns.append(
+            Column(
+                f"MB{way}", lambda r: list(metrics.cost(r, "mb", bytes).values() or [0.0])[-1], 2
+            )
+        )
     return tuple(columns)
 
 
@@ -127,7 +144,8 @@ def _values(g: Group, column: Column) -> list[float | None]:
 
 
 def _difference(first: Group, g: Group, column: Column) -> Cell:
-    """Each run less the first group's run of its seed. A pair of which one never got there has no difference."""
+    """Each run less the first group's run of its seed. A pair of which one never got there has no
+    difference."""
     found: list[float | None] = []
     for a, b in pairs(first, g):
         x, y = column.of(a), column.of(b)
@@ -138,7 +156,9 @@ def _difference(first: Group, g: Group, column: Column) -> Cell:
     return Cell(tuple(found), column.digits, difference=True)
 
 
-def _notes(groups: Sequence[Group], runs: Sequence[Run], targets: Sequence[float], bytes: str) -> list[str]:
+def _notes(
+    groups: Sequence[Group], runs: Sequence[Run], targets: Sequence[float], bytes: str
+) -> list[str]:
     notes = []
     seen: set[str] = set()
     for g in groups[1:]:
@@ -156,20 +176,27 @@ def _notes(groups: Sequence[Group], runs: Sequence[Run], targets: Sequence[float
                 seen.add(text)
     for g in groups:
         if len(set(g.seeds)) < len(g.seeds):
-            notes.append(f"warning: {g.label} has several runs of one seed; their spread is not that over seeds.")
+            notes.append(
+                f"warning: {g.label} has several runs of one seed; their spread is not that over "
+                f"seeds."
+            )
     live = [r.name for r in runs if not r.finished]
     if live:
         notes.append(f"warning: not finished: {', '.join(live)}.")
     if targets:
         notes.append(
             "A target is the first evaluated round at or above it, unsmoothed; MB is 10^6 bytes, "
-            f"{'up and down' if bytes == 'total' else bytes}, all clients, spent, after compression, with framing."
+            f"{'up and down' if bytes == 'total' else bytes}, all clients, spent, after "
+            f"compression, with framing."
         )
-    notes.append("Mean over seeds ± half a 95 % t-interval; differences are paired by seed, over the first method.")
+    notes.append(
+        "Mean over seeds ± half a 95 % t-interval; differences are paired by seed, over the first "
+        "method."
+    )
     return notes
 
 
-# -- how it is written -----------------------------------------------------------------------------------------------
+# -- how it is written -----------------------------------------------------------------------------
 def _grid(t: Table) -> list[list[str]]:
     rows = [["method", "n", *(c.title for c in t.columns)]]
     for g, cells in zip(t.groups, t.cells):
@@ -183,7 +210,10 @@ def _grid(t: Table) -> list[list[str]]:
 def as_table(t: Table) -> str:
     rows = _grid(t)
     widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(r, widths))) for r in rows]
+    lines = [
+        "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(r, widths)))
+        for r in rows
+    ]
     rule = "─" * len(lines[0])
     lines.insert(1, rule)
     if t.differences:
@@ -222,13 +252,21 @@ def as_latex(t: Table) -> str:
 
 
 def _tex(text: str) -> str:
-    for a, b in (("\\", r"\textbackslash "), ("_", r"\_"), ("%", r"\%"), ("&", r"\&"), ("#", r"\#"), ("±", r"$\pm$")):
+    for a, b in (
+        ("\\", r"\textbackslash "),
+        ("_", r"\_"),
+        ("%", r"\%"),
+        ("&", r"\&"),
+        ("#", r"\#"),
+        ("±", r"$\pm$"),
+    ):
         text = text.replace(a, b)
     return text
 
 
 def as_csv(t: Table) -> str:
-    """One line a group and column: means and half-widths are empty where some seeds never reached the target."""
+    """One line a group and column: means and half-widths are empty where some seeds never reached
+    the target."""
     out = io.StringIO()
     write = csv.writer(out, lineterminator="\n").writerow
     write(["method", "versus", "metric", "seeds", "reached", "mean", "half95", "values"])

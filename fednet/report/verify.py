@@ -9,11 +9,11 @@ from fednet.report.read import Record, Run
 
 @dataclass(frozen=True)
 class Verdict:
-    """round, tensor: where the runs first differ; tensor None: in something else than the model's tensors.
+    """round, tensor: where the runs first differ; tensor None: in something else than the model's
+    tensors.
 
-    `rounds` were compared. `same` is bit-identity of the model and of all clients' states over these, and that neither
-    run is longer.
-    """
+    `rounds` were compared. `same` is bit-identity of the model and of all clients' states over
+    these, and that neither run is longer."""
 
     same: bool
     rounds: int
@@ -30,14 +30,20 @@ def compare(a: Run, b: Run) -> Verdict:
         found = _difference(ours[t], theirs[t])
         if found:
             tensor, text = found
-            return Verdict(False, len(shared), t, tensor, f"{a.name} and {b.name} first differ in round {t}: {text}.")
+            return Verdict(
+                False,
+                len(shared),
+                t,
+                tensor,
+                f"{a.name} and {b.name} first differ in round {t}: {text}.",
+            )
     if not shared:
-        return Verdict(False, 0, text=f"{a.name} and {b.name} have no round in common: nothing can be said.")
+        return Verdict(
+            False, 0, text=f"{a.name} and {b.name} have no round in common: nothing can be said."
+        )
     unhashed = [t for t in shared if ours[t].model_sha256 is None or ours[t].clients_sha256 is None]
     if unhashed:
-        text = (
-            f"round {unhashed[0]} has no model_sha256 or no clients_sha256: whether they are the same cannot be told."
-        )
+        text = f"round {unhashed[0]} has no model_sha256 or no clients_sha256: whether they are the same cannot be told."
         return Verdict(False, len(shared), unhashed[0], text=text)
     if ours.keys() != theirs.keys():
         longer, more = (a, ours) if len(ours) > len(theirs) else (b, theirs)
@@ -50,9 +56,12 @@ def compare(a: Run, b: Run) -> Verdict:
             False,
             len(shared),
             shared[-1],
-            text=f"all rounds agree, but the final models differ: {said[0][:12]} and {said[1][:12]}.",
+            text=f"all rounds agree, but the final models differ: {said[0][:12]} and "
+            f"{said[1][:12]}.",
         )
-    text = f"{a.name} and {b.name} are the same to the bit: {len(shared)} round(s), model and clients."
+    text = (
+        f"{a.name} and {b.name} are the same to the bit: {len(shared)} round(s), model and clients."
+    )
     return Verdict(True, len(shared), text=text)
 
 
@@ -61,9 +70,16 @@ def _difference(a: Record, b: Record) -> tuple[str | None, str] | None:
     if a.tensor_sha256 and b.tensor_sha256 and a.tensor_sha256 != b.tensor_sha256:
         apart = [n for n in a.tensor_sha256 if b.tensor_sha256.get(n) != a.tensor_sha256[n]]
         apart += [n for n in b.tensor_sha256 if n not in a.tensor_sha256]
-        return apart[0], f"tensor {apart[0]!r} ({len(apart)} of {len(a.tensor_sha256)} tensors differ){_why(a, b)}"
+        return (
+            apart[0],
+            f"tensor {apart[0]!r} ({len(apart)} of {len(a.tensor_sha256)} tensors "
+            f"differ){_why(a, b)}",
+        )
     if a.model_sha256 != b.model_sha256:
-        return None, f"model_sha256 {_short(a.model_sha256)} and {_short(b.model_sha256)}{_why(a, b)}"
+        return (
+            None,
+            f"model_sha256 {_short(a.model_sha256)} and {_short(b.model_sha256)}{_why(a, b)}",
+        )
     if a.clients_sha256 != b.clients_sha256:
         return None, f"the model is the same, the clients' states are not{_why(a, b)}"
     if a.evaluated_sha256 != b.evaluated_sha256:

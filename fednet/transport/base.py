@@ -1,8 +1,9 @@
-"""What a transport is: it moves frames between one server and its clients, and tells when a connection comes or goes.
+"""What a transport is: it moves frames between one server and its clients, and tells when a
+connection comes or goes.
 
-A message is one or two frames: a small header, and perhaps a body. Both ends are driven by one thread that calls
-`poll` and `send`; only `wake` may be called from another. Nothing here blocks but `poll`, for as long as it is told.
-"""
+A message is one or two frames: a small header, and perhaps a body. Both ends are driven by one
+thread that calls `poll` and `send`; only `wake` may be called from another. Nothing here blocks but
+`poll`, for as long as it is told."""
 
 from __future__ import annotations
 
@@ -34,18 +35,19 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A client: the connection stands, now or again. A server: just before the first message of `conn`."""
+    """A client: the connection stands, now or again. A server: just before the first message of
+    `conn`."""
 
     conn: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The connection behind `conn` is gone, and what was still queued for it with it; `conn` does not come back.
+    """The connection behind `conn` is gone, and what was still queued for it with it; `conn` does
+    not come back.
 
-    Messages that had arrived come before it. Should one still follow, which the threads behind a socket cannot quite
-    exclude, a second `Closed` follows that.
-    """
+    Messages that had arrived come before it. Should one still follow, which the threads behind a
+    socket cannot quite exclude, a second `Closed` follows that."""
 
     conn: bytes
 
@@ -61,11 +63,13 @@ class ServerTransport(Protocol):
         ...
 
     def poll(self, timeout_s: float | None) -> list[Event]:
-        """All that is ready; waits up to `timeout_s` (None: for ever) for a first event. Empty after it, or a wake."""
+        """All that is ready; waits up to `timeout_s` (None: for ever) for a first event. Empty
+        after it, or a wake."""
         ...
 
     def send(self, conn: bytes, frames: Frames) -> bool:
-        """Queue a message; never blocks. False if `conn` is unknown or gone. The frames must not change afterwards."""
+        """Queue a message; never blocks. False if `conn` is unknown or gone. The frames must not
+        change afterwards."""
         ...
 
     def wake(self) -> None:
@@ -73,13 +77,14 @@ class ServerTransport(Protocol):
         ...
 
     def drop(self, conn: bytes, hang_up: bool = False) -> None:
-        """Forget what is queued for `conn`. With `hang_up` also end its connection, as the network might: what is on
-        its way is lost, and `Closed` follows."""
+        """Forget what is queued for `conn`. With `hang_up` also end its connection, as the network
+        might: what is on its way is lost, and `Closed` follows."""
         ...
 
     def traffic(self) -> dict[bytes | int, tuple[int, int]]:
-        """(sent, received) bytes of every connection so far, as the kernel counted them; by `conn`, or by a serial
-        number where a connection never got that far. Empty where there is no kernel between."""
+        """(sent, received) bytes of every connection so far, as the kernel counted them; by `conn`,
+        or by a serial number where a connection never got that far. Empty where there is no kernel
+        between."""
         ...
 
     def close(self, linger_s: float = 1.0) -> None:
@@ -100,7 +105,8 @@ class ClientTransport(Protocol):
     def wake(self) -> None: ...
 
     def reconnect(self, address: str | None = None) -> None:
-        """Leave the connection, if one stands (`Closed` follows), and connect again: to `address`, or where it was."""
+        """Leave the connection, if one stands (`Closed` follows), and connect again: to `address`,
+        or where it was."""
         ...
 
     def traffic(self) -> dict[bytes | int, tuple[int, int]]: ...

@@ -1,8 +1,9 @@
-"""A transport with faults: it loses, doubles, spoils, cuts short, delays messages, and cuts connections, as planned.
+"""A transport with faults: it loses, doubles, spoils, cuts short, delays messages, and cuts
+connections, as planned.
 
-A plan is asked about every message and answers with a fault or None. `Script` strikes at numbered messages, `Chances`
-at random ones; both repeat themselves exactly for the same messages in the same order.
-"""
+A plan is asked about every message and answers with a fault or None. `Script` strikes at numbered
+messages, `Chances` at random ones; both repeat themselves exactly for the same messages in the same
+order."""
 
 from __future__ import annotations
 
@@ -13,8 +14,16 @@ from typing import Literal, get_args
 import numpy as np
 
 from fednet.errors import ConfigError, unknown
-from fednet.transport.base import ClientTransport, Closed, Event, Frame, Frames, Received, ServerTransport
-from fednet.transport.lanes import Lane, wait
+from fednet.transport.base import (
+    ClientTransport,
+    Closed,
+    Event,
+    Frame,
+    Frames,
+    Received,
+    ServerTransport,
+)
+from fednet.transport.delays import Lane, wait
 
 Direction = Literal["up", "down"]
 Kind = Literal["drop", "duplicate", "corrupt", "truncate", "delay", "cut"]
@@ -25,9 +34,9 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 class Fault:
     """What happens to one message.
 
-    drop: it is lost. duplicate: it comes twice. corrupt: one of its bytes is another. truncate: its last frame is
-    shorter. delay: it, and what follows it, comes `delay_s` later. cut: it is lost and the connection ends.
-    """
+    drop: it is lost. duplicate: it comes twice. corrupt: one of its bytes is another. truncate: its
+    last frame is shorter. delay: it, and what follows it, comes `delay_s` later. cut: it is lost
+    and the connection ends."""
 
     kind: Kind
     delay_s: float = 0.0
@@ -39,7 +48,8 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Struck:
-    """A fault that has happened, for the records. index: which message in this direction of this transport, from 0."""
+    """A fault that has happened, for the records. index: which message in this direction of this
+    transport, from 0."""
 
     fault: Fault
     direction: Direction
@@ -63,16 +73,24 @@ class Script:
 
 
 class Chances:
-    """Faults with given probabilities a message, which sum to at most 1. A delay is uniform up to `delay_s`."""
+    """Faults with given probabilities a message, which sum to at most 1. A delay is uniform up to
+    `delay_s`."""
 
-    def __init__(self, rng: np.random.Generator, chances: Mapping[str, float], delay_s: float = 1.0) -> None:
+    def __init__(
+        self, rng: np.random.Generator, chances: Mapping[str, float], delay_s: float = 1.0
+    ) -> None:
         for kind, p in chances.items():
             if kind not in KINDS:
                 raise ConfigError(f"faults.random: {unknown('fault', kind, KINDS)}")
             if not 0 <= p <= 1:
-                raise ConfigError(f"faults.random.{kind}: expected a probability from 0 to 1, got {p}.")
+                raise ConfigError(
+                    f"faults.random.{kind}: expected a probability from 0 to 1, got {p}."
+                )
         if sum(chances.values()) > 1:
-            raise ConfigError(f"faults.random: the probabilities sum to {sum(chances.values()):g}, expected at most 1.")
+            raise ConfigError(
+                f"faults.random: the probabilities sum to {sum(chances.values()):g}, expected at "
+                f"most 1."
+            )
         self._rng, self._chances, self._delay_s = rng, chances, delay_s
 
     def __call__(self, direction: Direction, index: int, frames: Frames) -> Fault | None:
@@ -89,13 +107,20 @@ class Chances:
 class _Faults:
     """The faults of one transport, and the messages on hold."""
 
-    def __init__(self, plan: Plan, now: Callable[[], float], rng: np.random.Generator,
-                 struck: Callable[[Struck], None] | None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        now: Callable[[], float],
+        rng: np.random.Generator,
+        struck: Callable[[Struck], None] | None,
+    ) -> None:
         self._plan, self.now, self._rng, self._struck = plan, now, rng, struck
         self._seen: dict[Direction, int] = {"up": 0, "down": 0}
         self.lanes: dict[tuple[Direction, bytes], Lane[Received]] = {}
 
-    def strike(self, direction: Direction, conn: bytes, message: Received) -> tuple[list[Received], bool]:
+    def strike(
+        self, direction: Direction, conn: bytes, message: Received
+    ) -> tuple[list[Received], bool]:
         """What of it passes now, and whether the connection is cut."""
         index = self._seen[direction]
         self._seen[direction] += 1
@@ -127,8 +152,12 @@ class _Faults:
         return [Received(message.conn, tuple(frames), message.user)]
 
     def ready(self, direction: Direction) -> list[tuple[bytes, Received]]:
-        return [(conn, message) for (where, conn), lane in self.lanes.items() if where == direction
-                for message in lane.ready(self.now())]
+        return [
+            (conn, message)
+            for (where, conn), lane in self.lanes.items()
+            if where == direction
+            for message in lane.ready(self.now())
+        ]
 
     def forget(self, conn: bytes) -> None:
         self.lanes.pop(("up", conn), None)
@@ -139,13 +168,20 @@ class _Faults:
 
 
 class FaultyClient:
-    """`inner` with faults, up and down. `now` in seconds; `rng` says which byte; `struck` is told what happened.
+    """`inner` with faults, up and down. `now` in seconds; `rng` says which byte; `struck` is told
+    what happened.
 
     `poll` may return empty before its time is over, when something on hold has left.
     """
 
-    def __init__(self, inner: ClientTransport, plan: Plan, now: Callable[[], float], rng: np.random.Generator,
-                 struck: Callable[[Struck], None] | None = None) -> None:
+    def __init__(
+        self,
+        inner: ClientTransport,
+        plan: Plan,
+        now: Callable[[], float],
+        rng: np.random.Generator,
+        struck: Callable[[Struck], None] | None = None,
+    ) -> None:
         self.inner = inner
         self._faults = _Faults(plan, now, rng, struck)
         self._open = False
@@ -199,8 +235,14 @@ class FaultyClient:
 class FaultyServer:
     """`inner` with faults on all its connections; "up" is what it receives. See `FaultyClient`."""
 
-    def __init__(self, inner: ServerTransport, plan: Plan, now: Callable[[], float], rng: np.random.Generator,
-                 struck: Callable[[Struck], None] | None = None) -> None:
+    def __init__(
+        self,
+        inner: ServerTransport,
+        plan: Plan,
+        now: Callable[[], float],
+        rng: np.random.Generator,
+        struck: Callable[[Struck], None] | None = None,
+    ) -> None:
         self.inner = inner
         self._faults = _Faults(plan, now, rng, struck)
 

@@ -1,14 +1,15 @@
 """What ZMTP 3.1 adds to a message on TCP, to the byte.
 
-Measured against the kernel's own count of each connection; the tests do so again with whatever libzmq is installed.
-"""
+Measured against the kernel's own count of each connection; the tests do so again with whatever
+libzmq is installed."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 CURVE_FRAME_BYTES = 33
-"""The MESSAGE command around an encrypted frame: its name (8), a nonce (8), a tag (16), the flags (1)."""
+"""The MESSAGE command around an encrypted frame: its name (8), a nonce (8), a tag (16), the flags
+(1)."""
 
 GREETING_BYTES = 64
 READY_BYTES = 2 + 6 + 22 + 13
@@ -16,27 +17,30 @@ READY_BYTES = 2 + 6 + 22 + 13
 
 HELLO_BYTES, WELCOME_BYTES = 2 + 200, 2 + 168
 INITIATE_BYTES = 9 + 9 + 96 + 8 + 16 + 128 + 22 + 13
-"""Header, "\\x08INITIATE", cookie, nonce, tag, vouch with the client's key, and the properties as in READY."""
+"""Header, "\\x08INITIATE", cookie, nonce, tag, vouch with the client's key, and the properties as
+in READY."""
 
 CURVE_READY_BYTES = 2 + 6 + 8 + 16 + 22 + 13
 
 
 def header(nbytes: int) -> int:
-    """The flags and length before a frame of `nbytes`: one byte of length up to 255, eight above."""
+    """The flags and length before a frame of `nbytes`: one byte of length up to 255, eight
+    above."""
     return 2 if nbytes <= 255 else 9
 
 
 def framing(nbytes: int, more: bool = False, curve: bool = False) -> int:
     """All bytes that one frame of `nbytes` takes on TCP, itself included.
 
-    `more`, that another frame of the message follows, is a flag in a byte that is there anyway and changes nothing.
-    """
+    `more`, that another frame of the message follows, is a flag in a byte that is there anyway and
+    changes nothing."""
     inner = nbytes + (CURVE_FRAME_BYTES if curve else 0)
     return inner + header(inner)
 
 
 def connection_bytes(curve: bool, role: Literal["server", "client"]) -> tuple[int, int]:
-    """(sent, received) by `role` before the first message of a connection: greeting and handshake."""
+    """(sent, received) by `role` before the first message of a connection: greeting and
+    handshake."""
     if curve:
         client = GREETING_BYTES + HELLO_BYTES + INITIATE_BYTES
         server = GREETING_BYTES + WELCOME_BYTES + CURVE_READY_BYTES

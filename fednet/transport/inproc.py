@@ -1,8 +1,9 @@
-"""A server and its clients in one process and one thread, with no sockets. Both ends carry bytes, as a network would.
+"""A server and its clients in one process and one thread, with no sockets. Both ends carry bytes,
+as a network would.
 
-Messages of one connection keep their order; those of different connections reach the server in an order drawn from a
-seed, so that whatever depends on the order of arrival is found out. `poll` never waits: there is nobody to wait for.
-"""
+Messages of one connection keep their order; those of different connections reach the server in an
+order drawn from a seed, so that whatever depends on the order of arrival is found out. `poll` never
+waits: there is nobody to wait for."""
 
 from __future__ import annotations
 
@@ -134,7 +135,9 @@ class InprocClient:
         server = self._network._server
         if server is None or self.conn is None or not 1 <= len(frames) <= MAX_FRAMES:
             return False
-        server.inboxes[self.conn].append(Received(self.conn, tuple(bytes(frame) for frame in frames), self._user))
+        server.inboxes[self.conn].append(
+            Received(self.conn, tuple(bytes(frame) for frame in frames), self._user)
+        )
         return True
 
     def wake(self) -> None:

@@ -1,9 +1,8 @@
 """The kernel's view of a connection that libzmq owns: its byte counts, and a way to end it.
 
-libzmq tells the descriptor of a connection but offers neither. A duplicate of the descriptor gives both, and outlives
-libzmq's own long enough to read the last counts. It also keeps the connection open, so it is closed as soon as libzmq
-reports the end of its own.
-"""
+libzmq tells the descriptor of a connection but offers neither. A duplicate of the descriptor gives
+both, and outlives libzmq's own long enough to read the last counts. It also keeps the connection
+open, so it is closed as soon as libzmq reports the end of its own."""
 
 from __future__ import annotations
 
@@ -18,11 +17,13 @@ _ACKED_AT = 120
 _SENT_AND_RETRANSMITTED = struct.Struct("=QQ")
 _SENT_AT = 200
 _PEER_HAS_ENDED = frozenset({6, 8, 9, 11})
-"""TIME_WAIT, CLOSE_WAIT, LAST_ACK, CLOSING: a FIN has come in, which the kernel numbers, and counts, like a byte."""
+"""TIME_WAIT, CLOSE_WAIT, LAST_ACK, CLOSING: a FIN has come in, which the kernel numbers, and
+counts, like a byte."""
 
 
 class Tap:
-    """A second handle on the connection with descriptor `fd`. Raises OSError if that is no open socket."""
+    """A second handle on the connection with descriptor `fd`. Raises OSError if that is no open
+    socket."""
 
     def __init__(self, fd: int) -> None:
         duplicate = os.dup(fd)
@@ -41,12 +42,14 @@ class Tap:
         return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "local"
 
     def bytes(self) -> tuple[int, int] | None:
-        """(sent, received) so far, each byte counted once however often it was sent; None if it is not TCP on Linux."""
+        """(sent, received) so far, each byte counted once however often it was sent; None if it is
+        not TCP on Linux."""
         with contextlib.suppress(OSError, AttributeError, struct.error):
             info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
             acked, received = _ACKED_AND_RECEIVED.unpack_from(info, _ACKED_AT)
             if len(info) >= _SENT_AT + _SENT_AND_RETRANSMITTED.size:
-                # Not `acked`: it lags by a delayed acknowledgement, and counts the SYN on the side that connects.
+                # Not `acked`: it lags by a delayed acknowledgement, and counts the SYN on the side
+                # that connects.
                 sent, again = _SENT_AND_RETRANSMITTED.unpack_from(info, _SENT_AT)
                 acked = sent - again
             self._last = (acked, received - (info[0] in _PEER_HAS_ENDED))

@@ -23,12 +23,15 @@ from fednet.errors import ConfigError
 log = logging.getLogger(__name__)
 
 KEY_LENGTH = 40
-_Z85 = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#")
+_Z85 = frozenset(
+    "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """`server`, in a client's file: the public key of the server it is meant for, where that is known."""
+    """`server`, in a client's file: the public key of the server it is meant for, where that is
+    known."""
 
     public: str
     secret: str = field(repr=False)
@@ -36,19 +39,22 @@ class KeyPair:
 
 
 def make_server_keys(directory: str | Path) -> str:
-    """Make the server's pair in `directory`; returns the public key. Raises ConfigError if there is one already."""
+    """Make the server's pair in `directory`; returns the public key. Raises ConfigError if there is
+    one already."""
     directory = Path(directory)
     (directory / "allowed").mkdir(parents=True, exist_ok=True)
     return _make(directory / "server.key")
 
 
 def make_client_keys(file: str | Path, server: str | None = None) -> str:
-    """Make a client's pair in `file`; returns the public key, the half that travels to the server's `allow`."""
+    """Make a client's pair in `file`; returns the public key, the half that travels to the server's
+    `allow`."""
     return _make(Path(file), server)
 
 
 def allow(directory: str | Path, ids: Iterable[int], public: str) -> None:
-    """From now on the holder of `public` may speak for `ids`, beside whoever may already. A running server notices."""
+    """From now on the holder of `public` may speak for `ids`, beside whoever may already. A running
+    server notices."""
     public = checked(public.strip(), "the public key")
     allowed = _allowed(directory)
     for k in ids:
@@ -68,7 +74,8 @@ def revoke(directory: str | Path, ids: Iterable[int]) -> None:
 
 
 def lab(directory: str | Path, clients: int) -> list[Path]:
-    """All keys at once: the server's, one for each of `clients` ids, and clients/all.key, which may speak for every id.
+    """All keys at once: the server's, one for each of `clients` ids, and clients/all.key, which may
+    speak for every id.
 
     Returns the clients' key files, in id order, then all.key.
     """
@@ -84,13 +91,17 @@ def lab(directory: str | Path, clients: int) -> list[Path]:
 
 
 def load(file: str | Path) -> KeyPair:
-    """The pair in `file`. Raises ConfigError if it is missing, no key file, or readable by others."""
+    """The pair in `file`. Raises ConfigError if it is missing, no key file, or readable by
+    others."""
     path = Path(file)
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & 0o077:
-            raise ConfigError(f"{path}: a secret key must be readable by its owner only; its mode is {mode:04o}, "
-                              f"expected 0600: chmod 600 {path}")
+            raise ConfigError(
+                f"{path}: a secret key must be readable by its owner only; its mode is "
+                f"{mode:04o}, "
+                f"expected 0600: chmod 600 {path}"
+            )
         found = json.loads(path.read_text(encoding="ascii"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such key file; make one with `fednet keys`.") from None
@@ -98,8 +109,15 @@ def load(file: str | Path) -> KeyPair:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from None
     except ValueError:
         raise ConfigError(f"{path}: not a key file of fednet.") from None
-    if not isinstance(found, dict) or not {"public", "secret"} <= found.keys() <= {"public", "secret", "server"}:
-        raise ConfigError(f"{path}: not a key file of fednet: expected the keys public, secret and perhaps server.")
+    if not isinstance(found, dict) or not {"public", "secret"} <= found.keys() <= {
+        "public",
+        "secret",
+        "server",
+    }:
+        raise ConfigError(
+            f"{path}: not a key file of fednet: expected the keys public, secret and perhaps "
+            f"server."
+        )
     return KeyPair(**{name: checked(key, f"{path}: {name}") for name, key in found.items()})
 
 
@@ -114,13 +132,16 @@ def checked(key: object, where: str) -> str:
 class Keyring:
     """The server's pair and its clients' public keys, as they stand in `directory` now.
 
-    Every change goes through a rename or an unlink, so the directory's time tells whether to read again.
-    """
+    Every change goes through a rename or an unlink, so the directory's time tells whether to read
+    again."""
 
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
         if not self.directory.is_dir():
-            raise ConfigError(f"{self.directory}: no such directory of keys; `fednet keys server {self.directory}`.")
+            raise ConfigError(
+                f"{self.directory}: no such directory of keys; `fednet keys server "
+                f"{self.directory}`."
+            )
         self.pair = load(self.directory / "server.key")
         self._speakers: dict[int, frozenset[str]] = {}
         self._known: frozenset[str] = frozenset()
@@ -153,10 +174,12 @@ class Keyring:
             except ConfigError as error:
                 if first:
                     raise
-                log.warning("%s Nobody may speak for client %s.", error, entry.name)  # no reason to stop a round
+                log.warning(
+                    "%s Nobody may speak for client %s.", error, entry.name
+                )  # no reason to stop a round
         self._known = frozenset().union(*self._speakers.values())
-        # The clock behind mtime ticks every few milliseconds: a change within the same tick would go unseen, so a
-        # directory that changed just now is read once more next time.
+        # The clock behind mtime ticks every few milliseconds: a change within the same tick would
+        # go unseen, so a directory that changed just now is read once more next time.
         settled = time.time_ns() - now.st_mtime_ns > 50_000_000
         self._read_at = mark if settled else None
         self.version += first or self._speakers != before
@@ -174,13 +197,17 @@ class Keyring:
 def _allowed(directory: str | Path) -> Path:
     directory = Path(directory)
     if not directory.is_dir():
-        raise ConfigError(f"{directory}: no such directory of keys; `fednet keys server {directory}` makes it.")
+        raise ConfigError(
+            f"{directory}: no such directory of keys; `fednet keys server {directory}` makes it."
+        )
     (directory / "allowed").mkdir(exist_ok=True)
     return directory / "allowed"
 
 
 def _read_keys(file: Path) -> list[str]:
-    lines = (line.strip() for line in file.read_text(encoding="ascii", errors="replace").splitlines())
+    lines = (
+        line.strip() for line in file.read_text(encoding="ascii", errors="replace").splitlines()
+    )
     return [checked(line, f"{file}") for line in lines if line]
 
 
@@ -192,12 +219,16 @@ def _make(path: Path, server: str | None = None) -> str:
     public, secret = new_curve_pair()
     while public.startswith("-"):  # on a command line it would pass for a flag
         public, secret = new_curve_pair()
-    record = {"public": public, "secret": secret} | ({"server": server} if server is not None else {})
+    record = {"public": public, "secret": secret} | (
+        {"server": server} if server is not None else {}
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        raise ConfigError(f"{path}: there is a key already, and keys are never overwritten.") from None
+        raise ConfigError(
+            f"{path}: there is a key already, and keys are never overwritten."
+        ) from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}.") from None
     with os.fdopen(descriptor, "w", encoding="ascii") as out:

@@ -1,8 +1,8 @@
 """A slow link in place of a fast one: bandwidth, latency and jitter, without ever blocking.
 
-A message leaves the sender when those before it have, takes its bytes over the bandwidth, then travels for the latency
-and up to the jitter; it is on hold here for that long. `Link.time` is the same reckoning for a clock that is virtual.
-"""
+A message leaves the sender when those before it have, takes its bytes over the bandwidth, then
+travels for the latency and up to the jitter; it is on hold here for that long. `Link.time` is the
+same reckoning for a clock that is virtual."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import numpy as np
 from fednet import config
 from fednet.errors import ConfigError, unknown
 from fednet.transport.base import ClientTransport, Closed, Event, Frames, Opened, Received
+from fednet.transport.delays import Lane, wait
 from fednet.transport.framing import framing
-from fednet.transport.lanes import Lane, wait
 
 Direction = Literal["up", "down"]
 
@@ -34,10 +34,14 @@ class Link:
         for name in ("up_mbps", "down_mbps"):
             rate = getattr(self, name)
             if rate is not None and not rate > 0:
-                raise ConfigError(f"link.{name}: expected a bandwidth above 0, or null for no limit, got {rate}.")
+                raise ConfigError(
+                    f"link.{name}: expected a bandwidth above 0, or null for no limit, got {rate}."
+                )
         for name in ("latency_ms", "jitter_ms"):
             if not getattr(self, name) >= 0:
-                raise ConfigError(f"link.{name}: expected milliseconds >= 0, got {getattr(self, name)}.")
+                raise ConfigError(
+                    f"link.{name}: expected milliseconds >= 0, got {getattr(self, name)}."
+                )
 
     def busy(self, nbytes: int, direction: Direction) -> float:
         """Seconds for which `nbytes` occupy the link: the next message waits for so long."""
@@ -45,17 +49,28 @@ class Link:
         return 0.0 if rate is None else nbytes * 8 / (rate * 1e6)
 
     def flight(self, rng: np.random.Generator | None = None) -> float:
-        """Seconds from the last byte's leaving to its arrival; the jitter is uniform, and nothing without an `rng`."""
+        """Seconds from the last byte's leaving to its arrival; the jitter is uniform, and nothing
+        without an `rng`."""
         jitter = self.jitter_ms * rng.random() if rng is not None and self.jitter_ms else 0.0
         return (self.latency_ms + jitter) / 1e3
 
-    def time(self, nbytes: int, direction: Direction, rng: np.random.Generator | None = None) -> float:
+    def time(
+        self, nbytes: int, direction: Direction, rng: np.random.Generator | None = None
+    ) -> float:
         """Seconds from the first byte's leaving to the last one's arrival, on an idle link."""
         return self.busy(nbytes, direction) + self.flight(rng)
 
 
-PROFILES = {name: Link(**{k: v for k in ("up_mbps", "down_mbps", "latency_ms") if isinstance(v := getattr(p, k), float)})
-            for name, p in config.PROFILES.items()}
+PROFILES = {
+    name: Link(
+        **{
+            k: v
+            for k in ("up_mbps", "down_mbps", "latency_ms")
+            if isinstance(v := getattr(p, k), float)
+        }
+    )
+    for name, p in config.PROFILES.items()
+}
 
 
 def profile(name: str) -> Link:
@@ -76,13 +91,21 @@ class _Half:
 class ShapedClient:
     """`inner` over `link`, in both directions.
 
-    `link_of(frames)` names the link of each message, and gives it, where one connection carries several clients that
-    have one each. `curve` tells which framing to reckon with. `now` in seconds. `poll` may return empty before its
-    time is over, when something on hold has left.
-    """
+    `link_of(frames)` names the link of each message, and gives it, where one connection carries
+    several clients that have one each. `curve` tells which framing to reckon with. `now` in
+    seconds. `poll` may return empty before its time is over, when something on hold has left."""
 
-    def __init__(self, inner: ClientTransport, link: Link, now: Callable[[], float], rng: np.random.Generator, *,
-                 link_of: Callable[[Frames], tuple[Hashable, Link]] | None = None, curve: bool = False, is_open: bool = False) -> None:
+    def __init__(
+        self,
+        inner: ClientTransport,
+        link: Link,
+        now: Callable[[], float],
+        rng: np.random.Generator,
+        *,
+        link_of: Callable[[Frames], tuple[Hashable, Link]] | None = None,
+        curve: bool = False,
+        is_open: bool = False,
+    ) -> None:
         self.inner = inner
         self._link_of = link_of or (lambda frames: (None, link))
         self._now, self._rng, self._curve = now, rng, curve
@@ -142,7 +165,12 @@ class ShapedClient:
 
     def _ready(self, direction: Direction) -> list[Received]:
         now = self._now()
-        return [m for (where, _), half in self._halves.items() if where == direction for m in half.lane.ready(now)]
+        return [
+            m
+            for (where, _), half in self._halves.items()
+            if where == direction
+            for m in half.lane.ready(now)
+        ]
 
     def _send_ready(self) -> None:
         for message in self._ready("up"):

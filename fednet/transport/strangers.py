@@ -1,9 +1,9 @@
 """Which connections to hang up on that have not brought one whole message yet.
 
-libzmq gives a peer the memory of the frame that it announces, up to `MAXMSGSIZE`, before it has proved any key: measured, a
-thousand such peers of a server with CURVE took a gigabyte of it in their handshakes. So what all of them together have
-sent is bounded. An honest peer is done with its handshake and its join in moments: the oldest go first.
-"""
+libzmq gives a peer the memory of the frame that it announces, up to `MAXMSGSIZE`, before it has
+proved any key: measured, a thousand such peers of a server with CURVE took a gigabyte of it in
+their handshakes. So what all of them together have sent is bounded. An honest peer is done with its
+handshake and its join in moments: the oldest go first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ MAX_STRANGERS = 512
 """Connections that have not spoken, at a time."""
 
 MAX_FIRST_BYTES = 384 * 2**10
-"""Of one: handshake and join. A join is one header, see `wire.messages.MAX_HEADER`, with a frame of CURVE around it."""
+"""Of one: handshake and join. A join is one header, see `wire.messages.MAX_HEADER`, with a frame of
+CURVE around it."""
 
 MAX_ALL_BYTES = 32 * 2**20
 """Of all of them."""
@@ -26,7 +27,8 @@ Link = TypeVar("Link")
 
 
 def unwelcome(strangers: Iterable[tuple[Link, int]]) -> Iterator[tuple[Link, str]]:
-    """strangers: (connection, bytes it has sent), the oldest first. Yields those to be hung up on, and why."""
+    """strangers: (connection, bytes it has sent), the oldest first. Yields those to be hung up on,
+    and why."""
     left = []
     for link, sent in strangers:
         if sent > MAX_FIRST_BYTES:
@@ -37,5 +39,9 @@ def unwelcome(strangers: Iterable[tuple[Link, int]]) -> Iterator[tuple[Link, str
     for link, sent in left:
         if many <= MAX_STRANGERS and total <= MAX_ALL_BYTES:
             return
-        yield link, f"more than {MAX_STRANGERS} connections, or {MAX_ALL_BYTES} bytes, that are no message yet"
+        yield (
+            link,
+            f"more than {MAX_STRANGERS} connections, or {MAX_ALL_BYTES} bytes, that are no "
+            f"message yet",
+        )
         many, total = many - 1, total - sent

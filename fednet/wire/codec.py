@@ -1,9 +1,9 @@
 """Payloads to bytes and back.
 
-The form of a payload is its declaration: field by field, tensors of the shared layout as one vector (with buffers and
-counters behind it), numbers as 8 bytes, samples as their arrays. Large values are not copied: a `Body` is a list of
-segments that are read in ranges, so that a broadcast is encoded once and all sends share it.
-"""
+The form of a payload is its declaration: field by field, tensors of the shared layout as one vector
+(with buffers and counters behind it), numbers as 8 bytes, samples as their arrays. Large values are
+not copied: a `Body` is a list of segments that are read in ranges, so that a broadcast is encoded
+once and all sends share it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,16 @@ from fednet.tensors import Layout, Tensors
 from fednet.wire.messages import PART, Field
 from fednet.wire.payload import Payload, Run, Samples
 
-DTYPES = {"uint8": torch.uint8, "int32": torch.int32, "int64": torch.int64, "float16": torch.float16, "bfloat16": torch.bfloat16,
-          "float32": torch.float32, "float64": torch.float64, "bool": torch.bool}
+DTYPES = {
+    "uint8": torch.uint8,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bool": torch.bool,
+}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 SAMPLE_DTYPES = (torch.uint8, torch.int64, torch.float32)
 MAX_AXES = 8
@@ -43,7 +51,7 @@ class Body:
         found, at = [], 0
         for s in self.segments:
             if at < end and start < at + len(s):
-                found.append(s[max(0, start - at):end - at])
+                found.append(s[max(0, start - at) : end - at])
             at += len(s)
         return found[0] if len(found) == 1 else memoryview(b"".join(found))
 
@@ -83,7 +91,8 @@ def checksum(segments: Sequence[Buffer]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """An encoded payload: its form for the header, its body, and the payload as the receiver will see it."""
+    """An encoded payload: its form for the header, its body, and the payload as the receiver will
+    see it."""
 
     form: tuple[Field, ...]
     body: Body
@@ -98,9 +107,8 @@ class Encoded:
 class Codec:
     """Encodes and decodes payloads of one direction.
 
-    layout: of what crosses. chains: compressor chains by kind. buffers: whether they cross. exempt: names of buffers
-    that may hold what is not finite, since the initial model's do.
-    """
+    layout: of what crosses. chains: compressor chains by kind. buffers: whether they cross. exempt:
+    names of buffers that may hold what is not finite, since the initial model's do."""
 
     layout: Layout
     chains: Mapping[str, Any]
@@ -111,13 +119,20 @@ class Codec:
         """The layout of a field: parameters only, or with buffers where these cross."""
         return self.layout if form == "tensors" and self.buffers else self.layout.parameters
 
-    # -- encoding ----------------------------------------------------------------------------------------------------
-    def encode(self, payload: Payload, rng: Callable[[str], np.random.Generator] | None = None,
-               residuals: dict[str, torch.Tensor] | None = None, reference: Tensors | None = None,
-               cache: dict[str, tuple[Tensors, bytes, torch.Tensor]] | None = None, slot: str = "") -> Encoded:
-        """Encodes a payload. `residuals` (read and rewritten) feeds errors back, each under `slot` and its field's name,
-        so that the exchanges of a round keep apart; `reference` is what a lossily compressed state is sent as a
-        difference to; `cache`: what one broadcast has compressed first, by field: what all its clients share."""
+    # -- encoding ----------------------------------------------------------------------------------
+    def encode(
+        self,
+        payload: Payload,
+        rng: Callable[[str], np.random.Generator] | None = None,
+        residuals: dict[str, torch.Tensor] | None = None,
+        reference: Tensors | None = None,
+        cache: dict[str, tuple[Tensors, bytes, torch.Tensor]] | None = None,
+        slot: str = "",
+    ) -> Encoded:
+        """Encodes a payload. `residuals` (read and rewritten) feeds errors back, each under `slot`
+        and its field's name, so that the exchanges of a round keep apart; `reference` is what a
+        lossily compressed state is sent as a difference to; `cache`: what one broadcast has
+        compressed first, by field: what all its clients share."""
         form: list[Field] = []
         segments: list[Buffer] = []
         seen: dict[str, Any] = {}
@@ -127,7 +142,8 @@ class Codec:
             if field.form in ("tensors", "parameters"):
                 part = self._tensors(value, field.form)
                 size, raw, kept = 0, part.layout.nbytes, value
-                # The cache holds the value itself: an identity alone could be that of another, later one.
+                # The cache holds the value itself: an identity alone could be that of another,
+                # later one.
                 known = cache.get(name) if cache is not None else None
                 if chain is None:
                     segments.append(_bytes(part.vector))
@@ -137,11 +153,14 @@ class Codec:
                 else:
                     base = self.base(field.kind, reference)
                     wanted = part.vector if base is None else part.vector - base
-                    # A broadcast feeds one error back, that of the value all share; what is some client's own has none.
+                    # A broadcast feeds one error back, that of the value all share; what is some
+                    # client's own has none.
                     feedback = residuals is not None and chain.needs_feedback and known is None
                     if feedback and residuals is not None and slot + name in residuals:
                         wanted = wanted + residuals[slot + name]
-                    data = bytes(chain.encode(wanted, rng(name) if rng else np.random.default_rng(0)))
+                    data = bytes(
+                        chain.encode(wanted, rng(name) if rng else np.random.default_rng(0))
+                    )
                     decoded = chain.decode(data, wanted.numel())
                     if feedback and residuals is not None:
                         residuals[slot + name] = wanted - decoded
@@ -164,10 +183,14 @@ class Codec:
         return Encoded(tuple(form), Body(segments), type(payload)(**seen))
 
     def base(self, kind: str, reference: Tensors | None) -> torch.Tensor | None:
-        """What a field of that kind is sent as a difference to: a state, if its chain loses anything (a difference and
-        a sum would not give back every bit)."""
+        """What a field of that kind is sent as a difference to: a state, if its chain loses
+        anything (a difference and a sum would not give back every bit)."""
         chain = self.chains.get(kind)
-        return reference.vector.cpu() if kind == "state" and reference is not None and chain is not None and chain.lossy else None
+        return (
+            reference.vector.cpu()
+            if kind == "state" and reference is not None and chain is not None and chain.lossy
+            else None
+        )
 
     def _tensors(self, value: Tensors, form: str) -> Tensors:
         layout = self.crossing(form)
@@ -178,24 +201,47 @@ class Codec:
         value = value.to("cpu")
         if form == "parameters" or not self.buffers:
             return value.params
-        return Tensors(layout, value.vector, torch.zeros(layout.size("buffer")), torch.zeros(layout.size("counter"), dtype=torch.int64))
+        return Tensors(
+            layout,
+            value.vector,
+            torch.zeros(layout.size("buffer")),
+            torch.zeros(layout.size("counter"), dtype=torch.int64),
+        )
 
-    # -- decoding ----------------------------------------------------------------------------------------------------
-    def check(self, kind: type[Payload], form: Sequence[Field], bounds: Mapping[str, int] | None = None) -> None:
-        """Raises RemoteProtocolError where a form is not what `kind` declares, before a byte of the body is asked for.
-        bounds: the largest size in bytes of the fields whose declaration leaves it open; None: what is here is here."""
+    # -- decoding ----------------------------------------------------------------------------------
+    def check(
+        self, kind: type[Payload], form: Sequence[Field], bounds: Mapping[str, int] | None = None
+    ) -> None:
+        """Raises RemoteProtocolError where a form is not what `kind` declares, before a byte of the
+        body is asked for. bounds: the largest size in bytes of the fields whose declaration leaves
+        it open; None: what is here is here."""
         declared = list(kind.fields.items())
         if [f.name for f in form] != [name for name, _ in declared]:
-            raise RemoteProtocolError(f"fields {[f.name for f in form]}, expected {[n for n, _ in declared]}")
+            raise RemoteProtocolError(
+                f"fields {[f.name for f in form]}, expected {[n for n, _ in declared]}"
+            )
         for got, (name, field) in zip(form, declared):
             if got.kind != field.kind:
-                raise RemoteProtocolError(f"field {name}: kind {got.kind!r}, expected {field.kind!r}")
-            low, high = self.size_of(field.kind, field.form, got.size if bounds is None else bounds.get(name))
+                raise RemoteProtocolError(
+                    f"field {name}: kind {got.kind!r}, expected {field.kind!r}"
+                )
+            low, high = self.size_of(
+                field.kind, field.form, got.size if bounds is None else bounds.get(name)
+            )
             if not low <= got.size <= high:
-                raise RemoteProtocolError(f"field {name}: {got.size} bytes, expected {low if low == high else f'{low} to {high}'}")
-            raw = self.crossing(field.form).nbytes if field.form in ("tensors", "parameters") else got.size
+                raise RemoteProtocolError(
+                    f"field {name}: {got.size} bytes, expected "
+                    f"{low if low == high else f'{low} to {high}'}"
+                )
+            raw = (
+                self.crossing(field.form).nbytes
+                if field.form in ("tensors", "parameters")
+                else got.size
+            )
             if got.raw != raw:
-                raise RemoteProtocolError(f"field {name}: {got.raw} bytes before compression, expected {raw}")
+                raise RemoteProtocolError(
+                    f"field {name}: {got.raw} bytes before compression, expected {raw}"
+                )
 
     def size_of(self, kind: str, form: str, bound: int | None = None) -> tuple[int, int]:
         """(smallest, largest) bytes of a field; equal where the declaration fixes them."""
@@ -213,17 +259,27 @@ class Codec:
             return 8, 8
         return 0, bound if bound is not None else 0
 
-    def decode(self, kind: type[Payload], form: Sequence[Field], body: Buffer, reference: Tensors | None = None,
-               fill: Tensors | None = None, sound: bool = False) -> Payload:
-        """The payload. `fill` gives the buffers of tensors whose own do not cross (`model.buffers: local | server`). sound: its
-        tensors are known to be finite, or the caller asks by `finite`. Raises RemoteProtocolError where the form is not what
-        `kind` declares, or the bytes are not what the form says, or not finite."""
+    def decode(
+        self,
+        kind: type[Payload],
+        form: Sequence[Field],
+        body: Buffer,
+        reference: Tensors | None = None,
+        fill: Tensors | None = None,
+        sound: bool = False,
+    ) -> Payload:
+        """The payload. `fill` gives the buffers of tensors whose own do not cross (`model.buffers:
+        local | server`). sound: its tensors are known to be finite, or the caller asks by `finite`.
+        Raises RemoteProtocolError where the form is not what `kind` declares, or the bytes are not
+        what the form says, or not finite."""
         self.check(kind, form)
         view, at, values = memoryview(body).cast("B"), 0, {}
         if sum(f.size for f in form) != len(view):
-            raise RemoteProtocolError(f"payload of {len(view)} bytes, announced were {sum(f.size for f in form)}")
+            raise RemoteProtocolError(
+                f"payload of {len(view)} bytes, announced were {sum(f.size for f in form)}"
+            )
         for got, (name, field) in zip(form, kind.fields.items()):
-            data = view[at:at + got.size]
+            data = view[at : at + got.size]
             at += got.size
             if field.form in ("tensors", "parameters"):
                 value = self._read(data, field.kind, field.form, reference)
@@ -239,7 +295,9 @@ class Codec:
         layout = self.crossing(form)
         p, b, i = layout.sizes
         rest = 4 * b + 8 * i
-        head, tail = (data[:len(data) - rest], data[len(data) - rest:]) if rest else (data, data[:0])
+        head, tail = (
+            (data[: len(data) - rest], data[len(data) - rest :]) if rest else (data, data[:0])
+        )
         chain = self.chains.get(kind)
         if chain is not None:
             vector, base = chain.decode(head, p), self.base(kind, reference)
@@ -247,25 +305,36 @@ class Codec:
                 vector = base + vector
         else:
             vector = _floats(head)
-        return Tensors(layout, vector, _floats(tail[:4 * b]), torch.from_numpy(np.frombuffer(tail[4 * b:], "<i8").astype(np.int64)))
+        return Tensors(
+            layout,
+            vector,
+            _floats(tail[: 4 * b]),
+            torch.from_numpy(np.frombuffer(tail[4 * b :], "<i8").astype(np.int64)),
+        )
 
     def finite(self, value: Tensors, name: str) -> None:
-        """Raises RemoteProtocolError for a field with a value that is not finite, but in buffers that were not in the initial
-        model either."""
+        """Raises RemoteProtocolError for a field with a value that is not finite, but in buffers
+        that were not in the initial model either."""
         if value.is_finite():
             return
-        if not self.exempt or not all(bool(torch.isfinite(v).all()) for n, v in value.items() if n not in self.exempt):
+        if not self.exempt or not all(
+            bool(torch.isfinite(v).all()) for n, v in value.items() if n not in self.exempt
+        ):
             raise RemoteProtocolError(f"field {name}: a value is not finite")
 
 
 def _floats(data: Buffer) -> torch.Tensor:
-    """Float32 values that share the memory of `data` where it may be written to and lies aligned."""
+    """Float32 values that share the memory of `data` where it may be written to and lies
+    aligned."""
     values = np.frombuffer(data, dtype="<f4")
-    return torch.from_numpy(values if values.flags.writeable and values.flags.aligned else values.copy())
+    return torch.from_numpy(
+        values if values.flags.writeable and values.flags.aligned else values.copy()
+    )
 
 
 def not_finite(initial: Tensors) -> frozenset[str]:
-    """Names of the buffers that are not finite in a model as it begins (a mask of -inf, say): a codec's `exempt`."""
+    """Names of the buffers that are not finite in a model as it begins (a mask of -inf, say): a
+    codec's `exempt`."""
     buffers = (s.name for s in initial.layout.slots if s.role == "buffer")
     return frozenset(n for n in buffers if not bool(torch.isfinite(initial[n]).all()))
 
@@ -281,7 +350,9 @@ def _bytes(values: torch.Tensor) -> memoryview:
     return memoryview(data).cast("B")
 
 
-def _pack(form: str, value: Any, where: str) -> tuple[list[Buffer], list[tuple[str, str, list[int]]]]:
+def _pack(
+    form: str, value: Any, where: str
+) -> tuple[list[Buffer], list[tuple[str, str, list[int]]]]:
     if form == "run":
         return [struct.pack("<qqd", value.n, value.steps, value.loss)], []
     if form == "float":
@@ -290,7 +361,10 @@ def _pack(form: str, value: Any, where: str) -> tuple[list[Buffer], list[tuple[s
         return [struct.pack("<q", value)], []
     if form == "samples":
         x = value.x if isinstance(value.x, dict) else {"x": value.x}
-        arrays = [*((f"x.{k}" if isinstance(value.x, dict) else "x", v) for k, v in x.items()), ("y", value.y)]
+        arrays = [
+            *((f"x.{k}" if isinstance(value.x, dict) else "x", v) for k, v in x.items()),
+            ("y", value.y),
+        ]
     elif isinstance(value, torch.Tensor):
         arrays = [("", value)]
     else:
@@ -302,7 +376,9 @@ def _unpack(form: str, data: memoryview, got: Field, name: str) -> Any:
     if form == "run":
         n, steps, loss = struct.unpack("<qqd", data)
         if n < 0 or steps < 0 or not math.isfinite(loss):
-            raise RemoteProtocolError(f"field {name}: n={n}, steps={steps}, loss={loss} are not all finite and >= 0")
+            raise RemoteProtocolError(
+                f"field {name}: n={n}, steps={steps}, loss={loss} are not all finite and >= 0"
+            )
         return Run(n, steps, loss)
     if form == "float":
         (number,) = struct.unpack("<d", data)
@@ -317,12 +393,19 @@ def _unpack(form: str, data: memoryview, got: Field, name: str) -> Any:
             raise RemoteProtocolError(f"field {name}: dtype {dtype!r} or shape {shape} not allowed")
         count = math.prod(shape)
         size = count * DTYPES[dtype].itemsize
-        # An empty array may have any sides, and those that no tensor can have are not told by its bytes.
+        # An empty array may have any sides, and those that no tensor can have are not told by its
+        # bytes.
         if at + size > len(data) or math.prod(s for s in shape if s) > MAX_ELEMENTS:
-            raise RemoteProtocolError(f"field {name}: arrays of more than the {len(data)} bytes announced")
-        if dtype == "bool" and any(b > 1 for b in set(data[at:at + size])):
+            raise RemoteProtocolError(
+                f"field {name}: arrays of more than the {len(data)} bytes announced"
+            )
+        if dtype == "bool" and any(b > 1 for b in set(data[at : at + size])):
             raise RemoteProtocolError(f"field {name}: a truth value is neither 0 nor 1")
-        value = torch.frombuffer(bytearray(data[at:at + size]), dtype=DTYPES[dtype]).view(shape) if count else torch.zeros(shape, dtype=DTYPES[dtype])
+        value = (
+            torch.frombuffer(bytearray(data[at : at + size]), dtype=DTYPES[dtype]).view(shape)
+            if count
+            else torch.zeros(shape, dtype=DTYPES[dtype])
+        )
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise RemoteProtocolError(f"field {name}: a value is not finite")
         arrays[part] = value
@@ -333,11 +416,19 @@ def _unpack(form: str, data: memoryview, got: Field, name: str) -> Any:
         if list(arrays) != [""]:
             raise RemoteProtocolError(f"field {name}: expected one array")
         return arrays[""]
-    if "y" not in arrays or len(arrays) < 2 or any(v.dim() < 1 or v.shape[0] != arrays["y"].shape[0] for v in arrays.values()):
+    if (
+        "y" not in arrays
+        or len(arrays) < 2
+        or any(v.dim() < 1 or v.shape[0] != arrays["y"].shape[0] for v in arrays.values())
+    ):
         raise RemoteProtocolError(f"field {name}: samples need x and y of one length")
     y = arrays.pop("y")
-    if y.dtype not in (torch.int64, torch.float32) or any(v.dtype not in SAMPLE_DTYPES for v in arrays.values()):
-        raise RemoteProtocolError(f"field {name}: samples are uint8, int64 or float32, their labels int64 or float32")
+    if y.dtype not in (torch.int64, torch.float32) or any(
+        v.dtype not in SAMPLE_DTYPES for v in arrays.values()
+    ):
+        raise RemoteProtocolError(
+            f"field {name}: samples are uint8, int64 or float32, their labels int64 or float32"
+        )
     if list(arrays) == ["x"]:
         return Samples(arrays["x"], y)
     if not all(k.startswith("x.") for k in arrays):

@@ -1,10 +1,11 @@
-"""Chains of compressors: `[topk(0.01), qsgd(8), zstd]`, either way, for the kinds that a configuration names.
+"""Chains of compressors: `[topk(0.01), qsgd(8), zstd]`, either way, for the kinds that a
+configuration names.
 
-A chain takes a vector of float32, and nothing else: integer counters and labels never pass through one. Its parts come
-in this order, each at most once: one that selects values (topk), one that writes them (fp16, bf16, qsgd, sign), one
-that shortens bytes (zstd). The number of values is known to both ends, so a chain adds no header, and the length of
-what it makes follows from that number (with zstd: a bound on it).
-"""
+A chain takes a vector of float32, and nothing else: integer counters and labels never pass through
+one. Its parts come in this order, each at most once: one that selects values (topk), one that
+writes them (fp16, bf16, qsgd, sign), one that shortens bytes (zstd). The number of values is known
+to both ends, so a chain adds no header, and the length of what it makes follows from that number
+(with zstd: a bound on it)."""
 
 from __future__ import annotations
 
@@ -41,14 +42,16 @@ class Chain:
 
     @property
     def needs_feedback(self) -> bool:
-        """True if what is lost must be sent later (topk, sign); what qsgd loses has no bias, and rounding is small."""
+        """True if what is lost must be sent later (topk, sign); what qsgd loses has no bias, and
+        rounding is small."""
         return any(p.biased for p in self.parts)
 
     def __str__(self) -> str:
         return "[" + ", ".join(self.text) + "]"
 
     def nbytes(self, numel: int) -> tuple[int, bool]:
-        """Length of numel encoded values, and whether that is exact; without, it is an upper bound."""
+        """Length of numel encoded values, and whether that is exact; without, it is an upper
+        bound."""
         raw = self._raw(numel)
         return (raw, True) if self.lossless is None else (self.lossless.bound(raw), False)
 
@@ -66,26 +69,37 @@ class Chain:
             kept = self.select.select(x)
             x = x[kept]
             pieces.append(kept.astype("<u4", copy=False).tobytes())
-        pieces.append(x.astype("<f4", copy=False).tobytes() if self.values is None else self.values.encode(x, rng))
+        pieces.append(
+            x.astype("<f4", copy=False).tobytes()
+            if self.values is None
+            else self.values.encode(x, rng)
+        )
         raw = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         return raw if self.lossless is None else self.lossless.encode(raw)
 
     def decode(self, data: bytes | bytearray | memoryview, numel: int) -> torch.Tensor:
-        """(numel,) float32. Raises RemoteProtocolError for what `encode` cannot have made of numel values."""
+        """(numel,) float32. Raises RemoteProtocolError for what `encode` cannot have made of numel
+        values."""
         expected, view = self._raw(numel), memoryview(data).cast("B")
         if self.lossless is not None:
             most = self.lossless.bound(expected)
             if len(view) > most:
-                raise RemoteProtocolError(f"{self}: {len(view)} bytes for {numel} values, expected at most {most}.")
+                raise RemoteProtocolError(
+                    f"{self}: {len(view)} bytes for {numel} values, expected at most {most}."
+                )
             view = memoryview(self.lossless.decode(view, expected))
         elif len(view) != expected:
-            raise RemoteProtocolError(f"{self}: {len(view)} bytes for {numel} values, expected {expected}.")
+            raise RemoteProtocolError(
+                f"{self}: {len(view)} bytes for {numel} values, expected {expected}."
+            )
         if self.select is None:
             return torch.from_numpy(self._written(view, numel))
         k = self.select.count(numel)
         indices = np.frombuffer(view[: 4 * k], dtype="<u4").astype(np.int64)
         if k and (int(indices[-1]) >= numel or bool((indices[1:] <= indices[:-1]).any())):
-            raise RemoteProtocolError(f"{self}: the indices do not ascend, or reach beyond {numel} values.")
+            raise RemoteProtocolError(
+                f"{self}: the indices do not ascend, or reach beyond {numel} values."
+            )
         out = np.zeros(numel, dtype=np.float32)
         out[indices] = self._written(view[4 * k :], k)
         return torch.from_numpy(out)
@@ -102,7 +116,8 @@ class Chain:
 
 
 def parse(items: Sequence[str]) -> Chain:
-    """The chain of a configuration's list, such as ["topk(0.01)", "qsgd(8)"]. Raises ConfigError."""
+    """The chain of a configuration's list, such as ["topk(0.01)", "qsgd(8)"]. Raises
+    ConfigError."""
     chain = Chain()
     for item in items:
         part, text = _part(item), (*chain.text, str(item).replace(" ", ""))
@@ -113,13 +128,17 @@ def parse(items: Sequence[str]) -> Chain:
         elif isinstance(part, Lossless) and chain.lossless is None:
             chain = Chain(chain.select, chain.values, part, text)
         else:
-            raise ConfigError(f"{chain}: {item!r} cannot follow; the order is topk, one of fp16, bf16, qsgd, sign, "
-                              "zstd, each at most once.")
+            raise ConfigError(
+                f"{chain}: {item!r} cannot follow; the order is topk, one of fp16, bf16, qsgd, "
+                f"sign, "
+                "zstd, each at most once."
+            )
     return chain
 
 
 def chains(section: Mapping[str, Sequence[str]], where: str = "wire.up") -> dict[str, Chain]:
-    """The chains of `wire.up` or `wire.down`, by kind; kinds with an empty list are left out. Errors name the key."""
+    """The chains of `wire.up` or `wire.down`, by kind; kinds with an empty list are left out.
+    Errors name the key."""
     found = {}
     for kind, items in section.items():
         try:
@@ -132,9 +151,14 @@ def chains(section: Mapping[str, Sequence[str]], where: str = "wire.up") -> dict
 
 
 def _part(item: str) -> Part:
-    match = re.fullmatch(r"\s*([\w-]+)\s*(?:\(([^()]*)\))?\s*", item) if isinstance(item, str) else None
+    match = (
+        re.fullmatch(r"\s*([\w-]+)\s*(?:\(([^()]*)\))?\s*", item) if isinstance(item, str) else None
+    )
     if match is None:
-        raise ConfigError(f"compressor {item!r}: expected a name, its arguments in parentheses, such as topk(0.01).")
+        raise ConfigError(
+            f"compressor {item!r}: expected a name, its arguments in parentheses, such as "
+            f"topk(0.01)."
+        )
     made = registry.compressor.get(match[1])
     arguments = [_number(a, item) for a in (match[2] or "").split(",") if a.strip()]
     signature = inspect.signature(made)
@@ -142,10 +166,14 @@ def _part(item: str) -> Part:
         signature.bind(*arguments)
     except TypeError:
         wanted = ", ".join(signature.parameters)
-        raise ConfigError(f"compressor {item!r}: expected {match[1]}{f'({wanted})' if wanted else ''}.") from None
+        raise ConfigError(
+            f"compressor {item!r}: expected {match[1]}{f'({wanted})' if wanted else ''}."
+        ) from None
     part = made(*arguments)
     if not isinstance(part, (Select, Values, Lossless)):
-        raise ConfigError(f"compressor {match[1]!r} derives from none of Select, Values and Lossless.")
+        raise ConfigError(
+            f"compressor {match[1]!r} derives from none of Select, Values and Lossless."
+        )
     return part
 
 

@@ -1,9 +1,8 @@
 """The book of every byte.
 
-Each side keeps one: a row a message, the parts of a payload summed. A row's bytes are its payload by kind and its
-envelope (headers, ZMTP framing, and the parts' headers). An account stays open until it is known whether what crossed
-was useful; `settle` writes its row.
-"""
+Each side keeps one: a row a message, the parts of a payload summed. A row's bytes are its payload
+by kind and its envelope (headers, ZMTP framing, and the parts' headers). An account stays open
+until it is known whether what crossed was useful; `settle` writes its row."""
 
 from __future__ import annotations
 
@@ -18,7 +17,8 @@ Row = dict[str, Any]
 
 @dataclass(slots=True)
 class Account:
-    """A row that is still being written. counted: its messages are alike, and their number stands in the row."""
+    """A row that is still being written. counted: its messages are alike, and their number stands
+    in the row."""
 
     direction: Direction
     type: str
@@ -46,8 +46,8 @@ Kinds = dict[str, dict[str, int]]
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over settled rows. spent: all bytes by direction; useful: payload bytes of the method's own messages, by
-    direction and kind (evaluations are no part of a method's cost)."""
+    """Sums over settled rows. spent: all bytes by direction; useful: payload bytes of the method's
+    own messages, by direction and kind (evaluations are no part of a method's cost)."""
 
     spent: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
     useful: Kinds = field(default_factory=lambda: {"up": {}, "down": {}})
@@ -69,13 +69,15 @@ def add_kinds(into: dict[str, int], kinds: Mapping[str, int]) -> None:
 
 
 class Ledger:
-    """Open accounts by any hashable name, and the settled rows, handed to `write` as they are settled.
+    """Open accounts by any hashable name, and the settled rows, handed to `write` as they are
+    settled.
 
-    totals: all bytes settled so far. useful: payload bytes that were of use, by direction and kind. by_round: keeps what was
-    settled for each round until it is taken.
-    """
+    totals: all bytes settled so far. useful: payload bytes that were of use, by direction and kind.
+    by_round: keeps what was settled for each round until it is taken."""
 
-    def __init__(self, write: Callable[[Row], None], incarnation: int = 0, by_round: bool = True) -> None:
+    def __init__(
+        self, write: Callable[[Row], None], incarnation: int = 0, by_round: bool = True
+    ) -> None:
         self._write = write
         self._open: dict[Any, Account] = {}
         self._untaken: dict[int, Tally] = {}  # by round: settled, and not in a round's record yet
@@ -97,7 +99,8 @@ class Ledger:
         return list(self._open)
 
     def settle(self, name: Any, useful: bool, **more: Any) -> None:
-        """Closes an account and writes its row; no account of that name: nothing crossed, nothing is written."""
+        """Closes an account and writes its row; no account of that name: nothing crossed, nothing
+        is written."""
         account = self._open.pop(name, None)
         if account is not None:
             self.write(account, useful, **more)
@@ -105,9 +108,21 @@ class Ledger:
     def write(self, a: Account, useful: bool, **more: Any) -> None:
         """Writes a row; `more` is added to its fields or replaces them."""
         payload = sum(a.kinds.values())
-        row: Row = {"round": a.round, "client": a.client, "direction": a.direction, "type": a.type, "kinds": a.kinds,
-                    "envelope": a.envelope, "bytes": payload + a.envelope, "raw_bytes": a.raw, "useful": useful, "purpose": a.purpose,
-                    "incarnation": self.incarnation, "phase": a.phase, "attempt": a.attempt}
+        row: Row = {
+            "round": a.round,
+            "client": a.client,
+            "direction": a.direction,
+            "type": a.type,
+            "kinds": a.kinds,
+            "envelope": a.envelope,
+            "bytes": payload + a.envelope,
+            "raw_bytes": a.raw,
+            "useful": useful,
+            "purpose": a.purpose,
+            "incarnation": self.incarnation,
+            "phase": a.phase,
+            "attempt": a.attempt,
+        }
         if a.counted:
             row["count"] = a.count
         row |= more
@@ -115,7 +130,8 @@ class Ledger:
         self._write(row)
 
     def recall(self, row: Row) -> None:
-        """Counts a row: one just written, or by an earlier process of this side. What was spent is spent."""
+        """Counts a row: one just written, or by an earlier process of this side. What was spent is
+        spent."""
         with self._lock:
             self.totals[row["direction"]] += row["bytes"]
             if row["useful"]:
@@ -124,18 +140,24 @@ class Ledger:
                 self._untaken.setdefault(row["round"], Tally()).add(row)
 
     def taken(self, before: Mapping[str, int]) -> None:
-        """So many bytes were taken by an earlier process; what else it spent is taken with the next round's."""
+        """So many bytes were taken by an earlier process; what else it spent is taken with the next
+        round's."""
         with self._lock:
-            self._untaken = {0: Tally(spent={d: self.totals[d] - before.get(d, 0) for d in ("up", "down")})}
+            self._untaken = {
+                0: Tally(spent={d: self.totals[d] - before.get(d, 0) for d in ("up", "down")})
+            }
 
     def take(self, round: int) -> Tally:
-        """What was settled for rounds up to this one and not taken before. Safe to call from another thread."""
+        """What was settled for rounds up to this one and not taken before. Safe to call from
+        another thread."""
         taken = Tally()
         with self._lock:
             for r in [r for r in self._untaken if r <= round]:
                 taken.merge(self._untaken.pop(r))
         return taken
 
-    def settle_all(self, useful: bool = False, where: Callable[[Any], bool] = lambda name: True, **more: Any) -> None:
+    def settle_all(
+        self, useful: bool = False, where: Callable[[Any], bool] = lambda name: True, **more: Any
+    ) -> None:
         for name in [n for n in self._open if where(n)]:
             self.settle(name, useful, **more)

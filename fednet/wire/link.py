@@ -1,8 +1,9 @@
-"""The choke point: the one place that encodes, bills and sends, and that decodes and bills what comes.
+"""The choke point: the one place that encodes, bills and sends, and that decodes and bills what
+comes.
 
-`send` is handed in, so the same link serves every transport. The parts of a payload share its announcement's account,
-the pulls that fetch them another, and a connection's heartbeats a third; every other message is a row at once.
-"""
+`send` is handed in, so the same link serves every transport. The parts of a payload share its
+announcement's account, the pulls that fetch them another, and a connection's heartbeats a third;
+every other message is a row at once."""
 
 from __future__ import annotations
 
@@ -17,11 +18,18 @@ COUNTED = ("beat", "refused")  # one row for many
 
 
 class Link:
-    """One side of all connections of a process. side: "server" or "client". framing: bytes on the wire of a frame of n
-    bytes. greeting: (sent, received) bytes of a connection before its first message."""
+    """One side of all connections of a process. side: "server" or "client". framing: bytes on the
+    wire of a frame of n bytes. greeting: (sent, received) bytes of a connection before its first
+    message."""
 
-    def __init__(self, side: str, send: Callable[[bytes, Sequence[Any]], bool], framing: Callable[[int], int], ledger: Ledger,
-                 greeting: tuple[int, int] = (0, 0)) -> None:
+    def __init__(
+        self,
+        side: str,
+        send: Callable[[bytes, Sequence[Any]], bool],
+        framing: Callable[[int], int],
+        ledger: Ledger,
+        greeting: tuple[int, int] = (0, 0),
+    ) -> None:
         self.out: Direction = "down" if side == "server" else "up"
         self.back: Direction = "up" if side == "server" else "down"
         self._decode = m.decode_from_client if side == "server" else m.decode_from_server
@@ -46,33 +54,68 @@ class Link:
         return True
 
     def receive(self, conn: bytes, frames: Sequence[Any]) -> tuple[m.Message, memoryview | None]:
-        """Decodes; the caller bills by `book`, once it knows whose it is. What cannot be decoded is billed as refused,
-        and raises RemoteProtocolError."""
+        """Decodes; the caller bills by `book`, once it knows whose it is. What cannot be decoded is
+        billed as refused, and raises RemoteProtocolError."""
         try:
             return self._decode(frames)
         except RemoteProtocolError:
-            self.ledger.account((conn, self.back, "refused"), self.back, "refused", counted=True).add({}, self._size(frames), 0)
+            self.ledger.account(
+                (conn, self.back, "refused"), self.back, "refused", counted=True
+            ).add({}, self._size(frames), 0)
             raise
 
-    def book(self, conn: bytes, message: m.Message, body: memoryview | None, frames: Sequence[Any], stray: str = "") -> None:
-        """Bills what was received. stray: why it belongs to nothing that is under way (late, doubled, refused): it gets
-        a row of its own then, and leaves the account of what it resembles alone."""
-        self._bill(conn, self.back, message, self._size(frames), 0 if body is None else len(body), stray)
+    def book(
+        self,
+        conn: bytes,
+        message: m.Message,
+        body: memoryview | None,
+        frames: Sequence[Any],
+        stray: str = "",
+    ) -> None:
+        """Bills what was received. stray: why it belongs to nothing that is under way (late,
+        doubled, refused): it gets a row of its own then, and leaves the account of what it
+        resembles alone."""
+        self._bill(
+            conn, self.back, message, self._size(frames), 0 if body is None else len(body), stray
+        )
 
     def _size(self, frames: Sequence[Any]) -> int:
         return sum(self._framing(len(f)) for f in frames)
 
-    def _bill(self, conn: bytes, direction: Direction, message: m.Message, nbytes: int, body: int, stray: str = "") -> None:
+    def _bill(
+        self,
+        conn: bytes,
+        direction: Direction,
+        message: m.Message,
+        nbytes: int,
+        body: int,
+        stray: str = "",
+    ) -> None:
         tag = str(message.__struct_config__.tag)
         key: m.Key | None = getattr(message, "key", None)
         if tag == "beat" or (stray and key is None):
             name = "beat" if tag == "beat" else "refused"
-            self.ledger.account((conn, direction, name), direction, name, counted=True).add({}, nbytes, 0)
+            self.ledger.account((conn, direction, name), direction, name, counted=True).add(
+                {}, nbytes, 0
+            )
             return
-        where: dict[str, Any] = {} if key is None else {"client": key.client, "round": key.round, "phase": key.phase, "attempt": key.attempt,
-                                                        "purpose": key.purpose}
+        where: dict[str, Any] = (
+            {}
+            if key is None
+            else {
+                "client": key.client,
+                "round": key.round,
+                "phase": key.phase,
+                "attempt": key.attempt,
+                "purpose": key.purpose,
+            }
+        )
         if key is None or tag not in ("task", "reply", "part", "pull"):
-            self.ledger.write(Account(direction, tag, envelope=nbytes, count=1, **where), False, **({"reason": stray} if stray else {}))
+            self.ledger.write(
+                Account(direction, tag, envelope=nbytes, count=1, **where),
+                False,
+                **({"reason": stray} if stray else {}),
+            )
             return
         form, start = self.forms.get((conn, direction, key), ()), 0
         if isinstance(message, (m.Task, m.Reply)):
@@ -84,12 +127,18 @@ class Link:
         kinds, raw = split(form, start, start + body) if body else ({}, 0)
         name = "pull" if tag == "pull" else ("task" if direction == "down" else "reply")
         type = "evaluate" if key.purpose == "evaluate" and name != "pull" else name
-        account = Account(direction, type, **where) if stray else self.ledger.account((conn, direction, name, key), direction, type, **where)
+        account = (
+            Account(direction, type, **where)
+            if stray
+            else self.ledger.account((conn, direction, name, key), direction, type, **where)
+        )
         account.add(kinds, nbytes - sum(kinds.values()), raw)
         if stray:
             self.ledger.write(account, False, reason=stray)
 
-    def settle(self, conn: bytes, direction: Direction, key: m.Key, useful: bool, **more: Any) -> None:
+    def settle(
+        self, conn: bytes, direction: Direction, key: m.Key, useful: bool, **more: Any
+    ) -> None:
         """Writes the row of a task's or reply's payload, and that of the pulls that fetched it."""
         name = "task" if direction == "down" else "reply"
         other: Direction = "up" if direction == "down" else "down"
@@ -103,22 +152,33 @@ class Link:
             for name in COUNTED:
                 self.ledger.settle((conn, direction, name), False, **more)
 
-    def closed(self, conn: bytes, still: Callable[[Direction, m.Key], bool] = lambda direction, key: False) -> None:
-        """Writes the rows that a connection leaves open, but for payloads that are `still` of use. What was sent and
-        not answered may not have arrived: it is `lost`, and its bytes are an upper bound."""
+    def closed(
+        self, conn: bytes, still: Callable[[Direction, m.Key], bool] = lambda direction, key: False
+    ) -> None:
+        """Writes the rows that a connection leaves open, but for payloads that are `still` of use.
+        What was sent and not answered may not have arrived: it is `lost`, and its bytes are an
+        upper bound."""
         self.settle_counted(conn)
         for name in self.ledger.open():
             if name[0] != conn:
                 continue
             _, direction, what, key = name
-            payload: Direction = direction if what != "pull" else ("up" if direction == "down" else "down")
+            payload: Direction = (
+                direction if what != "pull" else ("up" if direction == "down" else "down")
+            )
             if not still(payload, key):
-                self.ledger.settle(name, False, **({"lost": True} if direction == self.out else {}), reason="cut short")
+                self.ledger.settle(
+                    name,
+                    False,
+                    **({"lost": True} if direction == self.out else {}),
+                    reason="cut short",
+                )
                 self.forms.pop((conn, payload, key), None)
 
 
 def split(form: Sequence[m.Field], start: int, end: int) -> tuple[dict[str, int], int]:
-    """Bytes by kind of the range [start, end) of a payload of that form, and their share of the raw bytes."""
+    """Bytes by kind of the range [start, end) of a payload of that form, and their share of the raw
+    bytes."""
     kinds: dict[str, int] = {}
     raw, at = 0, 0
     for f in form:
@@ -126,6 +186,8 @@ def split(form: Sequence[m.Field], start: int, end: int) -> tuple[dict[str, int]
         if inside:
             kinds[f.kind] = kinds.get(f.kind, 0) + inside
             low, high = max(start, at) - at, min(end, at + f.size) - at
-            raw += f.raw * high // f.size - f.raw * low // f.size  # over all parts this sums to f.raw
+            raw += (
+                f.raw * high // f.size - f.raw * low // f.size
+            )  # over all parts this sums to f.raw
         at += f.size
     return kinds, raw

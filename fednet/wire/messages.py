@@ -1,12 +1,13 @@
 """The messages of the protocol, and their frames.
 
-A message is one small msgpack header frame and at most one raw body frame. The header is a map with the version `v` and
-the type `t`; the rest are the fields of the typed records below, checked before anything is believed. Bodies are parts
-of payloads (see `codec`), of at most `PART` bytes: what is longer is announced without a body and pulled in parts.
+A message is one small msgpack header frame and at most one raw body frame. The header is a map with
+the version `v` and the type `t`; the rest are the fields of the typed records below, checked before
+anything is believed. Bodies are parts of payloads (see `codec`), of at most `PART` bytes: what is
+longer is announced without a body and pulled in parts.
 
-A header's last field `c` is the CRC-32 of all its bytes before those four, as a big-endian uint32: a header that was
-damaged on its way must never be taken for another one. A peer may leave it out; bodies have their own sums (`check`).
-"""
+A header's last field `c` is the CRC-32 of all its bytes before those four, as a big-endian uint32:
+a header that was damaged on its way must never be taken for another one. A peer may leave it out;
+bodies have their own sums (`check`)."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ from fednet.errors import LocalProtocolError, RemoteProtocolError
 VERSION = 1
 PART = 1 << 20  # bytes of one body frame at most
 MAX_HEADER = 1 << 18  # bytes of one header frame at most
-MAX_LIST = 1 << 16  # items of a list in a header at most: an announced list takes its memory before its items are there
+MAX_LIST = (
+    1 << 16
+)  # items of a list in a header at most: an announced list takes its memory before its items are there
 MAX_REASON = 300  # characters of a refusal's reason: parts of it are the sender's
 
 Index = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
@@ -50,29 +53,33 @@ class Key(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
 
 
 class Field(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One payload field as encoded. size: bytes on the wire; raw: before compression; parts: (name, dtype, shape) of
-    the arrays inside, where the declaration leaves them open."""
+    """One payload field as encoded. size: bytes on the wire; raw: before compression; parts: (name,
+    dtype, shape) of the arrays inside, where the declaration leaves them open."""
 
     name: Name
     kind: Name
     size: Index
     raw: Index
-    parts: Annotated[list[tuple[Name, Name, Annotated[list[Index], msgspec.Meta(max_length=8)]]], msgspec.Meta(max_length=64)] = []
+    parts: Annotated[
+        list[tuple[Name, Name, Annotated[list[Index], msgspec.Meta(max_length=8)]]],
+        msgspec.Meta(max_length=64),
+    ] = []
 
 
 Form = Annotated[list[Field], msgspec.Meta(max_length=64)]
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A planned fault that the client is to act out in a task. amount: seconds of delay, factor of slowness, share of an
-    upload that gets through, rounds that a crashed client stays away."""
+    """A planned fault that the client is to act out in a task. amount: seconds of delay, factor of
+    slowness, share of an upload that gets through, rounds that a crashed client stays away."""
 
     kind: Name
     amount: float = 0.0
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="t", forbid_unknown_fields=True, kw_only=True):
-    """Base of all messages. `run` and `inc` (incarnation of the server) mark what belongs to this run."""
+    """Base of all messages. `run` and `inc` (incarnation of the server) mark what belongs to this
+    run."""
 
     run: Name = ""
     inc: Index = 0
@@ -87,10 +94,11 @@ class SiteFacts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     classes: list[Index] = []
 
 
-# -- from the client -------------------------------------------------------------------------------------------------
+# -- from the client -------------------------------------------------------------------------------
 class Join(Message, tag="join", frozen=True):
-    """The first message of a connection. `worker`: this process's random name; `session`: the token that the server
-    gave this process earlier, if any; `ids` or `share` (k of n) say whom it hosts; `holding`: tasks it still has."""
+    """The first message of a connection. `worker`: this process's random name; `session`: the token
+    that the server gave this process earlier, if any; `ids` or `share` (k of n) say whom it hosts;
+    `holding`: tasks it still has."""
 
     worker: Name
     session: Name = ""
@@ -106,7 +114,8 @@ class Join(Message, tag="join", frozen=True):
 
 
 class Ready(Message, tag="ready", frozen=True):
-    """Data and model are in place. `layout`: digest of the shared layout; `sites`: facts, where data are the sites'."""
+    """Data and model are in place. `layout`: digest of the shared layout; `sites`: facts, where
+    data are the sites'."""
 
     layout: Name
     sites: list[SiteFacts] = []
@@ -116,7 +125,8 @@ UPLOADING = "uploading"  # a client's phase once its training is over
 
 
 class Beat(Message, tag="beat", frozen=True):
-    """I am alive; from a client with what it does. slots: tasks that this process can do at once from now on, 0 for as before."""
+    """I am alive; from a client with what it does. slots: tasks that this process can do at once
+    from now on, 0 for as before."""
 
     client: Annotated[int, msgspec.Meta(ge=-1, le=1 << 40)] = -1
     phase: Name = ""
@@ -126,10 +136,11 @@ class Beat(Message, tag="beat", frozen=True):
 
 
 class Reply(Message, tag="reply", frozen=True):
-    """What came of a task: announced with its form, the body beside it if it fits into one part, else to be pulled.
-    check: sum of the payload's bytes as little-endian 64-bit words, modulo 2^63; state: SHA-256 of the client's new state ("" if the
-    method keeps none); kept: whether a version of it was written, which the next task must name; seconds: that the task
-    took; split: of these in training, evaluating and encoding."""
+    """What came of a task: announced with its form, the body beside it if it fits into one part,
+    else to be pulled. check: sum of the payload's bytes as little-endian 64-bit words, modulo 2^63;
+    state: SHA-256 of the client's new state ("" if the method keeps none); kept: whether a version
+    of it was written, which the next task must name; seconds: that the task took; split: of these
+    in training, evaluating and encoding."""
 
     key: Key
     form: Form
@@ -142,7 +153,8 @@ class Reply(Message, tag="reply", frozen=True):
 
 
 class Failed(Message, tag="failed", frozen=True):
-    """The task could not be done. `again`: whether giving it to this client once more could help."""
+    """The task could not be done. `again`: whether giving it to this client once more could
+    help."""
 
     key: Key
     reason: Text
@@ -153,9 +165,10 @@ class Leave(Message, tag="leave", frozen=True):
     """This process ends on purpose."""
 
 
-# -- from the server -------------------------------------------------------------------------------------------------
+# -- from the server -------------------------------------------------------------------------------
 class Welcome(Message, tag="welcome", frozen=True):
-    """Accepted. The configuration travels as YAML; `ids`: whom this process hosts; `beat_s`: seconds between beats."""
+    """Accepted. The configuration travels as YAML; `ids`: whom this process hosts; `beat_s`:
+    seconds between beats."""
 
     session: Name
     name: Text
@@ -165,7 +178,8 @@ class Welcome(Message, tag="welcome", frozen=True):
 
 
 class Refuse(Message, tag="refuse", frozen=True):
-    """Not accepted. `final`: trying again cannot help. `unread`: the message was damaged, and what it said is lost."""
+    """Not accepted. `final`: trying again cannot help. `unread`: the message was damaged, and what
+    it said is lost."""
 
     reason: Text
     final: bool = False
@@ -173,8 +187,9 @@ class Refuse(Message, tag="refuse", frozen=True):
 
 
 class Task(Message, tag="task", frozen=True):
-    """Work for a client. start: the state version it starts from ("" = its initial state); keep: the version that the
-    server's last checkpoint names; enrol: how many of the form's fields are the enrolment that comes before `Down`."""
+    """Work for a client. start: the state version it starts from ("" = its initial state); keep:
+    the version that the server's last checkpoint names; enrol: how many of the form's fields are
+    the enrolment that comes before `Down`."""
 
     key: Key
     form: Form
@@ -201,7 +216,7 @@ class End(Message, tag="end", frozen=True):
     reason: Text = ""
 
 
-# -- both ways -------------------------------------------------------------------------------------------------------
+# -- both ways -------------------------------------------------------------------------------------
 class Pull(Message, tag="pull", frozen=True):
     """The receiver of a payload grants `count` parts from `first` on."""
 
@@ -241,10 +256,23 @@ class _Decoder:
         if len(header) > MAX_HEADER:
             raise RemoteProtocolError(f"header of {len(header)} bytes, allowed are {MAX_HEADER}")
         try:
-            # An item takes a byte at least. Lists in lists, each announced long, would else cost a tenth of a second a header.
+            # An item takes a byte at least. Lists in lists, each announced long, would else cost a
+            # tenth of a second a header.
             most = min(MAX_LIST, len(header))
-            fields = msgpack.unpackb(header, raw=False, strict_map_key=True, ext_hook=_no_ext, max_array_len=most, max_map_len=most)
-        except (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError) as broken:
+            fields = msgpack.unpackb(
+                header,
+                raw=False,
+                strict_map_key=True,
+                ext_hook=_no_ext,
+                max_array_len=most,
+                max_map_len=most,
+            )
+        except (
+            ValueError,
+            TypeError,
+            msgpack.exceptions.UnpackException,
+            RecursionError,
+        ) as broken:
             raise RemoteProtocolError(f"header is no msgpack ({type(broken).__name__})") from broken
         if not isinstance(fields, dict):
             raise RemoteProtocolError("header is no map")
@@ -281,12 +309,16 @@ decode_from_server = _Decoder(FROM_SERVER)
 
 
 def encode(message: Message) -> bytes:
-    """The header frame of a message. Raises LocalProtocolError for one that no receiver would take."""
+    """The header frame of a message. Raises LocalProtocolError for one that no receiver would
+    take."""
     fields: dict[str, Any] = msgspec.to_builtins(message)
     header = bytearray(msgpack.packb({"v": VERSION, **fields, "c": 0xFFFFFFFF}, use_bin_type=True))
     header[-4:] = _sum(header).to_bytes(4, "big")
     if len(header) > MAX_HEADER:
-        raise LocalProtocolError(f"a {message.__struct_config__.tag} message has a header of {len(header)} bytes; allowed are {MAX_HEADER}.")
+        raise LocalProtocolError(
+            f"a {message.__struct_config__.tag} message has a header of {len(header)} bytes; "
+            f"allowed are {MAX_HEADER}."
+        )
     return bytes(header)
 
 

@@ -1,15 +1,15 @@
 """What crosses the wire, declared.
 
-An algorithm declares its messages as payloads: frozen records whose field types say what form a value has and under
-which **kind** the ledger books it.
+An algorithm declares its messages as payloads: frozen records whose field types say what form a
+value has and under which **kind** the ledger books it.
 
     class Up(Payload):
         dy: Delta          # tensors of the shared layout, buffers beside them
         dc: Control        # parameters only
         run: Statistics    # n_i, K_i and the mean loss
 
-The declarations are all that is needed to encode, check, decode, bill and predict a message: see `codec`.
-"""
+The declarations are all that is needed to encode, check, decode, bill and predict a message: see
+`codec`."""
 
 from __future__ import annotations
 
@@ -32,9 +32,8 @@ Form = Literal["tensors", "parameters", "float", "int", "run", "samples", "array
 class Field:
     """How a payload's field travels: its ledger kind and its form.
 
-    tensors: the shared layout with its buffers; parameters: without them; float, int: 8 bytes; run: a `Run` (24 bytes);
-    samples: a `Samples`; array: one tensor of any shape.
-    """
+    tensors: the shared layout with its buffers; parameters: without them; float, int: 8 bytes; run:
+    a `Run` (24 bytes); samples: a `Samples`; array: one tensor of any shape."""
 
     kind: str
     form: Form
@@ -44,8 +43,8 @@ class Field:
 class Run:
     """What a local training was: every reply carries one.
 
-    n: training samples (n_i). steps: optimizer steps taken (K_i). loss: mean training loss over the steps' samples.
-    """
+    n: training samples (n_i). steps: optimizer steps taken (K_i). loss: mean training loss over the
+    steps' samples."""
 
     n: int
     steps: int
@@ -54,7 +53,8 @@ class Run:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Samples:
-    """Samples on the wire. x: (n, ...) uint8 or float32, or a dict of such tensors; y: (n,) int64 or float32."""
+    """Samples on the wire. x: (n, ...) uint8 or float32, or a dict of such tensors; y: (n,) int64
+    or float32."""
 
     x: torch.Tensor | dict[str, torch.Tensor]
     y: torch.Tensor
@@ -83,12 +83,20 @@ KINDS = ("state", "delta", "control", "condensed", "accuracy", "shared", "statis
 
 def kind(name: str, form: Form = "array") -> Any:
     """A field type of a user's own kind: `Sketch = fednet.kind("sketch", "array")`."""
-    carrier = {"tensors": Tensors, "parameters": Tensors, "float": float, "int": int, "run": Run, "samples": Samples}
+    carrier = {
+        "tensors": Tensors,
+        "parameters": Tensors,
+        "float": float,
+        "int": int,
+        "run": Run,
+        "samples": Samples,
+    }
     return Annotated[carrier.get(form, object), Field(name, form)]
 
 
 class Payload:
-    """Base of declared messages. Subclasses become frozen dataclasses; every annotation must be a kind."""
+    """Base of declared messages. Subclasses become frozen dataclasses; every annotation must be a
+    kind."""
 
     fields: ClassVar[Mapping[str, Field]] = {}
 
@@ -100,10 +108,18 @@ class Payload:
         fields = {}
         for f in dataclasses.fields(cls):  # type: ignore[arg-type]
             hint = hints[f.name]
-            marks = [a for a in get_args(hint)[1:] if isinstance(a, Field)] if get_origin(hint) is Annotated else []
+            marks = (
+                [a for a in get_args(hint)[1:] if isinstance(a, Field)]
+                if get_origin(hint) is Annotated
+                else []
+            )
             if not marks:
-                raise ConfigError(f"{cls.__qualname__}.{f.name}: a payload's field needs a kind (Weights, Delta, Control, "
-                                  f"Accuracy, Scalar, Statistics, Condensed, Shared, or fednet.kind(...)), got {hint!r}.")
+                raise ConfigError(
+                    f"{cls.__qualname__}.{f.name}: a payload's field needs a kind (Weights, "
+                    f"Delta, Control, "
+                    f"Accuracy, Scalar, Statistics, Condensed, Shared, or fednet.kind(...)), got "
+                    f"{hint!r}."
+                )
             fields[f.name] = marks[0]
         cls.fields = fields
 

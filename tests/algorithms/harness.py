@@ -1,6 +1,8 @@
-"""A federation in memory: any method run through its functions alone, without wire, engine or files.
+"""A federation in memory: any method run through its functions alone, without wire, engine or
+files.
 
-    fed = Federation(clients=4); states = fed.run("scaffold", rounds=3)       # server states; states[0] is the first
+    fed = Federation(clients=4); states = fed.run("scaffold", rounds=3)
+    # server states; states[0] is the first
 """
 
 from __future__ import annotations
@@ -15,17 +17,25 @@ import numpy as np
 import torch
 
 from fednet import models, registry, seeds
-from fednet.algorithms.hosts import HubHost, Setting, SiteHost
-from fednet.algorithms.scratch import Scratch
 from fednet.algorithms.state import dump, load
-from fednet.config.sections import AlgorithmSection, Config, EvaluateSection, ModelSection, TrainSection
+from fednet.config.sections import (
+    AlgorithmSection,
+    Config,
+    EvaluateSection,
+    ModelSection,
+    TrainSection,
+)
 from fednet.data import Data
 from fednet.tensors import Layout, Slot, Tensors
+from fednet.training.hosts import ServerHost, Setting, SiteHost
+from fednet.training.scratch import Scratch
 
 
-def images(n: int = 200, classes: int = 5, shape: tuple[int, ...] = (1, 16, 16),
-           seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    """n random images, each its class's pattern under noise: separable, so that accuracies mean something."""
+def images(
+    n: int = 200, classes: int = 5, shape: tuple[int, ...] = (1, 16, 16), seed: int = 1
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """n random images, each its class's pattern under noise: separable, so that accuracies mean
+    something."""
     draw = seeds.rng(seed, "test images")
     y = draw.integers(0, classes, n)
     patterns = draw.standard_normal((classes, *shape))
@@ -35,7 +45,8 @@ def images(n: int = 200, classes: int = 5, shape: tuple[int, ...] = (1, 16, 16),
 
 @dataclass
 class Federation:
-    """parts: indices of each client's samples; default: cut unevenly (33, 44, 56, 67 of 200 for four)."""
+    """parts: indices of each client's samples; default: cut unevenly (33, 44, 56, 67 of 200 for
+    four)."""
 
     clients: int = 4
     model: Mapping[str, Any] = field(default_factory=lambda: {"name": "mlp", "hidden": [16]})
@@ -54,13 +65,19 @@ class Federation:
             ends = (len(self.y) * (0.55 * shares + 0.45 * shares**2)).round().astype(int)
             self.parts = [np.arange(a, b) for a, b in zip([0, *ends], ends)]
 
-    # -- what every run of this federation shares --------------------------------------------------------------------
+    # -- what every run of this federation shares --------------------------------------------------
     @property
     def config(self) -> Config:
         defaults = {"batch_size": 16, "lr": 0.1}
-        return Config(seed=self.seed, rounds=self.rounds, clients=self.clients, algorithm=AlgorithmSection(),
-                      model=ModelSection(name=self.model["name"]), train=TrainSection(**{**defaults, **self.train}),
-                      evaluate=EvaluateSection())
+        return Config(
+            seed=self.seed,
+            rounds=self.rounds,
+            clients=self.clients,
+            algorithm=AlgorithmSection(),
+            model=ModelSection(name=self.model["name"]),
+            train=TrainSection(**{**defaults, **self.train}),
+            evaluate=EvaluateSection(),
+        )
 
     def build(self, seed: int) -> torch.nn.Module:
         return models.build(self.model, tuple(self.x.shape[1:]), self.classes, seed)
@@ -86,18 +103,31 @@ class Federation:
 
     def setting(self, algorithm: Any) -> Setting:
         module = self.build(self.seed)
-        return Setting(layout=self.layout, shared=algorithm.shared(self.layout, module), head=models.head_names(module),
-                       initial=self.initial, config=self.config, task=registry.task.get("classification")(),
-                       classes=self.classes, factory=self.build)
+        return Setting(
+            layout=self.layout,
+            shared=algorithm.shared(self.layout, module),
+            head=models.head_names(module),
+            initial=self.initial,
+            config=self.config,
+            task=registry.task.get("classification")(),
+            classes=self.classes,
+            factory=self.build,
+        )
 
     def make(self, name: str, **options: Any) -> Any:
         kind = registry.algorithm.get(name)
         return kind(msgspec.convert(options, kind.Config), clients=self.clients)
 
-    def run(self, name: str, *, cohorts: Sequence[Sequence[int]] | None = None, saved: bool = False,
-            **options: Any) -> Run:
-        """Runs `rounds` rounds. cohorts: ids by round; default all. saved: every state goes through dump and load on
-        its way, as in a run that is killed and resumed after each step."""
+    def run(
+        self,
+        name: str,
+        *,
+        cohorts: Sequence[Sequence[int]] | None = None,
+        saved: bool = False,
+        **options: Any,
+    ) -> Run:
+        """Runs `rounds` rounds. cohorts: ids by round; default all. saved: every state goes through
+        dump and load on its way, as in a run that is killed and resumed after each step."""
         run = Run(self, self.make(name, **options), saved)
         for t in range(self.rounds):
             run.round(range(self.clients) if cohorts is None else cohorts[t])
@@ -106,8 +136,9 @@ class Federation:
 
 @dataclass
 class Run:
-    """One run. servers: the server's state after each round, the initial one first. clients: states by id. locals, ups,
-    downs: of the last round, by client, the last exchange's; every exchange's are in `trips`."""
+    """One run. servers: the server's state after each round, the initial one first. clients: states
+    by id. locals, ups, downs: of the last round, by client, the last exchange's; every exchange's
+    are in `trips`."""
 
     federation: Federation
     algorithm: Any
@@ -116,9 +147,17 @@ class Run:
     def __post_init__(self) -> None:
         fed, algorithm = self.federation, self.algorithm
         self.setting = fed.setting(algorithm)
-        self.scratch = Scratch(fed.build(99), fed.layout)  # initialised otherwise: a task must overwrite all of it
-        self.hub = HubHost(self.setting, lambda: Scratch(fed.build(98), fed.layout), fed.clients, fed.public_data)
-        self.servers = [algorithm.prepare(algorithm.init_server(fed.initial.select(self.setting.shared)), self.hub)]
+        self.scratch = Scratch(
+            fed.build(99), fed.layout
+        )  # initialised otherwise: a task must overwrite all of it
+        self.io = ServerHost(
+            self.setting, lambda: Scratch(fed.build(98), fed.layout), fed.clients, fed.public_data
+        )
+        self.servers = [
+            algorithm.prepare(
+                algorithm.init_server(fed.initial.select(self.setting.shared)), self.io
+            )
+        ]
         self.enrolments: dict[int, Any] = {}
         self.clients: dict[int, Any] = {}
         self.locals: dict[int, Tensors] = {}
@@ -140,11 +179,12 @@ class Run:
         return SiteHost(self.setting, self.scratch, client, t, phase, train=data, test=data)
 
     def round(self, cohort: Sequence[int], lost: Sequence[int] = ()) -> Any:
-        """One round of `cohort`. lost: clients whose last upload is dropped, and whose state is not committed."""
+        """One round of `cohort`. lost: clients whose last upload is dropped, and whose state is not
+        committed."""
         algorithm, server, t = self.algorithm, self.servers[-1], len(self.servers)
         self.trips = []
         for phase, exchange in enumerate(algorithm.exchanges):
-            self.hub.begin(t, phase, sorted(cohort))
+            self.io.begin(t, phase, sorted(cohort))
             fold = algorithm.start(server, phase)
             trip: dict[int, tuple[Any, Any]] = {}
             for client in sorted(cohort):
@@ -152,7 +192,7 @@ class Run:
                 state = self.clients.get(client)
                 if state is None:
                     state = algorithm.init_client(self.federation.initial)
-                    enrolment = self.enrolments[client] = algorithm.enroll(server, client, self.hub)
+                    enrolment = self.enrolments[client] = algorithm.enroll(server, client, self.io)
                     if enrolment is not None:
                         state = algorithm.enrolled(state, enrolment, host)
                 down = algorithm.broadcast(server, phase, client)
@@ -165,11 +205,11 @@ class Run:
                     continue
                 self.clients[client] = self._keep(state)
                 trip[client] = (down, up)
-                fold = self._keep(algorithm.fold(fold, server, client, up, self.hub))
-            server = self._keep(algorithm.finish(fold, server, sorted(trip), self.hub))
+                fold = self._keep(algorithm.fold(fold, server, client, up, self.io))
+            server = self._keep(algorithm.finish(fold, server, sorted(trip), self.io))
             self.trips.append(trip)
-        self.reports.append(dict(self.hub.reported))
-        self.warnings += self.hub.warnings
+        self.reports.append(dict(self.io.reported))
+        self.warnings += self.io.warnings
         self.servers.append(server)
         return server
 
@@ -182,7 +222,10 @@ class Run:
 
 def same(a: Tensors, b: Tensors) -> bool:
     """Equal to the bit, buffers and counters too."""
-    return all(torch.equal(getattr(a, part), getattr(b, part)) for part in ("vector", "buffers", "counters"))
+    return all(
+        torch.equal(getattr(a, part), getattr(b, part))
+        for part in ("vector", "buffers", "counters")
+    )
 
 
 def close(a: Tensors, b: Tensors, tolerance: float = 1e-6) -> bool:
@@ -191,18 +234,26 @@ def close(a: Tensors, b: Tensors, tolerance: float = 1e-6) -> bool:
     return buffers and (a - b).norm() <= tolerance * max(b.norm(), 1e-12)
 
 
-# -- the server's half alone, on numbers that fit in the head ---------------------------------------------------------
+# -- the server's half alone, on numbers that fit in the head --------------------------------------
 def vector(*values: float, buffers: Sequence[float] = ()) -> Tensors:
     """A model of one parameter tensor `w` (and one buffer `b`)."""
-    slots = [Slot("w", (len(values),), "parameter")] + ([Slot("b", (len(buffers),), "buffer")] if buffers else [])
-    return Tensors(Layout(tuple(slots)), torch.tensor(values, dtype=torch.float32),
-                   torch.tensor(list(buffers), dtype=torch.float32), torch.zeros(0, dtype=torch.int64))
+    slots = [Slot("w", (len(values),), "parameter")] + (
+        [Slot("b", (len(buffers),), "buffer")] if buffers else []
+    )
+    return Tensors(
+        Layout(tuple(slots)),
+        torch.tensor(values, dtype=torch.float32),
+        torch.tensor(list(buffers), dtype=torch.float32),
+        torch.zeros(0, dtype=torch.int64),
+    )
 
 
 class Desk:
     """A server host for such models. lr: eta_l; lr_decay: since round 1."""
 
-    def __init__(self, clients: int, lr: float = 1.0, lr_decay: float = 1.0, momentum: float = 0.0) -> None:
+    def __init__(
+        self, clients: int, lr: float = 1.0, lr_decay: float = 1.0, momentum: float = 0.0
+    ) -> None:
         self.clients, self.lr, self.lr_decay, self.momentum = clients, lr, lr_decay, momentum
         self.phase, self.round = 0, 1
         self.reported: dict[str, Any] = {}

@@ -1,4 +1,5 @@
-"""One method over four clients with raw images and a net of three layers: what tests of a single method look at."""
+"""One method over four clients with raw images and a net of three layers: what tests of a single
+method look at."""
 
 from __future__ import annotations
 
@@ -16,7 +17,18 @@ from fednet.tensors import Tensors
 from tests.algorithms import harness
 from tests.algorithms.harness import same
 
-__all__ = ["CLASSES", "SIZES", "Federation", "Net", "Projected", "batch", "build", "distance", "normalise", "same"]
+__all__ = [
+    "CLASSES",
+    "SIZES",
+    "Federation",
+    "Net",
+    "Projected",
+    "batch",
+    "build",
+    "distance",
+    "normalise",
+    "same",
+]
 
 CLASSES = 4
 SIZES = (50, 34, 24, 42)
@@ -62,7 +74,8 @@ def build(seed: int, kind: type[nn.Module] = Net, **options: Any) -> nn.Module:
 
 
 def images(rng: np.random.Generator, y: np.ndarray) -> torch.Tensor:
-    """(n, 1, 8, 8) uint8: noise about a level of each class, so that there is something to learn."""
+    """(n, 1, 8, 8) uint8: noise about a level of each class, so that there is something to
+    learn."""
     noise = rng.integers(0, 120, (len(y), 1, 8, 8))
     return torch.from_numpy((noise + 30 * y[:, None, None, None]).astype(np.uint8))
 
@@ -97,22 +110,45 @@ class Small(harness.Federation):
 
 
 class Federation(harness.Run):
-    """A run of the method `name` that goes round by round. Options of the method go by keyword; `train` changes the
-    run's train section. labels: by client the classes of its samples (default: SIZES samples, classes unequally)."""
+    """A run of the method `name` that goes round by round. Options of the method go by keyword;
+    `train` changes the run's train section. labels: by client the classes of its samples (default:
+    SIZES samples, classes unequally)."""
 
-    def __init__(self, name: str, *, train: dict[str, Any] | None = None, labels: list[np.ndarray] | None = None,
-                 public: int = 40, kind: type[nn.Module] = Net, batch_norm: bool = False, seed: int = 3,
-                 **options: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        train: dict[str, Any] | None = None,
+        labels: list[np.ndarray] | None = None,
+        public: int = 40,
+        kind: type[nn.Module] = Net,
+        batch_norm: bool = False,
+        seed: int = 3,
+        **options: Any,
+    ) -> None:
         rng = seeds.rng(seed, "test data")
         if labels is None:
-            rest = (rng.choice(CLASSES, n - CLASSES, p=np.roll([0.6, 0.2, 0.1, 0.1], i)) for i, n in enumerate(SIZES))
+            rest = (
+                rng.choice(CLASSES, n - CLASSES, p=np.roll([0.6, 0.2, 0.1, 0.1], i))
+                for i, n in enumerate(SIZES)
+            )
             labels = [np.concatenate([np.arange(CLASSES), y]) for y in rest]
         ends = np.cumsum([len(y) for y in labels])
         y = np.concatenate(labels)
         parts = [np.arange(a, b) for a, b in zip([0, *ends], ends)]
-        federation = Small(clients=len(labels), model={"name": "small"}, train={"epochs": 2, **(train or {})},
-                           data=(normalise(images(rng, y)), torch.from_numpy(y)), classes=CLASSES, parts=parts,
-                           public=public, seed=seed, rounds=10, kind=kind, batch_norm=batch_norm)
+        federation = Small(
+            clients=len(labels),
+            model={"name": "small"},
+            train={"epochs": 2, **(train or {})},
+            data=(normalise(images(rng, y)), torch.from_numpy(y)),
+            classes=CLASSES,
+            parts=parts,
+            public=public,
+            seed=seed,
+            rounds=10,
+            kind=kind,
+            batch_norm=batch_norm,
+        )
         self.hosts: dict[int, Any] = {}
         super().__init__(federation, federation.make(name, **options))
 

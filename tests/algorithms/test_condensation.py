@@ -1,4 +1,5 @@
-"""Condensation by gradient matching (sheet 3). Reduced setting throughout: K = 20, real batches of 32, or less."""
+"""Condensation by gradient matching (sheet 3). Reduced setting throughout: K = 20, real batches of
+32, or less."""
 
 from __future__ import annotations
 
@@ -12,7 +13,14 @@ from torch.nn import functional as F
 
 from fednet import seeds
 from fednet.algorithms import condensation
-from fednet.algorithms.condensation import Plan, condense, match_distance, matched_tensors, present, step
+from fednet.algorithms.condensation import (
+    Plan,
+    condense,
+    match_distance,
+    matched_tensors,
+    present,
+    step,
+)
 from fednet.errors import ConfigError
 from fednet.tensors import Tensors
 
@@ -25,8 +33,17 @@ class Conv(nn.Module):
     def __init__(self, batch_norm: bool = False) -> None:
         super().__init__()
         norm = nn.BatchNorm2d if batch_norm else (lambda c: nn.GroupNorm(c, c))
-        self.body = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), norm(4), nn.ReLU(), nn.AvgPool2d(2),
-                                  nn.Conv2d(4, 4, 3, padding=1), norm(4), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten())
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1),
+            norm(4),
+            nn.ReLU(),
+            nn.AvgPool2d(2),
+            nn.Conv2d(4, 4, 3, padding=1),
+            norm(4),
+            nn.ReLU(),
+            nn.AvgPool2d(2),
+            nn.Flatten(),
+        )
         self.head = nn.Linear(16, 5)
 
     def forward(self, x):
@@ -55,28 +72,49 @@ def run(plan=REDUCED, xy=None, rng=rng, **options):
 
 
 def plainly(x, y, plan):
-    """Algorithm 1 as it is written: for each net, for each class, one pass over real and one over synthetic images."""
-    images = {c: torch.from_numpy(rng(f"condense/start/{c}").standard_normal((1, *x.shape[1:]), dtype=np.float32))
-              for c in y.unique().tolist()}
+    """Algorithm 1 as it is written: for each net, for each class, one pass over real and one over
+    synthetic images."""
+    images = {
+        c: torch.from_numpy(
+            rng(f"condense/start/{c}").standard_normal((1, *x.shape[1:]), dtype=np.float32)
+        )
+        for c in y.unique().tolist()
+    }
     if plan.init == "real":
-        images = {c: x[y == c][int(rng(f"condense/start/{c}").integers(int((y == c).sum())))][None] for c in images}
+        images = {
+            c: x[y == c][int(rng(f"condense/start/{c}").integers(int((y == c).sum())))][None]
+            for c in images
+        }
     streams = {c: rng(f"condense/batch/{c}") for c in images}
-    steps = {c: torch.optim.SGD([image.requires_grad_()], plan.lr, plan.momentum, weight_decay=plan.weight_decay)
-             for c, image in images.items()}
+    steps = {
+        c: torch.optim.SGD(
+            [image.requires_grad_()], plan.lr, plan.momentum, weight_decay=plan.weight_decay
+        )
+        for c, image in images.items()
+    }
     net = Conv().train()
     for k in range(plan.iterations):
         fresh(k).into(net)
         for c, image in images.items():
             rows = torch.nonzero(y == c)[:, 0]
             if len(rows) > plan.real_batch:
-                rows = rows[torch.from_numpy(streams[c].choice(len(rows), plan.real_batch, replace=False))]
-            g_real = torch.autograd.grad(F.cross_entropy(net(x[rows]), y[rows]), list(net.parameters()))
+                rows = rows[
+                    torch.from_numpy(streams[c].choice(len(rows), plan.real_batch, replace=False))
+                ]
+            g_real = torch.autograd.grad(
+                F.cross_entropy(net(x[rows]), y[rows]), list(net.parameters())
+            )
             loss = F.cross_entropy(net(image), torch.tensor([c]))
             g_syn = torch.autograd.grad(loss, list(net.parameters()), create_graph=True)
             d = torch.zeros(())
             for a, b in zip(g_syn, g_real):
                 if a.dim() > 1:
-                    for u, v in zip(*((t.flatten(1) if plan.match == "dc" else t.flatten()[None]) for t in (a, b))):
+                    for u, v in zip(
+                        *(
+                            (t.flatten(1) if plan.match == "dc" else t.flatten()[None])
+                            for t in (a, b)
+                        )
+                    ):
                         d = d + 1 - (u * v).sum() / (u.norm() * v.norm() + 1e-6)
             image.grad = torch.autograd.grad(d, image)[0]
             if plan.clip_v is not None and image.grad.norm() > plan.clip_v:
@@ -85,19 +123,24 @@ def plainly(x, y, plan):
     return torch.cat([images[c].detach() for c in sorted(images)])
 
 
-@pytest.mark.parametrize("plan", [
-    REDUCED,
-    Plan(iterations=20, real_batch=32, momentum=0.9, weight_decay=4e-5),  # FedDC+
-    Plan(iterations=10, real_batch=64, match="layer", lr=0.5),
-    Plan(iterations=10, real_batch=32, clip_v=None, lr=0.1),
-    Plan(iterations=10, real_batch=32, init="real"),
-    Plan(iterations=10, real_batch=32, clip_v=0.1),
-])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        REDUCED,
+        Plan(iterations=20, real_batch=32, momentum=0.9, weight_decay=4e-5),  # FedDC+
+        Plan(iterations=10, real_batch=64, match="layer", lr=0.5),
+        Plan(iterations=10, real_batch=32, clip_v=None, lr=0.1),
+        Plan(iterations=10, real_batch=32, init="real"),
+        Plan(iterations=10, real_batch=32, clip_v=0.1),
+    ],
+)
 def test_it_gives_what_the_plain_loop_gives(plan):
     x, y = data()
     got = run(plan, (x, y))
     assert torch.allclose(got.x, plainly(x, y, plan), rtol=1e-4, atol=2e-4)
-    assert (got.x - run(Plan(iterations=0, init=plan.init), (x, y)).x).abs().max() > 0.05  # it went somewhere
+    assert (
+        got.x - run(Plan(iterations=0, init=plan.init), (x, y)).x
+    ).abs().max() > 0.05  # it went somewhere
 
 
 def test_one_image_a_present_class_with_its_label_and_finite():
@@ -108,8 +151,15 @@ def test_one_image_a_present_class_with_its_label_and_finite():
     assert torch.isfinite(s.x).all()
 
 
-@pytest.mark.parametrize(("counts", "minimum", "classes"), [
-    ([3, 0, 1, 2], 1, [0, 2, 3]), ([3, 0, 1, 2], 2, [0, 3]), ([3, 0, 1, 2], 4, []), ([0, 0], 0, [])])
+@pytest.mark.parametrize(
+    ("counts", "minimum", "classes"),
+    [
+        ([3, 0, 1, 2], 1, [0, 2, 3]),
+        ([3, 0, 1, 2], 2, [0, 3]),
+        ([3, 0, 1, 2], 4, []),
+        ([0, 0], 0, []),
+    ],
+)
 def test_a_class_with_too_few_samples_gets_no_image(counts, minimum, classes):
     assert present(counts, minimum) == classes
     y = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
@@ -122,7 +172,9 @@ def test_a_class_with_too_few_samples_gets_no_image(counts, minimum, classes):
 def test_the_images_move_the_matched_gradient_closer():
     x, y = data()
     first = condense(Conv(), fresh, x, y, rng, Plan(iterations=1, real_batch=32))[1]
-    last = condense(Conv(), lambda k: fresh(0), x, y, rng, Plan(iterations=20, real_batch=64, lr=1.0))[1]
+    last = condense(
+        Conv(), lambda k: fresh(0), x, y, rng, Plan(iterations=20, real_batch=64, lr=1.0)
+    )[1]
     assert last < 0.9 * first
 
 
@@ -143,7 +195,9 @@ def test_streams_of_each_class_are_its_own():
         return rng(purpose)
 
     run(rng=spy)
-    assert sorted(asked) == sorted(f"condense/{what}/{c}" for what in ("start", "batch") for c in (0, 2, 3))
+    assert sorted(asked) == sorted(
+        f"condense/{what}/{c}" for what in ("start", "batch") for c in (0, 2, 3)
+    )
 
 
 def test_a_step_is_at_most_the_learning_rate_times_v():
@@ -200,10 +254,13 @@ def test_samples_that_are_no_float_images_are_refused(x):
         condense(Conv(), fresh, x, torch.zeros(2, dtype=torch.int64), rng, REDUCED)
 
 
-# -- the distance -----------------------------------------------------------------------------------------------------
+# -- the distance ----------------------------------------------------------------------------------
 def gradients(seed=0, scale=10.0):
     g = seeds.torch_rng(seed, "g")
-    return {"conv": scale * torch.randn(1, 4, 3, 3, 3, generator=g), "fc": scale * torch.randn(1, 5, 7, generator=g)}
+    return {
+        "conv": scale * torch.randn(1, 4, 3, 3, 3, generator=g),
+        "fc": scale * torch.randn(1, 5, 7, generator=g),
+    }
 
 
 def times(a, factor):
@@ -217,15 +274,23 @@ def test_the_distance_is_0_to_itself_and_2_a_term_to_its_opposite(match, terms):
     assert match_distance(a, times(a, -1), match).item() == pytest.approx(2 * terms, abs=1e-5)
     assert 0 < match_distance(a, b, match).item() < 2 * terms
     for scaled in (times(a, 3.0), times(a, 0.5)):
-        assert match_distance(scaled, b, match).item() == pytest.approx(match_distance(a, b, match).item(), rel=1e-5)
+        assert match_distance(scaled, b, match).item() == pytest.approx(
+            match_distance(a, b, match).item(), rel=1e-5
+        )
 
 
 def test_rows_of_dc_are_output_rows_and_layer_takes_the_whole_tensor():
     a = {"w": torch.tensor([[[1.0, 0.0], [0.0, 2.0]]])}
     b = {"w": torch.tensor([[[3.0, 0.0], [2.0, 0.0]]])}
-    assert match_distance(a, b, "dc").item() == pytest.approx(0 + 1, abs=1e-5)  # parallel row, perpendicular row
-    assert match_distance(a, b, "layer").item() == pytest.approx(1 - 3 / (5**0.5 * 13**0.5), rel=1e-5)
-    by_row = {"w": torch.tensor([[[5.0, 0.0], [0.0, 0.1]]])}  # the rows of a, scaled each by its own factor
+    assert match_distance(a, b, "dc").item() == pytest.approx(
+        0 + 1, abs=1e-5
+    )  # parallel row, perpendicular row
+    assert match_distance(a, b, "layer").item() == pytest.approx(
+        1 - 3 / (5**0.5 * 13**0.5), rel=1e-5
+    )
+    by_row = {
+        "w": torch.tensor([[[5.0, 0.0], [0.0, 0.1]]])
+    }  # the rows of a, scaled each by its own factor
     assert match_distance(a, by_row, "dc").item() == pytest.approx(0, abs=1e-4)
     assert match_distance(a, by_row, "layer").item() > 0.3
 
@@ -242,10 +307,12 @@ def test_classes_have_a_distance_each():
     a, b = gradients(0), gradients(1)
     both = {n: torch.cat([a[n], b[n]]) for n in a}
     goal = {n: torch.cat([b[n], b[n]]) for n in a}
-    assert match_distance(both, goal).tolist() == pytest.approx([match_distance(a, b).item(), 0.0], abs=1e-5)
+    assert match_distance(both, goal).tolist() == pytest.approx(
+        [match_distance(a, b).item(), 0.0], abs=1e-5
+    )
 
 
-# -- the step ---------------------------------------------------------------------------------------------------------
+# -- the step --------------------------------------------------------------------------------------
 def test_each_image_is_clipped_by_its_own_norm_before_decay_and_momentum():
     x, g = torch.tensor([[[[2.0]]], [[[4.0]]]]), torch.tensor([[[[10.0]]], [[[0.5]]]])
     zero = torch.zeros_like(g)

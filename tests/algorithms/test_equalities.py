@@ -1,4 +1,5 @@
-"""The equality table between methods: which settings of one method are another one, and how exactly."""
+"""The equality table between methods: which settings of one method are another one, and how
+exactly."""
 
 from __future__ import annotations
 
@@ -36,14 +37,17 @@ def test_fedprox_with_mu_differs_from_fedavg():
 PLAIN = {"epochs": 2}  # without momentum, which FedCM refuses
 
 
-@pytest.mark.parametrize(("name", "options", "tolerance"), [
-    ("fedcm", {"alpha": 1.0}, 1e-6),
-    ("fedga", {"beta": 0.0}, 1e-6),
-    ("fedga", {"beta": 0.0, "mode": "stale"}, 1e-6),
-    ("fedvarp", {}, 1e-6),
-    ("feddpc", {"projection": False, "scaling": False}, 1e-5),
-    ("fedexp", {"eps": 1e9}, 1e-6),
-])
+@pytest.mark.parametrize(
+    ("name", "options", "tolerance"),
+    [
+        ("fedcm", {"alpha": 1.0}, 1e-6),
+        ("fedga", {"beta": 0.0}, 1e-6),
+        ("fedga", {"beta": 0.0, "mode": "stale"}, 1e-6),
+        ("fedvarp", {}, 1e-6),
+        ("feddpc", {"projection": False, "scaling": False}, 1e-5),
+        ("fedexp", {"eps": 1e9}, 1e-6),
+    ],
+)
 def test_is_uniform_fedavg_under_full_participation(name, options, tolerance):
     f = Federation(train=PLAIN)
     assert all_close(f.run(name, **options), f.run("fedavg", weighting="uniform"), tolerance)
@@ -54,7 +58,10 @@ def test_is_uniform_fedavg_under_full_participation(name, options, tolerance):
 def test_first_round_is_uniform_fedavg(name, options):
     f = fed()
     f.rounds, cohorts = 1, [[0, 2]]
-    assert close(f.run(name, cohorts=cohorts, **options).x, f.run("fedavg", cohorts=cohorts, weighting="uniform").x)
+    assert close(
+        f.run(name, cohorts=cohorts, **options).x,
+        f.run("fedavg", cohorts=cohorts, weighting="uniform").x,
+    )
 
 
 def test_fedexp_on_identical_data_with_full_batches_is_uniform_fedavg():

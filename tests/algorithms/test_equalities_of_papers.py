@@ -1,5 +1,6 @@
-"""Rows of the equality table that concern the papers' methods and the personalised ones, on LeNet-5 or an MLP over 200
-random images, four clients, three rounds. With momentum and weight decay, under partial participation too."""
+"""Rows of the equality table that concern the papers' methods and the personalised ones, on LeNet-5
+or an MLP over 200 random images, four clients, three rounds. With momentum and weight decay, under
+partial participation too."""
 
 from __future__ import annotations
 
@@ -26,11 +27,17 @@ def all_close(one, two, tolerance=1e-6):
 
 
 @pytest.mark.parametrize("cohorts", [None, PARTIAL])
-@pytest.mark.parametrize(("name", "options"), [
-    ("moon", {"mu": 0.0}), ("fedrds", {**NO_PULL, "alpha": 0.0}), ("feddc", {"ft_epochs": 0, **CHEAP}),
-    ("feddcplus", {"ft_epochs": 0, **CHEAP}), ("fedper", {"personal_layers": 0}),
-    ("lgfedavg", {"global_layers": "all"}),
-])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("moon", {"mu": 0.0}),
+        ("fedrds", {**NO_PULL, "alpha": 0.0}),
+        ("feddc", {"ft_epochs": 0, **CHEAP}),
+        ("feddcplus", {"ft_epochs": 0, **CHEAP}),
+        ("fedper", {"personal_layers": 0}),
+        ("lgfedavg", {"global_layers": "all"}),
+    ],
+)
 def test_is_fedavg_to_the_bit(name, options, cohorts):
     f = fed()
     assert all_same(f.run(name, cohorts=cohorts, **options), f.run("fedavg", cohorts=cohorts))
@@ -70,7 +77,10 @@ def test_fedpdc_prox_in_a_round_where_all_have_p0_is_fedprox_with_lambda_times_1
 @pytest.mark.parametrize("cohorts", [None, [[0, 2], [0, 2], [0]]])
 def test_lgfedavg_sharing_nothing_is_local_only_to_the_bit(cohorts):
     f = fed()
-    shared, alone = f.run("lgfedavg", cohorts=cohorts, global_layers=0), f.run("local", cohorts=cohorts)
+    shared, alone = (
+        f.run("lgfedavg", cohorts=cohorts, global_layers=0),
+        f.run("local", cohorts=cohorts),
+    )
     for client in (0, 2):
         assert same(shared.locals[client], alone.locals[client])
 
@@ -80,13 +90,25 @@ def test_fedrod_with_equal_class_counts_is_fedavg():
     order = y.argsort(stable=True)
     x, y = x[order], y[order]
     starts = [int((y < c).sum()) for c in range(5)]
-    parts = [[s + 7 * i + k for s in starts for k in range(7)] for i in range(4)]  # 7 of each class for each client
+    parts = [
+        [s + 7 * i + k for s in starts for k in range(7)] for i in range(4)
+    ]  # 7 of each class for each client
     f = fed(data=(x, y), parts=parts)
     assert all_close(f.run("fedrod"), f.run("fedavg"), 1e-6)
 
 
-METHODS = {"moon": {}, "lgfedavg": {}, "fedper": {}, "fedrep": {}, "fedrod": {}, "fedabc": {}, "fedrds": {},
-           "fedpdc": {"remember": "latest"}, "feddc": CHEAP, "feddcplus": CHEAP}
+METHODS = {
+    "moon": {},
+    "lgfedavg": {},
+    "fedper": {},
+    "fedrep": {},
+    "fedrod": {},
+    "fedabc": {},
+    "fedrds": {},
+    "fedpdc": {"remember": "latest"},
+    "feddc": CHEAP,
+    "feddcplus": CHEAP,
+}
 
 
 @pytest.mark.parametrize("name", METHODS)

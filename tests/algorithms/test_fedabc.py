@@ -48,12 +48,24 @@ def test_margins_that_keep_nothing_give_a_loss_of_0_that_can_be_stepped_on():
 def test_one_sample_worked_by_hand():
     # q = 1/2, 1/4, 1/2 for classes 0 (the sample's), 1 (in P_i), 2 (in N_i)
     z, y = torch.tensor([[0.0, -math.log(3), 0.0]], dtype=torch.float64), torch.tensor([0])
-    first, second, third = math.log(2) / 4, -math.log(3 / 4) / 16, math.log(2) / 4  # (1-q)^2 -log q; q^2 -log(1-q)
+    first, second, third = (
+        math.log(2) / 4,
+        -math.log(3 / 4) / 16,
+        math.log(2) / 4,
+    )  # (1-q)^2 -log q; q^2 -log(1-q)
     assert abc_loss(z, y, HERE, 0.75, 0.2, 0.3, 2).item() == pytest.approx(first + second + third)
-    assert abc_loss(z, y, HERE, 0.75, 0.3, 0.3, 2).item() == pytest.approx(first + third)  # 1/4 <= m_n
-    assert abc_loss(z, y, HERE, 0.75, 0.2, 0.6, 2).item() == pytest.approx(first + second)  # 1/2 <= m_nn
-    assert abc_loss(z, y, HERE, 0.4, 0.2, 0.3, 2).item() == pytest.approx(second + third)  # 1/2 >= m_p: too easy
-    assert abc_loss(z, y, HERE, 0.75, 0.2, 0.3, 0).item() == pytest.approx(2 * math.log(2) - math.log(3 / 4))
+    assert abc_loss(z, y, HERE, 0.75, 0.3, 0.3, 2).item() == pytest.approx(
+        first + third
+    )  # 1/4 <= m_n
+    assert abc_loss(z, y, HERE, 0.75, 0.2, 0.6, 2).item() == pytest.approx(
+        first + second
+    )  # 1/2 <= m_nn
+    assert abc_loss(z, y, HERE, 0.4, 0.2, 0.3, 2).item() == pytest.approx(
+        second + third
+    )  # 1/2 >= m_p: too easy
+    assert abc_loss(z, y, HERE, 0.75, 0.2, 0.3, 0).item() == pytest.approx(
+        2 * math.log(2) - math.log(3 / 4)
+    )
 
 
 def test_the_norm_divides_by_samples_by_what_is_kept_or_by_all_terms():
@@ -70,17 +82,29 @@ def test_the_norm_divides_by_samples_by_what_is_kept_or_by_all_terms():
 def test_margins_are_strict(dtype):
     edge = torch.tensor(0.2, dtype=dtype)
     above, one = torch.nextafter(edge, torch.ones((), dtype=dtype)), torch.tensor([True])
-    for q, positive, m, expected in ((edge, False, 0.2, False), (above, False, 0.2, True), (edge, True, 0.2, False),
-                                     (torch.nextafter(edge, torch.zeros((), dtype=dtype)), True, 0.2, True)):
+    for q, positive, m, expected in (
+        (edge, False, 0.2, False),
+        (above, False, 0.2, True),
+        (edge, True, 0.2, False),
+        (torch.nextafter(edge, torch.zeros((), dtype=dtype)), True, 0.2, True),
+    ):
         mask = kept(q.view(1, 1), torch.tensor([[positive]]), one, m, m, 0.9)
         assert mask.item() is expected
-    assert not kept(edge.view(1, 1), torch.tensor([[False]]), ~one, 0.9, 0.1, 0.2).item()  # N_i: m_nn's edge
+    assert not kept(
+        edge.view(1, 1), torch.tensor([[False]]), ~one, 0.9, 0.1, 0.2
+    ).item()  # N_i: m_nn's edge
 
 
 def test_which_classes_are_present_matters_only_where_their_margins_differ():
     z, y = logits(), labels()
-    assert abc_loss(z, y, HERE, 0.75, 0.3, 0.3, 2).item() == abc_loss(z, y, ~HERE, 0.75, 0.3, 0.3, 2).item()
-    assert abc_loss(z, y, HERE, 0.75, 0.1, 0.9, 2).item() != abc_loss(z, y, ~HERE, 0.75, 0.1, 0.9, 2).item()
+    assert (
+        abc_loss(z, y, HERE, 0.75, 0.3, 0.3, 2).item()
+        == abc_loss(z, y, ~HERE, 0.75, 0.3, 0.3, 2).item()
+    )
+    assert (
+        abc_loss(z, y, HERE, 0.75, 0.1, 0.9, 2).item()
+        != abc_loss(z, y, ~HERE, 0.75, 0.1, 0.9, 2).item()
+    )
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0])
@@ -103,16 +127,24 @@ def test_classes_do_not_compete():
 
 def test_the_focal_factor_is_differentiated_and_the_mask_is_not():
     z = torch.tensor([[0.3]], dtype=torch.float64, requires_grad=True)
-    gradient = torch.autograd.grad(abc_loss(z, torch.tensor([0]), torch.tensor([True]), 0.9, 0, 0, 2), z)[0].item()
+    gradient = torch.autograd.grad(
+        abc_loss(z, torch.tensor([0]), torch.tensor([True]), 0.9, 0, 0, 2), z
+    )[0].item()
     q = 1 / (1 + math.exp(-0.3))
-    by_hand = -2 * (1 - q) ** 2 * q * -math.log(q) - (1 - q) ** 3  # d/dz (1-q)^2 (-log q), dq/dz = q(1-q)
+    by_hand = (
+        -2 * (1 - q) ** 2 * q * -math.log(q) - (1 - q) ** 3
+    )  # d/dz (1-q)^2 (-log q), dq/dz = q(1-q)
     assert gradient == pytest.approx(by_hand)
 
 
 def test_the_client_counts_its_training_samples_not_the_batch():
     missing = [np.tile([0, 2], 12), np.tile([1, 3], 12)]
-    runs = [Federation("fedabc", labels=missing, train={"batch_size": 4}, **o).rounds(2, (0, 1)).server.x
-            for o in ({"m_n": 0.0, "m_nn": 0.9}, {"m_n": 0.9, "m_nn": 0.0}, {"m_n": 0.0, "m_nn": 0.9})]
+    runs = [
+        Federation("fedabc", labels=missing, train={"batch_size": 4}, **o)
+        .rounds(2, (0, 1))
+        .server.x
+        for o in ({"m_n": 0.0, "m_nn": 0.9}, {"m_n": 0.9, "m_nn": 0.0}, {"m_n": 0.0, "m_nn": 0.9})
+    ]
     assert distance(runs[0], runs[1]) > 1e-4
     assert same(runs[0], runs[2])
 
@@ -120,8 +152,15 @@ def test_the_client_counts_its_training_samples_not_the_batch():
 def test_the_server_averages_as_fedavg_does_and_every_option_acts():
     f = Federation("fedabc").rounds(1)
     total = sum(f.ups[i].run.n * f.ups[i].x.vector.double() for i in range(4))
-    assert torch.allclose(f.server.x.vector.double(), total / sum(f.ups[i].run.n for i in range(4)), rtol=1e-6)
-    for options in ({"focal_gamma": 0}, {"m_p": 0.3}, {"norm": "kept"}, {"norm": "samples_classes"},
-                    {"weighting": "uniform"}):
+    assert torch.allclose(
+        f.server.x.vector.double(), total / sum(f.ups[i].run.n for i in range(4)), rtol=1e-6
+    )
+    for options in (
+        {"focal_gamma": 0},
+        {"m_p": 0.3},
+        {"norm": "kept"},
+        {"norm": "samples_classes"},
+        {"weighting": "uniform"},
+    ):
         assert distance(Federation("fedabc", **options).rounds(1).server.x, f.server.x) > 1e-6
     assert f.personal(2) is f.locals[2]

@@ -14,8 +14,10 @@ from tests.algorithms.harness import Desk, Federation, close, same, serve, vecto
 def test_the_mean_is_weighted_by_samples_and_buffers_with_it():
     algorithm = Federation().make("fedavg")
     server = algorithm.init_server(vector(0.0, buffers=[0.0]))
-    ups = {0: algorithm.Up(x=vector(1.0, buffers=[10.0]), run=Run(1, 1, 0.0)),
-           1: algorithm.Up(x=vector(5.0, buffers=[20.0]), run=Run(3, 1, 0.0))}
+    ups = {
+        0: algorithm.Up(x=vector(1.0, buffers=[10.0]), run=Run(1, 1, 0.0)),
+        1: algorithm.Up(x=vector(5.0, buffers=[20.0]), run=Run(3, 1, 0.0)),
+    }
     x = serve(algorithm, server, ups, Desk(2)).x
     assert (float(x.vector[0]), float(x.buffers[0])) == (4.0, 17.5)
     uniform = Federation().make("fedavg", weighting="uniform")
@@ -38,7 +40,9 @@ def test_one_full_batch_each_is_gradient_descent_on_all_samples():
     f = Federation(train={"batch_size": 200}, rounds=1)
     module = f.initial.into(f.build(0))
     torch.nn.functional.cross_entropy(module(f.x), f.y).backward()
-    descended = f.initial - 0.1 * Tensors.pack(f.layout, {n: p.grad for n, p in module.named_parameters()})
+    descended = f.initial - 0.1 * Tensors.pack(
+        f.layout, {n: p.grad for n, p in module.named_parameters()}
+    )
     assert close(f.run("fedavg").x, descended)
 
 
@@ -51,7 +55,9 @@ def test_the_order_of_ids_decides_not_the_order_of_arrival():
 
 def test_counters_take_the_largest_and_buffers_the_mean():
     f = Federation(model={"name": "vgg11", "norm": "batch"}, data=None, rounds=1)
-    f.x = torch.from_numpy(np.random.default_rng(0).standard_normal((200, 3, 32, 32)).astype(np.float32))
+    f.x = torch.from_numpy(
+        np.random.default_rng(0).standard_normal((200, 3, 32, 32)).astype(np.float32)
+    )
     f.parts = [range(20), range(20, 60)]
     f.clients = 2
     run = f.run("fedavg")
@@ -80,7 +86,10 @@ def test_fedsgd_obeys_clipping_and_weight_decay():
     f.train = {"weight_decay": 0.5}
     assert close(f.run("fedsgd", cohorts=[[1]]).ups[1].g, plain + 0.5 * f.initial, 1e-5)
     server = algorithm.init_server(vector(1.0))
-    ups = {0: algorithm.Up(g=vector(1.0), run=Run(1, 0, 0.0)), 1: algorithm.Up(g=vector(5.0), run=Run(3, 0, 0.0))}
+    ups = {
+        0: algorithm.Up(g=vector(1.0), run=Run(1, 0, 0.0)),
+        1: algorithm.Up(g=vector(5.0), run=Run(3, 0, 0.0)),
+    }
     assert float(serve(algorithm, server, ups, Desk(2, lr=0.5)).x.vector[0]) == -1.0  # 1 - 0.5 * 4
 
 
@@ -91,8 +100,10 @@ def test_fedprox_first_step_is_fedavgs():
 
 def test_fedprox_holds_the_local_model_nearer_to_the_global_one():
     f = Federation(train={"epochs": 5}, rounds=1)
-    far, near = ((f.run(name, **options).locals[3] - f.initial).norm()
-                 for name, options in (("fedavg", {}), ("fedprox", {"mu": 3.0})))
+    far, near = (
+        (f.run(name, **options).locals[3] - f.initial).norm()
+        for name, options in (("fedavg", {}), ("fedprox", {"mu": 3.0}))
+    )
     assert near < 0.8 * far
 
 
@@ -121,4 +132,4 @@ def test_local_only_goes_on_from_the_clients_own_model():
 def test_local_only_may_start_each_client_from_its_own_seed():
     run = Federation(rounds=1, train={"lr": 1e-9}).run("local", init="own")
     assert not close(run.clients[0].x, run.clients[1].x, 0.1)
-    assert run.algorithm.enroll(run.servers[0], 0, run.hub) is None
+    assert run.algorithm.enroll(run.servers[0], 0, run.io) is None

@@ -16,7 +16,12 @@ from fednet.tensors import mean
 from tests.algorithms.small import CLASSES, Federation, Net, build, distance, same
 
 REDUCED = {"iterations": 3, "real_batch": 8}
-LABELS = [np.repeat([0, 2], 12), np.repeat([3, 1, 0], 9), np.repeat([1], 10), np.array([0] * 9 + [3] * 2 + [2])]
+LABELS = [
+    np.repeat([0, 2], 12),
+    np.repeat([3, 1, 0], 9),
+    np.repeat([1], 10),
+    np.array([0] * 9 + [3] * 2 + [2]),
+]
 
 
 def fed(name="feddc", **options):
@@ -29,13 +34,23 @@ def average(f):
 
 def test_the_defaults_are_the_papers_and_only_the_condensation_differs_in_feddc_plus():
     plain, plus = FedDC().plan(), FedDCPlus().plan()
-    assert (plain.iterations, plain.lr, plain.momentum, plain.weight_decay, plain.clip_v) == (500, 3.0, 0, 0, 1.0)
+    assert (plain.iterations, plain.lr, plain.momentum, plain.weight_decay, plain.clip_v) == (
+        500,
+        3.0,
+        0,
+        0,
+        1.0,
+    )
     assert (plain.match, plain.init, plain.real_batch, plain.minimum) == ("dc", "noise", 256, 1)
     assert (plus.momentum, plus.weight_decay) == (0.9, 4e-5)
     one, other = FedDC.Config(), FedDCPlus.Config()
     differing = [k for k in FedDC.Config.__struct_fields__ if getattr(one, k) != getattr(other, k)]
     assert differing == ["cond_momentum", "cond_weight_decay"]
-    assert (FedDC.Config().ft_epochs, FedDC.Config().ft_batch, FedDC.Config().condense) == (10, 256, "once")
+    assert (FedDC.Config().ft_epochs, FedDC.Config().ft_batch, FedDC.Config().condense) == (
+        10,
+        256,
+        "once",
+    )
 
 
 @pytest.mark.parametrize("name", ["feddc", "feddcplus"])
@@ -82,14 +97,22 @@ def test_the_condensed_bytes_are_predicted_to_the_byte(minimum):
     f = fed(cond_min=minimum).rounds(1)
     for i in range(4):
         counts = np.bincount(LABELS[i], minlength=CLASSES)
-        facts = ClientFacts(n=len(LABELS[i]), class_counts=counts, sample_nbytes=64, input_shape=(1, 8, 8), public_n=40)
+        facts = ClientFacts(
+            n=len(LABELS[i]),
+            class_counts=counts,
+            sample_nbytes=64,
+            input_shape=(1, 8, 8),
+            public_n=40,
+        )
         s = f.ups[i].s
         assert f.algorithm.sizes(FedDC.Up, facts) == {"s": s.x.nbytes + s.y.nbytes}
     assert f.algorithm.sizes(FedDC.Down, facts) == {}
 
 
 def test_ten_cifar_classes_are_122880_bytes_of_images_and_their_labels():
-    facts = ClientFacts(n=100, class_counts=[10] * 10, sample_nbytes=3072, input_shape=(3, 32, 32), public_n=0)
+    facts = ClientFacts(
+        n=100, class_counts=[10] * 10, sample_nbytes=3072, input_shape=(3, 32, 32), public_n=0
+    )
     assert FedDC().sizes(FedDC.Up, facts) == {"s": 122_880 + 80}
 
 
@@ -105,19 +128,32 @@ def test_once_sends_the_same_images_again_and_every_makes_new_ones():
 
 
 def test_the_images_do_not_depend_on_the_global_model():
-    a, b = fed(condense="every", train={"lr": 0.5}).rounds(2), fed(condense="every", ft_epochs=0).rounds(2)
+    a, b = (
+        fed(condense="every", train={"lr": 0.5}).rounds(2),
+        fed(condense="every", ft_epochs=0).rounds(2),
+    )
     assert not same(a.downs[0].x, b.downs[0].x)
     assert torch.equal(a.ups[0].s.x, b.ups[0].s.x)
 
 
-@pytest.mark.parametrize("option", [
-    {"iterations": 2}, {"cond_lr": 1.0}, {"cond_momentum": 0.5}, {"cond_weight_decay": 0.01}, {"clip_v": 0.1},
-    {"match": "layer"}, {"init": "real"}, {"real_batch": 4}])
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"iterations": 2},
+        {"cond_lr": 1.0},
+        {"cond_momentum": 0.5},
+        {"cond_weight_decay": 0.01},
+        {"clip_v": 0.1},
+        {"match": "layer"},
+        {"init": "real"},
+        {"real_batch": 4},
+    ],
+)
 def test_every_option_of_the_condensation_reaches_it(option):
     assert not torch.equal(fed(**option).rounds(1).ups[0].s.x, fed().rounds(1).ups[0].s.x)
 
 
-# -- fine-tuning -------------------------------------------------------------------------------------------------------
+# -- fine-tuning -----------------------------------------------------------------------------------
 def union(f):
     return torch.cat([f.ups[i].s.x for i in range(4)]), torch.cat([f.ups[i].s.y for i in range(4)])
 
@@ -129,14 +165,19 @@ def test_one_epoch_is_one_full_batch_step_from_the_mean():
     gradient = torch.autograd.grad(F.cross_entropy(net(x), y), list(net.parameters()))
     expected = theta.vector - 0.25 * torch.cat([g.flatten() for g in gradient])
     assert torch.allclose(f.server.x.vector, expected, atol=1e-6)
-    assert f.hub.reported["condensed_images"] == 9
+    assert f.io.reported["condensed_images"] == 9
 
 
 def test_epochs_batch_and_learning_rate_of_the_fine_tuning():
     f = fed().rounds(1)
-    tuned = {repr(o): fed(**o).rounds(1).server.x for o in ({"ft_epochs": 3}, {"ft_batch": 2}, {"ft_lr": 0.001})}
+    tuned = {
+        repr(o): fed(**o).rounds(1).server.x
+        for o in ({"ft_epochs": 3}, {"ft_batch": 2}, {"ft_lr": 0.001})
+    }
     assert all(distance(x, f.server.x) > 1e-6 for x in tuned.values())
-    again = f.hub.fit(average(f), Samples(*union(f)), epochs=10, lr=0.1, batch_size=256)  # the clients' lr by default
+    again = f.io.fit(
+        average(f), Samples(*union(f)), epochs=10, lr=0.1, batch_size=256
+    )  # the clients' lr by default
     assert same(f.server.x, again)
 
 
@@ -150,7 +191,9 @@ def test_class_balance_weighs_each_class_of_the_union_equally():
     theta, (x, y) = average(f), union(f)  # counts 3, 2, 2, 2
     net = theta.into(build(0))
     loss = torch.stack([F.cross_entropy(net(x[y == c]), y[y == c]) for c in range(4)]).mean()
-    expected = theta.vector - 0.25 * torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(net.parameters()))])
+    expected = theta.vector - 0.25 * torch.cat(
+        [g.flatten() for g in torch.autograd.grad(loss, list(net.parameters()))]
+    )
     assert torch.allclose(f.server.x.vector, expected, atol=1e-6)
 
 
@@ -164,7 +207,9 @@ def test_where_nobody_has_enough_samples_the_mean_stands():
 
 
 def test_batchnorm_is_fine_tuned_in_train_mode():
-    f = Federation("feddc", labels=LABELS, batch_norm=True, kind=Net, ft_lr=0.0, **REDUCED).rounds(1)
+    f = Federation("feddc", labels=LABELS, batch_norm=True, kind=Net, ft_lr=0.0, **REDUCED).rounds(
+        1
+    )
     assert not torch.equal(f.server.x.buffers, average(f).buffers)
     assert torch.equal(f.server.x.vector, average(f).vector)
 
@@ -172,7 +217,7 @@ def test_batchnorm_is_fine_tuned_in_train_mode():
 def test_old_condensed_sets_are_not_used_again():
     f = fed().rounds(1, (0, 1))
     f.rounds(1, (2,))
-    assert f.hub.reported["condensed_images"] == 1
+    assert f.io.reported["condensed_images"] == 1
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
@@ -186,8 +231,8 @@ def test_states_can_be_saved_and_read_back():
     f = fed().rounds(1)
     back = load(FedDC.Client, *dump(f.clients[0]))
     assert torch.equal(back.x, f.clients[0].x)
-    fold = f.algorithm.fold(f.algorithm.start(f.server, 0), f.server, 1, f.ups[1], f.hub)
+    fold = f.algorithm.fold(f.algorithm.start(f.server, 0), f.server, 1, f.ups[1], f.io)
     again = load(FedDC.Fold, *dump(fold))
     assert torch.equal(again.images[0], fold.images[0])
-    after = [f.algorithm.finish(one, f.server, (1,), f.hub).x for one in (again, fold)]
+    after = [f.algorithm.finish(one, f.server, (1,), f.io).x for one in (again, fold)]
     assert same(*after)

@@ -30,12 +30,20 @@ def test_by_hand():
 
 def test_the_mean_is_uniform_whatever_the_samples():
     algorithm = F.make("feddpc")
-    ups = {i: algorithm.Up(d=vector(v), run=Run(n, 1, 0.0)) for i, (v, n) in enumerate([(1.0, 1), (3.0, 99)])}
-    assert numbers(serve(algorithm, algorithm.init_server(vector(0.0)), ups, Desk(2)).delta) == [4.0]  # 2 * mean
+    ups = {
+        i: algorithm.Up(d=vector(v), run=Run(n, 1, 0.0))
+        for i, (v, n) in enumerate([(1.0, 1), (3.0, 99)])
+    }
+    assert numbers(serve(algorithm, algorithm.init_server(vector(0.0)), ups, Desk(2)).delta) == [
+        4.0
+    ]  # 2 * mean
 
 
 def test_lambda_may_be_any_number():
-    assert numbers(after([(3.0, 4.0)], (2.0, 0.0), **{"lambda": 0.0}).delta) == [0.0, 5.0]  # ||u|| = ||D||
+    assert numbers(after([(3.0, 4.0)], (2.0, 0.0), **{"lambda": 0.0}).delta) == [
+        0.0,
+        5.0,
+    ]  # ||u|| = ||D||
     assert numbers(after([(3.0, 4.0)], (2.0, 0.0), **{"lambda": -2.0}).delta) == [0.0, -3.0]
 
 
@@ -48,7 +56,10 @@ def test_scaling_g_changes_nothing():
 
 
 def test_without_a_last_update_nothing_is_projected():
-    assert numbers(after([(1.0, 2.0), (3.0, 4.0)], (0.0, 0.0)).delta) == [4.0, 6.0]  # (1 + lambda) mean
+    assert numbers(after([(1.0, 2.0), (3.0, 4.0)], (0.0, 0.0)).delta) == [
+        4.0,
+        6.0,
+    ]  # (1 + lambda) mean
 
 
 def test_an_update_along_the_last_one_counts_as_zero_and_is_said():
@@ -68,12 +79,18 @@ def test_ablations():
 
 
 def test_the_ratio_may_be_bounded():
-    assert numbers(after([(3.0, 4.0)], (2.0, 0.0), max_ratio=1.1).delta) == [0.0, pytest.approx(8.4)]
+    assert numbers(after([(3.0, 4.0)], (2.0, 0.0), max_ratio=1.1).delta) == [
+        0.0,
+        pytest.approx(8.4),
+    ]
 
 
 def test_the_servers_rate_is_the_local_one_unless_set():
     assert numbers(after([(1.0, 1.0)], (0.0, 0.0), host=Desk(1, lr=0.25)).x) == [-0.5, -0.5]
-    assert numbers(after([(1.0, 1.0)], (0.0, 0.0), host=Desk(1, lr=0.25), server_lr=2.0).x) == [-4.0, -4.0]
+    assert numbers(after([(1.0, 1.0)], (0.0, 0.0), host=Desk(1, lr=0.25), server_lr=2.0).x) == [
+        -4.0,
+        -4.0,
+    ]
 
 
 def test_successive_updates_are_orthogonal():
@@ -88,7 +105,9 @@ def test_each_scaled_residual_has_the_length_the_identity_says(lam):
     run = F.run("feddpc", cohorts=[[0, 1], [2], [1]], **{"lambda": lam})
     g, d = run.servers[2].delta, run.ups[1].d
     r = d.params - d.dot(g) / g.dot(g) * g
-    assert run.servers[3].delta.norm() == pytest.approx(lam * r.norm() + d.norm(), rel=1e-5)  # m = 1: Delta = u
+    assert run.servers[3].delta.norm() == pytest.approx(
+        lam * r.norm() + d.norm(), rel=1e-5
+    )  # m = 1: Delta = u
 
 
 def test_updates_are_divided_by_the_rate_of_the_round():

@@ -23,7 +23,7 @@ def forced(f, p):
 def accuracies(f, values):
     """Makes the server measure these accuracies, in the order of replies."""
     left = iter(values)
-    f.hub.evaluate = lambda x: type("Counts", (), {"accuracy": next(left)})
+    f.io.evaluate = lambda x: type("Counts", (), {"accuracy": next(left)})
     return f
 
 
@@ -44,13 +44,13 @@ def test_without_a_public_set_nothing_starts():
 
 def test_a_model_weighs_what_it_gets_right_of_the_public_set():
     f = Federation("fedpdc", train={"epochs": 10, "lr": 0.3}).rounds(1)
-    p = {i: f.hub.evaluate(f.ups[i].x).accuracy for i in range(4)}
+    p = {i: f.io.evaluate(f.ups[i].x).accuracy for i in range(4)}
     assert f.server.p == p
     assert all(0 <= one <= 1 for one in p.values())
     assert len(set(p.values())) > 1
     expected = mean((f.ups[i].x, p[i]) for i in range(4))
     assert distance(f.server.x, expected) < 1e-6
-    assert f.hub.reported["accuracy_public"] == {str(i): v for i, v in p.items()}
+    assert f.io.reported["accuracy_public"] == {str(i): v for i, v in p.items()}
 
 
 def test_accuracy_is_a_fraction_of_the_public_samples():
@@ -63,7 +63,7 @@ def test_accuracy_is_a_fraction_of_the_public_samples():
 
 def test_a_client_that_returns_what_it_got_has_the_accuracy_of_the_global_model():
     f = Federation("fedpdc", train={"lr": 1e-30}).rounds(1)
-    assert f.server.p[0] == f.hub.evaluate(f.downs[0].x).accuracy
+    assert f.server.p[0] == f.io.evaluate(f.downs[0].x).accuracy
 
 
 def test_equal_accuracies_give_the_uniform_mean_whatever_the_samples():
@@ -74,14 +74,14 @@ def test_equal_accuracies_give_the_uniform_mean_whatever_the_samples():
 def test_where_no_model_gets_anything_right_samples_weigh_and_it_is_said():
     f = accuracies(Federation("fedpdc"), [0.0] * 4).rounds(1)
     assert distance(f.server.x, mean((f.ups[i].x, f.ups[i].run.n) for i in range(4))) < 1e-6
-    assert "weighted by samples" in f.hub.warnings[0]
+    assert "weighted by samples" in f.io.warnings[0]
 
 
 @pytest.mark.parametrize("p", [(0.0, 0.0, 0.5, 0.0), (0.5, 0.0, 0.25, 0.0)])
 def test_a_model_that_gets_nothing_right_weighs_nothing_beside_one_that_does(p):
     f = accuracies(Federation("fedpdc"), p).rounds(1)
     assert distance(f.server.x, mean((f.ups[i].x, v) for i, v in enumerate(p) if v)) < 1e-6
-    assert not f.hub.warnings
+    assert not f.io.warnings
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
@@ -142,13 +142,17 @@ def test_with_p_1_for_all_every_penalty_is_the_literal_one_to_the_bit(penalty):
 
 
 def test_prox_trains_as_fedprox_with_mu_lambda_times_1_less_p():
-    f = forced(Federation("fedpdc", penalty="prox", **{"lambda": 2.0}, train={"momentum": 0.9}), 0.75).rounds(1)
+    f = forced(
+        Federation("fedpdc", penalty="prox", **{"lambda": 2.0}, train={"momentum": 0.9}), 0.75
+    ).rounds(1)
     for i in range(4):
         assert distance(f.ups[i].x, f.host(i).train(f.downs[i].x, proximal=0.5).x) < 1e-6
 
 
 def test_scale_trains_as_plain_sgd_with_the_learning_rate_scaled():
-    f = forced(Federation("fedpdc", penalty="scale", **{"lambda": 2.0}, train={"lr": 0.1}), 0.75).rounds(1)
+    f = forced(
+        Federation("fedpdc", penalty="scale", **{"lambda": 2.0}, train={"lr": 0.1}), 0.75
+    ).rounds(1)
     plain = Federation("fedavg", train={"lr": 0.15}).rounds(1)
     for i in range(4):
         assert distance(f.ups[i].x, plain.ups[i].x) < 1e-5
@@ -157,7 +161,7 @@ def test_scale_trains_as_plain_sgd_with_the_learning_rate_scaled():
 def test_the_fold_and_the_server_can_be_saved_and_read_back():
     f = Federation("fedpdc").rounds(1, (0, 2))
     assert load(FedPDC.Server, *dump(f.server)).p == f.server.p
-    fold = f.algorithm.fold(f.algorithm.start(f.server, 0), f.server, 2, f.ups[2], f.hub)
+    fold = f.algorithm.fold(f.algorithm.start(f.server, 0), f.server, 2, f.ups[2], f.io)
     back = load(FedPDC.Fold, *dump(fold))
     assert back.p == fold.p
     assert torch.equal(back.x.vector, fold.x.vector)

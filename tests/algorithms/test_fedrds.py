@@ -77,7 +77,7 @@ def test_the_pull_is_that_of_sigma():
     assert same(f.ups[i].x, again.x)
 
 
-# -- shared samples ----------------------------------------------------------------------------------------------------
+# -- shared samples --------------------------------------------------------------------------------
 def test_each_client_gets_its_part_of_the_public_set_once_and_trains_on_it():
     f = Federation("fedrds", alpha=0.3, public=43).rounds(2)
     for i, n in enumerate((50, 34, 24, 42)):
@@ -91,7 +91,9 @@ def test_each_client_gets_its_part_of_the_public_set_once_and_trains_on_it():
     assert FedRDS.Up.kinds() == {"state", "statistics"}
 
 
-@pytest.mark.parametrize(("n", "alpha", "size"), [(10, 0.5, 5), (7, 0.5, 3), (10, 0.0, 0), (10, 1.0, 10)])
+@pytest.mark.parametrize(
+    ("n", "alpha", "size"), [(10, 0.5, 5), (7, 0.5, 3), (10, 0.0, 0), (10, 1.0, 10)]
+)
 def test_a_draw_is_the_floor_of_alpha_n_rows_without_repeats(n, alpha, size):
     rows = shared_rows(n, alpha, key=5, client=3).tolist()
     assert len(rows) == size
@@ -137,9 +139,9 @@ def test_a_share_of_nothing_sends_nothing():
 
 def test_without_a_public_set_it_says_that_only_regularisation_is_left():
     f = Federation("fedrds", public=0).rounds(1)
-    assert "regularisation alone" in f.hub.warnings[0]
+    assert "regularisation alone" in f.io.warnings[0]
     assert f.enrolments == dict.fromkeys(range(4))
-    assert not f.rounds(1).hub.warnings
+    assert not f.rounds(1).io.warnings
 
 
 def test_n_k_of_the_mean_counts_shared_samples():
@@ -152,9 +154,13 @@ def test_n_k_of_the_mean_counts_shared_samples():
 
 def test_the_enrolments_bytes_are_predicted_to_the_byte():
     f = Federation("fedrds", alpha=0.3, public=43).rounds(1)
-    facts = ClientFacts(n=50, class_counts=(13, 13, 12, 12), sample_nbytes=64, input_shape=(1, 8, 8), public_n=43)
+    facts = ClientFacts(
+        n=50, class_counts=(13, 13, 12, 12), sample_nbytes=64, input_shape=(1, 8, 8), public_n=43
+    )
     samples = f.enrolments[0].samples
-    assert f.algorithm.sizes(FedRDS.Enrolment, facts) == {"samples": samples.x.nbytes + samples.y.nbytes}
+    assert f.algorithm.sizes(FedRDS.Enrolment, facts) == {
+        "samples": samples.x.nbytes + samples.y.nbytes
+    }
     assert f.algorithm.sizes(FedRDS.Up, facts) == {}
 
 
@@ -162,7 +168,7 @@ def test_pretraining_starts_from_a_model_fitted_on_the_public_set():
     f = Federation("fedrds", pretrain_epochs=2)
     assert not same(f.server.x, f.setting.initial)
     x, y = f.federation.public_data.train
-    fitted = f.hub.fit(f.setting.initial, Samples(normalise(x), y), epochs=2, lr=0.1, batch_size=64)
+    fitted = f.io.fit(f.setting.initial, Samples(normalise(x), y), epochs=2, lr=0.1, batch_size=64)
     assert same(f.server.x, fitted)
     assert same(Federation("fedrds").server.x, f.setting.initial)
 

@@ -30,22 +30,35 @@ def test_generic_training_is_the_same_to_the_bit_with_and_without_the_personal_h
 
 
 def test_equal_class_counts_give_fedavg():
-    a, b = Federation("fedrod", labels=EQUAL).rounds(3), Federation("fedavg", labels=EQUAL).rounds(3)
+    a, b = (
+        Federation("fedrod", labels=EQUAL).rounds(3),
+        Federation("fedavg", labels=EQUAL).rounds(3),
+    )
     assert distance(a.server.x, b.server.x) < 1e-6
 
 
 def test_unequal_class_counts_do_not():
-    assert distance(Federation("fedrod").rounds(3).server.x, Federation("fedavg").rounds(3).server.x) > 1e-4
+    assert (
+        distance(Federation("fedrod").rounds(3).server.x, Federation("fedavg").rounds(3).server.x)
+        > 1e-4
+    )
 
 
 def test_gamma_0_is_fedavg_even_where_a_class_is_absent():
-    a, b = Federation("fedrod", labels=TWO_CLASSES, gamma=0), Federation("fedavg", labels=TWO_CLASSES)
+    a, b = (
+        Federation("fedrod", labels=TWO_CLASSES, gamma=0),
+        Federation("fedavg", labels=TWO_CLASSES),
+    )
     assert distance(a.rounds(2, (0, 1)).server.x, b.rounds(2, (0, 1)).server.x) < 1e-6
 
 
 def test_the_prior_is_gamma_times_the_log_of_the_counts():
-    assert torch.allclose(log_prior(torch.tensor([1, 10, 100])), torch.tensor([0.0, 2.302585, 4.605170]))
-    assert torch.allclose(log_prior(torch.tensor([1, 10, 100]), 0.5), torch.tensor([0.0, 1.151293, 2.302585]))
+    assert torch.allclose(
+        log_prior(torch.tensor([1, 10, 100])), torch.tensor([0.0, 2.302585, 4.605170])
+    )
+    assert torch.allclose(
+        log_prior(torch.tensor([1, 10, 100]), 0.5), torch.tensor([0.0, 1.151293, 2.302585])
+    )
     assert log_prior(torch.tensor([0, 3]))[0] == -torch.inf
 
 
@@ -81,7 +94,9 @@ def test_the_personal_prediction_is_the_sum_of_both_heads_without_the_prior():
     model, p = build(0), f.clients[1].p
     f.locals[1].into(model)
     h = model.features(x)
-    assert torch.allclose(outputs, model.head(h) + h @ p["head.weight"].T + p["head.bias"], atol=1e-6)
+    assert torch.allclose(
+        outputs, model.head(h) + h @ p["head.weight"].T + p["head.bias"], atol=1e-6
+    )
     counts = f.host(1).evaluate(f.personal(1), f.host(1).data)
     assert counts.n == 34
 
@@ -96,8 +111,12 @@ def test_the_personal_head_starts_at_zero_or_as_a_copy():
     f = Federation("fedrod")
     assert f.algorithm.first(f.host(0)).norm() == 0
     g = Federation("fedrod", p_init="copy")
-    assert same(g.algorithm.first(g.host(0)), g.setting.initial.select(g.clients[0].p.layout if g.clients else
-                                                                    g.setting.layout.select(g.setting.head)))
+    assert same(
+        g.algorithm.first(g.host(0)),
+        g.setting.initial.select(
+            g.clients[0].p.layout if g.clients else g.setting.layout.select(g.setting.head)
+        ),
+    )
     assert not same(f.rounds(1).clients[0].p, g.rounds(1).clients[0].p)
 
 

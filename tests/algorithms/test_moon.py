@@ -16,8 +16,13 @@ from tests.algorithms.small import Federation, Net, Projected, batch, build, dis
 
 def test_contrast_is_a_softmax_over_the_two_similarities():
     z = torch.tensor([[1.0, 0.0]])
-    near, far = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])  # s = 1 and 0; tau 0.5: e^2 / (e^2 + e^0)
-    assert contrast(z, near, far, 0.5).item() == pytest.approx(-math.log(math.exp(2) / (math.exp(2) + 1)), rel=1e-6)
+    near, far = (
+        torch.tensor([[1.0, 0.0]]),
+        torch.tensor([[0.0, 1.0]]),
+    )  # s = 1 and 0; tau 0.5: e^2 / (e^2 + e^0)
+    assert contrast(z, near, far, 0.5).item() == pytest.approx(
+        -math.log(math.exp(2) / (math.exp(2) + 1)), rel=1e-6
+    )
 
 
 def test_contrast_lies_between_its_bounds():
@@ -26,7 +31,7 @@ def test_contrast_lies_between_its_bounds():
     assert best == pytest.approx(math.log(1 + math.exp(-4)), rel=1e-4)  # 0.018
     assert worst == pytest.approx(math.log(1 + math.exp(4)), rel=1e-6)  # 4.018
     draws = torch.randn(3, 500, 7, generator=seeds.torch_rng(0, "z"))
-    between = torch.stack([contrast(*(part[i:i + 1] for part in draws), 0.5) for i in range(500)])
+    between = torch.stack([contrast(*(part[i : i + 1] for part in draws), 0.5) for i in range(500)])
     assert best <= between.min()
     assert between.max() <= worst
 
@@ -40,12 +45,15 @@ def test_contrast_is_log_2_without_a_gradient_where_both_models_are_the_same():
     assert z.grad.abs().max() < 1e-7
 
 
-@pytest.mark.parametrize(("kind", "feature", "width"), [
-    (Net, "projection", lambda m, x: m.features(x)),  # no projection: the penultimate layer
-    (Net, "penultimate", lambda m, x: m.features(x)),
-    (Projected, "projection", lambda m, x: m.projection(x)),
-    (Projected, "penultimate", lambda m, x: m.encode(x)),
-])
+@pytest.mark.parametrize(
+    ("kind", "feature", "width"),
+    [
+        (Net, "projection", lambda m, x: m.features(x)),  # no projection: the penultimate layer
+        (Net, "penultimate", lambda m, x: m.features(x)),
+        (Projected, "projection", lambda m, x: m.projection(x)),
+        (Projected, "penultimate", lambda m, x: m.encode(x)),
+    ],
+)
 def test_the_feature_is_the_projection_where_there_is_one(kind, feature, width):
     model, (x, _) = build(0, kind), batch()
     z, outputs = features(model, x, feature)
@@ -88,7 +96,9 @@ def test_a_client_keeps_the_model_it_trained_last():
 
 def test_the_loss_is_cross_entropy_and_mu_times_contrast_against_frozen_models():
     (x, y), model, glob, prev = batch(), build(0, Net), build(1, Net), build(2, Net)
-    got = Moon(Moon.Config(mu=3.0, tau=0.7)).loss(task.get("classification")(), glob, prev)(model, x, y)
+    got = Moon(Moon.Config(mu=3.0, tau=0.7)).loss(task.get("classification")(), glob, prev)(
+        model, x, y
+    )
     z, g, v = (m.features(x) for m in (model, glob, prev))
     s_g, s_v = F.cosine_similarity(z, g), F.cosine_similarity(z, v)
     l_con = -torch.log(torch.exp(s_g / 0.7) / (torch.exp(s_g / 0.7) + torch.exp(s_v / 0.7))).mean()
@@ -98,6 +108,8 @@ def test_the_loss_is_cross_entropy_and_mu_times_contrast_against_frozen_models()
 
 
 def test_feature_and_tau_change_what_is_learned():
-    runs = [Federation("moon", kind=Projected, **{"mu": 5, **o}).rounds(2).server.x
-            for o in ({}, {"feature": "penultimate"}, {"tau": 2.0}, {"mu": 1.0})]
+    runs = [
+        Federation("moon", kind=Projected, **{"mu": 5, **o}).rounds(2).server.x
+        for o in ({}, {"feature": "penultimate"}, {"tau": 2.0}, {"mu": 1.0})
+    ]
     assert all(distance(a, runs[0]) > 1e-6 for a in runs[1:])

@@ -22,7 +22,9 @@ def assert_near(a: Tensors, b: Tensors, tolerance=1e-5):
 
 
 @pytest.mark.parametrize("train", [{}, {"momentum": 0.9}, {"epochs": 2, "weight_decay": 0.01}])
-@pytest.mark.parametrize("options", [{}, {"option": "I"}, {"correction": "post"}, {"server_lr": 0.5}])
+@pytest.mark.parametrize(
+    "options", [{}, {"option": "I"}, {"correction": "post"}, {"server_lr": 0.5}]
+)
 def test_the_servers_variate_is_the_mean_of_all_clients(train, options):
     f = Federation(train=train)
     run = f.run("scaffold", cohorts=COHORTS, **options)
@@ -65,17 +67,23 @@ def test_on_equal_data_the_correction_is_zero_in_every_round():
     x, y = images(40)
     f = Federation(data=(x, y), parts=[range(40)] * 4, train={"batch_size": 40, "epochs": 2})
     run = f.run("scaffold")
-    assert all((run.servers[-1].c - run.clients[i].c).norm() <= 1e-5 * run.servers[-1].c.norm() for i in range(4))
+    assert all(
+        (run.servers[-1].c - run.clients[i].c).norm() <= 1e-5 * run.servers[-1].c.norm()
+        for i in range(4)
+    )
     assert close(run.x, f.run("fedavg").x, 1e-5)
 
 
-@pytest.mark.parametrize(("k", "rho", "expected"), [(3, 0.0, 3.0), (1, 0.9, 1.0), (2, 0.9, 2.9), (3, 0.5, 4.25)])
+@pytest.mark.parametrize(
+    ("k", "rho", "expected"), [(3, 0.0, 3.0), (1, 0.9, 1.0), (2, 0.9, 2.9), (3, 0.5, 4.25)]
+)
 def test_effective_steps_are_the_total_weight_of_all_gradients(k, rho, expected):
     assert tau(k, rho) == pytest.approx(expected)  # k = 3, rho = 0.5: 1.75 + 1.5 + 1
 
 
 def quadratic(rho, divisor, rounds=30, clients=10, steps=10, lr=0.02):
-    """Distance to the optimum of the mean of f_i(y) = a_i / 2 (y - b_i)^2, in NumPy's floats: Algorithm 1 by hand."""
+    """Distance to the optimum of the mean of f_i(y) = a_i / 2 (y - b_i)^2, in NumPy's floats:
+    Algorithm 1 by hand."""
     draw = torch.Generator().manual_seed(0)
     a = 0.5 + torch.rand(clients, generator=draw, dtype=torch.float64)
     b = 10 * torch.randn(clients, generator=draw, dtype=torch.float64)
@@ -114,8 +122,10 @@ def test_post_correction_with_momentum_is_another_method_that_learns_too():
 def test_the_server_divides_variates_by_all_clients_and_updates_by_participants():
     algorithm = Federation().make("scaffold", server_lr=2.0)
     server = algorithm.init_server(vector(1.0))
-    ups = {0: algorithm.Up(dy=vector(1.0), dc=vector(4.0), run=Run(1, 1, 0.0)),
-           3: algorithm.Up(dy=vector(3.0), dc=vector(8.0), run=Run(3, 1, 0.0))}
+    ups = {
+        0: algorithm.Up(dy=vector(1.0), dc=vector(4.0), run=Run(1, 1, 0.0)),
+        3: algorithm.Up(dy=vector(3.0), dc=vector(8.0), run=Run(3, 1, 0.0)),
+    }
     after = serve(algorithm, server, ups, Desk(clients=4))
     assert (float(after.x.vector[0]), float(after.c.vector[0])) == (5.0, 3.0)  # 1 + 2 * 2; 12 / 4
     by_samples = Federation().make("scaffold", weighting="samples")

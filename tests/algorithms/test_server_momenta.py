@@ -1,4 +1,5 @@
-"""The methods whose server keeps a direction, a memory or a rule: FedCM, FedVARP, FedExP, FedGA, by hand."""
+"""The methods whose server keeps a direction, a memory or a rule: FedCM, FedVARP, FedExP, FedGA, by
+hand."""
 
 from __future__ import annotations
 
@@ -15,11 +16,14 @@ def deltas(algorithm, vectors, steps=1, n=1):
     return {i: algorithm.Up(d=v, run=Run(n, steps, 0.0)) for i, v in enumerate(vectors)}
 
 
-# -- FedCM -------------------------------------------------------------------------------------------------------------
+# -- FedCM -----------------------------------------------------------------------------------------
 def test_fedcm_normalises_each_update_by_its_own_steps():
     algorithm = F.make("fedcm", server_lr=0.5)
     server = algorithm.init_server(vector(10.0))
-    ups = {0: algorithm.Up(d=vector(2.0), run=Run(1, 2, 0.0)), 1: algorithm.Up(d=vector(8.0), run=Run(9, 4, 0.0))}
+    ups = {
+        0: algorithm.Up(d=vector(2.0), run=Run(1, 2, 0.0)),
+        1: algorithm.Up(d=vector(8.0), run=Run(9, 4, 0.0)),
+    }
     after = serve(algorithm, server, ups, Desk(2, lr=0.5))
     assert float(after.x.vector[0]) == 7.5  # 10 - 0.5 * 5
     assert float(after.delta.vector[0]) == 3.0  # (2 / (0.5 * 2) + 8 / (0.5 * 4)) / 2
@@ -45,7 +49,7 @@ def test_fedcm_with_alpha_zero_never_moves():
     assert same(run.x, run.servers[0].x)
 
 
-# -- FedVARP -----------------------------------------------------------------------------------------------------------
+# -- FedVARP ---------------------------------------------------------------------------------------
 def test_fedvarp_uses_the_old_memory_and_then_replaces_it():
     algorithm = F.make("fedvarp")
     server = algorithm.init_server(vector(0.0))
@@ -53,7 +57,10 @@ def test_fedvarp_uses_the_old_memory_and_then_replaces_it():
     first = serve(algorithm, server, deltas(algorithm, [vector(1.0), vector(3.0)]), host)
     assert float(first.x.vector[0]) == -2.0  # mean of (1, 3): no memory yet
     assert float(first.ybar.vector[0]) == 1.0  # (1 + 3) / 4
-    ups = {1: algorithm.Up(d=vector(7.0), run=Run(1, 1, 0.0)), 3: algorithm.Up(d=vector(5.0), run=Run(1, 1, 0.0))}
+    ups = {
+        1: algorithm.Up(d=vector(7.0), run=Run(1, 1, 0.0)),
+        3: algorithm.Up(d=vector(5.0), run=Run(1, 1, 0.0)),
+    }
     second = serve(algorithm, first, ups, host)
     assert float(second.x.vector[0]) == -7.5  # -2 - ((7 - 3 + 5 - 0) / 2 + 1)
     assert [float(second.y[i].vector[0]) for i in range(4)] == [1.0, 7.0, 0.0, 5.0]
@@ -63,7 +70,12 @@ def test_fedvarp_uses_the_old_memory_and_then_replaces_it():
 
 def test_fedvarp_server_rate_scales_the_step():
     algorithm = F.make("fedvarp", server_lr=0.5)
-    after = serve(algorithm, algorithm.init_server(vector(0.0)), deltas(algorithm, [vector(4.0)]), Desk(clients=4))
+    after = serve(
+        algorithm,
+        algorithm.init_server(vector(0.0)),
+        deltas(algorithm, [vector(4.0)]),
+        Desk(clients=4),
+    )
     assert float(after.x.vector[0]) == -2.0
 
 
@@ -82,7 +94,7 @@ def test_fedvarp_with_updates_equal_to_the_memory_steps_by_its_mean():
     assert float(second.x.vector[0] - first.x.vector[0]) == -float(first.ybar.vector[0]) == -1.0
 
 
-# -- FedExP ------------------------------------------------------------------------------------------------------------
+# -- FedExP ----------------------------------------------------------------------------------------
 def eta(vectors, host=None, run=None, **options):
     algorithm = F.make("fedexp", **options)
     host = host or Desk(len(vectors))
@@ -124,7 +136,9 @@ def test_fedexp_may_weight_both_sums_by_samples():
     assert eta([unit(0, 2), unit(1, 2)], run=runs, eps=0.0, weighting="samples") == 1.0
     vectors = [vector(1.0, 0.0), vector(-2.0, 0.1)]
     # a ||.||^2: 3/4 + 4.01/4 = 1.7525; D = (0.25, 0.025), ||D||^2 = 0.063125
-    assert eta(vectors, run=runs, eps=0.0, weighting="samples") == pytest.approx(1.7525 / 0.12625, rel=1e-5)
+    assert eta(vectors, run=runs, eps=0.0, weighting="samples") == pytest.approx(
+        1.7525 / 0.12625, rel=1e-5
+    )
 
 
 def test_fedexp_is_judged_by_the_averaged_iterate_from_the_second_round_on():
@@ -137,7 +151,7 @@ def test_fedexp_is_judged_by_the_averaged_iterate_from_the_second_round_on():
     assert all(r["eta_g"] >= 1.0 for r in run.reports)
 
 
-# -- FedGA -------------------------------------------------------------------------------------------------------------
+# -- FedGA -----------------------------------------------------------------------------------------
 def test_fedga_displacements_cancel_over_the_participants():
     f = Federation(rounds=1)
     run = f.run("fedga", beta=1.0)
@@ -161,7 +175,9 @@ def test_fedga_with_one_full_step_is_a_step_on_the_displaced_gradients():
 @pytest.mark.parametrize("mode", ["exact", "stale"])
 def test_fedga_does_not_displace_identical_clients(mode):
     x, y = images(40)
-    f = Federation(data=(x, y), parts=[range(40)] * 3, clients=3, train={"batch_size": 40, "epochs": 2})
+    f = Federation(
+        data=(x, y), parts=[range(40)] * 3, clients=3, train={"batch_size": 40, "epochs": 2}
+    )
     assert close(f.run("fedga", beta=1.0, mode=mode).x, f.run("fedavg").x, 1e-5)
 
 
@@ -190,6 +206,9 @@ def test_fedga_stale_takes_one_trip_and_displaces_from_the_second_participation(
 
 def test_fedga_stale_mean_is_of_each_clients_pseudo_gradient():
     algorithm = F.make("fedga", mode="stale")
-    ups = {0: algorithm.Up(d=vector(2.0), run=Run(1, 2, 0.0)), 1: algorithm.Up(d=vector(8.0), run=Run(9, 4, 0.0))}
+    ups = {
+        0: algorithm.Up(d=vector(2.0), run=Run(1, 2, 0.0)),
+        1: algorithm.Up(d=vector(8.0), run=Run(9, 4, 0.0)),
+    }
     after = serve(algorithm, algorithm.init_server(vector(10.0)), ups, Desk(2, lr=0.5))
     assert (float(after.x.vector[0]), float(after.g.vector[0])) == (5.0, 3.0)

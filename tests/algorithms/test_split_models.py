@@ -29,16 +29,19 @@ def test_last_linear_layers_are_counted_from_the_end():
     assert last_linears(net, 9) == LINEAR
 
 
-@pytest.mark.parametrize(("method", "options", "crosses"), [
-    ("lgfedavg", {}, LINEAR),
-    ("lgfedavg", {"global_layers": 1}, HEAD),
-    ("lgfedavg", {"global_layers": 0}, set()),
-    ("lgfedavg", {"global_layers": "all"}, ALL),
-    ("fedper", {}, ALL - HEAD),
-    ("fedper", {"personal_layers": 2}, ALL - LINEAR),
-    ("fedper", {"personal_layers": 0}, ALL),
-    ("fedrep", {}, ALL - HEAD),
-])
+@pytest.mark.parametrize(
+    ("method", "options", "crosses"),
+    [
+        ("lgfedavg", {}, LINEAR),
+        ("lgfedavg", {"global_layers": 1}, HEAD),
+        ("lgfedavg", {"global_layers": 0}, set()),
+        ("lgfedavg", {"global_layers": "all"}, ALL),
+        ("fedper", {}, ALL - HEAD),
+        ("fedper", {"personal_layers": 2}, ALL - LINEAR),
+        ("fedper", {"personal_layers": 0}, ALL),
+        ("fedrep", {}, ALL - HEAD),
+    ],
+)
 def test_only_the_declared_layers_cross_both_ways(method, options, crosses):
     f = Federation(method, **options).rounds(2)
     for i in range(4):
@@ -48,8 +51,10 @@ def test_only_the_declared_layers_cross_both_ways(method, options, crosses):
         assert f.ups[i].kinds() == {"state", "statistics"}
 
 
-@pytest.mark.parametrize(("method", "options"), [
-    ("lgfedavg", {"global_layers": "all"}), ("fedper", {"personal_layers": 0})])
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("lgfedavg", {"global_layers": "all"}), ("fedper", {"personal_layers": 0})],
+)
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_sharing_everything_is_fedavg_to_the_bit(method, options, batch_norm):
     a = Federation(method, batch_norm=batch_norm, train={"momentum": 0.9}, **options).rounds(3)
@@ -98,7 +103,7 @@ def test_a_client_is_judged_by_its_whole_local_model_as_trained(method):
     assert same(whole.select(f.setting.shared), f.ups[3].x)
 
 
-# -- FedRep ------------------------------------------------------------------------------------------------------------
+# -- FedRep ----------------------------------------------------------------------------------------
 def test_fedrep_without_head_epochs_leaves_the_head_alone_to_the_bit():
     f = Federation("fedrep", head_epochs=0, train={"momentum": 0.9, "weight_decay": 0.1}).rounds(2)
     assert same(f.clients[0].head, f.setting.initial.select(f.clients[0].head.layout))
@@ -107,7 +112,9 @@ def test_fedrep_without_head_epochs_leaves_the_head_alone_to_the_bit():
 
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_fedrep_without_body_epochs_returns_the_base_to_the_bit(batch_norm):
-    f = Federation("fedrep", body_epochs=0, batch_norm=batch_norm, train={"momentum": 0.9, "weight_decay": 0.1})
+    f = Federation(
+        "fedrep", body_epochs=0, batch_norm=batch_norm, train={"momentum": 0.9, "weight_decay": 0.1}
+    )
     x0 = f.server.x
     f.rounds(2)
     assert same(f.ups[1].x, x0)  # BatchNorm's statistics too: the frozen base is in eval mode
@@ -116,7 +123,10 @@ def test_fedrep_without_body_epochs_returns_the_base_to_the_bit(batch_norm):
 
 
 def test_fedrep_trains_the_body_against_the_head_of_this_round():
-    a, b = Federation("fedrep", head_epochs=1).rounds(1), Federation("fedrep", head_epochs=3).rounds(1)
+    a, b = (
+        Federation("fedrep", head_epochs=1).rounds(1),
+        Federation("fedrep", head_epochs=3).rounds(1),
+    )
     assert not same(a.ups[0].x, b.ups[0].x)
     f = Federation("fedrep").rounds(1)
     head = f.host(0).train(f.setting.initial, epochs=1, only=sorted(HEAD)).x
@@ -124,8 +134,10 @@ def test_fedrep_trains_the_body_against_the_head_of_this_round():
     assert same(f.locals[0], base)
 
 
-@pytest.mark.parametrize(("epochs", "options", "head", "body"), [
-    (5, {}, 4, 1), (1, {}, 1, 1), (5, {"head_epochs": 1, "body_epochs": 5}, 1, 5)])
+@pytest.mark.parametrize(
+    ("epochs", "options", "head", "body"),
+    [(5, {}, 4, 1), (1, {}, 1, 1), (5, {"head_epochs": 1, "body_epochs": 5}, 1, 5)],
+)
 def test_fedrep_splits_the_epochs_head_first(epochs, options, head, body):
     f = Federation("fedrep", train={"epochs": epochs}, **options).rounds(1)
     assert f.ups[0].run.steps == (head + body) * 4  # 50 samples in batches of 16
@@ -137,13 +149,29 @@ def test_fedrep_asks_for_head_epochs_where_the_run_counts_steps():
         Federation("fedrep", train={"steps": 7}).rounds(1)
 
 
-@pytest.mark.parametrize(("steps", "h", "b", "parts"), [
-    (10, 4, 1, (8, 2)), (7, 1, 1, (4, 3)), (2, 9, 1, (1, 1)), (2, 1, 9, (1, 1)), (1, 4, 1, (1, 0)), (5, 0, 1, (0, 5)), (5, 1, 0, (5, 0)), (5, 0, 0, (0, 0)),
-])
+@pytest.mark.parametrize(
+    ("steps", "h", "b", "parts"),
+    [
+        (10, 4, 1, (8, 2)),
+        (7, 1, 1, (4, 3)),
+        (2, 9, 1, (1, 1)),
+        (2, 1, 9, (1, 1)),
+        (1, 4, 1, (1, 0)),
+        (5, 0, 1, (0, 5)),
+        (5, 1, 0, (5, 0)),
+        (5, 0, 0, (0, 0)),
+    ],
+)
 def test_fedrep_divides_the_steps_as_the_epochs(steps, h, b, parts):
     assert fedrep.divided(steps, h, b) == parts
     if sum(parts):
-        assert Federation("fedrep", head_epochs=h, body_epochs=b, train={"steps": steps}).rounds(1).ups[0].run.steps == steps
+        assert (
+            Federation("fedrep", head_epochs=h, body_epochs=b, train={"steps": steps})
+            .rounds(1)
+            .ups[0]
+            .run.steps
+            == steps
+        )
 
 
 def test_statistics_of_phases_add_up():

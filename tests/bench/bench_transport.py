@@ -1,10 +1,11 @@
-"""Seconds for N clients to each get and give M megabytes over loopback: python -m tests.bench.bench_transport [N] [M]
+"""Seconds for N clients to each get and give M megabytes over loopback: python -m
+tests.bench.bench_transport [N] [M]
 
 bare/whole   a plain ROUTER and DEALERs, each payload one frame: the floor, with no bound on memory
 bare/pulled  the same sockets, parts of 1 MiB pulled with a window
 fednet       our classes, parts of 1 MiB pulled with a window
-Clients are processes of their own; what is measured runs from "all are connected" to "the last byte is in".
-"""
+Clients are processes of their own; what is measured runs from "all are connected" to "the last byte
+is in"."""
 
 from __future__ import annotations
 
@@ -75,7 +76,12 @@ class Bare:
 
     def receive(self) -> list[tuple[bytes, list[Any]]]:
         conn, *frames = [b""] * (not self.router) + self.socket.recv_multipart(copy=False)
-        return [(conn.bytes if self.router else b"", [frames[0].bytes, *[frame.buffer for frame in frames[1:]]])]
+        return [
+            (
+                conn.bytes if self.router else b"",
+                [frames[0].bytes, *[frame.buffer for frame in frames[1:]]],
+            )
+        ]
 
     def send(self, conn: bytes, frames: Any) -> None:
         self.socket.send_multipart([conn, *frames] if self.router else frames, copy=False)
@@ -93,10 +99,18 @@ class Ours:
                 pass
 
     def receive(self) -> list[tuple[bytes, Any]]:
-        return [(event.conn, event.frames) for event in self.end.poll(None) if isinstance(event, Received)]
+        return [
+            (event.conn, event.frames)
+            for event in self.end.poll(None)
+            if isinstance(event, Received)
+        ]
 
     def send(self, conn: bytes, frames: Any) -> None:
-        sent = self.end.send(conn, frames) if isinstance(self.end, ZmqServer) else self.end.send(frames)
+        sent = (
+            self.end.send(conn, frames)
+            if isinstance(self.end, ZmqServer)
+            else self.end.send(frames)
+        )
         assert sent
 
     def close(self) -> None:
@@ -125,9 +139,16 @@ def client(kind: str, address: str, size: int, whole: bool) -> None:
 
 
 def server(kind: str, clients: int, size: int, whole: bool) -> float:
-    end = Ours(ZmqServer("tcp://127.0.0.1:0")) if kind == "fednet" else Bare(zmq.ROUTER, "tcp://127.0.0.1:*", True)
+    end = (
+        Ours(ZmqServer("tcp://127.0.0.1:0"))
+        if kind == "fednet"
+        else Bare(zmq.ROUTER, "tcp://127.0.0.1:*", True)
+    )
     context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=client, args=(kind, end.address, size, whole)) for _ in range(clients)]
+    workers = [
+        context.Process(target=client, args=(kind, end.address, size, whole))
+        for _ in range(clients)
+    ]
     for worker in workers:
         worker.start()
     down, joined, done = Sender(bytes(size)), [], 0
@@ -169,8 +190,10 @@ def main(clients: int = 8, megabytes: int = 45, repeats: int = 3) -> None:
             seconds[name].append(server(kind, clients, megabytes * 10**6, whole))
     for name, times in seconds.items():
         middle = statistics.median(times)
-        print(f"{name:12} median {middle:.3f} s, {min(times):.3f} to {max(times):.3f} of {repeats}; "
-              f"{2 * clients * megabytes / middle:.0f} MB/s")
+        print(
+            f"{name:12} median {middle:.3f} s, {min(times):.3f} to {max(times):.3f} of {repeats}; "
+            f"{2 * clients * megabytes / middle:.0f} MB/s"
+        )
 
 
 if __name__ == "__main__":

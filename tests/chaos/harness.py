@@ -1,11 +1,12 @@
-"""Real processes of one small federation: started, killed, started again; and what must be true of what they leave.
+"""Real processes of one small federation: started, killed, started again; and what must be true of
+what they leave.
 
     with Federation(tmp_path, algorithm="scaffold") as fed:
         fed.client("0-3"); fed.server(); fed.finish()
-        fed.hashes()                                     # [(round, model_sha256, clients_sha256), ...]
+        fed.hashes()    # [(round, model_sha256, clients_sha256), ...]
 
-Processes are forked by a server that has imported all they need, so that one starts in a few hundredths of a second.
-"""
+Processes are forked by a server that has imported all they need, so that one starts in a few
+hundredths of a second."""
 
 from __future__ import annotations
 
@@ -21,33 +22,57 @@ from pathlib import Path
 from typing import Any
 
 from fednet import config as configuration
-from fednet.engine.faults import POINTS
+from fednet.experiment.faults import POINTS
 
 PATIENCE_S = 100.0  # no run here takes a tenth of it: who is still running then hangs
 METHODS_WITH_STATE = ("scaffold", "moon", "fedrds", "fedper", "fedrod", "lgfedavg", "fedrep")
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload([
-    "torch.optim", "torch._dynamo", "fednet.algorithms.hosts", "fednet.data.loading", "fednet.engine.joining", "fednet.engine.server",
-    "fednet.engine.summary",
-    "fednet.transport.zeromq.dealer", "fednet.transport.zeromq.router", "tests.chaos.harness"])
+CONTEXT.set_forkserver_preload(
+    [
+        "torch.optim",
+        "torch._dynamo",
+        "fednet.training.hosts",
+        "fednet.data.loading",
+        "fednet.client.join",
+        "fednet.server.rounds",
+        "fednet.server.summary",
+        "fednet.transport.zeromq.dealer",
+        "fednet.transport.zeromq.router",
+        "tests.chaos.harness",
+    ]
+)
 
 
 def settings(**changes: Any) -> dict[str, Any]:
     """Four clients of which all take part, a model of two thousand weights, three rounds."""
     base: dict[str, Any] = {
-        "name": "run", "rounds": 3, "clients": 4, "participation": 1.0, "model": {"name": "mlp", "hidden": [16]},
-        "data": {"dataset": "synthetic", "samples": 240, "shape": [1, 8, 8], "partition": {"scheme": "iid"}},
-        "train": {"epochs": 1, "batch_size": 16, "lr": 0.05}, "round": {"lost": {"closed": 3.0, "silent": 10.0}, "join": 30.0}}
+        "name": "run",
+        "rounds": 3,
+        "clients": 4,
+        "participation": 1.0,
+        "model": {"name": "mlp", "hidden": [16]},
+        "data": {
+            "dataset": "synthetic",
+            "samples": 240,
+            "shape": [1, 8, 8],
+            "partition": {"scheme": "iid"},
+        },
+        "train": {"epochs": 1, "batch_size": 16, "lr": 0.05},
+        "round": {"lost": {"closed": 3.0, "silent": 10.0}, "join": 30.0},
+    }
     if changes.get("algorithm") in ("fedrds", "fedpdc"):
         base["data"]["public"] = {"samples": 40}
     for key, value in changes.items():
         merged = isinstance(value, Mapping) and isinstance(base.get(key), Mapping)
-        base[key] = {**base[key], **value} if merged else {"name": value} if key == "algorithm" else value
+        base[key] = (
+            {**base[key], **value} if merged else {"name": value} if key == "algorithm" else value
+        )
     return base
 
 
 class Federation:
-    """One run's directory under `out`, and the processes that work on it. On leaving, none may be left."""
+    """One run's directory under `out`, and the processes that work on it. On leaving, none may be
+    left."""
 
     def __init__(self, out: Path, **changes: Any) -> None:
         self.out = out
@@ -67,20 +92,33 @@ class Federation:
                 process.kill()
             process.join(10)
 
-    # -- processes -----------------------------------------------------------------------------------------------------
-    def server(self, resume: bool = False, bind: str = "tcp://127.0.0.1:*", limit: int | None = None,
-               network: tuple[int, Mapping[Any, Any]] | None = None, **changes: Any) -> Any:
-        """limit: the largest size in bytes of a file that it can write, as on a disk that is full then. network: a seed,
-        and the probability by kind of what the network does to a message, or what it does to the server's messages by number."""
-        self.last = self._start(_serve, self.mapping | changes, self.out, resume, bind, limit, network)
+    # -- processes ---------------------------------------------------------------------------------
+    def server(
+        self,
+        resume: bool = False,
+        bind: str = "tcp://127.0.0.1:*",
+        limit: int | None = None,
+        network: tuple[int, Mapping[Any, Any]] | None = None,
+        **changes: Any,
+    ) -> Any:
+        """limit: the largest size in bytes of a file that it can write, as on a disk that is full
+        then. network: a seed, and the probability by kind of what the network does to a message, or
+        what it does to the server's messages by number."""
+        self.last = self._start(
+            _serve, self.mapping | changes, self.out, resume, bind, limit, network
+        )
         return self.last
 
     def client(self, ids: str, server: str | None = None, state: Path | None = None) -> Any:
         return self._start(_client, ids, self.path, server, state or self.path / "state")
 
-    def supervisor(self, workers: int = 2, resume: bool = False, until_s: float | None = None, **changes: Any) -> Any:
+    def supervisor(
+        self, workers: int = 2, resume: bool = False, until_s: float | None = None, **changes: Any
+    ) -> Any:
         """`fednet run`, less the figures."""
-        self.last = self._start(_supervise, self.mapping | changes, self.out, workers, resume, until_s)
+        self.last = self._start(
+            _supervise, self.mapping | changes, self.out, workers, resume, until_s
+        )
         return self.last
 
     def _start(self, work: Callable[..., int], *args: Any) -> Any:
@@ -94,11 +132,14 @@ class Federation:
         """Waits for a process's end, of the last server if none is given."""
         process = process or self.last
         process.join(PATIENCE_S)
-        assert process.exitcode is not None, f"still running after {PATIENCE_S:g} s; events: {self.events()[-5:]}\n{self.output()}"
+        assert process.exitcode is not None, (
+            f"still running after {PATIENCE_S:g} s; events: {self.events()[-5:]}\n{self.output()}"
+        )
         return int(process.exitcode)
 
     def finish(self) -> None:
-        """Waits for the last server, starting it anew each time that a planned crash has ended it; then for the rest."""
+        """Waits for the last server, starting it anew each time that a planned crash has ended it;
+        then for the rest."""
         while (status := self.status()) == -signal.SIGKILL:
             self.server(resume=True)
         assert status == 0, (status, self.output())
@@ -109,14 +150,16 @@ class Federation:
         """Waits for something to become true, and returns it."""
         end = time.monotonic() + PATIENCE_S
         while not (found := true()):
-            assert time.monotonic() < end, f"did not happen; events: {self.events()[-5:]}\n{self.output()}"
+            assert time.monotonic() < end, (
+                f"did not happen; events: {self.events()[-5:]}\n{self.output()}"
+            )
             time.sleep(0.005)
         return found
 
     def output(self) -> str:
         return self.log.read_text()[-3000:] if self.log.exists() else ""
 
-    # -- what they leave -----------------------------------------------------------------------------------------------
+    # -- what they leave ---------------------------------------------------------------------------
     def lines(self, name: str) -> list[dict[str, Any]]:
         path = self.path / name
         whole = path.read_text().splitlines(keepends=True) if path.exists() else []
@@ -135,13 +178,20 @@ class Federation:
         return [(e["round"], e["client"], e["kind"]) for e in self.events("fault")]
 
     def check(self, killed: int = 0) -> None:
-        """Of a finished run: every round once, no temporary file, one whole checkpoint, the books agree. killed: clients
-        that were, each of which may have taken the row of a reply just sent with it."""
+        """Of a finished run: every round once, no temporary file, one whole checkpoint, the books
+        agree. killed: clients that were, each of which may have taken the row of a reply just sent
+        with it."""
         assert [r["round"] for r in self.rounds()] == list(range(1, len(self.rounds()) + 1))
-        left = [p for p in self.path.rglob("*") if p.suffix in (".part", ".new") or p.name.startswith("round-")]
+        left = [
+            p
+            for p in self.path.rglob("*")
+            if p.suffix in (".part", ".new") or p.name.startswith("round-")
+        ]
         assert not left, left
         assert len(list((self.path / "checkpoint").glob("state-*"))) <= 2
-        seen = [(c["round"], c["client"], c.get("final", False)) for c in self.lines("clients.jsonl")]
+        seen = [
+            (c["round"], c["client"], c.get("final", False)) for c in self.lines("clients.jsonl")
+        ]
         assert len(seen) == len(set(seen)), "a line of clients.jsonl is there twice"
         missing = unbooked(self)
         assert len(missing) <= 2 * killed, missing
@@ -149,17 +199,33 @@ class Federation:
 
 def unbooked(fed: Federation) -> list[dict[str, Any]]:
     """The useful replies in the server's book that no client's has with the same bytes by kind."""
-    sent = {_row(r) for path in fed.path.glob("state/*/wire*.jsonl") for r in map(json.loads, path.read_text().splitlines())
-            if r["direction"] == "up"}
-    return [row for row in fed.lines("wire.jsonl") if row["direction"] == "up" and row["useful"] and _row(row) not in sent]
+    sent = {
+        _row(r)
+        for path in fed.path.glob("state/*/wire*.jsonl")
+        for r in map(json.loads, path.read_text().splitlines())
+        if r["direction"] == "up"
+    }
+    return [
+        row
+        for row in fed.lines("wire.jsonl")
+        if row["direction"] == "up" and row["useful"] and _row(row) not in sent
+    ]
 
 
 def _row(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (row["round"], row["client"], row["phase"], row["attempt"], row["type"], tuple(sorted(row["kinds"].items())))
+    return (
+        row["round"],
+        row["client"],
+        row["phase"],
+        row["attempt"],
+        row["type"],
+        tuple(sorted(row["kinds"].items())),
+    )
 
 
 def _warm() -> None:
-    """Starts the server that forks, where its imports find this tree: it looks at the environment alone."""
+    """Starts the server that forks, where its imports find this tree: it looks at the environment
+    alone."""
     root, before = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = root
     try:
@@ -170,7 +236,7 @@ def _warm() -> None:
             os.environ["PYTHONPATH"] = before
 
 
-# -- in the processes ----------------------------------------------------------------------------------------------------
+# -- in the processes ------------------------------------------------------------------------------
 def _run(work: Callable[..., int], output: Path, *args: Any) -> None:
     from fednet.errors import FednetError
 
@@ -199,14 +265,25 @@ def _bad_network(seed: int, chances: Mapping[Any, Any]) -> None:
     from fednet.transport.zeromq import router
 
     sound = router.ZmqServer
-    plan = faulty.Script({("down", at): faulty.Fault(kind) for at, kind in chances.items()}) if isinstance(next(iter(chances)), int) else \
-        faulty.Chances(seeds.rng(seed, "network"), chances, delay_s=0.2)
+    plan = (
+        faulty.Script({("down", at): faulty.Fault(kind) for at, kind in chances.items()})
+        if isinstance(next(iter(chances)), int)
+        else faulty.Chances(seeds.rng(seed, "network"), chances, delay_s=0.2)
+    )
     router.ZmqServer = lambda *a, **k: faulty.FaultyServer(  # type: ignore[assignment,misc]
-        sound(*a, **k), plan, time.monotonic, seeds.rng(seed, "bytes"))
+        sound(*a, **k), plan, time.monotonic, seeds.rng(seed, "bytes")
+    )
 
 
-def _serve(mapping: dict[str, Any], out: Path, resume: bool, bind: str, limit: int | None, network: tuple[int, Mapping[Any, Any]] | None) -> int:
-    from fednet.engine import launch
+def _serve(
+    mapping: dict[str, Any],
+    out: Path,
+    resume: bool,
+    bind: str,
+    limit: int | None,
+    network: tuple[int, Mapping[Any, Any]] | None,
+) -> int:
+    from fednet.launch import start
 
     if limit is not None:
         import resource
@@ -215,23 +292,62 @@ def _serve(mapping: dict[str, Any], out: Path, resume: bool, bind: str, limit: i
     if network is not None:
         _bad_network(*network)
     config = configuration.from_mapping(mapping, where="the test")
-    return launch.serve(config, bind=bind, insecure=False, keys=None, device="cpu", data=None, resume=resume, until_s=None, out=out, quiet=True,
-                        command=["test"], display=launch.Silent(), report=lambda directory: None)
+    return start.serve(
+        config,
+        bind=bind,
+        insecure=False,
+        keys=None,
+        device="cpu",
+        data=None,
+        resume=resume,
+        until_s=None,
+        out=out,
+        quiet=True,
+        command=["test"],
+        display=start.Silent(),
+        report=lambda directory: None,
+    )
 
 
 def _client(ids: str, run: Path, server: str | None, state: Path) -> int:
-    from fednet.engine import joining
+    from fednet.client import join
 
-    return joining.main(ids, server=server, run=None if server else run, device="cpu", data=None, state=state, keys=None, allow=None,
-                       explain=False, load=[], state_lost=None, quiet=True)
+    return join.main(
+        ids,
+        server=server,
+        run=None if server else run,
+        device="cpu",
+        data=None,
+        state=state,
+        keys=None,
+        allow=None,
+        explain=False,
+        load=[],
+        state_lost=None,
+        quiet=True,
+    )
 
 
-def _supervise(mapping: dict[str, Any], out: Path, workers: int, resume: bool, until_s: float | None) -> int:
-    from fednet.engine import launch
+def _supervise(
+    mapping: dict[str, Any], out: Path, workers: int, resume: bool, until_s: float | None
+) -> int:
+    from fednet.launch import start
 
     config = configuration.from_mapping(mapping, where="the test")
-    return launch.run_command(config, workers=workers, device="cpu", in_process=False, resume=resume, until_s=until_s, out=out, on=None, quiet=True,
-                              command=["test"], display=launch.Silent(), report=lambda directory: None)
+    return start.run_command(
+        config,
+        workers=workers,
+        device="cpu",
+        in_process=False,
+        resume=resume,
+        until_s=until_s,
+        out=out,
+        on=None,
+        quiet=True,
+        command=["test"],
+        display=start.Silent(),
+        report=lambda directory: None,
+    )
 
 
 __all__ = ["METHODS_WITH_STATE", "POINTS", "Federation"]

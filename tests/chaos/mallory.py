@@ -49,7 +49,12 @@ class Mallory:
         self.transport.send(list(frames))
 
     def say(self, message: m.Message, body: bytes | None = None, **changes) -> None:
-        self.frames(*[m.encode(msgspec.structs.replace(message, run=self.run, inc=self.inc, **changes)), *([] if body is None else [body])])
+        self.frames(
+            *[
+                m.encode(msgspec.structs.replace(message, run=self.run, inc=self.inc, **changes)),
+                *([] if body is None else [body]),
+            ]
+        )
 
     def refusals(self) -> list[str]:
         return [x.reason for x, _ in self.heard if isinstance(x, m.Refuse)]

@@ -1,4 +1,5 @@
-"""When a round closes, on the real clock over real processes: who is late is made certain by planned faults and signals."""
+"""When a round closes, on the real clock over real processes: who is late is made certain by
+planned faults and signals."""
 
 from __future__ import annotations
 
@@ -10,15 +11,23 @@ from typing import Any
 import pytest
 
 from fednet import config as configuration
-from fednet.engine import selection
+from fednet.experiment import selection
 from tests.chaos.harness import Federation
 
 LONG_S = 600.0  # a reply kept back for so long never comes
 
 
-def run(out: Path, late: int, kind: str = "delay", rounds: tuple[int, ...] = (2,), **changes: Any) -> Federation:
-    """A run in which client `late` has a process of its own and the fault in these rounds. Not waited for."""
-    faults = {"schedule": [{"round": r, "client": late, "kind": kind, "seconds": LONG_S, "factor": 1e6} for r in rounds]}
+def run(
+    out: Path, late: int, kind: str = "delay", rounds: tuple[int, ...] = (2,), **changes: Any
+) -> Federation:
+    """A run in which client `late` has a process of its own and the fault in these rounds. Not
+    waited for."""
+    faults = {
+        "schedule": [
+            {"round": r, "client": late, "kind": kind, "seconds": LONG_S, "factor": 1e6}
+            for r in rounds
+        ]
+    }
     fed = Federation(out, algorithm="scaffold", faults=faults, **changes)
     others = [c for c in range(4) if c != late]
     for ids in (f"{late}", ",".join(map(str, others))):
@@ -31,7 +40,9 @@ def completed(fed: Federation) -> list[list[int]]:
     return [r["completed"] for r in fed.rounds()]
 
 
-def test_a_deadline_closes_the_round_without_the_late_one_which_takes_part_in_the_next(tmp_path: Path) -> None:
+def test_a_deadline_closes_the_round_without_the_late_one_which_takes_part_in_the_next(
+    tmp_path: Path,
+) -> None:
     with run(tmp_path / "late", 1, round={"deadline": 2.5}) as fed:
         fed.finish()
         assert completed(fed) == [[0, 1, 2, 3], [0, 2, 3], [0, 1, 2, 3]]
@@ -67,8 +78,15 @@ def test_the_first_k_of_m_asked_close_the_round(tmp_path: Path) -> None:
         fed.check()
 
 
-def test_a_silent_process_is_counted_out_and_takes_part_again_when_it_speaks(tmp_path: Path) -> None:
-    with Federation(tmp_path, algorithm="scaffold", rounds=1_000_000, round={"lost": {"closed": 1.0, "silent": 1.5}}) as fed:
+def test_a_silent_process_is_counted_out_and_takes_part_again_when_it_speaks(
+    tmp_path: Path,
+) -> None:
+    with Federation(
+        tmp_path,
+        algorithm="scaffold",
+        rounds=1_000_000,
+        round={"lost": {"closed": 1.0, "silent": 1.5}},
+    ) as fed:
         fed.client("0,2,3")
         one = fed.client("1")
         fed.server()
@@ -80,12 +98,19 @@ def test_a_silent_process_is_counted_out_and_takes_part_again_when_it_speaks(tmp
         os.kill(fed.last.pid, signal.SIGTERM)
         assert fed.status() == 4
         assert [1] in [e["clients"] for e in fed.events("away") if e["why"] == "silent"]
-        assert {str(r["dropped"].get("1")) for r in fed.rounds() if len(r["completed"]) < 4} <= {"lost", "absent"}
+        assert {str(r["dropped"].get("1")) for r in fed.rounds() if len(r["completed"]) < 4} <= {
+            "lost",
+            "absent",
+        }
 
 
-def test_a_void_round_changes_nothing_and_too_many_in_a_row_end_the_run_with_all_saved(tmp_path: Path) -> None:
+def test_a_void_round_changes_nothing_and_too_many_in_a_row_end_the_run_with_all_saved(
+    tmp_path: Path,
+) -> None:
     limits = {"min_results": 4, "void_rounds": 2, "lost": {"closed": 0.6}}
-    lost = {"schedule": [{"round": r, "client": 1, "kind": "drop_before_sending"} for r in (2, 4, 5)]}
+    lost = {
+        "schedule": [{"round": r, "client": 1, "kind": "drop_before_sending"} for r in (2, 4, 5)]
+    }
     with Federation(tmp_path, algorithm="scaffold", rounds=6, round=limits, faults=lost) as fed:
         one = fed.client("0-3")
         fed.server()

@@ -12,7 +12,8 @@ import pytest
 
 from tests.chaos.harness import Federation
 
-# A moment that lasts, in which the disk is filled: a reply of round 2 is kept back, once. It changes no bit.
+# A moment that lasts, in which the disk is filled: a reply of round 2 is kept back, once. It
+# changes no bit.
 WAIT = {"schedule": [{"round": 2, "client": 1, "kind": "delay", "seconds": 2}]}
 
 
@@ -20,7 +21,12 @@ WAIT = {"schedule": [{"round": 2, "client": 1, "kind": "delay", "seconds": 2}]}
 def disk(tmp_path: Path) -> Iterator[Path]:
     place = tmp_path / "disk"
     place.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "fednet-test", str(place)], capture_output=True, text=True, check=False)
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "fednet-test", str(place)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if made.returncode:
         pytest.skip(f"no file system can be mounted here: {made.stderr.strip()}")
     yield place
@@ -46,7 +52,9 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str, str]]
         return fed.hashes()
 
 
-def test_a_full_disk_stops_the_server_and_a_resume_goes_on_once_there_is_room(tmp_path: Path, disk: Path, calm: list[tuple[int, str, str]]) -> None:
+def test_a_full_disk_stops_the_server_and_a_resume_goes_on_once_there_is_room(
+    tmp_path: Path, disk: Path, calm: list[tuple[int, str, str]]
+) -> None:
     with Federation(disk, algorithm="scaffold", faults=WAIT) as fed:
         fed.log = tmp_path / "output.txt"
         fed.client("0-3", state=tmp_path / "state")
@@ -61,13 +69,24 @@ def test_a_full_disk_stops_the_server_and_a_resume_goes_on_once_there_is_room(tm
         fed.server(resume=True)
         fed.finish()
         assert fed.hashes() == calm
-        left = [p for p in fed.path.rglob("*") if p.suffix in (".part", ".new") or p.name.startswith("round-")]
+        left = [
+            p
+            for p in fed.path.rglob("*")
+            if p.suffix in (".part", ".new") or p.name.startswith("round-")
+        ]
         assert not left
 
 
-def test_a_client_whose_disk_is_full_says_so_and_the_rounds_go_on_without_it(tmp_path: Path, disk: Path) -> None:
-    with Federation(tmp_path, algorithm="scaffold", rounds=1_000_000, round={"on_error": "drop", "lost": {"closed": 0.5, "silent": 10.0}},
-                    faults=WAIT) as fed:
+def test_a_client_whose_disk_is_full_says_so_and_the_rounds_go_on_without_it(
+    tmp_path: Path, disk: Path
+) -> None:
+    with Federation(
+        tmp_path,
+        algorithm="scaffold",
+        rounds=1_000_000,
+        round={"on_error": "drop", "lost": {"closed": 0.5, "silent": 10.0}},
+        faults=WAIT,
+    ) as fed:
         fed.client("0,2,3")
         one = fed.client("1", state=disk)
         fed.server()
@@ -77,7 +96,10 @@ def test_a_client_whose_disk_is_full_says_so_and_the_rounds_go_on_without_it(tmp
         fed.until(lambda: "No space left on device" in fed.output())
         assert "Traceback" not in fed.output()
         filler.unlink()
-        if fed.until(lambda: not one.is_alive() or fed.rounds()[-1]["completed"] == [0, 1, 2, 3]) and not one.is_alive():
+        if (
+            fed.until(lambda: not one.is_alive() or fed.rounds()[-1]["completed"] == [0, 1, 2, 3])
+            and not one.is_alive()
+        ):
             assert fed.status(one) == 3
             fed.client("1", state=disk)
         fed.until(lambda: fed.rounds()[-1]["completed"] == [0, 1, 2, 3])

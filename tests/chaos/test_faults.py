@@ -1,4 +1,5 @@
-"""Planned faults strike for real, are written down, and change who completes a round, never what comes of it."""
+"""Planned faults strike for real, are written down, and change who completes a round, never what
+comes of it."""
 
 from __future__ import annotations
 
@@ -35,14 +36,26 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Federation:
 @pytest.fixture(scope="module")
 def short(tmp_path_factory: pytest.TempPathFactory) -> Federation:
     """Client 1 is missing from round 2."""
-    return run(tmp_path_factory.mktemp("short"), algorithm="scaffold", model=WIDE, round=QUICK, faults=planned("drop_before_training"))
+    return run(
+        tmp_path_factory.mktemp("short"),
+        algorithm="scaffold",
+        model=WIDE,
+        round=QUICK,
+        faults=planned("drop_before_training"),
+    )
 
 
 @pytest.mark.parametrize("kind", LOST)
 def test_a_client_that_falls_silent_is_missing_from_its_round_and_leaves_no_trace(
-        tmp_path: Path, calm: Federation, short: Federation, kind: str) -> None:
-    fed = short if kind == "drop_before_training" else \
-        run(tmp_path / "fault", algorithm="scaffold", model=WIDE, round=QUICK, faults=planned(kind))
+    tmp_path: Path, calm: Federation, short: Federation, kind: str
+) -> None:
+    fed = (
+        short
+        if kind == "drop_before_training"
+        else run(
+            tmp_path / "fault", algorithm="scaffold", model=WIDE, round=QUICK, faults=planned(kind)
+        )
+    )
     assert fed.faults() == [(2, 1, kind)]
     assert [r["completed"] for r in fed.rounds()] == [[0, 1, 2, 3], [0, 2, 3], [0, 1, 2, 3]]
     assert fed.rounds()[1]["dropped"] == {"1": f"lost: {kind}"}
@@ -50,31 +63,69 @@ def test_a_client_that_falls_silent_is_missing_from_its_round_and_leaves_no_trac
     assert fed.hashes()[1] != calm.hashes()[1]
     assert fed.hashes() == short.hashes()  # who completed decides, not how the others were lost
     fed.check()
-    uploads = [r for r in fed.lines("wire.jsonl") if r["type"] == "reply" and r["round"] == 2 and r["client"] == 1]
+    uploads = [
+        r
+        for r in fed.lines("wire.jsonl")
+        if r["type"] == "reply" and r["round"] == 2 and r["client"] == 1
+    ]
     if kind == "drop_during_upload":  # the first of two parts of 1 MiB was spent
         assert [(r["useful"], sum(r["kinds"].values())) for r in uploads] == [(False, 1 << 20)]
     else:
         assert uploads == []
 
 
-def test_a_crashed_client_stays_away_for_its_rounds_while_its_neighbours_go_on(tmp_path: Path) -> None:
-    with Federation(tmp_path, algorithm="scaffold", round=QUICK, rounds=4, faults=planned("crash", rounds=2, round=1)) as fed:
-        fed.supervisor(workers=1)  # which hosts them all: the others' tasks are given on to the worker that is started anew
+def test_a_crashed_client_stays_away_for_its_rounds_while_its_neighbours_go_on(
+    tmp_path: Path,
+) -> None:
+    with Federation(
+        tmp_path,
+        algorithm="scaffold",
+        round=QUICK,
+        rounds=4,
+        faults=planned("crash", rounds=2, round=1),
+    ) as fed:
+        fed.supervisor(
+            workers=1
+        )  # which hosts them all: the others' tasks are given on to the worker that is started anew
         assert fed.status() == 0
-        assert [r["completed"] for r in fed.rounds()] == [[0, 2, 3], [0, 2, 3], [0, 2, 3], [0, 1, 2, 3]]
-        assert [r["dropped"] for r in fed.rounds()] == [{"1": "lost: crash"}, {"1": "away: crash"}, {"1": "away: crash"}, {}]
+        assert [r["completed"] for r in fed.rounds()] == [
+            [0, 2, 3],
+            [0, 2, 3],
+            [0, 2, 3],
+            [0, 1, 2, 3],
+        ]
+        assert [r["dropped"] for r in fed.rounds()] == [
+            {"1": "lost: crash"},
+            {"1": "away: crash"},
+            {"1": "away: crash"},
+            {},
+        ]
         assert len({e["pid"] for e in fed.events("joined")}) == 2
         fed.check(killed=1)
 
 
-@pytest.mark.parametrize(("kind", "more"), [
-    ("delay", {"seconds": 0.5}), ("slow", {"factor": 3}), ("duplicate", {}), ("corrupt", {}), ("disconnect", {})])
-def test_what_loses_no_reply_changes_no_bit(tmp_path: Path, calm: Federation, kind: str, more: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("delay", {"seconds": 0.5}),
+        ("slow", {"factor": 3}),
+        ("duplicate", {}),
+        ("corrupt", {}),
+        ("disconnect", {}),
+    ],
+)
+def test_what_loses_no_reply_changes_no_bit(
+    tmp_path: Path, calm: Federation, kind: str, more: dict[str, Any]
+) -> None:
     fed = run(tmp_path / "fault", algorithm="scaffold", model=WIDE, faults=planned(kind, **more))
     assert fed.faults() == [(2, 1, kind)]
     assert fed.hashes() == calm.hashes()
     fed.check()
-    rows = [r for r in fed.lines("wire.jsonl") if r["client"] == 1 and r["round"] == 2 and r["type"] == "reply"]
+    rows = [
+        r
+        for r in fed.lines("wire.jsonl")
+        if r["client"] == 1 and r["round"] == 2 and r["type"] == "reply"
+    ]
     assert sum(r["useful"] for r in rows) == 1
     if kind == "corrupt":
         assert [r["useful"] for r in rows] == [False, True]
@@ -88,20 +139,32 @@ def test_what_loses_no_reply_changes_no_bit(tmp_path: Path, calm: Federation, ki
 
 
 def test_random_faults_are_the_same_however_the_clients_are_placed(tmp_path: Path) -> None:
-    faults = {"seed": 3, "random": {"drop_before_sending": 0.2, "corrupt": 0.2, "disconnect": 0.2, "duplicate": 0.2}}
-    runs = [run(tmp_path / str(len(workers)), workers, algorithm="scaffold", round=QUICK, faults=faults)
-            for workers in (("0-3",), ("0", "1", "2-3"))]
+    faults = {
+        "seed": 3,
+        "random": {"drop_before_sending": 0.2, "corrupt": 0.2, "disconnect": 0.2, "duplicate": 0.2},
+    }
+    runs = [
+        run(tmp_path / str(len(workers)), workers, algorithm="scaffold", round=QUICK, faults=faults)
+        for workers in (("0-3",), ("0", "1", "2-3"))
+    ]
     assert len(runs[0].faults()) >= 4
     assert sorted(runs[0].faults()) == sorted(runs[1].faults())
     assert runs[0].hashes() == runs[1].hashes()
 
 
-def test_a_fault_that_struck_before_the_server_died_does_not_strike_again_and_stays_struck(tmp_path: Path) -> None:
+def test_a_fault_that_struck_before_the_server_died_does_not_strike_again_and_stays_struck(
+    tmp_path: Path,
+) -> None:
     faults = planned("drop_before_sending")
     once = run(tmp_path / "once", algorithm="scaffold", round=QUICK, faults=faults)
-    died = {"schedule": [*faults["schedule"], {"round": 2, "kind": "server_crash", "at": "evaluating"}]}
+    died = {
+        "schedule": [*faults["schedule"], {"round": 2, "kind": "server_crash", "at": "evaluating"}]
+    }
     fed = run(tmp_path / "died", algorithm="scaffold", round=QUICK, faults=died)
-    assert sorted(fed.faults()) == [(2, -1, "server_crash evaluating"), (2, 1, "drop_before_sending")]
+    assert sorted(fed.faults()) == [
+        (2, -1, "server_crash evaluating"),
+        (2, 1, "drop_before_sending"),
+    ]
     assert fed.hashes() == once.hashes()
     assert fed.rounds()[1]["dropped"] == {"1": "lost: drop_before_sending"}
 
@@ -111,7 +174,9 @@ def test_a_recorded_run_is_replayed_bit_for_bit(tmp_path: Path, method: str) -> 
     faults = {"seed": 1, "random": {"drop_before_training": 0.3}}
     first = run(tmp_path / "recorded", algorithm=method, round=QUICK, faults=faults)
     assert any(len(r["completed"]) < 4 for r in first.rounds())
-    again = run(tmp_path / "replayed", ("0-3",), algorithm=method, faults={"replay": str(first.path)})
+    again = run(
+        tmp_path / "replayed", ("0-3",), algorithm=method, faults={"replay": str(first.path)}
+    )
     assert again.hashes() == first.hashes()
     assert [r["completed"] for r in again.rounds()] == [r["completed"] for r in first.rounds()]
     assert [r["dropped"] for r in again.rounds()] == [r["dropped"] for r in first.rounds()]
@@ -120,7 +185,10 @@ def test_a_recorded_run_is_replayed_bit_for_bit(tmp_path: Path, method: str) -> 
 
 def test_a_record_that_is_too_short_or_of_other_clients_is_refused(tmp_path: Path) -> None:
     first = run(tmp_path / "recorded", algorithm="fedavg", rounds=1)
-    for changes, words in (({"rounds": 2}, "has 1 rounds, this run asks for 2"), ({"rounds": 1, "participation": 0.5}, "asked clients [0, 1, 2, 3]")):
+    for changes, words in (
+        ({"rounds": 2}, "has 1 rounds, this run asks for 2"),
+        ({"rounds": 1, "participation": 0.5}, "asked clients [0, 1, 2, 3]"),
+    ):
         with Federation(tmp_path / words[:5], faults={"replay": str(first.path)}, **changes) as fed:
             fed.server()
             assert fed.status() == 2

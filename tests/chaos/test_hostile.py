@@ -1,4 +1,5 @@
-"""A live server under attack: what is sent at it is refused with a reason and billed, and the model is the same to the bit."""
+"""A live server under attack: what is sent at it is refused with a reason and billed, and the model
+is the same to the bit."""
 
 from __future__ import annotations
 
@@ -16,27 +17,49 @@ import pytest
 import torch
 
 from fednet import config as configuration
-from fednet.engine import experiment, joining
-from fednet.engine.experiment import JUDGED, Judgement
-from fednet.engine.hosting import host_rounds
-from fednet.engine.launch import Silent
+from fednet.client import join
+from fednet.experiment import build as experiment
+from fednet.experiment.judging import JUDGED, Judgement
+from fednet.launch.start import Silent
+from fednet.server.process import host_rounds
 from fednet.tensors import Tensors
 from fednet.wire import messages as m
 from tests.chaos.mallory import Mallory, raw
 
 LIMIT_S = 60.0
 CONFIG = {
-    "name": "attacked", "rounds": 6, "clients": 4, "participation": 1.0,
+    "name": "attacked",
+    "rounds": 6,
+    "clients": 4,
+    "participation": 1.0,
     "model": {"name": "mlp", "hidden": [16]},
-    "data": {"dataset": "synthetic", "samples": 200, "shape": [1, 8, 8], "classes": 4, "partition": {"scheme": "iid"}},
-    "train": {"batch_size": 25}, "round": {"lost": {"closed": 1, "silent": 3}, "start": 4},
+    "data": {
+        "dataset": "synthetic",
+        "samples": 200,
+        "shape": [1, 8, 8],
+        "classes": 4,
+        "partition": {"scheme": "iid"},
+    },
+    "train": {"batch_size": 25},
+    "round": {"lost": {"closed": 1, "silent": 3}, "start": 4},
 }
 
 
 def serve(directory, bind) -> dict:
     directory.mkdir(parents=True)
     config = configuration.from_mapping(CONFIG)
-    return host_rounds(config, directory, bind=bind, device="cpu", data=None, keys=None, insecure=False, until=None, command=[], display=Silent())
+    return host_rounds(
+        config,
+        directory,
+        bind=bind,
+        device="cpu",
+        data=None,
+        keys=None,
+        insecure=False,
+        until=None,
+        command=[],
+        display=Silent(),
+    )
 
 
 def in_thread(call) -> tuple[threading.Thread, dict]:
@@ -55,7 +78,12 @@ def in_thread(call) -> tuple[threading.Thread, dict]:
 
 def noise_on_the_port(address: str) -> None:
     host, port = address.removeprefix("tcp://").split(":")
-    for data in (b"GET / HTTP/1.0\r\n\r\n", random.Random(0).randbytes(5000), b"\xff" + bytes(8) + b"\x7f", b""):
+    for data in (
+        b"GET / HTTP/1.0\r\n\r\n",
+        random.Random(0).randbytes(5000),
+        b"\xff" + bytes(8) + b"\x7f",
+        b"",
+    ):
         with socket.create_connection((host, int(port)), timeout=5) as peer:
             peer.sendall(data)
 
@@ -65,14 +93,32 @@ def before_a_join(address: str) -> Mallory:
     mallory = Mallory(address)
     key = [1, 0, 0, 0]
     for frames in (
-        [b""], [b"\xc1\xc1"], [random.Random(1).randbytes(300)], [msgpack.packb([1])], [b"\x91" * 1020 + b"\xc0"], [b"\xdd\xff\xff\xff\xff" * 500],
-        [msgpack.packb({"v": 9, "t": "join"})], [raw(t="welcome", worker="w")], [raw(t="nonsense")], [raw(t=["join"])],
-        [raw(t="join", worker="w", slots=-1)], [raw(t="join", worker="w", slots=1 << 62)], [raw(t="join", worker="w", ids=[-1])],
-        [raw(t="join", worker="w", pid=1 << 63)], [raw(t="join", worker="w", holding=[key] * 5000)], [raw(t="join", worker="w" * 5000)],
-        [raw(t="join", worker="w", versions={str(i): "" for i in range(100)})], [raw(t="join", worker="w", ids=[1 << 39])],
-        [bytes(m.MAX_HEADER + 1)], [raw(t="beat"), b"body"], [raw(t="part", key=key, index=0), bytes(m.PART + 1)],
-        [raw(t="reply", key=key, form=[], size=-1)], [raw(t="reply", key=key, form=[], size=1 << 41)], [raw(t="beat", run="foreign")],
-        [raw(t="pull", key=key, first=0, count=1 << 20)], [raw(t="reply", key=[1, 0, 0, 0, "/../../evil"], form=[], size=0)],
+        [b""],
+        [b"\xc1\xc1"],
+        [random.Random(1).randbytes(300)],
+        [msgpack.packb([1])],
+        [b"\x91" * 1020 + b"\xc0"],
+        [b"\xdd\xff\xff\xff\xff" * 500],
+        [msgpack.packb({"v": 9, "t": "join"})],
+        [raw(t="welcome", worker="w")],
+        [raw(t="nonsense")],
+        [raw(t=["join"])],
+        [raw(t="join", worker="w", slots=-1)],
+        [raw(t="join", worker="w", slots=1 << 62)],
+        [raw(t="join", worker="w", ids=[-1])],
+        [raw(t="join", worker="w", pid=1 << 63)],
+        [raw(t="join", worker="w", holding=[key] * 5000)],
+        [raw(t="join", worker="w" * 5000)],
+        [raw(t="join", worker="w", versions={str(i): "" for i in range(100)})],
+        [raw(t="join", worker="w", ids=[1 << 39])],
+        [bytes(m.MAX_HEADER + 1)],
+        [raw(t="beat"), b"body"],
+        [raw(t="part", key=key, index=0), bytes(m.PART + 1)],
+        [raw(t="reply", key=key, form=[], size=-1)],
+        [raw(t="reply", key=key, form=[], size=1 << 41)],
+        [raw(t="beat", run="foreign")],
+        [raw(t="pull", key=key, first=0, count=1 << 20)],
+        [raw(t="reply", key=[1, 0, 0, 0, "/../../evil"], form=[], size=0)],
     ):
         mallory.frames(*frames)
     mallory.listen(lambda: len(mallory.refusals()) >= 16)
@@ -87,12 +133,15 @@ class Poison:
         self.turn = 0
 
     def answers(self, task: m.Task):
-        """(message, body) pairs that are all to be refused, late, or doubled; the last costs mallory the task."""
+        """(message, body) pairs that are all to be refused, late, or doubled; the last costs
+        mallory the task."""
         key, exp = task.key, self.exp
         if key.purpose == "evaluate":
             counts = torch.zeros(len(JUDGED), 2, 4, dtype=torch.int64)
             counts[0, 0, 0] = 10**6  # correct, of none
-            encoded = exp.up.encode(Judgement(counts=counts, losses=torch.zeros(len(JUDGED), dtype=torch.float64)))
+            encoded = exp.up.encode(
+                Judgement(counts=counts, losses=torch.zeros(len(JUDGED), dtype=torch.float64))
+            )
         else:
             up = exp.algorithm.exchanges[0].up
             x = Tensors.zeros(exp.shared)
@@ -113,15 +162,21 @@ class Poison:
         yield change(key=of(client=key.client + 1000)), body  # a client that it does not host
         yield change(key=of(round=key.round + 5)), body
         yield change(key=of(attempt=key.attempt + 3)), body
-        yield m.Part(key=key, index=0), body[:m.PART]
-        yield m.Part(key=of(purpose="evaluate"), index=0), body[:m.PART]
+        yield m.Part(key=key, index=0), body[: m.PART]
+        yield m.Part(key=of(purpose="evaluate"), index=0), body[: m.PART]
         yield m.Pull(key=key, first=0, count=1), None
         yield m.Pull(key=key, first=1 << 40, count=1024), None
         yield m.Failed(key=of(round=99), reason="x" * 4096, again=True), None
         yield m.Ready(layout="L", sites=[m.SiteFacts(3999, 1 << 40, 1 << 40)]), None
         last = (
             (good, body),  # NaN, or counts that cannot be
-            (change(form=[msgspec.structs.replace(f, size=1 << 40) for f in good.form], size=len(good.form) << 40), None),
+            (
+                change(
+                    form=[msgspec.structs.replace(f, size=1 << 40) for f in good.form],
+                    size=len(good.form) << 40,
+                ),
+                None,
+            ),
             (change(check=good.check ^ 1), body),
             (change(form=[msgspec.structs.replace(f, raw=1 << 40) for f in good.form]), body),
             (change(form=[]), b""),
@@ -138,7 +193,7 @@ def test_model_is_the_same_to_the_bit_whatever_is_sent_at_the_server(tmp_path):
     directory = tmp_path / "attacked"
     server, served = in_thread(lambda: serve(directory, "tcp://127.0.0.1:*"))
     limit = time.monotonic() + LIMIT_S
-    while (found := joining.read_server(directory)) is None:
+    while (found := join.read_server(directory)) is None:
         assert server.is_alive(), served
         assert time.monotonic() < limit
         time.sleep(0.01)
@@ -164,8 +219,22 @@ def test_model_is_the_same_to_the_bit_whatever_is_sent_at_the_server(tmp_path):
     for _ in range(100):
         mallory.say(m.Beat(client=10**9, phase="\x1b[2J" * 20))
 
-    honest, worked = in_thread(lambda: joining.main("0-3", server=None, run=directory, device="cpu", data=None, state=directory / "state", keys=None,
-                                                   allow=None, explain=False, load=[], state_lost=None, quiet=True))
+    honest, worked = in_thread(
+        lambda: join.main(
+            "0-3",
+            server=None,
+            run=directory,
+            device="cpu",
+            data=None,
+            state=directory / "state",
+            keys=None,
+            allow=None,
+            explain=False,
+            load=[],
+            state_lost=None,
+            quiet=True,
+        )
+    )
     events = directory / "events.jsonl"
     poison = Poison(experiment.build(configuration.from_mapping(CONFIG)))
     mallory.listen(lambda: not server.is_alive() or honest_is_ready(events))
@@ -197,15 +266,23 @@ def test_model_is_the_same_to_the_bit_whatever_is_sent_at_the_server(tmp_path):
     rows = [json.loads(line) for line in (directory / "wire.jsonl").read_text().splitlines()]
     assert sum(r["count"] for r in rows if r["type"] == "refused") >= 20
     assert all(not r["useful"] for r in rows if r.get("reason"))
-    calm = [json.loads(line) for line in (tmp_path / "quiet" / "wire.jsonl").read_text().splitlines()]
+    calm = [
+        json.loads(line) for line in (tmp_path / "quiet" / "wire.jsonl").read_text().splitlines()
+    ]
     assert useful(rows) == useful(calm)  # and what the federation cost is the same too
     assert not list(directory.rglob("*evil*"))
 
 
 def honest_is_ready(events) -> bool:
     """The one worker with all four clients on board that is not mallory."""
-    lines = [json.loads(line) for line in events.read_text().splitlines() if line.endswith("}")] if events.exists() else []
-    return any(e["type"] == "ready" and len(e["clients"]) == 4 and e["worker"] != "mallory" for e in lines)
+    lines = (
+        [json.loads(line) for line in events.read_text().splitlines() if line.endswith("}")]
+        if events.exists()
+        else []
+    )
+    return any(
+        e["type"] == "ready" and len(e["clients"]) == 4 and e["worker"] != "mallory" for e in lines
+    )
 
 
 def useful(rows) -> Counter:

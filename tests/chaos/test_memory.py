@@ -1,7 +1,8 @@
-"""A real server with CURVE under attack over real sockets: its peak memory stays under what the declared sizes say, rounds go
-on, and they are the same to the bit.
+"""A real server with CURVE under attack over real sockets: its peak memory stays under what the
+declared sizes say, rounds go on, and they are the same to the bit.
 
-    FEDNET_ATTACK_S=300 pytest tests/chaos/test_memory.py -m slow -s        as long as you like; prints what was sent
+    FEDNET_ATTACK_S=300 pytest tests/chaos/test_memory.py -m slow -s
+    as long as you like; prints what was sent
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ import pytest
 import zmq
 
 from fednet import config as configuration
-from fednet.engine import experiment, joining
-from fednet.engine.hosting import host_rounds
-from fednet.engine.launch import Silent
+from fednet.client import join
+from fednet.experiment import build as experiment
+from fednet.launch.start import Silent
+from fednet.server.process import host_rounds
 from fednet.tensors import Tensors
 from fednet.transport import keys, strangers
 from fednet.transport.base import MAX_FRAME_BYTES
@@ -36,31 +38,51 @@ from fednet.transport.zeromq.sockets import RECEIVE_MESSAGES
 from fednet.wire import messages as m
 from fednet.wire.payload import Run
 from tests.chaos.mallory import Mallory
-from tests.engine.processes import lines, processes, until
+from tests.processes import lines, processes, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 MIB = 2**20
 CONFIG = {
-    "name": "run", "rounds": 10**6, "clients": 4, "participation": 1.0, "model": {"name": "mlp", "hidden": [8000]},
-    "data": {"dataset": "synthetic", "samples": 80, "shape": [1, 8, 8], "classes": 4, "client_test": "none", "partition": {"scheme": "iid"}},
-    "train": {"batch_size": 20}, "evaluate": {"every": 0, "clients": "none"}, "wire": {"up": {"state": ["zstd"]}},
-    "round": {"lost": {"closed": 0.5, "silent": 3, "stalled": 0.5}}, "security": {"curve": True, "max_norm": 20.0},
+    "name": "run",
+    "rounds": 10**6,
+    "clients": 4,
+    "participation": 1.0,
+    "model": {"name": "mlp", "hidden": [8000]},
+    "data": {
+        "dataset": "synthetic",
+        "samples": 80,
+        "shape": [1, 8, 8],
+        "classes": 4,
+        "client_test": "none",
+        "partition": {"scheme": "iid"},
+    },
+    "train": {"batch_size": 20},
+    "evaluate": {"every": 0, "clients": "none"},
+    "wire": {"up": {"state": ["zstd"]}},
+    "round": {"lost": {"closed": 0.5, "silent": 3, "stalled": 0.5}},
+    "security": {"curve": True, "max_norm": 20.0},
 }
 INSIDERS = 3
 ALLOWANCE = 96 * MIB
-"""For what no declared size bounds: connections (15 kB each in libzmq), Python's own, and what strangers send between two looks."""
+"""For what no declared size bounds: connections (15 kB each in libzmq), Python's own, and what
+strangers send between two looks."""
 
 
 def bound(payload: int) -> int:
-    """How much the server may take beyond what it took before, in bytes: what strangers may have sent; of each insider's
-    connection what is received and not read, and one message that never ends; parts granted; some copies of a payload."""
+    """How much the server may take beyond what it took before, in bytes: what strangers may have
+    sent; of each insider's connection what is received and not read, and one message that never
+    ends; parts granted; some copies of a payload."""
     insider = RECEIVE_MESSAGES * MAX_FRAME_BYTES + MAX_UNFINISHED_BYTES
     return strangers.MAX_ALL_BYTES + INSIDERS * insider + 64 * m.PART + 4 * payload + ALLOWANCE
 
 
 def memory(pid: int, name: str) -> int:
     """VmRSS or VmHWM of a process, in bytes."""
-    return next(int(line.split()[1]) * 1024 for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith(name))
+    return next(
+        int(line.split()[1]) * 1024
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if line.startswith(name)
+    )
 
 
 class Attack:
@@ -75,8 +97,18 @@ class Attack:
         self.earlier: list[tuple[bytes, ...]] = []
         self._stop = threading.Event()
         self.server = keys.load(folder / "server.key").public
-        self.threads = [threading.Thread(target=self._guard, args=(work,), daemon=True) for work in (
-            self.giants, self.noise, self.tricklers, self.unknown_keys, self.endless, self.flood, self.poison)]
+        self.threads = [
+            threading.Thread(target=self._guard, args=(work,), daemon=True)
+            for work in (
+                self.giants,
+                self.noise,
+                self.tricklers,
+                self.unknown_keys,
+                self.endless,
+                self.flood,
+                self.poison,
+            )
+        ]
 
     def __enter__(self) -> Attack:
         for thread in self.threads:
@@ -99,14 +131,17 @@ class Attack:
     def _connect(self) -> socket.socket:
         return socket.create_connection((self.host, self.port), timeout=5)
 
-    # -- without a key -------------------------------------------------------------------------------------------------
+    # -- without a key -----------------------------------------------------------------------------
     def giants(self) -> None:
-        """Handshakes of a megabyte each, hundreds at a time; and multiparts that never end, before any handshake."""
+        """Handshakes of a megabyte each, hundreds at a time; and multiparts that never end, before
+        any handshake."""
         greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
         with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
             for n in range(200):
                 one = stack.enter_context(self._connect())
-                one.sendall(greeting + (b"\x06", b"\x03")[n % 2] + MAX_FRAME_BYTES.to_bytes(8, "big"))
+                one.sendall(
+                    greeting + (b"\x06", b"\x03")[n % 2] + MAX_FRAME_BYTES.to_bytes(8, "big")
+                )
                 one.setblocking(False)
                 selector.register(one, selectors.EVENT_WRITE)
             while selector.get_map() and not self._stop.is_set():
@@ -147,13 +182,17 @@ class Attack:
                 assert not stranger.open
         self.sent["unknown keys"] += 1
 
-    # -- with a key that may speak for client 1 ------------------------------------------------------------------------
+    # -- with a key that may speak for client 1 ----------------------------------------------------
     def endless(self) -> None:
         """A multipart without an end."""
         pair = keys.load(self.folder / "clients" / "1.key")
         with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
             dealer.linger = 0
-            dealer.curve_publickey, dealer.curve_secretkey, dealer.curve_serverkey = pair.public.encode(), pair.secret.encode(), self.server.encode()
+            dealer.curve_publickey, dealer.curve_secretkey, dealer.curve_serverkey = (
+                pair.public.encode(),
+                pair.secret.encode(),
+                self.server.encode(),
+            )
             dealer.connect(self.address)
             for _ in range(1000):
                 if self._stop.is_set() or not dealer.poll(500, zmq.POLLOUT):
@@ -180,12 +219,15 @@ class Attack:
                 insider.heard.clear()
 
     def poison(self) -> None:
-        """Takes a task and answers it by something that it is not; the next time under another name, as this one is known now."""
+        """Takes a task and answers it by something that it is not; the next time under another
+        name, as this one is known now."""
         exp = experiment.build(configuration.from_mapping(CONFIG))
         insider = Mallory(self.address, keys.load(self.folder / "clients" / "1.key"))
         with contextlib.closing(insider.transport):
             insider.say(m.Join(worker=f"poison-{self.sent['tasks']}", ids=[1], slots=1024))
-            insider.say(m.Join(worker="poison", ids=[0]))  # another's, and over a connection that has joined
+            insider.say(
+                m.Join(worker="poison", ids=[0])
+            )  # another's, and over a connection that has joined
             insider.listen(lambda: bool(insider.run) or not insider.open)
             insider.say(m.Ready(layout=exp.shared.digest))
             beaten, taken = 0.0, None
@@ -204,7 +246,9 @@ class Attack:
                         insider.frames(*self.earlier[-1])
                     self.sent["tasks"] += 1
                     beaten, taken = 0.0, time.monotonic()
-                if taken is not None and time.monotonic() - taken > 1.0:  # what was announced last was never sent
+                if (
+                    taken is not None and time.monotonic() - taken > 1.0
+                ):  # what was announced last was never sent
                     return
 
     def _answers(self, exp, task: m.Task, turn: int):
@@ -216,17 +260,44 @@ class Attack:
         values = {n: x if f.form == "tensors" else Run(1, 1, 0.0) for n, f in up.fields.items()}
         encoded = exp.up.encode(up(**values), lambda name: np.random.default_rng(0))
         body = bytes(encoded.body.whole())
-        good = m.Reply(key=task.key, form=list(encoded.form), size=len(body), check=encoded.body.check())
-        yield msgspec.structs.replace(good, key=msgspec.structs.replace(task.key, client=0)), body  # forged: another's id
-        yield msgspec.structs.replace(good, key=msgspec.structs.replace(task.key, round=task.key.round + 1)), body
+        good = m.Reply(
+            key=task.key, form=list(encoded.form), size=len(body), check=encoded.body.check()
+        )
+        yield (
+            msgspec.structs.replace(good, key=msgspec.structs.replace(task.key, client=0)),
+            body,
+        )  # forged: another's id
+        yield (
+            msgspec.structs.replace(
+                good, key=msgspec.structs.replace(task.key, round=task.key.round + 1)
+            ),
+            body,
+        )
         bomb = zstandard.ZstdCompressor().compress(bytes(10**9 if turn == 0 else 10**7))
-        form = [msgspec.structs.replace(f, size=len(bomb) if f.kind == "state" else f.size) for f in encoded.form]
+        form = [
+            msgspec.structs.replace(f, size=len(bomb) if f.kind == "state" else f.size)
+            for f in encoded.form
+        ]
         bombs = b"".join(bomb if f.kind == "state" else bytes(f.size) for f in encoded.form)
         yield (
             (good, body),
             (m.Reply(key=task.key, form=form, size=len(bombs)), bombs),
-            (msgspec.structs.replace(good, form=[msgspec.structs.replace(f, size=1 << 40) for f in good.form], size=len(good.form) << 40), None),
-            (msgspec.structs.replace(good, form=[msgspec.structs.replace(f, size=f.raw) for f in good.form], size=sum(f.raw for f in good.form)), None),
+            (
+                msgspec.structs.replace(
+                    good,
+                    form=[msgspec.structs.replace(f, size=1 << 40) for f in good.form],
+                    size=len(good.form) << 40,
+                ),
+                None,
+            ),
+            (
+                msgspec.structs.replace(
+                    good,
+                    form=[msgspec.structs.replace(f, size=f.raw) for f in good.form],
+                    size=sum(f.raw for f in good.form),
+                ),
+                None,
+            ),
         )[turn % 4]
 
 
@@ -235,32 +306,71 @@ def attacked(tmp: Path, seconds: float, tasks: int) -> None:
     (tmp / "run.yaml").write_text(json.dumps(CONFIG))
     rounds = tmp / "run" / "rounds.jsonl"
     with processes(tmp) as all:
-        server = all.start("server", "run.yaml", "--out", tmp, "--device", "cpu", "--bind", "tcp://127.0.0.1:0", "--keys", tmp / "keys")
+        server = all.start(
+            "server",
+            "run.yaml",
+            "--out",
+            tmp,
+            "--device",
+            "cpu",
+            "--bind",
+            "tcp://127.0.0.1:0",
+            "--keys",
+            tmp / "keys",
+        )
         worker = all.client("0-3", "--keys", tmp / "keys" / "clients" / "all.key")
         until(lambda: len(lines(rounds)) >= 5, "five rounds in peace", server, worker)
         before = memory(server.pid, "VmHWM")
-        found = joining.read_server(tmp / "run")
+        found = join.read_server(tmp / "run")
         assert found is not None
         calm, end = len(lines(rounds)), time.monotonic() + seconds
         with Attack(found[0], tmp / "keys") as attack:
-            until(lambda: attack.broken or (time.monotonic() > end and attack.sent["tasks"] >= tasks and len(lines(rounds)) >= calm + 3),
-                  f"rounds go on under attack ({attack.sent})", server, worker)
+            until(
+                lambda: (
+                    attack.broken
+                    or (
+                        time.monotonic() > end
+                        and attack.sent["tasks"] >= tasks
+                        and len(lines(rounds)) >= calm + 3
+                    )
+                ),
+                f"rounds go on under attack ({attack.sent})",
+                server,
+                worker,
+            )
             peak = memory(server.pid, "VmHWM")
         server.send_signal(signal.SIGTERM)
         assert server.wait(60) == 4, server.said()
     records = lines(rounds)
     payload = experiment.build(configuration.from_mapping(CONFIG)).shared.nbytes
-    print(f"\nthe server's peak: {before / 1e6:.0f} MB before, {(peak - before) / 1e6:.0f} MB more under attack, allowed {bound(payload) / 1e6:.0f}; "
-          f"{len(records)} rounds, {len(records) - calm} of them under attack; {dict(attack.sent)}")
+    print(
+        f"\nthe server's peak: {before / 1e6:.0f} MB before, {(peak - before) / 1e6:.0f} MB more "
+        f"under attack, allowed {bound(payload) / 1e6:.0f}; "
+        f"{len(records)} rounds, {len(records) - calm} of them under attack; {dict(attack.sent)}"
+    )
     assert attack.broken == []
     assert peak - before < bound(payload)
     assert [r["completed"] for r in records] == [[0, 1, 2, 3]] * len(records)
     quiet = tmp / "quiet"
     quiet.mkdir()
-    host_rounds(configuration.from_mapping({**CONFIG, "rounds": len(records)}), quiet, bind=None, device="cpu", data=None, keys=None, insecure=False,
-                until=None, command=[], display=Silent())
-    assert [r["model_sha256"] for r in records] == [r["model_sha256"] for r in lines(quiet / "rounds.jsonl")]
-    refused = Counter(e["what"] for e in lines(tmp / "run" / "events.jsonl") if e["type"] == "refused")
+    host_rounds(
+        configuration.from_mapping({**CONFIG, "rounds": len(records)}),
+        quiet,
+        bind=None,
+        device="cpu",
+        data=None,
+        keys=None,
+        insecure=False,
+        until=None,
+        command=[],
+        display=Silent(),
+    )
+    assert [r["model_sha256"] for r in records] == [
+        r["model_sha256"] for r in lines(quiet / "rounds.jsonl")
+    ]
+    refused = Counter(
+        e["what"] for e in lines(tmp / "run" / "events.jsonl") if e["type"] == "refused"
+    )
     assert {"connection", "join", "frame", "reply"} <= set(refused), refused
 
 

@@ -1,4 +1,5 @@
-"""Processes die or are asked to stop: their tasks are given on, they are started anew, nothing is left behind."""
+"""Processes die or are asked to stop: their tasks are given on, they are started anew, nothing is
+left behind."""
 
 from __future__ import annotations
 
@@ -12,8 +13,12 @@ import pytest
 
 from tests.chaos.harness import Federation
 
-# Each run has a moment that lasts: the reply of client 1 in round 2 is kept back, once. It changes no bit.
-SLOW = {"train": {"epochs": 20}, "faults": {"schedule": [{"round": 2, "client": 1, "kind": "delay", "seconds": 4}]}}
+# Each run has a moment that lasts: the reply of client 1 in round 2 is kept back, once. It changes
+# no bit.
+SLOW = {
+    "train": {"epochs": 20},
+    "faults": {"schedule": [{"round": 2, "client": 1, "kind": "delay", "seconds": 4}]},
+}
 
 
 def alive(pid: int) -> bool:
@@ -35,14 +40,18 @@ def server_pid(fed: Federation) -> int:
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Federation:
-    with Federation(tmp_path_factory.mktemp("calm"), algorithm="scaffold", train=SLOW["train"]) as fed:
+    with Federation(
+        tmp_path_factory.mktemp("calm"), algorithm="scaffold", train=SLOW["train"]
+    ) as fed:
         fed.supervisor(workers=2)
         assert fed.status() == 0
     return fed
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_worker_killed_in_training_is_started_anew_and_its_task_given_on(tmp_path: Path, calm: Federation, workers: int) -> None:
+def test_a_worker_killed_in_training_is_started_anew_and_its_task_given_on(
+    tmp_path: Path, calm: Federation, workers: int
+) -> None:
     with Federation(tmp_path, algorithm="scaffold", **SLOW, round={"lost": {"closed": 3}}) as fed:
         fed.supervisor(workers=workers)
         os.kill(busy(fed), signal.SIGKILL)
@@ -52,7 +61,9 @@ def test_a_worker_killed_in_training_is_started_anew_and_its_task_given_on(tmp_p
         fed.check(killed=1)
 
 
-def test_a_client_killed_in_training_rejoins_with_its_state_and_gets_its_task_again(tmp_path: Path, calm: Federation) -> None:
+def test_a_client_killed_in_training_rejoins_with_its_state_and_gets_its_task_again(
+    tmp_path: Path, calm: Federation
+) -> None:
     with Federation(tmp_path, algorithm="scaffold", **SLOW, round={"lost": {"closed": 20}}) as fed:
         fed.server()
         one = fed.client("0-1")
@@ -79,7 +90,9 @@ def test_a_server_killed_under_fednet_run_is_started_anew(tmp_path: Path, calm: 
         fed.check()
 
 
-def test_a_restarted_server_uses_what_was_trained_while_it_was_away(tmp_path: Path, calm: Federation) -> None:
+def test_a_restarted_server_uses_what_was_trained_while_it_was_away(
+    tmp_path: Path, calm: Federation
+) -> None:
     with Federation(tmp_path, algorithm="scaffold", **SLOW) as fed:
         fed.client("0-3")
         fed.server()
@@ -92,8 +105,17 @@ def test_a_restarted_server_uses_what_was_trained_while_it_was_away(tmp_path: Pa
         fed.check()
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 4), pytest.param(signal.SIGUSR1, 4, marks=pytest.mark.slow), (signal.SIGINT, 130)])
-def test_a_signal_stops_cleanly_and_resume_finishes_with_the_same_bits(tmp_path: Path, calm: Federation, number: int, status: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [
+        (signal.SIGTERM, 4),
+        pytest.param(signal.SIGUSR1, 4, marks=pytest.mark.slow),
+        (signal.SIGINT, 130),
+    ],
+)
+def test_a_signal_stops_cleanly_and_resume_finishes_with_the_same_bits(
+    tmp_path: Path, calm: Federation, number: int, status: int
+) -> None:
     with Federation(tmp_path, algorithm="scaffold", **SLOW) as fed:
         fed.supervisor(workers=2)
         busy(fed)
@@ -111,7 +133,9 @@ def test_a_signal_stops_cleanly_and_resume_finishes_with_the_same_bits(tmp_path:
         fed.check()
 
 
-def test_until_stops_with_status_4_and_a_finished_run_resumes_to_nothing(tmp_path: Path, calm: Federation) -> None:
+def test_until_stops_with_status_4_and_a_finished_run_resumes_to_nothing(
+    tmp_path: Path, calm: Federation
+) -> None:
     with Federation(tmp_path, algorithm="scaffold", **SLOW) as fed:
         fed.supervisor(resume=True, until_s=3.0)  # there is no checkpoint yet: it starts
         assert fed.status() == 4
@@ -124,7 +148,9 @@ def test_until_stops_with_status_4_and_a_finished_run_resumes_to_nothing(tmp_pat
         assert len(fed.events("started")) == started
 
 
-def test_the_death_of_fednet_run_itself_takes_its_processes_along(tmp_path: Path, calm: Federation) -> None:
+def test_the_death_of_fednet_run_itself_takes_its_processes_along(
+    tmp_path: Path, calm: Federation
+) -> None:
     with Federation(tmp_path, algorithm="scaffold", **SLOW) as fed:
         fed.supervisor(workers=2)
         busy(fed)
@@ -150,6 +176,8 @@ def test_what_a_resume_may_not_change_is_listed(tmp_path: Path) -> None:
     with Federation(tmp_path, algorithm="fedavg", rounds=1) as fed:
         fed.supervisor()
         assert fed.status() == 0
-        fed.supervisor(resume=True, seed=1, train={"epochs": 2, "batch_size": 16, "lr": 0.05}, rounds=2)
+        fed.supervisor(
+            resume=True, seed=1, train={"epochs": 2, "batch_size": 16, "lr": 0.05}, rounds=2
+        )
         assert fed.status() == 2
         assert "--resume: seed, train.epochs differ" in fed.output()

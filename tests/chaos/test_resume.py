@@ -1,4 +1,5 @@
-"""The server dies, at any instant, and is started again: what was done is not done again, and the bits are the same."""
+"""The server dies, at any instant, and is started again: what was done is not done again, and the
+bits are the same."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from fednet.engine.checkpoint import Checkpoints
 from fednet.report import metrics
 from fednet.report.read import open_run
+from fednet.server.checkpoint import Checkpoints
 from tests.chaos.harness import POINTS, Federation
 
 
@@ -42,7 +43,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.mark.slow  # the next test comes by all of them in one run
 @pytest.mark.parametrize("point", POINTS)
-def test_a_server_killed_at_any_point_of_a_round_goes_on_with_the_same_bits(tmp_path: Path, undisturbed, point: str) -> None:
+def test_a_server_killed_at_any_point_of_a_round_goes_on_with_the_same_bits(
+    tmp_path: Path, undisturbed, point: str
+) -> None:
     with Federation(tmp_path, algorithm="scaffold", faults=crashes((2, point))) as fed:
         fed.client("0-1")
         fed.client("2-3")
@@ -53,30 +56,48 @@ def test_a_server_killed_at_any_point_of_a_round_goes_on_with_the_same_bits(tmp_
         fed.check()
 
 
-def test_a_server_that_dies_at_every_point_there_is_goes_on_with_the_same_bits(tmp_path: Path, undisturbed) -> None:
-    with Federation(tmp_path, algorithm="fedavg", faults=crashes(*((r, at) for r in (2,) for at in POINTS if at != "between"))) as fed:
+def test_a_server_that_dies_at_every_point_there_is_goes_on_with_the_same_bits(
+    tmp_path: Path, undisturbed
+) -> None:
+    with Federation(
+        tmp_path,
+        algorithm="fedavg",
+        faults=crashes(*((r, at) for r in (2,) for at in POINTS if at != "between")),
+    ) as fed:
         fed.client("0-1")
         fed.client("2-3")
         fed.server()
         fed.finish()
-        assert len(fed.faults()) == len(POINTS) - 1  # a round whose manifest is written is not come by again
+        assert (
+            len(fed.faults()) == len(POINTS) - 1
+        )  # a round whose manifest is written is not come by again
         assert fed.hashes() == undisturbed("fedavg")
         fed.check()
 
 
 def test_replies_that_were_spooled_are_not_asked_for_again(tmp_path: Path, undisturbed) -> None:
-    """Client 3 has no process when the server dies: what comes before is all there can be in the spool."""
+    """Client 3 has no process when the server dies: what comes before is all there can be in the
+    spool."""
     with Federation(tmp_path, algorithm="scaffold", round={"start": 3}) as fed:
         fed.client("0-2")
         fed.server(faults=crashes())
         seals = fed.path / "checkpoint" / "round-1" / "seals.jsonl"
-        fed.until(lambda: seals.exists() and sum('"train"' in line for line in seals.read_text().split("\n")[:-1]) == 3)  # beside evaluations
+        fed.until(
+            lambda: (
+                seals.exists()
+                and sum('"train"' in line for line in seals.read_text().split("\n")[:-1]) == 3
+            )
+        )  # beside evaluations
         os.kill(fed.last.pid, signal.SIGKILL)
         assert fed.status() == -signal.SIGKILL
         fed.client("3")
         fed.server(resume=True)
         fed.finish()
-        asked = [r["client"] for r in fed.lines("wire.jsonl") if r["type"] == "task" and r["round"] == 1 and r["incarnation"] == 2]
+        asked = [
+            r["client"]
+            for r in fed.lines("wire.jsonl")
+            if r["type"] == "task" and r["round"] == 1 and r["incarnation"] == 2
+        ]
         assert asked == [3]
         assert fed.hashes() == undisturbed("scaffold")
         fed.check()
@@ -95,7 +116,11 @@ def test_a_reply_that_answers_another_task_is_asked_for_again(tmp_path: Path, un
         sealed.write_text("".join(json.dumps(seal) + "\n" for seal in seals))
         fed.server(resume=True)
         fed.finish()
-        asked = [r["client"] for r in fed.lines("wire.jsonl") if r["type"] == "task" and r["round"] == 2 and r["incarnation"] == 2]
+        asked = [
+            r["client"]
+            for r in fed.lines("wire.jsonl")
+            if r["type"] == "task" and r["round"] == 2 and r["incarnation"] == 2
+        ]
         assert asked == [1]
         assert fed.hashes() == undisturbed("fedavg")
 
@@ -103,7 +128,13 @@ def test_a_reply_that_answers_another_task_is_asked_for_again(tmp_path: Path, un
 def test_a_server_at_the_same_address_is_found_again(tmp_path: Path, undisturbed) -> None:
     with Federation(tmp_path, algorithm="fedavg", faults=crashes((2, "receiving"))) as fed:
         fed.server()
-        address = json.loads(fed.until(lambda: (fed.path / "server.json").exists() and (fed.path / "server.json").read_text()))["address"]
+        address = json.loads(
+            fed.until(
+                lambda: (
+                    (fed.path / "server.json").exists() and (fed.path / "server.json").read_text()
+                )
+            )
+        )["address"]
         fed.client("0-1", server=address)
         fed.client("2-3", server=address)
         assert fed.status() == -signal.SIGKILL
@@ -113,7 +144,12 @@ def test_a_server_at_the_same_address_is_found_again(tmp_path: Path, undisturbed
 
 
 def test_records_between_checkpoints_are_cut_and_written_anew(tmp_path: Path, undisturbed) -> None:
-    with Federation(tmp_path, algorithm="scaffold", checkpoint={"every": 2}, faults=crashes((3, "aggregating"), (1, "between"))) as fed:
+    with Federation(
+        tmp_path,
+        algorithm="scaffold",
+        checkpoint={"every": 2},
+        faults=crashes((3, "aggregating"), (1, "between")),
+    ) as fed:
         fed.client("0-3")
         fed.server()
         fed.finish()
@@ -122,11 +158,16 @@ def test_records_between_checkpoints_are_cut_and_written_anew(tmp_path: Path, un
 
 
 @pytest.mark.parametrize("spool", ["kept", "lost"])
-def test_bytes_of_rounds_that_were_done_again_are_counted_as_useful_once(tmp_path: Path, spool: str) -> None:
-    """Between two checkpoints a round's replies lie in the spool; where that is lost too, they are asked for again."""
+def test_bytes_of_rounds_that_were_done_again_are_counted_as_useful_once(
+    tmp_path: Path, spool: str
+) -> None:
+    """Between two checkpoints a round's replies lie in the spool; where that is lost too, they are
+    asked for again."""
     found = {}
     for name, planned in (("calm", ()), ("died", ((2, "aggregating"),))):
-        with Federation(tmp_path / name, algorithm="scaffold", checkpoint={"every": 3}, faults=crashes(*planned)) as fed:
+        with Federation(
+            tmp_path / name, algorithm="scaffold", checkpoint={"every": 3}, faults=crashes(*planned)
+        ) as fed:
             fed.client("0-3")
             fed.server()
             if planned:
@@ -139,7 +180,9 @@ def test_bytes_of_rounds_that_were_done_again_are_counted_as_useful_once(tmp_pat
         measured = metrics.predicted(open_run(fed.path))
         found[name] = (fed.hashes(), summary["useful"], measured)
         assert summary["useful"] == summary["predicted"]
-        assert {d: {k: v["measured"] for k, v in kinds.items()} for d, kinds in measured.items()} == summary["useful"]
+        assert {
+            d: {k: v["measured"] for k, v in kinds.items()} for d, kinds in measured.items()
+        } == summary["useful"]
     assert found["calm"] == found["died"]
 
 
@@ -155,7 +198,10 @@ def test_a_torn_last_line_is_repaired(tmp_path: Path, undisturbed) -> None:
         fed.finish()
         assert fed.hashes() == undisturbed("fedavg")
         for name in ("wire.jsonl", "events.jsonl"):
-            assert all(line.startswith("{") and line.endswith("}") for line in (fed.path / name).read_text().splitlines())
+            assert all(
+                line.startswith("{") and line.endswith("}")
+                for line in (fed.path / name).read_text().splitlines()
+            )
 
 
 def test_spent_bytes_are_counted_through_a_restart(tmp_path: Path) -> None:
@@ -163,17 +209,28 @@ def test_spent_bytes_are_counted_through_a_restart(tmp_path: Path) -> None:
         fed.client("0-3")
         fed.server()
         fed.finish()
-        booked = {d: sum(r["bytes"] for r in fed.lines("wire.jsonl") if r["direction"] == d) for d in ("up", "down")}
+        booked = {
+            d: sum(r["bytes"] for r in fed.lines("wire.jsonl") if r["direction"] == d)
+            for d in ("up", "down")
+        }
         known = Checkpoints(fed.path / "checkpoint").progress().totals
         assert known == {d: sum(r[f"bytes_{d}"] for r in fed.rounds()) for d in ("up", "down")}
         # what is settled after the last record, the farewell, is in the book alone
-        assert 0 <= booked["up"] - sum(r["bytes_up"] for r in fed.rounds()) < 0.1 * booked["up"] + 20000
+        assert (
+            0
+            <= booked["up"] - sum(r["bytes_up"] for r in fed.rounds())
+            < 0.1 * booked["up"] + 20000
+        )
 
 
-def test_a_full_disk_stops_the_run_with_its_last_checkpoint_whole(tmp_path: Path, undisturbed) -> None:
+def test_a_full_disk_stops_the_run_with_its_last_checkpoint_whole(
+    tmp_path: Path, undisturbed
+) -> None:
     with Federation(tmp_path, algorithm="scaffold") as fed:
         fed.client("0-3")
-        fed.server(limit=7000)  # wire.jsonl reaches this in the second round, whatever else is written
+        fed.server(
+            limit=7000
+        )  # wire.jsonl reaches this in the second round, whatever else is written
         assert fed.status() == 3
         assert "the last checkpoint is whole" in fed.output()
         assert len(fed.rounds()) < 3

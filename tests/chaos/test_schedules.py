@@ -1,7 +1,8 @@
-"""Random schedules of kills, cuts, delays and corruptions over real processes, for every method that keeps state at its clients.
+"""Random schedules of kills, cuts, delays and corruptions over real processes, for every method
+that keeps state at its clients.
 
-FEDNET_CHAOS_SEED chooses another schedule; FEDNET_CHAOS_MINUTES is how long the slow test goes on, with a new one each time.
-"""
+FEDNET_CHAOS_SEED chooses another schedule; FEDNET_CHAOS_MINUTES is how long the slow test goes on,
+with a new one each time."""
 
 from __future__ import annotations
 
@@ -22,14 +23,25 @@ LOSING = ("drop_before_training", "drop_before_sending", "drop_during_upload")
 
 
 def schedule(method: str, seed: int, rounds: int, losing: bool) -> list[dict[str, object]]:
-    """One or two of the faults that lose no reply and a crash of the server a round; `losing`: a client a round besides."""
+    """One or two of the faults that lose no reply and a crash of the server a round; `losing`: a
+    client a round besides."""
     draw, found = seeds.rng(seed, f"chaos/{method}"), list[dict[str, object]]()
     for round in range(1, rounds + 1):
         for client in draw.choice(4, size=int(draw.integers(1, 3)), replace=False):
-            found.append({"round": round, "client": int(client), "kind": str(draw.choice(HARMLESS)), "seconds": 0.2, "factor": 2.0})
+            found.append(
+                {
+                    "round": round,
+                    "client": int(client),
+                    "kind": str(draw.choice(HARMLESS)),
+                    "seconds": 0.2,
+                    "factor": 2.0,
+                }
+            )
         found.append({"round": round, "kind": "server_crash", "at": str(draw.choice(POINTS))})
         if losing:
-            found.append({"round": round, "client": int(draw.integers(4)), "kind": str(draw.choice(LOSING))})
+            found.append(
+                {"round": round, "client": int(draw.integers(4)), "kind": str(draw.choice(LOSING))}
+            )
     return found
 
 
@@ -37,7 +49,12 @@ def disturbed(out: Path, method: str, seed: int, losing: bool, kills: int) -> Fe
     """A run under a schedule, with clients killed at random instants beside."""
     planned = schedule(method, seed, 3, losing)
     draw = seeds.rng(seed, f"chaos/kills/{method}")
-    with Federation(out, algorithm=method, faults={"schedule": planned}, round={"lost": {"closed": 1.0 if losing else 20.0}}) as fed:
+    with Federation(
+        out,
+        algorithm=method,
+        faults={"schedule": planned},
+        round={"lost": {"closed": 1.0 if losing else 20.0}},
+    ) as fed:
         clients = {ids: fed.client(ids) for ids in ("0-1", "2-3")}
         fed.server()
         while fed.last.is_alive() or fed.last.exitcode == -signal.SIGKILL:
@@ -57,7 +74,13 @@ def disturbed(out: Path, method: str, seed: int, losing: bool, kills: int) -> Fe
     return fed
 
 
-@pytest.mark.parametrize("method", [m if m in QUICK else pytest.param(m, marks=pytest.mark.slow) for m in ("fedavg", *METHODS_WITH_STATE)])
+@pytest.mark.parametrize(
+    "method",
+    [
+        m if m in QUICK else pytest.param(m, marks=pytest.mark.slow)
+        for m in ("fedavg", *METHODS_WITH_STATE)
+    ],
+)
 def test_no_schedule_that_loses_no_reply_changes_a_bit(tmp_path: Path, method: str) -> None:
     with Federation(tmp_path / "calm", algorithm=method) as calm:
         calm.client("0-3")
@@ -95,10 +118,17 @@ def test_a_welcome_that_was_damaged_is_asked_for_anew(tmp_path: Path, kind: str)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])
-def test_on_a_bad_network_a_round_is_right_or_short_but_never_wrong(tmp_path: Path, method: str) -> None:
+def test_on_a_bad_network_a_round_is_right_or_short_but_never_wrong(
+    tmp_path: Path, method: str
+) -> None:
     """A model of two parts: cuts and spoilt bytes come in the middle of transfers."""
     wide = {"name": "mlp", "hidden": [4000]}
-    with Federation(tmp_path / "bad", algorithm=method, model=wide, round={"lost": {"closed": 5.0, "silent": 2.0}}) as fed:
+    with Federation(
+        tmp_path / "bad",
+        algorithm=method,
+        model=wide,
+        round={"lost": {"closed": 5.0, "silent": 2.0}},
+    ) as fed:
         fed.client("0-1")
         fed.client("2-3")
         fed.server(network=(SEED, BAD))
@@ -113,7 +143,9 @@ def the_same_clients_give_the_same_bits(out: Path, method: str, seed: int) -> No
     assert any(len(r["completed"]) < 4 for r in fed.rounds())
 
 
-def test_a_schedule_that_loses_replies_is_as_if_they_had_never_been_asked_for(tmp_path: Path) -> None:
+def test_a_schedule_that_loses_replies_is_as_if_they_had_never_been_asked_for(
+    tmp_path: Path,
+) -> None:
     the_same_clients_give_the_same_bits(tmp_path, "scaffold", SEED)
 
 

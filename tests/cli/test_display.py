@@ -7,8 +7,18 @@ from rich.console import Console
 from fednet.cli import words
 from fednet.cli.display import Display
 
-RECORD = {"round": 3, "selected": [0, 1, 2], "completed": [0, 2], "dropped": {"1": "deadline"}, "void": False, "seconds": 1.25,
-          "train_loss": 0.5, "test_accuracy": 0.875, "bytes_up": 1_500_000, "bytes_down": 2_000_000}
+RECORD = {
+    "round": 3,
+    "selected": [0, 1, 2],
+    "completed": [0, 2],
+    "dropped": {"1": "deadline"},
+    "void": False,
+    "seconds": 1.25,
+    "train_loss": 0.5,
+    "test_accuracy": 0.875,
+    "bytes_up": 1_500_000,
+    "bytes_down": 2_000_000,
+}
 
 
 def shown(use, quiet=False, terminal=False) -> str:
@@ -20,8 +30,11 @@ def shown(use, quiet=False, terminal=False) -> str:
 
 def test_round_is_one_plain_line_away_from_a_terminal():
     line = shown(lambda d: d.round_done(RECORD))
-    assert line == ("round 3  accuracy 87.50 %  train loss 0.5000  2 of 3 clients  down 2.00 MB  up 1.50 MB  1.2 s  "
-                    "client 1 dropped (deadline)\n")
+    assert line == (
+        "round 3  accuracy 87.50 %  train loss 0.5000  2 of 3 clients  down 2.00 MB  up 1.50 MB  "
+        "1.2 s  "
+        "client 1 dropped (deadline)\n"
+    )
 
 
 def test_quiet_says_nothing():
@@ -48,15 +61,37 @@ def test_terminal_is_left_with_the_rounds_and_without_the_live_line():
 
 
 def test_waiting_names_the_client_its_host_and_its_step():
-    info = {"arrived": [0, 1, 2], "waiting": [{"client": 7, "host": "b", "phase": "train", "step": 2, "steps": 20, "since": 100.0}, {"client": 8}]}
-    assert words.waiting_for(info, 104.0) == "3 of 5 replies, waits for client 7 on b (train, step 2 of 20, 4s) and 1 more"
+    info = {
+        "arrived": [0, 1, 2],
+        "waiting": [
+            {"client": 7, "host": "b", "phase": "train", "step": 2, "steps": 20, "since": 100.0},
+            {"client": 8},
+        ],
+    }
+    assert (
+        words.waiting_for(info, 104.0)
+        == "3 of 5 replies, waits for client 7 on b (train, step 2 of 20, 4s) and 1 more"
+    )
     assert words.waiting_for({}, 0.0) == ""
 
 
 def test_final_table_holds_what_was_measured_and_nothing_else():
-    text = shown(lambda d: d.finished({"algorithm": "fedavg", "rounds": 20, "accuracy": {"final": 0.9, "best": 0.91, "best_round": 18, "last10": None},
-                                       "bytes": {"up": 10_000_000, "down": 12_000_000}, "seconds": 65.0, "model_sha256": "ab" * 32}))
-    assert next(line.split(maxsplit=2)[:2] for line in text.splitlines() if line.strip()) == ["algorithm", "fedavg"]
+    text = shown(
+        lambda d: d.finished(
+            {
+                "algorithm": "fedavg",
+                "rounds": 20,
+                "accuracy": {"final": 0.9, "best": 0.91, "best_round": 18, "last10": None},
+                "bytes": {"up": 10_000_000, "down": 12_000_000},
+                "seconds": 65.0,
+                "model_sha256": "ab" * 32,
+            }
+        )
+    )
+    assert next(line.split(maxsplit=2)[:2] for line in text.splitlines() if line.strip()) == [
+        "algorithm",
+        "fedavg",
+    ]
     assert "91.00 % in round 18" in text
     assert "10.00 MB" in text
     assert "1m05s" in text

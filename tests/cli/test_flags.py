@@ -13,7 +13,8 @@ from fednet.errors import CannotGoOn, Stopped
 
 @pytest.fixture
 def engine(monkeypatch, tmp_path):
-    """The engine's functions, written down instead of run; `answer` is what they return or raise."""
+    """The engine's functions, written down instead of run; `answer` is what they return or
+    raise."""
     seen = types.SimpleNamespace(calls=[], answer=0)
 
     def called(name):
@@ -22,16 +23,17 @@ def engine(monkeypatch, tmp_path):
             if isinstance(seen.answer, BaseException):
                 raise seen.answer
             return seen.answer
+
         return record
 
-    launch = types.ModuleType("fednet.engine.launch")
+    launch = types.ModuleType("fednet.launch.start")
     launch.run_command, launch.serve = called("run"), called("serve")
-    hosted = types.ModuleType("fednet.engine.joining")
+    hosted = types.ModuleType("fednet.client.join")
     hosted.main = called("client")
-    monkeypatch.setitem(sys.modules, "fednet.engine.launch", launch)
-    monkeypatch.setitem(sys.modules, "fednet.engine.joining", hosted)
-    monkeypatch.setattr("fednet.engine.launch", launch, raising=False)
-    monkeypatch.setattr("fednet.engine.joining", hosted, raising=False)
+    monkeypatch.setitem(sys.modules, "fednet.launch.start", launch)
+    monkeypatch.setitem(sys.modules, "fednet.client.join", hosted)
+    monkeypatch.setattr("fednet.launch.start", launch, raising=False)
+    monkeypatch.setattr("fednet.client.join", hosted, raising=False)
     monkeypatch.setattr("fednet.cli.run.configured", lambda args: "the configuration")
     monkeypatch.setattr("fednet.cli.server.configured", lambda args: "the configuration")
     monkeypatch.chdir(tmp_path)
@@ -41,14 +43,51 @@ def engine(monkeypatch, tmp_path):
 
 
 def test_run_hands_the_flags_to_the_engine(engine):
-    status = main.main(["run", "c.yaml", "--workers", "3", "--device", "cpu", "--until", "3h50m", "--resume", "--out", "x", "--quiet"])
-    (name, args, given), = engine.calls
+    status = main.main(
+        [
+            "run",
+            "c.yaml",
+            "--workers",
+            "3",
+            "--device",
+            "cpu",
+            "--until",
+            "3h50m",
+            "--resume",
+            "--out",
+            "x",
+            "--quiet",
+        ]
+    )
+    ((name, args, given),) = engine.calls
     display = given.pop("display")
     assert callable(given.pop("report"))
     assert (status, name, args, display.quiet) == (0, "run", ("the configuration",), True)
-    assert given == {"workers": 3, "device": "cpu", "in_process": False, "resume": True, "until_s": 13800.0, "out": Path("x"), "on": None,
-                     "quiet": True, "command": ["fednet", "run", "c.yaml", "--workers", "3", "--device", "cpu", "--until", "3h50m",
-                                                "--resume", "--out", "x", "--quiet"]}
+    assert given == {
+        "workers": 3,
+        "device": "cpu",
+        "in_process": False,
+        "resume": True,
+        "until_s": 13800.0,
+        "out": Path("x"),
+        "on": None,
+        "quiet": True,
+        "command": [
+            "fednet",
+            "run",
+            "c.yaml",
+            "--workers",
+            "3",
+            "--device",
+            "cpu",
+            "--until",
+            "3h50m",
+            "--resume",
+            "--out",
+            "x",
+            "--quiet",
+        ],
+    }
 
 
 def test_run_goes_without_a_configuration(engine):
@@ -59,7 +98,12 @@ def test_run_goes_without_a_configuration(engine):
 def test_server_listens_on_loopback_by_default(engine):
     assert server.main(["c.yaml"]) == 0
     given = engine.calls[0][2]
-    assert (given["bind"], given["insecure"], given["keys"], given["until_s"]) == ("tcp://127.0.0.1:5555", False, None, None)
+    assert (given["bind"], given["insecure"], given["keys"], given["until_s"]) == (
+        "tcp://127.0.0.1:5555",
+        False,
+        None,
+        None,
+    )
 
 
 def test_environment_stands_in_for_flags_and_flags_hold_over_it(engine, monkeypatch):
@@ -75,17 +119,55 @@ def test_environment_stands_in_for_flags_and_flags_hold_over_it(engine, monkeypa
 
 
 def test_client_hands_its_ids_and_permissions_to_the_engine(engine):
-    client.main(["--id", "0-24,40", "--run", "runs/x", "--allow", "state,delta", "--explain", "--state-lost", "reset", "--load", "a.py"])
-    (_, args, given), = engine.calls
+    client.main(
+        [
+            "--id",
+            "0-24,40",
+            "--run",
+            "runs/x",
+            "--allow",
+            "state,delta",
+            "--explain",
+            "--state-lost",
+            "reset",
+            "--load",
+            "a.py",
+        ]
+    )
+    ((_, args, given),) = engine.calls
     assert args == ("0-24,40",)
-    assert given == {"server": None, "run": Path("runs/x"), "device": "auto", "data": None, "state": None, "keys": None,
-                     "allow": ["state", "delta"], "explain": True, "load": [Path("a.py")], "state_lost": "reset", "quiet": False}
+    assert given == {
+        "server": None,
+        "run": Path("runs/x"),
+        "device": "auto",
+        "data": None,
+        "state": None,
+        "keys": None,
+        "allow": ["state", "delta"],
+        "explain": True,
+        "load": [Path("a.py")],
+        "state_lost": "reset",
+        "quiet": False,
+    }
 
 
-@pytest.mark.parametrize("words", [
-    ["run", "--worker", "3"], ["run", "--workers", "0"], ["run", "--until", "soon"], ["run", "--workers", "2", "--in-process"], ["runn"], [],
-    ["list", "algorithm"], ["compare"], ["figure", "r"], ["sweep", "c.yaml", "--cell", "3/2"], ["keys"], ["new", "thing", "x.py"],
-])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "--worker", "3"],
+        ["run", "--workers", "0"],
+        ["run", "--until", "soon"],
+        ["run", "--workers", "2", "--in-process"],
+        ["runn"],
+        [],
+        ["list", "algorithm"],
+        ["compare"],
+        ["figure", "r"],
+        ["sweep", "c.yaml", "--cell", "3/2"],
+        ["keys"],
+        ["new", "thing", "x.py"],
+    ],
+)
 def test_wrong_command_line_exits_with_2_and_one_line(words, capsys, engine):
     assert main.main(words) == 2
     said = capsys.readouterr()
@@ -108,10 +190,16 @@ def test_client_needs_ids_of_the_right_form(capsys, engine):
     assert client.main([]) == 2
 
 
-# -- what comes out ----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("raised", "status"), [
-    (CannotGoOn("no client is left."), 3), (Stopped("asked to."), 4), (Stopped("asked to.", by_keyboard=True), 130), (KeyboardInterrupt(), 130),
-])
+# -- what comes out --------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("raised", "status"),
+    [
+        (CannotGoOn("no client is left."), 3),
+        (Stopped("asked to."), 4),
+        (Stopped("asked to.", by_keyboard=True), 130),
+        (KeyboardInterrupt(), 130),
+    ],
+)
 def test_exit_status_says_how_it_ended(engine, capsys, raised, status):
     engine.answer = raised
     assert main.main(["run"]) == status
@@ -125,7 +213,11 @@ def test_unexpected_exception_is_short_on_stderr_and_whole_in_the_log(engine, ca
     engine.answer = RuntimeError("the moon")
     assert main.main(["run", "--out", "o"]) == 3
     said = capsys.readouterr().err
-    assert said == "fednet run: RuntimeError: the moon (this is a fault of fednet; the whole traceback is in o/fednet.log).\n"
+    assert (
+        said
+        == "fednet run: RuntimeError: the moon (this is a fault of fednet; the whole traceback is "
+        "in o/fednet.log).\n"
+    )
     assert "Traceback (most recent call last)" in (tmp_path / "o/fednet.log").read_text()
 
 
@@ -165,8 +257,11 @@ def test_version_is_said(capsys):
     assert capsys.readouterr().out == f"fednet {fednet.__version__}\n"
 
 
-# -- values ------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("text", "seconds"), [("3h50m", 13800), ("90", 90), ("45m", 2700), ("1d2h", 93600), ("1.5s", 1.5), ("2m30s", 150)])
+# -- values ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("3h50m", 13800), ("90", 90), ("45m", 2700), ("1d2h", 93600), ("1.5s", 1.5), ("2m30s", 150)],
+)
 def test_length_of_time_is_read(text, seconds):
     assert values.seconds(text) == seconds
 

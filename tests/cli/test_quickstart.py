@@ -1,4 +1,5 @@
-"""The quick start: shipped inside the package, the same as the file a reader finds under configs/."""
+"""The quick start: shipped inside the package, the same as the file a reader finds under
+configs/."""
 
 from __future__ import annotations
 
@@ -32,4 +33,9 @@ def test_one_key_may_be_set_on_it():
 
 def test_the_configurations_own_defaults_are_not_the_quick_starts():
     bare = config.load(None)
-    assert (bare.train.epochs, bare.train.batch_size, bare.train.lr, bare.train.momentum) == (1, 64, 0.01, 0.0)
+    assert (bare.train.epochs, bare.train.batch_size, bare.train.lr, bare.train.momentum) == (
+        1,
+        64,
+        0.01,
+        0.0,
+    )

@@ -17,8 +17,15 @@ from fednet.wire.payload import KINDS, Field, Payload, Run, Samples
 from tests.algorithms.harness import Federation, images, same
 
 NAMES = registry.algorithm.names()
-CARRIER = {"tensors": Tensors, "parameters": Tensors, "float": float, "int": int, "run": Run, "samples": Samples,
-           "array": torch.Tensor}
+CARRIER = {
+    "tensors": Tensors,
+    "parameters": Tensors,
+    "float": float,
+    "int": int,
+    "run": Run,
+    "samples": Samples,
+    "array": torch.Tensor,
+}
 FAST = {"feddc": {"iterations": 2, "ft_epochs": 1}, "feddcplus": {"iterations": 2, "ft_epochs": 1}}
 MLP = {"name": "mlp", "hidden": [16]}
 BATCH_NORM = {"name": "vgg11", "norm": "batch"}
@@ -43,7 +50,9 @@ def small(**changes):
 def imaged(model, **changes):
     x, y = images(24, shape=(3, 32, 32))
     parts = [range(12), range(12, 24)]
-    return Federation(clients=2, model=model, data=(x, y), parts=parts, rounds=2, public=10, **changes)
+    return Federation(
+        clients=2, model=model, data=(x, y), parts=parts, rounds=2, public=10, **changes
+    )
 
 
 def finite(state):
@@ -67,14 +76,16 @@ def test_is_described(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_runs_with_all_kinds_of_participation(name):
-    run = small(rounds=4).run(name, cohorts=[[0], [0, 2], [1], [0, 1, 2]], **options(name))  # 2 is new in round 2
+    run = small(rounds=4).run(
+        name, cohorts=[[0], [0, 2], [1], [0, 1, 2]], **options(name)
+    )  # 2 is new in round 2
     for state in [*run.servers, *run.clients.values()]:
         assert isinstance(state, State)
         finite(state)
     judged = run.algorithm.global_model(run.servers[-1])
     assert (judged is not None) == run.algorithm.has_global
     if judged is not None:
-        assert run.hub.evaluate(judged).n == 40
+        assert run.io.evaluate(judged).n == 40
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -119,7 +130,10 @@ def test_a_broadcast_alike_for_all_is_one_object(name):
         for field in type(downs[0]).fields:
             values = [getattr(d, field) for d in downs]
             if isinstance(values[0], Tensors):
-                assert all(v is values[0] or v.vector.data_ptr() == values[0].vector.data_ptr() for v in values), field
+                assert all(
+                    v is values[0] or v.vector.data_ptr() == values[0].vector.data_ptr()
+                    for v in values
+                ), field
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -128,7 +142,9 @@ def test_killed_and_resumed_after_every_step_the_bits_are_the_same(name):
     one = small(rounds=3).run(name, cohorts=cohorts, **options(name))
     two = small(rounds=3).run(name, cohorts=cohorts, saved=True, **options(name))
     assert [state_sha256(s) for s in one.servers] == [state_sha256(s) for s in two.servers]
-    assert {c: state_sha256(s) for c, s in one.clients.items()} == {c: state_sha256(s) for c, s in two.clients.items()}
+    assert {c: state_sha256(s) for c, s in one.clients.items()} == {
+        c: state_sha256(s) for c, s in two.clients.items()
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -145,8 +161,12 @@ def test_the_stated_cost_is_what_crosses(name):
     run = small(rounds=1).run(name, **options(name))
     w = run.setting.shared.sizes[0]
     for way, formula in enumerate(run.algorithm.cost):
-        crossed = sum(value.vector.numel() for trip in run.trips for value in vars(trip[0][way]).values()
-                      if isinstance(value, Tensors))
+        crossed = sum(
+            value.vector.numel()
+            for trip in run.trips
+            for value in vars(trip[0][way]).values()
+            if isinstance(value, Tensors)
+        )
         if found := re.fullmatch(r"(\d*)\|(w|base|g)\|", formula):
             assert crossed == int(found[1] or 1) * w
         elif formula == "0":
@@ -168,6 +188,8 @@ def test_works_with_normalisation(name, model):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_order_of_ids_in_the_cohort_does_not_matter(name):
-    one, two = (small(rounds=1).run(name, cohorts=[c], **options(name)) for c in ([0, 1, 2], [2, 0, 1]))
+    one, two = (
+        small(rounds=1).run(name, cohorts=[c], **options(name)) for c in ([0, 1, 2], [2, 0, 1])
+    )
     assert state_sha256(one.servers[-1]) == state_sha256(two.servers[-1])
     assert same(one.servers[0].x, two.servers[0].x)

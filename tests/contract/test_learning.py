@@ -1,7 +1,8 @@
-"""Every registered method learns real images: MNIST where $FEDNET_DATA has it, some rounds of a small MLP.
+"""Every registered method learns real images: MNIST where $FEDNET_DATA has it, some rounds of a
+small MLP.
 
-Chance is 0.1; after eight such rounds the methods stand between 0.6 and 0.95, those that average uniformly lowest.
-"""
+Chance is 0.1; after eight such rounds the methods stand between 0.6 and 0.95, those that average
+uniformly lowest."""
 
 from __future__ import annotations
 
@@ -13,21 +14,42 @@ import pytest
 import fednet
 from fednet import registry
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not os.environ.get("FEDNET_DATA"), reason="FEDNET_DATA does not say where MNIST lies")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not os.environ.get("FEDNET_DATA"), reason="FEDNET_DATA does not say where MNIST lies"
+    ),
+]
 
 COMMON: dict[str, Any] = {
-    "rounds": 8, "clients": 20, "participation": 0.5, "model": {"name": "mlp", "hidden": [64]}, "train.lr": 0.05,
-    "train.epochs": 1, "train.momentum": 0.9, "train.batch_size": 64,
-    "data": {"dataset": "mnist", "partition": {"scheme": "dirichlet", "alpha": 0.5}}, "evaluate.every": 8,
+    "rounds": 8,
+    "clients": 20,
+    "participation": 0.5,
+    "model": {"name": "mlp", "hidden": [64]},
+    "train.lr": 0.05,
+    "train.epochs": 1,
+    "train.momentum": 0.9,
+    "train.batch_size": 64,
+    "data": {"dataset": "mnist", "partition": {"scheme": "dirichlet", "alpha": 0.5}},
+    "evaluate.every": 8,
 }
-# What a method needs beside: its public set, images for its condensation, a step that its own scale asks for.
+# What a method needs beside: its public set, images for its condensation, a step that its own scale
+# asks for.
 OWN: dict[str, dict[str, Any]] = {
     "fedpdc": {"data": {**COMMON["data"], "public": {"samples": 500}}},
     "fedrds": {"data": {**COMMON["data"], "public": {"fraction": 0.05}}},
     "feddc": {"algorithm": {"name": "feddc", "iterations": 5, "real_batch": 32}},
     "feddcplus": {"algorithm": {"name": "feddcplus", "iterations": 5, "real_batch": 32}},
-    "fedsgd": {"train.lr": 0.5, "train.momentum": 0.0, "rounds": 40, "evaluate.every": 40},  # one gradient a round
-    "fedcm": {"train.lr": 0.5, "train.momentum": 0.0},  # its own gradient counts for a tenth; it refuses local momentum
+    "fedsgd": {
+        "train.lr": 0.5,
+        "train.momentum": 0.0,
+        "rounds": 40,
+        "evaluate.every": 40,
+    },  # one gradient a round
+    "fedcm": {
+        "train.lr": 0.5,
+        "train.momentum": 0.0,
+    },  # its own gradient counts for a tenth; it refuses local momentum
 }
 
 

@@ -1,4 +1,5 @@
-"""What every registered method costs: the formula from its declarations is what crosses, to the byte."""
+"""What every registered method costs: the formula from its declarations is what crosses, to the
+byte."""
 
 from __future__ import annotations
 
@@ -6,11 +7,18 @@ import msgspec
 import pytest
 
 from fednet import registry
-from tests.engine.rooms import lines, run, summary
+from tests.rooms import lines, run, summary
 
 NAMES = registry.algorithm.names()
 # Three sides: condensation needs images. The public set: FedPDC and FedRDS need one.
-IMAGES = {"dataset": "synthetic", "samples": 60, "shape": [1, 8, 8], "classes": 3, "partition": {"scheme": "iid"}, "public": {"samples": 12}}
+IMAGES = {
+    "dataset": "synthetic",
+    "samples": 60,
+    "shape": [1, 8, 8],
+    "classes": 3,
+    "partition": {"scheme": "iid"},
+    "public": {"samples": 12},
+}
 FAST = {"iterations": 1, "ft_epochs": 1, "ipc": 1}
 CHAINS = {"state": ["qsgd(8)"], "delta": ["topk(0.2)", "fp16"], "control": ["bf16"]}
 
@@ -42,9 +50,20 @@ def measured(rows):
 @pytest.mark.parametrize("wire", [{}, {"up": CHAINS, "down": CHAINS}], ids=["plain", "compressed"])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_prediction_is_what_crosses(tmp_path, name, wire):
-    directory = run(tmp_path, algorithm=method(name), data=IMAGES, model={"name": "mlp", "hidden": [8]}, wire=wire, participation=0.67,
-                    evaluate={"clients": "auto"})
-    records, book, done = lines(directory / "rounds.jsonl"), lines(directory / "wire.jsonl"), summary(directory)
+    directory = run(
+        tmp_path,
+        algorithm=method(name),
+        data=IMAGES,
+        model={"name": "mlp", "hidden": [8]},
+        wire=wire,
+        participation=0.67,
+        evaluate={"clients": "auto"},
+    )
+    records, book, done = (
+        lines(directory / "rounds.jsonl"),
+        lines(directory / "wire.jsonl"),
+        summary(directory),
+    )
     assert len(records) == 2
     for record in records:
         assert record["predicted"] == record["useful"]

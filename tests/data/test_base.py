@@ -14,14 +14,25 @@ X, Y = np.zeros((4, 2), dtype=np.float32), np.array([0, 1, 2, 0])
 
 
 def test_numpy_arrays_of_any_width_become_the_kept_forms():
-    d = Data(train=(X.astype(np.float64), Y.astype(np.uint16)), test=(X.astype(">f8"), Y.astype(np.int8)), classes=3,
-             groups=np.array([1, 1, 2, 2], dtype=np.int32))
-    assert (d.train[0].dtype, d.train[1].dtype, d.groups.dtype) == (torch.float32, torch.int64, torch.int64)
+    d = Data(
+        train=(X.astype(np.float64), Y.astype(np.uint16)),
+        test=(X.astype(">f8"), Y.astype(np.int8)),
+        classes=3,
+        groups=np.array([1, 1, 2, 2], dtype=np.int32),
+    )
+    assert (d.train[0].dtype, d.train[1].dtype, d.groups.dtype) == (
+        torch.float32,
+        torch.int64,
+        torch.int64,
+    )
     assert (d.n_train, d.n_test, d.input_shape, d.sample_nbytes) == (4, 4, (2,), 8)
 
 
 def test_a_dict_of_tensors_is_indexed_and_normalised_by_name():
-    x = {"image": torch.full((4, 3, 2, 2), 255, dtype=torch.uint8), "tokens": torch.arange(8).view(4, 2)}
+    x = {
+        "image": torch.full((4, 3, 2, 2), 255, dtype=torch.uint8),
+        "tokens": torch.arange(8).view(4, 2),
+    }
     d = Data(train=(x, Y), classes=3, mean=(0.5, 0.5, 0.5), std=(0.5, 0.25, 1.0))
     assert d.sample_nbytes == 12 + 16
     taken = d.take(np.array([2, 0]))
@@ -52,25 +63,33 @@ def test_the_hash_covers_every_sample():
     assert one.sha256() != Data(train=(X, Y[::-1].copy()), classes=3).sha256()
 
 
-@pytest.mark.parametrize(("fields", "says"), [
-    ({"train": (X, Y[:3])}, "train: 4 samples in x but 3 in y"),
-    ({"train": ({"a": X, "b": X[:2]}, Y)}, r"2 samples in x\['b'\] but 4 in y"),
-    ({"classes": 2}, r"labels lie in 0\.\.2, expected 0\.\.1 for classes=2"),
-    ({"train": (X, Y - 1)}, r"labels lie in -1\.\.1"),
-    ({"classes": None}, "say classes=C"),
-    ({"train": (X, Y.astype(float))}, "y holds floats but classes=3"),
-    ({"test": (X[:, :1], Y)}, r"a training sample is torch.float32 \(2,\), a test sample is torch.float32 \(1,\)"),
-    ({"test": ({"a": X}, Y)}, "train has the inputs one tensor, test has 'a'"),
-    ({"groups": Y[:2]}, "groups: expected one whole number for each of the 4 training samples"),
-    ({"train": X}, r"expected a pair \(x, y\)"),
-    ({"train": ([1, 2, 3, 4], Y)}, "expected a tensor or a NumPy array, got list"),
-    ({"train": (np.array(["a"] * 4), Y)}, "holds no numbers"),
-    ({"train": (X[:0], Y[:0])}, "train: no samples"),
-    ({"mean": (0.5,)}, "give both or neither"),
-    ({"train": (np.zeros((4, 3, 2, 2), dtype=np.uint8), Y), "mean": (0.5,), "std": (0.5,)},
-     "mean and std are for 1 channels"),
-    ({"names": ("a", "b")}, "2 class names for 3 classes"),
-])
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"train": (X, Y[:3])}, "train: 4 samples in x but 3 in y"),
+        ({"train": ({"a": X, "b": X[:2]}, Y)}, r"2 samples in x\['b'\] but 4 in y"),
+        ({"classes": 2}, r"labels lie in 0\.\.2, expected 0\.\.1 for classes=2"),
+        ({"train": (X, Y - 1)}, r"labels lie in -1\.\.1"),
+        ({"classes": None}, "say classes=C"),
+        ({"train": (X, Y.astype(float))}, "y holds floats but classes=3"),
+        (
+            {"test": (X[:, :1], Y)},
+            r"a training sample is torch.float32 \(2,\), a test sample is torch.float32 \(1,\)",
+        ),
+        ({"test": ({"a": X}, Y)}, "train has the inputs one tensor, test has 'a'"),
+        ({"groups": Y[:2]}, "groups: expected one whole number for each of the 4 training samples"),
+        ({"train": X}, r"expected a pair \(x, y\)"),
+        ({"train": ([1, 2, 3, 4], Y)}, "expected a tensor or a NumPy array, got list"),
+        ({"train": (np.array(["a"] * 4), Y)}, "holds no numbers"),
+        ({"train": (X[:0], Y[:0])}, "train: no samples"),
+        ({"mean": (0.5,)}, "give both or neither"),
+        (
+            {"train": (np.zeros((4, 3, 2, 2), dtype=np.uint8), Y), "mean": (0.5,), "std": (0.5,)},
+            "mean and std are for 1 channels",
+        ),
+        ({"names": ("a", "b")}, "2 class names for 3 classes"),
+    ],
+)
 def test_what_does_not_fit_is_refused_with_the_reason(fields, says):
     with pytest.raises(DataError, match=says):
         Data(**{"train": (X, Y), "classes": 3, **fields})

@@ -1,4 +1,5 @@
-"""The division of a dataset: disjoint, complete, deterministic, and exact in its counts (algorithms.md 6.2-6.4)."""
+"""The division of a dataset: disjoint, complete, deterministic, and exact in its counts
+(algorithms.md 6.2-6.4)."""
 
 from __future__ import annotations
 
@@ -16,15 +17,27 @@ from fednet.errors import ConfigError
 
 
 def section(scheme="iid", tests="like_train", validation=0.0, public=None, pool="same", **options):
-    return Section(partition={"scheme": scheme, "seed": None, **options}, client_test=tests, validation=validation,
-                   public=public or {"samples": 0, "fraction": 0.0}, baseline_pool=pool)
+    return Section(
+        partition={"scheme": scheme, "seed": None, **options},
+        client_test=tests,
+        validation=validation,
+        public=public or {"samples": 0, "fraction": 0.0},
+        baseline_pool=pool,
+    )
 
 
 def data(train: list[int], test: list[int], groups=None, classes=None) -> Data:
     """Samples whose only input is their own number: train 0, 1, ...; test 1000, 1001, ..."""
-    x, tx = np.arange(len(train), dtype=np.float32)[:, None], 1000 + np.arange(len(test), dtype=np.float32)[:, None]
-    return Data(train=(x, np.array(train)), test=(tx, np.array(test, dtype=np.int64)), groups=groups,
-                classes=classes or max(train) + 1)
+    x, tx = (
+        np.arange(len(train), dtype=np.float32)[:, None],
+        1000 + np.arange(len(test), dtype=np.float32)[:, None],
+    )
+    return Data(
+        train=(x, np.array(train)),
+        test=(tx, np.array(test, dtype=np.int64)),
+        groups=groups,
+        classes=classes or max(train) + 1,
+    )
 
 
 def everything(federation: Federation) -> np.ndarray:
@@ -34,31 +47,47 @@ def everything(federation: Federation) -> np.ndarray:
 labels = st.lists(st.integers(0, 4), min_size=40, max_size=120).map(lambda y: [0, 1, 2, 3, 4, *y])
 
 
-@given(y=labels, ty=st.lists(st.integers(0, 4), min_size=5, max_size=60), clients=st.integers(1, 5),
-       seed=st.integers(0, 9),
-       scheme=st.sampled_from([("iid", {}), ("dirichlet", {"alpha": 0.5}), ("dirichlet", {"alpha": 5.0, "cap": True})]),
-       validation=st.sampled_from([0.0, 0.2]), fraction=st.sampled_from([0.0, 0.1]))
+@given(
+    y=labels,
+    ty=st.lists(st.integers(0, 4), min_size=5, max_size=60),
+    clients=st.integers(1, 5),
+    seed=st.integers(0, 9),
+    scheme=st.sampled_from(
+        [("iid", {}), ("dirichlet", {"alpha": 0.5}), ("dirichlet", {"alpha": 5.0, "cap": True})]
+    ),
+    validation=st.sampled_from([0.0, 0.2]),
+    fraction=st.sampled_from([0.0, 0.1]),
+)
 @settings(max_examples=60, deadline=None)
-def test_parts_validation_and_public_are_disjoint_and_cover_the_pool(y, ty, clients, seed, scheme, validation,
-                                                                     fraction):
-    cut = section(scheme[0], validation=validation, public={"samples": 0, "fraction": fraction}, **scheme[1])
+def test_parts_validation_and_public_are_disjoint_and_cover_the_pool(
+    y, ty, clients, seed, scheme, validation, fraction
+):
+    cut = section(
+        scheme[0], validation=validation, public={"samples": 0, "fraction": fraction}, **scheme[1]
+    )
     d = data(y, ty, classes=5)
     federation = split(d, cut, clients, seed)
     assert everything(federation).tolist() == list(range(len(y)))
     assert min(map(len, federation.parts)) >= 1
     assert all((np.diff(p) > 0).all() for p in federation.parts)
     # classes are preserved, and every test sample is used exactly once
-    held = np.bincount(np.array(y)[np.concatenate([federation.validation, federation.public])], minlength=5)
+    held = np.bincount(
+        np.array(y)[np.concatenate([federation.validation, federation.public])], minlength=5
+    )
     assert (federation.table().sum(axis=0) + held == np.bincount(y, minlength=5)).all()
     assert np.sort(np.concatenate(federation.tests)).tolist() == list(range(len(ty)))
     again = split(d, cut, clients, seed)
-    assert [federation.sha256(i) for i in range(clients)] == [again.sha256(i) for i in range(clients)]
+    assert [federation.sha256(i) for i in range(clients)] == [
+        again.sha256(i) for i in range(clients)
+    ]
     assert all((a == b).all() for a, b in zip(federation.tests, again.tests))
 
 
 def test_merge_split_tests_no_client_on_what_anyone_trains_on():
     d = data([0, 1] * 20, [0, 1] * 10)
-    federation = split(d, section(tests="merge_split", public={"samples": 4, "fraction": 0.0}), 4, 0)
+    federation = split(
+        d, section(tests="merge_split", public={"samples": 4, "fraction": 0.0}), 4, 0
+    )
     # 60 samples less 4 public ones are dealt 14 each, cut 10 and 4
     assert [len(p) for p in federation.parts] == [10] * 4
     assert [len(t) for t in federation.tests] == [4] * 4
@@ -96,7 +125,8 @@ def test_public_samples_are_class_balanced():
 
 def test_public_fraction_keeps_class_proportions_by_largest_remainder():
     d = data([0] * 37 + [1] * 25 + [2] * 13, [0, 1, 2])
-    # 0.1 of 75 is 7: shares 3.45, 2.33, 1.21 -> 3, 2, 1, and the missing one to the largest remainder, class 0
+    # 0.1 of 75 is 7: shares 3.45, 2.33, 1.21 -> 3, 2, 1, and the missing one to the largest
+    # remainder, class 0
     federation = split(d, section(public={"samples": 0, "fraction": 0.1}), 2, 0)
     assert np.bincount(d.labels()[federation.public]).tolist() == [4, 2, 1]
 
@@ -129,16 +159,27 @@ def test_sha256_is_of_sorted_little_endian_int64_indices():
 def test_a_site_holds_its_slice_as_model_inputs():
     x = torch.arange(4, dtype=torch.uint8).view(4, 1, 1, 1) * 51
     y = torch.tensor([0, 1, 1, 0])
-    d = Data(train=(x, y), test=(x[:2], y[:2]), classes=2, mean=(0.2,), std=(0.5,),
-             groups=torch.tensor([0, 1, 1, 1]))
+    d = Data(
+        train=(x, y),
+        test=(x[:2], y[:2]),
+        classes=2,
+        mean=(0.2,),
+        std=(0.5,),
+        groups=torch.tensor([0, 1, 1, 1]),
+    )
     federation = split(d, section("natural"), 2, 0)
     site = federation.site(1)
     # 51, 102, 153 are 0.2, 0.4, 0.6 of 255
     torch.testing.assert_close(site.train[0].flatten(), torch.tensor([0.0, 0.4, 0.8]))
     assert site.raw(np.array([2]))[0].flatten().tolist() == [153]
     assert (site.n, site.class_counts.tolist(), site.train[1].tolist()) == (3, [1, 2], [1, 1, 0])
-    assert federation.facts(1) == {"n": 3, "class_counts": (1, 2), "sample_nbytes": 1, "input_shape": (1, 1, 1),
-                                   "public_n": 0}
+    assert federation.facts(1) == {
+        "n": 3,
+        "class_counts": (1, 2),
+        "sample_nbytes": 1,
+        "input_shape": (1, 1, 1),
+        "public_n": 0,
+    }
 
 
 def test_values_have_no_classes_to_be_skewed_by():
@@ -156,17 +197,19 @@ def test_no_client_tests_on_its_own_where_client_test_is_none():
     assert len(federation.site(0).test[1]) == 0
 
 
-@pytest.mark.parametrize(("broken", "says"), [
-    ({"tests": "all"}, "expected like_train, merge_split or none, got 'all'"),
-    ({"validation": 1.0}, "data.validation"),
-    ({"public": {"samples": 2, "fraction": 0.1}}, "exclude each other"),
-    ({"public": {"samples": 0, "fraction": 1.0}}, "0 <= fraction < 1"),
-    ({"pool": "half"}, "expected same or full"),
-    ({"scheme": "dirichlett"}, "Did you mean 'dirichlet'"),
-    ({"scheme": "dirichlet", "alfa": 1}, "Did you mean 'alpha'"),
-    ({"scheme": "dirichlet", "alpha": "big"}, "option 'alpha': expected `float`, got `str`"),
-])
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        ({"tests": "all"}, "expected like_train, merge_split or none, got 'all'"),
+        ({"validation": 1.0}, "data.validation"),
+        ({"public": {"samples": 2, "fraction": 0.1}}, "exclude each other"),
+        ({"public": {"samples": 0, "fraction": 1.0}}, "0 <= fraction < 1"),
+        ({"pool": "half"}, "expected same or full"),
+        ({"scheme": "dirichlett"}, "Did you mean 'dirichlet'"),
+        ({"scheme": "dirichlet", "alfa": 1}, "Did you mean 'alpha'"),
+        ({"scheme": "dirichlet", "alpha": "big"}, "option 'alpha': expected `float`, got `str`"),
+    ],
+)
 def test_an_impossible_section_says_what_is_allowed(broken, says):
     with pytest.raises(ConfigError, match=says):
         split(data([0, 1] * 8, [0, 1]), section(**broken), 2, 0)
-

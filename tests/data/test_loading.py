@@ -22,8 +22,14 @@ from fednet.errors import ConfigError, DataError
 
 
 def section(name, **options):
-    return Section(dataset=name, root=None, download=False, augment="none", client_test="like_train",
-                   options=options)
+    return Section(
+        dataset=name,
+        root=None,
+        download=False,
+        augment="none",
+        client_test="like_train",
+        options=options,
+    )
 
 
 @pytest.fixture
@@ -38,7 +44,7 @@ def toy(n=6, classes=2):
     return Data(train=(x, y), test=(x[:2], y[:2]), classes=classes)
 
 
-# -- built in --------------------------------------------------------------------------------------------------------
+# -- built in --------------------------------------------------------------------------------------
 def test_digits_are_all_there_with_one_in_five_of_each_class_for_testing():
     d = load(section("digits"))
     train, test = np.bincount(d.labels()), np.bincount(d.labels("test"))
@@ -54,7 +60,9 @@ def test_digits_are_all_there_with_one_in_five_of_each_class_for_testing():
 def test_digits_are_scaled_bilinearly_with_half_pixel_centres():
     small = np.zeros((1, 8, 8), dtype=np.int64)
     small[0, 0, 0], small[0, 4, 4] = 16, 9
-    big = torch.nn.functional.interpolate(torch.from_numpy(small[None] * 255 / 16), size=(28, 28), mode="bilinear")
+    big = torch.nn.functional.interpolate(
+        torch.from_numpy(small[None] * 255 / 16), size=(28, 28), mode="bilinear"
+    )
     assert np.abs(bilinear(small)[0, 0] - big[0, 0].numpy()).max() <= 0.5 + 1e-9
     assert bilinear(small)[0, 0, 0, 0] == 255
 
@@ -63,7 +71,9 @@ def test_synthetic_images_are_even_in_classes_and_follow_the_seed():
     d = load(section("synthetic", samples=100, shape=[3, 8, 8], classes=5), seed=1)
     assert (d.train[0].dtype, d.input_shape, d.n_test) == (torch.uint8, (3, 8, 8), 20)
     assert np.bincount(d.labels()).tolist() == [20] * 5
-    same, other = (load(section("synthetic", samples=100, shape=[3, 8, 8], classes=5), seed=s) for s in (1, 2))
+    same, other = (
+        load(section("synthetic", samples=100, shape=[3, 8, 8], classes=5), seed=s) for s in (1, 2)
+    )
     assert d.sha256() == same.sha256() != other.sha256()
 
 
@@ -90,7 +100,9 @@ def test_data_that_are_half_there_are_answered_with_what_is_missing(tmp_path):
     raw.mkdir(parents=True)
     for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3"):
         (raw / f"{part}-ubyte").write_bytes(b"")
-    with pytest.raises(DataError, match=r"expected MNIST/raw/t10k-labels-idx1-ubyte, found the others"):
+    with pytest.raises(
+        DataError, match=r"expected MNIST/raw/t10k-labels-idx1-ubyte, found the others"
+    ):
         load(section("mnist"), tmp_path)
     (raw / "t10k-labels-idx1-ubyte").write_bytes(b"")
     with pytest.raises(DataError, match=r"4 files are there, but not as published"):
@@ -109,12 +121,17 @@ def test_a_tiny_imagenet_that_is_half_unpacked_is_not_taken_for_a_smaller_one(tm
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "sizes", "shape"), [
-    ("mnist", (60000, 10000), (1, 28, 28)),
-    ("fashion-mnist", (60000, 10000), (1, 28, 28)),
-    ("cifar10", (50000, 10000), (3, 32, 32)),
-])
-def test_real_benchmarks_have_their_sizes_and_normalise_to_zero_mean_and_unit_deviation(name, sizes, shape):
+@pytest.mark.parametrize(
+    ("name", "sizes", "shape"),
+    [
+        ("mnist", (60000, 10000), (1, 28, 28)),
+        ("fashion-mnist", (60000, 10000), (1, 28, 28)),
+        ("cifar10", (50000, 10000), (3, 32, 32)),
+    ],
+)
+def test_real_benchmarks_have_their_sizes_and_normalise_to_zero_mean_and_unit_deviation(
+    name, sizes, shape
+):
     if "FEDNET_DATA" not in os.environ:
         pytest.skip("FEDNET_DATA is not set")
     d = load(section(name))
@@ -126,12 +143,26 @@ def test_real_benchmarks_have_their_sizes_and_normalise_to_zero_mean_and_unit_de
 
 def test_listing_what_there_is_imports_no_torch():
     code = "import sys; from fednet.registry import ALL; print(*ALL['datasets'].names(), 'torch' in sys.modules)"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert said == ["arrays", "cifar10", "cifar100", "digits", "fashion-mnist", "folder", "mnist", "site", "svhn",
-                    "synthetic", "tiny-imagenet", "False"]
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert said == [
+        "arrays",
+        "cifar10",
+        "cifar100",
+        "digits",
+        "fashion-mnist",
+        "folder",
+        "mnist",
+        "site",
+        "svhn",
+        "synthetic",
+        "tiny-imagenet",
+        "False",
+    ]
 
 
-# -- one's own -------------------------------------------------------------------------------------------------------
+# -- one's own -------------------------------------------------------------------------------------
 def test_an_own_dataset_gets_its_root_and_its_options(own, tmp_path):
     seen = {}
 
@@ -150,7 +181,9 @@ def test_named_options_are_checked_by_name_and_type(own, tmp_path):
         return toy()
 
     load(section("sensors", window=1, axes=["x"]), tmp_path)
-    with pytest.raises(ConfigError, match=r"'sensors'\): unknown option 'windw'; known: axes, window\..*'window'"):
+    with pytest.raises(
+        ConfigError, match=r"'sensors'\): unknown option 'windw'; known: axes, window\..*'window'"
+    ):
         load(section("sensors", windw=1), tmp_path)
     with pytest.raises(ConfigError, match="option 'window': expected `int`, got `str`"):
         load(section("sensors", window="wide"), tmp_path)
@@ -176,12 +209,18 @@ def test_an_unknown_dataset_names_the_nearest():
         load(section("cifar-10"))
 
 
-# -- files -----------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 def test_arrays_are_read_with_classes_groups_and_statistics(tmp_path):
     x = np.zeros((4, 5, 6), dtype=np.uint8)
     x[2:] = 255
-    np.savez(tmp_path / "a.npz", x_train=x, y_train=np.array([[0], [1], [2], [0]], dtype=np.uint8), x_test=x[:2],
-             y_test=np.array([[1], [1]]), groups=np.array([5, 5, 6, 6]))
+    np.savez(
+        tmp_path / "a.npz",
+        x_train=x,
+        y_train=np.array([[0], [1], [2], [0]], dtype=np.uint8),
+        x_test=x[:2],
+        y_test=np.array([[1], [1]]),
+        groups=np.array([5, 5, 6, 6]),
+    )
     d = load(section("arrays", path="a.npz"), tmp_path)
     assert (d.input_shape, d.classes, d.mean, d.std) == ((1, 5, 6), 3, (0.5,), (0.5,))
     assert (d.train[1].tolist(), d.groups.tolist()) == ([0, 1, 2, 0], [5, 5, 6, 6])
@@ -246,7 +285,9 @@ def test_tiny_imagenet_is_read_in_its_own_layout(tmp_path):
     picture(top / "val" / "images" / "val_0.png", 50)
     picture(top / "val" / "images" / "val_1.png", 60)
     picture(top / "test" / "images" / "test_0.png", 70)  # without labels: not used
-    (top / "val" / "val_annotations.txt").write_text("val_0.png\tn02\t0\t0\t1\t1\nval_1.png\tn01\t0\t0\t1\t1\n")
+    (top / "val" / "val_annotations.txt").write_text(
+        "val_0.png\tn02\t0\t0\t1\t1\nval_1.png\tn01\t0\t0\t1\t1\n"
+    )
     d = load(section("tiny-imagenet"), tmp_path)
     assert (d.test[0][:, 0, 0, 0].tolist(), d.test[1].tolist()) == ([50, 60], [1, 0])
     assert d.mean == (0.4802, 0.4481, 0.3975)
@@ -275,11 +316,13 @@ def test_a_broken_image_is_named(tmp_path):
         load(section("folder"), tmp_path)
 
 
-# -- at a site -------------------------------------------------------------------------------------------------------
+# -- at a site -------------------------------------------------------------------------------------
 def test_a_site_brings_its_own_folder_and_lacks_some_classes(tmp_path):
     for k in range(4):
         picture(tmp_path / "train" / "bee" / f"{k}.png", k)
-    d = load_site(section("site", shape=[3, 4, 4], classes=["ant", "bee", "cat"], test_share=0.25), tmp_path)
+    d = load_site(
+        section("site", shape=[3, 4, 4], classes=["ant", "bee", "cat"], test_share=0.25), tmp_path
+    )
     assert (d.classes, d.labels().tolist(), d.labels("test").tolist()) == (3, [1, 1, 1], [1])
     assert d.mean == (0.5, 0.5, 0.5)  # never the site's own statistics
     site = alone(d).site(0)
@@ -287,25 +330,39 @@ def test_a_site_brings_its_own_folder_and_lacks_some_classes(tmp_path):
 
 
 def test_a_site_brings_one_npz_file(tmp_path):
-    np.savez(tmp_path / "mine.npz", x_train=np.zeros((3, 7), dtype=np.float32), y_train=np.array([0, 0, 1]))
+    np.savez(
+        tmp_path / "mine.npz",
+        x_train=np.zeros((3, 7), dtype=np.float32),
+        y_train=np.array([0, 0, 1]),
+    )
     d = load_site(section("site", shape=[7], classes=2), tmp_path)
     assert (d.n_train, d.n_test) == (3, 0)
-    with pytest.raises(DataError, match=r"holds samples of shape \[7\] in 2 classes; .* say \[8\] and 2"):
+    with pytest.raises(
+        DataError, match=r"holds samples of shape \[7\] in 2 classes; .* say \[8\] and 2"
+    ):
         load_site(section("site", shape=[8], classes=2), tmp_path)
 
 
 def test_a_site_brings_a_registered_dataset(own, tmp_path):
     own("sensors")(lambda root, *, window=1: toy())
-    assert load_site(section("site", shape=[3], classes=2, format="sensors", window=2), tmp_path).n_train == 6
+    assert (
+        load_site(
+            section("site", shape=[3], classes=2, format="sensors", window=2), tmp_path
+        ).n_train
+        == 6
+    )
 
 
-@pytest.mark.parametrize(("options", "place", "says"), [
-    ({"shape": [3], "classes": 2}, "empty", r"found neither train/<class>/ nor one .npz file"),
-    ({"classes": 2}, "empty", "say the shape of a sample"),
-    ({"shape": [3], "classes": 2}, "nowhere", "there is no such folder or file"),
-    ({"shape": [3], "classes": 2}, None, "--data DIR"),
-    ({"shape": [3], "classes": 2, "format": "site"}, "empty", "unknown format 'site'"),
-])
+@pytest.mark.parametrize(
+    ("options", "place", "says"),
+    [
+        ({"shape": [3], "classes": 2}, "empty", r"found neither train/<class>/ nor one .npz file"),
+        ({"classes": 2}, "empty", "say the shape of a sample"),
+        ({"shape": [3], "classes": 2}, "nowhere", "there is no such folder or file"),
+        ({"shape": [3], "classes": 2}, None, "--data DIR"),
+        ({"shape": [3], "classes": 2, "format": "site"}, "empty", "unknown format 'site'"),
+    ],
+)
 def test_a_site_that_cannot_be_read_says_why(tmp_path, options, place, says):
     (tmp_path / "empty").mkdir()
     with pytest.raises((ConfigError, DataError), match=says):
@@ -317,15 +374,22 @@ def test_the_server_loads_nothing_of_a_site():
         load(section("site", shape=[3], classes=2))
 
 
-# -- export and back -------------------------------------------------------------------------------------------------
+# -- export and back -------------------------------------------------------------------------------
 def test_an_exported_partition_is_read_back_as_it_was(tmp_path):
     import json
 
     d = load(section("digits"))
-    base = {"client_test": "like_train", "validation": 0.0, "public": {"samples": 20}, "baseline_pool": "same"}
+    base = {
+        "client_test": "like_train",
+        "validation": 0.0,
+        "public": {"samples": 20},
+        "baseline_pool": "same",
+    }
     first = split(d, Section(partition={"scheme": "dirichlet", "alpha": 0.5}, **base), 4, 0)
     (tmp_path / "parts.json").write_text(json.dumps(first.export()))
-    again = split(d, Section(partition={"scheme": "file", "path": str(tmp_path / "parts.json")}, **base), 4, 0)
+    again = split(
+        d, Section(partition={"scheme": "file", "path": str(tmp_path / "parts.json")}, **base), 4, 0
+    )
     assert [again.sha256(i) for i in range(4)] == [first.sha256(i) for i in range(4)]
     assert all((a == b).all() for a, b in zip(again.tests, first.tests))
 
@@ -344,7 +408,9 @@ def resident_kb(name):
 def test_of_a_large_set_only_what_is_being_read_lies_in_memory(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     values = torch.arange(4 << 20, dtype=torch.int64).view(-1, 1024)
-    x = cache.once(["a set"], tuple(values.shape), "int64", lambda: iter(values.numpy().reshape(4, -1, 1024)))
+    x = cache.once(
+        ["a set"], tuple(values.shape), "int64", lambda: iter(values.numpy().reshape(4, -1, 1024))
+    )
     file = next(tmp_path.rglob("*.npy")).name
     assert torch.equal(x, values)
     assert resident_kb(file) > 30_000

@@ -36,7 +36,7 @@ def flat(parts):
     return np.sort(np.concatenate(parts)).tolist()
 
 
-# -- Dirichlet -------------------------------------------------------------------------------------------------------
+# -- Dirichlet -------------------------------------------------------------------------------------
 def test_each_class_is_cut_at_the_floor_of_its_cumulated_shares():
     y = np.array([0] * 10 + [1] * 4)
     parts = dirichlet(y, 2, Fixed([0.29, 0.71], [0.5, 0.5]))
@@ -47,7 +47,8 @@ def test_each_class_is_cut_at_the_floor_of_its_cumulated_shares():
 def test_with_the_cap_a_client_that_holds_its_share_gets_no_more():
     y = np.array([0] * 6 + [1] * 6)
     draws = [0.9, 0.05, 0.05], [0.5, 0.25, 0.25]
-    # n/N = 4. Without the cap client 0 holds 5 zeros and 3 ones; with it 5 >= 4, and the others share the ones
+    # n/N = 4. Without the cap client 0 holds 5 zeros and 3 ones; with it 5 >= 4, and the others
+    # share the ones
     assert [len(p) for p in dirichlet(y, 3, Fixed(*draws))] == [8, 1, 3]
     assert [len(p) for p in dirichlet(y, 3, Fixed(*draws), cap=True)] == [5, 3, 4]
 
@@ -60,7 +61,10 @@ def test_where_the_cap_leaves_nothing_the_uncapped_shares_are_used():
 
 
 def test_a_draw_of_nan_or_zeros_is_drawn_again():
-    assert proportions(Fixed([np.nan, np.nan], [0.0, 0.0], [0.25, 0.75]), 2, 1e-9).tolist() == [0.25, 0.75]
+    assert proportions(Fixed([np.nan, np.nan], [0.0, 0.0], [0.25, 0.75]), 2, 1e-9).tolist() == [
+        0.25,
+        0.75,
+    ]
 
 
 def test_a_try_that_leaves_a_client_too_little_is_repeated_from_scratch():
@@ -71,14 +75,21 @@ def test_a_try_that_leaves_a_client_too_little_is_repeated_from_scratch():
 
 def test_it_always_ends():
     y = np.repeat(np.arange(2), 50)
-    with pytest.raises(ConfigError, match="no draw of 1000 gave each of 20 clients 5 of 100 samples"):
+    with pytest.raises(
+        ConfigError, match="no draw of 1000 gave each of 20 clients 5 of 100 samples"
+    ):
         dirichlet(y, 20, rng(0, "partition"), alpha=0.001, min_samples=5)
     with pytest.raises(ConfigError, match="100 samples cannot give each of 101 clients 1"):
         dirichlet(y, 101, rng(0, "partition"))
 
 
-@given(counts=st.lists(st.integers(0, 40), min_size=1, max_size=6), clients=st.integers(1, 6),
-       alpha=st.sampled_from([0.5, 1.0, 100.0]), cap=st.booleans(), seed=st.integers(0, 99))
+@given(
+    counts=st.lists(st.integers(0, 40), min_size=1, max_size=6),
+    clients=st.integers(1, 6),
+    alpha=st.sampled_from([0.5, 1.0, 100.0]),
+    cap=st.booleans(),
+    seed=st.integers(0, 99),
+)
 @settings(max_examples=80, deadline=None)
 def test_dirichlet_is_disjoint_complete_and_deterministic(counts, clients, alpha, cap, seed):
     y = np.repeat(np.arange(len(counts)), counts)
@@ -94,12 +105,14 @@ def test_dirichlet_is_disjoint_complete_and_deterministic(counts, clients, alpha
 def test_the_cap_pulls_sizes_together():
     y = np.repeat(np.arange(10), 100)
     plain = [len(p) for p in dirichlet(y, 10, rng(0, "partition"), alpha=0.1)]
-    kept = [len(p) for p in dirichlet(y, 10, rng(0, "partition"), alpha=0.1, cap=True, min_samples=10)]
+    kept = [
+        len(p) for p in dirichlet(y, 10, rng(0, "partition"), alpha=0.1, cap=True, min_samples=10)
+    ]
     assert min(kept) >= 10
     assert np.std(kept) < np.std(plain)
 
 
-# -- shards ----------------------------------------------------------------------------------------------------------
+# -- shards ----------------------------------------------------------------------------------------
 def test_shards_are_cut_from_the_sorted_labels_and_the_remainder_is_unused():
     y = np.array([1, 0, 1, 0, 1, 0, 1, 0, 1])
     parts = shards(y, 2, Fixed(), per_client=2)
@@ -107,7 +120,12 @@ def test_shards_are_cut_from_the_sorted_labels_and_the_remainder_is_unused():
     assert [p.tolist() for p in parts] == [[1, 3, 5, 7], [0, 2, 4, 6]]
 
 
-@given(clients=st.integers(1, 10), per_client=st.integers(1, 3), each=st.integers(3, 9), seed=st.integers(0, 99))
+@given(
+    clients=st.integers(1, 10),
+    per_client=st.integers(1, 3),
+    each=st.integers(3, 9),
+    seed=st.integers(0, 99),
+)
 @settings(max_examples=50, deadline=None)
 def test_shards_are_equal_and_disjoint(clients, per_client, each, seed):
     y = rng(seed, "shuffle").permutation(np.repeat(np.arange(10), each))
@@ -131,7 +149,7 @@ def test_test_shards_have_the_clients_own_numbers():
         shards.test(ty[:19], 10, rng(0, "partition"), rng(0, "client_test"))
 
 
-# -- the rest --------------------------------------------------------------------------------------------------------
+# -- the rest --------------------------------------------------------------------------------------
 def test_iid_parts_differ_by_one_at_most():
     parts = iid(np.zeros(11, dtype=int), 3, rng(0, "partition"))
     assert sorted(map(len, parts)) == [3, 4, 4]
@@ -140,7 +158,10 @@ def test_iid_parts_differ_by_one_at_most():
 
 def test_quantity_skew_cuts_a_shuffled_pool_at_the_floor_of_cumulated_sizes():
     y = np.arange(10) % 2
-    assert [p.tolist() for p in quantity(y, 2, Fixed([0.29, 0.71]))] == [[0, 1], [2, 3, 4, 5, 6, 7, 8, 9]]
+    assert [p.tolist() for p in quantity(y, 2, Fixed([0.29, 0.71]))] == [
+        [0, 1],
+        [2, 3, 4, 5, 6, 7, 8, 9],
+    ]
     with pytest.raises(ConfigError, match="no draw of 1000"):
         quantity(np.zeros(100, dtype=int), 10, rng(0, "partition"), alpha=0.01, min_samples=9)
 
@@ -175,13 +196,16 @@ def test_a_file_names_indices_into_the_whole_training_set(tmp_path):
     assert for_test(np.zeros(2), 2, path=str(path)) is None
 
 
-@pytest.mark.parametrize(("text", "says"), [
-    ("[[0], [4]]", "client 1 names sample 4, which is not in the training pool"),
-    ("[[0]]", "1 lists under 'train' for 2 clients"),
-    ('{"clients": 3}', "expected"),
-    ("[[0], [0.5]]", "expected"),
-    ("no json", "not a readable JSON file"),
-])
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[[0], [4]]", "client 1 names sample 4, which is not in the training pool"),
+        ("[[0]]", "1 lists under 'train' for 2 clients"),
+        ('{"clients": 3}', "expected"),
+        ("[[0], [0.5]]", "expected"),
+        ("no json", "not a readable JSON file"),
+    ],
+)
 def test_a_wrong_file_says_what_is_wrong(tmp_path, text, says):
     path = tmp_path / "parts.json"
     path.write_text(text)

@@ -1,4 +1,5 @@
-"""Inputs made from others: bytes changed, and, where an input is made of frames, fields of its headers."""
+"""Inputs made from others: bytes changed, and, where an input is made of frames, fields of its
+headers."""
 
 from __future__ import annotations
 
@@ -8,11 +9,51 @@ from collections.abc import Callable, Sequence
 
 import msgpack
 
-NUMBERS = (-1, 0, 1, 2, 127, 128, 255, 256, 65535, 65536, 2**20, 2**20 + 1, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**40 + 1, 2**63 - 1, 2**63, 2**64 - 1)
-VALUES = (*NUMBERS[:19], None, True, False, 0.5, float("nan"), float("inf"), "", "x", "x" * 200, b"", b"x", [], [[]], {}, "train", "evaluate", "../..")
+NUMBERS = (
+    -1,
+    0,
+    1,
+    2,
+    127,
+    128,
+    255,
+    256,
+    65535,
+    65536,
+    2**20,
+    2**20 + 1,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**40,
+    2**40 + 1,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+)
+VALUES = (
+    *NUMBERS[:19],
+    None,
+    True,
+    False,
+    0.5,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    "x" * 200,
+    b"",
+    b"x",
+    [],
+    [[]],
+    {},
+    "train",
+    "evaluate",
+    "../..",
+)
 
 
-# -- frames ------------------------------------------------------------------------------------------------------------
+# -- frames ----------------------------------------------------------------------------------------
 def pack(frames: Sequence[bytes]) -> bytes:
     """Each frame after its length, of two bytes."""
     return b"".join(struct.pack("<H", len(f)) + f for f in frames)
@@ -22,16 +63,18 @@ def unpack(data: bytes) -> list[bytes]:
     """The frames; whatever the bytes are, they are some."""
     frames, at = [], 0
     while at < len(data):
-        n = int.from_bytes(data[at:at + 2], "little")
-        frames.append(data[at + 2:at + 2 + n])
+        n = int.from_bytes(data[at : at + 2], "little")
+        frames.append(data[at + 2 : at + 2 + n])
         at += 2 + n
     return frames
 
 
-# -- changes -----------------------------------------------------------------------------------------------------------
+# -- changes ---------------------------------------------------------------------------------------
 def a_byte(draw: random.Random, data: bytearray, others: Sequence[bytes]) -> None:
     if data:
-        data[draw.randrange(len(data))] = draw.choice((0, 1, 0x7F, 0x80, 0xC1, 0xFF, draw.randrange(256)))
+        data[draw.randrange(len(data))] = draw.choice(
+            (0, 1, 0x7F, 0x80, 0xC1, 0xFF, draw.randrange(256))
+        )
 
 
 def a_bit(draw: random.Random, data: bytearray, others: Sequence[bytes]) -> None:
@@ -43,7 +86,9 @@ def a_number(draw: random.Random, data: bytearray, others: Sequence[bytes]) -> N
     width = draw.choice((1, 2, 4, 8))
     if len(data) >= width:
         at = draw.randrange(len(data) - width + 1)
-        data[at:at + width] = (draw.choice(NUMBERS) % 2**(8 * width)).to_bytes(width, draw.choice(("little", "big")))
+        data[at : at + width] = (draw.choice(NUMBERS) % 2 ** (8 * width)).to_bytes(
+            width, draw.choice(("little", "big"))
+        )
 
 
 def _cut(draw: random.Random, data: bytearray) -> slice:
@@ -78,7 +123,13 @@ def a_field(draw: random.Random, data: bytearray, others: Sequence[bytes]) -> No
         fields.pop("c", None)
         change(draw, fields)
         frames[i] = msgpack.packb(fields)
-    except (ValueError, OverflowError, TypeError, msgpack.exceptions.UnpackException, UnicodeEncodeError):
+    except (
+        ValueError,
+        OverflowError,
+        TypeError,
+        msgpack.exceptions.UnpackException,
+        UnicodeEncodeError,
+    ):
         return a_byte(draw, data, others)
     data[:] = pack(frames)
 
@@ -124,7 +175,9 @@ BYTES: tuple[Change, ...] = (a_byte, a_bit, a_number, less, again, anothers)
 FRAMES: tuple[Change, ...] = (*BYTES, a_field, a_field, a_field, frames_moved, frames_moved)
 
 
-def mutated(draw: random.Random, data: bytes, others: Sequence[bytes], framed: bool, longest: int = 1 << 16) -> bytes:
+def mutated(
+    draw: random.Random, data: bytes, others: Sequence[bytes], framed: bool, longest: int = 1 << 16
+) -> bytes:
     """`data` with one to a few changes."""
     out = bytearray(data)
     for _ in range(draw.choice((1, 1, 1, 2, 4, 8))):

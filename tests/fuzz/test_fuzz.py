@@ -1,8 +1,11 @@
-"""Whatever the bytes, they are taken or refused: what is sent to either side, and the files that are read.
+"""Whatever the bytes, they are taken or refused: what is sent to either side, and the files that
+are read.
 
-    pytest tests/fuzz                                          every kept input, and a few hundred new ones of each
-    FEDNET_FUZZ_S=600 pytest -m slow tests/fuzz -s             so many seconds a target; what fails is written to its corpus
-    FEDNET_FUZZ_S=60 FEDNET_FUZZ_KEEP=1 pytest -m slow ...     keeps an input for each new outcome too
+    pytest tests/fuzz    every kept input, and a few hundred new ones of each
+    FEDNET_FUZZ_S=600 pytest -m slow tests/fuzz -s
+    so many seconds a target; what fails is written to its corpus
+    FEDNET_FUZZ_S=60 FEDNET_FUZZ_KEEP=1 pytest -m slow ...
+    keeps an input for each new outcome too
 
 An input that failed stays in `corpus/TARGET/` for good, under the name of its SHA-256.
 """
@@ -58,10 +61,16 @@ def test_what_is_made_from_them_is_taken_or_refused(name, seed):
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("name", TARGETS)
 def test_for_as_long_as_it_is_told(name):
-    """New outcomes are inputs to go on from; a failure is kept, as short as leaving out pieces makes it."""
+    """New outcomes are inputs to go on from; a failure is kept, as short as leaving out pieces
+    makes it."""
     target, seconds = TARGETS[name], float(os.environ.get("FEDNET_FUZZ_S", "30"))
     seed = int(os.environ.get("FEDNET_FUZZ_SEED", time.time_ns()))
-    draw, inputs, outcomes, tried = random.Random(seed), [*target.seeds(), *corpus(name)], dict[str, bytes](), 0
+    draw, inputs, outcomes, tried = (
+        random.Random(seed),
+        [*target.seeds(), *corpus(name)],
+        dict[str, bytes](),
+        0,
+    )
     for data in inputs:
         outcomes.setdefault(target.run(data), data)
     known, failures, end = set(outcomes), dict[str, str](), time.monotonic() + seconds
@@ -73,13 +82,15 @@ def test_for_as_long_as_it_is_told(name):
         except Exception as broken:
             why = f"{type(broken).__name__}: {broken}"
             if shape_of(why) not in failures:
-                failures[shape_of(why)] = f"{keep(name, smaller(target.run, data, type(broken), time.monotonic() + 5))}: {why}"
+                failures[shape_of(why)] = (
+                    f"{keep(name, smaller(target.run, data, type(broken), time.monotonic() + 5))}: {why}"
+                )
             continue
         if word not in outcomes:
             outcomes[word] = data
             inputs.append(data)
     if os.environ.get("FEDNET_FUZZ_KEEP"):
-        for word in [w for w in outcomes if w not in known][:max(0, KEPT - len(corpus(name)))]:
+        for word in [w for w in outcomes if w not in known][: max(0, KEPT - len(corpus(name)))]:
             if len(outcomes[word]) <= 4096:
                 keep(name, outcomes[word])
     print(f"{name}: {tried} inputs, {len(outcomes)} outcomes, seed {seed}")
@@ -92,7 +103,7 @@ def smaller(run, data: bytes, kind: type[Exception], end: float) -> bytes:
     while size and time.monotonic() < end:
         at = 0
         while at < len(data) and time.monotonic() < end:
-            less = data[:at] + data[at + size:]
+            less = data[:at] + data[at + size :]
             try:
                 run(less)
             except kind:

@@ -11,7 +11,8 @@ from fednet.errors import ConfigError
 
 C32, C64, G28 = (3, 32, 32), (3, 64, 64), (1, 28, 28)
 
-# name, options, input, classes, parameters, elements of buffers: as the five papers' models have them
+# name, options, input, classes, parameters, elements of buffers: as the five papers' models have
+# them
 SIZES = [
     ("pdc_cnn", {}, C32, 10, 92_626, 0),
     ("pdc_cnn", {}, C32, 100, 115_756, 0),
@@ -51,7 +52,9 @@ SHAPES = {"abc_mlp": G28, "rds_mnist": G28, "rds_fmnist": G28, "mlp": (7,), **SM
 NAMES = registry.model.names()
 
 
-def make(name: str, seed: int = 0, shape: tuple[int, ...] | None = None, classes: int = 10, **options) -> nn.Module:
+def make(
+    name: str, seed: int = 0, shape: tuple[int, ...] | None = None, classes: int = 10, **options
+) -> nn.Module:
     return models.build({"name": name, **options}, shape or SHAPES.get(name, C32), classes, seed)
 
 
@@ -65,7 +68,9 @@ def test_a_model_has_the_size_of_its_paper(name, options, shape, classes, parame
 
 def test_every_model_of_the_package_is_in_the_table():
     assert set(NAMES) >= {row[0] for row in SIZES}
-    assert {e.name for e in registry.model.entries() if e.module.startswith("fednet.")} == {row[0] for row in SIZES}
+    assert {e.name for e in registry.model.entries() if e.module.startswith("fednet.")} == {
+        row[0] for row in SIZES
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -96,7 +101,11 @@ def test_the_head_is_the_last_linear_and_turns_features_into_outputs(name):
 
 
 def test_only_the_models_of_fedpdc_have_a_projection_head():
-    assert {n for n in NAMES if hasattr(make(n), "projection")} == {"pdc_cnn", "resnet18_bn_proj", "resnet50_bn_proj"}
+    assert {n for n in NAMES if hasattr(make(n), "projection")} == {
+        "pdc_cnn",
+        "resnet18_bn_proj",
+        "resnet50_bn_proj",
+    }
 
 
 @pytest.mark.parametrize("name", ["lenet5", "resnet18_gn", "convnet3"])
@@ -122,7 +131,9 @@ def test_reset_gives_a_fresh_model_from_the_current_generator():
 
 def test_options_are_read_off_the_keyword_arguments():
     assert models.spec("resnet18_gn").Options.__struct_fields__ == ("stem", "gn_groups")
-    assert models.spec("resnet18_gn").build.Options() == models.spec("resnet18_gn").Options(stem="cifar", gn_groups=2)
+    assert models.spec("resnet18_gn").build.Options() == models.spec("resnet18_gn").Options(
+        stem="cifar", gn_groups=2
+    )
     assert models.spec("lenet5").Options.__struct_fields__ == ()
 
 
@@ -130,20 +141,23 @@ def test_keys_of_the_engine_are_none_of_the_models_business():
     make("lenet5", buffers="local", trainable="head.*", weights=None)
 
 
-@pytest.mark.parametrize(("section", "shape", "words"), [
-    ({"name": "lenet"}, C32, ["unknown model 'lenet'", "Did you mean 'lenet5'"]),
-    ({}, C32, ["model.name is missing", "lenet5"]),
-    ({"name": "vgg11", "nrom": "batch"}, C32, ["model.nrom", "vgg11", "Did you mean 'norm'"]),
-    ({"name": "lenet5", "norm": "batch"}, C32, ["model.norm", "lenet5 has no options"]),
-    ({"name": "vgg11", "norm": "layer"}, C32, ["model.norm", "'layer'"]),
-    ({"name": "mlp", "hidden": [20, "x"]}, C32, ["model.hidden[1]", "int"]),
-    ({"name": "mlp", "hidden": [0]}, C32, ["model.hidden", ">= 1"]),
-    ({"name": "resnet18_gn", "gn_groups": 3}, C32, ["gn_groups", "3", "64"]),
-    ({"name": "lenet5"}, (1, 12, 12), ["lenet5", "16x16", "1x12x12"]),
-    ({"name": "vgg11"}, (3, 30, 30), ["vgg11", "32x32", "3x30x30"]),
-    ({"name": "convnet3"}, (30,), ["convnet3", "(30,)", "mlp"]),
-    ({"name": "mlp"}, (), ["mlp", "()"]),
-])
+@pytest.mark.parametrize(
+    ("section", "shape", "words"),
+    [
+        ({"name": "lenet"}, C32, ["unknown model 'lenet'", "Did you mean 'lenet5'"]),
+        ({}, C32, ["model.name is missing", "lenet5"]),
+        ({"name": "vgg11", "nrom": "batch"}, C32, ["model.nrom", "vgg11", "Did you mean 'norm'"]),
+        ({"name": "lenet5", "norm": "batch"}, C32, ["model.norm", "lenet5 has no options"]),
+        ({"name": "vgg11", "norm": "layer"}, C32, ["model.norm", "'layer'"]),
+        ({"name": "mlp", "hidden": [20, "x"]}, C32, ["model.hidden[1]", "int"]),
+        ({"name": "mlp", "hidden": [0]}, C32, ["model.hidden", ">= 1"]),
+        ({"name": "resnet18_gn", "gn_groups": 3}, C32, ["gn_groups", "3", "64"]),
+        ({"name": "lenet5"}, (1, 12, 12), ["lenet5", "16x16", "1x12x12"]),
+        ({"name": "vgg11"}, (3, 30, 30), ["vgg11", "32x32", "3x30x30"]),
+        ({"name": "convnet3"}, (30,), ["convnet3", "(30,)", "mlp"]),
+        ({"name": "mlp"}, (), ["mlp", "()"]),
+    ],
+)
 def test_what_cannot_be_built_says_why(section, shape, words):
     with pytest.raises(ConfigError) as caught:
         models.build(section, shape, 10, 0)
@@ -151,14 +165,29 @@ def test_what_cannot_be_built_says_why(section, shape, words):
         assert word in str(caught.value)
 
 
-@pytest.mark.parametrize(("name", "side"), [
-    ("lenet5", 16), ("abc_conv", 16), ("rds_cifar", 16), ("rds_mnist", 4), ("rds_fmnist", 4),
-    ("convnet3", 8), ("vgg11", 32), ("vgg11", 28), ("resnet18_gn", 8), ("resnet18_bn_proj", 8)])
+@pytest.mark.parametrize(
+    ("name", "side"),
+    [
+        ("lenet5", 16),
+        ("abc_conv", 16),
+        ("rds_cifar", 16),
+        ("rds_mnist", 4),
+        ("rds_fmnist", 4),
+        ("convnet3", 8),
+        ("vgg11", 32),
+        ("vgg11", 28),
+        ("resnet18_gn", 8),
+        ("resnet18_bn_proj", 8),
+    ],
+)
 def test_the_smallest_image_that_is_accepted_works(name, side):
-    assert make(name, shape=(1, side, side), classes=2)(torch.zeros(2, 1, side, side)).shape == (2, 2)
+    assert make(name, shape=(1, side, side), classes=2)(torch.zeros(2, 1, side, side)).shape == (
+        2,
+        2,
+    )
 
 
-# -- parts of one's own ----------------------------------------------------------------------------------------------
+# -- parts of one's own ----------------------------------------------------------------------------
 def test_a_class_of_ones_own_takes_its_keyword_arguments_as_options(monkeypatch):
     class Mine(nn.Module):
         def __init__(self, *, input_shape: tuple[int, ...], classes: int, width: int = 4):
@@ -178,7 +207,7 @@ def test_a_model_without_a_linear_has_no_head():
     assert models.head_names(nn.Linear(2, 2, bias=False)) == ("weight",)
 
 
-# -- weights from a file ---------------------------------------------------------------------------------------------
+# -- weights from a file ---------------------------------------------------------------------------
 def test_weights_of_a_file_replace_the_initialisation(tmp_path):
     source = make("lenet5", seed=1)
     save_file(source.state_dict(), tmp_path / "w.safetensors")
@@ -196,15 +225,24 @@ def test_a_file_may_leave_out_the_head_which_keeps_its_initialisation(tmp_path):
     assert torch.equal(module.body.conv1.weight, source.body.conv1.weight.half().float())
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    (lambda s: {**s, "body.conv9.weight": s["body.conv1.weight"]}, "'body.conv9.weight'.*Did you mean 'body.conv"),
-    (lambda s: {k: v for k, v in s.items() if k != "body.fc1.bias"}, "lacks 1 .*body.fc1.bias"),
-    (lambda s: {**s, "head.bias": torch.zeros(3)}, r"'head.bias'.*\(3,\).*\(10,\)"),
-    (lambda s: {**s, "head.bias": torch.full((10,), float("nan"))}, "'head.bias'.*finite"),
-    (lambda s: {**s, "head.bias": torch.zeros(10, dtype=torch.int64)}, "'head.bias'.*int64"),
-])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda s: {**s, "body.conv9.weight": s["body.conv1.weight"]},
+            "'body.conv9.weight'.*Did you mean 'body.conv",
+        ),
+        (lambda s: {k: v for k, v in s.items() if k != "body.fc1.bias"}, "lacks 1 .*body.fc1.bias"),
+        (lambda s: {**s, "head.bias": torch.zeros(3)}, r"'head.bias'.*\(3,\).*\(10,\)"),
+        (lambda s: {**s, "head.bias": torch.full((10,), float("nan"))}, "'head.bias'.*finite"),
+        (lambda s: {**s, "head.bias": torch.zeros(10, dtype=torch.int64)}, "'head.bias'.*int64"),
+    ],
+)
 def test_a_file_that_does_not_fit_the_model_says_where(tmp_path, change, words):
-    save_file({k: v.clone() for k, v in change(dict(make("lenet5").state_dict())).items()}, tmp_path / "w.safetensors")
+    save_file(
+        {k: v.clone() for k, v in change(dict(make("lenet5").state_dict())).items()},
+        tmp_path / "w.safetensors",
+    )
     with pytest.raises(ConfigError, match=words):
         make("lenet5", weights=str(tmp_path / "w.safetensors"))
 

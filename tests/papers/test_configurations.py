@@ -10,8 +10,14 @@ import torch
 from fednet import config, models, papers
 from fednet.papers import settled
 
-SHAPES = {"mnist": ((1, 28, 28), 10), "fashion-mnist": ((1, 28, 28), 10), "svhn": ((3, 32, 32), 10),
-          "cifar10": ((3, 32, 32), 10), "cifar100": ((3, 32, 32), 100), "tiny-imagenet": ((3, 64, 64), 200)}
+SHAPES = {
+    "mnist": ((1, 28, 28), 10),
+    "fashion-mnist": ((1, 28, 28), 10),
+    "svhn": ((3, 32, 32), 10),
+    "cifar10": ((3, 32, 32), 10),
+    "cifar100": ((3, 32, 32), 100),
+    "tiny-imagenet": ((3, 64, 64), 200),
+}
 
 
 @pytest.mark.parametrize("table", papers.results())
@@ -21,7 +27,8 @@ def test_every_cell_is_a_valid_configuration_and_keeps_what_it_says(table):
         for section, said in cell.config.items():
             if isinstance(said, dict):
                 assert {k: checked[section][k] for k in said if not isinstance(said[k], dict)} == {
-                    k: v for k, v in said.items() if not isinstance(v, dict)}
+                    k: v for k, v in said.items() if not isinstance(v, dict)
+                }
             else:
                 assert checked[section] == said
 
@@ -39,12 +46,19 @@ def test_what_is_said_to_be_taken_where_a_paper_is_silent_is_what_its_cells_have
         place = entry.get("in")
         if place is None:
             continue
-        cells = [c for c in papers.cells(f"{paper}/{place['table']}") if place.get("method") in (None, c.method) and c.method != "SOLO"]
+        cells = [
+            c
+            for c in papers.cells(f"{paper}/{place['table']}")
+            if place.get("method") in (None, c.method) and c.method != "SOLO"
+        ]
         assert cells, entry["text"]
         for cell in cells:
             has = config.to_mapping(config.from_mapping(cell.config, cell.name))
             for key, value in place["values"].items():
-                assert functools.reduce(lambda at, k: at[k], key.split("."), has) == value, (cell.name, key)
+                assert functools.reduce(lambda at, k: at[k], key.split("."), has) == value, (
+                    cell.name,
+                    key,
+                )
                 checked += 1
     assert checked
 
@@ -65,8 +79,11 @@ def test_every_value_of_a_grid_is_valid():
 
 
 def test_every_cells_model_fits_its_dataset():
-    pairs = {(c.config["data"]["dataset"], tuple(sorted(c.config["model"].items()))) for t in papers.results()
-             for c in papers.cells(t)}
+    pairs = {
+        (c.config["data"]["dataset"], tuple(sorted(c.config["model"].items())))
+        for t in papers.results()
+        for c in papers.cells(t)
+    }
     for dataset, section in sorted(pairs):
         shape, classes = SHAPES[dataset]
         with torch.device("meta"):

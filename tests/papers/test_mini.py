@@ -17,30 +17,56 @@ def test_every_cell_has_a_mini_of_its_own_that_is_a_valid_and_smaller_configurat
         assert made.cohort_size <= COHORT
         assert made.train.steps is not None
         assert RATE[0] - 1e-6 <= made.train.lr / (1 - made.train.momentum) <= RATE[1] + 1e-6
-        assert (made.algorithm.name, made.data.dataset) == (cell.config["algorithm"]["name"], cell.config["data"]["dataset"])
+        assert (made.algorithm.name, made.data.dataset) == (
+            cell.config["algorithm"]["name"],
+            cell.config["data"]["dataset"],
+        )
         assert small.figures == cell.figures
 
 
 def test_a_mini_keeps_the_ratio_of_local_work_and_of_who_takes_part():
     def small(table, **wanted):
-        return config.from_mapping(mini(next(c for c in papers.cells(table) if all(getattr(c, k) == v for k, v in wanted.items()))).config, "mini")
+        return config.from_mapping(
+            mini(
+                next(
+                    c
+                    for c in papers.cells(table)
+                    if all(getattr(c, k) == v for k, v in wanted.items())
+                )
+            ).config,
+            "mini",
+        )
 
     ten, one = (small("feddc/table1", variant=e) for e in ("E10", "E1"))
     assert (ten.train.steps, one.train.steps) == (20, 10)
-    assert [small("fedrds/figure5", variant=f"E={e}").train.steps for e in (10, 20, 40, 80)] == [20, 40, 80, 160]
-    everyone, half = small("fedpdc/table2", method="FedPDC"), small("fedabc/table1", method="FedABC")
+    assert [small("fedrds/figure5", variant=f"E={e}").train.steps for e in (10, 20, 40, 80)] == [
+        20,
+        40,
+        80,
+        160,
+    ]
+    everyone, half = (
+        small("fedpdc/table2", method="FedPDC"),
+        small("fedabc/table1", method="FedABC"),
+    )
     assert (everyone.clients, everyone.cohort_size) == (5, 5)
     assert (half.clients, half.cohort_size) == (10, 5)
 
 
-@pytest.mark.parametrize("table", ["fedpdc/table2", "fedabc/table1", "feddc/table1", "feddpc/table2", "fedrds/table3"])
-def test_what_a_paper_leaves_open_is_a_valid_variant_of_its_own_method_that_differs_in_one_thing(table):
+@pytest.mark.parametrize(
+    "table", ["fedpdc/table2", "fedabc/table1", "feddc/table1", "feddpc/table2", "fedrds/table3"]
+)
+def test_what_a_paper_leaves_open_is_a_valid_variant_of_its_own_method_that_differs_in_one_thing(
+    table,
+):
     own = [c for c in papers.cells(table) if variants(c)]
     assert {c.method for c in own} == {papers.NAMES[table.partition("/")[0]]}
     names = [v.name for c in own for v in variants(c)]
     assert len(set(names)) == len(names)
     for found in variants(own[0]):
-        made, plain = (config.to_mapping(config.from_mapping(c.config, c.name)) for c in (found, own[0]))
+        made, plain = (
+            config.to_mapping(config.from_mapping(c.config, c.name)) for c in (found, own[0])
+        )
         assert len({k for k in made if made[k] != plain[k]} - {"name"}) == 1  # one section
         assert set(found.figures.values()) == {None}
 
@@ -50,4 +76,7 @@ def test_a_choice_is_paired_with_the_method_as_it_is_taken(table):
     """Nothing but the method differs: without the public set it would train on another pool."""
     for cell in papers.cells(table):
         for other in variants(cell):
-            assert {k for k in cell.config if other.config[k] != cell.config[k]} <= {"algorithm", "name"}, other.name
+            assert {k for k in cell.config if other.config[k] != cell.config[k]} <= {
+                "algorithm",
+                "name",
+            }, other.name

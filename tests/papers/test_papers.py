@@ -13,7 +13,9 @@ CELLS = [c for t in TABLES for c in papers.cells(t)]
 
 
 def only(table: str, **wanted: str) -> papers.Cell:
-    (found,) = [c for c in papers.cells(table) if all(getattr(c, k) == v for k, v in wanted.items())]
+    (found,) = [
+        c for c in papers.cells(table) if all(getattr(c, k) == v for k, v in wanted.items())
+    ]
     return found
 
 
@@ -29,11 +31,15 @@ def numbers(value: object) -> list[float]:
     return [float(value)] if isinstance(value, (int, float)) else []
 
 
-# -- figures ----------------------------------------------------------------------------------------------------------
+# -- figures ---------------------------------------------------------------------------------------
 def test_every_table_of_the_papers_has_cells_or_is_named_as_one_without_runs():
-    printed = {f"{paper}/{table}" for paper, facts in papers.printed().items() for table in facts["tables"]}
+    printed = {
+        f"{paper}/{table}" for paper, facts in papers.printed().items() for table in facts["tables"]
+    }
     unprinted = {t for t in TABLES if t not in printed}
-    assert unprinted == {f"feddpc/figure{k}" for k in (6, 7)} | {f"fedrds/figure{k}" for k in (5, 6, 7, "A1")}
+    assert unprinted == {f"feddpc/figure{k}" for k in (6, 7)} | {
+        f"fedrds/figure{k}" for k in (5, 6, 7, "A1")
+    }
     assert all(v is None for t in unprinted for c in papers.cells(t) for v in c.figures.values())
     assert all(papers.caption(t) for t in TABLES)
     assert (set(TABLES) - unprinted) | set(papers.NO_RUNS) == printed
@@ -53,18 +59,37 @@ def test_every_number_of_a_table_is_the_figure_of_a_cell(table):
     assert found == wanted
 
 
-@pytest.mark.parametrize(("table", "where", "figure"), [
-    ("fedpdc/table2", {"method": "MOON", "variant": "ResNet50"}, 83.2),
-    ("fedpdc/table3", {"method": "FedPDC", "heterogeneity": "beta=0.5"}, 31.5),
-    ("fedpdc/table5", {"method": "MOON", "dataset": "CIFAR-100"}, 78),
-    ("fedabc/table1", {"method": "FedRep", "dataset": "CIFAR-10", "heterogeneity": "alpha=0.5"}, 79.1),
-    ("fedabc/table2", {"method": "Scaffold", "dataset": "MNIST", "heterogeneity": "alpha=0.1"}, 76.8),
-    ("feddc/table1", {"method": "FedDC+", "variant": "E1", "heterogeneity": "alpha=0.1"}, 57.50),
-    ("feddc/figure6_text", {"method": "FedDC", "variant": "VGG-11"}, 57),
-    ("feddpc/table2", {"method": "FedCM", "dataset": "CIFAR-100", "heterogeneity": "alpha=0.6"}, 36.22),
-    ("fedrds/table3", {"method": "FedProx", "dataset": "SVHN"}, 83.32),
-    ("fedrds/table4", {"method": "MOON", "dataset": "SVHN"}, 42),
-])
+@pytest.mark.parametrize(
+    ("table", "where", "figure"),
+    [
+        ("fedpdc/table2", {"method": "MOON", "variant": "ResNet50"}, 83.2),
+        ("fedpdc/table3", {"method": "FedPDC", "heterogeneity": "beta=0.5"}, 31.5),
+        ("fedpdc/table5", {"method": "MOON", "dataset": "CIFAR-100"}, 78),
+        (
+            "fedabc/table1",
+            {"method": "FedRep", "dataset": "CIFAR-10", "heterogeneity": "alpha=0.5"},
+            79.1,
+        ),
+        (
+            "fedabc/table2",
+            {"method": "Scaffold", "dataset": "MNIST", "heterogeneity": "alpha=0.1"},
+            76.8,
+        ),
+        (
+            "feddc/table1",
+            {"method": "FedDC+", "variant": "E1", "heterogeneity": "alpha=0.1"},
+            57.50,
+        ),
+        ("feddc/figure6_text", {"method": "FedDC", "variant": "VGG-11"}, 57),
+        (
+            "feddpc/table2",
+            {"method": "FedCM", "dataset": "CIFAR-100", "heterogeneity": "alpha=0.6"},
+            36.22,
+        ),
+        ("fedrds/table3", {"method": "FedProx", "dataset": "SVHN"}, 83.32),
+        ("fedrds/table4", {"method": "MOON", "dataset": "SVHN"}, 42),
+    ],
+)
 def test_a_cells_figure_is_the_one_in_the_paper(table, where, figure):
     assert only(table, **where).figure == figure
 
@@ -78,24 +103,43 @@ def test_a_method_that_never_reaches_the_target_has_no_figure():
 def test_what_is_measured_against_another_method_has_that_method_in_its_table():
     for cell in CELLS:
         if cell.versus is not None:
-            only(f"{cell.paper}/{cell.table}", method=cell.versus, dataset=cell.dataset, variant=cell.variant,
-                 heterogeneity=cell.heterogeneity)
+            only(
+                f"{cell.paper}/{cell.table}",
+                method=cell.versus,
+                dataset=cell.dataset,
+                variant=cell.variant,
+                heterogeneity=cell.heterogeneity,
+            )
 
 
-# -- configurations ---------------------------------------------------------------------------------------------------
+# -- configurations --------------------------------------------------------------------------------
 def test_cells_of_one_name_are_one_run():
     seen: dict[str, dict] = {}
     for cell in CELLS:
         assert cell.config["name"] == cell.name
         assert seen.setdefault(cell.name, cell.config) == cell.config
-    assert only("fedabc/table1", method="FedPer", dataset="MNIST", heterogeneity="alpha=0.3").name in {
-        c.name for c in papers.cells("fedabc/table2")}
+    assert only(
+        "fedabc/table1", method="FedPer", dataset="MNIST", heterogeneity="alpha=0.3"
+    ).name in {c.name for c in papers.cells("fedabc/table2")}
 
 
 def test_figures_stand_on_the_runs_of_their_tables():
-    names = {t: {c.name for c in papers.cells(t)} for t in ("fedrds/table3", "fedrds/figure6", "feddpc/table2", "feddpc/figure6", "feddpc/figure7")}
-    assert len(names["fedrds/figure6"] & names["fedrds/table3"]) == 8  # FedAvg and FedRDS, four datasets
-    assert len(names["feddpc/figure6"] & names["feddpc/figure7"] & names["feddpc/table2"]) == 2  # FedDPC, two alphas
+    names = {
+        t: {c.name for c in papers.cells(t)}
+        for t in (
+            "fedrds/table3",
+            "fedrds/figure6",
+            "feddpc/table2",
+            "feddpc/figure6",
+            "feddpc/figure7",
+        )
+    }
+    assert (
+        len(names["fedrds/figure6"] & names["fedrds/table3"]) == 8
+    )  # FedAvg and FedRDS, four datasets
+    assert (
+        len(names["feddpc/figure6"] & names["feddpc/figure7"] & names["feddpc/table2"]) == 2
+    )  # FedDPC, two alphas
 
 
 def test_within_a_table_no_two_cells_share_a_run():
@@ -113,15 +157,20 @@ def test_sizes_of_the_federation_and_local_training_are_the_papers(paper):
         assert config["clients"] == said["clients"]
         if said.get("participation") is not None:
             assert config["participation"] == said["participation"]
-        for key, value in (("lr", optimizer.get("lr")), ("momentum", optimizer.get("momentum")),
-                           ("weight_decay", optimizer.get("weight_decay")),
-                           ("batch_size", optimizer.get("batch_size") or said.get("batch_size"))):
+        for key, value in (
+            ("lr", optimizer.get("lr")),
+            ("momentum", optimizer.get("momentum")),
+            ("weight_decay", optimizer.get("weight_decay")),
+            ("batch_size", optimizer.get("batch_size") or said.get("batch_size")),
+        ):
             if value is not None:
                 assert config["train"][key] == value
         if isinstance(said.get("local_epochs"), int):
             assert config["train"]["epochs"] == said["local_epochs"]
         if paper != "fedrds":
-            assert float(cell.heterogeneity.partition("=")[2]) == config["data"]["partition"]["alpha"]
+            assert (
+                float(cell.heterogeneity.partition("=")[2]) == config["data"]["partition"]["alpha"]
+            )
         assert config["data"]["dataset"] == DATASETS[cell.dataset]
 
 
@@ -135,14 +184,18 @@ def test_rounds_and_values_that_differ_between_datasets_are_the_papers():
             if cell.method == "FedABC":
                 algorithm = cell.config["algorithm"]
                 assert [algorithm[k] for k in ("m_p", "m_n", "m_nn", "focal_gamma")] == [
-                    said[k] for k in ("m_p", "m_n", "m_nn", "focal_exponent")]
+                    said[k] for k in ("m_p", "m_n", "m_nn", "focal_exponent")
+                ]
         if cell.paper == "fedrds":
             row = settings("fedrds")["table2"][cell.dataset]
             assert cell.config["train"]["lr"] == row["lr"]
             assert cell.config["train"]["batch_size"] == row["batch_size"]
             assert cell.table == "figure5" or cell.config["train"]["epochs"] == row["local_epochs"]
             assert cell.config["participation"] == row["fraction_clients"]
-            assert cell.table in ("figureA1", "figure6") or cell.config["data"]["public"]["fraction"] == row["beta_shared"]
+            assert (
+                cell.table in ("figureA1", "figure6")
+                or cell.config["data"]["public"]["fraction"] == row["beta_shared"]
+            )
             if cell.method == "FedRDS" and cell.table != "figureA1":
                 assert cell.config["algorithm"]["alpha"] == row["alpha_shared_per_client"]
 
@@ -152,11 +205,18 @@ def test_grids_are_the_papers():
     for name, key in (("FedPDC", "lambda"), ("FedProx", "mu"), ("MOON", "mu")):
         assert only("fedpdc/table4", method=name).grids == {f"algorithm.{key}": said[name]["grid"]}
     said = settings("feddpc")
-    for name, key in (("FedProx", "mu"), ("FedExP", "epsilon"), ("FedCM", "alpha"), ("FedGA", "beta")):
+    for name, key in (
+        ("FedProx", "mu"),
+        ("FedExP", "epsilon"),
+        ("FedCM", "alpha"),
+        ("FedGA", "beta"),
+    ):
         cell = only("feddpc/table2", method=name, dataset="CIFAR-10", heterogeneity="alpha=0.2")
         option = {"epsilon": "eps"}.get(key, key)
-        assert cell.grids == {"train.lr": said["optimizer"]["lr_grid"],
-                              f"algorithm.{option}": said["hyperparameters"][f"{name}_{key}"]["grid"]}
+        assert cell.grids == {
+            "train.lr": said["optimizer"]["lr_grid"],
+            f"algorithm.{option}": said["hyperparameters"][f"{name}_{key}"]["grid"],
+        }
 
 
 def test_every_default_of_a_grid_is_one_of_its_values():
@@ -170,21 +230,33 @@ def test_every_default_of_a_grid_is_one_of_its_values():
 
 def test_solo_is_three_hundred_epochs_without_federation():
     config = only("fedpdc/table3", method="SOLO").config
-    assert (config["rounds"], config["train"]["epochs"], config["algorithm"]) == (1, 300, {"name": "local"})
+    assert (config["rounds"], config["train"]["epochs"], config["algorithm"]) == (
+        1,
+        300,
+        {"name": "local"},
+    )
 
 
 def test_feddc_differs_from_its_plus_in_the_condensation_only():
-    plain, plus = (only("feddc/table1", method=m, variant="E10", heterogeneity="alpha=1").config
-                   for m in ("FedDC", "FedDC+"))
+    plain, plus = (
+        only("feddc/table1", method=m, variant="E10", heterogeneity="alpha=1").config
+        for m in ("FedDC", "FedDC+")
+    )
     said = settings("feddc")["condensation_plus"]
     assert {k: v for k, v in plus["algorithm"].items() if k not in plain["algorithm"]} == {
-        "cond_momentum": said["momentum"], "cond_weight_decay": said["weight_decay"]}
+        "cond_momentum": said["momentum"],
+        "cond_weight_decay": said["weight_decay"],
+    }
     assert {**plus, "algorithm": 0, "name": 0} == {**plain, "algorithm": 0, "name": 0}
 
 
 def test_feddpc_s_baselines_weight_clients_uniformly_as_its_objective_does():
-    assert only("feddpc/table2", method="FedProx", dataset="CIFAR-10",
-                heterogeneity="alpha=0.2").config["algorithm"]["weighting"] == "uniform"
+    assert (
+        only(
+            "feddpc/table2", method="FedProx", dataset="CIFAR-10", heterogeneity="alpha=0.2"
+        ).config["algorithm"]["weighting"]
+        == "uniform"
+    )
 
 
 def test_a_method_of_ones_own_takes_a_cells_place():
@@ -198,16 +270,25 @@ def test_a_method_of_ones_own_takes_a_cells_place():
 
 def test_laying_another_part_on_a_mapping_drops_the_options_of_the_one_below():
     partition = {"scheme": "iid", "y": 1}
-    below = {"model": {"name": "a", "x": 1}, "data": {"dataset": "d", "partition": partition}, "rounds": 1}
+    below = {
+        "model": {"name": "a", "x": 1},
+        "data": {"dataset": "d", "partition": partition},
+        "rounds": 1,
+    }
     assert lay(below, {"model": {"name": "b"}, "data": {"dataset": "e"}}) == {
-        "model": {"name": "b"}, "data": {"dataset": "e", "partition": partition}, "rounds": 1}
+        "model": {"name": "b"},
+        "data": {"dataset": "e", "partition": partition},
+        "rounds": 1,
+    }
     assert lay(below, {"model": {"z": 2}})["model"] == {"name": "a", "x": 1, "z": 2}
 
 
-# -- names ------------------------------------------------------------------------------------------------------------
+# -- names -----------------------------------------------------------------------------------------
 def test_names_of_tables_are_forgiving_in_case_and_helpful_otherwise():
     assert papers.cells("FedDPC/Table2") == papers.cells("feddpc/table2")
-    with pytest.raises(ConfigError, match=r"unknown table 'fedpdc/table9'.*Did you mean 'fedpdc/table"):
+    with pytest.raises(
+        ConfigError, match=r"unknown table 'fedpdc/table9'.*Did you mean 'fedpdc/table"
+    ):
         papers.cells("fedpdc/table9")
     with pytest.raises(ConfigError, match=r"feddpc/table1 has no runs behind it.*O notation"):
         papers.cells("feddpc/table1")

@@ -9,8 +9,8 @@ import pytest
 
 from fednet import papers
 from fednet.cli.main import main
-from fednet.engine import claims, pool
 from fednet.papers import forecast, record, reproduce, reproduction, search
+from fednet.sweep import claims, pool
 
 DIGITS = ["--set", "data.dataset=digits", "--set", "rounds=2", "--device", "cpu"]
 
@@ -29,7 +29,7 @@ def job(*words):
     return reproduce.plan(asked(*words))
 
 
-# -- what is to be run -----------------------------------------------------------------------------------------------
+# -- what is to be run -----------------------------------------------------------------------------
 def test_the_list_has_every_table_of_every_paper(capsys):
     assert main(["reproduce", "--list"]) == 0
     said = capsys.readouterr().out
@@ -37,41 +37,76 @@ def test_the_list_has_every_table_of_every_paper(capsys):
 
 
 def test_cells_are_chosen_by_dataset_setting_and_method():
-    found = job("feddpc/table2", "--dataset", "cifar10", "--setting", "alpha=0.2", "--only", "feddpc,FedCM")
-    assert [(c.dataset, c.heterogeneity, c.method) for c in found.cells] == [("CIFAR-10", "alpha=0.2", "FedCM"), ("CIFAR-10", "alpha=0.2", "FedDPC")]
-    assert job("feddpc/table2", "--dataset", "CIFAR-10").cells == job("feddpc/table2", "--dataset", "cifar10").cells
+    found = job(
+        "feddpc/table2", "--dataset", "cifar10", "--setting", "alpha=0.2", "--only", "feddpc,FedCM"
+    )
+    assert [(c.dataset, c.heterogeneity, c.method) for c in found.cells] == [
+        ("CIFAR-10", "alpha=0.2", "FedCM"),
+        ("CIFAR-10", "alpha=0.2", "FedDPC"),
+    ]
+    assert (
+        job("feddpc/table2", "--dataset", "CIFAR-10").cells
+        == job("feddpc/table2", "--dataset", "cifar10").cells
+    )
 
 
 def test_a_setting_is_met_by_whole_words():
     """E1 is a beginning of E10, which is ten times the work."""
-    assert {(c.variant, c.heterogeneity) for c in job("feddc/table1", "--setting", "E1").cells} == {("E1", f"alpha={a}") for a in (0.05, 0.1, 1)}
+    assert {(c.variant, c.heterogeneity) for c in job("feddc/table1", "--setting", "E1").cells} == {
+        ("E1", f"alpha={a}") for a in (0.05, 0.1, 1)
+    }
     assert {c.variant for c in job("feddc/table1", "--setting", "alpha=1").cells} == {"E1", "E10"}
-    assert {(c.variant, c.heterogeneity) for c in job("feddc/table1", "--setting", "E10 alpha=0.1").cells} == {("E10", "alpha=0.1")}
+    assert {
+        (c.variant, c.heterogeneity)
+        for c in job("feddc/table1", "--setting", "E10 alpha=0.1").cells
+    } == {("E10", "alpha=0.1")}
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["feddpc/table9"], "feddpc/table2"), (["feddpc/table2", "--dataset", "mnist"], "CIFAR-10"), ([], "PAPER/TABLE"),
-    (["feddpc/table2", "--only", "FedDPT"], "Did you mean 'FedDPC'"), (["feddpc/table2", "--only", ","], "FedAvg,FedProx"),
-    (["feddpc/table2", "--setting", "alpha=7"], "alpha=0.2, alpha=0.6"), (["feddpc/table2", "--add", "fedavgg"], "fedavg"),
-    (["fedrds/figureA1_text", "--setting", "best beta"], "best beta 2 shards (with --search)"),
-    (["feddpc/table2", "--seeds", "0,1", "--set", "seed=5"], "--seeds"), (["feddpc/table2", "--set", "name=mine"], "which cell it is"),
-    (["feddpc/table2", "--set", "algorithm={name: fedavg}"], "--add"), (["feddpc/table2", "--set", "algorithm.name=fedavg"], "--add"),
-])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["feddpc/table9"], "feddpc/table2"),
+        (["feddpc/table2", "--dataset", "mnist"], "CIFAR-10"),
+        ([], "PAPER/TABLE"),
+        (["feddpc/table2", "--only", "FedDPT"], "Did you mean 'FedDPC'"),
+        (["feddpc/table2", "--only", ","], "FedAvg,FedProx"),
+        (["feddpc/table2", "--setting", "alpha=7"], "alpha=0.2, alpha=0.6"),
+        (["feddpc/table2", "--add", "fedavgg"], "fedavg"),
+        (["fedrds/figureA1_text", "--setting", "best beta"], "best beta 2 shards (with --search)"),
+        (["feddpc/table2", "--seeds", "0,1", "--set", "seed=5"], "--seeds"),
+        (["feddpc/table2", "--set", "name=mine"], "which cell it is"),
+        (["feddpc/table2", "--set", "algorithm={name: fedavg}"], "--add"),
+        (["feddpc/table2", "--set", "algorithm.name=fedavg"], "--add"),
+    ],
+)
 def test_a_wrong_name_is_answered_with_the_right_ones(words, said, capsys):
     assert main(["reproduce", *words]) == 2
     assert said in capsys.readouterr().err
 
 
 def test_the_method_that_a_cell_is_measured_against_runs_too():
-    assert {c.method for c in job("fedabc/figure5_text", "--only", "FedABC").cells} == {"FedABC", "FedABC_wi"}
+    assert {c.method for c in job("fedabc/figure5_text", "--only", "FedABC").cells} == {
+        "FedABC",
+        "FedABC_wi",
+    }
 
 
 def test_an_added_method_stands_in_every_column_and_differs_in_the_method_alone():
-    found = job("feddpc/table2", "--dataset", "cifar10", "--only", "FedDPC", "--add", "{name: fedavg, weighting: uniform}")
+    found = job(
+        "feddpc/table2",
+        "--dataset",
+        "cifar10",
+        "--only",
+        "FedDPC",
+        "--add",
+        "{name: fedavg, weighting: uniform}",
+    )
     mine = [c for c in found.cells if c.method == "fedavg-weightinguniform"]
     assert {c.heterogeneity for c in mine} == {"alpha=0.2", "alpha=0.6"}
     for c in mine:
-        (theirs,) = [o for o in found.cells if o.method == "FedDPC" and o.heterogeneity == c.heterogeneity]
+        (theirs,) = [
+            o for o in found.cells if o.method == "FedDPC" and o.heterogeneity == c.heterogeneity
+        ]
         assert {k for k in c.config if c.config[k] != theirs.config[k]} == {"algorithm", "name"}
         assert c.figure is None
         assert set(c.grids) == {"train.lr"}
@@ -86,16 +121,35 @@ def test_an_added_method_trains_as_the_paper_s_own_does(table):
     for c in (c for c in job(table, "--add", "fedsgd", "--search").cells if c.method == "fedsgd"):
         theirs = own[c.dataset, c.variant, c.heterogeneity]
         mine = reproduce._evaluated(replace(c, config={**theirs.config, "algorithm": {}}), "full")
-        assert {k: v for k, v in c.config.items() if k not in ("algorithm", "name")} == {k: v for k, v in mine.items() if k not in ("algorithm", "name")}
+        assert {k: v for k, v in c.config.items() if k not in ("algorithm", "name")} == {
+            k: v for k, v in mine.items() if k not in ("algorithm", "name")
+        }
         assert c.measure == theirs.measure
 
 
 def test_an_added_method_takes_no_name_of_the_table_s_own_and_one_given_twice_runs_once():
     for words in (["--add", "fedprox"], ["--only", "FedDPC", "--add", "fedprox"]):
-        with pytest.raises(reproduce.ConfigError, match="FedProx of feddpc/table2 has runs of that name"):
+        with pytest.raises(
+            reproduce.ConfigError, match="FedProx of feddpc/table2 has runs of that name"
+        ):
             job("feddpc/table2", "--dataset", "cifar10", *words)
-    found = job("feddpc/table2", "--dataset", "cifar10", "--only", "FedDPC", "--add", "{name: fedprox, mu: 1}", "--add", "{name: fedprox, mu: 1}")
-    assert sorted(c.method for c in found.cells) == ["FedDPC", "FedDPC", "fedprox-mu1", "fedprox-mu1"]
+    found = job(
+        "feddpc/table2",
+        "--dataset",
+        "cifar10",
+        "--only",
+        "FedDPC",
+        "--add",
+        "{name: fedprox, mu: 1}",
+        "--add",
+        "{name: fedprox, mu: 1}",
+    )
+    assert sorted(c.method for c in found.cells) == [
+        "FedDPC",
+        "FedDPC",
+        "fedprox-mu1",
+        "fedprox-mu1",
+    ]
 
 
 def test_what_is_open_runs_once_where_the_table_has_it_itself_and_is_the_table_s():
@@ -114,31 +168,60 @@ def test_runs_of_a_seed_are_paired_and_come_before_those_of_the_next():
 
 
 def test_tables_that_stand_on_the_same_runs_share_them(tmp_path):
-    one, two = (job(f"fedabc/{t}", "--dataset", "mnist").runs(tmp_path) for t in ("table1", "table2"))
+    one, two = (
+        job(f"fedabc/{t}", "--dataset", "mnist").runs(tmp_path) for t in ("table1", "table2")
+    )
     assert [t for _, _, t in one] == [t for _, _, t in two]
 
 
 def test_clients_are_judged_only_where_the_table_is_about_them():
     assert job("feddpc/table2").cells[0].config["evaluate"] == {"every": 1, "clients": "none"}
-    assert job("fedabc/table1", "--dataset", "mnist").cells[0].config["evaluate"] == {"finetune": False, "every": 5, "clients": "auto"}
+    assert job("fedabc/table1", "--dataset", "mnist").cells[0].config["evaluate"] == {
+        "finetune": False,
+        "every": 5,
+        "clients": "auto",
+    }
 
 
-# -- searching -------------------------------------------------------------------------------------------------------
+# -- searching -------------------------------------------------------------------------------------
 def test_a_search_run_is_a_quarter_of_the_rounds_on_a_validation_split(tmp_path):
-    found = job("feddpc/table2", "--dataset", "cifar10", "--setting", "alpha=0.2", "--only", "FedCM")
+    found = job(
+        "feddpc/table2", "--dataset", "cifar10", "--setting", "alpha=0.2", "--only", "FedCM"
+    )
     (cell,) = found.cells
     points = search.points(cell, {"train.lr": [0.5]})
     assert points == [{"train.lr": 0.5, "algorithm.alpha": a} for a in (1, 0.1, 0.01, 0.001)]
     made = search.task(cell, points[1], found, tmp_path).config
-    assert (made["rounds"], made["data"]["validation"], made["train"]["lr"], made["algorithm"]["alpha"]) == (100, 0.1, 0.5, 0.1)
+    assert (
+        made["rounds"],
+        made["data"]["validation"],
+        made["train"]["lr"],
+        made["algorithm"]["alpha"],
+    ) == (100, 0.1, 0.5, 0.1)
     assert cell.config["data"].get("validation") is None  # the winner has the whole pool
 
 
-def test_the_winner_is_the_best_on_the_validation_split_and_what_failed_is_out(tmp_path, monkeypatch):
-    args = asked("feddpc/table2", "--dataset", "cifar10", "--setting", "alpha=0.2", "--only", "FedVARP", "--out", tmp_path,
-                 "--search", "--grid", "train.lr=1,0.3,0.2")
+def test_the_winner_is_the_best_on_the_validation_split_and_what_failed_is_out(
+    tmp_path, monkeypatch
+):
+    args = asked(
+        "feddpc/table2",
+        "--dataset",
+        "cifar10",
+        "--setting",
+        "alpha=0.2",
+        "--only",
+        "FedVARP",
+        "--out",
+        tmp_path,
+        "--search",
+        "--grid",
+        "train.lr=1,0.3,0.2",
+    )
     monkeypatch.setattr(pool, "work", lambda *a, **k: {})
-    monkeypatch.setattr(search, "score", lambda t: {1: None, 0.3: 0.4, 0.2: 0.6}[t.config["train"]["lr"]])
+    monkeypatch.setattr(
+        search, "score", lambda t: {1: None, 0.3: 0.4, 0.2: 0.6}[t.config["train"]["lr"]]
+    )
     found = search.searched(reproduce.plan(args), args, lambda text: None)
     assert found.cells[0].config["train"]["lr"] == 0.2
     assert found.chosen == {found.cells[0].name: {"train.lr": 0.2}}
@@ -146,16 +229,36 @@ def test_the_winner_is_the_best_on_the_validation_split_and_what_failed_is_out(t
     assert [s["validation_accuracy"] for s in books["scores"]] == [None, 0.4, 0.6]
 
 
-VARP = ["feddpc/table2", "--dataset", "cifar10", "--setting", "alpha=0.2", "--only", "FedVARP", "--search"]
+VARP = [
+    "feddpc/table2",
+    "--dataset",
+    "cifar10",
+    "--setting",
+    "alpha=0.2",
+    "--only",
+    "FedVARP",
+    "--search",
+]
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["--only", "FedVARP", "--grid", "train.lr=1,2"], "give both"), ([*VARP, "--grid", "train.rl=1,2"], "Did you mean 'train.lr'"),
-    ([*VARP, "--grid", "train.lr="], "expected KEY=A,B"), ([*VARP, "--grid", "train.lr"], "expected KEY=A,B"),
-    ([*VARP, "--set", "train.lr=0.5"], "train.lr is searched"), ([*VARP, "--set", "train={lr: 0.5}"], "train.lr is searched"),
-    (["fedabc/table1", "--search", "--grid", "train.lr=1,2"], "none of these cells of fedabc/table1 has a grid"),
-])
-def test_a_grid_that_would_be_of_no_effect_is_refused_before_anything_runs(words, said, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--only", "FedVARP", "--grid", "train.lr=1,2"], "give both"),
+        ([*VARP, "--grid", "train.rl=1,2"], "Did you mean 'train.lr'"),
+        ([*VARP, "--grid", "train.lr="], "expected KEY=A,B"),
+        ([*VARP, "--grid", "train.lr"], "expected KEY=A,B"),
+        ([*VARP, "--set", "train.lr=0.5"], "train.lr is searched"),
+        ([*VARP, "--set", "train={lr: 0.5}"], "train.lr is searched"),
+        (
+            ["fedabc/table1", "--search", "--grid", "train.lr=1,2"],
+            "none of these cells of fedabc/table1 has a grid",
+        ),
+    ],
+)
+def test_a_grid_that_would_be_of_no_effect_is_refused_before_anything_runs(
+    words, said, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(pool, "work", None)
     table = [] if words[0].startswith("fed") else ["feddpc/table2"]
     assert main(["reproduce", *table, *words, "--out", str(tmp_path)]) == 2
@@ -176,11 +279,16 @@ def test_a_grid_of_one_value_is_that_value(tmp_path, monkeypatch):
     assert found.chosen == {found.cells[0].name: {"train.lr": 0.5}}
 
 
-def test_a_winner_has_a_run_beside_the_table_s_own_and_shares_it_where_it_is_the_same(tmp_path, monkeypatch):
+def test_a_winner_has_a_run_beside_the_table_s_own_and_shares_it_where_it_is_the_same(
+    tmp_path, monkeypatch
+):
     (own,) = job(*VARP[:-1]).cells
     other, _ = searched(tmp_path, monkeypatch, lambda t: t.config["train"]["lr"])  # 1 is best
     same, _ = searched(tmp_path, monkeypatch, lambda t: -abs(t.config["train"]["lr"] - 0.1))
-    assert (other.cells[0].config["name"], other.cells[0].method) == (own.config["name"] + "_lr1", "FedVARP [lr 1]")
+    assert (other.cells[0].config["name"], other.cells[0].method) == (
+        own.config["name"] + "_lr1",
+        "FedVARP [lr 1]",
+    )
     assert other.chosen == {other.cells[0].name: {"train.lr": 1}}
     assert same.chosen == {own.name: {"train.lr": 0.1}}
     assert same.cells[0].config == own.config
@@ -192,34 +300,60 @@ def test_a_search_in_which_nothing_ended_says_so(tmp_path, monkeypatch):
     assert "none of its 5 points" in said[-1]
 
 
-# -- the plan --------------------------------------------------------------------------------------------------------
+# -- the plan --------------------------------------------------------------------------------------
 def test_a_plan_counts_runs_hours_and_megabytes(tmp_path, monkeypatch):
     pace = forecast.Pace(7.0, 1.0, (500, 200), 0)  # steps of batches of 256: 2 and 1, at one epoch
-    monkeypatch.setattr(forecast, "measured", lambda job, *_: dict.fromkeys(map(forecast.kind, job.cells), pace))
+    monkeypatch.setattr(
+        forecast, "measured", lambda job, *_: dict.fromkeys(map(forecast.kind, job.cells), pace)
+    )
     found = job("feddpc/table2", "--dataset", "cifar10", "--only", "FedDPC", "--seeds", "0,1")
     said = forecast.forecast(found, tmp_path, "cpu", 2)
     assert "4 runs" in said
     assert "4 left" in said
-    assert "3.78 hours of one process, 1.89 hours with --jobs 2" in said  # 4 runs x 400 rounds x 8.5 s
-    assert "7937 MB" in said  # 4 x 400 rounds x 10 clients x (down + up) of LeNet5's 62,006 parameters in 4 bytes
+    assert (
+        "3.78 hours of one process, 1.89 hours with --jobs 2" in said
+    )  # 4 runs x 400 rounds x 8.5 s
+    assert (
+        "7937 MB" in said
+    )  # 4 x 400 rounds x 10 clients x (down + up) of LeNet5's 62,006 parameters in 4 bytes
     assert "10 points" in said  # 5 learning rates, 2 settings
 
 
 def test_cells_that_differ_in_method_and_local_epochs_alone_are_measured_once():
-    for words in (["feddpc/table2", "--dataset", "cifar10"], ["feddc/table1"], ["fedpdc/table2", "--setting", "CNN"]):
+    for words in (
+        ["feddpc/table2", "--dataset", "cifar10"],
+        ["feddc/table1"],
+        ["fedpdc/table2", "--setting", "CNN"],
+    ):
         assert len({forecast.kind(c) for c in job(*words).cells}) == 1
 
 
 def test_fedrds_is_foretold_the_steps_on_its_shared_samples_and_a_mini_its_own():
-    average, own = (next(c for c in papers.cells("fedrds/table3") if (c.method, c.dataset) == (m, "MNIST")) for m in ("FedAvg", "FedRDS"))
+    average, own = (
+        next(c for c in papers.cells("fedrds/table3") if (c.method, c.dataset) == (m, "MNIST"))
+        for m in ("FedAvg", "FedRDS")
+    )
     assert forecast.steps(average, (540, 540), 6000) == 10 * 68
     assert forecast.steps(own, (540, 540), 6000) == 10 * 443  # 540 + 3000 samples in batches of 8
-    assert forecast.steps(job("fedrds/table3", "--only", "FedAvg", "--scale", "mini").cells[0], (540,), 6000) == 20
+    assert (
+        forecast.steps(
+            job("fedrds/table3", "--only", "FedAvg", "--scale", "mini").cells[0], (540,), 6000
+        )
+        == 20
+    )
 
 
 def test_what_is_shared_once_is_in_the_plan_s_megabytes():
-    """As a run of this cell counted them: 74.5 MB of models, and 2,500 samples of 3,080 bytes to each of 20 clients."""
-    average, own = (next(c for c in job("fedrds/table3", "--dataset", "cifar10", "--scale", "mini").cells if c.method == m) for m in ("FedAvg", "FedRDS"))
+    """As a run of this cell counted them: 74.5 MB of models, and 2,500 samples of 3,080 bytes to
+    each of 20 clients."""
+    average, own = (
+        next(
+            c
+            for c in job("fedrds/table3", "--dataset", "cifar10", "--scale", "mini").cells
+            if c.method == m
+        )
+        for m in ("FedAvg", "FedRDS")
+    )
     assert forecast.traffic(average, 5000) == (pytest.approx(74.4, abs=0.1), False)
     assert forecast.traffic(own, 5000) == (pytest.approx(228.4, abs=0.2), False)
 
@@ -227,32 +361,66 @@ def test_what_is_shared_once_is_in_the_plan_s_megabytes():
 def test_a_pace_is_measured_by_rounds_of_a_few_steps(tmp_path):
     found = job("fedabc/table1", "--dataset", "mnist", "--setting", "alpha=1.0", "--only", "FedAvg")
     cell = found.cells[0]
-    pace = forecast.paced(replace(cell, config=papers.lay(cell.config, {"data": {"dataset": "digits"}})), tmp_path, "cpu")
+    pace = forecast.paced(
+        replace(cell, config=papers.lay(cell.config, {"data": {"dataset": "digits"}})),
+        tmp_path,
+        "cpu",
+    )
     assert len(pace.samples) == 20
     assert pace.rest > 0
     assert pace.seconds(cell) >= pace.rest
     assert list(tmp_path.iterdir()) == []
 
 
-# -- running it ------------------------------------------------------------------------------------------------------
-def test_mini_runs_are_paired_resumable_and_say_in_every_artefact_that_they_are_mini(tmp_path, capsys):
+# -- running it ------------------------------------------------------------------------------------
+def test_mini_runs_are_paired_resumable_and_say_in_every_artefact_that_they_are_mini(
+    tmp_path, capsys
+):
     out, kept = tmp_path / "out", tmp_path / "kept"
-    words = ["reproduce", "fedabc/table1", "--dataset", "mnist", "--setting", "alpha=1.0", "--only", "FedAvg,FedPer", "--scale", "mini",
-             "--jobs", "2", "--out", str(out), *DIGITS]
+    words = [
+        "reproduce",
+        "fedabc/table1",
+        "--dataset",
+        "mnist",
+        "--setting",
+        "alpha=1.0",
+        "--only",
+        "FedAvg,FedPer",
+        "--scale",
+        "mini",
+        "--jobs",
+        "2",
+        "--out",
+        str(out),
+        *DIGITS,
+    ]
     assert main(words) == 0
     record.deposit(reproduce.plan(asked(*words[1:])), out, kept)
     record.write(kept)
     first, second = sorted((out / "fedabc-mini").glob("fedabc-*"))
     assert (first / "partition.json").read_bytes() == (second / "partition.json").read_bytes()
-    chosen = [[json.loads(line)["selected"] for line in (d / "rounds.jsonl").open()] for d in (first, second)]
+    chosen = [
+        [json.loads(line)["selected"] for line in (d / "rounds.jsonl").open()]
+        for d in (first, second)
+    ]
     assert chosen[0] == chosen[1]
-    texts = [*out.glob("fedabc-table1-mini.*"), *out.glob("fedabc-table1-mini/*.html"), kept / "RESULTS.md", kept / "results/fedabc-table1-mini.svg"]
+    texts = [
+        *out.glob("fedabc-table1-mini.*"),
+        *out.glob("fedabc-table1-mini/*.html"),
+        kept / "RESULTS.md",
+        kept / "results/fedabc-table1-mini.svg",
+    ]
     assert len(texts) == 7
     for path in texts:
-        assert "not the paper" in path.read_text().replace("&#39;", "'") or ",mini," in path.read_text(), path
+        assert (
+            "not the paper" in path.read_text().replace("&#39;", "'")
+            or ",mini," in path.read_text()
+        ), path
     rows = reproduction.read_csv(out / "fedabc-table1-mini.csv")
     assert [(r["method"], r["paper"], r["seed"], r["rounds"], r["changed"]) for r in rows] == [
-        ("FedAvg", 98.0, 0, 2, "data.dataset=digits, rounds=2"), ("FedPer", 98.1, 0, 2, "data.dataset=digits, rounds=2")]
+        ("FedAvg", 98.0, 0, 2, "data.dataset=digits, rounds=2"),
+        ("FedPer", 98.1, 0, 2, "data.dataset=digits, rounds=2"),
+    ]
     assert all(r["ours"] == r["pfl"] and 0 < r["pfl"] <= 100 and r["mb"] > 0 for r in rows)
     before = (first / "rounds.jsonl").stat().st_mtime_ns
     capsys.readouterr()
@@ -264,7 +432,9 @@ def test_mini_runs_are_paired_resumable_and_say_in_every_artefact_that_they_are_
 MINE = ["fedabc/table1", "--dataset", "mnist", "--setting", "alpha=1.0", "--scale", "mini", *DIGITS]
 
 
-def test_what_is_done_is_gathered_without_starting_the_rest_which_stands_there_as_not_run(tmp_path, monkeypatch, capsys):
+def test_what_is_done_is_gathered_without_starting_the_rest_which_stands_there_as_not_run(
+    tmp_path, monkeypatch, capsys
+):
     out = ["--out", str(tmp_path)]
     assert main(["reproduce", *MINE, "--only", "FedAvg,FedPer", "--gather", *out]) == 2
     assert "none of the 2 runs" in capsys.readouterr().err
@@ -274,7 +444,10 @@ def test_what_is_done_is_gathered_without_starting_the_rest_which_stands_there_a
     (begun.run / "rounds.jsonl").write_text("{}\n{}\n")
     monkeypatch.setattr(pool, "work", None)
     assert main(["reproduce", *MINE, "--gather", "--seeds", "0,1", *out]) == 0
-    rows = {(r["method"], r["seed"]): r for r in reproduction.read_csv(tmp_path / "fedabc-table1-mini.csv")}
+    rows = {
+        (r["method"], r["seed"]): r
+        for r in reproduction.read_csv(tmp_path / "fedabc-table1-mini.csv")
+    }
     assert len(rows) == 18
     assert {k for k, r in rows.items() if r["status"] == "done"} == {("FedAvg", 0)}
     assert rows["FedRod", 1]["status"] == "not run"
@@ -285,7 +458,14 @@ def test_what_is_done_is_gathered_without_starting_the_rest_which_stands_there_a
 
 
 def test_a_row_that_was_not_run_takes_no_place_of_one_that_was(tmp_path):
-    row = dict.fromkeys(reproduction.FIXED) | {"method": "A", "dataset": "D", "heterogeneity": "h", "seed": 0, "status": "done", "ours": 1}
+    row = dict.fromkeys(reproduction.FIXED) | {
+        "method": "A",
+        "dataset": "D",
+        "heterogeneity": "h",
+        "seed": 0,
+        "status": "done",
+        "ours": 1,
+    }
     gone = {**row, "status": "not run", "ours": None}
     path = tmp_path / "t.csv"
     for new, left in ((gone, "not run"), (row, "done"), (gone, "done")):
@@ -340,7 +520,20 @@ def test_a_run_whose_checkpoint_was_deleted_is_done_again_and_has_no_round_twice
 
 def test_a_run_that_was_refused_for_want_of_its_data_is_tried_again(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FEDNET_DATA", str(tmp_path / "nothing"))
-    words = ["reproduce", "fedrds/table3", "--dataset", "svhn", "--only", "FedAvg", "--scale", "mini", "--device", "cpu", "--out", str(tmp_path / "out")]
+    words = [
+        "reproduce",
+        "fedrds/table3",
+        "--dataset",
+        "svhn",
+        "--only",
+        "FedAvg",
+        "--scale",
+        "mini",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     for _ in range(2):
         assert main(words) == 2
         assert "refused" in (said := capsys.readouterr().out)
@@ -364,7 +557,10 @@ def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path, capsys):
 def test_where_the_data_come_from_makes_no_other_run(tmp_path, capsys):
     words = ["reproduce", *MINE, "--only", "FedAvg", "--out", str(tmp_path / "out")]
     assert main([*words, "--set", f"data.root={tmp_path}"]) == 0
-    assert reproduction.read_csv(tmp_path / "out" / "fedabc-table1-mini.csv")[0]["changed"] == "data.dataset=digits, rounds=2"
+    assert (
+        reproduction.read_csv(tmp_path / "out" / "fedabc-table1-mini.csv")[0]["changed"]
+        == "data.dataset=digits, rounds=2"
+    )
     capsys.readouterr()
     assert main(words) == 0  # what is done stays done
     assert "/1]" not in capsys.readouterr().out
@@ -383,7 +579,9 @@ class Mine(FedAvg):
 """
 
 
-def test_the_papers_runs_stay_what_they_are_beside_a_users_method_that_is_worked_on(tmp_path, capsys):
+def test_the_papers_runs_stay_what_they_are_beside_a_users_method_that_is_worked_on(
+    tmp_path, capsys
+):
     """In processes of their own, as a file is loaded once in each."""
     import subprocess
     import sys
@@ -392,7 +590,18 @@ def test_the_papers_runs_stay_what_they_are_beside_a_users_method_that_is_worked
 
     def said(body, *words):
         file.write_text(OWN_FILE.format(name="mine_ours", body=body))
-        command = [sys.executable, "-m", "fednet", "reproduce", *MINE, "--only", "FedAvg", "--out", str(out), *words]
+        command = [
+            sys.executable,
+            "-m",
+            "fednet",
+            "reproduce",
+            *MINE,
+            "--only",
+            "FedAvg",
+            "--out",
+            str(out),
+            *words,
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
         return done.stdout + done.stderr
 
@@ -412,7 +621,11 @@ def test_the_papers_runs_stay_what_they_are_beside_a_users_method_that_is_worked
     assert "it is done again" in edited, edited
     assert "fedavg-mini-seed0:" not in mended + edited
     assert len([*(out / "fedabc-mini" / ".cells").glob("*mine*.changed*")]) == 2
-    assert {r["method"] for r in reproduction.read_csv(out / "fedabc-table1-mini.csv") if r["status"] == "done"} == {"FedAvg", "mine_ours"}
+    assert {
+        r["method"]
+        for r in reproduction.read_csv(out / "fedabc-table1-mini.csv")
+        if r["status"] == "done"
+    } == {"FedAvg", "mine_ours"}
 
 
 def test_what_failed_under_another_configuration_is_tried_again_under_this_one(tmp_path):
@@ -423,7 +636,9 @@ def test_what_failed_under_another_configuration_is_tried_again_under_this_one(t
     assert pool.state(task, pool.digest(task)) == "edited"
     assert pool.set_aside(task).exists()
     assert pool.state(task, pool.digest(task)) == "to do"
-    (task.books / "a.failed").write_text(f"{pool.digest(task)[0]} 1 4567\n")  # as earlier versions wrote it
+    (task.books / "a.failed").write_text(
+        f"{pool.digest(task)[0]} 1 4567\n"
+    )  # as earlier versions wrote it
     assert pool.state(task, pool.digest(task)) == "failed"
 
 
@@ -431,10 +646,15 @@ def test_what_failed_under_another_configuration_is_tried_again_under_this_one(t
 def test_a_folder_that_cannot_be_written_is_answered_before_anything_runs(flag, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert main(["reproduce", "feddpc/table2", flag, str(tmp_path / "file" / "below")]) == 2
-    assert f"{flag} {tmp_path / 'file' / 'below'}: nothing can be written there" in capsys.readouterr().err
+    assert (
+        f"{flag} {tmp_path / 'file' / 'below'}: nothing can be written there"
+        in capsys.readouterr().err
+    )
 
 
-def test_the_table_that_is_measured_without_runs_is_kept_among_the_results(tmp_path, monkeypatch, capsys):
+def test_the_table_that_is_measured_without_runs_is_kept_among_the_results(
+    tmp_path, monkeypatch, capsys
+):
     from fednet.papers import servercost
 
     monkeypatch.setattr(servercost, "report", lambda: "method  paper")
@@ -451,19 +671,56 @@ def test_the_table_that_is_measured_without_runs_is_kept_among_the_results(tmp_p
 
 def test_a_plan_says_why_a_model_could_not_be_measured(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FEDNET_DATA", str(tmp_path / "nothing"))
-    assert main(["reproduce", "fedrds/table3", "--dataset", "svhn", "--only", "FedAvg", "--plan", "--device", "cpu", "--out", str(tmp_path / "out")]) == 0
-    assert "could not be measured: fednet reproduce: data.dataset: SVHN could not be read" in capsys.readouterr().out
+    assert (
+        main(
+            [
+                "reproduce",
+                "fedrds/table3",
+                "--dataset",
+                "svhn",
+                "--only",
+                "FedAvg",
+                "--plan",
+                "--device",
+                "cpu",
+                "--out",
+                str(tmp_path / "out"),
+            ]
+        )
+        == 0
+    )
+    assert (
+        "could not be measured: fednet reproduce: data.dataset: SVHN could not be read"
+        in capsys.readouterr().out
+    )
 
 
 def test_what_an_earlier_command_changed_is_not_kept_among_the_results_either(tmp_path):
-    row = dict.fromkeys(reproduction.FIXED) | {"method": "A", "dataset": "D", "heterogeneity": "h", "seed": 0, "status": "done", "ours": 1}
+    row = dict.fromkeys(reproduction.FIXED) | {
+        "method": "A",
+        "dataset": "D",
+        "heterogeneity": "h",
+        "seed": 0,
+        "status": "done",
+        "ours": 1,
+    }
     found = job("feddpc/table2", "--only", "FedDPC")
-    reproduction.merge(tmp_path / "feddpc-table2.csv", [row, {**row, "seed": 1, "changed": "rounds=2"}], reproduction.FIXED)
-    points = [dict.fromkeys(reproduction.CURVE) | {"method": "A", "dataset": "D", "heterogeneity": "h", "seed": s, "round": 1} for s in (0, 1)]
+    reproduction.merge(
+        tmp_path / "feddpc-table2.csv",
+        [row, {**row, "seed": 1, "changed": "rounds=2"}],
+        reproduction.FIXED,
+    )
+    points = [
+        dict.fromkeys(reproduction.CURVE)
+        | {"method": "A", "dataset": "D", "heterogeneity": "h", "seed": s, "round": 1}
+        for s in (0, 1)
+    ]
     reproduction.merge(tmp_path / "feddpc-table2-curves.csv", points, reproduction.CURVE)
     record.deposit(found, tmp_path, tmp_path / "kept")
     for name in ("feddpc-table2.csv", "feddpc-table2-curves.csv"):
-        assert [r["seed"] for r in reproduction.read_csv(tmp_path / "kept" / "results" / name)] == [0], name
+        assert [r["seed"] for r in reproduction.read_csv(tmp_path / "kept" / "results" / name)] == [
+            0
+        ], name
 
 
 def test_what_a_search_tried_is_kept_beside_what_earlier_searches_did(tmp_path):
@@ -471,11 +728,16 @@ def test_what_a_search_tried_is_kept_beside_what_earlier_searches_did(tmp_path):
     for cell in ("a", "b"):
         tried.write_text(json.dumps({cell: {"chosen": {"train.lr": 1}}}))
         record.deposit(found, tmp_path, tmp_path / "kept")
-    assert sorted(json.loads((tmp_path / "kept" / "results" / tried.name).read_text())) == ["a", "b"]
+    assert sorted(json.loads((tmp_path / "kept" / "results" / tried.name).read_text())) == [
+        "a",
+        "b",
+    ]
 
 
 def test_what_was_run_at_a_changed_setting_is_not_kept_among_the_results(tmp_path, capsys):
-    assert main(["reproduce", "feddpc/table2", "--results", str(tmp_path), "--set", "rounds=2"]) == 2
+    assert (
+        main(["reproduce", "feddpc/table2", "--results", str(tmp_path), "--set", "rounds=2"]) == 2
+    )
     assert "leave out --set" in capsys.readouterr().err
 
 
@@ -488,22 +750,44 @@ def test_a_run_of_another_configuration_is_not_taken_for_this_one(tmp_path):
         pool.work(tasks, 1, "cpu")
 
 
-# -- the compact results ---------------------------------------------------------------------------------------------
+# -- the compact results ---------------------------------------------------------------------------
 def test_new_rows_replace_those_of_the_same_run_and_leave_the_others(tmp_path):
-    row = dict.fromkeys(reproduction.FIXED) | {"method": "A", "dataset": "D", "heterogeneity": "h", "seed": 0, "ours": 1}
+    row = dict.fromkeys(reproduction.FIXED) | {
+        "method": "A",
+        "dataset": "D",
+        "heterogeneity": "h",
+        "seed": 0,
+        "ours": 1,
+    }
     path = tmp_path / "t.csv"
     reproduction.merge(path, [row, {**row, "seed": 1}], reproduction.FIXED)
     reproduction.merge(path, [{**row, "ours": 2}], reproduction.FIXED)
-    assert [(r["seed"], r["ours"]) for r in reproduction.read_csv(path)] == [(0, 2), (1, 1)]  # in their places
+    assert [(r["seed"], r["ours"]) for r in reproduction.read_csv(path)] == [
+        (0, 2),
+        (1, 1),
+    ]  # in their places
 
 
 def test_what_only_a_search_can_find_is_run_with_a_search_alone():
     assert [c.variant for c in job("fedrds/figureA1_text").cells] == ["beta=0.1"]
-    assert [c.variant for c in job("fedrds/figureA1_text", "--search").cells] == ["beta=0.1", "best beta"]
+    assert [c.variant for c in job("fedrds/figureA1_text", "--search").cells] == [
+        "beta=0.1",
+        "best beta",
+    ]
 
 
 def test_a_long_curve_is_thinned_to_its_first_its_last_and_even_steps_between():
-    rows = [{"method": "A", "dataset": "D", "heterogeneity": "h", "variant": None, "seed": 0, "round": t} for t in range(1, 401)]
+    rows = [
+        {
+            "method": "A",
+            "dataset": "D",
+            "heterogeneity": "h",
+            "variant": None,
+            "seed": 0,
+            "round": t,
+        }
+        for t in range(1, 401)
+    ]
     rounds = [r["round"] for r in record.thinned(rows)]
     assert (len(rounds), rounds[0], rounds[-1]) == (100, 1, 400)
     assert {b - a for a, b in itertools.pairwise(rounds)} == {4, 5}

@@ -10,18 +10,34 @@ from tests.report import fake_run
 
 
 def run(path, name, *accuracy, **more):
-    return open_run(fake_run.write(path / name, rounds=len(accuracy), accuracy=list(accuracy), **more))
+    return open_run(
+        fake_run.write(path / name, rounds=len(accuracy), accuracy=list(accuracy), **more)
+    )
 
 
 CURVE = (0.1, 0.4, 0.3, 0.5, 0.5)
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    ("final_accuracy", 50), ("best_accuracy", 50), ("best_round", 4),  # the first of the best
-    ("accuracy_at_3", 40), ("accuracy_in_3", 30), ("accuracy_at_500", 50), ("accuracy_in_500", None),
-    ("max_drop", -10), ("avg_drop", -10), ("avg_increase", 25),  # of 30 and 20; the zero is in neither
-    ("flat_after_round", 4), ("steady_after_round", 3), ("seconds_per_round", 2), ("pfl_accuracy", None), ("speedup", None),
-])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("final_accuracy", 50),
+        ("best_accuracy", 50),
+        ("best_round", 4),  # the first of the best
+        ("accuracy_at_3", 40),
+        ("accuracy_in_3", 30),
+        ("accuracy_at_500", 50),
+        ("accuracy_in_500", None),
+        ("max_drop", -10),
+        ("avg_drop", -10),
+        ("avg_increase", 25),  # of 30 and 20; the zero is in neither
+        ("flat_after_round", 4),
+        ("steady_after_round", 3),
+        ("seconds_per_round", 2),
+        ("pfl_accuracy", None),
+        ("speedup", None),
+    ],
+)
 def test_a_measure_is_what_the_paper_prints_it_as(tmp_path, name, value):
     from fednet.report import finish
 
@@ -33,7 +49,9 @@ def test_a_measure_is_what_the_paper_prints_it_as(tmp_path, name, value):
 
 def test_rounds_to_a_target_are_counted_against_the_other_method_up_to_the_papers_round(tmp_path):
     other, mine = run(tmp_path, "a", 0.1, 0.2, 0.3, 0.4), run(tmp_path, "b", 0.2, 0.3, 0.3, 0.2)
-    assert reproduction.measured("rounds_to_target", mine, other, 3) == 2  # 0.3, which the other has in round 3
+    assert (
+        reproduction.measured("rounds_to_target", mine, other, 3) == 2
+    )  # 0.3, which the other has in round 3
     assert reproduction.measured("speedup", mine, other, 3) == 1.5
     assert reproduction.measured("rounds_to_target", mine, other, 4) is None  # never
     assert reproduction.measured("points_gained", mine, other) == pytest.approx(-10)
@@ -41,24 +59,54 @@ def test_rounds_to_a_target_are_counted_against_the_other_method_up_to_the_paper
 
 def rows(**ours):
     """A table's rows from (paper, ours over seeds) by method."""
-    blank = dict.fromkeys(reproduction.FIXED) | {"scale": "full", "in_paper": "yes", "dataset": "D", "heterogeneity": "alpha=1", "status": "done",
-                                                 "measure": "best_accuracy"}
-    return [{**blank, "method": m, "paper": p, "ours": v, "seed": s} for m, (p, values) in ours.items() for s, v in enumerate(values)]
+    blank = dict.fromkeys(reproduction.FIXED) | {
+        "scale": "full",
+        "in_paper": "yes",
+        "dataset": "D",
+        "heterogeneity": "alpha=1",
+        "status": "done",
+        "measure": "best_accuracy",
+    }
+    return [
+        {**blank, "method": m, "paper": p, "ours": v, "seed": s}
+        for m, (p, values) in ours.items()
+        for s, v in enumerate(values)
+    ]
 
 
 def test_ours_is_the_mean_with_its_deviation_over_seeds_beside_the_papers_figure():
     head, (line,) = reproduction.table(rows(A=(50.0, [50.0, 54.0])))
-    assert dict(zip(head, line)) == {"dataset": "D", "setting": "alpha=1", "method": "A", "paper": "50.00", "ours": "52.00 ± 2.83",
-                                     "difference": "+2.00", "seeds": "0,1"}
+    assert dict(zip(head, line)) == {
+        "dataset": "D",
+        "setting": "alpha=1",
+        "method": "A",
+        "paper": "50.00",
+        "ours": "52.00 ± 2.83",
+        "difference": "+2.00",
+        "seeds": "0,1",
+    }
 
 
 def test_the_own_methods_lead_is_taken_seed_by_seed():
-    """Two seeds that differ by 20 points, and a lead of 2 and 4 in both: 3 on average, with a deviation of 1.41."""
-    made = [{**r, "table": "feddc/table1"} for r in rows(FedDC=(50.0, [52.0, 34.0]), FedAvg=(49.0, [50.0, 30.0]), Late=(48.0, [10.0]))]
+    """Two seeds that differ by 20 points, and a lead of 2 and 4 in both: 3 on average, with a
+    deviation of 1.41."""
+    made = [
+        {**r, "table": "feddc/table1"}
+        for r in rows(FedDC=(50.0, [52.0, 34.0]), FedAvg=(49.0, [50.0, 30.0]), Late=(48.0, [10.0]))
+    ]
     (methods,) = reproduction.grouped(made).values()
-    assert reproduction.paired(methods) == "FedDC's lead seed by seed (mean ± standard deviation, seeds): less FedAvg +3.00 ± 1.41 (2)"
+    assert (
+        reproduction.paired(methods)
+        == "FedDC's lead seed by seed (mean ± standard deviation, seeds): less FedAvg +3.00 ± "
+        "1.41 (2)"
+    )
     assert "D alpha=1: FedDC's lead" in "\n".join(reproduction.notes(made))
-    assert not reproduction.paired({"FedDC": [{**r, "measure": "rounds_to_target"} for r in methods["FedDC"]], "FedAvg": methods["FedAvg"]})
+    assert not reproduction.paired(
+        {
+            "FedDC": [{**r, "measure": "rounds_to_target"} for r in methods["FedDC"]],
+            "FedAvg": methods["FedAvg"],
+        }
+    )
 
 
 def test_what_was_run_at_a_changed_setting_has_no_difference_from_the_paper():
@@ -67,22 +115,30 @@ def test_what_was_run_at_a_changed_setting_has_no_difference_from_the_paper():
 
 
 def test_a_method_has_one_place_in_the_order_at_the_tables_own_values_if_it_was_run_at_these():
-    """B at 40 is behind A; as its search chose, at 60, it would be before it, and would count twice."""
-    (both,) = reproduction.grouped(rows(A=(50.0, [50.0]), B=(45.0, [40.0])) + [
-        {**r, "method": "B [lr 1]"} for r in rows(B=(45.0, [60.0]))]).values()
+    """B at 40 is behind A; as its search chose, at 60, it would be before it, and would count
+    twice."""
+    (both,) = reproduction.grouped(
+        rows(A=(50.0, [50.0]), B=(45.0, [40.0]))
+        + [{**r, "method": "B [lr 1]"} for r in rows(B=(45.0, [60.0]))]
+    ).values()
     assert reproduction.order(both) == (1, 1, True)
     del both["B"]
     assert reproduction.order(both) == (0, 1, False)
 
 
 def test_the_order_of_methods_is_compared_pair_by_pair():
-    (methods,) = reproduction.grouped(rows(A=(60.0, [50.0]), B=(55.0, [52.0]), C=(50.0, [40.0]), D=(50.0, [45.0]))).values()
+    (methods,) = reproduction.grouped(
+        rows(A=(60.0, [50.0]), B=(55.0, [52.0]), C=(50.0, [40.0]), D=(50.0, [45.0]))
+    ).values()
     # A > C, A > D, B > C, B > D as printed, A > B not; C and D are printed as equal.
     assert reproduction.order(methods) == (4, 5, False)
 
 
 def test_whether_the_papers_best_is_ours_is_left_open_where_it_was_not_run():
-    made = [{**r, "status": "not run", "ours": None} if r["method"] == "A" else r for r in rows(A=(60.0, [1.0]), B=(55.0, [52.0]), C=(50.0, [40.0]))]
+    made = [
+        {**r, "status": "not run", "ours": None} if r["method"] == "A" else r
+        for r in rows(A=(60.0, [1.0]), B=(55.0, [52.0]), C=(50.0, [40.0]))
+    ]
     (methods,) = reproduction.grouped(made).values()
     assert reproduction.order(methods) == (1, 1, None)
 
@@ -94,13 +150,24 @@ def test_less_is_better_for_rounds_to_a_target():
 
 
 def test_who_never_gets_to_the_target_stands_behind_all_who_do():
-    made = [{**r, "measure": "rounds_to_target"} for r in rows(A=(40.0, [30.0, None]), B=(60.0, [None, None]), C=(80.0, [90.0]))]
+    made = [
+        {**r, "measure": "rounds_to_target"}
+        for r in rows(A=(40.0, [30.0, None]), B=(60.0, [None, None]), C=(80.0, [90.0]))
+    ]
     (methods,) = reproduction.grouped(made).values()
-    assert reproduction.order(methods) == (0, 2, False)  # A and B are before C in the paper; half of A's seeds never got there, as B's
+    assert reproduction.order(methods) == (
+        0,
+        2,
+        False,
+    )  # A and B are before C in the paper; half of A's seeds never got there, as B's
     (most,) = reproduction.grouped([*made, {**made[0], "seed": 2}]).values()
     assert reproduction.order(most) == (2, 3, True)  # two of A's three did
     head, lines = reproduction.table(made)
-    assert [dict(zip(head, line))["ours"] for line in lines] == ["30.00 (1 of 2 never)", "never", "90"]
+    assert [dict(zip(head, line))["ours"] for line in lines] == [
+        "30.00 (1 of 2 never)",
+        "never",
+        "90",
+    ]
     assert [dict(zip(head, line))["difference"] for line in lines] == ["", "", "+10.00"]
 
 
@@ -114,16 +181,23 @@ def test_the_notes_name_whose_measure_is_another_what_was_searched_and_how_many_
     assert "D alpha=1 A: train.lr 0.1" in said
     assert "0 of 1 pairs of methods stand in the paper's order (1 pair within 1 point here)" in said
     assert "best in the paper: C; best here: B, of the 2 methods run of 3." in said
-    assert "B (not all over the same seeds)" in "\n".join(reproduction.notes(rows(A=(60.0, [50.0]), B=(55.0, [50.0, 51.0]))))
+    assert "B (not all over the same seeds)" in "\n".join(
+        reproduction.notes(rows(A=(60.0, [50.0]), B=(55.0, [50.0, 51.0])))
+    )
 
 
 def test_the_notes_tell_seeds_of_other_hyper_parameters_apart_and_what_the_spread_is():
     made = rows(A=(60.0, [50.0, 51.0, 52.0]), B=(55.0, [50.5, 50.0, 50.0]))
     for r, point in zip(made[:3], ('{"train.lr": 0.1}', '{"train.lr": 1}', "{}")):
         r["hyperparameters"] = point
-    made[3]["hyperparameters"] = made[4]["hyperparameters"] = made[5]["hyperparameters"] = '{"train.lr": 0.1}'
+    made[3]["hyperparameters"] = made[4]["hyperparameters"] = made[5]["hyperparameters"] = (
+        '{"train.lr": 0.1}'
+    )
     said = "\n".join(reproduction.notes(made))
-    assert "D alpha=1 A: train.lr 0.1 (seed 0); train.lr 1 (seed 1); not searched (seed 2); D alpha=1 B: train.lr 0.1." in said
+    assert (
+        "D alpha=1 A: train.lr 0.1 (seed 0); train.lr 1 (seed 1); not searched (seed 2); D "
+        "alpha=1 B: train.lr 0.1." in said
+    )
     assert "sample standard deviation" in said
     assert "standard deviation" not in "\n".join(reproduction.notes(rows(A=(60.0, [50.0]))))
 
@@ -149,24 +223,41 @@ def test_rows_come_back_from_csv_as_they_were(tmp_path):
 
 
 def test_a_row_has_the_papers_figures_beside_ours(tmp_path):
-    (cell,) = [c for c in papers.cells("feddpc/table2") if c.method == "FedDPC" and c.dataset == "CIFAR-10" and c.heterogeneity == "alpha=0.2"]
+    (cell,) = [
+        c
+        for c in papers.cells("feddpc/table2")
+        if c.method == "FedDPC" and c.dataset == "CIFAR-10" and c.heterogeneity == "alpha=0.2"
+    ]
     from fednet.report import finish
 
     made = run(tmp_path, "a", *CURVE)
     finish(made.dir, figures=False)
     row = reproduction.row(cell, 0, "full", open_run(made.dir))
     assert (row["paper"], row["ours"], row["last10"]) == (55.44, 50, pytest.approx(36))
-    assert (row["paper:best_round"], row["ours:best_round"], row["paper:seconds_per_round"], row["ours:seconds_per_round"]) == (372, 4, 0.51, 2)
+    assert (
+        row["paper:best_round"],
+        row["ours:best_round"],
+        row["paper:seconds_per_round"],
+        row["ours:seconds_per_round"],
+    ) == (372, 4, 0.51, 2)
 
 
 def test_curves_are_drawn_from_their_csv_and_a_mean_needs_every_seed(tmp_path):
     base = {"method": "A", "dataset": "D", "heterogeneity": "h", "variant": None}
-    points = [{**base, "seed": s, "round": t, "mb": 10.0 * t, "accuracy": 20 * t + 2 * s} for s, t in ((0, 1), (0, 2), (1, 1))]
+    points = [
+        {**base, "seed": s, "round": t, "mb": 10.0 * t, "accuracy": 20 * t + 2 * s}
+        for s, t in ((0, 1), (0, 2), (1, 1))
+    ]
     assert overlay.means(points, "mb", "accuracy") == [(10.0, 21.0)]
     path = overlay.draw(points, tmp_path / "f.svg", "no test of the paper")
     assert path is not None
     assert "no test of the paper" in path.read_text()
-    assert overlay.draw([{**base, "seed": 0, "round": 1, "mb": 1.0, "accuracy": None}], tmp_path / "g.svg") is None
+    assert (
+        overlay.draw(
+            [{**base, "seed": 0, "round": 1, "mb": 1.0, "accuracy": None}], tmp_path / "g.svg"
+        )
+        is None
+    )
 
 
 def test_mini_rows_are_compared_with_nothing_and_say_what_they_are():

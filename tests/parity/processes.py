@@ -1,4 +1,5 @@
-"""The three commands as a user starts them: real processes, each with a time limit, none left behind."""
+"""The three commands as a user starts them: real processes, each with a time limit, none left
+behind."""
 
 from __future__ import annotations
 
@@ -13,11 +14,16 @@ from pathlib import Path
 from typing import Any
 
 LIMIT_S = 180.0  # a slow machine is no failure; a process that hangs is
-COMMANDS = {"fednet": "fednet", "fednet-server": "fednet.cli.server", "fednet-client": "fednet.cli.client"}
+COMMANDS = {
+    "fednet": "fednet",
+    "fednet-server": "fednet.cli.server",
+    "fednet-client": "fednet.cli.client",
+}
 
 
 class Processes:
-    """A context in which commands run; what still runs at its end is killed, with all it started."""
+    """A context in which commands run; what still runs at its end is killed, with all it
+    started."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -37,8 +43,14 @@ class Processes:
         log = self.folder / f"{command}-{len(self.running)}.txt"
         environment = {k: v for k, v in os.environ.items() if not k.startswith("FEDNET_")}
         with log.open("wb") as out:
-            process = subprocess.Popen([sys.executable, "-m", COMMANDS[command], *map(str, words)], stdin=subprocess.DEVNULL, stdout=out,
-                                       stderr=subprocess.STDOUT, env={**environment, "OMP_NUM_THREADS": "1"}, start_new_session=True)
+            process = subprocess.Popen(
+                [sys.executable, "-m", COMMANDS[command], *map(str, words)],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**environment, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
         self.running.append((process, log))
         return process
 
@@ -48,7 +60,9 @@ class Processes:
         try:
             status = process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"still running after {LIMIT_S:g} s; it said:\n{log.read_text()}") from None
+            raise AssertionError(
+                f"still running after {LIMIT_S:g} s; it said:\n{log.read_text()}"
+            ) from None
         return status, log.read_text()
 
     def run(self, command: str, *words: str | Path) -> tuple[int, str]:
@@ -70,4 +84,8 @@ def rounds(run: Path) -> list[dict[str, Any]]:
     path = run / "rounds.jsonl"
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return [
+        json.loads(line)
+        for line in path.read_text().splitlines(keepends=True)
+        if line.endswith("\n")
+    ]

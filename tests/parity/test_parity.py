@@ -1,4 +1,5 @@
-"""The same bits whatever the placement: one process, one worker, four, and clients started one by one in any order."""
+"""The same bits whatever the placement: one process, one worker, four, and clients started one by
+one in any order."""
 
 from __future__ import annotations
 
@@ -11,10 +12,15 @@ import pytest
 
 from tests.parity.processes import Processes, rounds
 
-METHODS = ["fedavg", "scaffold", "fedper"]  # scaffold: what a client keeps is folded; fedper: part of the model never crosses
+METHODS = [
+    "fedavg",
+    "scaffold",
+    "fedper",
+]  # scaffold: what a client keeps is folded; fedper: part of the model never crosses
 CLIENTS = 5
 
-# `start: 4`: the round begins with one client missing, so that one can join in the middle of the run.
+# `start: 4`: the round begins with one client missing, so that one can join in the middle of the
+# run.
 CONFIG = """
 name: same
 rounds: 4
@@ -26,8 +32,19 @@ data: {{dataset: synthetic, samples: 300, shape: [1, 8, 8], classes: 4, partitio
 train: {{epochs: 2, batch_size: 16, lr: 0.05, momentum: 0.9}}
 round: {{start: 4, join: null}}
 """
-SAME = ("round", "selected", "completed", "model_sha256", "tensor_sha256", "clients_sha256", "train_loss", "test_loss", "test_accuracy",
-        "correct_by_class", "client_accuracy")
+SAME = (
+    "round",
+    "selected",
+    "completed",
+    "model_sha256",
+    "tensor_sha256",
+    "clients_sha256",
+    "train_loss",
+    "test_loss",
+    "test_accuracy",
+    "correct_by_class",
+    "client_accuracy",
+)
 
 
 def bits(run: Path) -> list[dict[str, Any]]:
@@ -48,15 +65,25 @@ def payload(run: Path) -> Counter[tuple[Any, ...]]:
 def personal(run: Path) -> list[tuple[Any, ...]]:
     """What each client was judged to score, in every evaluation."""
     rows = [json.loads(line) for line in (run / "clients.jsonl").read_text().splitlines()]
-    return [(r["round"], r["client"], r.get("final"), r["accuracy_global"], r["accuracy_personal"]) for r in rows]
+    return [
+        (r["round"], r["client"], r.get("final"), r["accuracy_global"], r["accuracy_personal"])
+        for r in rows
+    ]
 
 
 def files(run: Path) -> dict[str, bytes]:
-    """What is left of a run for use elsewhere: the models, and each client's own part where its state lies here too."""
-    return {str(f.relative_to(run)): f.read_bytes() for f in [*run.glob("*.safetensors"), *run.glob("personal/*")]}
+    """What is left of a run for use elsewhere: the models, and each client's own part where its
+    state lies here too."""
+    return {
+        str(f.relative_to(run)): f.read_bytes()
+        for f in [*run.glob("*.safetensors"), *run.glob("personal/*")]
+    }
 
 
-@pytest.fixture(scope="module", params=[pytest.param(m, marks=pytest.mark.xdist_group(f"parity-{m}")) for m in METHODS])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(m, marks=pytest.mark.xdist_group(f"parity-{m}")) for m in METHODS],
+)
 def reference(request, tmp_path_factory) -> tuple[Path, Path]:
     """(configuration, the run of it within one process)."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -77,34 +104,50 @@ def check(reference: Path, run: Path, at_home: bool) -> None:
     ends = [json.loads((r / "summary.json").read_text()) for r in (run, reference)]
     assert ends[0]["model_sha256"] == ends[1]["model_sha256"] == rounds(run)[-1]["model_sha256"]
     there = files(reference)
-    assert files(run) == {name: content for name, content in there.items() if at_home or not name.startswith("personal/")}
+    assert files(run) == {
+        name: content
+        for name, content in there.items()
+        if at_home or not name.startswith("personal/")
+    }
 
 
 @pytest.mark.parametrize("workers", [1, 4])
 def test_worker_processes_give_the_bits_of_one_process(reference, workers, tmp_path):
     config, one = reference
     with Processes(tmp_path) as processes:
-        status, said = processes.run("fednet", "run", config, "--workers", str(workers), "--out", tmp_path)
+        status, said = processes.run(
+            "fednet", "run", config, "--workers", str(workers), "--out", tmp_path
+        )
     assert status == 0, said
     check(one, tmp_path / "same", at_home=True)
 
 
-def test_clients_started_one_by_one_before_the_server_after_it_and_during_the_run_give_the_same_bits(reference, tmp_path):
+def test_clients_started_one_by_one_before_the_server_after_it_and_during_the_run_give_the_same_bits(
+    reference, tmp_path
+):
     config, one = reference
     selected = [set(r["selected"]) for r in rounds(one)]
     late = min(set.union(*selected[1:]) - selected[0])  # needed, but not in round 1
     first, *rest = [c for c in range(CLIENTS) if c != late][::-1]
     run, state = tmp_path / "same", tmp_path / "state"
     with Processes(tmp_path) as processes:
-        clients = [processes.start("fednet-client", "--id", str(first), "--run", run, "--state", state)]  # there is no server yet
-        server = processes.start("fednet-server", config, "--bind", "tcp://127.0.0.1:0", "--out", tmp_path)
+        clients = [
+            processes.start("fednet-client", "--id", str(first), "--run", run, "--state", state)
+        ]  # there is no server yet
+        server = processes.start(
+            "fednet-server", config, "--bind", "tcp://127.0.0.1:0", "--out", tmp_path
+        )
         file = run / "server.json"
         processes.until(file.exists, "server.json")
         address = json.loads(file.read_text())["address"]
         ids = ",".join(map(str, rest))
-        clients.append(processes.start("fednet-client", "--id", ids, "--server", address, "--state", state))  # several in one
+        clients.append(
+            processes.start("fednet-client", "--id", ids, "--server", address, "--state", state)
+        )  # several in one
         processes.until(lambda: rounds(run), "round 1")
-        clients.append(processes.start("fednet-client", "--id", str(late), "--run", run, "--state", state))
+        clients.append(
+            processes.start("fednet-client", "--id", str(late), "--run", run, "--state", state)
+        )
         for process in (server, *clients):
             status, said = processes.ended(process)
             assert status == 0, said

@@ -1,4 +1,5 @@
-"""Both protocol machines, with their links and books, joined by wires in memory. Time is a number, parts are 8 bytes."""
+"""Both protocol machines, with their links and books, joined by wires in memory. Time is a number,
+parts are 8 bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +27,13 @@ def framing(n: int) -> int:
 
 @contextmanager
 def small_parts() -> Iterator[None]:
-    where = ("wire.messages", "wire.codec", "protocol.tasks", "protocol.transfers", "protocol.client")
+    where = (
+        "wire.messages",
+        "wire.codec",
+        "protocol.tasks",
+        "protocol.transfers",
+        "protocol.client",
+    )
     patches = [patch(f"fednet.{name}.PART", PART) for name in where]
     for p in patches:
         p.start()
@@ -47,7 +54,8 @@ def job(client: int, size: int = 5, cost: int = 0, **more) -> s.Job:
 
 
 class Site:
-    """A client process. given: tasks that it has and has not answered; work: (key, payload of the task) it was given."""
+    """A client process. given: tasks that it has and has not answered; work: (key, payload of the
+    task) it was given."""
 
     def __init__(self, net: Net, name: str, ids, slots: int = 1) -> None:
         self.net, self.name = net, name
@@ -110,7 +118,15 @@ class Site:
     def judge(self, key: m.Key, payload: bytes, kind: str = "delta", **more) -> None:
         body = Body([payload])
         run, inc = self.protocol.run, self.protocol.inc
-        reply = m.Reply(run=run, inc=inc, key=key, form=form(len(payload), kind), size=len(payload), check=body.check(), **more)
+        reply = m.Reply(
+            run=run,
+            inc=inc,
+            key=key,
+            form=form(len(payload), kind),
+            size=len(payload),
+            check=body.check(),
+            **more,
+        )
         self.do(self.protocol.reply(reply, body))
 
 
@@ -120,8 +136,17 @@ class Net:
         self.rows: list[dict] = []
         self.ledger = Ledger(self.rows.append, 1)
         self.link = Link("server", self._send, framing, self.ledger, GREETING)
-        self.server = ServerProtocol("run", 1, clients, lambda ids, session: m.Welcome(
-            run="run", inc=1, session=session, name="n", config="c", ids=ids, beat_s=1.0), 0.0, layout="L", **options)
+        self.server = ServerProtocol(
+            "run",
+            1,
+            clients,
+            lambda ids, session: m.Welcome(
+                run="run", inc=1, session=session, name="n", config="c", ids=ids, beat_s=1.0
+            ),
+            0.0,
+            layout="L",
+            **options,
+        )
         self.by_conn: dict[bytes, Site] = {}
         self.sites: list[Site] = []
         self.spool: dict[m.Key, bytearray] = {}
@@ -133,7 +158,7 @@ class Net:
         self.bad: set[bytes] = set()  # payloads that the caller refuses
         self._conns = self.cuts = 0
 
-    # -- the server's side -------------------------------------------------------------------------------------------
+    # -- the server's side -------------------------------------------------------------------------
     def _send(self, conn: bytes, frames) -> bool:
         site = self.by_conn.get(conn)
         if site is None:
@@ -159,7 +184,9 @@ class Net:
                 if payload in self.bad:
                     pending.extend(self.server.reject(i.key, "bad", self.now))
                 else:
-                    (self.done if i.key.purpose == self.server.purpose else self.judged)[i.key] = payload
+                    (self.done if i.key.purpose == self.server.purpose else self.judged)[i.key] = (
+                        payload
+                    )
                     pending.extend(self.server.accept(i.key, self.now))
             elif isinstance(i, s.Resolved):
                 self.resolved.append(i)
@@ -178,15 +205,24 @@ class Net:
         except RemoteProtocolError as broken:
             return self.do(self.server.undecodable(conn, str(broken), self.now))
         instructions = self.server.received(conn, message, body, self.now)
-        stray = instructions[0].reason if instructions and isinstance(instructions[0], s.Stray) else ""
+        stray = (
+            instructions[0].reason if instructions and isinstance(instructions[0], s.Stray) else ""
+        )
         self.link.book(conn, message, body, frames, stray)
         self.do(instructions)
 
-    def begin(self, jobs, rules: s.Rules | None = None, round: int = 1, purpose: str = "train", phase: int = 0) -> None:
+    def begin(
+        self,
+        jobs,
+        rules: s.Rules | None = None,
+        round: int = 1,
+        purpose: str = "train",
+        phase: int = 0,
+    ) -> None:
         self.resolved.clear()
         self.do(self.server.begin(round, phase, purpose, jobs, rules or s.Rules(), self.now))
 
-    # -- the wires ---------------------------------------------------------------------------------------------------
+    # -- the wires ---------------------------------------------------------------------------------
     def site(self, name: str, ids, slots: int = 1, join: bool = True) -> Site:
         site = Site(self, name, ids, slots)
         self.sites.append(site)

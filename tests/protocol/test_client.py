@@ -69,7 +69,10 @@ def test_rejoin_of_the_same_run_says_what_it_holds_and_is_ready_at_once():
     c.closed(1.0)
     (join,) = sent(c.opened(2.0))
     assert (join.session, join.ids, join.share, join.holding) == ("s", [0, 1], None, [key()])
-    assert c.received(WELCOME, None, 2.0) == [Welcomed(WELCOME, True), Out(m.Ready(run="r", inc=1, layout="L"))]
+    assert c.received(WELCOME, None, 2.0) == [
+        Welcomed(WELCOME, True),
+        Out(m.Ready(run="r", inc=1, layout="L")),
+    ]
 
 
 def restarted() -> ClientProtocol:
@@ -103,18 +106,24 @@ def test_another_run_is_prepared_anew_before_anything_is_ready():
 
 
 def test_small_task_is_given_at_once_and_booked():
-    assert ready().received(task(3), memoryview(b"abc"), 0.0) == [Booked("down", key()), Given(task(3), bytearray(b"abc"))]
+    assert ready().received(task(3), memoryview(b"abc"), 0.0) == [
+        Booked("down", key()),
+        Given(task(3), bytearray(b"abc")),
+    ]
     assert [type(i) for i in ready().received(task(0), None, 0.0)] == [Booked, Given]
 
 
-@pytest.mark.parametrize(("message", "body"), [
-    (task(3), b"ab"),
-    (task(3), None),
-    (task(4, form=form(3)), b"abcd"),
-    (task(3, run="q"), b"abc"),
-    (task(3, inc=2), b"abc"),
-    (m.Beat(run="q", inc=1), None),
-])
+@pytest.mark.parametrize(
+    ("message", "body"),
+    [
+        (task(3), b"ab"),
+        (task(3), None),
+        (task(4, form=form(3)), b"abcd"),
+        (task(3, run="q"), b"abc"),
+        (task(3, inc=2), b"abc"),
+        (m.Beat(run="q", inc=1), None),
+    ],
+)
 def test_message_that_breaks_the_protocol_changes_nothing(message, body):
     c = ready()
     with pytest.raises(RemoteProtocolError):
@@ -139,7 +148,9 @@ def test_task_sent_twice_is_given_once():
 
 def test_part_that_is_missing_fails_the_task_so_that_it_comes_again():
     c = ready()
-    assert sent(c.received(task(3 * m.PART), None, 0.0)) == [m.Pull(run="r", inc=1, key=key(), first=0, count=3)]
+    assert sent(c.received(task(3 * m.PART), None, 0.0)) == [
+        m.Pull(run="r", inc=1, key=key(), first=0, count=3)
+    ]
     part = m.Part(run="r", inc=1, key=key(), index=0)
     assert c.received(part, memoryview(bytes(m.PART)), 0.0) == []
     assert c.received(part, memoryview(bytes(m.PART)), 0.0) == [Stray("doubled")]
@@ -154,7 +165,9 @@ def test_long_reply_waits_to_be_pulled_and_is_sent_in_turn():
     assert [type(x) for x in sent(c.reply(*reply(size)))] == [m.Reply]
     out = c.received(m.Pull(run="r", inc=1, key=key(), first=0, count=2), None, 0.0)
     assert [(i.message.index, len(i.body)) for i in out] == [(0, m.PART), (1, m.PART)]
-    assert c.received(m.Pull(run="r", inc=1, key=key(), first=0, count=2), None, 0.0) == [Stray("doubled")]
+    assert c.received(m.Pull(run="r", inc=1, key=key(), first=0, count=2), None, 0.0) == [
+        Stray("doubled")
+    ]
     for first, count in ((3, 1), (2, 2)):
         with pytest.raises(RemoteProtocolError):
             c.received(m.Pull(run="r", inc=1, key=key(), first=first, count=count), None, 0.0)
@@ -202,7 +215,10 @@ def test_reply_to_what_was_cancelled_is_not_sent():
 def test_cancel_lets_go_of_an_announced_reply():
     c = working()
     c.reply(*reply(2 * m.PART))
-    assert c.received(m.Cancel(run="r", inc=1, key=key()), None, 0.0) == [Booked("up", key(), False), Cancelled(key())]
+    assert c.received(m.Cancel(run="r", inc=1, key=key()), None, 0.0) == [
+        Booked("up", key(), False),
+        Cancelled(key()),
+    ]
     assert c._outgoing == {}
 
 
@@ -215,7 +231,9 @@ def test_beats_tell_what_each_client_does():
     c = ready()
     c.doing[1] = ("training", 3, 9)
     assert c.tick(0.5) == []
-    assert sent(c.tick(1.0)) == [m.Beat(run="r", inc=1, client=1, phase="training", step=3, steps=9)]
+    assert sent(c.tick(1.0)) == [
+        m.Beat(run="r", inc=1, client=1, phase="training", step=3, steps=9)
+    ]
     assert c.tick(1.5) == []
 
 
@@ -245,7 +263,9 @@ def test_refused_join_is_tried_again_unless_that_cannot_help():
 
 def test_end_of_the_run_is_the_end_but_the_end_of_a_server_is_not():
     c = ready()
-    assert c.received(m.End(run="r", inc=1, over=False, reason="x"), None, 0.0) == [Ended(False, "x")]
+    assert c.received(m.End(run="r", inc=1, over=False, reason="x"), None, 0.0) == [
+        Ended(False, "x")
+    ]
     assert c.state == "ready"
     assert c.received(m.End(run="r", inc=1), None, 0.0) == [Ended(True, "")]
     assert c.received(task(3), memoryview(b"abc"), 0.0) == [Stray("late")]

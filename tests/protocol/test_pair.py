@@ -13,7 +13,19 @@ from fednet.protocol.rules import Rules
 from fednet.wire import messages as m
 from tests.protocol.net import Net, job, small_parts
 
-SAME = ("round", "client", "direction", "type", "kinds", "envelope", "bytes", "raw_bytes", "purpose", "phase", "attempt")
+SAME = (
+    "round",
+    "client",
+    "direction",
+    "type",
+    "kinds",
+    "envelope",
+    "bytes",
+    "raw_bytes",
+    "purpose",
+    "phase",
+    "attempt",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +40,9 @@ def rows(book, *types) -> list[dict]:
 
 def agreed(a, b) -> bool:
     """Whether two books hold the same rows, in whatever order."""
-    return Counter(str([r[f] for f in SAME]) for r in a) == Counter(str([r[f] for f in SAME]) for r in b)
+    return Counter(str([r[f] for f in SAME]) for r in a) == Counter(
+        str([r[f] for f in SAME]) for r in b
+    )
 
 
 def test_small_payload_goes_with_its_message_and_comes_back():
@@ -52,12 +66,20 @@ def test_long_payloads_are_pulled_in_windows_of_four_parts_both_ways():
     (key,) = site.given
     assert bytes(site.given[key].body) == bytes(51)
     pulls = [i.message for i in site.seen if isinstance(getattr(i, "message", None), m.Pull)]
-    assert [(p.first, p.count) for p in pulls] == [(0, 4), (4, 2), (6, 1)]  # four; again once two have come; the rest
+    assert [(p.first, p.count) for p in pulls] == [
+        (0, 4),
+        (4, 2),
+        (6, 1),
+    ]  # four; again once two have come; the rest
     payload = bytes(range(8 * 6 + 1))
     site.answer(key, payload)
     net.settle()
     assert net.done == {key: payload}
-    assert [(p.first, p.count) for p in net.sent if isinstance(p, m.Pull)] == [(0, 4), (4, 2), (6, 1)]
+    assert [(p.first, p.count) for p in net.sent if isinstance(p, m.Pull)] == [
+        (0, 4),
+        (4, 2),
+        (6, 1),
+    ]
 
 
 def test_books_agree_row_for_row_and_useful_bytes_are_the_payloads():
@@ -85,8 +107,10 @@ def test_connection_is_a_row_of_each_direction_on_both_sides():
     site = net.site("w", [0])
     for book in (net.rows, site.rows):
         found = rows(book, "connection")
-        assert [(r["direction"], r["bytes"], r["useful"]) for r in sorted(found, key=lambda r: r["direction"])] == [
-            ("down", 107, False), ("up", 107, False)]
+        assert [
+            (r["direction"], r["bytes"], r["useful"])
+            for r in sorted(found, key=lambda r: r["direction"])
+        ] == [("down", 107, False), ("up", 107, False)]
 
 
 def test_evaluation_within_a_task_is_stored_and_billed_on_its_own():
@@ -136,8 +160,14 @@ def test_upload_cut_short_goes_on_after_a_rejoin_with_the_same_attempt():
     net.settle()
     assert net.done == {key: bytes(60)}
     replies = rows(net.rows, "reply")
-    assert [(r["useful"], r["kinds"]) for r in replies] == [(False, {"delta": 16}), (True, {"delta": 60})]
-    assert [(r["useful"], r["kinds"]) for r in rows(site.rows, "reply")] == [(False, {"delta": 32}), (True, {"delta": 60})]
+    assert [(r["useful"], r["kinds"]) for r in replies] == [
+        (False, {"delta": 16}),
+        (True, {"delta": 60}),
+    ]
+    assert [(r["useful"], r["kinds"]) for r in rows(site.rows, "reply")] == [
+        (False, {"delta": 32}),
+        (True, {"delta": 60}),
+    ]
     assert net.ledger.open() == site.ledger.open() == []
 
 
@@ -164,8 +194,16 @@ def test_long_task_asked_for_again_after_a_restart_goes_on_after_a_cut():
     net.settle()
     (key,) = site.given
     net.cut(site)
-    net.server.__init__("run", 2, 1, lambda ids, session: m.Welcome(run="run", inc=2, session=session, name="n", config="c", ids=ids), 0.0,
-                        layout="L")
+    net.server.__init__(
+        "run",
+        2,
+        1,
+        lambda ids, session: m.Welcome(
+            run="run", inc=2, session=session, name="n", config="c", ids=ids
+        ),
+        0.0,
+        layout="L",
+    )
     net.begin([job(0, 60)])
     net.connect(site)
     net.settle()
@@ -176,7 +214,10 @@ def test_long_task_asked_for_again_after_a_restart_goes_on_after_a_cut():
     site.answer(key, b"answer")
     net.settle()
     assert net.done == {key: b"answer"}
-    assert [t.inc for t in net.sent if isinstance(t, m.Task)] == [1, 2]  # not once more after the cut
+    assert [t.inc for t in net.sent if isinstance(t, m.Task)] == [
+        1,
+        2,
+    ]  # not once more after the cut
 
 
 def test_reply_that_was_refused_is_given_out_three_times_then_dropped():
@@ -259,18 +300,25 @@ def test_refused_join_is_tried_again_until_the_name_is_free():
 
 
 class Federation(RuleBasedStateMachine):
-    """Random runs: several workers that host the same ids, cuts, silence, lost, doubled and swapped messages,
-    refused replies, deadlines and first-k. A phase always ends, and the books are in order then."""
+    """Random runs: several workers that host the same ids, cuts, silence, lost, doubled and swapped
+    messages, refused replies, deadlines and first-k. A phase always ends, and the books are in
+    order then."""
 
     CLIENTS = 4
 
-    @initialize(deadline=st.sampled_from([None, 20.0]), first=st.sampled_from([None, None, 2]), defer=st.booleans(),
-                closed=st.sampled_from([0.0, 3.0]))
+    @initialize(
+        deadline=st.sampled_from([None, 20.0]),
+        first=st.sampled_from([None, None, 2]),
+        defer=st.booleans(),
+        closed=st.sampled_from([0.0, 3.0]),
+    )
     def start(self, deadline, first, defer, closed):
         self.parts = small_parts()
         self.parts.__enter__()
         self.net = Net(self.CLIENTS)
-        self.rules = Rules(deadline=deadline, first=first, defer=defer, closed=closed, silent=10.0, join=30.0)
+        self.rules = Rules(
+            deadline=deadline, first=first, defer=defer, closed=closed, silent=10.0, join=30.0
+        )
         self.round, self.faults, self.sent = 0, 0, {}
         self.useful, self.all_resolved = Counter(), []
         self.net.site("a", [0, 1, 2, 3])
@@ -287,7 +335,7 @@ class Federation(RuleBasedStateMachine):
     def over(self):
         return not self.net.server.open()
 
-    # -- what happens ------------------------------------------------------------------------------------------------
+    # -- what happens ------------------------------------------------------------------------------
     @rule(who=st.integers(0, 2), direction=st.sampled_from(["up", "down"]), n=st.integers(1, 6))
     def move(self, who, direction, n):
         for _ in range(n):
@@ -314,19 +362,28 @@ class Federation(RuleBasedStateMachine):
         self.faults += 1
         old = self.net.sites[who]
         self.net.cut(old)
-        self.net.sites[who] = type(old)(self.net, old.name + "'", old.protocol.ids, old.protocol.slots)
+        self.net.sites[who] = type(old)(
+            self.net, old.name + "'", old.protocol.ids, old.protocol.slots
+        )
 
     @rule(who=st.integers(0, 2), hushed=st.booleans())
     def hush(self, who, hushed):
         self.net.sites[who].hushed = hushed
 
-    @rule(who=st.integers(0, 2), which=st.integers(0, 3), size=st.sampled_from([0, 3, 8, 9, 30, 70]),
-          bad=st.sampled_from([False, False, False, True]))
+    @rule(
+        who=st.integers(0, 2),
+        which=st.integers(0, 3),
+        size=st.sampled_from([0, 3, 8, 9, 30, 70]),
+        bad=st.sampled_from([False, False, False, True]),
+    )
     def answer(self, who, which, size, bad):
         site = self.net.sites[who]
         if site.given:
             key = sorted(site.given)[which % len(site.given)]
-            payload = (b"%d/%d/%d/%s " % (key.round, key.client, key.attempt, site.name.encode()) + bytes(size))[:max(size, 0)]
+            payload = (
+                b"%d/%d/%d/%s " % (key.round, key.client, key.attempt, site.name.encode())
+                + bytes(size)
+            )[: max(size, 0)]
             if bad and size:
                 payload = b"!" + payload[1:]
                 self.net.bad.add(payload)
@@ -346,7 +403,11 @@ class Federation(RuleBasedStateMachine):
         self.net.pass_time(seconds)
 
     @precondition(lambda self: self.rules.deadline is not None)
-    @rule(who=st.integers(0, 2), direction=st.sampled_from(["up", "down"]), how=st.sampled_from(["lose", "double", "swap", "spoil"]))
+    @rule(
+        who=st.integers(0, 2),
+        direction=st.sampled_from(["up", "down"]),
+        how=st.sampled_from(["lose", "double", "swap", "spoil"]),
+    )
     def fault(self, who, direction, how):
         wire = self.net.sites[who].up if direction == "up" else self.net.sites[who].down
         if not wire:
@@ -367,7 +428,7 @@ class Federation(RuleBasedStateMachine):
         self.check_end()
         self.next_phase()
 
-    # -- what must hold ----------------------------------------------------------------------------------------------
+    # -- what must hold ----------------------------------------------------------------------------
     @invariant()
     def each_client_resolves_at_most_once_and_done_is_what_was_sent(self):
         if not hasattr(self, "net"):
@@ -396,7 +457,10 @@ class Federation(RuleBasedStateMachine):
         for r in done:
             self.useful["down"] += self.jobs[r.client].body.size
             self.useful["up"] += len(net.done[m.Key(self.round, 0, r.attempt, r.client)])
-        assert {d: sum(k.values()) for d, k in net.ledger.useful.items()} == {"up": self.useful["up"], "down": self.useful["down"]}
+        assert {d: sum(k.values()) for d, k in net.ledger.useful.items()} == {
+            "up": self.useful["up"],
+            "down": self.useful["down"],
+        }
         assert [name for name in net.ledger.open() if len(name) == 4] == []
         assert all(not w.queue for w in net.server.workers.values())
         assert net.spool == {}
@@ -425,14 +489,22 @@ class Federation(RuleBasedStateMachine):
         self.each_client_resolves_at_most_once_and_done_is_what_was_sent()
         self.check_end()
         net.settle()
-        assert all(not site.protocol._outgoing and not site.protocol._incoming for site in net.sites) or self.faults or net.cuts
+        assert (
+            all(not site.protocol._outgoing and not site.protocol._incoming for site in net.sites)
+            or self.faults
+            or net.cuts
+        )
         if not self.faults and not net.cuts:  # all that was sent was received
             for site in net.sites:
                 net.link.closed(site.conn)
                 site.link.closed(b"")
             for direction in ("up", "down"):
-                assert net.ledger.totals[direction] == sum(site.ledger.totals[direction] for site in net.sites)
-            if not any(note.event in ("away", "late") for note in net.notes) and not any(r.reason for r in self.all_resolved):
+                assert net.ledger.totals[direction] == sum(
+                    site.ledger.totals[direction] for site in net.sites
+                )
+            if not any(note.event in ("away", "late") for note in net.notes) and not any(
+                r.reason for r in self.all_resolved
+            ):
                 theirs = [row for site in net.sites for row in site.rows if row["type"] != "beat"]
                 assert agreed([row for row in net.rows if row["type"] != "beat"], theirs)
         self.parts.__exit__(None, None, None)
@@ -456,5 +528,9 @@ class Abandoned(Federation):
 
 TestFederation = Federation.TestCase
 TestAbandoned = Abandoned.TestCase
-TestFederation.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
-TestAbandoned.settings = settings(max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
+TestFederation.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestAbandoned.settings = settings(
+    max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)

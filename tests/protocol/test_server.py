@@ -5,7 +5,23 @@ from __future__ import annotations
 import pytest
 
 from fednet.errors import RemoteProtocolError
-from fednet.protocol.rules import HOSTED, LOSSES, SLOTS, STRIKES, TOLD, UNUSED_S, Arrived, Forget, Note, Resolved, Rules, Send, Settle, Store, Stray
+from fednet.protocol.rules import (
+    HOSTED,
+    LOSSES,
+    SLOTS,
+    STRIKES,
+    TOLD,
+    UNUSED_S,
+    Arrived,
+    Forget,
+    Note,
+    Resolved,
+    Rules,
+    Send,
+    Settle,
+    Store,
+    Stray,
+)
 from fednet.protocol.server import ServerProtocol
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
@@ -15,8 +31,17 @@ WELCOME = m.Welcome(run="r", inc=1, session="s", name="n", config="c", ids=[0])
 
 
 def server(clients: int = 4, **options) -> ServerProtocol:
-    return ServerProtocol("r", 1, clients, lambda ids, session: m.Welcome(run="r", inc=1, session=session, name="n", config="c", ids=ids),
-                          0.0, layout="L", **options)
+    return ServerProtocol(
+        "r",
+        1,
+        clients,
+        lambda ids, session: m.Welcome(
+            run="r", inc=1, session=session, name="n", config="c", ids=ids
+        ),
+        0.0,
+        layout="L",
+        **options,
+    )
 
 
 def say(s, conn, message, now=0.0, body=None, user=None) -> list:
@@ -41,7 +66,14 @@ def key(client=0, attempt=0, round=1, phase=0, purpose="train") -> m.Key:
 
 
 def reply(client=0, size=3, attempt=0, **more) -> m.Reply:
-    fields = {"run": "r", "inc": 1, "key": key(client, attempt), "form": form(size), "size": size, **more}
+    fields = {
+        "run": "r",
+        "inc": 1,
+        "key": key(client, attempt),
+        "form": form(size),
+        "size": size,
+        **more,
+    }
     return m.Reply(**fields)
 
 
@@ -57,7 +89,7 @@ def refusal(instructions) -> str:
     return note.fields["reason"]
 
 
-# -- joining -----------------------------------------------------------------------------------------------------------
+# -- joining ---------------------------------------------------------------------------------------
 def test_task_goes_out_when_its_worker_is_ready_and_its_reply_settles_it():
     s = server()
     assert s.begin(1, 0, "train", [job(0)], Rules(), 0.0) == []
@@ -66,22 +98,35 @@ def test_task_goes_out_when_its_worker_is_ready_and_its_reply_settles_it():
     (task,) = sent(say(s, b"1", m.Ready(run="r", inc=1, layout="L")), m.Task)
     assert (task.key, task.size) == (key(), 5)
     got = say(s, b"1", reply(), body=memoryview(b"abc"))
-    assert got == [Store(key(), 0, memoryview(b"abc")), Arrived(key(), form(3), 3, 0, "", False, 0.0, "w")]
-    assert s.accept(key(), 1.0) == [Settle(b"1", "down", key(), True), Settle(b"1", "up", key(), True), Resolved(0, 0)]
+    assert got == [
+        Store(key(), 0, memoryview(b"abc")),
+        Arrived(key(), form(3), 3, 0, "", False, 0.0, "w"),
+    ]
+    assert s.accept(key(), 1.0) == [
+        Settle(b"1", "down", key(), True),
+        Settle(b"1", "up", key(), True),
+        Resolved(0, 0),
+    ]
 
 
-@pytest.mark.parametrize(("join", "reason"), [
-    (m.Join(worker="w", ids=[4]), "client id 4; this federation has ids 0 to 3"),
-    (m.Join(worker="w", ids=[]), "client id missing"),
-    (m.Join(worker="w", share=(0, 2)), "client id -2"),
-    (m.Join(worker="w", share=(3, 2)), "client id 4"),
-    (m.Join(worker="w", share=(1, 0)), "join"),
-    (m.Join(worker="w", share=(1, 1 << 40)), "empty"),
-    (m.Join(worker="w", ids=[1]), "may not speak for client 1"),
-    (m.Join(worker="w", ids=[0], files={"a.py": "other"}), "needs mine.py"),
-])
+@pytest.mark.parametrize(
+    ("join", "reason"),
+    [
+        (m.Join(worker="w", ids=[4]), "client id 4; this federation has ids 0 to 3"),
+        (m.Join(worker="w", ids=[]), "client id missing"),
+        (m.Join(worker="w", share=(0, 2)), "client id -2"),
+        (m.Join(worker="w", share=(3, 2)), "client id 4"),
+        (m.Join(worker="w", share=(1, 0)), "join"),
+        (m.Join(worker="w", share=(1, 1 << 40)), "empty"),
+        (m.Join(worker="w", ids=[1]), "may not speak for client 1"),
+        (m.Join(worker="w", ids=[0], files={"a.py": "other"}), "needs mine.py"),
+    ],
+)
 def test_join_that_can_never_be_let_in_is_refused_for_good(join, reason):
-    s = server(files={"mine.py": "sha"} if join.files else {}, may_speak_for=lambda user, client: client != 1)
+    s = server(
+        files={"mine.py": "sha"} if join.files else {},
+        may_speak_for=lambda user, client: client != 1,
+    )
     out = say(s, b"1", join)
     assert reason in refusal(out)
     assert [x.final for x in sent(out, m.Refuse)] == [True]
@@ -116,7 +161,9 @@ def test_name_of_a_silent_worker_can_be_taken_over_without_its_session_but_not_w
     s = server()
     say(s, b"1", m.Join(worker="w", ids=[0]), user="alice")
     s.tick(11.0)
-    assert "of that name" in refusal(say(s, b"2", m.Join(worker="w", ids=[0]), 11.0, user="mallory"))
+    assert "of that name" in refusal(
+        say(s, b"2", m.Join(worker="w", ids=[0]), 11.0, user="mallory")
+    )
     assert sent(say(s, b"3", m.Join(worker="w", ids=[0]), 11.0, user="alice"), m.Welcome)
 
 
@@ -141,20 +188,27 @@ def test_other_layout_is_refused_for_good():
 def test_facts_of_a_client_hosted_elsewhere_change_nothing():
     s = server()
     say(s, b"1", m.Join(worker="w", ids=[0]))
-    out = say(s, b"1", m.Ready(run="r", inc=1, layout="L", sites=[m.SiteFacts(0, 5, 5), m.SiteFacts(1, 5, 5)]))
+    out = say(
+        s,
+        b"1",
+        m.Ready(run="r", inc=1, layout="L", sites=[m.SiteFacts(0, 5, 5), m.SiteFacts(1, 5, 5)]),
+    )
     assert "facts of client 1" in refusal(out)
     assert s.sites == {}
 
 
-# -- refusals ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("message", "reason"), [
-    (m.Beat(run="x", inc=1), "another run ('x')"),
-    (m.Beat(run="r", inc=2), "incarnation 2"),
-    (reply(3, run="x"), "another run"),
-    (reply(1), "client 1 is not hosted"),
-    (m.Pull(run="r", inc=1, key=key(), first=1, count=1), "pull of parts 1 to 1"),
-    (m.Pull(run="r", inc=1, key=key(), first=0, count=5), "pull of parts 0 to 4"),
-])
+# -- refusals --------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (m.Beat(run="x", inc=1), "another run ('x')"),
+        (m.Beat(run="r", inc=2), "incarnation 2"),
+        (reply(3, run="x"), "another run"),
+        (reply(1), "client 1 is not hosted"),
+        (m.Pull(run="r", inc=1, key=key(), first=1, count=1), "pull of parts 1 to 1"),
+        (m.Pull(run="r", inc=1, key=key(), first=0, count=5), "pull of parts 0 to 4"),
+    ],
+)
 def test_message_that_breaks_the_protocol_is_refused_and_changes_nothing(message, reason):
     s = server()
     ready(s)
@@ -195,12 +249,15 @@ def test_form_that_was_not_declared_is_refused_before_any_part_is_granted():
     assert [t.key.attempt for t in sent(out, m.Task)] == [1]
 
 
-@pytest.mark.parametrize(("message", "body"), [
-    (reply(size=3), b"ab"),
-    (reply(size=3), None),
-    (reply(size=3, form=form(4)), b"abc"),
-    (reply(size=0, form=form(4)), None),
-])
+@pytest.mark.parametrize(
+    ("message", "body"),
+    [
+        (reply(size=3), b"ab"),
+        (reply(size=3), None),
+        (reply(size=3, form=form(4)), b"abc"),
+        (reply(size=0, form=form(4)), None),
+    ],
+)
 def test_reply_whose_sizes_do_not_agree_is_given_out_again(message, body):
     s = begun()
     out = say(s, b"1", message, body=None if body is None else memoryview(body))
@@ -216,7 +273,7 @@ def test_failed_task_is_given_out_again_only_if_that_could_help():
     assert [t.key for t in sent(out, m.Task)] == [key(1, 1)]
 
 
-# -- doubled and late --------------------------------------------------------------------------------------------------
+# -- doubled and late ------------------------------------------------------------------------------
 def test_doubled_reply_is_stray_even_while_usefulness_is_undecided():
     s = begun(rules=Rules(defer=True))
     say(s, b"1", reply(), body=memoryview(b"abc"))
@@ -225,7 +282,10 @@ def test_doubled_reply_is_stray_even_while_usefulness_is_undecided():
     assert out[0] == Stray("doubled")
     assert of(out, Settle) == []
     assert s.awaits(b"1", "up", key())
-    assert s.decide({0: True}) == [Settle(b"1", "down", key(), True), Settle(b"1", "up", key(), True)]
+    assert s.decide({0: True}) == [
+        Settle(b"1", "down", key(), True),
+        Settle(b"1", "up", key(), True),
+    ]
     assert s.decide({0: True, 3: True}) == []
 
 
@@ -241,7 +301,12 @@ def test_late_reply_is_stray_and_called_off_if_it_waits_to_be_asked_for_the_rest
 def test_part_with_the_key_of_an_evaluation_is_not_stored():
     s = begun()
     say(s, b"1", reply(size=m.PART + 1))
-    out = say(s, b"1", m.Part(run="r", inc=1, key=key(purpose="evaluate"), index=0), body=memoryview(bytes(m.PART)))
+    out = say(
+        s,
+        b"1",
+        m.Part(run="r", inc=1, key=key(purpose="evaluate"), index=0),
+        body=memoryview(bytes(m.PART)),
+    )
     assert out[0] == Stray("late")
     assert of(out, Store) == []
 
@@ -282,7 +347,7 @@ def test_evaluation_that_is_no_good_is_billed_as_useless_and_gates_nothing():
     assert s.work[0].status == "handed"
 
 
-# -- who gets what -----------------------------------------------------------------------------------------------------
+# -- who gets what ---------------------------------------------------------------------------------
 def test_longest_first_and_one_ahead_but_never_the_last_ones():
     s = begun([job(i, cost=i) for i in range(4)])
     assert s.workers["w"].queue == [3, 2]  # the longest runs, the next lies ready
@@ -322,7 +387,11 @@ def test_first_k_closes_the_phase():
     s.begin(1, 0, "train", [job(i) for i in range(3)], Rules(first=1), 0.0)
     say(s, b"1", reply(1), body=memoryview(b"abc"))
     out = s.accept(key(1), 0.0)
-    assert of(out, Resolved) == [Resolved(1, 0), Resolved(0, 0, "not among the first 1"), Resolved(2, 0, "not among the first 1")]
+    assert of(out, Resolved) == [
+        Resolved(1, 0),
+        Resolved(0, 0, "not among the first 1"),
+        Resolved(2, 0, "not among the first 1"),
+    ]
     assert [c.key.client for c in sent(out, m.Cancel)] == [0, 2]
     assert s.open() == []
 
@@ -359,7 +428,9 @@ def test_silent_worker_that_speaks_again_is_given_work():
     s.tick(10.1)
     out = say(s, b"1", m.Beat(run="r", inc=1), 12.0)
     assert [n.event for n in of(out, Note)] == ["back"]
-    assert [t.key.round for t in sent(s.begin(2, 0, "train", [job(0)], Rules(), 12.0), m.Task)] == [2]
+    assert [t.key.round for t in sent(s.begin(2, 0, "train", [job(0)], Rules(), 12.0), m.Task)] == [
+        2
+    ]
 
 
 def test_client_that_never_joined_is_absent_after_its_time():
@@ -382,7 +453,9 @@ def test_client_that_is_back_and_prepares_is_not_taken_for_lost():
     s.closed(b"1", 1.0)
     say(s, b"2", m.Join(worker="v", ids=[0]), 3.0)
     assert of(s.tick(6.0), Resolved) == []
-    assert [t.key.attempt for t in sent(say(s, b"2", m.Ready(run="r", inc=1, layout="L"), 7.0), m.Task)] == [1]
+    assert [
+        t.key.attempt for t in sent(say(s, b"2", m.Ready(run="r", inc=1, layout="L"), 7.0), m.Task)
+    ] == [1]
 
 
 def test_task_that_kills_its_workers_ends():
@@ -402,7 +475,9 @@ def test_rejoin_with_fewer_clients_gives_the_others_tasks_on():
     session = s.workers["w"].session
     s.closed(b"1", 0.0)
     ready(s, b"2", "v", [1])
-    out = say(s, b"3", m.Join(run="r", inc=1, worker="w", ids=[0], session=session, holding=[key(1)]))
+    out = say(
+        s, b"3", m.Join(run="r", inc=1, worker="w", ids=[0], session=session, holding=[key(1)])
+    )
     assert [i.message.key for i in of(out, Send) if isinstance(i.message, m.Cancel)] == [key(1)]
     assert s.work[1].worker == "v" or s.work[1].status == "waiting"
 
@@ -410,14 +485,21 @@ def test_rejoin_with_fewer_clients_gives_the_others_tasks_on():
 def test_task_that_a_worker_holds_but_nobody_wants_is_called_off_at_its_rejoin():
     s = begun()
     s.closed(b"1", 0.0)
-    out = say(s, b"2", m.Join(run="r", inc=1, worker="w", ids=[0], holding=[key(0), key(0, 7), key(0, round=9)]))
+    out = say(
+        s,
+        b"2",
+        m.Join(run="r", inc=1, worker="w", ids=[0], holding=[key(0), key(0, 7), key(0, round=9)]),
+    )
     assert [c.key for c in sent(out, m.Cancel)] == [key(0, 7), key(0, round=9)]
 
 
 def test_task_of_an_earlier_server_is_left_to_the_worker_that_holds_it():
     s = server()
     s.begin(1, 0, "train", [job(0)], Rules(), 0.0)
-    assert sent(say(s, b"1", m.Join(run="r", inc=0, worker="w", ids=[0], holding=[key(0)])), m.Cancel) == []
+    assert (
+        sent(say(s, b"1", m.Join(run="r", inc=0, worker="w", ids=[0], holding=[key(0)])), m.Cancel)
+        == []
+    )
 
 
 def test_head_of_a_queue_taken_back_starts_the_next_ones_deadline():
@@ -442,7 +524,11 @@ def test_parts_of_a_task_are_sent_once():
     k = key(round=2)
     pull = m.Pull(run="r", inc=1, key=k, first=0, count=4)
     assert len(sent(say(s, b"1", pull), m.Part)) == 4
-    for again in (pull, m.Pull(run="r", inc=1, key=k, first=4, count=3), m.Pull(run="r", inc=1, key=k, first=1 << 40, count=1)):
+    for again in (
+        pull,
+        m.Pull(run="r", inc=1, key=k, first=4, count=3),
+        m.Pull(run="r", inc=1, key=k, first=1 << 40, count=1),
+    ):
         assert sent(say(s, b"1", again), m.Part) == []
     assert len(sent(say(s, b"1", m.Pull(run="r", inc=1, key=k, first=4, count=2)), m.Part)) == 2
 
@@ -490,7 +576,10 @@ def test_tasks_of_a_worker_that_makes_no_progress_go_to_another_that_hosts_the_s
         assert sent(s.tick(second), m.Task) == []
     out = s.tick(10.0)
     assert {x.key.client for x in sent(out, m.Cancel)} == {0, 1}
-    assert {(i.conn, i.message.key) for i in of(out, Send) if isinstance(i.message, m.Task)} <= {(b"good", key(0, 1)), (b"good", key(1, 1))}
+    assert {(i.conn, i.message.key) for i in of(out, Send) if isinstance(i.message, m.Task)} <= {
+        (b"good", key(0, 1)),
+        (b"good", key(1, 1)),
+    }
     assert [n.fields["worker"] for n in of(out, Note) if n.event == "stalled"] == ["hoarder"]
     assert say(s, b"h", reply(0), 11.0, memoryview(b"abc"))[0] == Stray("late")
     for client in (0, 1):
@@ -518,7 +607,11 @@ def test_task_that_stalls_everywhere_goes_round_and_is_waited_for_twice_as_long_
     for second in range(1, 80):
         for conn in (b"h", b"good"):
             say(s, conn, beat(), float(second))
-        turns += [(second, i.conn) for i in of(s.tick(second), Send) if isinstance(i.message, m.Task) and i.message.key.client == 0]
+        turns += [
+            (second, i.conn)
+            for i in of(s.tick(second), Send)
+            if isinstance(i.message, m.Task) and i.message.key.client == 0
+        ]
     assert turns == [(10, b"good"), (30, b"h"), (70, b"good")]
 
 
@@ -545,8 +638,12 @@ def test_upload_that_stops_amid_its_parts_goes_to_another_worker():
     for second in range(1, 16):
         say(s, b"h", beat(1, "training", second), float(second))
         out += s.tick(second)
-    assert ("h", key(0)) in {(i.conn.decode(), i.message.key) for i in of(out, Send) if isinstance(i.message, m.Cancel)}
-    assert ("good", key(0, 1)) in {(i.conn.decode(), i.message.key) for i in of(out, Send) if isinstance(i.message, m.Task)}
+    assert ("h", key(0)) in {
+        (i.conn.decode(), i.message.key) for i in of(out, Send) if isinstance(i.message, m.Cancel)
+    }
+    assert ("good", key(0, 1)) in {
+        (i.conn.decode(), i.message.key) for i in of(out, Send) if isinstance(i.message, m.Task)
+    }
 
 
 def test_worker_that_can_do_more_at_once_says_so_and_is_given_more():
@@ -558,7 +655,10 @@ def test_worker_that_can_do_more_at_once_says_so_and_is_given_more():
     assert [x.key.client for x in sent(out, m.Task)] == [2]  # the last one is not handed out ahead
     assert [s.work[i].running for i in range(4)] == [True, True, True, False]
     assert [(x.client, x.reason) for x in of(s.tick(10.0), Resolved)] == [(0, "deadline")]
-    assert [(x.client, x.reason) for x in of(s.tick(15.0), Resolved)] == [(1, "deadline"), (2, "deadline")]  # their turn came at 5
+    assert [(x.client, x.reason) for x in of(s.tick(15.0), Resolved)] == [
+        (1, "deadline"),
+        (2, "deadline"),
+    ]  # their turn came at 5
     say(s, b"1", m.Beat(run="r", inc=1), 16.0)
     assert s.workers["w"].slots == 3
 
@@ -573,4 +673,6 @@ def test_no_process_is_given_more_than_it_can_be_working_on():
 
 def test_all_workers_hear_of_the_end():
     s = begun()
-    assert sent(s.finish(False, "stopped"), m.End) == [m.End(run="r", inc=1, over=False, reason="stopped")]
+    assert sent(s.finish(False, "stopped"), m.End) == [
+        m.End(run="r", inc=1, over=False, reason="stopped")
+    ]

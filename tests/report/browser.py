@@ -42,7 +42,9 @@ def probe(page: Path, folder: Path, script: str, width: int, *flags: str) -> tup
         f"try {{ {script} }} catch (e) {{ say('error ' + e) }} }});</script>"
     )
     copy = folder / f"probe-{width}.html"
-    copy.write_text(page.read_text(encoding="utf-8").replace("</body>", tail + "</body>"), encoding="utf-8")
+    copy.write_text(
+        page.read_text(encoding="utf-8").replace("</body>", tail + "</body>"), encoding="utf-8"
+    )
     run = subprocess.run(
         [
             find(),

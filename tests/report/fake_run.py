@@ -1,8 +1,8 @@
 """Writes run directories as a finished run leaves them, without running anything.
 
-The numbers are made up but consistent: the bytes of `rounds.jsonl` are the sums of `wire.jsonl`, accuracies are
-counts over test samples, and two runs of one seed share partition, initial weights and participants.
-"""
+The numbers are made up but consistent: the bytes of `rounds.jsonl` are the sums of `wire.jsonl`,
+accuracies are counts over test samples, and two runs of one seed share partition, initial weights
+and participants."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def sha(*what: object) -> str:
     return hashlib.sha256(repr(what).encode()).hexdigest()
 
 
-def config(name: str, algorithm: dict[str, Any], seed: int, rounds: int, clients: int, **more: Any) -> dict[str, Any]:
+def config(
+    name: str, algorithm: dict[str, Any], seed: int, rounds: int, clients: int, **more: Any
+) -> dict[str, Any]:
     return {
         "name": name,
         "seed": seed,
@@ -33,7 +35,13 @@ def config(name: str, algorithm: dict[str, Any], seed: int, rounds: int, clients
         "clients": clients,
         "participation": 0.5,
         "algorithm": algorithm,
-        "model": {"name": "mlp", "hidden": [16], "buffers": "average", "weights": None, "trainable": "*"},
+        "model": {
+            "name": "mlp",
+            "hidden": [16],
+            "buffers": "average",
+            "weights": None,
+            "trainable": "*",
+        },
         "task": "classification",
         "data": {
             "dataset": "digits",
@@ -63,18 +71,28 @@ def write(
     seconds: float = 2.0,
     **more: Any,
 ) -> Path:
-    """A run directory at `path`. accuracy: a_t by round (None: not evaluated); drop: {round: {client: reason}}."""
+    """A run directory at `path`. accuracy: a_t by round (None: not evaluated); drop: {round:
+    {client: reason}}."""
     path.mkdir(parents=True)
     rng = np.random.default_rng([seed, 7])
     share = np.random.default_rng(seed)
     counts = np.stack(
-        [share.multinomial(120, share.dirichlet(np.full(clients, 0.3))) for _ in range(CLASSES)], axis=1
+        [share.multinomial(120, share.dirichlet(np.full(clients, 0.3))) for _ in range(CLASSES)],
+        axis=1,
     )  # (clients, C)
-    chosen = [sorted(share.choice(clients, max(1, clients // 2), replace=False).tolist()) for _ in range(rounds)]
+    chosen = [
+        sorted(share.choice(clients, max(1, clients // 2), replace=False).tolist())
+        for _ in range(rounds)
+    ]
     if accuracy is None:
-        accuracy = [round(0.85 - 0.6 * 0.7 ** (t + 1) + 0.02 * rng.standard_normal(), 3) for t in range(rounds)]
+        accuracy = [
+            round(0.85 - 0.6 * 0.7 ** (t + 1) + 0.02 * rng.standard_normal(), 3)
+            for t in range(rounds)
+        ]
     (path / "config.yaml").write_text(
-        yaml.safe_dump(config(path.name, {"name": algorithm, **(options or {})}, seed, rounds, clients, **more))
+        yaml.safe_dump(
+            config(path.name, {"name": algorithm, **(options or {})}, seed, rounds, clients, **more)
+        )
     )
     (path / "partition.json").write_text(
         json.dumps(
@@ -104,7 +122,10 @@ def write(
         )
     )
     wire, lines, people = [], [], []
-    wire += [row(0, i, "up", "connection", {}, 64, useful=False, purpose="connection") for i in range(clients)]
+    wire += [
+        row(0, i, "up", "connection", {}, 64, useful=False, purpose="connection")
+        for i in range(clients)
+    ]
     for t in range(1, rounds + 1):
         cohort = chosen[t - 1]
         gone = {i: why for i, why in (drop or {}).get(t, {}).items() if i in cohort}
@@ -114,19 +135,29 @@ def write(
             here.append(row(t, i, "down", "task", {"state": state}, ENVELOPE))
             if i in done:
                 here.append(row(t, i, "up", "reply", {"state": state, "statistics": 24}, ENVELOPE))
-        here.append(row(t, cohort[0], "up", "heartbeat", {}, 20, useful=False, purpose="connection", count=2))
+        here.append(
+            row(
+                t, cohort[0], "up", "heartbeat", {}, 20, useful=False, purpose="connection", count=2
+            )
+        )
         wire += here
         a = accuracy[t - 1]
         by_class: tuple[list[int] | None, list[int] | None] = (None, None)
         judged: list[dict[str, Any]] = []
         if a is not None:
             total = round(a * CLASSES * TEST_PER_CLASS)
-            by_class = ([total // CLASSES + (c < total % CLASSES) for c in range(CLASSES)], [TEST_PER_CLASS] * CLASSES)
+            by_class = (
+                [total // CLASSES + (c < total % CLASSES) for c in range(CLASSES)],
+                [TEST_PER_CLASS] * CLASSES,
+            )
             for i in done:
                 n = 10 + i
                 right = {"global": (round(a * n), n)}
                 if personalised:
-                    right |= {"personal": (min(n, round(a * n) + i), n), "balanced": (round(a * 100), 100)}
+                    right |= {
+                        "personal": (min(n, round(a * n) + i), n),
+                        "balanced": (round(a * 100), 100),
+                    }
                 scores = {f"accuracy_{k}": c / m for k, (c, m) in right.items()}
                 scores |= {f"correct_{k}": c for k, (c, _) in right.items()} | {
                     f"tested_{k}": m for k, (_, m) in right.items()
@@ -160,7 +191,11 @@ def write(
                 "void": not done,
                 "seconds": seconds,
                 "seconds_virtual": None,
-                "seconds_by_phase": {"train": seconds * 0.7, "evaluate": seconds * 0.2, "fold": seconds * 0.1},
+                "seconds_by_phase": {
+                    "train": seconds * 0.7,
+                    "evaluate": seconds * 0.2,
+                    "fold": seconds * 0.1,
+                },
                 "train_loss": 2.0 / t,
                 "test_loss": None if a is None else 1 - a,
                 "test_accuracy": a,
@@ -170,7 +205,10 @@ def write(
                 "bytes_up": sum(w["bytes"] for w in here if w["direction"] == "up"),
                 "bytes_down": sum(w["bytes"] for w in here if w["direction"] == "down"),
                 "model_sha256": sha(algorithm, seed, t),
-                "tensor_sha256": {"0.weight": sha(algorithm, seed, t, "w"), "0.bias": sha(algorithm, seed, t, "b")},
+                "tensor_sha256": {
+                    "0.weight": sha(algorithm, seed, t, "w"),
+                    "0.bias": sha(algorithm, seed, t, "b"),
+                },
                 "clients_sha256": sha(algorithm, seed, t, "clients"),
                 "algorithm": {},
             }
@@ -180,7 +218,10 @@ def write(
     jsonl(path / "clients.jsonl", people)
     jsonl(
         path / "events.jsonl",
-        [{"round": 0, "client": i, "type": "join", "bytes": 64, "elapsed": 0.1} for i in range(clients)],
+        [
+            {"round": 0, "client": i, "type": "join", "bytes": 64, "elapsed": 0.1}
+            for i in range(clients)
+        ],
     )
     return path
 

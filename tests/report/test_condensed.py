@@ -19,19 +19,22 @@ def test_the_mean_of_each_class_and_none_for_an_absent_one():
 
 def test_a_row_for_each_class_with_the_mean_first_and_clients_in_order_of_id():
     means = torch.stack([RAMP, RAMP.flip(1), RAMP])
-    by_client = {7: (torch.stack([RAMP]), torch.tensor([2])), 3: (torch.stack([-RAMP, RAMP]), torch.tensor([0, 1]))}
+    by_client = {
+        7: (torch.stack([RAMP]), torch.tensor([2])),
+        3: (torch.stack([-RAMP, RAMP]), torch.tensor([0, 1])),
+    }
     picture = mosaic(by_client, means)
     side = 4 + GAP
     assert picture.shape == (3 * side - GAP, 3 * side - GAP, 3)
 
     def tile(row, column):
-        return picture[row * side:row * side + 4, column * side:column * side + 4]
+        return picture[row * side : row * side + 4, column * side : column * side + 4]
 
     assert np.array_equal(tile(1, 0), shown(means[1]))
     assert np.array_equal(tile(0, 1), shown(-RAMP))  # client 3, class 0
     assert np.array_equal(tile(2, 2), shown(RAMP))  # client 7, class 2
     assert (tile(2, 1) == 1).all()  # client 3 has no class 2
-    assert (picture[:, 4:4 + GAP] == 1).all()
+    assert (picture[:, 4 : 4 + GAP] == 1).all()
 
 
 def test_pixels_are_stretched_to_what_can_be_seen():
@@ -63,8 +66,15 @@ def test_two_runs_with_condensed_images_stand_side_by_side_on_one_page(tmp_path)
     for name in ("feddc", "feddcplus"):
         folder = fake_run.write(tmp_path / name, algorithm={"name": name})
         (folder / "condensed").mkdir()
-        save_file({"x": torch.zeros(1, 3, 4, 4), "y": torch.tensor([1])}, folder / "condensed" / "client-0.safetensors")
-        save_file({"means": torch.ones(2, 3, 4, 4)}, folder / "condensed" / "means.safetensors", metadata={"names": '["cat", "dog"]'})
+        save_file(
+            {"x": torch.zeros(1, 3, 4, 4), "y": torch.tensor([1])},
+            folder / "condensed" / "client-0.safetensors",
+        )
+        save_file(
+            {"means": torch.ones(2, 3, 4, 4)},
+            folder / "condensed" / "means.safetensors",
+            metadata={"names": '["cat", "dog"]'},
+        )
         runs.append(open_run(folder))
     assert "side by side" in page.render(runs)
     assert "side by side" not in page.render(runs[:1])

@@ -34,7 +34,11 @@ def test_a_curve_that_never_drops_has_no_average_drop():
         "avg_drop": None,
         "avg_increase": pytest.approx(0.1),
     }
-    assert metrics.differences([(1, 0.2)]) == {"max_drop": None, "avg_drop": None, "avg_increase": None}
+    assert metrics.differences([(1, 0.2)]) == {
+        "max_drop": None,
+        "avg_drop": None,
+        "avg_increase": None,
+    }
 
 
 def test_a_target_is_the_first_evaluated_round_at_or_above_it():
@@ -47,12 +51,19 @@ def test_class_spread_is_the_population_deviation_over_classes():
     a = metrics.class_accuracy(Record(correct_by_class=[1, 3, 0], total_by_class=[4, 4, 0]))
     assert a is not None
     assert np.isnan(a[2])
-    assert metrics.spread(a) == pytest.approx(0.25)  # 0.25 and 0.75 about 0.5; the class without samples does not count
+    assert metrics.spread(a) == pytest.approx(
+        0.25
+    )  # 0.25 and 0.75 about 0.5; the class without samples does not count
 
 
 def test_personal_accuracy_is_pooled_over_test_samples():
-    people = [Record(correct_personal=10, tested_personal=10), Record(correct_personal=10, tested_personal=30)]
-    assert metrics.pooled(people, "personal") == 0.5  # (10 + 10) / 40, where the mean of accuracies is 2/3
+    people = [
+        Record(correct_personal=10, tested_personal=10),
+        Record(correct_personal=10, tested_personal=30),
+    ]
+    assert (
+        metrics.pooled(people, "personal") == 0.5
+    )  # (10 + 10) / 40, where the mean of accuracies is 2/3
 
 
 def test_megabytes_count_both_directions_joins_framing_and_lost_work(tmp_path):
@@ -65,7 +76,8 @@ def test_megabytes_count_both_directions_joins_framing_and_lost_work(tmp_path):
             drop={1: {0: "lost", 1: "lost", 2: "lost", 3: "lost"}},
         )
     )
-    # joins 4 x 64; round 1: two tasks, no reply; round 2: two tasks, two replies; a heartbeat a round
+    # joins 4 x 64; round 1: two tasks, no reply; round 2: two tasks, two replies; a heartbeat a
+    # round
     task, reply = 1000 + ENVELOPE, 1024 + ENVELOPE
     assert metrics.to_target(run, 0.6, "mb") == pytest.approx(
         (4 * 64 + 2 * task + 20 + 2 * task + 2 * reply + 20) / 1e6
@@ -78,14 +90,23 @@ def test_megabytes_count_both_directions_joins_framing_and_lost_work(tmp_path):
 def test_bytes_by_kind_add_up_to_the_total(tmp_path):
     run = open_run(write(tmp_path / "a"))
     s = metrics.summarise(run)["bytes"]
-    assert sum(n for way in s["kinds"].values() for n in way.values()) == s["total"] == sum(w.bytes for w in run.wire)
+    assert (
+        sum(n for way in s["kinds"].values() for n in way.values())
+        == s["total"]
+        == sum(w.bytes for w in run.wire)
+    )
     assert sum(s["useful"].values()) == sum(w.bytes for w in run.wire if w.useful)
 
 
 def test_speedup_is_the_other_runs_round_over_the_first_round_at_its_accuracy(tmp_path):
     slow = open_run(write(tmp_path / "slow", rounds=4, accuracy=[0.1, 0.2, 0.3, 0.4]))
     fast = open_run(write(tmp_path / "fast", rounds=4, accuracy=[0.1, 0.45, 0.3, 0.4]))
-    assert metrics.speedup(fast, slow) == {"target": 0.4, "round": 2, "speedup": 2.0, "text": "2.00x"}
+    assert metrics.speedup(fast, slow) == {
+        "target": 0.4,
+        "round": 2,
+        "speedup": 2.0,
+        "text": "2.00x",
+    }
     low = open_run(write(tmp_path / "low", rounds=4, accuracy=[0.1] * 4))
     assert metrics.speedup(low, slow)["text"] == "<1"
 
@@ -103,7 +124,9 @@ def test_personal_metrics_take_each_clients_last_evaluation(tmp_path):
     assert own is not None
     last = {r.client: r for r in run.clients}
     assert own["clients"] == len(last)
-    assert own["pfl"] == sum(r.correct_personal for r in last.values()) / sum(r.tested_personal for r in last.values())
+    assert own["pfl"] == sum(r.correct_personal for r in last.values()) / sum(
+        r.tested_personal for r in last.values()
+    )
     assert metrics.summarise(run)["personal"]["balanced"] == own["drift"]
     assert own["worst_tenth"] == own["min"] == min(r.accuracy_personal for r in last.values())
     assert set(metrics.summarise(open_run(write(tmp_path / "b")))["personal"]) == {"global"}
@@ -112,7 +135,12 @@ def test_personal_metrics_take_each_clients_last_evaluation(tmp_path):
 def test_rounds_without_evaluation_are_no_points(tmp_path):
     run = open_run(write(tmp_path / "a", rounds=4, accuracy=[0.9, None, 0.2, None]))
     s = metrics.summarise(run)
-    assert s["accuracy"] == {"final": 0.2, "best": 0.9, "best_round": 1, "last10": pytest.approx(0.55)}
+    assert s["accuracy"] == {
+        "final": 0.2,
+        "best": 0.9,
+        "best_round": 1,
+        "last10": pytest.approx(0.55),
+    }
     assert s["rounds"] == 4
 
 

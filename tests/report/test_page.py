@@ -103,7 +103,10 @@ def test_a_run_that_has_only_begun_has_a_page(tmp_path):
 
 def test_a_long_run_of_many_clients_stays_a_page(tmp_path):
     path = write(
-        tmp_path / "a", rounds=400, clients=200, drop={t: dict.fromkeys(range(200), "late") for t in range(0, 400, 20)}
+        tmp_path / "a",
+        rounds=400,
+        clients=200,
+        drop={t: dict.fromkeys(range(200), "late") for t in range(0, 400, 20)},
     )
     assert len(page.render([open_run(path)])) < 4_000_000
 
@@ -123,7 +126,11 @@ def test_finishing_a_run_leaves_figures_page_and_metrics(tmp_path):
 
 @pytest.mark.parametrize(
     ("low", "high", "want"),
-    [(0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1.0]), (0, 47, [0, 10, 20, 30, 40]), (0.31, 0.35, [0.31, 0.32, 0.33, 0.34, 0.35])],
+    [
+        (0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1.0]),
+        (0, 47, [0, 10, 20, 30, 40]),
+        (0.31, 0.35, [0.31, 0.32, 0.33, 0.34, 0.35]),
+    ],
 )
 def test_ticks_are_round_numbers(low, high, want):
     assert svg.ticks(low, high) == pytest.approx(want)
@@ -157,7 +164,7 @@ def test_every_element_that_opens_closes(runs):
     assert opened == []
 
 
-# -- in a browser ----------------------------------------------------------------------------------------------------
+# -- in a browser ----------------------------------------------------------------------------------
 LOOK = """
 say('wide ' + document.documentElement.scrollWidth + ' of ' + innerWidth);
 const box = e => e.getBoundingClientRect(), all = q => [...document.querySelectorAll(q)];
@@ -205,7 +212,10 @@ def test_in_a_browser_nothing_overflows_and_the_console_is_clean(runs, tmp_path,
 def test_in_a_browser_pointing_tells_the_numbers_and_the_reasons(runs, tmp_path):
     said, console = browser.probe(page.write(runs, tmp_path / "r.html"), tmp_path, POINT, 1280)
     assert console == []
-    last = [sum(r.rounds[-1].test_accuracy for r in runs if r.algorithm == m) / 2 for m in ("fedavg", "scaffold")]
+    last = [
+        sum(r.rounds[-1].test_accuracy for r in runs if r.algorithm == m) / 2
+        for m in ("fedavg", "scaffold")
+    ]
     assert "line round 12 / " in said
     for value in last:
         assert f"{value:.5g}".rstrip("0")[:6] in said

@@ -39,7 +39,9 @@ def rows(path):
 
 def test_every_figure_is_written_with_its_data(run, tmp_path):
     plots.save(run, tmp_path / "f")
-    assert {p.name for p in (tmp_path / "f").iterdir()} == {f"{n}.{k}" for n in EVERY for k in ("svg", "png", "csv")}
+    assert {p.name for p in (tmp_path / "f").iterdir()} == {
+        f"{n}.{k}" for n in EVERY for k in ("svg", "png", "csv")
+    }
     data = rows(tmp_path / "f" / "bytes.csv")
     assert sum(int(r["bytes"]) for r in data) == sum(w.bytes for w in run.wire)
     assert [float(r["mean"]) for r in rows(tmp_path / "f" / "accuracy_rounds.csv")] == [
@@ -62,7 +64,9 @@ def test_a_run_without_evaluation_or_clients_has_the_other_figures(tmp_path):
 
 def test_the_participation_grid_keeps_the_reason_of_a_drop(tmp_path):
     first, second = open_run(write(tmp_path / "whole", clients=4, rounds=1)).rounds[0].selected
-    p = figures.participation(open_run(write(tmp_path / "a", clients=4, rounds=1, drop={1: {second: "deadline"}})))
+    p = figures.participation(
+        open_run(write(tmp_path / "a", clients=4, rounds=1, drop={1: {second: "deadline"}}))
+    )
     want = np.zeros((4, 1), np.int8)
     want[first], want[second] = 1, 2
     assert p.grid.tolist() == want.tolist()
@@ -70,7 +74,11 @@ def test_the_participation_grid_keeps_the_reason_of_a_drop(tmp_path):
 
 
 def test_a_paper_figure_embeds_truetype_and_states_what_it_shows(tmp_path):
-    runs = [open_run(write(tmp_path / f"{m}{s}", algorithm=m, seed=s)) for m in ("fedavg", "scaffold") for s in (0, 1)]
+    runs = [
+        open_run(write(tmp_path / f"{m}{s}", algorithm=m, seed=s))
+        for m in ("fedavg", "scaffold")
+        for s in (0, 1)
+    ]
     caption = plots.figure(runs, tmp_path / "x.pdf", x="mb", width="86mm")
     pdf = (tmp_path / "x.pdf").read_bytes()
     assert b"/FontFile2" in pdf
@@ -99,7 +107,10 @@ def test_a_band_is_at_the_rounds_that_all_seeds_evaluated(tmp_path):
 
 
 def test_neighbouring_colours_differ_in_grey(run):
-    grey = [0.299 * int(c[1:3], 16) + 0.587 * int(c[3:5], 16) + 0.114 * int(c[5:], 16) for c in figures.COLOURS]
+    grey = [
+        0.299 * int(c[1:3], 16) + 0.587 * int(c[3:5], 16) + 0.114 * int(c[5:], 16)
+        for c in figures.COLOURS
+    ]
     assert min(abs(a - b) for a, b in pairwise(grey)) > 30
     assert len(set(figures.DASHES)) == len(set(figures.MARKERS)) == len(figures.COLOURS)
 

@@ -73,7 +73,11 @@ def test_a_finished_run_is_not_called_dead(run):
 def test_watching_shows_each_change_and_ends_with_the_run(run):
     put(run)
     later = iter([{"round": 4}, {"round": 4}, {"round": 20, "state": "done"}])
-    shown = list(status.show(run, watch=True, now=lambda: NOW, pause=lambda _: put(run, **next(later)) and None))
+    shown = list(
+        status.show(
+            run, watch=True, now=lambda: NOW, pause=lambda _: put(run, **next(later)) and None
+        )
+    )
     assert [s.splitlines()[0] for s in shown] == [
         "running: round 3 of 20, train",
         "running: round 4 of 20, train",

@@ -15,7 +15,13 @@ from tests.report.fake_run import write
 def two_methods(path, seeds=(0, 1, 2)):
     for s in seeds:
         write(path / f"avg-{s}", seed=s, rounds=3, accuracy=[0.2, 0.4, 0.5])
-        write(path / f"prox-{s}", algorithm="fedprox", seed=s, rounds=3, accuracy=[0.3, 0.5, 0.6 + 0.01 * s])
+        write(
+            path / f"prox-{s}",
+            algorithm="fedprox",
+            seed=s,
+            rounds=3,
+            accuracy=[0.3, 0.5, 0.6 + 0.01 * s],
+        )
     return [open_run(path / f"{m}-{s}") for m in ("avg", "prox") for s in seeds]
 
 
@@ -26,7 +32,9 @@ def test_runs_are_grouped_by_everything_but_the_seed(tmp_path):
 
 def test_a_label_names_what_the_groups_differ_in_and_no_more(tmp_path):
     runs = [
-        open_run(write(tmp_path / f"r{i}", algorithm="fedprox", options={"mu": mu}, train={"lr": 0.1}))
+        open_run(
+            write(tmp_path / f"r{i}", algorithm="fedprox", options={"mu": mu}, train={"lr": 0.1})
+        )
         for i, mu in enumerate((0.1, 1.0))
     ]
     runs.append(open_run(write(tmp_path / "avg", train={"lr": 0.1})))
@@ -45,7 +53,9 @@ def test_a_target_some_seeds_never_reach_is_said_and_not_averaged(tmp_path):
     write(tmp_path / "a1", seed=1, rounds=2, accuracy=[0.5, 0.6])
     runs = [open_run(tmp_path / n) for n in ("a0", "a1")]
     assert "1 of 2 seeds: 2.0, never" in compare(runs, targets=[0.7], by="rounds")
-    rows = list(csv.DictReader(io.StringIO(compare(runs, targets=[0.7], by="rounds", format="csv"))))
+    rows = list(
+        csv.DictReader(io.StringIO(compare(runs, targets=[0.7], by="rounds", format="csv")))
+    )
     row = next(r for r in rows if r["metric"] == "rounds to 0.7")
     assert (row["mean"], row["reached"], row["values"]) == ("", "1", "2.0 never")
 
@@ -81,7 +91,8 @@ def test_unequal_seeds_are_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("format", "mark"), [("md", "| fedavg | 3 |"), ("latex", r"$\pm$"), ("csv", "fedprox,fedavg,final")]
+    ("format", "mark"),
+    [("md", "| fedavg | 3 |"), ("latex", r"$\pm$"), ("csv", "fedprox,fedavg,final")],
 )
 def test_every_format_holds_the_methods(tmp_path, format, mark):
     assert mark in compare(two_methods(tmp_path), targets=[0.5], format=format)

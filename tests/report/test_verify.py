@@ -27,7 +27,12 @@ def test_two_runs_of_the_same_bits_are_the_same(tmp_path):
 def test_the_first_round_and_the_first_tensor_are_named(tmp_path):
     a, b = both(tmp_path)
     for t in (3, 5):
-        change(b, t, tensor_sha256={**open_run(b).rounds[t - 1].tensor_sha256, "0.bias": "00"}, model_sha256="11")
+        change(
+            b,
+            t,
+            tensor_sha256={**open_run(b).rounds[t - 1].tensor_sha256, "0.bias": "00"},
+            model_sha256="11",
+        )
     verdict = compare(open_run(a), open_run(b))
     assert (verdict.same, verdict.round, verdict.tensor) == (False, 3, "0.bias")
     assert "1 of 2 tensors" in verdict.text

@@ -25,7 +25,8 @@ class Pair:
 
 
 def pump(server: ServerTransport, *clients: ClientTransport, until) -> list[tuple[object, Event]]:
-    """Poll all of them in turn until `until(events)` holds, and return the (transport, event) pairs."""
+    """Poll all of them in turn until `until(events)` holds, and return the (transport, event)
+    pairs."""
     events: list[tuple[object, Event]] = []
     limit = time.monotonic() + LIMIT_S
     while not until(events):

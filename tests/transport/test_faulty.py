@@ -18,7 +18,12 @@ class Lab:
         self.time, self.struck = 0.0, []
         network = Inproc()
         self.server, self.client = network.server(), network.client()
-        options = (plan or Script({}), lambda: self.time, np.random.default_rng(0), self.struck.append)
+        options = (
+            plan or Script({}),
+            lambda: self.time,
+            np.random.default_rng(0),
+            self.struck.append,
+        )
         if at == "client":
             self.client = FaultyClient(self.client, *options)
         else:
@@ -45,7 +50,9 @@ def test_both_keep_to_the_protocols():
 def test_a_scripted_fault_strikes_its_message_once_and_no_other(at):
     lab = Lab(Script({("up", 1): Fault("drop")}), at)
     assert lab.up(b"0", b"1", b"2") == [b"0", b"2"]
-    ((fault, direction, index, nbytes),) = [(s.fault, s.direction, s.index, s.nbytes) for s in lab.struck]
+    ((fault, direction, index, nbytes),) = [
+        (s.fault, s.direction, s.index, s.nbytes) for s in lab.struck
+    ]
     assert (fault, direction, index, nbytes) == (Fault("drop"), "up", 1, 1)
 
 
@@ -130,7 +137,9 @@ def test_chances_strike_about_as_often_as_said_and_the_same_for_the_same_seed():
     first = drawn()
     assert first == drawn()
     assert set(first) == {"drop", "corrupt", None}
-    assert abs(first.count("drop") - 500) < 80  # four standard deviations: 4 * sqrt(2000 * 0.25 * 0.75) = 77
+    assert (
+        abs(first.count("drop") - 500) < 80
+    )  # four standard deviations: 4 * sqrt(2000 * 0.25 * 0.75) = 77
     assert abs(first.count("corrupt") - 1000) < 90
 
 
@@ -141,11 +150,14 @@ def test_a_random_delay_lies_within_its_limit():
     assert 1.5 < max(delays) <= 2.0
 
 
-@pytest.mark.parametrize(("chances", "said"), [
-    ({"dorp": 0.1}, "Did you mean 'drop'"),
-    ({"drop": 1.5}, "from 0 to 1, got 1.5"),
-    ({"drop": 0.6, "cut": 0.6}, "sum to 1.2"),
-])
+@pytest.mark.parametrize(
+    ("chances", "said"),
+    [
+        ({"dorp": 0.1}, "Did you mean 'drop'"),
+        ({"drop": 1.5}, "from 0 to 1, got 1.5"),
+        ({"drop": 0.6, "cut": 0.6}, "sum to 1.2"),
+    ],
+)
 def test_chances_that_are_none_are_an_error(chances, said):
     with pytest.raises(ConfigError, match=said):
         Chances(np.random.default_rng(0), chances)

@@ -95,4 +95,6 @@ def test_clients_find_the_next_server_when_one_closes():
     following = network.server()
     assert client.poll(0) == [Opened(b"")]
     client.send([b"hello"])
-    assert [event.frames for event in following.poll(0) if isinstance(event, Received)] == [(b"hello",)]
+    assert [event.frames for event in following.poll(0) if isinstance(event, Received)] == [
+        (b"hello",)
+    ]

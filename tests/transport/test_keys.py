@@ -9,7 +9,16 @@ import pytest
 
 from fednet.errors import ConfigError
 from fednet.transport.base import Closed, Opened, Received
-from fednet.transport.keys import Keyring, allow, checked, lab, load, make_client_keys, make_server_keys, revoke
+from fednet.transport.keys import (
+    Keyring,
+    allow,
+    checked,
+    lab,
+    load,
+    make_client_keys,
+    make_server_keys,
+    revoke,
+)
 from fednet.transport.zeromq.dealer import TELL_ENDED, ZmqClient
 from tests.transport.pairs import Pair, joined, of, pump
 
@@ -32,8 +41,18 @@ def test_a_secret_key_that_others_can_read_is_an_error_with_file_and_mode(tmp_pa
         load(tmp_path / "c.key")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"public": "x"}', '{"public": "short", "secret": "short"}',
-                                  '{"public": 1, "secret": 2}', '{"public": "", "secret": "", "more": ""}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"public": "x"}',
+        '{"public": "short", "secret": "short"}',
+        '{"public": 1, "secret": 2}',
+        '{"public": "", "secret": "", "more": ""}',
+    ],
+)
 def test_a_file_that_is_no_key_file_is_an_error_that_names_it(tmp_path, text):
     file = tmp_path / "c.key"
     file.write_text(text)
@@ -62,7 +81,9 @@ def test_ids_may_share_a_key_and_an_id_may_have_several(tmp_path):
     allow(tmp_path, [1], two)
     ring = Keyring(tmp_path)
     assert [[ring.may_speak_for(user, k) for k in range(3)] for user in (one, two)] == [
-        [True, True, False], [False, True, False]]
+        [True, True, False],
+        [False, True, False],
+    ]
     assert not ring.may_speak_for(None, 0)
     assert (tmp_path / "allowed" / "1").read_text().split() == [one, two]
 
@@ -111,7 +132,10 @@ def test_lab_makes_a_key_for_each_client_and_one_for_all(tmp_path):
     pairs = [load(file) for file in files]
     assert {pair.server for pair in pairs} == {ring.pair.public}
     assert [[ring.may_speak_for(pair.public, k) for k in range(3)] for pair in pairs] == [
-        [True, False, False], [False, True, False], [False, False, True]]
+        [True, False, False],
+        [False, True, False],
+        [False, False, True],
+    ]
     assert all(ring.may_speak_for(load(everybody).public, k) for k in range(3))
 
 
@@ -127,7 +151,9 @@ def test_a_message_carries_the_key_that_its_sender_proved(tmp_path):
             client = pair.client(keys=keys)
             pump(pair.server, client, until=lambda seen, client=client: of(seen, Opened, client))
             client.send([b"header", bytes(2**20)])
-            (message,) = of(pump(pair.server, client, until=lambda seen: of(seen, Received)), Received)
+            (message,) = of(
+                pump(pair.server, client, until=lambda seen: of(seen, Received)), Received
+            )
             assert message.user == keys.public
 
 
@@ -136,8 +162,15 @@ def test_an_unknown_key_never_connects_and_both_sides_are_told(tmp_path):
     stranger = make_client_keys(tmp_path / "stranger.key", load(file).server)
     at_server, at_client = [], []
     with ExitStack() as stack:
-        pair = Pair(stack, keyring=Keyring(tmp_path), on_refused=lambda why, where: at_server.append((why, where)))
-        client = pair.client(keys=load(tmp_path / "stranger.key"), on_refused=lambda why, where: at_client.append(why))
+        pair = Pair(
+            stack,
+            keyring=Keyring(tmp_path),
+            on_refused=lambda why, where: at_server.append((why, where)),
+        )
+        client = pair.client(
+            keys=load(tmp_path / "stranger.key"),
+            on_refused=lambda why, where: at_client.append(why),
+        )
         seen = pump(pair.server, client, until=lambda seen: at_server and at_client)
         assert seen == []
         assert client.send([b"x"]) is False
@@ -152,7 +185,9 @@ def test_a_key_allowed_after_it_was_refused_connects_by_itself(tmp_path):
     with ExitStack() as stack:
         pair = Pair(stack, keyring=Keyring(tmp_path))
         client = pair.client(keys=load(tmp_path / "late.key"))
-        pump(pair.server, client, until=lambda seen: pair.server.refusals["key"] and client._retry_at)
+        pump(
+            pair.server, client, until=lambda seen: pair.server.refusals["key"] and client._retry_at
+        )
         allow(tmp_path, [0], late)
         client._retry_at = 0.0  # now, rather than in two seconds
         pump(pair.server, client, until=lambda seen: of(seen, Opened, client))
@@ -180,7 +215,10 @@ def test_a_client_that_alone_has_no_curve_is_told_at_once(tmp_path):
 def test_a_server_that_merely_ends_is_not_taken_for_one_with_another_key(tmp_path):
     told, ended = [], 0
     with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as stack:
-        client = ZmqClient(f"tcp://127.0.0.1:{listener.getsockname()[1]}", on_refused=lambda why, where: told.append(why))
+        client = ZmqClient(
+            f"tcp://127.0.0.1:{listener.getsockname()[1]}",
+            on_refused=lambda why, where: told.append(why),
+        )
         stack.callback(client.close, 0)
         listener.settimeout(0.01)
         limit = time.monotonic() + 20
@@ -204,7 +242,9 @@ def test_strangers_with_giant_handshakes_are_hung_up_on_and_whoever_has_a_key_ge
     with ExitStack() as stack:
         pair = Pair(stack, keyring=Keyring(tmp_path))
         host, port = pair.server.address.removeprefix("tcp://").split(":")
-        strangers = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(20)]
+        strangers = [
+            stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(20)
+        ]
         for one in strangers:
             one.sendall(greeting + giant)
             one.setblocking(False)
@@ -244,7 +284,9 @@ def test_a_revoked_key_is_hung_up_on_and_does_not_come_back(tmp_path):
         pair = Pair(stack, keyring=Keyring(tmp_path))
         stays, kept = joined(pair, keys=load(files[0]))
         client, conn = joined(pair, keys=load(files[1]))
-        (tmp_path / "allowed" / "1").unlink()  # with it the key for all; `kept` speaks for client 0 still
+        (
+            tmp_path / "allowed" / "1"
+        ).unlink()  # with it the key for all; `kept` speaks for client 0 still
         seen = pump(pair.server, client, stays, until=lambda seen: pair.server.refusals["key"] >= 2)
         assert of(seen, Closed, pair.server) == [Closed(conn)]
         assert of(seen, Opened, client) == []
@@ -263,7 +305,9 @@ def test_a_flood_of_refusals_is_counted_but_not_told_one_by_one(tmp_path):
     lab(tmp_path, 1)
     told = []
     with ExitStack() as stack:
-        pair = Pair(stack, keyring=Keyring(tmp_path), on_refused=lambda why, where: told.append(why))
+        pair = Pair(
+            stack, keyring=Keyring(tmp_path), on_refused=lambda why, where: told.append(why)
+        )
         for _ in range(1000):
             pair.server._refuse("key", "an unknown key", None, "10.0.0.1")
         assert pair.server.refusals == {"key": 1000}

@@ -10,7 +10,9 @@ from fednet.transport.base import ClientTransport, Closed, Event, Opened, Receiv
 from fednet.transport.inproc import Inproc
 from fednet.transport.shaped import PROFILES, Link, ShapedClient, profile
 
-SLOW = Link(up_mbps=0.008, down_mbps=0.016, latency_ms=500)  # 1000 and 2000 bytes a second, half a second away
+SLOW = Link(
+    up_mbps=0.008, down_mbps=0.016, latency_ms=500
+)  # 1000 and 2000 bytes a second, half a second away
 
 
 class Lab:
@@ -18,7 +20,9 @@ class Lab:
         self.time = 100.0
         network = Inproc()
         self.server = network.server()
-        self.client = ShapedClient(network.client(), link, lambda: self.time, np.random.default_rng(0), link_of=link_of)
+        self.client = ShapedClient(
+            network.client(), link, lambda: self.time, np.random.default_rng(0), link_of=link_of
+        )
         assert self.client.poll(0) == [Opened(b"")]
 
     def server_gets(self, at: float) -> list[int]:
@@ -146,13 +150,23 @@ def test_a_poll_waits_no_longer_than_until_something_is_due():
 
 def test_profiles_are_the_published_figures_in_order_of_speed():
     assert PROFILES["3g"] == Link(up_mbps=0.768, down_mbps=1.6, latency_ms=150)
-    assert profile("dsl").time(48_000, "up") == pytest.approx(1.025)  # 384 kbit at 384 kbit/s, 25 ms
-    assert sorted(PROFILES, key=lambda name: PROFILES[name].time(10**6, "up")) == ["lan", "wifi", "4g", "3g", "dsl"]
+    assert profile("dsl").time(48_000, "up") == pytest.approx(
+        1.025
+    )  # 384 kbit at 384 kbit/s, 25 ms
+    assert sorted(PROFILES, key=lambda name: PROFILES[name].time(10**6, "up")) == [
+        "lan",
+        "wifi",
+        "4g",
+        "3g",
+        "dsl",
+    ]
     with pytest.raises(ConfigError, match="Did you mean '4g'"):
         profile("4gg")
 
 
-@pytest.mark.parametrize("bad", [{"up_mbps": 0}, {"down_mbps": -1}, {"latency_ms": -1}, {"jitter_ms": float("nan")}])
+@pytest.mark.parametrize(
+    "bad", [{"up_mbps": 0}, {"down_mbps": -1}, {"latency_ms": -1}, {"jitter_ms": float("nan")}]
+)
 def test_a_link_that_cannot_be_is_an_error_that_names_the_key(bad):
     with pytest.raises(ConfigError, match=f"link.{next(iter(bad))}"):
         Link(**bad)

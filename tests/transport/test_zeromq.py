@@ -1,4 +1,5 @@
-"""Real sockets on free ports; every wait is a poll with a limit that a working transport never reaches."""
+"""Real sockets on free ports; every wait is a poll with a limit that a working transport never
+reaches."""
 
 from __future__ import annotations
 
@@ -11,7 +12,14 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from fednet.errors import ConfigError
-from fednet.transport.base import MAX_FRAME_BYTES, ClientTransport, Closed, Opened, Received, ServerTransport
+from fednet.transport.base import (
+    MAX_FRAME_BYTES,
+    ClientTransport,
+    Closed,
+    Opened,
+    Received,
+    ServerTransport,
+)
 from fednet.transport.zeromq.dealer import ZmqClient
 from fednet.transport.zeromq.router import ZmqServer
 from fednet.transport.zeromq.sockets import SEND_MESSAGES
@@ -88,7 +96,9 @@ def test_connections_that_ended_before_anyone_looked_are_still_reported_once_eac
         clients.append(client)
     seen = pump(pair.server, until=lambda seen: len(of(seen, Closed)) == 10)
     assert sorted(event.frames[0] for event in of(seen, Received)) == [b"%d" % i for i in range(10)]
-    assert sorted(event.conn for event in of(seen, Closed)) == sorted(event.conn for event in of(seen, Received))
+    assert sorted(event.conn for event in of(seen, Closed)) == sorted(
+        event.conn for event in of(seen, Received)
+    )
     for event in of(seen, Received):
         kinds = [type(e) for _, e in seen if e.conn == event.conn]
         assert kinds == [Opened, Received, Closed]
@@ -130,12 +140,17 @@ def test_dropping_a_connection_forgets_its_queue(pair):
         pair.server.send(conn, [b"%d" % i, b"x" * 2**20])
     pair.server.drop(conn)
     pair.server.send(conn, [b"end"])
-    seen = pump(pair.server, client, until=lambda seen: [e for e in of(seen, Received) if e.frames[0] == b"end"])
+    seen = pump(
+        pair.server,
+        client,
+        until=lambda seen: [e for e in of(seen, Received) if e.frames[0] == b"end"],
+    )
     assert 0 < len(of(seen, Received)) < count
 
 
 def test_what_waits_for_a_connection_is_not_for_the_next_one_on_its_descriptor(pair):
-    """As when an older connection's last words come after the newer one has got its descriptor, and were answered."""
+    """As when an older connection's last words come after the newer one has got its descriptor, and
+    were answered."""
     _client, older = joined(pair)
     while not pair.server._blocked:
         pair.server.send(older, [b"for the older", b"x" * 2**20])
@@ -255,7 +270,11 @@ def greeting() -> bytes:
     return b"\xff" + bytes(8) + b"\x7f\x03\x00" + security + b"\x04" + bytes([len(ready)]) + ready
 
 
-@pytest.mark.parametrize(("first", "counted_as"), [(b"", "stranger"), (b"\x00\x02hi", "endless")], ids=["at once", "after a first message"])
+@pytest.mark.parametrize(
+    ("first", "counted_as"),
+    [(b"", "stranger"), (b"\x00\x02hi", "endless")],
+    ids=["at once", "after a first message"],
+)
 def test_a_peer_whose_message_never_ends_is_hung_up_on_and_disturbs_nobody(first, counted_as):
     with ExitStack() as stack:
         pair = Pair(stack, max_unfinished_bytes=3 * 2**20)
@@ -274,7 +293,7 @@ def test_a_peer_whose_message_never_ends_is_hung_up_on_and_disturbs_nobody(first
                 assert sent < 10**9
                 with contextlib.suppress(BlockingIOError):
                     try:
-                        sent += stranger.send(frame[sent % len(frame):])
+                        sent += stranger.send(frame[sent % len(frame) :])
                     except (BrokenPipeError, ConnectionResetError):
                         ended = True
                 assert not any(isinstance(event, Received) for event in pair.server.poll(0))
@@ -295,10 +314,19 @@ def test_what_a_server_sent_last_comes_before_closed(pair):
     assert seen[-1][1] == Closed(b"")
 
 
-@pytest.mark.parametrize(("bytes_sent", "counted_as"), [
-    (b"GET / HTTP/1.1\r\nHost: example\r\n\r\n" * 8, "identity"),  # to libzmq: ZMTP 1 with an identity of 70 bytes
-    (bytes([1, 0, 6, 0]) + b"hello", "version"),  # ZMTP 1, empty identity, a message of five bytes
-])
+@pytest.mark.parametrize(
+    ("bytes_sent", "counted_as"),
+    [
+        (
+            b"GET / HTTP/1.1\r\nHost: example\r\n\r\n" * 8,
+            "identity",
+        ),  # to libzmq: ZMTP 1 with an identity of 70 bytes
+        (
+            bytes([1, 0, 6, 0]) + b"hello",
+            "version",
+        ),  # ZMTP 1, empty identity, a message of five bytes
+    ],
+)
 def test_noise_and_old_versions_are_refused_and_disturb_nobody(pair, bytes_sent, counted_as):
     client, _conn = joined(pair)
     with raw(pair.server.address) as stranger:
@@ -315,7 +343,9 @@ def test_a_port_in_use_is_an_error_that_says_so(pair):
         ZmqServer(pair.server.address)
 
 
-@pytest.mark.parametrize("address", ["localhost", "tcp://", "udp://1.2.3.4:5", "tcp://127.0.0.1:port"])
+@pytest.mark.parametrize(
+    "address", ["localhost", "tcp://", "udp://1.2.3.4:5", "tcp://127.0.0.1:port"]
+)
 def test_what_is_no_address_is_an_error_that_shows_one(address):
     with pytest.raises(ConfigError, match="tcp://HOST:PORT"):
         ZmqServer(address)

@@ -14,11 +14,39 @@ from fednet.tensors import Layout, Slot, Tensors
 from fednet.wire import messages as m
 from fednet.wire.codec import Body, Codec, checksum, not_finite
 from fednet.wire.compress import parse
-from fednet.wire.payload import Condensed, Control, Delta, Payload, Run, Samples, Scalar, Statistics, Weights, kind
+from fednet.wire.payload import (
+    Condensed,
+    Control,
+    Delta,
+    Payload,
+    Run,
+    Samples,
+    Scalar,
+    Statistics,
+    Weights,
+    kind,
+)
 
-LAYOUT = Layout((Slot("w", (3, 4), "parameter"), Slot("mean", (3,), "buffer"), Slot("n", (), "counter"), Slot("b", (5,), "parameter")))
+LAYOUT = Layout(
+    (
+        Slot("w", (3, 4), "parameter"),
+        Slot("mean", (3,), "buffer"),
+        Slot("n", (), "counter"),
+        Slot("b", (5,), "parameter"),
+    )
+)
 Sketch, Count = kind("sketch", "array"), kind("count", "int")
-CHAINS = ([], ["fp16"], ["bf16"], ["qsgd(8)"], ["sign"], ["topk(0.3)"], ["topk(0.3)", "qsgd(4)"], ["zstd"], ["topk(0.5)", "fp16", "zstd"])
+CHAINS = (
+    [],
+    ["fp16"],
+    ["bf16"],
+    ["qsgd(8)"],
+    ["sign"],
+    ["topk(0.3)"],
+    ["topk(0.3)", "qsgd(4)"],
+    ["zstd"],
+    ["topk(0.5)", "fp16", "zstd"],
+)
 
 
 class Everything(Payload):
@@ -38,15 +66,28 @@ BOUNDS = {"s": 4000, "sketch": 4000}
 def tensors(seed: int, layout: Layout = LAYOUT) -> Tensors:
     rng = torch.Generator().manual_seed(seed)
     p, b, i = layout.sizes
-    return Tensors(layout, torch.randn(p, generator=rng), torch.rand(b, generator=rng), torch.randint(0, 99, (i,), generator=rng))
+    return Tensors(
+        layout,
+        torch.randn(p, generator=rng),
+        torch.rand(b, generator=rng),
+        torch.randint(0, 99, (i,), generator=rng),
+    )
 
 
 def everything(seed: int = 0, samples: int = 2, many: bool = False) -> Everything:
     x = torch.full((samples, 1, 2), seed % 200, dtype=torch.uint8)
     y = torch.arange(samples)
     s = Samples({"a": x, "b": x.float()}, y) if many else Samples(x, y)
-    return Everything(x=tensors(seed), dy=tensors(seed + 1), dc=tensors(seed + 2).params, run=Run(10, 3, 0.5), loss=1.25, s=s,
-                      sketch=torch.arange(6.0).view(2, 3), count=-7)
+    return Everything(
+        x=tensors(seed),
+        dy=tensors(seed + 1),
+        dc=tensors(seed + 2).params,
+        run=Run(10, 3, 0.5),
+        loss=1.25,
+        s=s,
+        sketch=torch.arange(6.0).view(2, 3),
+        count=-7,
+    )
 
 
 def chained(items) -> dict:
@@ -55,7 +96,9 @@ def chained(items) -> dict:
 
 def same(a, b) -> bool:
     if isinstance(a, Tensors):
-        return a.layout == b.layout and all(torch.equal(getattr(a, f), getattr(b, f)) for f in ("vector", "buffers", "counters"))
+        return a.layout == b.layout and all(
+            torch.equal(getattr(a, f), getattr(b, f)) for f in ("vector", "buffers", "counters")
+        )
     if isinstance(a, Samples):
         xs = zip(a.x.items(), b.x.items()) if isinstance(a.x, dict) else [(("x", a.x), ("x", b.x))]
         return same(a.y, b.y) and all(n == k and same(v, w) for (n, v), (k, w) in xs)
@@ -67,17 +110,23 @@ def same(a, b) -> bool:
 @pytest.mark.parametrize("items", CHAINS, ids=str)
 @pytest.mark.parametrize("buffers", [True, False])
 @settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 10_000), samples=st.integers(0, 3), many=st.booleans(), diff=st.booleans())
+@given(
+    seed=st.integers(0, 10_000), samples=st.integers(0, 3), many=st.booleans(), diff=st.booleans()
+)
 def test_receiver_sees_what_the_sender_says_it_sees(items, buffers, seed, samples, many, diff):
     codec = Codec(LAYOUT, chained(items), buffers)
     payload, reference = everything(seed, samples, many), tensors(99) if diff else None
     encoded = codec.encode(payload, lambda name: np.random.default_rng(seed), {}, reference)
     codec.check(Everything, encoded.form, BOUNDS)
-    decoded = codec.decode(Everything, encoded.form, bytearray(encoded.body.whole()), reference, fill=tensors(seed))
+    decoded = codec.decode(
+        Everything, encoded.form, bytearray(encoded.body.whole()), reference, fill=tensors(seed)
+    )
     for name, field in Everything.fields.items():
         seen, got = getattr(encoded.seen, name), getattr(decoded, name)
         if field.form == "tensors" and not buffers and name == "dy":
-            assert torch.equal(seen.vector, got.vector)  # its own buffers stay at home: they are filled in
+            assert torch.equal(
+                seen.vector, got.vector
+            )  # its own buffers stay at home: they are filled in
             assert torch.equal(got.buffers, payload.x.buffers)
         else:
             assert same(seen, got), name
@@ -101,7 +150,8 @@ def test_sizes_are_those_predicted(items, buffers):
 
 
 def test_size_by_hand():
-    # 17 parameters, 3 buffer floats, 1 counter: 68 + 12 + 8. Without buffers, 68. run 24, float and int 8.
+    # 17 parameters, 3 buffer floats, 1 counter: 68 + 12 + 8. Without buffers, 68. run 24, float and
+    # int 8.
     sizes = [f.size for f in Codec(LAYOUT, {}).encode(everything()).form]
     assert sizes == [88, 88, 68, 24, 8, 2 * 2 + 2 * 8, 24, 8]
     sizes = [f.size for f in Codec(LAYOUT, {}, buffers=False).encode(everything()).form]
@@ -158,11 +208,13 @@ def test_body_is_read_in_ranges_as_if_it_were_one(segments, a, b):
 @given(st.lists(st.binary(max_size=40), max_size=6))
 def test_checksum_is_that_of_the_words_however_the_bytes_are_cut(segments):
     whole = b"".join(segments)
-    words = [int.from_bytes(whole[i:i + 8], "little") for i in range(0, len(whole), 8)]
-    assert checksum([memoryview(s) for s in segments]) == sum(words) % (1 << 63) == checksum([whole])
+    words = [int.from_bytes(whole[i : i + 8], "little") for i in range(0, len(whole), 8)]
+    assert (
+        checksum([memoryview(s) for s in segments]) == sum(words) % (1 << 63) == checksum([whole])
+    )
 
 
-# -- what is not what it should be -------------------------------------------------------------------------------------
+# -- what is not what it should be -----------------------------------------------------------------
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", ["vector", "buffers"])
 @pytest.mark.parametrize("items", [[], ["fp16"], ["topk(0.3)"], ["zstd"]], ids=str)
@@ -215,17 +267,21 @@ def changed(which: int, **fields) -> list[m.Field]:
     return [msgspec.structs.replace(f, **fields) if i == which else f for i, f in enumerate(FORM)]
 
 
-@pytest.mark.parametrize(("form", "reason"), [
-    (FORM[:-1], "fields"),
-    ([*FORM, FORM[-1]], "fields"),
-    (changed(0, name="y"), "fields"),
-    (changed(1, kind="state"), "kind 'state', expected 'delta'"),
-    (changed(0, size=1 << 40), "1099511627776 bytes, expected 88"),
-    (changed(3, size=25), "25 bytes, expected 24"),
-    (changed(5, size=4001), "4001 bytes, expected 0 to 4000"),
-    (changed(0, raw=1 << 40), "before compression"),
-    (changed(6, raw=5), "before compression"),
-], ids=lambda x: x if isinstance(x, str) else "")
+@pytest.mark.parametrize(
+    ("form", "reason"),
+    [
+        (FORM[:-1], "fields"),
+        ([*FORM, FORM[-1]], "fields"),
+        (changed(0, name="y"), "fields"),
+        (changed(1, kind="state"), "kind 'state', expected 'delta'"),
+        (changed(0, size=1 << 40), "1099511627776 bytes, expected 88"),
+        (changed(3, size=25), "25 bytes, expected 24"),
+        (changed(5, size=4001), "4001 bytes, expected 0 to 4000"),
+        (changed(0, raw=1 << 40), "before compression"),
+        (changed(6, raw=5), "before compression"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
 def test_form_that_was_not_declared_is_refused_before_its_body_is_asked_for(form, reason):
     with pytest.raises(RemoteProtocolError, match=reason):
         Codec(LAYOUT, {}).check(Everything, form, BOUNDS)
@@ -243,20 +299,24 @@ def samples_form(size: int, *parts) -> list[m.Field]:
     return [m.Field("s", "condensed", size, size, list(parts))]
 
 
-@pytest.mark.parametrize("form", [
-    samples_form(8, ("x", "float32", [1, 0]), ("y", "int64", [1, 1, 1, 1, 1, 1, 1, 2])),
-    samples_form(8, ("y", "int64", [1])),
-    samples_form(16, ("x", "float32", [2]), ("y", "int64", [1])),
-    samples_form(16, ("y", "int64", [1]), ("y", "int64", [1])),
-    samples_form(16, ("x", "int64", []), ("y", "int64", [])),
-    samples_form(9, ("x", "bool", [1]), ("y", "int64", [1])),
-    samples_form(12, ("x", "float32", [1]), ("z", "float32", [1]), ("y", "float32", [1])),
-    samples_form(12, ("x", "object", [1]), ("y", "int64", [1])),
-    samples_form(8, ("x", "float32", [1, 0] + [1 << 30] * 6), ("y", "int64", [1])),
-    samples_form(0, ("x", "float32", [0] + [1 << 40] * 7), ("y", "int64", [0])),
-    samples_form(12, ("x", "float32", [1] * 9), ("y", "int64", [1])),
-    samples_form(1 << 20, ("x", "float32", [1 << 40, 1 << 40]), ("y", "int64", [1])),
-], ids=lambda f: str([p[1:] for p in f[0].parts]))
+@pytest.mark.parametrize(
+    "form",
+    [
+        samples_form(8, ("x", "float32", [1, 0]), ("y", "int64", [1, 1, 1, 1, 1, 1, 1, 2])),
+        samples_form(8, ("y", "int64", [1])),
+        samples_form(16, ("x", "float32", [2]), ("y", "int64", [1])),
+        samples_form(16, ("y", "int64", [1]), ("y", "int64", [1])),
+        samples_form(16, ("x", "int64", []), ("y", "int64", [])),
+        samples_form(9, ("x", "bool", [1]), ("y", "int64", [1])),
+        samples_form(12, ("x", "float32", [1]), ("z", "float32", [1]), ("y", "float32", [1])),
+        samples_form(12, ("x", "object", [1]), ("y", "int64", [1])),
+        samples_form(8, ("x", "float32", [1, 0] + [1 << 30] * 6), ("y", "int64", [1])),
+        samples_form(0, ("x", "float32", [0] + [1 << 40] * 7), ("y", "int64", [0])),
+        samples_form(12, ("x", "float32", [1] * 9), ("y", "int64", [1])),
+        samples_form(1 << 20, ("x", "float32", [1 << 40, 1 << 40]), ("y", "int64", [1])),
+    ],
+    ids=lambda f: str([p[1:] for p in f[0].parts]),
+)
 def test_arrays_that_are_no_samples_are_refused(form):
     with pytest.raises(RemoteProtocolError):
         Codec(LAYOUT, {}).decode(Given, form, bytearray(form[0].size))
@@ -273,20 +333,31 @@ def test_truth_value_of_another_byte_is_refused():
 @given(data=st.data())
 def test_spoilt_body_or_form_is_refused_or_a_payload_and_nothing_else(items, data):
     codec = Codec(LAYOUT, chained(items))
-    encoded = codec.encode(everything(data.draw(st.integers(0, 5))), lambda name: np.random.default_rng(0), {})
+    encoded = codec.encode(
+        everything(data.draw(st.integers(0, 5))), lambda name: np.random.default_rng(0), {}
+    )
     body = bytearray(encoded.body.whole())
     for _ in range(data.draw(st.integers(0, 4))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
-    body = body[:data.draw(st.integers(0, len(body)))] if data.draw(st.booleans()) else body
+    body = body[: data.draw(st.integers(0, len(body)))] if data.draw(st.booleans()) else body
     form = list(encoded.form)
     if data.draw(st.booleans()):
         import msgspec
 
         i = data.draw(st.integers(0, len(form) - 1))
         number = st.one_of(st.integers(0, 200), st.just(1 << 40))
-        parts = st.lists(st.tuples(st.sampled_from(["", "x", "y", "x.a", "z"]),
-                                   st.sampled_from(["uint8", "float32", "int64", "bool", "bfloat16", "q"]),
-                                   st.lists(number, max_size=9)), max_size=3)
-        form[i] = msgspec.structs.replace(form[i], size=data.draw(st.one_of(st.just(form[i].size), number)), parts=data.draw(parts))
+        parts = st.lists(
+            st.tuples(
+                st.sampled_from(["", "x", "y", "x.a", "z"]),
+                st.sampled_from(["uint8", "float32", "int64", "bool", "bfloat16", "q"]),
+                st.lists(number, max_size=9),
+            ),
+            max_size=3,
+        )
+        form[i] = msgspec.structs.replace(
+            form[i],
+            size=data.draw(st.one_of(st.just(form[i].size), number)),
+            parts=data.draw(parts),
+        )
     with contextlib.suppress(RemoteProtocolError):
         codec.decode(Everything, form, body, fill=tensors(0))

@@ -14,8 +14,20 @@ from fednet.errors import ConfigError, RemoteProtocolError
 from fednet.wire import compress
 
 CHAINS = [
-    [], ["fp16"], ["bf16"], ["qsgd(2)"], ["qsgd(4)"], ["qsgd(8)"], ["qsgd(16)"], ["sign"], ["zstd"], ["topk(0.3)"],
-    ["topk(0.3)", "fp16"], ["topk(0.1)", "qsgd(4)", "zstd"], ["topk(0.5)", "sign"], ["qsgd(8)", "zstd(1)"],
+    [],
+    ["fp16"],
+    ["bf16"],
+    ["qsgd(2)"],
+    ["qsgd(4)"],
+    ["qsgd(8)"],
+    ["qsgd(16)"],
+    ["sign"],
+    ["zstd"],
+    ["topk(0.3)"],
+    ["topk(0.3)", "fp16"],
+    ["topk(0.1)", "qsgd(4)", "zstd"],
+    ["topk(0.5)", "sign"],
+    ["qsgd(8)", "zstd(1)"],
     ["fp16", "zstd"],
 ]
 IDS = ["+".join(c) or "none" for c in CHAINS]
@@ -35,7 +47,7 @@ def normal(n: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(rng(seed).standard_normal(n, dtype=np.float32))
 
 
-# -- every chain ------------------------------------------------------------------------------------------------------
+# -- every chain -----------------------------------------------------------------------------------
 @pytest.mark.parametrize("items", CHAINS, ids=IDS)
 @settings(max_examples=25, deadline=None)
 @given(x=vectors)
@@ -115,10 +127,17 @@ def test_what_is_no_vector_of_floats_is_not_taken():
         compress.parse(["fp16"]).encode(torch.zeros(3, dtype=torch.int64), rng())
 
 
-# -- rounding ---------------------------------------------------------------------------------------------------------
+# -- rounding --------------------------------------------------------------------------------------
 def test_fp16_rounds_to_eleven_bits_and_saturates():
     x = torch.tensor([1.0, 1 + 2**-10, 1 + 2**-12, -70000.0, 1e38, 2**-24])
-    assert sent(compress.parse(["fp16"]), x).tolist() == [1.0, 1 + 2**-10, 1.0, -65504.0, 65504.0, 2**-24]
+    assert sent(compress.parse(["fp16"]), x).tolist() == [
+        1.0,
+        1 + 2**-10,
+        1.0,
+        -65504.0,
+        65504.0,
+        2**-24,
+    ]
 
 
 def test_bf16_rounds_to_eight_bits_to_even_and_saturates():
@@ -127,7 +146,7 @@ def test_bf16_rounds_to_eight_bits_to_even_and_saturates():
     assert sent(compress.parse(["bf16"]), x).tolist() == [1.0, 1 + 2**-7, 1.0, 1 + 2**-6, -largest]
 
 
-# -- qsgd -------------------------------------------------------------------------------------------------------------
+# -- qsgd ------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("bits", [2, 4, 8, 16])
 def test_qsgd_keeps_what_lies_on_a_level(bits):
     s = 2 ** (bits - 1) - 1
@@ -170,7 +189,11 @@ def test_qsgd_of_8_bits_takes_a_byte_a_value_and_a_scale_a_bucket():
 def test_qsgd_refuses_a_code_beyond_its_levels_and_a_scale_that_is_none():
     chain = compress.parse(["qsgd(4)"])
     scale = np.array([1.0], dtype="<f4").tobytes()
-    assert chain.decode(scale + bytes([0xE0, 0x07]), 3).tolist() == [-1.0, 1.0, 0.0]  # s = 7, codes 0, 14, 7
+    assert chain.decode(scale + bytes([0xE0, 0x07]), 3).tolist() == [
+        -1.0,
+        1.0,
+        0.0,
+    ]  # s = 7, codes 0, 14, 7
     with pytest.raises(RemoteProtocolError, match="above 14"):
         chain.decode(scale + bytes([0xF0, 0x07]), 3)
     with pytest.raises(RemoteProtocolError, match="after the last"):
@@ -180,15 +203,24 @@ def test_qsgd_refuses_a_code_beyond_its_levels_and_a_scale_that_is_none():
             chain.decode(np.array([bad], dtype="<f4").tobytes() + bytes([0xE0, 0x07]), 3)
 
 
-# -- topk and sign ----------------------------------------------------------------------------------------------------
+# -- topk and sign ---------------------------------------------------------------------------------
 def test_topk_keeps_the_largest_and_of_equal_ones_the_first():
     chain = compress.parse(["topk(0.5)"])
-    assert sent(chain, torch.tensor([1.0, -2.0, 2.0, 2.0, 0.5, -3.0])).tolist() == [0, -2, 2, 0, 0, -3]
+    assert sent(chain, torch.tensor([1.0, -2.0, 2.0, 2.0, 0.5, -3.0])).tolist() == [
+        0,
+        -2,
+        2,
+        0,
+        0,
+        -3,
+    ]
     assert sent(chain, torch.ones(4)).tolist() == [1, 1, 0, 0]
     assert sent(chain, torch.zeros(3)).tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize(("share", "n", "k"), [(0.01, 1000, 10), (0.01, 10, 1), (0.25, 10, 3), (1, 7, 7), (0.5, 0, 0)])
+@pytest.mark.parametrize(
+    ("share", "n", "k"), [(0.01, 1000, 10), (0.01, 10, 1), (0.25, 10, 3), (1, 7, 7), (0.5, 0, 0)]
+)
 def test_topk_keeps_its_share_rounded_and_at_least_one(share, n, k):
     assert compress.parse([f"topk({share})"]).nbytes(n) == (8 * k, True)
     assert int((sent(compress.parse([f"topk({share})"]), normal(n)) != 0).sum()) == k
@@ -201,7 +233,9 @@ def test_nothing_that_topk_drops_is_larger_than_what_it_keeps(x):
     kept = y != 0
     assert torch.equal(y[kept], x[kept])
     if bool(kept.any()):
-        assert float(x[~kept].abs().max() if bool((~kept).any()) else 0) <= float(x[kept].abs().min())
+        assert float(x[~kept].abs().max() if bool((~kept).any()) else 0) <= float(
+            x[kept].abs().min()
+        )
 
 
 @pytest.mark.parametrize("indices", [[2, 1], [1, 1], [1, 4], [0, 2**32 - 1]])
@@ -225,7 +259,7 @@ def test_the_values_after_topk_are_written_by_the_codec_that_follows():
     assert chain.nbytes(4) == (2 * 4 + 4 + 1, True)
 
 
-# -- zstd -------------------------------------------------------------------------------------------------------------
+# -- zstd ------------------------------------------------------------------------------------------
 def test_zstd_shortens_what_repeats():
     chain = compress.parse(["zstd"])
     assert len(chain.encode(torch.zeros(100_000), rng())) < 100
@@ -253,13 +287,15 @@ def test_without_the_package_zstd_names_the_extra(monkeypatch):
         compress.parse(["zstd"])
 
 
-# -- error feedback ---------------------------------------------------------------------------------------------------
+# -- error feedback --------------------------------------------------------------------------------
 @pytest.mark.parametrize("items", [["topk(0.1)"], ["sign"], ["topk(0.1)", "qsgd(4)"]])
 def test_with_feedback_nothing_is_lost_but_only_late(items):
     chain, source = compress.parse(items), rng(2)
     assert chain.needs_feedback
     residual, arrived, wanted = torch.zeros(200), torch.zeros(200), torch.zeros(200)
-    for _ in range(400):  # the same update each round: what arrives on average comes ever closer to it
+    for _ in range(
+        400
+    ):  # the same update each round: what arrives on average comes ever closer to it
         x = torch.linspace(-1, 1, 200)
         decoded = chain.decode(chain.encode(x + residual, source), 200)
         residual = x + residual - decoded
@@ -272,25 +308,28 @@ def test_what_is_unbiased_or_only_rounded_needs_no_feedback():
     assert not any(compress.parse([c]).needs_feedback for c in ("qsgd(8)", "fp16", "bf16", "zstd"))
 
 
-# -- configuration ----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("items", "words"), [
-    (["topk"], r"topk.*expected topk\(share\)"),
-    (["topk(2)"], r"above 0 and at most 1"),
-    (["topk(0)"], r"above 0 and at most 1"),
-    (["qsgd(3)"], r"2, 4, 8 or 16"),
-    (["qsgd(8, 2)"], r"expected qsgd\(bits\)"),
-    (["fp16(2)"], r"expected fp16\."),
-    (["zstd(40)"], r"from 1 to 19"),
-    (["topk(many)"], r"'many' is not a number"),
-    (["topk(nan)"], r"'nan' is not a number"),
-    (["fp61"], r"unknown compressor 'fp61'.*Did you mean 'fp16'"),
-    (["topk(0.1"], r"in parentheses"),
-    ([8], r"expected a name"),
-    (["zstd", "fp16"], r"\[zstd\]: 'fp16' cannot follow"),
-    (["topk(0.1)", "topk(0.1)"], r"cannot follow"),
-    (["fp16", "topk(0.1)"], r"cannot follow"),
-    (["fp16", "qsgd(8)"], r"cannot follow"),
-])
+# -- configuration ---------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("items", "words"),
+    [
+        (["topk"], r"topk.*expected topk\(share\)"),
+        (["topk(2)"], r"above 0 and at most 1"),
+        (["topk(0)"], r"above 0 and at most 1"),
+        (["qsgd(3)"], r"2, 4, 8 or 16"),
+        (["qsgd(8, 2)"], r"expected qsgd\(bits\)"),
+        (["fp16(2)"], r"expected fp16\."),
+        (["zstd(40)"], r"from 1 to 19"),
+        (["topk(many)"], r"'many' is not a number"),
+        (["topk(nan)"], r"'nan' is not a number"),
+        (["fp61"], r"unknown compressor 'fp61'.*Did you mean 'fp16'"),
+        (["topk(0.1"], r"in parentheses"),
+        ([8], r"expected a name"),
+        (["zstd", "fp16"], r"\[zstd\]: 'fp16' cannot follow"),
+        (["topk(0.1)", "topk(0.1)"], r"cannot follow"),
+        (["fp16", "topk(0.1)"], r"cannot follow"),
+        (["fp16", "qsgd(8)"], r"cannot follow"),
+    ],
+)
 def test_a_chain_that_makes_no_sense_says_why(items, words):
     with pytest.raises(ConfigError, match=words):
         compress.parse(items)
@@ -298,13 +337,23 @@ def test_a_chain_that_makes_no_sense_says_why(items, words):
 
 def test_the_chains_of_a_section_are_by_kind_and_name_their_place():
     found = compress.chains({"delta": ["topk(0.01)", "qsgd(8)"], "state": ["fp16"], "control": []})
-    assert {k: str(v) for k, v in found.items()} == {"delta": "[topk(0.01), qsgd(8)]", "state": "[fp16]"}
+    assert {k: str(v) for k, v in found.items()} == {
+        "delta": "[topk(0.01), qsgd(8)]",
+        "state": "[fp16]",
+    }
     with pytest.raises(ConfigError, match=r"wire\.down\.delta: unknown compressor"):
         compress.chains({"delta": ["gzip"]}, "wire.down")
 
 
 def test_every_compressor_is_registered_with_its_paper():
-    assert {e.name for e in registry.compressor.entries()} >= {"fp16", "bf16", "qsgd", "topk", "sign", "zstd"}
+    assert {e.name for e in registry.compressor.entries()} >= {
+        "fp16",
+        "bf16",
+        "qsgd",
+        "topk",
+        "sign",
+        "zstd",
+    }
     for entry in registry.compressor.entries():
         assert entry.facts["paper"]
         assert entry.summary

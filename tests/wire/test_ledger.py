@@ -10,13 +10,30 @@ def book() -> tuple[Ledger, list[dict]]:
 
 def test_row_holds_payload_by_kind_envelope_and_their_sum():
     ledger, rows = book()
-    account = ledger.account("a", "up", "reply", client=4, round=3, phase=1, attempt=2, purpose="train")
+    account = ledger.account(
+        "a", "up", "reply", client=4, round=3, phase=1, attempt=2, purpose="train"
+    )
     account.add({"delta": 100, "statistics": 24}, 60, 200)
     account.add({"delta": 50}, 40, 100)
     assert rows == []
     ledger.settle("a", True)
-    assert rows == [{"round": 3, "client": 4, "direction": "up", "type": "reply", "kinds": {"delta": 150, "statistics": 24}, "envelope": 100,
-                     "bytes": 274, "raw_bytes": 300, "useful": True, "purpose": "train", "incarnation": 2, "phase": 1, "attempt": 2}]
+    assert rows == [
+        {
+            "round": 3,
+            "client": 4,
+            "direction": "up",
+            "type": "reply",
+            "kinds": {"delta": 150, "statistics": 24},
+            "envelope": 100,
+            "bytes": 274,
+            "raw_bytes": 300,
+            "useful": True,
+            "purpose": "train",
+            "incarnation": 2,
+            "phase": 1,
+            "attempt": 2,
+        }
+    ]
     assert ledger.totals == {"up": 274, "down": 0}
     assert ledger.useful == {"up": {"delta": 150, "statistics": 24}, "down": {}}
 
@@ -72,6 +89,8 @@ def test_a_side_that_takes_nothing_by_round_keeps_nothing_by_round():
     rows = []
     ledger = Ledger(rows.append, by_round=False)
     for round in range(1, 4):
-        ledger.write(Account("up", "reply", round=round, kinds={"state": 10}, envelope=2, count=1), True)
+        ledger.write(
+            Account("up", "reply", round=round, kinds={"state": 10}, envelope=2, count=1), True
+        )
     assert (len(rows), ledger.totals["up"], ledger.useful["up"]) == (3, 36, {"state": 30})
     assert ledger.take(3).spent == {"up": 0, "down": 0}

@@ -14,15 +14,20 @@ FORM = [m.Field("x", "state", 8, 16), m.Field("run", "statistics", 4, 4)]
 
 
 class Ends:
-    """A client's and a server's link, joined by a list. Frames cost one byte more than they hold."""
+    """A client's and a server's link, joined by a list. Frames cost one byte more than they
+    hold."""
 
     def __init__(self) -> None:
         self.wire: list[list] = []
         self.stands = True
         self.up_rows: list[dict] = []
         self.down_rows: list[dict] = []
-        self.client = Link("client", self._send, lambda n: n + 1, Ledger(self.up_rows.append), (64, 43))
-        self.server = Link("server", self._send, lambda n: n + 1, Ledger(self.down_rows.append), (43, 64))
+        self.client = Link(
+            "client", self._send, lambda n: n + 1, Ledger(self.up_rows.append), (64, 43)
+        )
+        self.server = Link(
+            "server", self._send, lambda n: n + 1, Ledger(self.down_rows.append), (43, 64)
+        )
 
     def _send(self, conn, frames) -> bool:
         if self.stands:
@@ -52,19 +57,36 @@ def test_whole_message_is_billed_to_the_byte_by_both_sides():
         assert rows[0]["bytes"] == n
         assert rows[0]["kinds"] == {"state": 8, "statistics": 4}
         assert rows[0]["raw_bytes"] == 20
-        assert (rows[0]["round"], rows[0]["client"], rows[0]["attempt"], rows[0]["type"]) == (2, 5, 1, "reply")
+        assert (rows[0]["round"], rows[0]["client"], rows[0]["attempt"], rows[0]["type"]) == (
+            2,
+            5,
+            1,
+            "reply",
+        )
 
 
 def test_parts_share_the_row_of_their_announcement_and_pulls_have_one(monkeypatch):
     monkeypatch.setattr(m, "PART", 5)
     ends = Ends()
     n = ends.up(reply())
-    n += sum(ends.up(m.Part(key=KEY, index=i), memoryview(bytes(size))) for i, size in ((0, 5), (1, 5), (2, 2)))
+    n += sum(
+        ends.up(m.Part(key=KEY, index=i), memoryview(bytes(size)))
+        for i, size in ((0, 5), (1, 5), (2, 2))
+    )
     ends.server.send(b"c", m.Pull(key=KEY, first=0, count=3))
     ends.server.settle(b"c", "up", KEY, True)
     reply_row, pull_row = ends.down_rows
-    assert (reply_row["bytes"], reply_row["kinds"], reply_row["raw_bytes"]) == (n, {"state": 8, "statistics": 4}, 20)
-    assert (pull_row["type"], pull_row["direction"], pull_row["round"], pull_row["useful"]) == ("pull", "down", 2, True)
+    assert (reply_row["bytes"], reply_row["kinds"], reply_row["raw_bytes"]) == (
+        n,
+        {"state": 8, "statistics": 4},
+        20,
+    )
+    assert (pull_row["type"], pull_row["direction"], pull_row["round"], pull_row["useful"]) == (
+        "pull",
+        "down",
+        2,
+        True,
+    )
     assert ends.server.ledger.open() == []
     assert ends.server.forms == {}
 
@@ -73,7 +95,9 @@ def test_doubled_reply_leaves_the_account_of_the_first_alone():
     ends = Ends()
     n = ends.up(reply(), memoryview(bytes(12)))
     assert ends.up(reply(), memoryview(bytes(12)), "doubled") == n
-    assert [(r["useful"], r["reason"], r["bytes"]) for r in ends.down_rows] == [(False, "doubled", n)]
+    assert [(r["useful"], r["reason"], r["bytes"]) for r in ends.down_rows] == [
+        (False, "doubled", n)
+    ]
     ends.server.settle(b"c", "up", KEY, True)
     assert (ends.down_rows[1]["useful"], ends.down_rows[1]["bytes"]) == (True, n)
 
@@ -85,7 +109,13 @@ def test_what_cannot_be_decoded_is_billed_as_refused_in_one_row():
             ends.server.receive(b"c", [noise])
     ends.server.settle_counted(b"c", worker="w")
     (row,) = ends.down_rows
-    assert (row["type"], row["bytes"], row["count"], row["useful"], row["worker"]) == ("refused", 4 + 6, 2, False, "w")
+    assert (row["type"], row["bytes"], row["count"], row["useful"], row["worker"]) == (
+        "refused",
+        4 + 6,
+        2,
+        False,
+        "w",
+    )
 
 
 def test_heartbeats_are_counted_by_connection_and_not_by_client():
@@ -93,22 +123,34 @@ def test_heartbeats_are_counted_by_connection_and_not_by_client():
     n = [ends.up(m.Beat(client=i)) for i in (3, 4)]
     ends.server.settle_counted(b"c", round=7)
     (row,) = ends.down_rows
-    assert (row["type"], row["bytes"], row["count"], row["client"], row["round"]) == ("beat", sum(n), 2, -1, 7)
+    assert (row["type"], row["bytes"], row["count"], row["client"], row["round"]) == (
+        "beat",
+        sum(n),
+        2,
+        -1,
+        7,
+    )
 
 
 def test_plain_message_is_a_row_at_once_with_its_place_if_it_has_one():
     ends = Ends()
     ends.up(m.Leave())
     ends.up(m.Failed(key=KEY, reason="x"))
-    assert [(r["type"], r["client"], r["round"], r["useful"]) for r in ends.down_rows] == [("leave", -1, 0, False), ("failed", 5, 2, False)]
+    assert [(r["type"], r["client"], r["round"], r["useful"]) for r in ends.down_rows] == [
+        ("leave", -1, 0, False),
+        ("failed", 5, 2, False),
+    ]
 
 
 def test_connection_is_billed_both_ways():
     ends = Ends()
     ends.server.opened(b"c")
     ends.client.opened(b"c")
-    assert sorted((r["direction"], r["bytes"]) for r in ends.up_rows) == sorted((r["direction"], r["bytes"]) for r in ends.down_rows) == [
-        ("down", 43), ("up", 64)]
+    assert (
+        sorted((r["direction"], r["bytes"]) for r in ends.up_rows)
+        == sorted((r["direction"], r["bytes"]) for r in ends.down_rows)
+        == [("down", 43), ("up", 64)]
+    )
 
 
 def test_nothing_is_billed_for_a_connection_that_is_gone():
@@ -124,14 +166,24 @@ def test_closing_settles_what_is_left_and_marks_what_may_be_lost():
     ends.up(reply(key=m.Key(2, 0, 1, 6)), memoryview(bytes(12)))
     ends.server.send(b"c", m.Task(key=KEY, form=FORM, size=12), memoryview(bytes(12)))
     ends.server.closed(b"c", lambda direction, key: key.client == 6)
-    assert sorted((r["direction"], r["client"], r["useful"], r.get("lost", False)) for r in ends.down_rows) == [
-        ("down", 5, False, True), ("up", 5, False, False)]
+    assert sorted(
+        (r["direction"], r["client"], r["useful"], r.get("lost", False)) for r in ends.down_rows
+    ) == [("down", 5, False, True), ("up", 5, False, False)]
     assert [name[3].client for name in ends.server.ledger.open()] == [6]
 
 
-@given(st.lists(st.tuples(st.sampled_from(["state", "delta"]), st.integers(0, 30), st.integers(0, 90)), max_size=5), st.integers(1, 12))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["state", "delta"]), st.integers(0, 30), st.integers(0, 90)),
+        max_size=5,
+    ),
+    st.integers(1, 12),
+)
 def test_parts_of_a_payload_add_up_to_its_kinds_and_raw_bytes(fields, part):
-    form = [m.Field(str(i), kind, size, raw if size else 0) for i, (kind, size, raw) in enumerate(fields)]
+    form = [
+        m.Field(str(i), kind, size, raw if size else 0)
+        for i, (kind, size, raw) in enumerate(fields)
+    ]
     whole = sum(f.size for f in form)
     kinds, raw = {}, 0
     for start in range(0, whole, part):

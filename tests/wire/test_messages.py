@@ -11,10 +11,19 @@ from fednet.wire import messages as m
 KEY = m.Key(3, 1, 2, 7)
 FIELD = m.Field("x", "state", 12, 12, [("x", "float32", [1, 3])])
 FROM_CLIENT = [
-    m.Join(worker="w", ids=[0, 5], share=(1, 4), holding=[KEY], versions={"torch": "2.6"}, files={"a.py": "00"}),
+    m.Join(
+        worker="w",
+        ids=[0, 5],
+        share=(1, 4),
+        holding=[KEY],
+        versions={"torch": "2.6"},
+        files={"a.py": "00"},
+    ),
     m.Ready(run="r", inc=2, layout="d", sites=[m.SiteFacts(0, 10, 5, [4, 6])]),
     m.Beat(run="r", inc=2, client=7, phase="training", step=3, steps=9),
-    m.Reply(run="r", inc=2, key=KEY, form=[FIELD], size=12, check=5, state="ab", kept=True, seconds=0.5),
+    m.Reply(
+        run="r", inc=2, key=KEY, form=[FIELD], size=12, check=5, state="ab", kept=True, seconds=0.5
+    ),
     m.Failed(run="r", inc=2, key=KEY, reason="broken", again=True),
     m.Leave(run="r", inc=2),
     m.Pull(run="r", inc=2, key=KEY, first=4, count=4),
@@ -23,7 +32,18 @@ FROM_CLIENT = [
 FROM_SERVER = [
     m.Welcome(run="r", inc=2, session="s", name="n", config="seed: 0", ids=[0, 5]),
     m.Refuse(run="r", inc=2, reason="no", final=True),
-    m.Task(run="r", inc=2, key=KEY, form=[FIELD], size=12, check=5, start="1-0-0", enrol=1, judge=True, deadline_s=3.0),
+    m.Task(
+        run="r",
+        inc=2,
+        key=KEY,
+        form=[FIELD],
+        size=12,
+        check=5,
+        start="1-0-0",
+        enrol=1,
+        judge=True,
+        deadline_s=3.0,
+    ),
     m.Cancel(run="r", inc=2, key=KEY),
     m.End(run="r", inc=2, over=False, reason="stopped"),
 ]
@@ -55,49 +75,69 @@ def test_each_side_takes_only_what_the_other_may_say():
     refused([m.encode(FROM_CLIENT[0])], "unknown message type 'join'", m.decode_from_server)
 
 
-@pytest.mark.parametrize(("frames", "reason"), [
-    ([], "1 or 2 frames"),
-    ([b"a", b"b", b"c"], "1 or 2 frames"),
-    ([b""], "no msgpack"),
-    ([b"\xc1"], "no msgpack"),
-    ([msgpack.packb([1, 2])], "no map"),
-    ([msgpack.packb({"t": "leave"})], "version None"),
-    ([msgpack.packb({"v": 2, "t": "leave"})], "version 2, this side speaks 1"),
-    ([msgpack.packb({"v": True, "t": "leave"})], "version True"),
-    ([msgpack.packb({"v": 1.0, "t": "leave"})], "version 1.0"),
-    ([header(t=5)], "unknown message type 5"),
-    ([header(t=["leave"])], "unknown message type list"),
-    ([header(t="leave", more=1)], "unknown field `more`"),
-    ([header(t="leave", run=5)], "Expected `str`"),
-    ([header(t="leave") + b"\x00"], "no msgpack"),
-    ([msgpack.packb({1: 2, "v": 1, "t": "leave"})], "no msgpack"),
-    ([header(t="leave", run=msgpack.ExtType(4, b"x"))], "no msgpack"),
-    ([header(t="leave"), b"body"], "a body of 4 bytes is not allowed"),
-    ([header(t="part", key=[1, 0, 0, 0], index=0), bytes(m.PART + 1)], "a body of 1048577 bytes"),
-    ([bytes(m.MAX_HEADER + 1)], "header of 262145 bytes"),
-], ids=str)
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [
+        ([], "1 or 2 frames"),
+        ([b"a", b"b", b"c"], "1 or 2 frames"),
+        ([b""], "no msgpack"),
+        ([b"\xc1"], "no msgpack"),
+        ([msgpack.packb([1, 2])], "no map"),
+        ([msgpack.packb({"t": "leave"})], "version None"),
+        ([msgpack.packb({"v": 2, "t": "leave"})], "version 2, this side speaks 1"),
+        ([msgpack.packb({"v": True, "t": "leave"})], "version True"),
+        ([msgpack.packb({"v": 1.0, "t": "leave"})], "version 1.0"),
+        ([header(t=5)], "unknown message type 5"),
+        ([header(t=["leave"])], "unknown message type list"),
+        ([header(t="leave", more=1)], "unknown field `more`"),
+        ([header(t="leave", run=5)], "Expected `str`"),
+        ([header(t="leave") + b"\x00"], "no msgpack"),
+        ([msgpack.packb({1: 2, "v": 1, "t": "leave"})], "no msgpack"),
+        ([header(t="leave", run=msgpack.ExtType(4, b"x"))], "no msgpack"),
+        ([header(t="leave"), b"body"], "a body of 4 bytes is not allowed"),
+        (
+            [header(t="part", key=[1, 0, 0, 0], index=0), bytes(m.PART + 1)],
+            "a body of 1048577 bytes",
+        ),
+        ([bytes(m.MAX_HEADER + 1)], "header of 262145 bytes"),
+    ],
+    ids=str,
+)
 def test_frames_that_are_no_message_are_refused_with_a_reason(frames, reason):
     refused(frames, reason)
 
 
 @pytest.mark.parametrize("number", [-1, (1 << 40) + 1, (1 << 64) - 1, 1.5, "1", None, True])
-@pytest.mark.parametrize("fields", [
-    lambda n: {"t": "reply", "key": [n, 0, 0, 0], "form": [], "size": 0},
-    lambda n: {"t": "reply", "key": [0, 0, 0, n], "form": [], "size": 0},
-    lambda n: {"t": "reply", "key": [0, 0, 0, 0], "form": [], "size": n},
-    lambda n: {"t": "reply", "key": [0, 0, 0, 0], "form": [["x", "state", n, 0]], "size": 0},
-    lambda n: {"t": "reply", "key": [0, 0, 0, 0], "form": [["x", "state", 0, n]], "size": 0},
-    lambda n: {"t": "reply", "key": [0, 0, 0, 0], "form": [["x", "state", 0, 0, [["y", "float32", [n]]]]], "size": 0},
-    lambda n: {"t": "pull", "key": [0, 0, 0, 0], "first": n, "count": 1},
-    lambda n: {"t": "pull", "key": [0, 0, 0, 0], "first": 0, "count": n if n is not True else 0},
-    lambda n: {"t": "part", "key": [0, 0, 0, 0], "index": n},
-    lambda n: {"t": "join", "worker": "w", "ids": [n]},
-    lambda n: {"t": "join", "worker": "w", "share": [n, 1]},
-    lambda n: {"t": "join", "worker": "w", "slots": n if n is not True else 0},
-    lambda n: {"t": "ready", "layout": "", "sites": [[0, n, 0]]},
-    lambda n: {"t": "beat", "step": n},
-    lambda n: {"t": "leave", "inc": n},
-])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        lambda n: {"t": "reply", "key": [n, 0, 0, 0], "form": [], "size": 0},
+        lambda n: {"t": "reply", "key": [0, 0, 0, n], "form": [], "size": 0},
+        lambda n: {"t": "reply", "key": [0, 0, 0, 0], "form": [], "size": n},
+        lambda n: {"t": "reply", "key": [0, 0, 0, 0], "form": [["x", "state", n, 0]], "size": 0},
+        lambda n: {"t": "reply", "key": [0, 0, 0, 0], "form": [["x", "state", 0, n]], "size": 0},
+        lambda n: {
+            "t": "reply",
+            "key": [0, 0, 0, 0],
+            "form": [["x", "state", 0, 0, [["y", "float32", [n]]]]],
+            "size": 0,
+        },
+        lambda n: {"t": "pull", "key": [0, 0, 0, 0], "first": n, "count": 1},
+        lambda n: {
+            "t": "pull",
+            "key": [0, 0, 0, 0],
+            "first": 0,
+            "count": n if n is not True else 0,
+        },
+        lambda n: {"t": "part", "key": [0, 0, 0, 0], "index": n},
+        lambda n: {"t": "join", "worker": "w", "ids": [n]},
+        lambda n: {"t": "join", "worker": "w", "share": [n, 1]},
+        lambda n: {"t": "join", "worker": "w", "slots": n if n is not True else 0},
+        lambda n: {"t": "ready", "layout": "", "sites": [[0, n, 0]]},
+        lambda n: {"t": "beat", "step": n},
+        lambda n: {"t": "leave", "inc": n},
+    ],
+)
 def test_numbers_out_of_range_are_refused_in_every_whole_number_field(fields, number):
     refused([header(**fields(number))])
 
@@ -108,28 +148,43 @@ def test_seconds_are_neither_negative_nor_without_end(seconds):
 
 
 def test_purpose_of_a_key_cannot_be_a_path():
-    refused([header(t="reply", key=[0, 0, 0, 0, "/../../x"], form=[], size=0)], "Invalid enum value")
+    refused(
+        [header(t="reply", key=[0, 0, 0, 0, "/../../x"], form=[], size=0)], "Invalid enum value"
+    )
 
 
-@pytest.mark.parametrize("fields", [
-    {"t": "join", "worker": "w", "holding": [[0, 0, 0, 0]] * 4097},
-    {"t": "join", "worker": "w", "versions": {str(i): "" for i in range(33)}},
-    {"t": "join", "worker": "w", "files": {str(i): "" for i in range(257)}},
-    {"t": "join", "worker": "w" * 129},
-    {"t": "reply", "key": [0, 0, 0, 0], "form": [["x", "state", 0, 0]] * 65, "size": 0},
-    {"t": "reply", "key": [0, 0, 0, 0], "form": [["x", "state", 0, 0, [["y", "float32", [1] * 9]]]], "size": 0},
-    {"t": "failed", "key": [0, 0, 0, 0], "reason": "x" * 4097},
-], ids=lambda f: f["t"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"t": "join", "worker": "w", "holding": [[0, 0, 0, 0]] * 4097},
+        {"t": "join", "worker": "w", "versions": {str(i): "" for i in range(33)}},
+        {"t": "join", "worker": "w", "files": {str(i): "" for i in range(257)}},
+        {"t": "join", "worker": "w" * 129},
+        {"t": "reply", "key": [0, 0, 0, 0], "form": [["x", "state", 0, 0]] * 65, "size": 0},
+        {
+            "t": "reply",
+            "key": [0, 0, 0, 0],
+            "form": [["x", "state", 0, 0, [["y", "float32", [1] * 9]]]],
+            "size": 0,
+        },
+        {"t": "failed", "key": [0, 0, 0, 0], "reason": "x" * 4097},
+    ],
+    ids=lambda f: f["t"],
+)
 def test_lists_and_texts_have_a_limit(fields):
     refused([header(**fields)])
 
 
-@pytest.mark.parametrize("fields", [
-    {"t": "beat", "phase": "\x1b[2J"},
-    {"t": "join", "worker": "w", "host": "a\rb"},
-    {"t": "join", "worker": "w", "device": "\x9b2J"},
-    {"t": "failed", "key": [0, 0, 0, 0], "reason": "\x1b]0;title\x07"},
-], ids=lambda f: f["t"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"t": "beat", "phase": "\x1b[2J"},
+        {"t": "join", "worker": "w", "host": "a\rb"},
+        {"t": "join", "worker": "w", "device": "\x9b2J"},
+        {"t": "failed", "key": [0, 0, 0, 0], "reason": "\x1b]0;title\x07"},
+    ],
+    ids=lambda f: f["t"],
+)
 def test_what_would_move_a_terminals_cursor_is_refused(fields):
     refused([header(**fields)])
 
@@ -163,7 +218,10 @@ def test_header_of_which_one_byte_is_another_is_refused(message):
     whole = m.encode(message)
     for at in range(len(whole)):
         for by in (0x01, 0x20, 0x80, 0xFF):
-            refused([whole[:at] + bytes([whole[at] ^ by]) + whole[at + 1:]], decode=m.decode_from_server)
+            refused(
+                [whole[:at] + bytes([whole[at] ^ by]) + whole[at + 1 :]],
+                decode=m.decode_from_server,
+            )
 
 
 def test_header_may_come_without_its_sum_but_not_with_a_wrong_one():
@@ -178,7 +236,9 @@ def test_spoilt_header_is_another_message_or_refused(message, data):
     spoilt = bytearray(m.encode(message))
     for _ in range(data.draw(st.integers(1, 4))):
         spoilt[data.draw(st.integers(0, len(spoilt) - 1))] = data.draw(st.integers(0, 255))
-    spoilt = spoilt[:data.draw(st.integers(0, len(spoilt)))] if data.draw(st.booleans()) else spoilt
+    spoilt = (
+        spoilt[: data.draw(st.integers(0, len(spoilt)))] if data.draw(st.booleans()) else spoilt
+    )
     try:
         found, _ = m.decode_from_client([bytes(spoilt)])
     except RemoteProtocolError:

@@ -16,19 +16,28 @@ CHANNELS = (1, 3, 4)
 
 
 @dataset("arrays")
-def arrays(root: Path, *, path: str, classes: int | list[str] | None = None, mean: list[float] | None = None,
-           std: list[float] | None = None) -> Data:
-    """Arrays of one .npz file: x_train, y_train, x_test, y_test and, where samples have owners, groups.
+def arrays(
+    root: Path,
+    *,
+    path: str,
+    classes: int | list[str] | None = None,
+    mean: list[float] | None = None,
+    std: list[float] | None = None,
+) -> Data:
+    """Arrays of one .npz file: x_train, y_train, x_test, y_test and, where samples have owners,
+    groups.
 
-    path: as it stands, else under data.root. classes: a number, or names in order; else the largest label plus one;
-    where y holds floats it is values. uint8 images may lie as (n, h, w), (n, h, w, c) or (n, c, h, w); their mean and
-    std are computed unless given. x_test and y_test may be missing (a site without its own test samples).
-    """
+    path: as it stands, else under data.root. classes: a number, or names in order; else the largest
+    label plus one; where y holds floats it is values. uint8 images may lie as (n, h, w), (n, h, w,
+    c) or (n, c, h, w); their mean and std are computed unless given. x_test and y_test may be
+    missing (a site without its own test samples)."""
     file = Path(path) if Path(path).exists() else root / path
     held = _read(file)
     for name in ("x_train", "y_train"):
         if name not in held:
-            raise DataError(f"{file}: no array {name!r}; found {', '.join(sorted(held)) or 'none'}.")
+            raise DataError(
+                f"{file}: no array {name!r}; found {', '.join(sorted(held)) or 'none'}."
+            )
     if ("x_test" in held) != ("y_test" in held):
         raise DataError(f"{file}: x_test and y_test come together or not at all.")
     train = _images(held["x_train"]), _targets(held["y_train"])
@@ -36,12 +45,22 @@ def arrays(root: Path, *, path: str, classes: int | list[str] | None = None, mea
     names = tuple(classes) if isinstance(classes, list) else None
     count = len(names) if names is not None else classes
     if count is None and train[1].dtype.kind in "biu":
-        count = int(max(y.max(initial=0) for y in (train[1], *(() if test is None else (test[1],))))) + 1
+        count = (
+            int(max(y.max(initial=0) for y in (train[1], *(() if test is None else (test[1],)))))
+            + 1
+        )
     if mean is None and train[0].dtype == np.uint8 and train[0].ndim == 4:
         mean, std = (list(v) for v in channel_statistics(torch.from_numpy(train[0])))
     picture = train[0].dtype == np.uint8 and mean is not None and std is not None
-    return Data(train=train, test=test, classes=count, groups=held.get("groups"), names=names,  # type: ignore[arg-type]
-                mean=tuple(mean) if picture and mean else None, std=tuple(std) if picture and std else None)
+    return Data(
+        train=train,
+        test=test,  # type: ignore[arg-type]
+        classes=count,  # type: ignore[arg-type]
+        groups=held.get("groups"),  # type: ignore[arg-type]
+        names=names,  # type: ignore[arg-type]
+        mean=tuple(mean) if picture and mean else None,
+        std=tuple(std) if picture and std else None,
+    )
 
 
 def _read(file: Path) -> dict[str, np.ndarray]:

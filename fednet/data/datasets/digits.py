@@ -14,7 +14,8 @@ TEST_SHARE = 5  # one in five of each class
 
 @dataset("digits")
 def digits() -> Data:
-    """scikit-learn's 1797 handwritten digits, scaled to uint8 1x28x28, one in five for testing; no download."""
+    """scikit-learn's 1797 handwritten digits, scaled to uint8 1x28x28, one in five for testing; no
+    download."""
     from sklearn.datasets import load_digits
 
     found = load_digits()
@@ -25,16 +26,22 @@ def digits() -> Data:
     for c in range(10):
         of_class = draw.permutation(np.flatnonzero(y == c))
         test[of_class[: len(of_class) // TEST_SHARE]] = True
-    return Data(train=(x[~test], y[~test]), test=(x[test], y[test]), classes=10, mean=(0.3046,), std=(0.3241,),
-                names=tuple("0123456789"))
+    return Data(
+        train=(x[~test], y[~test]),
+        test=(x[test], y[test]),
+        classes=10,
+        mean=(0.3046,),
+        std=(0.3241,),
+        names=tuple("0123456789"),
+    )
 
 
 def bilinear(small: np.ndarray) -> np.ndarray:
-    """(n, 8, 8) values 0..16 -> (n, 1, 28, 28) uint8, bilinear with half-pixel centres, rounded half up.
+    """(n, 8, 8) values 0..16 -> (n, 1, 28, 28) uint8, bilinear with half-pixel centres, rounded
+    half up.
 
-    In whole numbers, so that every machine makes the same bytes: pixel i lies at (i + 1/2) 8/28 - 1/2 = (4i - 5)/14 of
-    the source, so both weights are whole 14ths.
-    """
+    In whole numbers, so that every machine makes the same bytes: pixel i lies at (i + 1/2) 8/28 -
+    1/2 = (4i - 5)/14 of the source, so both weights are whole 14ths."""
     at = np.clip(4 * np.arange(SIDE) - 5, 0, 14 * 7)
     low, right = at // 14, at % 14
     high = np.minimum(low + 1, 7)

@@ -22,20 +22,35 @@ Labelled = list[tuple[Path, int]]
 
 
 @dataset("folder")
-def folder(root: Path, *, path: str = ".", classes: int | list[str] | None = None, size: int | list[int] | None = None,
-           grey: bool = False, test_share: float = 0.2, mean: list[float] | None = None,
-           std: list[float] | None = None) -> Data:
-    """Any folder of images: train/<class>/**.png, and test/ or val/ likewise, or val/ as Tiny-ImageNet has it.
+def folder(
+    root: Path,
+    *,
+    path: str = ".",
+    classes: int | list[str] | None = None,
+    size: int | list[int] | None = None,
+    grey: bool = False,
+    test_share: float = 0.2,
+    mean: list[float] | None = None,
+    std: list[float] | None = None,
+) -> Data:
+    """Any folder of images: train/<class>/**.png, and test/ or val/ likewise, or val/ as
+    Tiny-ImageNet has it.
 
-    path: as it stands, else under data.root. Classes are the folders of train/ in order of name, or as listed. Without
-    test images, test_share of each class is kept for testing. size: [h, w] or one side, to which images are resized
-    (else all must be alike). grey: one channel instead of three. mean, std: by channel; computed unless given.
-    """
-    top = Path(path) if Path(path).is_absolute() or (path != "." and Path(path).exists()) else root / path
+    path: as it stands, else under data.root. Classes are the folders of train/ in order of name, or
+    as listed. Without test images, test_share of each class is kept for testing. size: [h, w] or
+    one side, to which images are resized (else all must be alike). grey: one channel instead of
+    three. mean, std: by channel; computed unless given."""
+    top = (
+        Path(path)
+        if Path(path).is_absolute() or (path != "." and Path(path).exists())
+        else root / path
+    )
     names = _names(top, classes)
     train = _of_classes(top / "train", names)
     if not train:
-        raise DataError(f"{top / 'train'}: no images in the folders of the classes {', '.join(names[:5])} ...")
+        raise DataError(
+            f"{top / 'train'}: no images in the folders of the classes {', '.join(names[:5])} ..."
+        )
     test = _test(top, names)
     if not test and test_share > 0:
         train, test = _held_out(train, len(names), test_share)
@@ -43,51 +58,88 @@ def folder(root: Path, *, path: str = ".", classes: int | list[str] | None = Non
     if sides is not None and (len(sides) != 2 or min(sides) < 1):
         raise ConfigError(f"data.size: expected one side or [height, width], got {size!r}.")
     x, y = _pixels(train, sides, grey)
-    tx, ty = _pixels(test, sides or tuple(x.shape[2:]), grey, resize=sides is not None) if test else (x[:0], y[:0])
+    tx, ty = (
+        _pixels(test, sides or tuple(x.shape[2:]), grey, resize=sides is not None)
+        if test
+        else (x[:0], y[:0])
+    )
     if mean is None or std is None:
         mean, std = (list(v) for v in channel_statistics(x))
-    return Data(train=(x, y), test=(tx, ty), classes=len(names), mean=tuple(mean), std=tuple(std), names=tuple(names))
+    return Data(
+        train=(x, y),
+        test=(tx, ty),
+        classes=len(names),
+        mean=tuple(mean),
+        std=tuple(std),
+        names=tuple(names),
+    )
 
 
 @dataset("tiny-imagenet")
 def tiny_imagenet(root: Path, download: bool, *, path: str | None = None) -> Data:
-    """Tiny-ImageNet: 100,000 + 10,000 photographs (its val set), 3x64x64, 200 classes; unpacked by hand."""
+    """Tiny-ImageNet: 100,000 + 10,000 photographs (its val set), 3x64x64, 200 classes; unpacked by
+    hand."""
     places = [Path(path), root / path] if path else [root / "tiny-imagenet-200", root]
     top = next((p for p in places if (p / "train").is_dir()), None)
     if top is None:
         asked = " It is not fetched by data.download." if download else ""
-        raise DataError(f"data.dataset: tiny-imagenet was not found under {root}: unpack "
-                        f"tiny-imagenet-200.zip there, or give data.path.{asked}")
+        raise DataError(
+            f"data.dataset: tiny-imagenet was not found under {root}: unpack "
+            f"tiny-imagenet-200.zip there, or give data.path.{asked}"
+        )
     _whole(top)
     return folder(top.resolve(), mean=[0.4802, 0.4481, 0.3975], std=[0.2770, 0.2691, 0.2821])
 
 
 def _whole(top: Path) -> None:
-    """Raises DataError where part of Tiny-ImageNet is missing: what is left of it would be another benchmark."""
+    """Raises DataError where part of Tiny-ImageNet is missing: what is left of it would be another
+    benchmark."""
     listed = top / "wnids.txt"
     found = {p.name for p in (top / "train").iterdir() if p.is_dir() and not p.name.startswith(".")}
     names = listed.read_text(encoding="utf-8").split() if listed.is_file() else sorted(found)
-    empty = [n for n in names if n not in found or not any(p.suffix.lower() in ENDINGS for p in (top / "train" / n).rglob("*"))]
+    empty = [
+        n
+        for n in names
+        if n not in found
+        or not any(p.suffix.lower() in ENDINGS for p in (top / "train" / n).rglob("*"))
+    ]
     if empty:
-        raise DataError(f"data.dataset: tiny-imagenet is not whole: {top / 'train'} has no images of {len(empty)} of the {len(names)} classes "
-                        f"({', '.join(empty[:3])}{' ...' if len(empty) > 3 else ''}). Unpack tiny-imagenet-200.zip there again.")
-    if not (top / "val" / "val_annotations.txt").is_file() and not any((top / "val" / n).is_dir() for n in names):
-        raise DataError(f"data.dataset: tiny-imagenet is not whole: its test set, {top / 'val'}, has neither val_annotations.txt nor folders of "
-                        "classes. Unpack tiny-imagenet-200.zip there again.")
+        raise DataError(
+            f"data.dataset: tiny-imagenet is not whole: {top / 'train'} has no images of "
+            f"{len(empty)} of the {len(names)} classes "
+            f"({', '.join(empty[:3])}{' ...' if len(empty) > 3 else ''}). Unpack "
+            f"tiny-imagenet-200.zip there again."
+        )
+    if not (top / "val" / "val_annotations.txt").is_file() and not any(
+        (top / "val" / n).is_dir() for n in names
+    ):
+        raise DataError(
+            f"data.dataset: tiny-imagenet is not whole: its test set, {top / 'val'}, has neither "
+            f"val_annotations.txt nor folders of "
+            "classes. Unpack tiny-imagenet-200.zip there again."
+        )
 
 
 def _names(top: Path, classes: int | list[str] | None) -> list[str]:
     if not (top / "train").is_dir():
         raise DataError(f"{top}: no folder train/ with a folder of images for each class.")
-    found = sorted(p.name for p in (top / "train").iterdir() if p.is_dir() and not p.name.startswith("."))
+    found = sorted(
+        p.name for p in (top / "train").iterdir() if p.is_dir() and not p.name.startswith(".")
+    )
     if isinstance(classes, list):
         strange = sorted(set(found) - set(classes))
         if strange:
-            raise DataError(f"{top / 'train'}: the folder {strange[0]!r} is none of the {len(classes)} classes given.")
+            raise DataError(
+                f"{top / 'train'}: the folder {strange[0]!r} is none of the {len(classes)} "
+                f"classes given."
+            )
         return classes
     if classes is not None and classes != len(found):
-        raise DataError(f"{top / 'train'}: {len(found)} class folders, {classes} classes declared; where some have no "
-                        "images here, give data.classes as the list of all names in order.")
+        raise DataError(
+            f"{top / 'train'}: {len(found)} class folders, {classes} classes declared; where some "
+            f"have no "
+            "images here, give data.classes as the list of all names in order."
+        )
     return found
 
 
@@ -100,7 +152,8 @@ def _of_classes(top: Path, names: Iterable[str]) -> Labelled:
 
 
 def _test(top: Path, names: list[str]) -> Labelled:
-    """test/<class>, else val/<class>, else val/images with its notes. (Tiny-ImageNet's test/ has no labels.)"""
+    """test/<class>, else val/<class>, else val/images with its notes. (Tiny-ImageNet's test/ has no
+    labels.)"""
     for which in ("test", "val"):
         found = _of_classes(top / which, names)
         if found:
@@ -120,7 +173,8 @@ def _test(top: Path, names: list[str]) -> Labelled:
 
 
 def _held_out(images: Labelled, classes: int, share: float) -> tuple[Labelled, Labelled]:
-    """A fixed share of each class, the same for every run; a class of one image keeps it for training."""
+    """A fixed share of each class, the same for every run; a class of one image keeps it for
+    training."""
     draw = rng(0, "folder")
     labels = np.array([c for _, c in images])
     test: set[int] = set()
@@ -130,9 +184,11 @@ def _held_out(images: Labelled, classes: int, share: float) -> tuple[Labelled, L
     return [v for i, v in enumerate(images) if i not in test], [images[i] for i in sorted(test)]
 
 
-def _pixels(images: Labelled, size: tuple[int, ...] | None, grey: bool,
-            resize: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-    """(n, c, h, w) uint8 and (n,) int64. size: (h, w) to resize to, or only to expect; None: the first image's."""
+def _pixels(
+    images: Labelled, size: tuple[int, ...] | None, grey: bool, resize: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(n, c, h, w) uint8 and (n,) int64. size: (h, w) to resize to, or only to expect; None: the
+    first image's."""
     first = _decode(images[0][0], size if resize else None, grey)
     expected = size or first.shape[:2]
     shape = len(images), first.shape[2], *expected
@@ -140,14 +196,18 @@ def _pixels(images: Labelled, size: tuple[int, ...] | None, grey: bool,
     def one(image: tuple[Path, int]) -> np.ndarray:
         pixels = _decode(image[0], size if resize else None, grey)
         if pixels.shape[:2] != tuple(expected):
-            raise DataError(f"{image[0]}: {pixels.shape[0]}x{pixels.shape[1]} pixels where others have "
-                            f"{expected[0]}x{expected[1]}; say data.size to resize all.")
+            raise DataError(
+                f"{image[0]}: {pixels.shape[0]}x{pixels.shape[1]} pixels where others have "
+                f"{expected[0]}x{expected[1]}; say data.size to resize all."
+            )
         return pixels.transpose(2, 0, 1)[None]
 
     def decoded() -> Iterator[np.ndarray]:
         with ThreadPoolExecutor(4) as pool:  # decoding releases the interpreter's lock
-            for start in range(0, len(images), AHEAD):  # else what is decoded would wait in memory for a slow disk, up to the whole set
-                yield from pool.map(one, images[start:start + AHEAD])
+            for start in range(
+                0, len(images), AHEAD
+            ):  # else what is decoded would wait in memory for a slow disk, up to the whole set
+                yield from pool.map(one, images[start : start + AHEAD])
 
     y = torch.tensor([c for _, c in images])
     if len(images) < CACHED_FROM:

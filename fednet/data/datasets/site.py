@@ -12,4 +12,6 @@ from fednet.registry import dataset
 @dataset("site")
 def site(**options: Any) -> Data:
     """Each client brings its own data (--data DIR); the server knows only shape and classes."""
-    raise ConfigError("data.dataset: site is read by each client from its own --data DIR; nothing is loaded here.")
+    raise ConfigError(
+        "data.dataset: site is read by each client from its own --data DIR; nothing is loaded here."
+    )

@@ -14,33 +14,62 @@ from fednet.errors import ConfigError
 from fednet.registry import dataset
 from fednet.seeds import rng
 
-COARSE = 4  # an image class is a pattern of COARSE x COARSE patches, so that convolutions can see it too
-SHARED_FROM = 1 << 26  # values: a larger set is kept in the user's cache, and mapped by all who use it
+COARSE = (
+    4  # an image class is a pattern of COARSE x COARSE patches, so that convolutions can see it too
+)
+SHARED_FROM = (
+    1 << 26
+)  # values: a larger set is kept in the user's cache, and mapped by all who use it
 BLOCK = 1000  # samples made at a time, to bound memory
 
 
 @dataset("synthetic")
-def synthetic(seed: int, *, samples: int = 10000, shape: tuple[int, ...] = (3, 32, 32), classes: int = 10,
-              noise: float = 1.0) -> Data:
-    """Class means plus Gaussian noise; samples / 5 more for testing. Options: samples, shape, classes, noise.
+def synthetic(
+    seed: int,
+    *,
+    samples: int = 10000,
+    shape: tuple[int, ...] = (3, 32, 32),
+    classes: int = 10,
+    noise: float = 1.0,
+) -> Data:
+    """Class means plus Gaussian noise; samples / 5 more for testing. Options: samples, shape,
+    classes, noise.
 
-    Images (three sides) are uint8 and hold 128 + 40 (mean + noise * N(0, 1)) clipped to 0..255; any other shape is
-    float32 and holds mean + noise * N(0, 1). Labels are 0, 1, ..., C-1, 0, ... shuffled, so that classes are even.
-    """
+    Images (three sides) are uint8 and hold 128 + 40 (mean + noise * N(0, 1)) clipped to 0..255; any
+    other shape is float32 and holds mean + noise * N(0, 1). Labels are 0, 1, ..., C-1, 0, ...
+    shuffled, so that classes are even."""
     if samples < 1 or classes < 2 or not shape or min(shape) < 1 or noise < 0:
-        raise ConfigError(f"data (dataset 'synthetic'): expected samples >= 1, classes >= 2, positive sides and "
-                          f"noise >= 0, got samples {samples}, classes {classes}, shape {list(shape)}, noise {noise}.")
+        raise ConfigError(
+            f"data (dataset 'synthetic'): expected samples >= 1, classes >= 2, positive sides and "
+            f"noise >= 0, got samples {samples}, classes {classes}, shape {list(shape)}, noise "
+            f"{noise}."
+        )
     means = _means(rng(seed, "synthetic/means"), classes, shape)
     made = []
-    for purpose, n in (("synthetic/train", samples), ("synthetic/test", max(classes, samples // 5))):
+    for purpose, n in (
+        ("synthetic/train", samples),
+        ("synthetic/test", max(classes, samples // 5)),
+    ):
         facts = "synthetic 1", seed, purpose, n, shape, classes, noise
-        made.append((_kept(facts, (n, *shape), lambda: _samples(means, *_labels(seed, purpose, n, classes), noise)),  # noqa: B023
-                     _labels(seed, purpose, n, classes)[0]))
+        made.append(
+            (
+                _kept(
+                    facts,
+                    (n, *shape),
+                    lambda: _samples(means, *_labels(seed, purpose, n, classes), noise),
+                ),  # noqa: B023
+                _labels(seed, purpose, n, classes)[0],
+            )
+        )
     half = (0.5,) * shape[0] if len(shape) == 3 else None
-    return Data(train=made[0], test=made[1], classes=classes, mean=half, std=half and (0.25,) * shape[0])
+    return Data(
+        train=made[0], test=made[1], classes=classes, mean=half, std=half and (0.25,) * shape[0]
+    )
 
 
-def _kept(facts: tuple[object, ...], size: tuple[int, ...], blocks: Callable[[], Iterator[np.ndarray]]) -> Any:
+def _kept(
+    facts: tuple[object, ...], size: tuple[int, ...], blocks: Callable[[], Iterator[np.ndarray]]
+) -> Any:
     """What is large is made once a machine, and its memory shared by all processes."""
     dtype = "uint8" if len(size) == 4 else "float32"
     if math.prod(size) >= SHARED_FROM:
@@ -56,13 +85,17 @@ def _means(draw: np.random.Generator, classes: int, shape: tuple[int, ...]) -> n
     return coarse[:, :, np.arange(h) * COARSE // h][:, :, :, np.arange(w) * COARSE // w]
 
 
-def _labels(seed: int, purpose: str, n: int, classes: int) -> tuple[np.ndarray, np.random.Generator]:
+def _labels(
+    seed: int, purpose: str, n: int, classes: int
+) -> tuple[np.ndarray, np.random.Generator]:
     """The labels, and the generator whose next draws are the noise."""
     draw = rng(seed, purpose)
     return draw.permutation(np.arange(n) % classes), draw
 
 
-def _samples(means: np.ndarray, y: np.ndarray, draw: np.random.Generator, noise: float) -> Iterator[np.ndarray]:
+def _samples(
+    means: np.ndarray, y: np.ndarray, draw: np.random.Generator, noise: float
+) -> Iterator[np.ndarray]:
     for start in range(0, len(y), BLOCK):
         of = means[y[start : start + BLOCK]]
         x = of + np.float32(noise) * draw.standard_normal(of.shape, dtype=np.float32)

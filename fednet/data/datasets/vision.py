@@ -1,4 +1,5 @@
-"""The usual image benchmarks, read (and, if asked, fetched) by torchvision, which is imported only here."""
+"""The usual image benchmarks, read (and, if asked, fetched) by torchvision, which is imported only
+here."""
 
 from __future__ import annotations
 
@@ -14,12 +15,22 @@ from fednet.data.cache import one_at_a_time
 from fednet.errors import DataError
 from fednet.registry import dataset
 
-GREY = tuple(f"{which}-{what}-ubyte" for which in ("train", "t10k") for what in ("images-idx3", "labels-idx1"))
-PUBLISHED: dict[str, tuple[str, tuple[str, ...], str]] = {  # name -> (folder under the root, files in it, archive beside it)
+GREY = tuple(
+    f"{which}-{what}-ubyte"
+    for which in ("train", "t10k")
+    for what in ("images-idx3", "labels-idx1")
+)
+PUBLISHED: dict[
+    str, tuple[str, tuple[str, ...], str]
+] = {  # name -> (folder under the root, files in it, archive beside it)
     "MNIST": ("MNIST/raw", GREY, ""),
     "FashionMNIST": ("FashionMNIST/raw", GREY, ""),
     "SVHN": ("", ("train_32x32.mat", "test_32x32.mat"), ""),
-    "CIFAR10": ("cifar-10-batches-py", (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch", "batches.meta"), "cifar-10-python.tar.gz"),
+    "CIFAR10": (
+        "cifar-10-batches-py",
+        (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch", "batches.meta"),
+        "cifar-10-python.tar.gz",
+    ),
     "CIFAR100": ("cifar-100-python", ("train", "test", "meta"), "cifar-100-python.tar.gz"),
 }
 
@@ -40,8 +51,14 @@ def fashion_mnist(root: Path, download: bool) -> Data:
 def svhn(root: Path, download: bool) -> Data:
     """SVHN: 73,257 + 26,032 house numbers, 3x32x32, 10 classes (without the extra set)."""
     train, test = (_read("SVHN", root, download, split=which) for which in ("train", "test"))
-    return Data(train=(train.data, train.labels), test=(test.data, test.labels), classes=10,
-                mean=(0.4377, 0.4438, 0.4728), std=(0.1980, 0.2010, 0.1970), names=tuple("0123456789"))
+    return Data(
+        train=(train.data, train.labels),
+        test=(test.data, test.labels),
+        classes=10,
+        mean=(0.4377, 0.4438, 0.4728),
+        std=(0.1980, 0.2010, 0.1970),
+        names=tuple("0123456789"),
+    )
 
 
 @dataset("cifar10")
@@ -58,13 +75,23 @@ def cifar100(root: Path, download: bool) -> Data:
 
 def _grey(name: str, root: Path, download: bool, mean: tuple[float], std: tuple[float]) -> Data:
     train, test = (_read(name, root, download, train=which) for which in (True, False))
-    return Data(train=(train.data.unsqueeze(1), train.targets), test=(test.data.unsqueeze(1), test.targets), classes=10,
-                mean=mean, std=std, names=tuple(train.classes))
+    return Data(
+        train=(train.data.unsqueeze(1), train.targets),
+        test=(test.data.unsqueeze(1), test.targets),
+        classes=10,
+        mean=mean,
+        std=std,
+        names=tuple(train.classes),
+    )
 
 
-def _cifar(name: str, root: Path, download: bool, mean: tuple[float, ...], std: tuple[float, ...]) -> Data:
+def _cifar(
+    name: str, root: Path, download: bool, mean: tuple[float, ...], std: tuple[float, ...]
+) -> Data:
     train, test = (_read(name, root, download, train=which) for which in (True, False))
-    pairs = [(torch.from_numpy(d.data).permute(0, 3, 1, 2), np.array(d.targets)) for d in (train, test)]
+    pairs = [
+        (torch.from_numpy(d.data).permute(0, 3, 1, 2), np.array(d.targets)) for d in (train, test)
+    ]
     names = tuple(train.classes)
     return Data(train=pairs[0], test=pairs[1], classes=len(names), mean=mean, std=std, names=names)
 
@@ -76,9 +103,21 @@ def _read(name: str, root: Path, download: bool, **which: Any) -> Any:
         with one_at_a_time(root) if download else contextlib.nullcontext():
             return getattr(datasets, name)(str(root), download=download, **which)
     except (RuntimeError, OSError, ValueError) as wrong:  # absent or damaged files; no network
-        reason = (str(wrong).splitlines() or [type(wrong).__name__])[0].partition(". You can use")[0]
-        hint = "" if download else (" Set data.root or FEDNET_DATA to the folder that it lies in, or data.download: true to fetch (or unpack) it.")
-        raise DataError(f"data.dataset: {name} could not be read under {root}: {_there(name, root, reason)}.{hint}") from wrong
+        reason = (str(wrong).splitlines() or [type(wrong).__name__])[0].partition(". You can use")[
+            0
+        ]
+        hint = (
+            ""
+            if download
+            else (
+                " Set data.root or FEDNET_DATA to the folder that it lies in, or data.download: "
+                "true to fetch (or unpack) it."
+            )
+        )
+        raise DataError(
+            f"data.dataset: {name} could not be read under {root}: "
+            f"{_there(name, root, reason)}.{hint}"
+        ) from wrong
 
 
 def _there(name: str, root: Path, reason: str) -> str:
@@ -86,7 +125,9 @@ def _there(name: str, root: Path, reason: str) -> str:
     folder, files, archive = PUBLISHED[name]
     paths = [f"{folder}/{f}".lstrip("/") for f in files]
     missing = [p for p in paths if not (root / p).is_file()]
-    packed = next((p for p in (archive, *(f"{m}.gz" for m in missing)) if p and (root / p).is_file()), None)
+    packed = next(
+        (p for p in (archive, *(f"{m}.gz" for m in missing)) if p and (root / p).is_file()), None
+    )
     if missing and packed:
         return f"{packed} is not unpacked"
     if missing:

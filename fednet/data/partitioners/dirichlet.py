@@ -11,14 +11,20 @@ TRIES = 1000
 
 
 @partitioner("dirichlet")
-def dirichlet(y: np.ndarray, clients: int, rng: np.random.Generator, *, alpha: float = 0.3, min_samples: int = 1,
-              cap: bool = False) -> list[np.ndarray]:
+def dirichlet(
+    y: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    alpha: float = 0.3,
+    min_samples: int = 1,
+    cap: bool = False,
+) -> list[np.ndarray]:
     """Label skew: for each class p ~ Dir(alpha) over clients. Options: alpha, min_samples, cap.
 
-    cap: a client that already holds n/N samples gets none of the following classes, and the rest shares them (with
-    min_samples 10: Yurochkin et al.). Tried again from scratch until every client has min_samples, at most 1000 times;
-    then ConfigError.
-    """
+    cap: a client that already holds n/N samples gets none of the following classes, and the rest
+    shares them (with min_samples 10: Yurochkin et al.). Tried again from scratch until every client
+    has min_samples, at most 1000 times; then ConfigError."""
     n, least = len(y), max(1, min_samples)
     if not alpha > 0 or not np.isfinite(alpha):
         raise ConfigError(f"data.partition.alpha: expected a number > 0, got {alpha}.")
@@ -29,14 +35,19 @@ def dirichlet(y: np.ndarray, clients: int, rng: np.random.Generator, *, alpha: f
         sizes = _sizes(totals, clients, rng, alpha, n / clients if cap else None)
         if sizes.sum(axis=0).min() >= least:
             return _deal(y, sizes, rng)
-    raise ConfigError(f"data.partition: no draw of {TRIES} gave each of {clients} clients {least} of {n} samples "
-                      f"(dirichlet, alpha {alpha}); use a larger alpha, fewer clients or a smaller min_samples.")
+    raise ConfigError(
+        f"data.partition: no draw of {TRIES} gave each of {clients} clients {least} of {n} "
+        f"samples "
+        f"(dirichlet, alpha {alpha}); use a larger alpha, fewer clients or a smaller min_samples."
+    )
 
 
 dirichlet.by_class = True  # type: ignore[attr-defined]
 
 
-def _sizes(totals: np.ndarray, clients: int, rng: np.random.Generator, alpha: float, cap: float | None) -> np.ndarray:
+def _sizes(
+    totals: np.ndarray, clients: int, rng: np.random.Generator, alpha: float, cap: float | None
+) -> np.ndarray:
     """(C, N) samples of each class for each client."""
     sizes = np.zeros((len(totals), clients), dtype=np.int64)
     held = np.zeros(clients, dtype=np.int64)
@@ -51,7 +62,8 @@ def _sizes(totals: np.ndarray, clients: int, rng: np.random.Generator, alpha: fl
 
 
 def proportions(rng: np.random.Generator, clients: int, alpha: float) -> np.ndarray:
-    """One p ~ Dir(alpha) over clients. For very small alpha NumPy may return NaN or a row of zeros: drawn again."""
+    """One p ~ Dir(alpha) over clients. For very small alpha NumPy may return NaN or a row of zeros:
+    drawn again."""
     for _ in range(TRIES):
         p = rng.dirichlet(np.full(clients, alpha))
         if np.isfinite(p).all() and p.sum() > 0:
@@ -69,7 +81,9 @@ def capped(p: np.ndarray, room: np.ndarray) -> np.ndarray:
 def _deal(y: np.ndarray, sizes: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
     parts: list[list[np.ndarray]] = [[] for _ in range(sizes.shape[1])]
     for c, row in enumerate(sizes):
-        for part, piece in zip(parts, np.split(rng.permutation(np.flatnonzero(y == c)), np.cumsum(row)[:-1])):
+        for part, piece in zip(
+            parts, np.split(rng.permutation(np.flatnonzero(y == c)), np.cumsum(row)[:-1])
+        ):
             part.append(piece)
     return [np.concatenate(pieces) for pieces in parts]
 
@@ -77,4 +91,6 @@ def _deal(y: np.ndarray, sizes: np.ndarray, rng: np.random.Generator) -> list[np
 def enough(n: int, clients: int, least: int = 1) -> None:
     """ConfigError where n samples can never give every client its `least`."""
     if n < clients * least:
-        raise ConfigError(f"data.partition: {n} samples cannot give each of {clients} clients {least}.")
+        raise ConfigError(
+            f"data.partition: {n} samples cannot give each of {clients} clients {least}."
+        )

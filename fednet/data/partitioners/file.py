@@ -23,10 +23,9 @@ class FileOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_on
 def file(clients: int, pool: np.ndarray, *, path: str) -> list[np.ndarray]:
     """Index lists from a JSON file, as `fednet partition --export` writes them. Option: path.
 
-    Either [[...], ...] or {"train": [[...], ...], "test": [[...], ...]}: for each client its indices into the whole
-    training set, and (optional) into the test set. Samples that no list names are used by nobody; one that is public or
-    kept for validation is an error.
-    """
+    Either [[...], ...] or {"train": [[...], ...], "test": [[...], ...]}: for each client its
+    indices into the whole training set, and (optional) into the test set. Samples that no list
+    names are used by nobody; one that is public or kept for validation is an error."""
     lists = _lists(path, "train", clients)
     assert lists is not None
     places = []
@@ -34,8 +33,11 @@ def file(clients: int, pool: np.ndarray, *, path: str) -> list[np.ndarray]:
         at = np.searchsorted(pool, mine)
         wrong = mine[(at >= len(pool)) | (pool[np.minimum(at, len(pool) - 1)] != mine)]
         if len(wrong):
-            raise DataError(f"{path}: client {i} names sample {wrong[0]}, which is not in the training pool (it may be "
-                            "public, kept for validation, or not exist).")
+            raise DataError(
+                f"{path}: client {i} names sample {wrong[0]}, which is not in the training pool "
+                f"(it may be "
+                "public, kept for validation, or not exist)."
+            )
         places.append(at)
     return places
 
@@ -55,7 +57,9 @@ def _lists(path: str, which: str, clients: int) -> list[np.ndarray] | None:
     try:
         held: Any = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as broken:
-        raise DataError(f"data.partition.path: {path} is not a readable JSON file ({broken}).") from broken
+        raise DataError(
+            f"data.partition.path: {path} is not a readable JSON file ({broken})."
+        ) from broken
     if isinstance(held, list):
         held = {"train": held}
     if which == "test" and isinstance(held, dict) and held.get("test") is None:
@@ -63,7 +67,9 @@ def _lists(path: str, which: str, clients: int) -> list[np.ndarray] | None:
     try:
         lists = msgspec.convert(msgspec.convert(held, dict[str, Any])[which], list[list[int]])
     except (msgspec.ValidationError, KeyError) as wrong:
-        raise DataError(f'{path}: expected [[0, 5], ...] or {{"train": [[0, 5], ...]}} ({wrong}).') from None
+        raise DataError(
+            f'{path}: expected [[0, 5], ...] or {{"train": [[0, 5], ...]}} ({wrong}).'
+        ) from None
     if len(lists) != clients:
         raise DataError(f"{path}: {len(lists)} lists under {which!r} for {clients} clients.")
     return [np.array(mine, dtype=np.int64) for mine in lists]

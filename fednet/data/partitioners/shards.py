@@ -9,37 +9,55 @@ from fednet.registry import partitioner
 
 
 @partitioner("shards")
-def shards(y: np.ndarray, clients: int, rng: np.random.Generator, *, per_client: int = 2) -> list[np.ndarray]:
-    """Label skew by sorting: N * per_client equal shards of the samples sorted by label, per_client to each client.
+def shards(
+    y: np.ndarray, clients: int, rng: np.random.Generator, *, per_client: int = 2
+) -> list[np.ndarray]:
+    """Label skew by sorting: N * per_client equal shards of the samples sorted by label, per_client
+    to each client.
 
-    The shards hold floor(n / (N * per_client)) samples; the remainder is used by nobody. A client sees at most
-    per_client labels, or more where a shard straddles two.
-    """
+    The shards hold floor(n / (N * per_client)) samples; the remainder is used by nobody. A client
+    sees at most per_client labels, or more where a shard straddles two."""
     return _deal(y, assignment(clients, per_client, rng), rng, "training")
 
 
 def assignment(clients: int, per_client: int, rng: np.random.Generator) -> np.ndarray:
-    """(N, per_client) numbers of each client's shards: the stream's first draw, so the test set repeats it."""
+    """(N, per_client) numbers of each client's shards: the stream's first draw, so the test set
+    repeats it."""
     if per_client < 1:
-        raise ConfigError(f"data.partition.per_client: expected a whole number >= 1, got {per_client}.")
+        raise ConfigError(
+            f"data.partition.per_client: expected a whole number >= 1, got {per_client}."
+        )
     return rng.permutation(clients * per_client).reshape(clients, per_client)
 
 
-def for_test(y: np.ndarray, clients: int, rng: np.random.Generator, test_rng: np.random.Generator, *,
-         per_client: int = 2) -> list[np.ndarray]:
+def for_test(
+    y: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    test_rng: np.random.Generator,
+    *,
+    per_client: int = 2,
+) -> list[np.ndarray]:
     """Test shards with the same numbers as the client's training shards."""
     return _deal(y, assignment(clients, per_client, rng), test_rng, "test")
 
 
-def _deal(y: np.ndarray, given: np.ndarray, rng: np.random.Generator, what: str) -> list[np.ndarray]:
+def _deal(
+    y: np.ndarray, given: np.ndarray, rng: np.random.Generator, what: str
+) -> list[np.ndarray]:
     size = len(y) // given.size
     if size < 1:
         hint = ", or data.client_test: none." if what == "test" else "."
-        raise ConfigError(f"data.partition (scheme 'shards'): {len(y)} {what} samples cannot fill {given.size} shards; "
-                          f"use fewer clients or a smaller per_client{hint}")
+        raise ConfigError(
+            f"data.partition (scheme 'shards'): {len(y)} {what} samples cannot fill {given.size} "
+            f"shards; "
+            f"use fewer clients or a smaller per_client{hint}"
+        )
     order = rng.permutation(len(y))
     order = order[np.argsort(y[order], kind="stable")]  # by label, ties in shuffled order
-    return [order[: size * given.size].reshape(given.size, size)[mine].reshape(-1) for mine in given]
+    return [
+        order[: size * given.size].reshape(given.size, size)[mine].reshape(-1) for mine in given
+    ]
 
 
 shards.test = for_test  # type: ignore[attr-defined]

@@ -1,9 +1,8 @@
 """A client's end of ZeroMQ: a DEALER.
 
-libzmq keeps what a DEALER sent to a connection that ended and delivers it to the next; `IMMEDIATE` forbids that, but
-also throws away what had arrived and was not read yet, such as a server's last words: here each connection has a
-DEALER of its own.
-"""
+libzmq keeps what a DEALER sent to a connection that ended and delivers it to the next; `IMMEDIATE`
+forbids that, but also throws away what had arrived and was not read yet, such as a server's last
+words: here each connection has a DEALER of its own."""
 
 from __future__ import annotations
 
@@ -19,28 +18,46 @@ from fednet.errors import ConfigError
 from fednet.transport.base import MAX_FRAMES, Closed, Event, Frames, Opened, Received
 from fednet.transport.kernel import Tap
 from fednet.transport.keys import KeyPair
-from fednet.transport.zeromq.sockets import Refused, Waker, close_all, common_options, kept, left_until, monitor_events, monitor_of, ms, why
+from fednet.transport.zeromq.sockets import (
+    Refused,
+    Waker,
+    close_all,
+    common_options,
+    kept,
+    left_until,
+    monitor_events,
+    monitor_of,
+    ms,
+    why,
+)
 
 log = logging.getLogger(__name__)
 
 REFUSED_RETRY_S = 2.0
-"""After a failed handshake libzmq may give up; we try again this much later: the key may be allowed by then."""
+"""After a failed handshake libzmq may give up; we try again this much later: the key may be allowed
+by then."""
 
 TELL_ENDED = 3
-"""A server that has another key than we were given ends each connection in its handshake, and gives no reason. One that
-merely ended does so once."""
+"""A server that has another key than we were given ends each connection in its handshake, and gives
+no reason. One that merely ended does so once."""
 
 
 class ZmqClient:
-    """A DEALER that connects to `address`, and again whenever the connection ends, every 0.1 s up to 2 s.
+    """A DEALER that connects to `address`, and again whenever the connection ends, every 0.1 s up
+    to 2 s.
 
-    With `keys`, CURVE; `keys.server` must be known. Raises ConfigError if the address is none, or that key is missing.
-    """
+    With `keys`, CURVE; `keys.server` must be known. Raises ConfigError if the address is none, or
+    that key is missing."""
 
-    def __init__(self, address: str, *, keys: KeyPair | None = None, on_refused: Refused | None = None) -> None:
+    def __init__(
+        self, address: str, *, keys: KeyPair | None = None, on_refused: Refused | None = None
+    ) -> None:
         if keys is not None and keys.server is None:
-            raise ConfigError(f"the server's public key is needed to connect to {address}: it stands in server.json, "
-                              f"and `fednet keys server` printed it.")
+            raise ConfigError(
+                f"the server's public key is needed to connect to {address}: it stands in "
+                f"server.json, "
+                f"and `fednet keys server` printed it."
+            )
         self.address = address
         self._keys = keys
         self._on_refused = on_refused
@@ -49,7 +66,9 @@ class ZmqClient:
         self._sockets = itertools.count(1)
         self._past: dict[bytes | int, tuple[int, int]] = {}
         self._serial = itertools.count(1)
-        self._taps: dict[int, tuple[int, Tap]] = {}  # by descriptor: (serial, connection), of those that stand
+        self._taps: dict[
+            int, tuple[int, Tap]
+        ] = {}  # by descriptor: (serial, connection), of those that stand
         self._queue: deque[Frames] = deque()
         self._open = False
         self._left = False  # `reconnect` left a standing connection, not reported yet
@@ -118,7 +137,8 @@ class ZmqClient:
         self._waker.close()
 
     def _connect(self) -> None:
-        """A new socket: nothing of the connection before is in it. libzmq tries until it is connected."""
+        """A new socket: nothing of the connection before is in it. libzmq tries until it is
+        connected."""
         dealer = self._context.socket(zmq.DEALER)
         common_options(dealer, self.address)
         dealer.setsockopt(zmq.RECONNECT_IVL, 100)
@@ -178,10 +198,13 @@ class ZmqClient:
             if 1 <= len(body) <= MAX_FRAMES:
                 events.append(Received(b"", tuple(map(kept, body))))
             else:
-                self._refuse(f"a message of {len(body)} frames, where 1 to {MAX_FRAMES} are allowed")
+                self._refuse(
+                    f"a message of {len(body)} frames, where 1 to {MAX_FRAMES} are allowed"
+                )
 
     def _read_monitor(self, changes: list[Event]) -> None:
-        """What has become of this socket's connection, as far as its end: libzmq might have begun another since."""
+        """What has become of this socket's connection, as far as its end: libzmq might have begun
+        another since."""
         for event, value in monitor_events(self._monitor):
             if event == zmq.EVENT_CONNECTED:
                 serial = next(self._serial)
@@ -203,14 +226,21 @@ class ZmqClient:
                 self._refuse("the server does not allow this key")
             elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
                 self._retry_at = time.monotonic() + REFUSED_RETRY_S
-                self._refuse("the handshake failed: only one of the two has CURVE, or the server speaks no ZMTP")
+                self._refuse(
+                    "the handshake failed: only one of the two has CURVE, or the server speaks no "
+                    "ZMTP"
+                )
             else:
                 self._retry_at = time.monotonic() + REFUSED_RETRY_S
                 self._ended_early += 1
                 if self._ended_early == TELL_ENDED:
                     # Where just one has CURVE, either side may be the first to notice.
-                    self._refuse("the server ends each connection in its handshake: its key is not the one given here, or "
-                                 "only one of the two has CURVE, or it speaks no ZMTP, or something on the way ends them")
+                    self._refuse(
+                        "the server ends each connection in its handshake: its key is not the one "
+                        "given here, or "
+                        "only one of the two has CURVE, or it speaks no ZMTP, or something on the "
+                        "way ends them"
+                    )
 
     def _flush(self) -> None:
         while self._queue and self._try(self._queue[0]):
@@ -231,6 +261,11 @@ class ZmqClient:
         self._taps.clear()
 
     def _refuse(self, reason: str) -> None:
-        log.log(logging.WARNING if self._on_refused is None else logging.INFO, "refused: %s (%s)", reason, self.address)
+        log.log(
+            logging.WARNING if self._on_refused is None else logging.INFO,
+            "refused: %s (%s)",
+            reason,
+            self.address,
+        )
         if self._on_refused is not None:
             self._on_refused(reason, self.address)

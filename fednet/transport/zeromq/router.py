@@ -1,8 +1,8 @@
 """The server's end of ZeroMQ: a ROUTER.
 
-What libzmq leaves out is made up for here. It reports closed connections by descriptor and messages by routing id:
-the descriptor that each message carries joins the two. It drops what is for an unknown peer, and with
-`ROUTER_MANDATORY` blocks on a full one: messages wait in queues of our own.
+What libzmq leaves out is made up for here. It reports closed connections by descriptor and messages
+by routing id: the descriptor that each message carries joins the two. It drops what is for an
+unknown peer, and with `ROUTER_MANDATORY` blocks on a full one: messages wait in queues of our own.
 """
 
 from __future__ import annotations
@@ -21,40 +21,59 @@ from fednet.transport.base import MAX_FRAMES, Closed, Event, Frames, Opened, Rec
 from fednet.transport.framing import framing
 from fednet.transport.kernel import Tap
 from fednet.transport.keys import Keyring
-from fednet.transport.zeromq.door import Door
-from fednet.transport.zeromq.sockets import Refused, Waker, close_all, common_options, kept, left_until, monitor_events, monitor_of, ms, why
+from fednet.transport.zeromq.access import Access
+from fednet.transport.zeromq.sockets import (
+    Refused,
+    Waker,
+    close_all,
+    common_options,
+    kept,
+    left_until,
+    monitor_events,
+    monitor_of,
+    ms,
+    why,
+)
 
 log = logging.getLogger(__name__)
 
 MAX_UNFINISHED_BYTES = 64 * 2**20
-"""libzmq keeps the frames of a message until its last one has come, however many: `MAXMSGSIZE` and high-water marks
-do not bound it. Whoever has sent so much more than its finished messages amount to is hung up on; what TCP and libzmq
-hold of honest ones is far less. Without this one stranger can fill the memory of a server that has no CURVE."""
+"""libzmq keeps the frames of a message until its last one has come, however many: `MAXMSGSIZE` and
+high-water marks do not bound it. Whoever has sent so much more than its finished messages amount to
+is hung up on; what TCP and libzmq hold of honest ones is far less. Without this one stranger can
+fill the memory of a server that has no CURVE."""
 
 WATCH_S = 0.25
 """How often a server looks for such. There is no event for it: nothing arrives."""
 
 TELL, TELL_S = 20, 10.0
-"""At most so many refusals are told in so many seconds; `refusals` counts all. Else strangers could fill the disk with
-lines about themselves."""
+"""At most so many refusals are told in so many seconds; `refusals` counts all. Else strangers could
+fill the disk with lines about themselves."""
 
 BATCH = 512
 """Messages read in one `poll`, so that a flood cannot keep it from returning."""
 
 BLOCKED_RETRY_S = 0.01
-"""libzmq has no event for "this one peer of a ROUTER is writable again". Only while a peer does not read, `poll` wakes
-this often to try."""
+"""libzmq has no event for "this one peer of a ROUTER is writable again". Only while a peer does not
+read, `poll` wakes this often to try."""
 
 
 class ZmqServer:
     """A ROUTER bound to `address`: tcp://127.0.0.1:5555, tcp://*:0 for any free port, ipc://PATH.
 
-    With a `keyring`, CURVE: a key that it does not allow never completes the handshake, and `Received.user` is the key
-    that was proved. Raises ConfigError if the address cannot be bound. `refusals` counts what was refused, by reason.
-    """
+    With a `keyring`, CURVE: a key that it does not allow never completes the handshake, and
+    `Received.user` is the key that was proved. Raises ConfigError if the address cannot be bound.
+    `refusals` counts what was refused, by reason."""
 
-    def __init__(self, address: str, *, keyring: Keyring | None = None, max_connections: int = 4096,
-                 max_unfinished_bytes: int = MAX_UNFINISHED_BYTES, on_refused: Refused | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        keyring: Keyring | None = None,
+        max_connections: int = 4096,
+        max_unfinished_bytes: int = MAX_UNFINISHED_BYTES,
+        on_refused: Refused | None = None,
+    ) -> None:
         self.refusals: Counter[str] = Counter()
         self._told, self._told_at = 0, -TELL_S
         self._max_connections = max_connections
@@ -62,14 +81,18 @@ class ZmqServer:
         self._watch_at = self._look_at = 0.0
         self._on_refused = on_refused
         self._context = zmq.Context()
-        self._door: Door | None = None  # None where anyone may connect
+        self._door: Access | None = None  # None where anyone may connect
         router = self._context.socket(zmq.ROUTER)
         try:
             common_options(router, address)
             router.setsockopt(zmq.ROUTER_MANDATORY, 1)
             router.setsockopt(zmq.BACKLOG, 1024)
             if keyring is not None:
-                self._door = Door(self._context, keyring, lambda reason, address: self._refuse("key", reason, None, address))
+                self._door = Access(
+                    self._context,
+                    keyring,
+                    lambda reason, address: self._refuse("key", reason, None, address),
+                )
                 self._door.guard(router)
             self._monitor = monitor_of(self._context, router)
             router.bind(address)
@@ -80,13 +103,20 @@ class ZmqServer:
         self.address = router.get_string(zmq.LAST_ENDPOINT)
         self._waker = Waker()
         self._poller = zmq.Poller()
-        for source in (router, self._monitor, self._waker.fd, *([self._door.socket] if self._door else [])):
+        for source in (
+            router,
+            self._monitor,
+            self._waker.fd,
+            *([self._door.socket] if self._door else []),
+        ):
             self._poller.register(source, zmq.POLLIN)
         self._serial = itertools.count(1)
         self._links: dict[int, Link] = {}  # by descriptor: connections that stand
         self._strangers: dict[int, Link] = {}  # by serial: of these, the ones that have not spoken
         self._conns: dict[bytes, Link] = {}  # by routing id: connections that have spoken
-        self._ended: list[Link] = []  # the network closed them; what they had sent may still be unread
+        self._ended: list[
+            Link
+        ] = []  # the network closed them; what they had sent may still be unread
         self._blocked: dict[bytes, Link] = {}  # those whose peer does not read fast enough
         self._past: dict[bytes | int, tuple[int, int]] = {}
         self._closed = False
@@ -100,7 +130,13 @@ class ZmqServer:
             if self._ended:
                 left = 0.0  # there may be words of theirs to read, and their ends to tell
             elif self._links:
-                soon = BLOCKED_RETRY_S if self._blocked else strangers.LOOK_S if self._strangers else WATCH_S
+                soon = (
+                    BLOCKED_RETRY_S
+                    if self._blocked
+                    else strangers.LOOK_S
+                    if self._strangers
+                    else WATCH_S
+                )
                 left = soon if left is None else min(left, soon)
             ready = {source for source, _ in self._poller.poll(ms(left))}
             self._pump(ready, events)
@@ -124,7 +160,8 @@ class ZmqServer:
         self._waker.wake()
 
     def drop(self, conn: bytes, hang_up: bool = False) -> None:
-        """libzmq cannot close one peer of a socket, nor take back what it has; `hang_up` goes by the kernel."""
+        """libzmq cannot close one peer of a socket, nor take back what it has; `hang_up` goes by
+        the kernel."""
         self._blocked.pop(conn, None)
         link = self._conns.get(conn)
         if link is not None:
@@ -196,9 +233,14 @@ class ZmqServer:
                 return True
             conn = conn_frame.bytes
             if not 1 <= len(body) <= MAX_FRAMES:
-                self._refuse("frames", f"a message of {len(body)} frames, where 1 to {MAX_FRAMES} are allowed", conn)
+                self._refuse(
+                    "frames",
+                    f"a message of {len(body)} frames, where 1 to {MAX_FRAMES} are allowed",
+                    conn,
+                )
             elif len(conn) != 5 or conn[0] != 0:
-                # libzmq's own are a zero byte and a running number. Whoever brings one might bring another's.
+                # libzmq's own are a zero byte and a running number. Whoever brings one might bring
+                # another's.
                 self._refuse("identity", "a routing id of the peer's own choice", conn)
             else:
                 user = _user(body[0]) if self._door is not None else None
@@ -206,7 +248,11 @@ class ZmqServer:
                 if not stands:
                     fd = _descriptor(body[0])
                     if fd is None:
-                        self._refuse("version", "a peer of a ZMTP before 3, whose connection cannot be told", conn)
+                        self._refuse(
+                            "version",
+                            "a peer of a ZMTP before 3, whose connection cannot be told",
+                            conn,
+                        )
                         continue
                     stands = self._meet(conn, user, fd, events)
                 events.append(Received(conn, tuple(map(kept, body)), user))
@@ -214,16 +260,17 @@ class ZmqServer:
                     events.append(Closed(conn))
             if conn in self._conns:
                 curve = self._door is not None
-                self._conns[conn].received += sum(framing(len(frame), curve=curve) for frame in body)
+                self._conns[conn].received += sum(
+                    framing(len(frame), curve=curve) for frame in body
+                )
         return False
 
     def _meet(self, conn: bytes, user: str | None, fd: int, events: list[Event]) -> bool:
         """Join a routing id seen for the first time to its connection; whether that still stands.
 
-        The kernel gives a closed descriptor to the next connection, so `fd` may have had another owner or have got a
-        new one. libzmq reports the end of a connection before it closes the descriptor, and routing ids count upwards:
-        the two decide.
-        """
+        The kernel gives a closed descriptor to the next connection, so `fd` may have had another
+        owner or have got a new one. libzmq reports the end of a connection before it closes the
+        descriptor, and routing ids count upwards: the two decide."""
         self._read_monitor()
         events.append(Opened(conn))
         link = self._links.get(fd)
@@ -235,7 +282,8 @@ class ZmqServer:
             # An older connection's last words were taken for this one's.
             self._conns.pop(link.conn, None)
             self._blocked.pop(link.conn, None)
-            link.queue.clear()  # what waits there is for that one; this one's own would wait behind it for ever
+            # what waits there is for that one; this one's own would wait behind it for ever
+            link.queue.clear()
             events.append(Closed(link.conn))
         link.conn, link.user = conn, user
         self._conns[conn] = link
@@ -255,8 +303,12 @@ class ZmqServer:
                 if value in self._links:
                     self._ended.append(self._links.pop(value))
             elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-                self._refuse("handshake", "a handshake failed: the peer speaks no ZMTP, or only one of the two has "
-                             "CURVE, or the peer was given another server's key", None)
+                self._refuse(
+                    "handshake",
+                    "a handshake failed: the peer speaks no ZMTP, or only one of the two has "
+                    "CURVE, or the peer was given another server's key",
+                    None,
+                )
             elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
                 self._refuse("handshake", "a connection ended in its handshake", None)
         for fd in fresh:
@@ -268,10 +320,15 @@ class ZmqServer:
             except OSError:
                 continue
             if len(self._links) > self._max_connections:
-                self._refuse("connections", f"more than {self._max_connections} connections", None, link.tap.peer())
+                self._refuse(
+                    "connections",
+                    f"more than {self._max_connections} connections",
+                    None,
+                    link.tap.peer(),
+                )
                 link.tap.hang_up()
 
-    def _hang_up_on_revoked(self, door: Door) -> None:
+    def _hang_up_on_revoked(self, door: Access) -> None:
         for conn, link in self._conns.items():
             if link.user is not None and not door.allows(link.user):
                 self._refuse("key", f"the key {link.user} was revoked", conn)
@@ -291,18 +348,27 @@ class ZmqServer:
     def _hang_up_on_endless(self) -> None:
         for link in self._links.values():
             if link.received != link.received_then:
-                # It has finished one since, so it is not amid an endless one; and to ask the kernel about a busy
-                # connection can take a millisecond.
+                # It has finished one since, so it is not amid an endless one; and to ask the kernel
+                # about a busy connection can take a millisecond.
                 link.received_then = link.received
                 continue
             counts = link.tap.bytes() if link.tap is not None else None
-            if counts is not None and link.tap is not None and counts[1] - link.received > self._max_unfinished:
-                self._refuse("endless", f"more than {self._max_unfinished} bytes of no finished message", None,
-                             link.tap.peer())
+            if (
+                counts is not None
+                and link.tap is not None
+                and counts[1] - link.received > self._max_unfinished
+            ):
+                self._refuse(
+                    "endless",
+                    f"more than {self._max_unfinished} bytes of no finished message",
+                    None,
+                    link.tap.peer(),
+                )
                 link.tap.hang_up()
 
     def _try(self, conn: bytes, frames: Frames) -> bool | None:
-        """True: handed to libzmq. False: the peer is gone. None: it has as much as it may have unread."""
+        """True: handed to libzmq. False: the peer is gone. None: it has as much as it may have
+        unread."""
         try:
             self._router.send_multipart([conn, *frames], zmq.NOBLOCK, copy=False)
         except zmq.Again:
@@ -365,12 +431,15 @@ class Link:
         self.conn: bytes | None = None  # known from its first message
         self.user: str | None = None
         self.tap: Tap | None = None
-        self.received = self.received_then = 0  # bytes of its finished messages; as of the last look
+        self.received = self.received_then = (
+            0  # bytes of its finished messages; as of the last look
+        )
         self.queue: deque[Frames] = deque()
 
 
 def _descriptor(frame: zmq.Frame) -> int | None:
-    """None where the peer's ZMTP knows no metadata: version 1, which libzmq also takes noise for, and 2."""
+    """None where the peer's ZMTP knows no metadata: version 1, which libzmq also takes noise for,
+    and 2."""
     try:
         return int(frame.get(zmq.SRCFD))
     except zmq.ZMQError:

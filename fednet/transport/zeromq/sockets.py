@@ -1,4 +1,5 @@
-"""What both ends of a ZeroMQ connection share: options, the monitor, frames, and a way to be woken."""
+"""What both ends of a ZeroMQ connection share: options, the monitor, frames, and a way to be
+woken."""
 
 from __future__ import annotations
 
@@ -15,17 +16,25 @@ import zmq
 from fednet.transport.base import MAX_FRAME_BYTES, Frame
 
 Refused = Callable[[str, str], None]
-"""Told the reason for which a connection or message was refused, and the peer's address where known."""
+"""Told the reason for which a connection or message was refused, and the peer's address where
+known."""
 
 SEND_MESSAGES, RECEIVE_MESSAGES = 64, 16
-"""High-water marks, in whole messages, of each connection. Beyond them our own queue, or TCP, holds the rest."""
+"""High-water marks, in whole messages, of each connection. Beyond them our own queue, or TCP, holds
+the rest."""
 
 COPY_BELOW_BYTES = 65536
 """A frame received smaller than this is copied out: cheaper than keeping libzmq's buffer alive."""
 
-_MONITORED = (zmq.EVENT_CONNECTED | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
-              | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-              | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+_MONITORED = (
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_ACCEPTED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
 _MONITOR_EVENT = struct.Struct("=Hi")
 
 
@@ -59,14 +68,18 @@ class Waker:
 
     def close(self) -> None:
         os.close(self.fd)
-        end, self._in = self._in, -1  # a late `wake` must not write into a descriptor that someone else got
+        end, self._in = (
+            self._in,
+            -1,
+        )  # a late `wake` must not write into a descriptor that someone else got
         os.close(end)
 
 
 def common_options(socket: zmq.Socket[bytes], address: str) -> None:
     """address: that it will be bound or connected to."""
     for option, value in {
-        zmq.LINGER: 0,  # until `close` says otherwise: an error on the way must not hang the process
+        # until `close` says otherwise: an error on the way must not hang the process
+        zmq.LINGER: 0,
         zmq.SNDHWM: SEND_MESSAGES,
         zmq.RCVHWM: RECEIVE_MESSAGES,
         zmq.MAXMSGSIZE: MAX_FRAME_BYTES,
@@ -81,8 +94,11 @@ def common_options(socket: zmq.Socket[bytes], address: str) -> None:
         socket.setsockopt(option, value)
 
 
-def monitor_of(context: zmq.Context[Any], socket: zmq.Socket[bytes], number: int = 0) -> zmq.Socket[bytes]:
-    """Where `monitor_events` of that socket are read; a second one of the same context takes another number."""
+def monitor_of(
+    context: zmq.Context[Any], socket: zmq.Socket[bytes], number: int = 0
+) -> zmq.Socket[bytes]:
+    """Where `monitor_events` of that socket are read; a second one of the same context takes
+    another number."""
     address = f"inproc://monitor-{number}"
     socket.monitor(address, _MONITORED)
     events = context.socket(zmq.PAIR)
@@ -92,7 +108,8 @@ def monitor_of(context: zmq.Context[Any], socket: zmq.Socket[bytes], number: int
 
 
 def monitor_events(monitor: zmq.Socket[bytes]) -> list[tuple[int, int]]:
-    """(event, value) of what has happened since; the value of a connection's event is its descriptor."""
+    """(event, value) of what has happened since; the value of a connection's event is its
+    descriptor."""
     events: list[tuple[int, int]] = []
     while True:
         try:
@@ -102,7 +119,12 @@ def monitor_events(monitor: zmq.Socket[bytes]) -> list[tuple[int, int]]:
         events.append((event, value))
 
 
-def close_all(context: zmq.Context[Any], socket: zmq.Socket[bytes], others: list[zmq.Socket[bytes]], linger_s: float) -> None:
+def close_all(
+    context: zmq.Context[Any],
+    socket: zmq.Socket[bytes],
+    others: list[zmq.Socket[bytes]],
+    linger_s: float,
+) -> None:
     """The monitored socket, its monitor and what else is open, and the context."""
     socket.disable_monitor()
     for other in others:

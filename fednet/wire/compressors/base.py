@@ -1,10 +1,10 @@
 """The three places a compressor can take in a chain.
 
-A part is a class under `@compressor("name")` that derives from one of these; the arguments of its `__init__` are those
-in the parentheses of `topk(0.01)`, and it raises ConfigError where they are out of range. Its attribute `paper` cites
-what it was taken from. What is encoded must be of a length that follows from the number of values alone (except
-`Lossless`), and `decode` raises RemoteProtocolError for what it cannot make sense of.
-"""
+A part is a class under `@compressor("name")` that derives from one of these; the arguments of its
+`__init__` are those in the parentheses of `topk(0.01)`, and it raises ConfigError where they are
+out of range. Its attribute `paper` cites what it was taken from. What is encoded must be of a
+length that follows from the number of values alone (except `Lossless`), and `decode` raises
+RemoteProtocolError for what it cannot make sense of."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ Indices = npt.NDArray[np.uint32]
 
 
 class Part:
-    """biased: the mean of what is decoded is not what was encoded, so that error feedback is needed."""
+    """biased: the mean of what is decoded is not what was encoded, so that error feedback is
+    needed."""
 
     paper: ClassVar[str] = ""
     lossy: ClassVar[bool] = True
@@ -47,7 +48,8 @@ class Values(Part):
         raise NotImplementedError
 
     def encode(self, x: Floats, rng: np.random.Generator) -> bytes:
-        """x: (n,) to nbytes(n) bytes. What is not finite must come out not finite, or be refused by `decode`."""
+        """x: (n,) to nbytes(n) bytes. What is not finite must come out not finite, or be refused by
+        `decode`."""
         raise NotImplementedError
 
     def decode(self, data: memoryview, n: int) -> Floats:

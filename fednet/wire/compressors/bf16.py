@@ -11,7 +11,8 @@ LARGEST = torch.finfo(torch.bfloat16).max  # 3.39e38
 
 @compressor("bf16")
 class Bf16(Values):
-    """bfloat16: 2 bytes a value, float32's range with 8 significant bits, rounded to the nearest."""
+    """bfloat16: 2 bytes a value, float32's range with 8 significant bits, rounded to the
+    nearest."""
 
     paper = "Kalamkar et al. 2019, A Study of BFLOAT16 for Deep Learning Training, arXiv:1905.12322"
 
@@ -21,7 +22,9 @@ class Bf16(Values):
     def encode(self, x: Floats, rng: np.random.Generator) -> bytes:
         # The few float32 above bfloat16's largest would round to infinity.
         bounded = np.where(np.isinf(x), x, np.clip(x, -LARGEST, LARGEST)).astype(np.float32)
-        return torch.from_numpy(bounded).bfloat16().view(torch.int16).numpy().astype("<i2").tobytes()
+        return (
+            torch.from_numpy(bounded).bfloat16().view(torch.int16).numpy().astype("<i2").tobytes()
+        )
 
     def decode(self, data: memoryview, n: int) -> Floats:
         # A bfloat16 is the upper half of a float32.

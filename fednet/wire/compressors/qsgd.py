@@ -17,13 +17,13 @@ BITS = (2, 4, 8, 16)
 class Qsgd(Values):
     """Stochastic quantization to `bits` bits a value: unbiased, its error below one level.
 
-    s = 2**(bits-1) - 1 levels either side of 0. In each bucket of 512 values, with m its largest magnitude,
-    Q(v) = m * sgn(v) * l/s, where l is s*abs(v)/m rounded down or up at random such that E[Q(v)] = v (Section 3.1, with
-    the max-norm in the place of the 2-norm, as the paper's experiments have it). So abs(Q(v) - v) < m/s, and Var Q(v)
-    <= (m/2s)**2.
+    s = 2**(bits-1) - 1 levels either side of 0. In each bucket of 512 values, with m its largest
+    magnitude, Q(v) = m * sgn(v) * l/s, where l is s*abs(v)/m rounded down or up at random such that
+    E[Q(v)] = v (Section 3.1, with the max-norm in the place of the 2-norm, as the paper's
+    experiments have it). So abs(Q(v) - v) < m/s, and Var Q(v) <= (m/2s)**2.
 
-    On the wire: float32 m of each bucket, then l*sgn(v) + s in `bits` bits, the first value in the lowest.
-    """
+    On the wire: float32 m of each bucket, then l*sgn(v) + s in `bits` bits, the first value in the
+    lowest."""
 
     paper = "Alistarh et al. 2017, QSGD, arXiv:1610.02132; as in FedPAQ, Reisizadeh et al. 2020, arXiv:1909.13014"
 
@@ -40,9 +40,15 @@ class Qsgd(Values):
         n = x.size
         rows = np.zeros((_buckets(n), BUCKET), dtype=np.float32)
         rows.reshape(-1)[:n] = x
-        m = np.abs(rows).max(axis=1)  # NaN or infinite where a value is: `decode` refuses such a scale
+        m = np.abs(rows).max(
+            axis=1
+        )  # NaN or infinite where a value is: `decode` refuses such a scale
         rows[~np.isfinite(m)] = 0
-        level = np.abs(rows) / np.where(np.isfinite(m) & (m > 0), m, np.float32(1))[:, None] * np.float32(self.s)
+        level = (
+            np.abs(rows)
+            / np.where(np.isfinite(m) & (m > 0), m, np.float32(1))[:, None]
+            * np.float32(self.s)
+        )
         low = np.floor(level)
         low += rng.random(level.shape, dtype=np.float32) < level - low
         codes = (np.copysign(np.minimum(low, self.s), rows) + self.s).reshape(-1)[:n]
@@ -79,7 +85,9 @@ def _unpack(data: memoryview, bits: int, n: int) -> npt.NDArray[Any]:
         return np.frombuffer(data, dtype="<u2")
     packed = np.frombuffer(data, dtype=np.uint8)
     each, mask = 8 // bits, np.uint8(2**bits - 1)
-    codes = np.stack([(packed >> np.uint8(k * bits)) & mask for k in range(each)], axis=1).reshape(-1)
+    codes = np.stack([(packed >> np.uint8(k * bits)) & mask for k in range(each)], axis=1).reshape(
+        -1
+    )
     if bool(codes[n:].any()):
         raise RemoteProtocolError(f"qsgd({bits}): the bits after the last value are not 0.")
     return codes[:n]

@@ -9,7 +9,8 @@ from fednet.wire.compressors.base import Floats, Values, scales
 
 @compressor("sign")
 class Sign(Values):
-    """One bit a value: its sign, times the mean magnitude: C(v) = ||v||_1/d * sign(v) (Section 4). 0 counts as +.
+    """One bit a value: its sign, times the mean magnitude: C(v) = ||v||_1/d * sign(v) (Section 4).
+    0 counts as +.
 
     On the wire: float32 scale, then a bit a value, 1 for negative, the first value in the lowest.
     """
@@ -22,7 +23,10 @@ class Sign(Values):
 
     def encode(self, x: Floats, rng: np.random.Generator) -> bytes:
         scale = np.abs(x).mean(dtype=np.float64) if x.size else 0.0
-        return np.array([scale], dtype="<f4").tobytes() + np.packbits(x < 0, bitorder="little").tobytes()
+        return (
+            np.array([scale], dtype="<f4").tobytes()
+            + np.packbits(x < 0, bitorder="little").tobytes()
+        )
 
     def decode(self, data: memoryview, n: int) -> Floats:
         scale = scales(data[:4], "sign")[0]

@@ -11,18 +11,20 @@ from fednet.wire.compressors.base import Floats, Indices, Select
 
 @compressor("topk")
 class TopK(Select):
-    """Keeps the `share` of the values that are largest in magnitude, at least one; of equal ones those that come first.
+    """Keeps the `share` of the values that are largest in magnitude, at least one; of equal ones
+    those that come first.
 
-    With error feedback: what was not sent is added to what is sent next. On the wire: uint32 indices, ascending, then
-    the values, as the rest of the chain writes them.
-    """
+    With error feedback: what was not sent is added to what is sent next. On the wire: uint32
+    indices, ascending, then the values, as the rest of the chain writes them."""
 
     paper = "Stich et al. 2018, Sparsified SGD with Memory, arXiv:1809.07599"
     biased = True
 
     def __init__(self, share: float) -> None:
         if not 0 < share <= 1:
-            raise ConfigError(f"topk({share}): expected a share of the values, above 0 and at most 1.")
+            raise ConfigError(
+                f"topk({share}): expected a share of the values, above 0 and at most 1."
+            )
         self.share = float(share)
 
     def count(self, n: int) -> int:
@@ -32,7 +34,9 @@ class TopK(Select):
         k = self.count(x.size)
         if k == 0:
             return np.zeros(0, dtype=np.uint32)
-        size = np.nan_to_num(np.abs(x), nan=np.inf, posinf=np.inf)  # what is not finite is sent, and refused there
+        size = np.nan_to_num(
+            np.abs(x), nan=np.inf, posinf=np.inf
+        )  # what is not finite is sent, and refused there
         least = np.partition(size, x.size - k)[x.size - k]  # the k-th largest
         keep = size > least
         ties = np.flatnonzero(size == least)

@@ -24,7 +24,9 @@ class Zstd(Lossless):
         try:
             import zstandard
         except ImportError:
-            raise ConfigError("zstd needs the package zstandard; `pip install 'fednet[zstd]'` brings it.") from None
+            raise ConfigError(
+                "zstd needs the package zstandard; `pip install 'fednet[zstd]'` brings it."
+            ) from None
         return zstandard
 
     def bound(self, nbytes: int) -> int:
@@ -32,7 +34,9 @@ class Zstd(Lossless):
         return nbytes + (nbytes >> 8) + max(0, (128 * 1024 - nbytes) >> 11)
 
     def encode(self, data: bytes) -> bytes:
-        packed: bytes = self.library().ZstdCompressor(level=self.level, write_content_size=True).compress(data)
+        packed: bytes = (
+            self.library().ZstdCompressor(level=self.level, write_content_size=True).compress(data)
+        )
         return packed
 
     def decode(self, data: memoryview, nbytes: int) -> bytes:
@@ -41,8 +45,12 @@ class Zstd(Lossless):
             # The declared size is what will be allocated, so it is checked before anything is.
             declared = zstandard.get_frame_parameters(data).content_size
             if declared != nbytes:
-                raise RemoteProtocolError(f"zstd: the frame announces {declared} bytes, expected {nbytes}.")
-            raw: bytes = zstandard.ZstdDecompressor().decompress(data, max_output_size=nbytes, allow_extra_data=False)
+                raise RemoteProtocolError(
+                    f"zstd: the frame announces {declared} bytes, expected {nbytes}."
+                )
+            raw: bytes = zstandard.ZstdDecompressor().decompress(
+                data, max_output_size=nbytes, allow_extra_data=False
+            )
         except zstandard.ZstdError as e:
             raise RemoteProtocolError(f"zstd: {e}.") from e
         if len(raw) != nbytes:

@@ -1,0 +1,81 @@
+"""The floor of a round: the same SGD steps in plain PyTorch, in as many processes as there are
+cores, with no communication. The best plain loop we know: one gather an epoch and then slices,
+fused SGD, channels-last kernels.
+
+    python -m fednet.bench.floor WORKLOAD.json      prints {"seconds": [...]} , one figure a round
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing as mp
+import sys
+import time
+from typing import Any
+
+
+def main(path: str) -> None:
+    with open(path, encoding="utf-8") as file:
+        work = json.load(file)
+    context = mp.get_context("spawn")
+    barrier = context.Barrier(work["processes"] + 1)
+    workers = [
+        context.Process(target=train, args=(work, k, barrier)) for k in range(work["processes"])
+    ]
+    for w in workers:
+        w.start()
+    seconds = []
+    barrier.wait()  # all have built what they need, and taken a first step
+    for _ in range(work["rounds"]):
+        begun = time.perf_counter()
+        barrier.wait()
+        seconds.append(time.perf_counter() - begun)
+    for w in workers:
+        w.join()
+    print(json.dumps({"seconds": seconds}))
+
+
+def train(work: dict[str, Any], k: int, barrier: Any) -> None:
+    """The k-th process's share of each round's clients."""
+    import torch
+    from torch import nn
+
+    from fednet import models
+
+    torch.set_num_threads(1)
+    shape, n, size = tuple(work["shape"]), work["samples"], work["batch_size"]
+    model = models.build(work["model"], shape, 10, 0)
+    if any(isinstance(part, nn.Conv2d) for part in model.modules()):
+        model = model.to(memory_format=torch.channels_last)
+    draw = torch.Generator().manual_seed(k)
+    data = [
+        (torch.randn((n, *shape), generator=draw), torch.randint(0, 10, (n,), generator=draw))
+        for _ in range(min(8, work["per_round"]))
+    ]
+    loss = nn.CrossEntropyLoss()
+
+    def client(number: int) -> None:
+        x, y = data[number % len(data)]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=True)
+        index = torch.randperm(n, generator=draw)
+        xs, ys = x.index_select(0, index), y.index_select(0, index)
+        if xs.dim() == 4:
+            xs = xs.contiguous(memory_format=torch.channels_last)
+        for step, start in enumerate(range(0, n, size)):
+            if work["steps"] is not None and step >= work["steps"]:
+                break
+            loss(model(xs[start : start + size]), ys[start : start + size]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    mine = range(k, work["per_round"], work["processes"])
+    client(0)
+    barrier.wait()
+    for _ in range(work["rounds"]):
+        for number in mine:
+            client(number)
+        barrier.wait()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,113 @@
+"""`fednet bench pack`: the local epochs of many small clients on one device, one after another and
+as one (`train.pack`).
+
+Both are what a worker does for a task, from the weights that came to those that go, without codec
+and files: one after another in one thread, as without `train.pack`; packed in a thread a client,
+which meet as in a run. In turn, several times, in one process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from fednet.bench.methods import SIZES, made
+from fednet.bench.round import spread
+from fednet.client.packing import Packing
+from fednet.errors import ConfigError, unknown
+from fednet.experiment import placement
+from fednet.training.hosts import SiteHost
+from fednet.training.packed import Pack
+
+
+class Clients:
+    """m clients of one size on a device, with the same weights to start from."""
+
+    def __init__(self, size: str, m: int, device: str) -> None:
+        self.built, self.m, self.device = made("fedavg", SIZES[size], m), m, device
+        self.data = [self.built.federation.site(k, device).train for k in range(m)]
+        self.scratches = [self.built.scratch(device) for _ in range(m)]
+        self.start = self.built.setting.initial.to(device)
+        self.packing = Packing(m, self.built.setting.task, lambda card: m)
+        self.pool = ThreadPoolExecutor(m)
+
+    def apart(self) -> float:
+        """Seconds."""
+        return self._timed(self._each)
+
+    def together(self) -> float:
+        """Seconds. A pack of all."""
+        for _ in range(self.m):
+            self.packing.expect()
+        return self._timed(lambda: list(self.pool.map(self._in_thread, range(self.m))))
+
+    def _each(self) -> None:
+        for k in range(self.m):
+            self._client(k, 0, None)
+
+    def _in_thread(self, k: int) -> None:
+        with self.packing.at_work(0):
+            if self.device == "cpu":
+                self._client(k, k, self.packing.at(0))
+            else:
+                with torch.cuda.stream(torch.cuda.Stream(self.device)):
+                    self._client(k, k, self.packing.at(0))
+
+    def _client(self, k: int, scratch: int, pack: Pack | None) -> None:
+        host = SiteHost(
+            self.built.setting, self.scratches[scratch], k, 1, train=self.data[k], pack=pack
+        )
+        host.train(self.start)
+
+    def _timed(self, work: Callable[[], Any]) -> float:
+        self._settle()
+        begun = time.perf_counter()
+        work()
+        self._settle()
+        return time.perf_counter() - begun
+
+    def _settle(self) -> None:
+        if self.device != "cpu":
+            torch.cuda.synchronize(self.device)
+
+
+def bench(sizes: Sequence[str], m: int, device: str, repeat: int) -> Iterator[dict[str, Any]]:
+    """Records, as they are made."""
+    for size in sizes:
+        if size not in SIZES:
+            raise ConfigError(f"--workload: {unknown('size', size, SIZES)}")
+    place = placement.place(device)[0]
+    for size in sizes:
+        clients = Clients(size, m, place)
+        clients.apart(), clients.together()  # the first time imports, and chooses kernels
+        pairs = [(clients.apart(), clients.together()) for _ in range(repeat)]
+        clients.pool.shutdown()
+        name = torch.cuda.get_device_name(place) if place != "cpu" else "cpu"
+        yield {
+            "size": size,
+            "clients": m,
+            "device": place,
+            "device_name": name,
+            "torch": str(torch.__version__),
+            "repeat": repeat,
+            "apart_ms": spread([1e3 * a for a, _ in pairs]),
+            "together_ms": spread([1e3 * b for _, b in pairs]),
+            "ratio": spread([a / b for a, b in pairs]),
+        }
+
+
+def line(record: Mapping[str, Any]) -> str:
+    """One record as a line of the table."""
+
+    def cell(key: str, digits: int = 0) -> str:
+        s = record[key]
+        return f"{s['median']:.{digits}f} [{s['min']:.{digits}f} {s['max']:.{digits}f}]"
+
+    return (
+        f"{record['size']} on {record['device_name']}, {record['clients']} clients: one after "
+        f"another {cell('apart_ms')} ms, packed "
+        f"{cell('together_ms')} ms, {cell('ratio', 2)} times the rate"
+    )

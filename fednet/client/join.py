@@ -1,0 +1,208 @@
+"""`fednet-client`: finding the server, connecting, and what is said to the user until the run is
+over."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fednet import __version__, ids, loading
+from fednet.client.loop import ClientLoop, why
+from fednet.client.prepare import Explained, explaining, preparer
+from fednet.client.slots import MOST, Slots, card_of
+from fednet.errors import CannotGoOn, ConfigError
+from fednet.experiment import determinism, memory
+from fednet.protocol import client as p
+
+# a client that came when the run was over waits so long for a server that goes on with more rounds
+DONE_S = 60.0
+
+
+def main(
+    text: str,
+    *,
+    server: str | None,
+    run: Path | None,
+    device: str,
+    data: Path | None,
+    state: Path | None,
+    keys: Path | None,
+    allow: list[str] | None,
+    explain: bool,
+    load: list[Path],
+    state_lost: str | None,
+    quiet: bool,
+    share: float = 1.0,
+) -> int:
+    """`fednet-client`. Ends with 0 when the run is over; reconnects for as long as it lives before
+    that. share: of its GPUs, where other workers are known to be on them too."""
+    from fednet.experiment.placement import place
+    from fednet.transport.framing import connection_bytes, framing
+    from fednet.transport.zeromq.dealer import ZmqClient
+
+    wanted = ids.parse(text)
+    loading.load_parts(load)
+    memory.keep_freed()
+    determinism.settle()
+    here = place(device)
+    pair = None
+    find = None
+    say = (lambda line: None) if quiet else (lambda line: print(line, flush=True))
+    if run is not None:
+        if read_server(run) is None:
+            say(f"waiting for {run / 'server.json'}")
+        address, public = wait_for_server(run)
+        find = _finder(run, lambda: this().leave())
+    else:
+        address, public = str(server), None
+    if keys is not None:
+        from fednet.transport import keys as keyfiles
+
+        pair = keyfiles.load(keys)
+        if public and pair.server is None:
+            import dataclasses
+
+            pair = dataclasses.replace(pair, server=public)
+    if run is not None and (pair is None) != (public is None):
+        wants = (
+            "has CURVE keys, and so must its clients: give --keys FILE"
+            if pair is None
+            else "has no CURVE keys: leave --keys out"
+        )
+        raise ConfigError(f"{run}: the server there {wants}.")
+    transport = ZmqClient(address, keys=pair, on_refused=_once())
+    protocol = p.ClientProtocol(
+        secrets.token_hex(6),
+        ids=list(wanted.listed),
+        share=wanted.share,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        device=",".join(here),
+        slots=len(here),
+        versions=versions(),
+        files=loading.loaded(),
+    )
+    loop: ClientLoop | None = None
+
+    def this() -> ClientLoop:
+        assert loop is not None
+        return loop
+
+    prepare = preparer(
+        this,
+        data=data,
+        state=state,
+        devices=here,
+        state_lost=state_lost == "reset",
+        allow=allow,
+        quiet=quiet,
+        say=say,
+    )
+    if explain:
+        prepare = explaining(data, state)
+    curve = pair is not None
+    loop = ClientLoop(
+        protocol,
+        transport,
+        lambda n: framing(n, curve=curve),
+        prepare,
+        greeting=connection_bytes(curve, "client"),
+        find=find,
+        on_thread=determinism.settle,
+        slots=Slots([card_of(device, share) for device in here], len(wanted.listed) or MOST),
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with contextlib.suppress(ValueError):  # not the main thread: the caller has the signals
+            signal.signal(number, lambda *_: this().leave())
+    say(f"connecting to {address}")
+    try:
+        end = loop.run(say)
+    except Explained:
+        return 0
+    except OSError as broken:
+        raise CannotGoOn(
+            f"this client stops: {why(broken)}; started again with the same --state, it goes on."
+        ) from broken
+    finally:
+        loop.close()
+    if isinstance(end, p.TurnedAway):
+        raise ConfigError(f"the server refused this client: {end.reason}")
+    say("the run is over" if end.over else "left")
+    return 0
+
+
+def _finder(run: Path, leave: Callable[[], None]) -> Callable[[], str | None]:
+    """Finds the server of a run directory while there is no connection; leaves a run that has been
+    finished for `DONE_S`."""
+    done_at: list[float] = []
+
+    def find() -> str | None:
+        if not (run / "summary.json").exists():
+            done_at.clear()
+        elif not done_at:
+            done_at.append(time.monotonic())
+        elif time.monotonic() - done_at[0] > DONE_S:
+            leave()
+        return (read_server(run) or (None, None))[0]
+
+    return find
+
+
+def _once() -> Callable[[str, str], None]:
+    """Says each reason for which this client and the server do not come together once, however
+    often it is tried."""
+    told: set[str] = set()
+
+    def refused(reason: str, address: str) -> None:
+        if reason not in told:
+            told.add(reason)
+            print(
+                f"fednet-client: not connected to {address}: {reason}; trying on",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    return refused
+
+
+def versions() -> dict[str, str]:
+    import platform
+
+    import torch
+
+    return {
+        "fednet": __version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }
+
+
+def read_server(run: Path) -> tuple[str, str | None] | None:
+    """(address, public key) of the server of a run directory; None while there is none."""
+    try:
+        found = json.loads((run / "server.json").read_text())
+    except (OSError, json.JSONDecodeError):
+        return None
+    address = found["address"]
+    host = found.get("host", "")
+    for anywhere in ("0.0.0.0", "[::]"):
+        if anywhere in address:
+            address = address.replace(
+                anywhere, "127.0.0.1" if host == socket.gethostname() else host
+            )
+    return address, found.get("public_key")
+
+
+def wait_for_server(run: Path) -> tuple[str, str | None]:
+    """Waits for a run's server.json."""
+    while (found := read_server(run)) is None:
+        time.sleep(0.02)
+    return found

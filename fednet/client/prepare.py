@@ -1,0 +1,228 @@
+"""What a client process makes ready for the run that a server tells it of, and what it says of it
+beforehand."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fednet import config as configuration
+from fednet.client.loop import ClientLoop, Prepared, Shaper
+from fednet.errors import ConfigError, FednetError
+from fednet.experiment import determinism
+from fednet.wire import messages as m
+
+
+def preparer(
+    loop: Callable[[], ClientLoop],
+    *,
+    data: Path | None,
+    state: Path | None,
+    devices: Sequence[str],
+    state_lost: bool,
+    allow: Sequence[str] | None,
+    quiet: bool,
+    say: Callable[[str], None],
+) -> Callable[[m.Welcome], Prepared]:
+    """The function that makes a client process ready for the run that a server tells it of."""
+
+    def prepare(welcome: m.Welcome) -> Prepared:
+        from fednet.client.packing import Packing
+        from fednet.client.workplace import Workplace
+        from fednet.experiment import build as experiment
+        from fednet.experiment.store import ClientStore
+
+        config = configuration.from_text(welcome.config, "the server's configuration")
+        determinism.settle(config.train.threads, config.train.precision)
+        root = state_directory(state, welcome.run)
+        at_home = config.data.dataset == "site"
+        own: dict[int, Any] = {}
+        if at_home:
+            from fednet.data.site import alone, load_site
+
+            for client in welcome.ids:
+                folder = _own_folder(data, client)
+                own[client] = alone(load_site(config.data, folder, config.seed))
+            exp = experiment.build(config, data, next(iter(own.values())).data if own else None)
+        else:
+            exp = experiment.build(config, data)
+        if allow is not None:
+            check_allowed(exp, allow)
+
+        def site(client: int, device: str = devices[0]) -> Any:
+            return own[client].site(0, device) if at_home else exp.federation.site(client, device)
+
+        def balanced(device: str) -> Any:
+            from fednet.data import balanced_test
+            from fednet.data.federation import Site
+
+            found = exp.data if not at_home else next(iter(own.values())).data
+            import numpy as np
+            import torch
+
+            return Site(
+                found,
+                np.zeros(0, dtype=np.int64),
+                balanced_test(found, config.seed),
+                torch.device(device),
+            ).test
+
+        store = ClientStore(root, exp.algorithm.Client)
+        packing = (
+            Packing(config.train.pack, exp.setting.task, loop().slots.limit, config.train.threads)
+            if config.train.pack > 1
+            else None
+        )
+        workplaces = [
+            Workplace(
+                exp,
+                store,
+                functools.partial(site, device=device),
+                device,
+                state_lost=state_lost,
+                balanced=None
+                if at_home or not exp.setting.classes
+                else functools.partial(balanced, device),
+                pack=packing.at(card) if packing is not None else None,
+            )
+            for card, device in enumerate(devices)
+        ]
+        loop().open_book(
+            root / f"wire-{loop().protocol.worker}.jsonl"
+            if len(welcome.ids) == config.clients
+            else root / "wire.jsonl"
+        )
+        for workplace in workplaces:
+            workplace.warm()
+        facts = (
+            [
+                m.SiteFacts(c, site(c).n, site(c).n_test, [int(k) for k in site(c).class_counts])
+                for c in welcome.ids
+            ]
+            if at_home
+            else []
+        )
+        if not quiet:
+            say(
+                f"joined {welcome.name} as client{'s' if len(welcome.ids) > 1 else ''} "
+                f"{_listed(welcome.ids)} on {', '.join(devices)}"
+            )
+        return Prepared(
+            workplaces,
+            exp.digest,
+            facts,
+            shaper(config),
+            packing,
+            max(1, min(config.train.pack, len(welcome.ids))),
+        )
+
+    return prepare
+
+
+def state_directory(state: Path | None, run: str) -> Path:
+    """Where a client process keeps what belongs to one run."""
+    return (state or Path(os.environ.get("FEDNET_OUT") or "runs") / "client-state") / run
+
+
+def shaper(config: Any) -> Shaper | None:
+    """What emulates the links of `config.link`; None where there is nothing to emulate."""
+    from fednet import seeds
+    from fednet.experiment import links
+    from fednet.transport.shaped import Link as Shape
+    from fednet.transport.shaped import ShapedClient
+
+    if not links.emulated(config):
+        return None
+    rng = seeds.rng(
+        config.seed if config.link.seed is None else config.link.seed, "jitter/emulated"
+    )
+    return lambda transport, is_open: ShapedClient(
+        transport,
+        Shape(),
+        time.monotonic,
+        rng,
+        link_of=links.chooser(config),
+        curve=config.security.curve,
+        is_open=is_open,
+    )
+
+
+def _own_folder(data: Path | None, client: int) -> Path | None:
+    """A site that hosts several clients keeps each one's data in DIR/client-K; one client's data
+    may be DIR itself."""
+    if data is not None and (data / f"client-{client}").exists():
+        return data / f"client-{client}"
+    return data
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    ranges, start = [], None
+    for i, n in enumerate(numbers):
+        start = n if start is None else start
+        if i + 1 == len(numbers) or numbers[i + 1] != n + 1:
+            ranges.append(f"{start}-{n}" if n > start else str(n))
+            start = None
+    return ",".join(ranges)
+
+
+def check_allowed(experiment: Any, allow: Sequence[str]) -> None:
+    """Raises ConfigError where the method's replies hold a kind that this site does not let out."""
+    for exchange in experiment.algorithm.exchanges:
+        for name, field in exchange.up.fields.items():
+            if field.kind not in allow:
+                raise ConfigError(
+                    f"the method {experiment.config.algorithm.name} sends up {name!r} of kind "
+                    f"{field.kind!r}, and --allow names only "
+                    f"{', '.join(allow)}."
+                )
+
+
+def explanation(experiment: Any, clients: Sequence[int]) -> list[str]:
+    """What would leave this site each round, from the declarations."""
+    method, lines = experiment.algorithm, []
+    for client in clients:
+        for number, exchange in enumerate(method.exchanges, 1):
+            kinds = experiment.predicted(exchange.up, "up", client)
+            parts = ", ".join(f"{kind} {n:,} bytes" for kind, n in kinds.items())
+            down = sum(experiment.predicted(exchange.down, "down", client).values())
+            lines.append(f"client {client}, exchange {number}: up {parts}; down {down:,} bytes")
+    keeps = method.keeps[1]
+    lines.append(f"kept at this site between rounds: {keeps if keeps != '-' else 'nothing'}")
+    lines.append("evaluations send up counts of correct answers by class (accuracy)")
+    return lines
+
+
+class Explained(FednetError):
+    """`--explain` has said what it had to say."""
+
+
+def explaining(data: Path | None, state: Path | None) -> Callable[[m.Welcome], Prepared]:
+    """Instead of `preparer`: prints what the run would do with this site, and raises
+    `Explained`."""
+
+    def prepare(welcome: m.Welcome) -> Prepared:
+        from fednet.experiment import build as experiment
+
+        config = configuration.from_text(welcome.config, "the server's configuration")
+        exp = experiment.build(config, data)
+        print(
+            f"{welcome.name}: {config.algorithm.name}, {config.rounds} rounds, "
+            f"{config.cohort_size} of {config.clients} clients a round"
+        )
+        for line in explanation(exp, welcome.ids):
+            print(line)
+        print(
+            f"read here: the data of {config.data.dataset}{f' in {data or config.data.root}' if data or config.data.root else ''}"
+        )
+        print(
+            f"stored here: {state_directory(state, welcome.run)} (the clients' states, and "
+            f"wire.jsonl, this site's own book of all messages)",
+            flush=True,
+        )
+        raise Explained("")
+
+    return prepare

@@ -1,0 +1,387 @@
+"""What a worker does with a task: load the client's state, run the client half of the method,
+judge, write the new state.
+
+Nothing here knows of sockets or time: a task and its payload go in, encoded replies come out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fednet import seeds
+from fednet.algorithms.base import Tensors
+from fednet.errors import FednetError, RemoteProtocolError, StateError
+from fednet.experiment import privacy
+from fednet.experiment.build import Experiment
+from fednet.experiment.judging import JUDGED, SPLIT, GlobalModel, Judgement
+from fednet.experiment.store import ClientStore, Record
+from fednet.training.evaluation import Counts
+from fednet.training.hosts import SiteHost
+from fednet.training.packed import Pack
+from fednet.wire import messages as m
+from fednet.wire.codec import Body, Encoded, checksum
+from fednet.wire.messages import Key
+
+CACHED_BYTES = 96 << 20  # of clients' data that stay in memory, per process
+CACHED_SHARE = 0.1  # of a GPU's memory, likewise: what `slots.SPARE` leaves
+
+
+class TaskCancelled(FednetError):
+    """The server does not want this task any more."""
+
+
+class Diverged(FednetError):
+    """A client's training left the finite numbers: it would again, from the same start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One reply to send: an evaluation goes before the training it belongs to."""
+
+    reply: m.Reply
+    body: Body
+
+
+class Workplace:
+    """The clients that one process hosts, with one scratch model a slot.
+
+    data: a function from client id to that client's `Site`. state_lost: begin anew where a client's
+    state is missing. pack: where clients come together to be trained as one."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        store: ClientStore,
+        site: Callable[[int], Any],
+        device: str = "cpu",
+        *,
+        state_lost: bool = False,
+        balanced: Callable[[], Any] | None = None,
+        pack: Pack | None = None,
+    ) -> None:
+        self.experiment = experiment
+        self.pack = pack
+        self.store = store
+        self.device = torch.device(device)
+        self._site = site
+        self._sites: OrderedDict[int, Any] = OrderedDict()
+        self._held = 0
+        self._lock = threading.Lock()
+        self._scratches = threading.local()
+        self._state_lost = state_lost
+        self._balanced = balanced
+        self._cached_bytes = (
+            int(torch.cuda.mem_get_info(self.device)[1] * CACHED_SHARE)
+            if self.device.type == "cuda"
+            else CACHED_BYTES
+        )
+        private = experiment.config.privacy
+        self._noise = (
+            privacy.Noise(store.root / "noise.key")
+            if private.noise and private.where == "client"
+            else None
+        )
+        section = experiment.config.evaluate
+        self.keeps_local = section.every > 0 and section.clients != "none"
+
+    # -- what a client has -------------------------------------------------------------------------
+    def site(self, client: int) -> Any:
+        """The client's data on the device; the least recently used leave when there are too
+        many."""
+        with self._lock:
+            if client in self._sites:
+                self._sites.move_to_end(client)
+                return self._sites[client]
+            found = self._site(client)
+            held = _nbytes(found.train[0])
+            self._settled()
+            self._sites[client] = found
+            self._held += held
+            while self._held > self._cached_bytes and len(self._sites) > 1:
+                _, old = self._sites.popitem(last=False)
+                self._held -= _nbytes(old.train[0])
+            return found
+
+    def forget(self) -> None:
+        """Lets go of the data that stay on the device for later."""
+        with self._lock:
+            self._sites.clear()
+            self._held = 0
+
+    def _settled(self) -> None:
+        """What was computed in this thread's stream is there for the others'."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
+    def _scratch(self) -> Any:
+        if not hasattr(self._scratches, "one"):
+            self._scratches.one = self.experiment.scratch(self.device)
+        return self._scratches.one
+
+    def stream(self) -> Any:
+        """The CUDA stream of the client that is at work in this thread; on the CPU a context that
+        does nothing. Not one for each client hosted: what is freed in a stream is kept for that
+        stream alone."""
+        if self.device.type != "cuda":
+            return contextlib.nullcontext()
+        if not hasattr(self._scratches, "stream"):
+            self._scratches.stream = torch.cuda.Stream(self.device)
+        return torch.cuda.stream(self._scratches.stream)
+
+    def warm(self) -> None:
+        """Builds the scratch model and imports what the first step would. A GPU's is built by its
+        first task: that may wait for memory."""
+        if self.device.type == "cpu":
+            self._scratch()
+
+    # -- a task ------------------------------------------------------------------------------------
+    def do(
+        self,
+        task: m.Task,
+        body: memoryview,
+        progress: Callable[[str, int, int], None],
+        cancelled: Callable[[], bool],
+    ) -> list[Answer]:
+        """Raises TaskCancelled, StateError where the client's state is not here,
+        RemoteProtocolError for a broken payload."""
+        started = time.perf_counter()
+        if checksum([body]) != task.check:
+            raise RemoteProtocolError("the payload was damaged on its way")
+        client = task.key.client
+        try:
+            record = self.store.load(client, task.start) or Record()
+            start = task.start
+        except StateError:
+            if not self._state_lost:
+                raise
+            record, start = Record(), ""
+        spent: dict[str, float] = {}
+        doing, since = "loading", started
+
+        def turn(phase: str, done: int, of: int) -> None:
+            nonlocal doing, since
+            now = time.perf_counter()
+            spent[doing] = spent.get(doing, 0.0) + now - since
+            doing, since = phase, now
+            progress(phase, done, of)
+
+        def step(done: int, of: int) -> None:
+            progress("training", done, of)
+            if cancelled():
+                raise TaskCancelled(f"task of client {client} in round {task.key.round}")
+
+        own = self._own(record)
+        with self.stream():
+            site, scratch = self.site(client), self._scratch()
+            host = SiteHost(
+                self.experiment.setting,
+                scratch,
+                client,
+                task.key.round,
+                task.key.phase,
+                train=site.train,
+                test=site.test,
+                rest=own,
+                progress=step,
+                pack=self.pack,
+            )
+            progress("loading", 0, 0)
+            answers = (
+                self._train(task, body, record, start, host, turn)
+                if task.key.purpose == "train"
+                else self._judge_all(task, body, record, start, host, turn)
+            )
+            if self.device.type == "cuda":
+                torch.cuda.current_stream(self.device).synchronize()
+            turn("over", 0, 0)
+        seconds = time.perf_counter() - started
+        split = [spent.get(name, 0.0) for name in SPLIT]
+        return [Answer(_replace(a.reply, seconds=seconds, split=split), a.body) for a in answers]
+
+    def _train(
+        self,
+        task: m.Task,
+        body: memoryview,
+        record: Record,
+        start: str,
+        host: SiteHost,
+        progress: Callable[[str, int, int], None],
+    ) -> list[Answer]:
+        exp, method, key = self.experiment, self.experiment.algorithm, task.key
+        exchange = method.exchanges[key.phase]
+        state = method.init_client(host.initial) if record.algorithm is None else record.algorithm
+        cut = sum(f.size for f in task.form[: task.enrol])
+        if task.enrol:
+            assert method.Enrolment is not None
+            enrolment = exp.down.decode(
+                method.Enrolment, task.form[: task.enrol], body[:cut], fill=self._fill(record)
+            )
+            state = method.enrolled(state, enrolment, host)
+        down = exp.down.decode(
+            exchange.down, task.form[task.enrol :], body[cut:], exp.agreed, fill=self._fill(record)
+        )
+        received = getattr(down, "x", None)
+        progress("training", 0, 0)
+        state, up = method.local(key.phase, state, down, host)
+        for name, value in ((n, getattr(up, n)) for n in up.fields):
+            if isinstance(value, Tensors) and not value.is_finite():
+                raise Diverged(
+                    f"{name} is not finite after training; a smaller train.lr, or "
+                    f"train.clip_norm, may help"
+                )
+        x = received if isinstance(received, Tensors) else None
+        if exp.config.privacy.clip is not None:
+            up = privacy.protect(up, x, exp.config.privacy, self._noise, key.round, key.client)
+        progress("encoding", 0, 0)
+        residuals = dict(record.residuals or {})
+        encoded = exp.up.encode(
+            up,
+            lambda name: seeds.rng(
+                exp.config.seed, f"compress/up/{key.phase}/{name}", key.round, key.client
+            ),
+            residuals,
+            x if x is not None else exp.agreed,
+            slot=f"{key.phase}/",
+        )
+        local = host.trained
+        kept = Record(algorithm=state, residuals=residuals or None)
+        if exp.config.model.buffers == "local" and local is not None:
+            kept = kept.replace(buffers=local.buffers, counters=local.counters)
+        last = key.phase == len(method.exchanges) - 1
+        keeps_local = self.keeps_local and last and local is not None
+        answers = []
+        if task.judge and last:
+            progress("evaluating", 0, 0)
+            whole = local if local is not None else host.initial
+            answers.append(
+                self._judgement(
+                    task.key,
+                    {
+                        "global": host.evaluate(received)
+                        if isinstance(received, Tensors) and method.has_global
+                        else None,
+                        "personal": host.evaluate(method.personal(state, whole, host)),
+                    },
+                )
+            )
+        progress("saving", 0, 0)
+        keep = keeps_local or not kept.empty
+        if keep:
+            self.store.save(
+                key.client,
+                key.version,
+                kept,
+                local.to("cpu")
+                if keeps_local and local is not None
+                else self.store.local(key.client, start)
+                if self.keeps_local
+                else None,
+            )
+            self.store.prune(key.client, key.version, (start, task.keep))
+        answers.append(_answer(key, encoded, state=kept.sha256(), kept=keep))
+        return answers
+
+    def _judge_all(
+        self,
+        task: m.Task,
+        body: memoryview,
+        record: Record,
+        start: str,
+        host: SiteHost,
+        progress: Callable[[str, int, int], None],
+    ) -> list[Answer]:
+        """The evaluation of all clients at the run's end (or each round with `evaluate.clients:
+        all`)."""
+        exp, method = self.experiment, self.experiment.algorithm
+        down: Any = exp.exact.decode(exp.evaluation(), task.form, body, fill=self._fill(record))
+        progress("evaluating", 0, 0)
+        state = method.init_client(host.initial) if record.algorithm is None else record.algorithm
+        local = self.store.local(task.key.client, start)
+        whole = host.initial if local is None else local
+        judged: dict[str, Counts | None] = {
+            "global": host.evaluate(down.x) if isinstance(down, GlobalModel) else None
+        }
+        personal = method.personal(state, whole, host)
+        judged["personal"] = host.evaluate(personal)
+        if (
+            task.judge and self._balanced is not None
+        ):  # drift: the same personal model on a balanced test set of all
+            judged["balanced"] = host.evaluate(personal, self._balanced_set())
+            if exp.config.evaluate.finetune:
+                begin = (
+                    whole
+                    if not isinstance(down, GlobalModel)
+                    else whole.to(self.device).merge(down.x.to(self.device))  # type: ignore[attr-defined]
+                )  # type: ignore[attr-defined]
+                tuned = host.train(begin).x
+                personal = method.personal(state, tuned, host)
+                judged["finetuned"], judged["finetuned_balanced"] = (
+                    host.evaluate(personal),
+                    host.evaluate(personal, self._balanced_set()),
+                )
+        return [self._judgement(task.key, judged)]
+
+    def _balanced_set(self) -> Any:
+        assert self._balanced is not None
+        with self._lock:
+            if not hasattr(self, "_balanced_cache"):
+                self._balanced_cache = self._balanced()
+                self._settled()
+            return self._balanced_cache
+
+    def _judgement(self, key: Key, judged: dict[str, Counts | None]) -> Answer:
+        classes = max(1, self.experiment.setting.classes)
+        counts, losses = np.zeros((len(JUDGED), 2, classes), dtype=np.int64), np.zeros(len(JUDGED))
+        for row, name in enumerate(JUDGED):
+            found = judged.get(name)
+            if found is not None and found.table.shape[1]:
+                counts[row, :, : found.table.shape[1]], losses[row] = found.table, found.loss
+        payload = Judgement(counts=torch.from_numpy(counts), losses=torch.from_numpy(losses))  # type: ignore[call-arg]
+        return _answer(_replace(key, purpose="evaluate"), self.experiment.up.encode(payload))
+
+    # -- buffers that do not cross -----------------------------------------------------------------
+    def _fill(self, record: Record) -> Tensors:
+        """Buffers for what comes without: the client's own, or the initial ones."""
+        initial = self.experiment.setting.initial.select(self.experiment.shared)
+        own = self._own(record)
+        return initial if own is None else own.select(self.experiment.shared)
+
+    def _own(self, record: Record) -> Tensors | None:
+        if record.buffers is None or record.counters is None:
+            return None
+        initial = self.experiment.setting.initial
+        return Tensors(initial.layout, initial.vector, record.buffers, record.counters)
+
+
+def _answer(key: Key, encoded: Encoded, state: str = "", kept: bool = False) -> Answer:
+    body = encoded.body
+    return Answer(
+        m.Reply(
+            key=key,
+            form=list(encoded.form),
+            size=body.size,
+            check=body.check(),
+            state=state,
+            kept=kept,
+        ),
+        body,
+    )
+
+
+def _replace(struct: Any, **changes: Any) -> Any:
+    import msgspec
+
+    return msgspec.structs.replace(struct, **changes)
+
+
+def _nbytes(x: Any) -> int:
+    return sum(part.nbytes for part in (x.values() if isinstance(x, dict) else (x,)))

@@ -1,0 +1,274 @@
+"""An experiment: what both sides build from one configuration.
+
+Server and clients build the same data division, model, layout, algorithm and codecs, each on its
+own machine, from the same configuration and seed; a digest of the layout, compared at join, tells
+where they differ."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from fednet import models, registry
+from fednet.algorithms.base import Algorithm, ClientFacts, Nothing, Payload, Tensors
+from fednet.config import Config
+from fednet.errors import ConfigError, FednetError
+from fednet.experiment.judging import JUDGED, GlobalModel, Judgement
+from fednet.tensors import Layout
+from fednet.training import packed
+from fednet.training.hosts import Setting
+from fednet.training.scratch import Scratch
+from fednet.wire import compress
+from fednet.wire.codec import Codec, not_finite
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """See the module. federation: None where sites bring their own data."""
+
+    config: Config
+    algorithm: Algorithm
+    setting: Setting
+    data: Any
+    federation: Any
+    down: Codec
+    up: Codec
+    input_shape: tuple[int, ...]
+    clients: int
+
+    @property
+    def shared(self) -> Layout:
+        return self.setting.shared
+
+    @functools.cached_property
+    def exact(self) -> Codec:
+        """What comes down to be judged is judged as it is: only lossless compressors apply."""
+        return Codec(
+            self.shared,
+            {k: c for k, c in self.down.chains.items() if not c.lossy},
+            self.down.buffers,
+        )
+
+    @functools.cached_property
+    def agreed(self) -> Tensors:
+        """The last model that every client has, whenever it took part: the initial one. A lossily
+        compressed state comes down as the difference to it."""
+        return self.setting.initial.select(self.shared)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """What both sides must agree on before the first task: the layout, and the values that
+        differences are to."""
+        chain = self.down.chains.get("state")
+        return (
+            self.shared.digest
+            if chain is None or not chain.lossy
+            else self.shared.digest[:32] + self.agreed.sha256()[:32]
+        )
+
+    def scratch(self, device: str | torch.device = "cpu") -> Scratch:
+        """A model of its own to work with."""
+        module, wanted = self.module(self.config.seed), self.config.train.memory_format
+        kernels = any(isinstance(part, nn.Conv2d) for part in module.modules())
+        last = wanted == "channels_last" or (
+            wanted == "auto" and kernels and torch.device(device).type == "cpu"
+        )
+        return Scratch(module, self.setting.layout, device, channels_last=last)
+
+    def module(self, seed: int) -> nn.Module:
+        assert self.setting.factory is not None
+        return self.setting.factory(seed)
+
+    def facts(self, client: int) -> ClientFacts:
+        if self.federation is None:
+            # A site's own data: any class may be there, in any number, so what is predicted is a
+            # bound.
+            return ClientFacts(0, (2**31,) * (self.setting.classes or 0), 0, self.input_shape, 0)
+        return ClientFacts(**self.federation.facts(client))
+
+    def samples(self, client: int) -> int:
+        """The most samples that the client can train on: its own, and the public ones."""
+        return len(self.federation.parts[client]) + len(self.federation.public)
+
+    def bounds(self, payload: type[Payload], client: int) -> dict[str, int]:
+        """Largest size in bytes of the fields whose declaration leaves it open."""
+        if payload is Judgement:
+            return {
+                "counts": len(JUDGED) * 2 * max(1, self.setting.classes) * 8,
+                "losses": len(JUDGED) * 8,
+            }
+        if type(self.algorithm).sizes is Algorithm.sizes:
+            # nothing is left open; to count a client's classes for it would be the dearest part of
+            # a small reply
+            return {}
+        return self.algorithm.sizes(payload, self.facts(client))
+
+    def predicted(self, payload: type[Payload], direction: str, client: int) -> dict[str, int]:
+        """Bytes by kind of one payload for one client: exact, but a bound with zstd or a site's own
+        data."""
+        codec, bounds, kinds = (
+            getattr(self, direction),
+            self.bounds(payload, client),
+            dict[str, int](),
+        )
+        for name, field in payload.fields.items():
+            kinds[field.kind] = (
+                kinds.get(field.kind, 0)
+                + codec.size_of(field.kind, field.form, bounds.get(name))[1]
+            )
+        return kinds
+
+    @property
+    def foretold(self) -> bool:
+        """Whether sizes are known here: not where they depend on data that the sites keep to
+        themselves."""
+        return self.federation is not None or type(self.algorithm).sizes is Algorithm.sizes
+
+    def evaluation(self) -> type[Payload]:
+        """What comes down when all clients are asked to evaluate."""
+        return GlobalModel if self.algorithm.has_global else Nothing
+
+
+_shared: tuple[Config, str, Experiment] | None = None  # built by a process before it forked others
+
+
+def build_to_share(config: Config, root: Path | None) -> None:
+    """Builds what the processes that are forked from this one will ask `build` for, so that they
+    share its memory: only of fednet's own parts, which start no thread and no CUDA. What is wrong
+    with the configuration or the data is not said here but by the server, which meets it again."""
+    global _shared
+    with contextlib.suppress(FednetError, OSError):
+        parts = (
+            registry.algorithm.get(config.algorithm.name),
+            registry.model.get(config.model.name),
+            registry.dataset.get(config.data.dataset),
+        )
+        if (
+            config.data.dataset != "site"
+            and not config.load
+            and all(part.__module__.partition(".")[0] == "fednet" for part in parts)
+        ):
+            torch.set_num_threads(
+                1
+            )  # else OpenMP would have threads, which do not live through a fork
+            _shared = config, str(root), build(config, root)
+
+
+def build(config: Config, root: Path | str | None = None, data: Any = None) -> Experiment:
+    """Everything from the configuration. `data`: a site's own `Data`, where sites bring their
+    own."""
+    from fednet import data as rooms
+
+    if data is None and _shared is not None and _shared[:2] == (config, str(root)):
+        return _shared[2]
+
+    method = registry.algorithm.get(config.algorithm.name)
+    algorithm: Algorithm = method(
+        msgspec.convert(config.algorithm.options, method.Config), config.clients
+    )
+    federation = None
+    if config.data.dataset == "site":
+        from fednet.data.site import declared
+
+        input_shape, classes = (
+            declared(config.data) if data is None else (data.input_shape, data.classes)
+        )
+    else:
+        data = rooms.load(config.data, root, config.seed)
+        federation = rooms.split(
+            data, config.data, config.clients, config.seed, uses_public=method.uses_public
+        )
+        data = federation.data
+        input_shape, classes = data.input_shape, data.classes
+    outputs = classes or 1
+    section = {"name": config.model.name, "weights": config.model.weights, **config.model.options}
+    initial_module = models.build(section, input_shape, outputs, config.seed)
+    patterns = [p.strip() for p in config.model.trainable.split(",")]
+    layout = Layout.of(initial_module, patterns)
+    initial = Tensors.of(initial_module, layout)
+    shared = algorithm.shared(layout, initial_module)
+    frozen = {
+        n: p.detach().clone() for n, p in initial_module.named_parameters() if n not in layout.names
+    }
+
+    def factory(seed: int) -> nn.Module:
+        module = models.build({**section, "weights": None}, input_shape, outputs, seed)
+        own = dict(module.named_parameters())
+        with torch.no_grad():
+            for (
+                name,
+                value,
+            ) in frozen.items():  # what is not trained is the same in every module of the run
+                own[name].copy_(value)
+        return module
+
+    if config.train.pack > 1:
+        packed.check(initial_module, any(slot.role != "parameter" for slot in layout.slots))
+    task = registry.task.get(config.task)()
+    setting = Setting(
+        layout=layout,
+        shared=shared,
+        head=models.head_names(initial_module),
+        initial=initial,
+        config=config,
+        task=task,
+        classes=classes or 0,
+        factory=factory,
+        normalise=None if data is None else functools.partial(_inputs, data),
+        augment=_augment(config),
+    )
+    for direction in ("up", "down"):
+        check_chains(config, algorithm, direction)
+    chains = {d: compress.chains(getattr(config.wire, d), f"wire.{d}") for d in ("up", "down")}
+    averaged = config.model.buffers == "average"
+    exempt = not_finite(initial)
+    return Experiment(
+        config,
+        algorithm,
+        setting,
+        data,
+        federation,
+        Codec(shared, chains["down"], averaged or config.model.buffers == "server", exempt),
+        Codec(shared, chains["up"], averaged, exempt),
+        input_shape,
+        config.clients,
+    )
+
+
+def _inputs(data: Any, x: Any) -> Any:
+    device = (next(iter(x.values())) if isinstance(x, dict) else x).device
+    return data.inputs(x, device)
+
+
+def _augment(config: Config) -> Any:
+    if config.data.augment == "none":
+        return None
+    from fednet.data import augment
+
+    return augment.get(config.data.augment)
+
+
+def check_chains(config: Config, algorithm: Algorithm, direction: str) -> None:
+    """A kind that the method sends, but not as tensors of the model, cannot be compressed, and is
+    not left so silently. A kind that it does not send at all may be named: one configuration may
+    serve several methods."""
+    payloads = [getattr(e, direction) for e in algorithm.exchanges]
+    if direction == "down" and algorithm.Enrolment is not None:
+        payloads.append(algorithm.Enrolment)
+    fields = [(name, f) for payload in payloads for name, f in payload.fields.items()]
+    for booked, chain in getattr(config.wire, direction).items():
+        ours = [(name, f) for name, f in fields if f.kind == booked]
+        if chain and ours and not any(f.form in ("tensors", "parameters") for _, f in ours):
+            can = sorted({f.kind for _, f in fields if f.form in ("tensors", "parameters")})
+            raise ConfigError(
+                f"wire.{direction}.{booked}: {config.algorithm.name} sends {ours[0][0]!r} of this "
+                f"kind, which is no tensor of the model; "
+                f"compressors apply to {' and '.join(can) or 'nothing that it sends'}."
+            )

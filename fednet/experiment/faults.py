@@ -1,0 +1,260 @@
+"""Planned faults: `faults:` in a configuration, executed for real.
+
+A `Plan` is pure: which fault strikes which client in which round follows from the configuration
+alone. The server sends a client's faults with its task, and the client's process then does what is
+asked: it falls silent, kills itself, spoils its upload. The server kills itself at the named points
+of a round. What struck stands in events.jsonl, and does not strike again after a resume; `Replay`
+forces what another run's records say."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from fednet import seeds
+from fednet.config import Config
+from fednet.config.sections import FaultKind, ServerPoint
+from fednet.errors import ConfigError
+from fednet.experiment import selection
+from fednet.wire.messages import Fault
+
+POINTS: tuple[str, ...] = get_args(ServerPoint)
+KINDS: tuple[str, ...] = get_args(FaultKind)
+DROPS = (
+    "drop_before_training",
+    "crash",
+    "drop_before_sending",
+    "drop_during_upload",
+)  # as they come in a task
+LATER = ("delay", "slow")  # cost time only: on the virtual clock they are counted, not waited for
+AMOUNTS = {
+    "crash": 1.0,
+    "delay": 1.0,
+    "slow": 2.0,
+    "drop_during_upload": 0.5,
+}  # where the configuration says nothing
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The faults of a run. A fault strikes a client in a round only where it is given a task
+    then."""
+
+    config: Config
+
+    @classmethod
+    def of(cls, config: Config) -> Plan:
+        return cls(config)
+
+    @functools.cached_property
+    def empty(self) -> bool:
+        return not (self.config.faults.random or self.config.faults.schedule)
+
+    def strike(self, round: int, client: int) -> list[Fault]:
+        """What strikes a client, in the order of `KINDS`; of those that lose its reply at most one,
+        the earliest."""
+        section, found = self.config.faults, dict[str, float]()
+        for kind in KINDS:
+            if kind != "server_crash" and self._drawn(kind, round, client):
+                found[kind] = AMOUNTS.get(kind, 0.0)
+        for planned in section.schedule:
+            if planned.round == round and planned.client == client:
+                given = {
+                    "crash": planned.rounds,
+                    "delay": planned.seconds,
+                    "slow": planned.factor,
+                    "drop_during_upload": planned.share,
+                }.get(planned.kind)
+                found[planned.kind] = (
+                    float(given) if given is not None else AMOUNTS.get(planned.kind, 0.0)
+                )
+        first = next((kind for kind in DROPS if kind in found), None)
+        return [
+            Fault(kind, found[kind])
+            for kind in KINDS
+            if kind in found and (kind not in DROPS or kind == first)
+        ]
+
+    def away(self, round: int, client: int) -> bool:
+        """Whether the client crashed in an earlier round and is not back yet."""
+        if self.empty:
+            return False
+        known = self._away
+        if (round, client) not in known:
+            known[round, client] = any(
+                client in selection.cohort(self.config, before)
+                and not self.away(before, client)
+                and any(
+                    f.kind == "crash" and before + f.amount >= round
+                    for f in self.strike(before, client)
+                )
+                for before in range(max(1, round - self._longest), round)
+            )
+        return known[round, client]
+
+    def server(self, round: int) -> list[str]:
+        """Points of a round at which the server dies."""
+        points = [
+            str(f.at)
+            for f in self.config.faults.schedule
+            if f.kind == "server_crash" and f.round == round
+        ]
+        if self._drawn("server_crash", round, -1):
+            points.append(
+                POINTS[
+                    int(
+                        seeds.rng(self.config.faults.seed, "fault/point", round).integers(
+                            len(POINTS)
+                        )
+                    )
+                ]
+            )
+        return points
+
+    def _drawn(self, kind: str, round: int, client: int) -> bool:
+        rate = self.config.faults.random.get(kind, 0.0)
+        return rate > 0 and bool(
+            seeds.rng(self.config.faults.seed, f"fault/{kind}", round, client).random() < rate
+        )
+
+    @functools.cached_property
+    def _away(self) -> dict[tuple[int, int], bool]:
+        return {}
+
+    @functools.cached_property
+    def _longest(self) -> int:
+        return max([1, *(f.rounds or 1 for f in self.config.faults.schedule if f.kind == "crash")])
+
+
+def drops(faults: Iterable[Fault]) -> str:
+    """The fault among these that loses the client's reply; "" if none does."""
+    return next((f.kind for f in faults if f.kind in DROPS), "")
+
+
+def struck(events: Path) -> set[tuple[int, int, str]]:
+    """(round, client, kind) of the faults that have struck; of the server's the kind is
+    `server_crash POINT`."""
+    if not events.exists():
+        return set()
+    rows = (
+        json.loads(line)
+        for line in events.read_text(encoding="utf-8").splitlines()
+        if '"type":"fault"' in line
+    )
+    return {(row["round"], row["client"], row["kind"]) for row in rows}
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The completed sets of a recorded run: by round, by exchange; and why the others did not
+    complete."""
+
+    rounds: dict[int, dict[str, Any]]
+
+    @classmethod
+    def of(cls, config: Config) -> Replay | None:
+        """None where nothing is replayed. ConfigError where the record does not reach as far as
+        this run."""
+        where = config.faults.replay
+        if where is None:
+            return None
+        path = Path(where) / "rounds.jsonl"
+        try:
+            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        except OSError as broken:
+            raise ConfigError(
+                f"faults.replay: {path}: {broken.strerror}; expected the directory of a run."
+            ) from broken
+        if len(rows) < config.rounds:
+            raise ConfigError(
+                f"faults.replay: {where} has {len(rows)} rounds, this run asks for {config.rounds}."
+            )
+        for row in rows[: config.rounds]:
+            if row["selected"] != selection.cohort(config, row["round"]):
+                raise ConfigError(
+                    f"faults.replay: round {row['round']} of {where} asked clients "
+                    f"{row['selected']}, this configuration asks "
+                    f"{selection.cohort(config, row['round'])}; seed, clients and availability "
+                    f"must be the same."
+                )
+        return cls({row["round"]: row for row in rows})
+
+    def out(self, round: int, index: int, cohort: Iterable[int]) -> dict[int, str]:
+        """Who of a phase's cohort does not complete it, and the recorded reason."""
+        row = self.rounds[round]
+        phases = row["completed_by_phase"]
+        completed = phases[index] if index < len(phases) else []
+        return {
+            c: row["dropped"].get(str(c), "not completed") for c in cohort if c not in completed
+        }
+
+
+class Faults:
+    """The faults of a run that is under way: what is planned, what of it has struck, what another
+    run's records force.
+
+    struck: before a resume. note(round, kind): writes a crash of the server down, and sees that it
+    is with the operating system."""
+
+    def __init__(
+        self, config: Config, struck: set[tuple[int, int, str]], note: Callable[[int, str], None]
+    ) -> None:
+        self.plan, self.replay = Plan.of(config), Replay.of(config)
+        self._struck, self._note = struck, note
+        self._virtual = config.link.clock == "virtual"
+
+    def out(self, round: int, index: int, cohort: Iterable[int]) -> dict[int, str]:
+        """Who of a phase's cohort need not be asked, and why."""
+        if self.replay is not None:
+            return self.replay.out(round, index, cohort)
+        if index or self.plan.empty:
+            return {}
+        found = {}
+        for client in cohort:
+            lost = drops(self.plan.strike(round, client))
+            if self.plan.away(round, client):
+                found[client] = "away: crash"
+            elif (
+                lost and (round, client, lost) in self._struck
+            ):  # its reply was lost before the resume, and stays lost
+                found[client] = f"lost: {lost}"
+        return found
+
+    def of(self, round: int, index: int, client: int) -> list[Fault]:
+        """What goes out with a client's task: in a round's first exchange, what has not struck
+        yet."""
+        if index or self.plan.empty or self.replay is not None:
+            return []
+        return [
+            f
+            for f in self.plan.strike(round, client)
+            if (round, client, f.kind) not in self._struck
+            and not (self._virtual and f.kind in LATER)
+        ]
+
+    def time(self, round: int, index: int, client: int) -> tuple[float, float]:
+        """(factor of slowness, seconds of delay), for the virtual clock."""
+        found = (
+            {}
+            if index or self.plan.empty
+            else {f.kind: f.amount for f in self.plan.strike(round, client)}
+        )
+        return found.get("slow", 1.0), found.get("delay", 0.0)
+
+    def at(self, point: str, round: int) -> None:
+        """The server has come to this point of a round, and dies there, without a word, where that
+        is planned."""
+        kind = f"server_crash {point}"
+        if (
+            not self.plan.empty
+            and point in self.plan.server(round)
+            and (round, -1, kind) not in self._struck
+        ):
+            self._note(round, kind)
+            os.kill(os.getpid(), signal.SIGKILL)

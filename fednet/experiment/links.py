@@ -1,0 +1,83 @@
+"""Each client's link: as configured, with what is to be drawn drawn.
+
+A figure is drawn once a client, from (seed, figure, client): it is the same whatever else the
+configuration says, in the emulation and on the virtual clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import msgspec
+
+from fednet import seeds
+from fednet.config import Config
+from fednet.config.sections import ClientLinkSection, drawn
+from fednet.transport.base import Frames
+from fednet.transport.shaped import Link
+
+
+def of(config: Config, client: int) -> ClientLinkSection:
+    """The link of one client, in figures."""
+    section, seed = config.link, config.seed if config.link.seed is None else config.link.seed
+    if section.profile is not None and section.profile.startswith("choice("):
+        names = [n.strip() for n in section.profile[len("choice(") : -1].split(",")]
+        section = msgspec.structs.replace(
+            section,
+            profile=names[int(seeds.rng(seed, "link/profile", 0, client).integers(len(names)))],
+        )
+    found = section.of(client)
+    figures = {
+        k: _draw(v, seed, k, client)
+        for k in found.__struct_fields__
+        if isinstance(v := getattr(found, k), str) and k != "profile"
+    }
+    return msgspec.structs.replace(found, profile=None, **figures)
+
+
+def _draw(text: str, seed: int, key: str, client: int) -> float:
+    name, first, second = drawn(text)
+    rng = seeds.rng(seed, f"link/{key}", 0, client)
+    return (
+        first * math.exp(second * rng.standard_normal())
+        if name == "lognormal"
+        else float(rng.uniform(first, second))
+    )
+
+
+def shape(config: Config, client: int) -> Link:
+    """The same for the transport."""
+    link = of(config, client)
+    figures: Any = (link.up_mbps, link.down_mbps, link.latency_ms or 0.0, link.jitter_ms or 0.0)
+    return Link(*figures)
+
+
+def emulated(config: Config) -> bool:
+    """Whether messages are held back at the clients."""
+    return config.link.clock == "real" and any(
+        shape(config, c) != Link() for c in range(config.clients)
+    )
+
+
+def chooser(config: Config) -> Callable[[Frames], tuple[Hashable, Link]]:
+    """Names the link that a message takes: its client's. What belongs to a process (joins,
+    heartbeats) takes none."""
+    import msgpack
+
+    links: dict[int, Link] = {}
+    free = Link()
+
+    def link_of(frames: Frames) -> tuple[Hashable, Link]:
+        try:
+            key = msgpack.unpackb(frames[0], raw=False).get("key")
+        except (ValueError, AttributeError, msgpack.exceptions.UnpackException):
+            return None, free  # what is broken is refused where it arrives
+        if not isinstance(key, list) or len(key) < 4 or not isinstance(key[3], int):
+            return None, free
+        client = key[3]
+        if client not in links:
+            links[client] = shape(config, client)
+        return client, links[client]
+
+    return link_of

@@ -1,0 +1,81 @@
+"""Who takes part: each round's seeded order of all ids, and who of them is there at all.
+
+Neither looks at connections, so all methods that are compared on one seed see the same clients.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fednet import seeds
+from fednet.config import Config
+from fednet.errors import ConfigError
+
+
+def cohort(config: Config, round: int) -> list[int]:
+    """The ids asked in a round (from 1), ascending: the first m (+ select_extra) of the round's
+    order that are available."""
+    order = seeds.rng(config.seed, "selection", round).permutation(config.clients)
+    here = available(config, round)
+    wanted = min(config.clients, config.cohort_size + config.round.select_extra)
+    return sorted(int(i) for i in [i for i in order if here[i]][:wanted])
+
+
+def available(config: Config, round: int) -> np.ndarray:
+    """(N,) bool: who the availability model calls present in a round."""
+    section, n = config.availability, config.clients
+    if section.model == "bernoulli":
+        return seeds.rng(config.seed, "availability", round).random(n) < _given(section, "p")
+    if section.model == "markov":
+        return _markov(config.seed, n, round, _given(section, "up"), _given(section, "down"))
+    if section.model == "trace":
+        return _trace(str(_given(section, "path")), n, round)
+    return np.ones(n, dtype=bool)
+
+
+def _given(section: Any, key: str) -> Any:
+    value = getattr(section, key)
+    if value is None:
+        raise ConfigError(f"availability.{key} is missing; the model {section.model} needs it.")
+    return value
+
+
+def _markov(seed: int, n: int, round: int, up: float, down: float) -> np.ndarray:
+    """On/off chains, one a client: off -> on with probability `up`, on -> off with `down`;
+    stationary at the start."""
+    here = seeds.rng(seed, "availability", 0).random(n) < (up / (up + down) if up + down else 1.0)
+    for t in range(1, round + 1):
+        draw = seeds.rng(seed, "availability", t).random(n)
+        here = np.where(here, draw >= down, draw < up)
+    return here
+
+
+def _trace(path: str, n: int, round: int) -> np.ndarray:
+    """A file of `client, from, to` lines (CSV, rounds, both inclusive) or a JSON list of such
+    triples."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as broken:
+        raise ConfigError(f"availability.path: {path}: {broken.strerror}.") from broken
+    here = np.zeros(n, dtype=bool)
+    rows = (
+        json.loads(text)
+        if text.lstrip().startswith("[")
+        else [line.split(",") for line in text.splitlines() if line.strip()]
+    )
+    for number, row in enumerate(rows, 1):
+        try:
+            client, first, last = (int(str(x).strip()) for x in row)
+        except ValueError:
+            if number == 1:  # a header line
+                continue
+            raise ConfigError(
+                f"{path}:{number}: expected client, from, to (whole numbers), got {row!r}."
+            ) from None
+        if 0 <= client < n and first <= round <= last:
+            here[client] = True
+    return here

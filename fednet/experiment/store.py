@@ -1,0 +1,227 @@
+"""A client's state at home: one file a version, the version named by the task that made it.
+
+A version is written before the reply is sent, and the old one kept. A task names the version it
+starts from, and the one that the server's last checkpoint knows: exactly these two and the new one
+stay. A reply that came too late, a crash on either side, a task moved to another worker then leave
+no trace: the next task simply names another version."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fednet.algorithms.state import (
+    PerClient,
+    State,
+    load,
+    read_state,
+    read_tree,
+    state_sha256,
+    write_state,
+)
+from fednet.errors import StateError
+from fednet.tensors import Layout, Tensors
+
+
+class Record(State):
+    """What one client keeps: the method's state, its own buffers, the residuals of its compressed
+    uploads."""
+
+    algorithm: State | None = None
+    buffers: torch.Tensor | None = None
+    counters: torch.Tensor | None = None
+    residuals: dict[str, torch.Tensor] | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is kept between rounds."""
+        import dataclasses
+
+        own = self.algorithm is None or not dataclasses.fields(self.algorithm)  # type: ignore[arg-type]
+        return own and self.buffers is None and not self.residuals
+
+    def sha256(self) -> str:
+        return "" if self.empty else state_sha256(self)
+
+
+class Local(State):
+    """A client's last local model, where the method is judged by it."""
+
+    x: Tensors
+
+
+class ClientStore:
+    """The state directory of one run: `ROOT/client-K/ROUND-PHASE-ATTEMPT.safetensors` (`.local`
+    beside it)."""
+
+    def __init__(self, root: Path, client_state: type[State]) -> None:
+        self.root = root
+        self._type = client_state
+
+    def _folder(self, client: int) -> Path:
+        return self.root / f"client-{client}"
+
+    def load(self, client: int, version: str) -> Record | None:
+        """That version of a client's record; None for "": it has none yet. StateError where it is
+        not here."""
+        if not version:
+            return None
+        path = self._folder(client) / f"{version}.safetensors"
+        if not path.exists():
+            raise StateError(
+                f"client {client}: its state of round {version.split('-')[0]} is not in "
+                f"{self.root}; start the client with the --state "
+                "directory it had, or with --state-lost reset to let it begin anew."
+            )
+        return read_record(path, self._type)
+
+    def local(self, client: int, version: str) -> Tensors | None:
+        path = self._folder(client) / f"{version}.local.safetensors"
+        return read_state(path, Local).x if version and path.exists() else None
+
+    def save(self, client: int, version: str, record: Record, local: Tensors | None) -> None:
+        """Writes a version, aside and renamed; a crash leaves the old ones as they were."""
+        folder = self._folder(client)
+        folder.mkdir(parents=True, exist_ok=True)
+        if local is not None:
+            self._write(folder / f"{version}.local.safetensors", Local(local))
+        self._write(folder / f"{version}.safetensors", record)
+
+    def _write(self, path: Path, state: State) -> None:
+        """Two workers may write the same version, the same bits: one that was given up, and the one
+        it was given on to."""
+        aside = path.with_suffix(f".{os.getpid()}.new")
+        write_state(aside, state)
+        aside.replace(path)
+
+    def prune(self, client: int, version: str, keep: Sequence[str]) -> None:
+        """Deletes the versions of earlier rounds than `version`, but for those to keep. Later ones
+        are left alone: they belong to another worker, where this one was given up and did not know
+        it."""
+        folder, now = self._folder(client), int(version.split("-")[0])
+        if not folder.is_dir():
+            return
+        for path in folder.iterdir():
+            name = path.name.split(".")[0]
+            round = name.split("-")[0]
+            if name not in keep and round.isdecimal() and int(round) < now:
+                path.unlink(missing_ok=True)
+
+
+def read_record(path: Path, client_state: type[State]) -> Record:
+    """A record whose `algorithm` field is of the method's own type."""
+    tree, tensors = read_tree(path)
+    try:
+        return Record(
+            **{
+                name: load(client_state if name == "algorithm" else State, value, tensors)
+                for name, value in tree["$record"].items()
+            }
+        )
+    except (AttributeError, KeyError, TypeError) as broken:
+        raise StateError(f"{path}: not a client's state ({broken}).") from broken
+
+
+AT_ONCE = 1 << 20  # bytes of a row up to which writing it costs less than handing it to a thread
+PENDING_BYTES = 128 << 20  # of rows that may wait to be written
+
+
+class RowStore:
+    """Rows of a `PerClient` on disk, a file a row: its parameters, buffers and counters as they lie
+    in memory. Names are numbers that are given once, so that no row of a checkpoint is ever written
+    over; `prune` deletes what none names.
+
+    Large rows are written by a thread of its own, while the next reply is folded; `settle` waits
+    for it, and raises what went wrong there."""
+
+    def __init__(self, root: Path, fsync: bool = False) -> None:
+        self.root = root
+        self._fsync = fsync
+        root.mkdir(parents=True, exist_ok=True)
+        self._names = {path.stem for path in root.glob("*.row")}
+        self._next = 1 + max((int(name) for name in self._names if name.isdecimal()), default=0)
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="fednet-rows")
+        self._pending: dict[str, tuple[Future[None], Tensors]] = {}
+
+    def _path(self, name: str) -> Path:
+        return self.root / f"{name}.row"
+
+    def write(self, row: Tensors) -> str:
+        """Takes a row over, and returns the name to read it by, at once."""
+        for done in [n for n, (future, _) in self._pending.items() if future.done()]:
+            self._pending.pop(done)[0].result()
+        if sum(waiting.layout.nbytes for _, waiting in self._pending.values()) > PENDING_BYTES:
+            self.settle()
+        name = str(self._next)
+        self._next += 1
+        self._names.add(name)
+        if row.layout.nbytes <= AT_ONCE:
+            self._write(name, row)
+            return name
+        self._pending[name] = self._writer.submit(self._write, name, row), row
+        return name
+
+    def _write(self, name: str, row: Tensors) -> None:
+        aside = self.root / f"{name}.new"
+        with aside.open("wb", buffering=0) as file:
+            for part in (row.vector, row.buffers, row.counters):
+                left = (
+                    memoryview(part.to("cpu").contiguous().numpy()).cast("B")  # type: ignore[arg-type]
+                    if part.numel()
+                    else memoryview(b"")
+                )  # type: ignore[arg-type]
+                while left:
+                    left = left[file.write(left) :]
+            if self._fsync:
+                os.fsync(file.fileno())
+        aside.replace(self._path(name))
+
+    def settle(self) -> None:
+        """All rows are on disk once this returns: before a checkpoint names them."""
+        while self._pending:
+            self._pending.pop(next(iter(self._pending)))[0].result()
+
+    def read(self, name: str, layout: Layout) -> Tensors:
+        """The row, mapped from its file: what is read of it comes from the disk's cache. Raises
+        StateError where it is not whole, or not a name that `write` gave: a checkpoint from
+        elsewhere must not name files elsewhere."""
+        if not name.isdecimal():
+            raise StateError(f"{name!r} is not the name of a row.")
+        if name in self._pending:
+            return self._pending[name][1]
+        path, (p, b, _) = self._path(name), layout.sizes
+        size = path.stat().st_size if path.exists() else -1
+        if size != layout.nbytes:
+            raise StateError(
+                f"{path}: {'is missing' if size < 0 else f'holds {size} bytes'}; a row has "
+                f"{layout.nbytes}."
+            )
+        raw = np.memmap(path, dtype=np.uint8, mode="c") if size else np.zeros(0, dtype=np.uint8)
+        floats = torch.from_numpy(raw[: 4 * (p + b)].view(np.float32))
+        counters = torch.from_numpy(
+            np.frombuffer(raw[4 * (p + b) :].tobytes(), dtype=np.int64).copy()
+        )
+        return Tensors(layout, floats[:p], floats[p:], counters)
+
+    def prune(self, keep: set[str]) -> None:
+        for name in self._names - keep:
+            self._path(name).unlink(missing_ok=True)
+        self._names &= keep
+
+
+def on_disk(state: Any, rows: RowStore) -> Any:
+    """A server's state, what it keeps for every client as files of `rows`."""
+    changed = {}
+    for name, value in vars(state).items():
+        if isinstance(value, PerClient) and value.store is None:
+            kept = PerClient(value.layout, None, rows)
+            for client, row in value.items():
+                kept = kept.put(client, row)
+            changed[name] = kept
+    return state.replace(**changed) if changed else state

@@ -1,0 +1,312 @@
+"""`fednet run --on ray`: the workers as actors over a Ray cluster, where one machine is outgrown.
+
+Ray places processes, hands out CPUs and (shares of) GPUs, and tells which have died; these are
+started anew, wherever there is room. The server stays in the process that was started, and the
+federation's messages travel over ZeroMQ as ever. Each actor makes a CURVE key where it runs: only
+the public half travels through Ray."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fednet import loading
+from fednet.config import Config
+from fednet.errors import CannotGoOn, ConfigError
+
+log = logging.getLogger(__name__)
+
+WATCH_S = 0.5  # how often it is looked for workers that have ended
+FAILURES = (
+    5  # of workers that ended by an error, rather than were killed, before the run is given up
+)
+
+
+class Worker:
+    """What runs in an actor: a client process like any other, with a folder of its own for its key
+    and, on a node that does not see the run's directory, its clients' states."""
+
+    def __init__(self, directory: str, files: Mapping[str, str]) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="fednet-ray-"))
+        self._directory = Path(directory)
+        for name, text in files.items():
+            (self._folder / name).write_text(text, encoding="utf-8")
+        self._load = [self._folder / name for name in files]
+
+    def sees(self, mark: str) -> bool:
+        """Whether the run's directory is here too."""
+        return (self._directory / mark).exists()
+
+    def make_key(self, server: str) -> str:
+        from fednet.transport import keys
+
+        return keys.make_client_keys(self._folder / "client.key", server)
+
+    def work(
+        self,
+        ids: str,
+        server: str,
+        device: str,
+        data: str | None,
+        shared: bool,
+        curve: bool,
+        share: float,
+    ) -> int:
+        """Hosts `ids` until the run is over. share: of the GPU that it may use; Ray counts shares,
+        it does not enforce them."""
+        from fednet.client import join
+
+        here = (
+            "cpu" if device == "cpu" else "cuda"
+        )  # Ray shows an actor the GPU it may use, and no other
+        state = self._directory / "state" if shared else Path.home() / ".fednet" / "ray-state"
+        try:
+            return join.main(
+                ids,
+                server=server,
+                run=None,
+                device=here,
+                data=Path(data) if data else None,
+                state=state,
+                keys=self._folder / "client.key" if curve else None,
+                allow=None,
+                explain=False,
+                load=self._load,
+                state_lost=None,
+                quiet=True,
+                share=share,
+            )
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def gpu_share(workers: int, gpus: int) -> float:
+    """What each of `workers` asks for, so that every GPU holds a whole number of them: 5 on 2 GPUs
+    get a third of one each. Ray counts in ten-thousandths and rounds down, so that all fit."""
+    return 1 / -(-workers // gpus)
+
+
+class Fleet:
+    """The actors, and the thread that looks after them."""
+
+    def __init__(
+        self,
+        ray: Any,
+        config: Config,
+        directory: Path,
+        devices: str,
+        wanted: int | None,
+        keys: Path | None,
+        display: Any,
+    ) -> None:
+        self.ray, self.config, self.directory, self.keys, self.display = (
+            ray,
+            config,
+            directory,
+            keys,
+            display,
+        )
+        there = ray.cluster_resources()
+        gpus = int(there.get("GPU", 0)) if devices != "cpu" else 0
+        if devices.startswith("cuda") and not gpus:
+            raise ConfigError(f"--device {devices}: the Ray cluster has no GPU.")
+        if ":" in devices:
+            raise ConfigError(
+                f"--device {devices}: Ray chooses the GPUs; expected auto, cpu or cuda."
+            )
+        threads = config.train.threads
+        fit = max(1, int(there.get("CPU", 1)) // threads)
+        self.workers = max(1, min(wanted or (gpus or fit), fit, config.clients))
+        if wanted is not None and self.workers < min(wanted, config.clients):
+            display.note(
+                f"--workers {wanted}: the cluster's {there.get('CPU', 0):g} CPUs hold "
+                f"{self.workers}, by train.threads of {threads}"
+            )
+        self.device = "cuda" if gpus else "cpu"
+        self.asks: dict[str, float] = {"num_cpus": threads} | (
+            {"num_gpus": gpu_share(self.workers, gpus)} if gpus else {}
+        )
+        self.failure = ""
+        self._failures = 0
+        self._running: dict[
+            Any, tuple[int, Any]
+        ] = {}  # the task's reference -> its number and its actor
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look_after, name="fednet-ray", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join(10.0)
+        for _, actor in self._running.values():
+            self.ray.kill(actor)
+
+    def _look_after(self) -> None:
+        try:
+            self._watch()
+        except (
+            Exception
+        ) as broken:  # in a thread nobody would see it: it ends the run, which says it
+            log.exception("ray")
+            self._give_up(f"Ray: {broken}".splitlines()[0])
+
+    def _watch(self) -> None:
+        address = self._address()
+        actors = {k: self._actor() for k in range(self.workers)}
+        mark = f".ray-{os.getpid()}"
+        (self.directory / mark).touch()
+        shared = all(self.ray.get([a.sees.remote(mark) for a in actors.values()]))
+        (self.directory / mark).unlink()
+        if not shared:
+            self.display.note(
+                "not all nodes see the run's directory: each worker keeps its own clients' states"
+            )
+        for k, actor in actors.items():
+            self._send_to_work(k, actor, address, shared)
+        while not self._over.is_set():
+            ended, _ = self.ray.wait(list(self._running), timeout=WATCH_S)
+            for reference in ended:
+                k, actor = self._running.pop(reference)
+                try:
+                    self.ray.get(reference)
+                    if not self._running:
+                        return
+                    continue
+                except self.ray.exceptions.RayActorError:
+                    log.warning("worker %d died; it is started anew", k)
+                except self.ray.exceptions.RayTaskError as broken:
+                    self._failures += 1
+                    reason = (
+                        str(broken.cause)
+                        if broken.cause is not None
+                        else str(broken).strip().splitlines()[-1]
+                    )
+                    log.warning("worker %d ended: %s", k, reason)
+                    if self._failures >= FAILURES:
+                        return self._give_up(f"workers keep ending: {reason}")
+                    self.ray.kill(actor)
+                self._send_to_work(k, self._actor(), address, shared)
+
+    def _address(self) -> str:
+        """The server's address as other nodes see it, once it is there."""
+        from fednet.client.join import read_server
+
+        while (found := read_server(self.directory)) is None and not self._over.is_set():
+            time.sleep(0.02)
+        return (found or ("",))[0].replace("0.0.0.0", self.ray.util.get_node_ip_address())
+
+    def _actor(self) -> Any:
+        files = {Path(p).name: Path(p).read_text(encoding="utf-8") for p in loading.paths()}
+        return (
+            self.ray.remote(Worker)
+            .options(**self.asks, max_restarts=0)
+            .remote(str(self.directory.resolve()), files)
+        )
+
+    def _send_to_work(self, k: int, actor: Any, address: str, shared: bool) -> None:
+        if self.keys is not None:
+            from fednet.transport import keys
+
+            public = self.ray.get(actor.make_key.remote(keys.load(self.keys / "server.key").public))
+            keys.allow(self.keys, range(self.config.clients), public)
+        # With one state directory for all, any worker may host any client; else each has its own
+        # share for good.
+        ids = f"0-{self.config.clients - 1}" if shared else f"{k + 1}/{self.workers}"
+        self._running[
+            actor.work.remote(
+                ids,
+                address,
+                self.device,
+                self.config.data.root,
+                shared,
+                self.keys is not None,
+                self.asks.get("num_gpus", 1.0),
+            )
+        ] = k, actor
+
+    def _give_up(self, reason: str) -> None:
+        self.failure = reason
+        os.kill(os.getpid(), signal.SIGTERM)  # the server saves what there is, and stops
+
+
+def run_on_ray(
+    config: Config,
+    directory: Path,
+    *,
+    workers: int | None,
+    device: str,
+    until: float | None,
+    command: list[str],
+    display: Any,
+) -> int:
+    """The whole federation; returns the exit status. Connects to the cluster that RAY_ADDRESS or
+    this machine names, or starts a local one. Raises ConfigError without Ray, and where other hosts
+    would be reached without CURVE."""
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError(
+            "--on ray needs the package ray; `pip install 'fednet[ray]'` brings it."
+        ) from None
+    import ray.exceptions
+    import ray.util
+
+    from fednet.server.admission import run_keys
+    from fednet.server.process import host_rounds
+
+    (directory / "server.json").unlink(missing_ok=True)
+    mine = not ray.is_initialized()
+    if mine:
+        ray.init(
+            log_to_driver=False,
+            configure_logging=False,
+            include_dashboard=False if "RAY_ADDRESS" not in os.environ else None,
+        )
+    try:
+        hosts = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+        beyond = hosts != {ray.util.get_node_ip_address()}
+        if beyond and not config.security.curve:
+            raise ConfigError(
+                f"--on ray: the cluster has {len(hosts)} hosts; set security.curve: true (the "
+                f"keys are made for you)."
+            )
+        keys = run_keys(config, directory)
+        fleet = Fleet(ray, config, directory, device, workers, keys, display)
+        display.note(
+            f"{fleet.workers} workers on {len(hosts)} Ray node{'s' if len(hosts) > 1 else ''}, "
+            f"each with "
+            + ", ".join(f"{n:.3g} {what.removeprefix('num_')}" for what, n in fleet.asks.items())
+        )
+        fleet.start()
+        try:
+            with display:
+                host_rounds(
+                    config,
+                    directory,
+                    bind="tcp://*:*" if beyond else "tcp://127.0.0.1:*",
+                    device="cpu" if fleet.device == "cpu" else "auto",
+                    data=Path(config.data.root) if config.data.root else None,
+                    keys=keys,
+                    insecure=False,
+                    until=until,
+                    command=command,
+                    display=display,
+                )
+        finally:
+            fleet.stop()
+            if fleet.failure:
+                raise CannotGoOn(f"--on ray: {fleet.failure}")
+    finally:
+        if mine:
+            ray.shutdown()
+    return 0

@@ -1,0 +1,223 @@
+"""Starting a federation: the server alone, or a server and workers on this machine, or all in one
+process."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fednet import config as configuration
+from fednet.config import Config
+from fednet.errors import ConfigError, FednetError
+from fednet.experiment.rundir import claim, forget
+from fednet.launch.supervisor import Supervisor
+from fednet.server.admission import check_bind, keyring_of
+from fednet.server.process import host_rounds, on_stop, stop_early
+
+MAY_CHANGE = ("rounds", "stop", "round", "evaluate", "name", "load", "track")  # on resume
+
+
+def open_directory(config: Config, out: Path, resume: bool) -> tuple[Config, Path, bool]:
+    """The run's directory with its configuration in it. Returns (configuration, directory, already
+    finished)."""
+    path = claim(out, config.name, resume)
+    known = path / "config.yaml"
+    if known.exists():
+        old = configuration.load(known, [])
+        check_resumable(old, config)
+        if (
+            (path / "summary.json").exists()
+            and config.rounds <= old.rounds
+            and config.stop == old.stop
+        ):
+            return old, path, True
+        (path / "summary.json").unlink(missing_ok=True)
+    code = path / "code"
+    code.mkdir(parents=True, exist_ok=True)
+    copies = []
+    for file in config.load:
+        target = code / Path(file).name
+        if Path(file).resolve() != target.resolve():
+            shutil.copyfile(file, target)
+        copies.append(str(Path("code") / target.name))
+    written = config.replace(load=tuple(copies)) if copies else config
+    aside = path / "config.yaml.part"
+    aside.write_text(configuration.to_yaml(written), encoding="utf-8")
+    aside.replace(known)
+    return config, path, False
+
+
+def check_resumable(old: Config, new: Config) -> None:
+    """Raises ConfigError that lists the keys in which a resumed run would differ."""
+    before, after = _flat(configuration.to_mapping(old)), _flat(configuration.to_mapping(new))
+    changed = sorted(
+        k
+        for k in {**before, **after}
+        if k.split(".")[0] not in MAY_CHANGE
+        and k not in configuration.WHERE
+        and before.get(k) != after.get(k)
+    )
+    if changed:
+        raise ConfigError(
+            f"--resume: {', '.join(changed)} differ from the run's own configuration; a resumed "
+            f"run may change only "
+            f"{', '.join(k for k in MAY_CHANGE if k not in ('name', 'load'))} and where it runs."
+        )
+
+
+def _flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Nested mappings as one, by dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= (
+            _flat(value, f"{above}{key}.")
+            if isinstance(value, Mapping) and value
+            else {above + key: value}
+        )
+    return flat
+
+
+def serve(
+    config: Config,
+    *,
+    bind: str,
+    insecure: bool,
+    keys: Path | None,
+    device: str,
+    data: Path | None,
+    resume: bool,
+    until_s: float | None,
+    out: Path,
+    quiet: bool,
+    command: list[str],
+    display: Any,
+    report: Callable[[Path], None],
+) -> int:
+    """`fednet-server`. Returns the exit status; raises FednetError with one. report: called with a
+    finished run's directory."""
+    on_stop(stop_early)
+    keyring_of(
+        config, keys
+    )  # what is wrong with keys or address is said before a directory is claimed
+    check_bind(bind, config.security.curve, insecure)
+    config, directory, finished = open_directory(config, out, resume)
+    if finished:
+        display.note(f"{directory} is finished.")
+        return 0
+    until = None if until_s is None else time.monotonic() + until_s
+    with _refusable(directory), display:
+        host_rounds(
+            config,
+            directory,
+            bind=bind,
+            device=device,
+            data=data,
+            keys=keys,
+            insecure=insecure,
+            until=until,
+            command=command,
+            display=display,
+            welcome_ids=False,
+        )
+    report(directory)
+    return 0
+
+
+def run_command(
+    config: Config,
+    *,
+    workers: int | None,
+    device: str,
+    in_process: bool,
+    resume: bool,
+    until_s: float | None,
+    out: Path,
+    on: str | None,
+    quiet: bool,
+    command: list[str],
+    display: Any,
+    report: Callable[[Path], None],
+) -> int:
+    """`fednet run`. Returns the exit status; raises FednetError with one. report: called with a
+    finished run's directory."""
+    on_stop(stop_early)
+    config, directory, finished = open_directory(config, out, resume)
+    if finished:
+        display.note(f"{directory} is finished.")
+        return 0
+    until = None if until_s is None else time.monotonic() + until_s
+    data = Path(config.data.root) if config.data.root else None
+    with _refusable(directory):
+        if in_process:
+            with display:
+                host_rounds(
+                    config,
+                    directory,
+                    bind=None,
+                    device=device,
+                    data=data,
+                    keys=None,
+                    insecure=False,
+                    until=until,
+                    command=command,
+                    display=display,
+                )
+            status = 0
+        elif on == "ray":
+            from fednet.launch.ray import run_on_ray
+
+            status = run_on_ray(
+                config,
+                directory,
+                workers=workers,
+                device=device,
+                until=until,
+                command=command,
+                display=display,
+            )
+        else:
+            status = Supervisor(
+                config,
+                directory,
+                workers=workers,
+                device=device,
+                data=data,
+                until=until,
+                command=command,
+                display=display,
+            ).run()
+    if status == ConfigError.exit_status:  # a process of the run's has said why
+        forget(directory)
+    if status == 0:
+        report(directory)
+    return status
+
+
+@contextlib.contextmanager
+def _refusable(directory: Path) -> Iterator[None]:
+    """A run that is refused before its first round leaves no directory behind."""
+    try:
+        yield
+    except FednetError as wrong:
+        if wrong.exit_status == ConfigError.exit_status:
+            forget(directory)
+        raise
+
+
+class Silent:
+    """A display that shows nothing."""
+
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def _nothing(self, *_: object) -> None:
+        pass
+
+    round_started = progress = round_done = note = finished = _nothing

@@ -1,0 +1,275 @@
+"""`fednet run` is a small supervisor.
+
+It imports and builds what all need, and nothing more, then forks the server and the workers, which
+so share the pages of torch, of the data and of the initial model; it starts anew a worker that
+died, and once a round a server that died. Nothing of zmq, CUDA or a thread exists before a fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fednet.config import Config
+from fednet.errors import CannotGoOn, ConfigError, FednetError
+from fednet.experiment import memory, placement
+from fednet.experiment.faults import struck
+from fednet.server.admission import run_keys
+from fednet.server.process import host_rounds, log_to, on_stop
+
+log = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """Forks the server and the workers, and looks after them."""
+
+    def __init__(
+        self,
+        config: Config,
+        directory: Path,
+        *,
+        workers: int | None,
+        device: str,
+        data: Path | None,
+        until: float | None,
+        command: list[str],
+        display: Any,
+    ) -> None:
+        self.config, self.directory, self.data, self.until = config, directory, data, until
+        self.command, self.display, self.device = command, display, device
+        self.wanted = workers
+        self.pids: dict[int, str] = {}  # pid -> "server", or a worker's device
+        self.server_rounds: list[int] = []  # the rounds in which a server died
+        self.planned = 0  # of these, the ones that the configuration asked for
+        self.stopping: int | None = None
+        self.keys: Path | None = None
+        self.shares: dict[str, float] = {}  # of a device, by its name: each worker's
+        self.deaths = 0  # workers that ended with an error
+
+    def run(self) -> int:
+        devices = self._devices()
+        places = placement.workers(self.wanted, devices, self.config.clients)
+        (self.directory / "server.json").unlink(missing_ok=True)
+        self._warm_up(places)
+        self.keys = run_keys(self.config, self.directory)
+        on_stop(self._pass_on)
+        status = 3
+        try:
+            self._fork("server", self._server)
+            self.shares = {place: 1 / places.count(place) for place in places}
+            for place in places:
+                self._fork(place, functools.partial(self._worker, place))
+            if self.stopping is not None:
+                self._pass_on(self.stopping, None)
+            status = self._watch()
+            return status
+        finally:
+            self._end_all(
+                3.0 if status == 0 else 0.0
+            )  # where rounds are left, the workers would wait for a server
+
+    def _devices(self) -> list[str]:
+        """Found in a process of its own: asking CUDA here would forbid to fork."""
+        if self.device == "cpu" or (self.device == "auto" and not _has_gpu()):
+            return ["cpu"]
+        words = [
+            sys.executable,
+            "-c",
+            "import sys, json; from fednet.experiment import placement; "
+            "print(json.dumps(placement.place(sys.argv[1])))",
+            self.device,
+        ]
+        asked = subprocess.run(words, capture_output=True, text=True, check=False)
+        if asked.returncode:
+            raise ConfigError(asked.stderr.strip().splitlines()[-1].partition(": ")[2])
+        found: list[str] = json.loads(asked.stdout)
+        return found
+
+    def _warm_up(self, places: list[str]) -> None:
+        """Imports what the children share, and builds what is the same in all of them."""
+        if self.config.train.optimizer != "sgd":
+            # (torch's own optimizers import it when they are made: here once, instead of once a
+            # worker)
+            import torch._dynamo  # noqa: F401
+
+        import fednet.client.join
+        import fednet.data.loading
+        import fednet.server.rounds
+        import fednet.server.summary
+        import fednet.training.hosts
+        import fednet.transport.zeromq.dealer
+        import fednet.transport.zeromq.router  # noqa: F401
+        from fednet.experiment import build as experiment
+
+        experiment.build_to_share(self.config, self.data)
+
+    def _fork(self, name: str, work: Callable[[], int]) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid:
+            self.pids[pid] = name
+            return
+        status = 3
+        try:
+            _die_with_parent()
+            for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+                signal.signal(number, signal.SIG_DFL if name == "server" else signal.SIG_IGN)
+            status = work()
+        except FednetError as wrong:
+            print(f"fednet run: {wrong}", file=sys.stderr, flush=True)
+            status = wrong.exit_status
+        except KeyboardInterrupt:
+            status = 130
+        except BaseException:  # a forked child must never return into the supervisor's stack
+            import traceback
+
+            text = traceback.format_exc()
+            with (
+                contextlib.suppress(OSError),
+                (self.directory / "log" / f"{name.replace(':', '-')}.log").open(
+                    "a", encoding="utf-8"
+                ) as file,
+            ):
+                file.write(text)
+            print(
+                f"fednet run: {text.strip().splitlines()[-1]} (the whole traceback is in "
+                f"{self.directory / 'log'}).",
+                file=sys.stderr,
+                flush=True,
+            )
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
+
+    def _server(self) -> int:
+        memory.keep_freed()
+        with self.display:
+            host_rounds(
+                self.config,
+                self.directory,
+                bind="tcp://127.0.0.1:*",
+                device=self.device,
+                data=self.data,
+                keys=self.keys,
+                insecure=False,
+                until=self.until,
+                command=self.command,
+                display=self.display,
+            )
+        return 0
+
+    def _worker(self, device: str) -> int:
+        from fednet.client import join
+
+        log_to(self.directory / "log" / f"worker-{os.getpid()}.log")
+        keys = self.keys / "clients" / "all.key" if self.keys is not None else None
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        return join.main(
+            f"0-{self.config.clients - 1}",
+            server=None,
+            run=self.directory,
+            device=device,
+            data=self.data,
+            state=self.directory / "state",
+            keys=keys,
+            allow=None,
+            explain=False,
+            load=[],
+            state_lost=None,
+            quiet=True,
+            share=self.shares[device],
+        )
+
+    def _watch(self) -> int:
+        """Until the server ends: with 0 the run is done."""
+        while True:
+            pid, raw = os.waitpid(-1, 0)
+            name = self.pids.pop(pid, None)
+            if name is None:
+                continue
+            status = os.waitstatus_to_exitcode(raw)
+            if name == "server":
+                if status >= 0 or self.stopping is not None:
+                    return status if status >= 0 else 4
+                self._server_died(status)
+            elif self.stopping is None and status != 0:
+                self._worker_died(name, pid, status)
+
+    def _server_died(self, status: int) -> None:
+
+        planned = sum(1 for _, client, _ in struck(self.directory / "events.jsonl") if client < 0)
+        manifest = self.directory / "checkpoint" / "manifest.json"
+        round = 0
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            round = json.loads(manifest.read_text())["progress"]["round"]
+        if planned > self.planned:
+            self.planned = planned
+        elif self.server_rounds.count(round) >= 1:
+            raise CannotGoOn(
+                f"the server died twice in round {round + 1} ({signal.Signals(-status).name}); "
+                f"what was finished is saved, --resume goes on."
+            )
+        else:
+            self.server_rounds.append(round)
+        self._fork("server", self._server)
+
+    def _worker_died(self, device: str, pid: int, status: int) -> None:
+        self.deaths += status > 0
+        if self.deaths > 20:
+            raise CannotGoOn(
+                f"workers keep ending with status {status}; see {self.directory / 'log'}."
+            )
+        self._fork(device, lambda: self._worker(device))
+
+    def _pass_on(self, number: int, _: Any) -> None:
+        self.stopping = number
+        for pid, name in self.pids.items():
+            if name == "server":
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+    def _end_all(self, grace_s: float) -> None:
+        """Nothing that was started here outlives this. grace_s: for those that end by
+        themselves."""
+        self._reap(grace_s)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for pid in list(self.pids):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            self._reap(2.0)
+
+    def _reap(self, seconds: float) -> None:
+        """Waits so long, at most, for all that was started here to end."""
+        until = time.monotonic() + seconds
+        while self.pids and time.monotonic() < until:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+            if pid:
+                self.pids.pop(pid, None)
+            else:
+                time.sleep(0.02)
+
+
+def _has_gpu() -> bool:
+    return Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia/version").exists()
+
+
+def _die_with_parent() -> None:
+    """Linux ends this process when its parent ends, however that ends."""
+    if sys.platform == "linux":
+        import ctypes
+
+        parent = os.getppid()
+        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)

@@ -1,0 +1,123 @@
+"""Several processes, perhaps on several machines, sharing a list of work through a folder.
+
+A claim on a piece of work is a file that is created exclusively, so that one process gets it; its
+holder touches it while it works. A claim whose holder is gone is not taken over in place (two might
+do so at once) but followed by the next in number, created exclusively again: the highest number
+holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SILENT_S = 120.0  # a holder on another machine that has not touched its claim for so long is gone
+BEAT_S = 10.0  # how often a holder should
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim that this process holds."""
+
+    path: Path
+
+    def beat(self) -> None:
+        os.utime(self.path)
+
+    def add(self, pid: int) -> None:
+        """A process that works for this one: while it lives the work is not free."""
+        _put(
+            self.path,
+            [*json.loads(self.path.read_text(encoding="utf-8"))["processes"], _identity(pid)],
+        )
+
+    def release(self) -> None:
+        """Free at once for whoever wants it, this process too."""
+        _put(self.path, [])
+
+
+def claim(folder: Path, work: str) -> Claim | None:
+    """The claim on `work`, or None while another process holds it. `work` is a file's name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    held = _claims(folder, work)
+    if held and _live(held[-1]):
+        return None
+    number = int(held[-1].name.rpartition(".")[2]) + 1 if held else 0
+    path = folder / f"{work}.claim.{number}"
+    # Written aside and linked into place: a reader never sees a claim without its holder.
+    aside = folder / f".{work}.{socket.gethostname()}.{os.getpid()}"
+    _write(aside, [_identity(os.getpid())])
+    try:
+        os.link(aside, path)
+    except FileExistsError:  # another was quicker
+        return None
+    finally:
+        aside.unlink()
+    return Claim(path)
+
+
+def holder(folder: Path, work: str) -> str | None:
+    """Who works on it: "host, process 12"; None where nobody does."""
+    held = _claims(folder, work)
+    if not held or not _live(held[-1]):
+        return None
+    said = json.loads(held[-1].read_text(encoding="utf-8"))
+    return f"{said['host']}, process {said['processes'][0]['pid']}"
+
+
+def _claims(folder: Path, work: str) -> list[Path]:
+    found = [
+        p for p in folder.glob(f"{work}.claim.*") if p.name.rpartition(".")[0] == f"{work}.claim"
+    ]
+    return sorted(found, key=lambda p: int(p.name.rpartition(".")[2]))
+
+
+def _live(path: Path) -> bool:
+    said = json.loads(path.read_text(encoding="utf-8"))
+    if not said["processes"]:
+        return False
+    if said["host"] == socket.gethostname():
+        return any(_identity(p["pid"]) == p for p in said["processes"])
+    # By the file system's own clock, which the holder's touch was told by too.
+    probe = path.parent / f".clock.{socket.gethostname()}.{os.getpid()}"
+    probe.touch()
+    age = probe.stat().st_mtime - path.stat().st_mtime
+    probe.unlink()
+    return age < SILENT_S
+
+
+def _identity(pid: int) -> dict[str, int | str | None]:
+    """The id and the start time of a process (None: it is gone), since ids are used again."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except FileNotFoundError:
+        if Path("/proc/self/stat").exists():
+            return {"pid": pid, "started": None}
+        return {"pid": pid, "started": _exists(pid)}  # no /proc on this system
+    fields = text.rpartition(")")[2].split()
+    return {"pid": pid, "started": None if fields[0] == "Z" else fields[19]}
+
+
+def _exists(pid: int) -> str | None:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        pass
+    return "?"
+
+
+def _write(path: Path, processes: Sequence[dict[str, int | str | None]]) -> None:
+    path.write_text(
+        json.dumps({"host": socket.gethostname(), "processes": list(processes)}), encoding="utf-8"
+    )
+
+
+def _put(path: Path, processes: Sequence[dict[str, int | str | None]]) -> None:
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    _write(aside, processes)
+    os.replace(aside, path)

@@ -1,0 +1,367 @@
+"""Whether this machine is ready for a run, and a fingerprint of the bits it computes.
+
+Each check is a function that returns findings; none raises for what it finds. Two machines whose
+fingerprints agree compute the same bits for the operations that training is made of; where they
+differ, runs placed across them cannot be bit-identical."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import platform
+import shutil
+import socket
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from fednet.errors import FednetError
+from fednet.seeds import rng
+
+NEEDED = (
+    "torch",
+    "torchvision",
+    "pyzmq",
+    "msgpack",
+    "msgspec",
+    "numpy",
+    "pyyaml",
+    "safetensors",
+    "scikit-learn",
+    "rich",
+    "matplotlib",
+    "jinja2",
+)
+HANDSHAKE_S = 5.0
+LEAST_DISK = 2e9  # bytes: a checkpoint, its successor and the spool of a round of a small model
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """verdict: ok; warn, a run may still do; bad, it will not."""
+
+    verdict: Literal["ok", "warn", "bad"]
+    what: str
+    text: str
+
+
+def main(args: argparse.Namespace) -> int:
+    """Prints the findings. Exit status: 2 where one of them is bad."""
+    worst = "ok"
+    for found in examine(args):
+        worst = found.verdict if found.verdict == "bad" or worst == "ok" else worst
+        if not args.quiet or found.verdict == "bad":
+            print(f"{found.verdict:<4}  {found.what:<12}  {found.text}", flush=True)
+    return 2 if worst == "bad" else 0
+
+
+def examine(args: argparse.Namespace) -> Iterator[Finding]:
+    yield from versions()
+    yield from device(args.device)
+    yield from cores()
+    yield from fingerprints(args.device)
+    yield from data(args)
+    yield from disk(args.out)
+    yield from clock(args.out)
+    if args.server:
+        answers = list(reachable(args.server))
+        yield from answers
+        if answers[-1].verdict == "ok":
+            yield from admitted(args.server, args.keys)
+    else:
+        yield from port(5555)
+    if args.keys:
+        yield from keys(args.keys)
+
+
+def versions() -> Iterator[Finding]:
+    import fednet
+
+    yield Finding(
+        "ok" if sys.version_info >= (3, 10) else "bad",
+        "python",
+        f"{platform.python_version()} on {platform.platform()}",
+    )
+    yield Finding("ok", "fednet", fednet.__version__)
+    for name in NEEDED:
+        try:
+            yield Finding("ok", name, metadata.version(name))
+        except metadata.PackageNotFoundError:
+            yield Finding("bad", name, "is not installed; `pip install fednet` brings it.")
+
+
+def device(wanted: str) -> Iterator[Finding]:
+    import torch
+
+    if torch.cuda.is_available():
+        for i in range(torch.cuda.device_count()):
+            free, total = torch.cuda.mem_get_info(i)
+            yield Finding(
+                "ok",
+                f"cuda:{i}",
+                f"{torch.cuda.get_device_name(i)}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free, "
+                f"CUDA {torch.version.cuda}",
+            )
+    elif wanted.startswith("cuda"):
+        yield Finding("bad", "device", f"--device {wanted}: torch sees no GPU here; expected cpu.")
+    else:
+        yield Finding(
+            "ok", "device", f"cpu ({torch.backends.cpu.get_cpu_capability()}); torch sees no GPU"
+        )
+
+
+def cores() -> Iterator[Finding]:
+    allowed = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    yield Finding("ok", "cores", f"{allowed} for this process, of {os.cpu_count()} of the machine")
+
+
+def fingerprints(wanted: str) -> Iterator[Finding]:
+    import torch
+
+    kinds = ["cpu", *(["cuda:0"] if torch.cuda.is_available() and wanted != "cpu" else [])]
+    for kind in kinds:
+        print_ = fingerprint(kind)
+        again = fingerprint(kind)
+        if print_ == again:
+            yield Finding(
+                "ok",
+                "bits",
+                f"{kind} {print_[:16]}; machines that say the same compute the same bits",
+            )
+        else:
+            yield Finding(
+                "bad",
+                "bits",
+                f"{kind} computed twice gives {print_[:16]} and {again[:16]}; runs here cannot be "
+                f"repeated.",
+            )
+
+
+def fingerprint(device: str = "cpu") -> str:
+    """SHA-256 over the bytes of a fixed matrix product, convolution, normalisation and five SGD
+    steps, in float32."""
+    import torch
+    from torch.nn import functional as F
+
+    draw = rng(0, "doctor")
+
+    def made(*shape: int) -> Any:
+        return torch.from_numpy(draw.standard_normal(shape).astype("float32")).to(device)
+
+    threads, flags = (
+        torch.get_num_threads(),
+        (
+            torch.backends.cudnn.deterministic,
+            torch.backends.cudnn.benchmark,
+            torch.backends.cuda.matmul.allow_tf32,
+            torch.backends.cudnn.allow_tf32,
+        ),
+    )
+    torch.set_num_threads(1)
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    cudnn.deterministic, cudnn.benchmark, matmul.allow_tf32, cudnn.allow_tf32 = (
+        True,
+        False,
+        False,
+        False,
+    )
+    try:
+        whole = hashlib.sha256()
+
+        def take(x: Any) -> None:
+            whole.update(memoryview(x.detach().to("cpu").contiguous().view(-1).numpy()))
+
+        take(made(173, 259) @ made(259, 131))
+        images, target = made(16, 3, 20, 20), torch.arange(16, device=device) % 10
+        kernel, bias, head = made(8, 3, 5, 5) * 0.1, made(8), made(8 * 8 * 8, 10) * 0.05
+        weights = [w.requires_grad_() for w in (kernel, bias, head)]
+        step = torch.optim.SGD(weights, lr=0.05, momentum=0.9, weight_decay=1e-4)
+        for _ in range(5):
+            step.zero_grad()
+            hidden = F.max_pool2d(torch.relu(F.conv2d(images, kernel, bias)), 2)
+            hidden = F.group_norm(hidden, 2)
+            loss = F.cross_entropy(hidden.flatten(1) @ head, target)
+            loss.backward()
+            step.step()
+            take(loss.reshape(1))
+        for w in weights:
+            take(w)
+        return whole.hexdigest()
+    finally:
+        torch.set_num_threads(threads)
+        cudnn.deterministic, cudnn.benchmark, matmul.allow_tf32, cudnn.allow_tf32 = flags
+
+
+def data(args: argparse.Namespace) -> Iterator[Finding]:
+    """Whether the configured dataset is there, and whole enough to be read."""
+    from fednet.config import load
+
+    try:
+        config = load(args.config, args.set, args.load)
+        from fednet.data import load as read
+
+        root = args.data or config.data.root
+        if config.data.dataset == "site":
+            yield Finding("ok", "data", "site: each client brings its own")
+            return
+        found = read(config.data, root, config.seed)
+        yield Finding(
+            "ok",
+            "data",
+            f"{config.data.dataset}: {len(found.train[1])} training and {len(found.test[1])} test "
+            f"samples",
+        )
+    except FednetError as wrong:
+        yield Finding("bad", "data", str(wrong))
+
+
+def disk(out: Path) -> Iterator[Finding]:
+    folder = out.resolve()
+    while not folder.exists():
+        folder = folder.parent
+    if not os.access(folder, os.W_OK):
+        yield Finding("bad", "disk", f"{folder} cannot be written to; choose another with --out.")
+        return
+    free = shutil.disk_usage(folder).free
+    yield Finding(
+        "ok" if free > LEAST_DISK else "warn", "disk", f"{free / 1e9:.1f} GB free at {folder}"
+    )
+
+
+def clock(out: Path) -> Iterator[Finding]:
+    """The clock's year, and against a file system shared with other machines."""
+    if time.gmtime().tm_year < 2024:
+        yield Finding(
+            "warn",
+            "clock",
+            f"says {time.strftime('%Y-%m-%d', time.gmtime())}; times in records will be wrong.",
+        )
+        return
+    probe = out / f".fednet-doctor-{os.getpid()}"
+    apart = 0.0
+    if out.is_dir() and os.access(out, os.W_OK):
+        probe.write_text("")
+        apart = abs(probe.stat().st_mtime - time.time())
+        probe.unlink()
+    if apart > 2:
+        yield Finding(
+            "warn",
+            "clock",
+            f"is {apart:.0f} s apart from that of {out}; `status` of runs on it may mislead.",
+        )
+    else:
+        yield Finding("ok", "clock", time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
+
+
+def port(number: int) -> Iterator[Finding]:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", number))
+            yield Finding("ok", "port", f"tcp://127.0.0.1:{number} is free")
+        except OSError as wrong:
+            yield Finding(
+                "warn",
+                "port",
+                f"tcp://127.0.0.1:{number} is taken ({wrong.strerror}); --bind tcp://127.0.0.1:0 "
+                f"takes a free one.",
+            )
+
+
+def reachable(server: str) -> Iterator[Finding]:
+    try:
+        address = urlsplit(server)
+        host, number = address.hostname, address.port
+    except ValueError:
+        host = number = None
+    if not host or not number:
+        yield Finding(
+            "bad", "server", f"--server {server}: expected an address such as tcp://127.0.0.1:5555."
+        )
+        return
+    try:
+        start = time.monotonic()
+        with socket.create_connection((host, number), timeout=5) as link:
+            link.settimeout(5)
+            greeting = link.recv(1)  # ZMTP begins with 0xFF, sent without being asked
+        took = 1000 * (time.monotonic() - start)
+        if greeting == b"\xff":
+            yield Finding("ok", "server", f"{server} answers in {took:.0f} ms")
+        else:
+            yield Finding("bad", "server", f"{server} is no fednet server: it does not speak ZMTP.")
+    except OSError as wrong:
+        yield Finding("bad", "server", f"{server} cannot be reached ({wrong}).")
+
+
+def admitted(server: str, path: Path | None) -> Iterator[Finding]:
+    """Whether a client would get in: the handshake, as a client makes it. path: its key file, if it
+    has one."""
+    from fednet.errors import ConfigError
+    from fednet.transport import keys as keyfiles
+    from fednet.transport.base import Opened
+    from fednet.transport.zeromq.dealer import ZmqClient
+
+    told: list[str] = []
+    try:
+        pair = keyfiles.load(path) if path is not None and path.is_file() else None
+        client = ZmqClient(server, keys=pair, on_refused=lambda reason, where: told.append(reason))
+    except ConfigError as wrong:
+        yield Finding("bad", "admission", str(wrong))
+        return
+    until, opened = time.monotonic() + HANDSHAKE_S, False
+    while not (opened or told) and time.monotonic() < until:
+        opened = any(isinstance(event, Opened) for event in client.poll(0.1))
+    client.close(0.0)
+    if opened:
+        yield Finding(
+            "ok",
+            "admission",
+            f"{server} lets this key in"
+            if pair is not None
+            else f"{server} lets anybody in: it has no CURVE keys",
+        )
+    else:
+        hint = "" if pair is not None else "; if it has CURVE keys, say --keys FILE"
+        yield Finding(
+            "bad",
+            "admission",
+            f"{server} does not let a client in from here: "
+            f"{told[0] if told else 'no answer to the handshake'}{hint}.",
+        )
+
+
+def keys(path: Path) -> Iterator[Finding]:
+    """Secret keys are the owner's alone, and keys."""
+    from fednet.errors import ConfigError
+    from fednet.transport.keys import load
+
+    files = sorted(path.rglob("*.key")) if path.is_dir() else [path]
+    if not path.exists() or not files:
+        yield Finding("bad", "keys", f"{path}: no keys there; `fednet keys` makes them.")
+        return
+    for file in files:
+        mode = stat.S_IMODE(file.stat().st_mode)
+        if mode & 0o077:
+            yield Finding(
+                "bad",
+                "keys",
+                f"{file} can be read by others (mode {mode:04o}); `chmod 600 {file}`.",
+            )
+            return
+        try:
+            load(file)
+        except ConfigError as wrong:
+            yield Finding("bad", "keys", str(wrong))
+            return
+    yield Finding(
+        "ok", "keys", f"{len(files)} secret key(s) at {path}, readable by their owner only"
+    )

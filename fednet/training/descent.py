@@ -1,0 +1,75 @@
+"""Optimizers, by the names of `train.optimizer`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.optim.sgd import sgd
+
+from fednet.errors import ConfigError, unknown
+
+
+class SGD:
+    """torch.optim.SGD, bit for bit, by torch's own function of it.
+
+    Without the `Optimizer` around it, whose first step imports torch._dynamo (more than a second
+    and 100 MB a process), and every step of which costs as much again as the update of a small
+    model."""
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        lr: float,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+    ) -> None:
+        self.parameters = list(parameters)
+        self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
+        self.fused = self.parameters[0].device.type in ("cpu", "cuda")
+        self._buffers: list[torch.Tensor | None] = [None] * len(self.parameters)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One step along the gradients that there are."""
+        moved = [i for i, p in enumerate(self.parameters) if p.grad is not None]
+        gradients: list[Any] = [self.parameters[i].grad for i in moved]
+        buffers = [self._buffers[i] for i in moved]
+        sgd(
+            [self.parameters[i] for i in moved],
+            gradients,
+            buffers,
+            fused=self.fused,
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+            lr=self.lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
+        for i, buffer in zip(moved, buffers):
+            self._buffers[i] = buffer
+
+
+def optimizer(
+    name: str,
+    parameters: Sequence[torch.Tensor],
+    *,
+    lr: float,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+) -> Any:
+    """A new optimizer, something with a `step()`; fused where the device has it. Momentum is SGD's;
+    Adam keeps its own betas."""
+    if name == "sgd":
+        return SGD(parameters, lr, momentum, weight_decay)
+    kinds: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    if name not in kinds:
+        raise ConfigError("train.optimizer: " + unknown("optimizer", name, ["sgd", *kinds]))
+    return kinds[name](
+        parameters,
+        lr=lr,
+        weight_decay=weight_decay,
+        fused=parameters[0].device.type in ("cpu", "cuda"),
+    )

@@ -1,0 +1,77 @@
+"""Evaluation as integer counts: sums over clients are then exact, and the same in whichever order
+they are added."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fednet.training.loop import length, piece
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Counts:
+    """What a model got right. table: (2, C) int64, correct and total by class; loss: sum over the n
+    samples."""
+
+    table: np.ndarray
+    loss: float = 0.0
+    n: int = 0
+
+    @classmethod
+    def none(cls, classes: int) -> Counts:
+        return cls(np.zeros((2, classes), dtype=np.int64))
+
+    @property
+    def accuracy(self) -> float:
+        """Correct over total, 0..1; 0 where there were no samples."""
+        total = int(self.table[1].sum())
+        return int(self.table[0].sum()) / total if total else 0.0
+
+    @property
+    def balanced(self) -> float:
+        """Mean over the classes present of each class's accuracy, 0..1."""
+        here = self.table[1] > 0
+        return float((self.table[0][here] / self.table[1][here]).mean()) if here.any() else 0.0
+
+    @property
+    def mean_loss(self) -> float:
+        return self.loss / self.n if self.n else 0.0
+
+    def merge(self, other: Counts) -> Counts:
+        if not self.n or not other.n:  # an empty split does not know how many classes there are
+            return other if not self.n else self
+        return Counts(self.table + other.table, self.loss + other.loss, self.n + other.n)
+
+
+def evaluate(
+    model: nn.Module | Callable[[Any], torch.Tensor],
+    data: tuple[Any, torch.Tensor],
+    task: Any,
+    batch_size: int = 512,
+) -> Counts:
+    """Counts of a model over samples (x, y) on its device, in eval mode.
+
+    model: a module, or a function from inputs to outputs (`Algorithm.personal`). task: see
+    `fednet.training.tasks`."""
+    x, y = data
+    n = length(x)
+    if isinstance(model, nn.Module):
+        model.eval()
+    table: torch.Tensor | None = None
+    total = torch.zeros((), dtype=torch.float64, device=y.device)
+    with torch.inference_mode():
+        for start in range(0, n, batch_size):
+            end = min(start + batch_size, n)
+            outputs, truth = model(piece(x, start, end)), y[start:end]
+            counts = task.counts(outputs, truth)
+            table = counts if table is None else table + counts
+            total = total + task.losses(outputs, truth).sum(dtype=torch.float64)
+    if table is None:
+        return Counts(np.zeros((2, 0), dtype=np.int64))
+    return Counts(table.cpu().numpy().copy(), float(total), n)

@@ -1,0 +1,386 @@
+"""What each side gives to its half of a method: the site its data and its training, the server its
+public set.
+
+`Setting` is what both sides of a run agree on; a `SiteHost` lives for one task of one logical
+client, a `ServerHost` for the run, and is told of each round."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fednet import seeds
+from fednet.errors import LocalProtocolError
+from fednet.tensors import Layout, Tensors, to_device
+from fednet.training.evaluation import Counts, evaluate
+from fednet.training.loop import Recipe, Trained, descend, full_gradient, joined, length
+from fednet.training.packed import Lane, Pack
+from fednet.training.scratch import Scratch, may_draw
+from fednet.wire.payload import Run, Samples
+
+Inputs = tuple[Any, torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """What stays the same through a run.
+
+    layout: of the whole model; shared: the part that crosses; head: names of the last Linear's
+    tensors; initial: the whole model as initialised. config: the run's configuration (`.seed`,
+    `.rounds`, `.train`, `.evaluate`). factory(seed): a module freshly initialised from that seed.
+    normalise: raw samples to model inputs (`Data.inputs`). augment(x, generator): what
+    `data.augment` names, or None."""
+
+    layout: Layout
+    shared: Layout
+    head: tuple[str, ...]
+    initial: Tensors
+    config: Any
+    task: Any
+    classes: int
+    factory: Callable[[int], nn.Module] | None = None
+    normalise: Callable[[Any], Any] | None = None
+    augment: Callable[[Any, torch.Generator], Any] | None = None
+
+    def lr(self, round: int) -> float:
+        """The local learning rate of a round, from 1."""
+        return float(self.config.train.lr_at(round, self.config.rounds))
+
+    def inputs(self, samples: Samples, device: torch.device) -> Inputs:
+        """Raw samples as model inputs (x, y) on `device`."""
+        x = moved(samples.x, device)
+        return (self.normalise(x) if self.normalise is not None else x), samples.y.to(device)
+
+
+def moved(x: Any, device: torch.device) -> Any:
+    return (
+        {name: to_device(part, device) for name, part in x.items()}
+        if isinstance(x, dict)
+        else to_device(x, device)
+    )
+
+
+class SiteHost:
+    """A `ClientHost`: one task of one logical client.
+
+    train, test: its splits as model inputs (x, y) on the scratch's device. rest: the tensors that
+    do not cross (a client's own buffers), taken from `initial` if None. progress(step, steps):
+    called after each optimizer step. pack: trains this client together with others (`train.pack`),
+    where the method leaves the loss to the task. `trained` holds the whole local model, once there
+    is one."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        scratch: Scratch,
+        client_id: int,
+        round: int,
+        phase: int = 0,
+        *,
+        train: Inputs,
+        test: Inputs | None = None,
+        rest: Tensors | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        pack: Pack | None = None,
+    ) -> None:
+        self.setting = setting
+        self.scratch = scratch
+        self.pack = pack
+        self.client_id, self.round, self.phase = client_id, round, phase
+        self.data, self.test = train, test
+        self.rest = setting.initial if rest is None else setting.initial.to(rest.device).merge(rest)
+        self.progress = progress
+        self.trained: Tensors | None = None
+        self.reported: dict[str, float] = {}
+        self.layout, self.shared, self.head = setting.layout, setting.shared, setting.head
+        self.initial = setting.initial
+        self.task, self.classes, self.device = setting.task, setting.classes, scratch.device
+        self.train_config = setting.config.train
+        self.n = length(train[0])
+        self.lr = setting.lr(round)
+        self.momentum = float(self.train_config.momentum)
+        scratch.take_back()
+
+    @cached_property
+    def class_counts(self) -> np.ndarray:
+        """(C,) int64; all 0 where the targets are no classes."""
+        y = self.data[1]
+        if y.is_floating_point() or not self.classes:
+            return np.zeros(self.classes or 0, dtype=np.int64)
+        return torch.bincount(y.flatten().cpu(), minlength=self.classes).numpy()
+
+    # -- models ------------------------------------------------------------------------------------
+    def whole(self, x: Tensors) -> Tensors:
+        """x with what it leaves out taken from the site's own tensors."""
+        return x if x.layout == self.layout else self.rest.to(x.device).merge(x)
+
+    def model(self, x: Tensors) -> nn.Module:
+        return self.scratch.load(self.whole(x)).eval()
+
+    def frozen(self, x: Tensors) -> nn.Module:
+        module = self.scratch.lend().load(self.whole(x)).eval()
+        for p in module.parameters():
+            p.requires_grad_(False)
+        return module
+
+    def fresh(self, purpose: str, k: int) -> Tensors:
+        if self.setting.factory is None:
+            raise LocalProtocolError("fresh initialisations need the setting's factory")
+        seed = seeds.key(self.setting.config.seed, f"{purpose}/{k}", self.round, self.client_id)
+        return Tensors.of(self.setting.factory(seed), self.layout)
+
+    def drawing(
+        self, purpose: str, loss: Callable[..., torch.Tensor] | None = None
+    ) -> AbstractContextManager[None]:
+        """See `ClientHost.drawing`. Where something may draw, clients beside this one may not
+        meanwhile."""
+        drawn = (
+            self.scratch.may_draw or may_draw(self.task) or (loss is not None and may_draw(loss))
+        )
+        return (
+            seeds.scope(self.setting.config.seed, purpose, self.round, self.client_id, self.device)
+            if drawn
+            else contextlib.nullcontext()
+        )
+
+    # -- learning ----------------------------------------------------------------------------------
+    def train(
+        self,
+        x: Tensors,
+        *,
+        epochs: int | None = None,
+        steps: int | None = None,
+        loss: Callable[..., torch.Tensor] | None = None,
+        proximal: float = 0.0,
+        toward: Tensors | None = None,
+        add_to_grad: Tensors | None = None,
+        scale_grad: float = 1.0,
+        add_to_step: Tensors | None = None,
+        only: Sequence[str] | None = None,
+        extra: Tensors | None = None,
+        more: Samples | None = None,
+        stream: str = "order",
+    ) -> Trained:
+        """See `ClientHost.train`. x may be a part of the model (`shared`); what is returned has x's
+        layout."""
+        config, seed = self.train_config, self.setting.config.seed
+        start = self.whole(x)
+        self.scratch.load(start)
+        data = self._with(more)
+        recipe = Recipe(
+            lr=self.lr,
+            epochs=config.epochs if epochs is None else epochs,
+            steps=config.steps if epochs is None and steps is None else steps,
+            batch_size=config.batch_size,
+            optimizer=config.optimizer,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+            clip_norm=config.clip_norm,
+            precision=config.precision,
+        )
+        where = "" if stream == "order" else f"/{stream}"
+        if self.pack is not None and loss is None:
+            lane = Lane(
+                self.scratch,
+                data,
+                recipe,
+                self.rng(stream),
+                proximal,
+                toward,
+                add_to_grad,
+                scale_grad,
+                add_to_step,
+                only,
+                self.progress,
+            )
+            if not lane.idle:
+                course = self.pack.descend(lane)
+                self.trained = self.scratch.values()
+                return Trained(
+                    self.trained.select(x.layout), Run(length(data[0]), course.steps, course.loss)
+                )
+        augment = None
+        if self.setting.augment is not None:
+            draws, change = (
+                seeds.torch_rng(seed, "augment" + where, self.round, self.client_id),
+                self.setting.augment,
+            )
+            augment = lambda batch: change(batch, draws)  # noqa: E731
+        with self.drawing("dropout" + where, loss):
+            course = descend(
+                self.scratch,
+                data,
+                recipe,
+                self.rng(stream),
+                self._loss if loss is None else loss,
+                proximal=proximal,
+                toward=toward,
+                add_to_grad=add_to_grad,
+                scale_grad=scale_grad,
+                add_to_step=add_to_step,
+                only=only,
+                augment=augment,
+                progress=self.progress,
+                extra=None if extra is None else extra.to(self.device),
+            )
+        self.trained = self.scratch.values()
+        return Trained(
+            self.trained.select(x.layout),
+            Run(length(data[0]), course.steps, course.loss),
+            course.extra,
+        )
+
+    def gradient(self, x: Tensors, more: Samples | None = None) -> Trained:
+        """See `ClientHost.gradient`. `.x` has x's layout: the gradient, beside x's own buffers. One
+        pass, no step."""
+        at = self.whole(x)
+        self.scratch.load(at)
+        if (
+            self.trained is None
+        ):  # a method that never trains is judged where its gradient was taken
+            self.trained = at
+        data, config = self._with(more), self.train_config
+        gradient, loss = full_gradient(
+            self.scratch, data, self._loss, config.batch_size, config.precision
+        )
+        return Trained(gradient.select(x.layout), Run(length(data[0]), 0, loss))
+
+    def _with(self, more: Samples | None) -> Inputs:
+        return joined(*self.data, self.inputs(more) if more is not None and len(more) else None)
+
+    def _loss(self, module: nn.Module, x: Any, y: torch.Tensor) -> torch.Tensor:
+        return self.task.loss(module(x), y)
+
+    def evaluate(
+        self, model: Tensors | Callable[[Any], torch.Tensor], data: Inputs | None = None
+    ) -> Counts:
+        """Counts on the client's test split (or on given inputs) of weights, or of what
+        `Algorithm.personal` gave."""
+        data = self.test if data is None else data
+        if data is None:
+            return Counts.none(self.classes)
+        judged = self.model(model) if isinstance(model, Tensors) else model
+        return evaluate(judged, data, self.task, self.setting.config.evaluate.batch_size)
+
+    # -- the rest ----------------------------------------------------------------------------------
+    def inputs(self, samples: Samples) -> Inputs:
+        return self.setting.inputs(samples, self.device)
+
+    def rng(self, purpose: str) -> np.random.Generator:
+        return seeds.rng(self.setting.config.seed, purpose, self.round, self.client_id)
+
+    def report(self, **values: float) -> None:
+        self.reported.update(values)
+
+
+class ServerHost:
+    """A `ServerHost`. scratch: makes the model to work with, on `device`, once one is wanted: a
+    server that only aggregates has no need of it. `public`: the held-out samples (`Data`), or None.
+    `begin` names the round; `reported` and `warnings` hold what the method said in it."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        scratch: Callable[[], Scratch],
+        clients: int,
+        public: Any = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.setting = setting
+        self._scratch = scratch
+        self.clients = clients
+        self.public = public
+        self.layout, self.shared = setting.layout, setting.shared
+        self.task, self.classes = setting.task, setting.classes
+        self.device = torch.device(device)
+        self.epochs = int(setting.config.train.epochs)
+        self.momentum = float(setting.config.train.momentum)
+        self.begin(1)
+
+    def begin(self, round: int, phase: int = 0, cohort: Sequence[int] = ()) -> None:
+        """A phase begins. cohort: the ids whose replies are folded in it, in ascending order."""
+        self.round, self.phase, self.cohort = round, phase, tuple(cohort)
+        self.lr = self.setting.lr(round)
+        self.lr_decay = self.lr / self.setting.lr(1)
+        if phase == 0:
+            self.reported: dict[str, Any] = {}
+            self.warnings: list[str] = []
+
+    @cached_property
+    def scratch(self) -> Scratch:
+        return self._scratch()
+
+    @cached_property
+    def public_inputs(self) -> Inputs:
+        """The public set as model inputs on `device`, normalised once."""
+        x, y = self.public.train
+        return self.setting.inputs(Samples(x, y), self.device)
+
+    def model(self, x: Tensors) -> nn.Module:
+        return self.scratch.load(
+            x if x.layout == self.layout else self.setting.initial.to(x.device).merge(x)
+        ).eval()
+
+    def evaluate(self, x: Tensors, samples: Any = None) -> Counts:
+        """Counts of x on the public set, or on `samples`: raw `Samples`, or inputs (x, y) on
+        `device`."""
+        data = self.public_inputs if samples is None else samples
+        if isinstance(data, Samples):
+            data = self.setting.inputs(data, self.device)
+        return evaluate(self.model(x), data, self.task, self.setting.config.evaluate.batch_size)
+
+    def fit(
+        self,
+        x: Tensors,
+        samples: Samples,
+        *,
+        epochs: int,
+        lr: float,
+        batch_size: int,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        weights: torch.Tensor | None = None,
+        train_mode: bool = True,
+    ) -> Tensors:
+        """See `ServerHost.fit`. The class-weighted loss is the weighted mean over each batch."""
+        self.model(x)
+        inputs = moved(samples.x, self.device), samples.y.to(self.device)
+        task = self.task
+        if weights is None:
+
+            def loss(module: nn.Module, x: Any, y: torch.Tensor) -> torch.Tensor:
+                return task.loss(module(x), y)
+        else:
+            by_class = weights.to(self.device)
+
+            def loss(module: nn.Module, x: Any, y: torch.Tensor) -> torch.Tensor:
+                return (task.losses(module(x), y) * by_class[y]).sum() / by_class[y].sum()
+
+        recipe = Recipe(
+            lr=lr,
+            epochs=epochs,
+            batch_size=batch_size,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            precision=self.setting.config.train.precision,
+        )
+        with seeds.scope(self.setting.config.seed, "dropout/fit", self.round, device=self.device):
+            descend(self.scratch, inputs, recipe, self.rng("fit"), loss, train_mode=train_mode)
+        return self.scratch.values().select(x.layout)
+
+    def rng(self, purpose: str, client: int = -1) -> np.random.Generator:
+        return seeds.rng(self.setting.config.seed, purpose, self.round, client)
+
+    def report(self, **values: Any) -> None:
+        self.reported.update(values)
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)

@@ -1,0 +1,181 @@
+"""A module whose tensors lie in flat buffers: loading a model, or reading it back, is one copy a
+role.
+
+A site's model is scratch (rule 4 of bit-identity): every task overwrites all of it, so that nothing
+of one logical client reaches the next one that the same process hosts."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fednet.buffers import lend
+from fednet.errors import StateError
+from fednet.tensors import Layout, Tensors, to_device
+
+DRAWS = (
+    nn.modules.dropout._DropoutNd,
+    nn.RReLU,
+    nn.FractionalMaxPool2d,
+    nn.FractionalMaxPool3d,
+    nn.RNNBase,
+    nn.MultiheadAttention,
+)
+KNOWN = (
+    "torch.nn.",
+    "fednet.models.",
+    "fednet.algorithms.",
+    "fednet.training.",
+    "torchvision.models.resnet",
+    "torchvision.models.vgg",
+)  # draw only where DRAWS does
+
+
+def draws(part: object) -> bool:
+    """Whether a module is of those of torch's that draw from its own generator while they train."""
+    return isinstance(part, DRAWS) and bool(getattr(part, "p", getattr(part, "dropout", True)))
+
+
+def may_draw(part: object) -> bool:
+    """The same of any module, task or loss function. A user's own is taken to, whatever it is made
+    from."""
+    return draws(part) or not getattr(part, "__module__", "").startswith(KNOWN)
+
+
+class Scratch:
+    """`module`, moved to `device`, with its parameters and buffers re-pointed into flat vectors
+    laid out by `layout`.
+
+    Parameters that the layout leaves out (`model.trainable`) keep their initial values and take no
+    gradient. Do not move the module to another device or replace its tensors afterwards: they would
+    no longer be views.
+
+    channels_last: kernels of convolutions lie with their channels innermost, which the CPU's
+    convolutions and pools are faster with. It changes bits, so it is the configuration's choice
+    (`train.memory_format`); what comes out of `values` has the usual order."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        layout: Layout,
+        device: torch.device | str = "cpu",
+        channels_last: bool = False,
+    ) -> None:
+        self.module = module.to(device)
+        self.channels_last = channels_last
+        self.layout = layout
+        self.device = torch.device(device)
+        self._spares: list[Scratch] = []
+        self._lent = 0
+        flat = Tensors.zeros(layout, self.device)
+        self.vector, self.buffers, self.counters = flat.vector, flat.buffers, flat.counters
+        known = dict(self.module.named_parameters())
+        self.parameters: dict[str, nn.Parameter] = {}
+        self._kernels: dict[
+            str, torch.Tensor
+        ] = {}  # the views whose order in memory is not the usual one
+        for parameter in known.values():
+            parameter.requires_grad_(False)
+        for slot in layout.slots:
+            view = flat[slot.name]
+            if slot.role == "parameter":
+                parameter = known[slot.name]
+                if channels_last and len(slot.shape) == 4:
+                    view = view.view(slot.shape[0], *slot.shape[2:], slot.shape[1]).permute(
+                        0, 3, 1, 2
+                    )
+                    self._kernels[slot.name] = view
+                view.copy_(parameter.detach())
+                parameter.data = view
+                self.parameters[slot.name] = parameter.requires_grad_(True)
+            else:
+                path, _, leaf = slot.name.rpartition(".")
+                owner = self.module.get_submodule(path)
+                view.copy_(owner._buffers[leaf])  # type: ignore[arg-type]
+                owner._buffers[leaf] = view
+        self._parts = [(part, list(part.parameters())) for part in self.module.modules()]
+        self.batch_norm = any(isinstance(part, _BatchNorm) for part, _ in self._parts)
+        self.may_draw = any(may_draw(part) for part, _ in self._parts)
+
+    def train_mode(self, alone: bool) -> None:
+        """Train mode, but eval mode where all parameters of a module are frozen; `alone`: BatchNorm
+        in eval mode too, because a batch of one sample has no variance."""
+        if not all(
+            part.training for part, _ in self._parts
+        ):  # to ask is a tenth of setting it, and this is each task's
+            self.module.train()
+        for part, own in self._parts:
+            if (own and not any(p.requires_grad for p in own)) or (
+                alone and isinstance(part, _BatchNorm)
+            ):
+                part.eval()
+
+    def load(self, x: Tensors) -> nn.Module:
+        """Overwrites every tensor of the layout by `x` and returns the module. StateError: another
+        layout."""
+        if x.layout != self.layout:
+            raise StateError(
+                f"a model of {len(self.layout.slots)} tensors cannot hold {len(x.layout.slots)} "
+                f"of "
+                "another layout."
+            )
+        x = x.to(self.device)
+        self.vector.copy_(x.vector)
+        for name, view in self._kernels.items():
+            view.copy_(x[name])
+        self.buffers.copy_(x.buffers)
+        self.counters.copy_(x.counters)
+        return self.module
+
+    def values(self) -> Tensors:
+        """A copy of what the module holds now."""
+        here = self.device.type == "cpu"
+        vector = (
+            torch.from_numpy(lend(self.vector.numel(), np.float32)).copy_(self.vector)
+            if here
+            else self.vector.clone()
+        )
+        out = Tensors(self.layout, vector, self.buffers.clone(), self.counters.clone())
+        for name, view in self._kernels.items():
+            out[name].copy_(view)
+        return out
+
+    def views(self, x: Tensors, names: Iterable[str]) -> list[torch.Tensor]:
+        """x's parameters of these names as shaped views on this device."""
+        vector = to_device(x.vector, self.device)
+        places = [x.layout.places[name] for name in names]
+        return [vector[start:end].view(shape) for _, start, end, shape in places]
+
+    def flat(self, x: Tensors, names: Iterable[str]) -> list[torch.Tensor]:
+        """x's parameters of these names, each as one vector in the order in which the module's own
+        elements lie."""
+        names = list(names)
+        found = []
+        for name, view in zip(names, self.views(x, names)):
+            if name in self._kernels:
+                view = (
+                    torch.empty_like(self.parameters[name])
+                    .copy_(view)
+                    .as_strided((view.numel(),), (1,))
+                )
+            found.append(view.reshape(-1))
+        return found
+
+    def lend(self) -> Scratch:
+        """A further scratch of the same architecture; each call a different one until
+        `take_back`."""
+        if self._lent == len(self._spares):
+            self._spares.append(
+                Scratch(copy.deepcopy(self.module), self.layout, self.device, self.channels_last)
+            )
+        self._lent += 1
+        return self._spares[self._lent - 1]
+
+    def take_back(self) -> None:
+        """A new task begins: what was lent may be lent again."""
+        self._lent = 0

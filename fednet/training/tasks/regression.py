@@ -1,0 +1,54 @@
+"""Values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fednet.registry import task
+
+
+@task("regression")
+class Regression:
+    """Mean squared error; a value counts as correct within `tolerance` (0.5: it rounds to the right
+    whole number).
+
+    outputs: (n, ...) of y's shape, or (n, 1) for y (n,). For another tolerance register a subclass:
+
+        @fednet.task("degrees")
+        class Degrees(Regression):
+            tolerance = 0.1
+    """
+
+    tolerance = 0.5
+
+    def loss(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Mean squared error, a scalar with a graph."""
+        return (self._like(outputs, y) - y).square().mean()
+
+    def losses(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """(n,) squared error of each sample, the mean over its values."""
+        each = (self._like(outputs, y) - y).square()
+        return each if each.ndim == 1 else each.flatten(1).mean(1)
+
+    def counts(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """(2, 1) int64: values within tolerance, and all values."""
+        near = (self._like(outputs, y) - y).abs() <= self.tolerance
+        return torch.stack([near.sum(), near.new_tensor(near.numel(), dtype=torch.int64)]).view(
+            2, 1
+        )
+
+    def accuracy(self, counts: Any) -> float:
+        """Share of values within tolerance, in 0..1; 0 where there is nothing to judge."""
+        near, total = int(counts[0].sum()), int(counts[1].sum())
+        return near / total if total else 0.0
+
+    @staticmethod
+    def _like(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        # (n, 1) - (n,) would broadcast to (n, n) without a word
+        return (
+            outputs.squeeze(-1)
+            if outputs.ndim == y.ndim + 1 and outputs.shape[-1] == 1
+            else outputs
+        )

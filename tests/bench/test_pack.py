@@ -1,0 +1,62 @@
+"""`fednet bench pack`: what it measures is what it says; how long it took is nobody's test."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fednet.bench import methods, pack
+from fednet.cli.main import main
+from fednet.errors import ConfigError
+from tests.algorithms.harness import close
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(
+        methods.SIZES, "cnn", methods.Size("a small one", {"name": "lenet5"}, 16, 8)
+    )
+
+
+def test_both_ways_train_the_same_clients() -> None:
+    clients = pack.Clients("cnn", 3, "cpu")
+    clients.together()
+    together = [scratch.values() for scratch in clients.scratches]
+    assert clients.packing.packs == 1
+    clients.apart()  # in one scratch, which the last client leaves behind
+    assert close(together[2], clients.scratches[0].values(), 1e-5)
+    assert not close(together[1], together[2], 1e-3)
+
+
+def test_the_command_prints_a_line_and_writes_the_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "out.json"
+    assert (
+        main(
+            [
+                "bench",
+                "pack",
+                "--clients",
+                "2",
+                "--device",
+                "cpu",
+                "--repeat",
+                "2",
+                "--json",
+                str(file),
+            ]
+        )
+        == 0
+    )
+    (record,) = json.loads(file.read_text())
+    assert (record["clients"], record["device"], record["repeat"]) == (2, "cpu", 2)
+    assert record["ratio"]["min"] > 0
+    assert "2 clients: one after another" in capsys.readouterr().out
+
+
+def test_an_unknown_size_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--workload"):
+        list(pack.bench(["W9"], 2, "cpu", 1))

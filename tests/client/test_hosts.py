@@ -1,0 +1,230 @@
+"""A federation over real network stacks: a server and three client hosts, each a network namespace,
+joined by a bridge."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fednet.cli.main import main
+from tests.processes import lines, processes, small, until
+
+CLIENTS = 3
+
+
+class Network:
+    """Namespaces fednetPID-sw (the bridge), -s (the server, 10.77.0.1) and -c0, ... (the clients,
+    10.77.0.10, ...)."""
+
+    def __init__(self) -> None:
+        self.name = f"fednet{os.getpid()}"
+
+    def space(self, host: str) -> str:
+        return f"{self.name}-{host}"
+
+    def inside(self, host: str) -> tuple[str, ...]:
+        """The words before a command that is to run on `host`."""
+        return ("ip", "netns", "exec", self.space(host))
+
+    def ip(self, host: str, words: str) -> None:
+        _run("ip", "-n", self.space(host), *words.split())
+
+    def join(self, host: str, address: str) -> None:
+        _run("ip", "netns", "add", self.space(host))
+        self.ip("sw", f"link add {host} type veth peer name eth0 netns {self.space(host)}")
+        self.ip("sw", f"link set {host} master bridge up")
+        self.ip(host, f"addr add {address}/24 dev eth0")
+        self.ip(host, "link set eth0 up")
+        self.ip(host, "link set lo up")
+
+    def shape(self, host: str, rate: str) -> None:
+        """What `host` sends leaves it no faster than that."""
+        _run(
+            "tc",
+            "-n",
+            self.space(host),
+            "qdisc",
+            "replace",
+            "dev",
+            "eth0",
+            "root",
+            "tbf",
+            "rate",
+            rate,
+            "burst",
+            "256kbit",
+            "latency",
+            "400ms",
+        )
+
+    def cut(self, host: str, off: bool) -> None:
+        self.ip("sw", f"link set {host} {'down' if off else 'up'}")
+
+
+def _run(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True, text=True)
+
+
+@contextmanager
+def network() -> Iterator[Network]:
+    made = Network()
+    try:
+        try:
+            _run("ip", "netns", "add", made.space("sw"))
+            made.ip("sw", "link add bridge type bridge")
+            made.ip("sw", "link set bridge up")
+            made.join("s", "10.77.0.1")
+            for k in range(CLIENTS):
+                made.join(f"c{k}", f"10.77.0.{10 + k}")
+            _run(
+                "tc",
+                "-n",
+                made.space("c2"),
+                "qdisc",
+                "add",
+                "dev",
+                "eth0",
+                "root",
+                "tbf",
+                "rate",
+                "4mbit",
+                "burst",
+                "32kbit",
+                "latency",
+                "400ms",
+            )
+        except (OSError, subprocess.CalledProcessError) as cannot:
+            pytest.skip(
+                f"no network namespaces, bridge or tbf here: "
+                f"{(getattr(cannot, 'stderr', '') or str(cannot)).strip()}"
+            )
+        yield made
+    finally:
+        for host in ("s", *(f"c{k}" for k in range(CLIENTS)), "sw"):
+            subprocess.run(
+                ["ip", "netns", "del", made.space(host)], check=False, capture_output=True
+            )
+
+
+def test_a_host_that_is_cut_off_is_counted_out_and_takes_part_again_when_it_is_back(tmp_path):
+    with network() as hosts, processes(tmp_path) as all:
+        assert main(["keys", "lab", str(tmp_path / "keys"), "--clients", str(CLIENTS)]) == 0
+        server = all.server(
+            "--bind",
+            "tcp://10.77.0.1:0",
+            "--keys",
+            tmp_path / "keys",
+            prefix=hosts.inside("s"),
+            sets=(
+                "clients=3",
+                "rounds=1000000",
+                "security.curve=true",
+                "round.lost={closed: 0.5, silent: 3}",
+            ),
+        )
+        clients = [
+            all.client(
+                k,
+                "--keys",
+                tmp_path / "keys" / "clients" / f"{k}.key",
+                prefix=hosts.inside(f"c{k}"),
+            )
+            for k in range(CLIENTS)
+        ]
+        rounds = tmp_path / "run" / "rounds.jsonl"
+
+        def last(*completed: int) -> bool:
+            return [r["completed"] for r in lines(rounds)[-1:]] == [list(completed)]
+
+        until(lambda: last(0, 1, 2), "a round of all three", server, *clients)
+        hosts.cut("c1", off=True)
+        until(lambda: last(0, 2), "a round without the host that is cut off", server, *clients)
+        hosts.cut("c1", off=False)
+        until(lambda: last(0, 1, 2), "it is back", server, *clients)
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(60) == 4, server.said()
+        assert json.loads((tmp_path / "run" / "server.json").read_text())["address"].startswith(
+            "tcp://10.77.0.1:"
+        )
+    events = lines(tmp_path / "run" / "events.jsonl")
+    assert [1] in [e["clients"] for e in events if e["type"] == "away" and e["why"] == "silent"]
+    assert [1] in [e["clients"] for e in events if e["type"] in ("back", "rejoined")]
+
+
+def memory(pid: int) -> int:
+    """Bytes that a process has in memory."""
+    (found,) = (
+        line
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if line.startswith("VmRSS")
+    )
+    return int(found.split()[1]) << 10
+
+
+@pytest.mark.slow
+def test_a_link_that_is_cut_in_mid_upload_leaves_a_round_short_and_every_round_right(tmp_path):
+    """45 MB a model. The connection is half open: neither side is told that the link is gone."""
+    sets = ("clients=3", "round.lost={closed: 1, silent: 3}", "model={name: mlp, hidden: [540000]}")
+    with network() as hosts, processes(tmp_path) as all:
+        hosts.shape("c1", "80mbit")
+        hosts.shape("c2", "10gbit")
+        server = all.server(
+            "--bind",
+            "tcp://10.77.0.1:0",
+            "--insecure",
+            prefix=hosts.inside("s"),
+            sets=(*sets, "rounds=1000000"),
+        )
+        clients = [all.client(k, prefix=hosts.inside(f"c{k}")) for k in range(CLIENTS)]
+        rounds, spooled = (
+            tmp_path / "run" / "rounds.jsonl",
+            tmp_path / "run" / "checkpoint" / "round-1" / "0-1-train.bin",
+        )
+
+        def completed() -> list[list[int]]:
+            return [r["completed"] for r in lines(rounds)]
+
+        until(
+            lambda: spooled.exists() and spooled.stat().st_size > 8e6,
+            "an upload under way",
+            server,
+            *clients,
+        )
+        hosts.cut("c1", off=True)
+        until(completed, "the round without it", server, *clients)
+        assert completed()[0] == [0, 2]
+        seen = len(completed())
+        until(lambda: len(completed()) > seen, "a round after it", server, *clients)
+        without = memory(server.pid)
+        hosts.cut("c1", off=False)
+        until(lambda: completed()[-1] == [0, 1, 2], "it is back", server, *clients)
+        print("server's memory: without", without, "with", memory(server.pid))
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(60) == 4, server.said()
+        found = [r["model_sha256"] for r in lines(rounds)]
+        again = all.start(
+            "main",
+            "run",
+            *small(*sets, f"rounds={len(found)}", f"faults={{replay: {tmp_path / 'run'}}}"),
+            "--out",
+            tmp_path / "again",
+            "--in-process",
+        )
+        assert again.wait(240) == 0, again.said()
+        assert [
+            r["model_sha256"] for r in lines(tmp_path / "again" / "run" / "rounds.jsonl")
+        ] == found
+    lost = [
+        e
+        for e in lines(tmp_path / "run" / "wire.jsonl")
+        if e["client"] == 1 and e["type"] == "reply" and e["round"] == 1
+    ]
+    assert lost
+    assert not any(e["useful"] for e in lost)

@@ -1,0 +1,165 @@
+"""Whole runs with `train.pack`: near to those without, and the same to the bit wherever they run
+and whoever meets whom."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import pytest
+import torch
+
+from fednet.client import packing
+from fednet.client.workplace import Workplace
+from fednet.errors import ConfigError
+from fednet.training import packed
+from tests import rooms
+
+RUN = {
+    "clients": 5,
+    "rounds": 2,
+    "participation": 0.8,
+    "train": {"pack": 3, "epochs": 2, "momentum": 0.9},
+    "data": {"partition": {"scheme": "dirichlet", "alpha": 1.0}, "samples": 150},
+    "evaluate": {"clients": "auto"},
+}
+
+
+@pytest.fixture
+def lanes(monkeypatch):
+    """How many clients were in each pack."""
+    found: list[int] = []
+    descend = packed.descend
+
+    def counted(some, n, task):
+        found.append(len(some))
+        assert n == 3
+        descend(some, n, task)
+
+    monkeypatch.setattr(packing.packed, "descend", counted)
+    return found
+
+
+def test_a_run_is_packed_and_near_to_one_that_is_not(tmp_path, lanes):
+    together = rooms.run(tmp_path / "together", **RUN)
+    assert sum(lanes) == 2 * 4
+    assert max(lanes) > 1
+    alone = rooms.run(tmp_path / "alone", **rooms.merged(RUN, {"train": {"pack": 1}}))
+    assert sum(lanes) == 2 * 4
+    a, b = (
+        [(r["train_loss"], r["test_loss"]) for r in rooms.lines(d / "rounds.jsonl")]
+        for d in (together, alone)
+    )
+    assert a == [pytest.approx(r, rel=1e-4) for r in b]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm": {"name": "scaffold"}},
+        {"algorithm": {"name": "fedrep"}, "evaluate": {"clients": "all", "finetune": True}},
+    ],
+    ids=["scaffold", "fedrep"],
+)
+def test_the_same_bits_in_one_process_and_in_several_whoever_meets_whom(tmp_path, changes):
+    changes = rooms.merged(RUN, changes)
+    one = rooms.hashes(rooms.run(tmp_path / "one", **changes))
+    assert rooms.hashes(rooms.processes(tmp_path / "two", workers=2, **changes)) == one
+    assert len(set(one)) == 2
+
+
+def test_the_same_bits_where_some_are_lost_in_the_middle_of_a_pack(tmp_path, lanes):
+    struck = [
+        {"round": 1, "client": k, "kind": "crash", "rounds": 1} for k in (0, 1, 2)
+    ]  # in the middle of their training
+    first, second = (
+        rooms.run(tmp_path / name, **RUN, faults={"schedule": struck})
+        for name in ("first", "second")
+    )
+    assert rooms.hashes(first) == rooms.hashes(second)
+    row = rooms.lines(first / "rounds.jsonl")[0]
+    assert set(row["selected"]) - set(row["completed"]) == set(row["selected"]) & {0, 1, 2} != set()
+    assert row["completed"]
+    assert max(lanes) > 1
+
+
+def test_the_same_bits_where_memory_was_short_for_a_pack(tmp_path, monkeypatch):
+    expected = rooms.hashes(rooms.run(tmp_path / "room", **RUN))
+    descend, short = packed.descend, list[int]()
+
+    def crowded(some, n, task):
+        if len(some) > 1 and not short:
+            short.append(len(some))
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        descend(some, n, task)
+
+    monkeypatch.setattr(packing.packed, "descend", crowded)
+    assert rooms.hashes(rooms.run(tmp_path / "short", **RUN)) == expected
+    assert short
+
+
+@pytest.mark.parametrize("tasks_in_a_round", [0.4, 0.8])  # fewer than may be at work at once; more
+@pytest.mark.parametrize("short", [1, 2])
+def test_nobody_waits_in_a_pack_for_a_task_that_memory_was_short_for_before_it_came_there(
+    tmp_path, monkeypatch, tasks_in_a_round, short
+):
+    run = rooms.merged(RUN, {"rounds": 1, "participation": tasks_in_a_round})
+    expected = rooms.hashes(rooms.run(tmp_path / "room", **run))
+    do, turns, waits = Workplace.do, itertools.count(), threading.Barrier(short)
+
+    def crowded(self, task, *rest):
+        if next(turns) < short:
+            waits.wait(20.0)  # both at the same limit: it is lowered once
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return do(self, task, *rest)
+
+    monkeypatch.setattr(Workplace, "do", crowded)
+    assert rooms.hashes(rooms.run(tmp_path / "short", **run)) == expected
+
+
+def test_a_method_that_draws_new_models_beside_others_at_work(tmp_path):
+    changes = rooms.merged(
+        RUN,
+        {
+            "algorithm": {"name": "feddc", "iterations": 2},
+            "rounds": 1,
+            "model": {"name": "convnet3", "width": 4},
+            "data": {"shape": [1, 8, 8]},
+        },
+    )
+    assert rooms.hashes(rooms.run(tmp_path / "one", **changes)) == rooms.hashes(
+        rooms.run(tmp_path / "two", **changes)
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        (
+            {"train": {"pack": 4, "optimizer": "adam"}},
+            r"train\.pack: packed clients are trained with train\.optimizer sgd, not adam",
+        ),
+        ({"train": {"pack": 4, "precision": "bf16"}}, r"train\.precision fp32 or tf32, not bf16"),
+        (
+            {"train": {"pack": 4}, "data": {"augment": "flip", "shape": [1, 8, 8]}},
+            r"data\.augment none, not flip",
+        ),
+        ({"train": {"pack": 65}}, r"train\.pack: expected a whole number >= 1 and <= 64, got 65"),
+        ({"train": {"pack": 0}}, r"train\.pack: expected"),
+    ],
+)
+def test_a_configuration_that_can_never_pack_is_refused(changes, found):
+    with pytest.raises(ConfigError, match=found):
+        rooms.small(**changes)
+    if changes["train"]["pack"] == 4:
+        rooms.small(**rooms.merged(changes, {"train": {"pack": 1}}))
+
+
+def test_a_model_with_buffers_is_refused_before_the_run(tmp_path):
+    with pytest.raises(ConfigError, match=r"train\.pack: the model has buffers or BatchNorm"):
+        rooms.run(
+            tmp_path,
+            train={"pack": 2},
+            model={"name": "resnet18_bn_proj"},
+            data={"shape": [3, 32, 32]},
+        )

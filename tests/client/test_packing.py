@@ -1,0 +1,231 @@
+"""Who is trained with whom: threads come and go, and nobody waits for ever. No training: a pack is
+what the test says it is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fednet.client.packing import Packing
+from fednet.training import packed
+
+LIMIT_S = 20.0  # nothing is expected to take so long: it bounds a test that would hang
+
+
+class Lane:
+    """What a packing sees of a lane."""
+
+    def __init__(self, name: int, kind: str = "a", fails: BaseException | None = None) -> None:
+        self.name, self.kind, self.fails = name, (kind,), fails
+        self.scratch = SimpleNamespace(device=torch.device("cpu"))
+        self.course: Any = None
+        self.error: BaseException | None = None
+
+
+class Scene:
+    """Tasks in threads; `packs` are the names of those that were trained together."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, n: int, limit: int = 99) -> None:
+        self.packs: list[list[int]] = []
+        self.broken: BaseException | None = None
+        self.held: threading.Event | None = None  # a pack that runs until this is set
+        self.running = threading.Event()
+        self.packing = Packing(n, None, lambda card: limit)
+        self.threads: list[threading.Thread] = []
+        self.ends: dict[int, Any] = {}
+        monkeypatch.setattr(packed, "check_lane", lambda task, lane: None)
+        monkeypatch.setattr(packed, "descend", self._descend)
+
+    def _descend(self, lanes: list[Lane], n: int, task: Any) -> None:
+        self.packs.append(sorted(lane.name for lane in lanes))
+        assert len(lanes) <= n
+        self.running.set()
+        if self.held is not None:
+            assert self.held.wait(LIMIT_S)
+        if self.broken is not None:
+            raise self.broken
+        for lane in lanes:
+            lane.error, lane.course = (
+                lane.fails,
+                None if lane.fails is not None else f"course {lane.name}",
+            )
+
+    def task(
+        self, name: int, *lanes: Lane, card: int = 0, first: Callable[[], Any] = lambda: None
+    ) -> None:
+        """Starts a task that is due already: it does `first`, then each descent."""
+
+        def work() -> None:
+            with self.packing.at_work(card):
+                try:
+                    first()
+                    self.ends[name] = [self.packing.descend(card, lane) for lane in lanes]  # type: ignore[arg-type]
+                except BaseException as broken:
+                    self.ends[name] = broken
+
+        self.threads.append(threading.Thread(target=work))
+        self.threads[-1].start()
+
+    def due(self, n: int) -> None:
+        for _ in range(n):
+            self.packing.expect()
+
+    def over(self) -> list[list[int]]:
+        for thread in self.threads:
+            thread.join(LIMIT_S)
+            assert not thread.is_alive()
+        return self.packs
+
+
+@pytest.fixture
+def scene(monkeypatch):
+    return lambda *args, **more: Scene(monkeypatch, *args, **more)
+
+
+def test_so_many_as_fit_go_together(scene):
+    s = scene(3)
+    s.due(3)
+    for k in range(3):
+        s.task(k, Lane(k))
+    assert s.over() == [[0, 1, 2]]
+    assert s.ends == {k: [f"course {k}"] for k in range(3)}
+    assert s.packing.packs == 1
+
+
+def test_fewer_go_when_nobody_else_can_come(scene):
+    s = scene(8)
+    s.due(2)
+    s.task(0, Lane(0))
+    s.task(1, Lane(1))
+    assert s.over() == [[0, 1]]
+
+
+def test_a_task_that_is_due_is_waited_for(scene):
+    s = scene(8)
+    s.due(3)
+    for k in (2, 0, 1):
+        s.task(k, Lane(k))
+    assert s.over() == [[0, 1, 2]]
+
+
+def test_no_thread_waits_for_a_task_that_no_thread_can_take(scene):
+    s = scene(8, limit=2)
+    s.due(3)
+    s.task(0, Lane(0))
+    s.task(1, Lane(1))
+    assert s.over() == [[0, 1]]
+    s.task(2, Lane(2))
+    assert s.over() == [[0, 1], [2]]
+
+
+def test_who_leaves_without_a_descent_is_no_longer_waited_for(scene):
+    s = scene(8)
+    s.due(3)
+    gone = threading.Event()
+    s.task(0, Lane(0))
+    s.task(1, Lane(1))
+    s.task(2, first=lambda: gone.wait(LIMIT_S))
+    assert not s.packs
+    gone.set()
+    assert s.over() == [[0, 1]]
+    assert s.ends[2] == []
+
+
+def test_who_fails_on_the_way_is_no_longer_waited_for(scene):
+    s = scene(8)
+    s.due(2)
+
+    def fails():
+        raise ValueError("broken")
+
+    s.task(0, Lane(0))
+    s.task(1, Lane(1), first=fails)
+    assert s.over() == [[0]]
+    assert isinstance(s.ends[1], ValueError)
+
+
+def test_unlike_descents_are_not_in_one_pack(scene):
+    s = scene(3)
+    s.due(3)
+    for k, kind in enumerate("aba"):
+        s.task(k, Lane(k, kind))
+    assert sorted(s.over()) == [[0, 2], [1]]
+
+
+def test_a_task_may_descend_several_times(scene):
+    s = scene(2)
+    s.due(2)
+    s.task(0, Lane(0), Lane(0), Lane(0))
+    s.task(1, Lane(1))
+    assert s.over() == [[0, 1], [0], [0]]
+
+
+def test_those_who_come_while_a_pack_runs_wait_for_it(scene):
+    s = scene(3)
+    s.held = threading.Event()
+    s.due(1)
+    s.task(0, Lane(0), Lane(10))
+    assert s.running.wait(LIMIT_S)
+    s.due(1)
+    s.task(1, Lane(1))
+    assert s.packs == [[0]]
+    s.held.set()
+    assert s.over() == [[0], [1, 10]]
+
+
+def test_one_that_is_cancelled_in_a_pack_leaves_the_others_alone(scene):
+    s = scene(3)
+    s.due(3)
+    cancelled = KeyError("not wanted")
+    for k in range(3):
+        s.task(k, Lane(k, fails=cancelled if k == 1 else None))
+    s.over()
+    assert s.ends == {0: ["course 0"], 1: cancelled, 2: ["course 2"]}
+
+
+def test_what_ends_a_pack_is_said_to_each_by_an_exception_of_its_own(scene):
+    s = scene(3)
+    s.broken = torch.OutOfMemoryError("CUDA out of memory.")
+    s.due(3)
+    for k in range(3):
+        s.task(k, Lane(k))
+    s.over()
+    assert all(
+        isinstance(end, torch.OutOfMemoryError) and str(end) == "CUDA out of memory."
+        for end in s.ends.values()
+    )
+    assert len({id(end) for end in s.ends.values()}) == 3
+
+
+def test_each_card_has_packs_of_its_own(scene):
+    s = scene(4, limit=2)
+    s.due(4)
+    for k in range(4):
+        s.task(k, Lane(k), card=k % 2)
+    assert sorted(s.over()) == [[0, 2], [1, 3]]
+
+
+def test_many_tasks_in_few_threads_all_end(scene):
+    s, tasks = scene(4, limit=4), list(range(40))
+    s.due(40)
+    lock = threading.Lock()
+
+    def work() -> None:
+        while True:
+            with lock:
+                if not tasks:
+                    return
+                name = tasks.pop()
+            with s.packing.at_work(0):
+                if name % 7:
+                    s.packing.descend(0, Lane(name, "ab"[name % 5 == 0]))
+
+    s.threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in s.threads:
+        thread.start()
+    assert sorted(name for pack in s.over() for name in pack) == [k for k in range(40) if k % 7]

@@ -1,0 +1,172 @@
+"""Compressors in whole runs: what both ends compute from, what is fed back, and what is left
+alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fednet.algorithms.base import Payload, Weights
+from fednet.errors import ConfigError, Stopped
+from fednet.experiment import build as experiment
+from fednet.experiment.store import read_record
+from fednet.registry import algorithm
+from fednet.tensors import Layout, Slot, Tensors
+from fednet.wire import compress
+from fednet.wire.codec import Codec
+from tests.rooms import hashes, lines, processes, run, small, summary
+
+SPARSE = {
+    "up": {"delta": ["topk(0.2)", "qsgd(8)"], "state": ["topk(0.2)"], "control": ["sign"]},
+    "down": {"state": ["qsgd(4)"], "control": ["sign"]},
+}
+SCAFFOLD = {"algorithm": {"name": "scaffold"}, "wire": SPARSE, "rounds": 4, "participation": 0.67}
+LAYOUT = Layout(
+    (Slot("w", (4,), "parameter"), Slot("mean", (2,), "buffer"), Slot("n", (), "counter"))
+)
+
+
+class Whole(Payload):
+    x: Weights
+
+
+def tensors(*values, mean=(0.125, -3.3), n=7):
+    return Tensors(
+        LAYOUT, torch.tensor(values, dtype=torch.float32), torch.tensor(mean), torch.tensor([n])
+    )
+
+
+def codec(*chain):
+    return Codec(LAYOUT, {"state": compress.parse(chain)})
+
+
+def crossed(c, payload, reference=None, residuals=None, **more):
+    encoded = c.encode(payload, residuals=residuals, reference=reference, **more)
+    return c.decode(Whole, encoded.form, encoded.body.whole(), reference).x, encoded
+
+
+def test_a_state_goes_as_the_difference_to_what_both_have():
+    got, encoded = crossed(codec("topk(0.25)"), Whole(x=tensors(1, 2, 3, 9)), tensors(1, 2, 4, 4))
+    assert got.vector.tolist() == [1, 2, 4, 9]  # of the differences 0, 0, -1, 5 the largest crossed
+    assert encoded.seen.x.vector.tolist() == [1, 2, 4, 9]
+
+
+def test_a_lossless_chain_gives_back_every_bit():
+    odd = tensors(1e-8, 1 / 3, -2.7e19, 3e-39)
+    got, _ = crossed(codec("zstd"), Whole(x=odd), tensors(1, 1, 1, 1))
+    assert torch.equal(got.vector, odd.vector)
+
+
+def test_buffers_and_counters_cross_as_they_are():
+    got, encoded = crossed(codec("sign"), Whole(x=tensors(1, -2, 3, -4)))
+    assert got.vector.tolist() == [2.5, -2.5, 2.5, -2.5]
+    assert got.buffers.tolist() == torch.tensor([0.125, -3.3]).tolist()
+    assert got.counters.tolist() == [7]
+    assert (encoded.form[0].size, encoded.form[0].raw) == (4 + 1 + 8 + 8, 16 + 8 + 8)
+
+
+def test_what_was_left_out_is_sent_next_and_exchanges_keep_apart():
+    c, residuals = codec("topk(0.25)"), {}
+    crossed(c, Whole(x=tensors(0, 0, 3, 4)), residuals=residuals, slot="0/")
+    assert residuals["0/x"].tolist() == [0, 0, 3, 0]
+    got, _ = crossed(c, Whole(x=tensors(0, 0, 3, 4)), residuals=residuals, slot="0/")
+    assert got.vector.tolist() == [0, 0, 6, 0]
+    got, _ = crossed(c, Whole(x=tensors(0, 0, 3, 4)), residuals=residuals, slot="1/")
+    assert got.vector.tolist() == [0, 0, 0, 4]
+
+
+def test_of_a_broadcast_the_shared_value_alone_has_a_residual():
+    c, residuals, cache = codec("topk(0.25)"), {}, {}
+    shared = tensors(0, 0, 3, 4)
+    for x in (shared, tensors(5, 5, 5, 8), shared):
+        got, _ = crossed(c, Whole(x=x), residuals=residuals, cache=cache)
+    assert got.vector.tolist() == [0, 0, 0, 4]
+    assert residuals["x"].tolist() == [0, 0, 3, 0]
+
+
+def test_the_draws_of_a_stochastic_chain_are_the_callers():
+    c = codec("qsgd(2)")
+    one, two = (
+        crossed(c, Whole(x=tensors(0.1, 0.2, 0.3, 1)), rng=lambda name: np.random.default_rng(5))[0]
+        for _ in range(2)
+    )
+    assert torch.equal(one.vector, two.vector)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("alone"), **SCAFFOLD)
+
+
+def test_processes_come_to_the_same_bits(alone, tmp_path):
+    directory = processes(tmp_path, **SCAFFOLD)
+    assert hashes(directory) == hashes(alone)
+    one, other = (lines(d / "rounds.jsonl") for d in (directory, alone))
+    assert (
+        [r["useful"] for r in one] == [r["predicted"] for r in one] == [r["useful"] for r in other]
+    )
+
+
+def test_residuals_survive_a_resume(alone, tmp_path):
+    def after_two(record):
+        if record["round"] == 2:
+            raise Stopped("here")
+
+    with pytest.raises(Stopped):
+        run(tmp_path, callback=after_two, **SCAFFOLD)
+    directory = run(tmp_path, resume=True, **SCAFFOLD)
+    assert hashes(directory) == hashes(alone)
+    found = summary(directory)
+    assert found["useful"] == found["predicted"] == summary(alone)["useful"]
+
+
+def test_residuals_are_the_clients_own_and_one_of_the_server(alone):
+    method = algorithm.get("scaffold")
+    saved = [
+        f for f in (alone / "state").glob("*/client-*/*.safetensors") if ".local." not in f.name
+    ]
+    found = [read_record(f, method.Client).residuals for f in saved]
+    assert found
+    assert all(set(r) == {"0/dy", "0/dc"} and r["0/dy"].abs().sum() > 0 for r in found)
+    assert any((alone / "checkpoint").glob("state-*"))
+
+
+def test_rows_have_the_bytes_before_and_after(alone):
+    shared = experiment.build(small(**SCAFFOLD)).shared
+    rows = [r for r in lines(alone / "wire.jsonl") if r["type"] == "reply"]
+    assert {r["raw_bytes"] for r in rows} == {2 * shared.nbytes + 24}
+    assert all(sum(r["kinds"].values()) < r["raw_bytes"] / 3 for r in rows)
+
+
+def test_zstd_changes_no_bit_of_a_run(tmp_path):
+    packed = {"wire": {"up": {"state": ["zstd"]}, "down": {"state": ["zstd"]}}}
+    assert hashes(run(tmp_path / "a", **packed)) == hashes(run(tmp_path / "b"))
+
+
+def test_what_is_judged_comes_down_as_it_is():
+    exp = experiment.build(
+        small(wire={"down": {"state": ["topk(0.1)", "zstd"], "delta": ["zstd"]}})
+    )
+    assert set(exp.exact.chains) == {"delta"}
+
+
+def test_both_sides_must_have_the_initial_values_that_differences_are_to():
+    plain, one, other = (
+        experiment.build(small(seed=seed, wire={"down": down}))
+        for seed, down in ((0, {}), (0, {"state": ["fp16"]}), (1, {"state": ["fp16"]}))
+    )  # noqa: E501
+    assert plain.digest == plain.shared.digest
+    assert len({plain.digest, one.digest, other.digest}) == 3
+
+
+def test_a_kind_that_holds_no_tensors_of_the_model_is_refused():
+    with pytest.raises(
+        ConfigError,
+        match=r"wire.up.statistics: fedavg sends 'run' of this kind, which is no tensor of the "
+        r"model; compressors apply to state\.",
+    ):  # noqa: E501
+        experiment.build(small(wire={"up": {"statistics": ["zstd"]}}))
+    experiment.build(
+        small(wire={"up": {"control": ["fp16"]}})
+    )  # fedavg sends none: the configuration may serve others too

@@ -1,0 +1,169 @@
+"""Configurations, checkpoints, client states and data that someone else wrote: an error, and
+nothing of them is run."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fednet import config
+from fednet.algorithms.base import Empty
+from fednet.algorithms.fedavg import FedAvg
+from fednet.algorithms.state import read_state
+from fednet.data.datasets.arrays import arrays
+from fednet.errors import ConfigError, DataError, StateError
+from fednet.experiment.store import RowStore, read_record
+from fednet.server.checkpoint import Checkpoints
+from fednet.tensors import Layout
+
+PACKAGE = Path(__file__).resolve().parents[2] / "fednet"
+VECTORS = {part: {"$tensor": "a"} for part in ("vector", "buffers", "counters")}
+
+
+def record(x: object) -> str:
+    return json.dumps({"$record": {"x": x}})
+
+
+TREES = {
+    "a field too many": json.dumps({"$record": {"x": 1, "y": 2}}),
+    "no field": json.dumps({"$record": {}}),
+    "a class's own name": json.dumps({"$record": {"__class__": "os.system"}}),
+    "no record": "5",
+    "a list": "[]",
+    "null": "null",
+    "a record of a number": json.dumps({"$record": 5}),
+    "a layout beyond its tensor": record({"$tensors": [["w", [10**12], "parameter"]], **VECTORS}),
+    "a role of its own": record({"$tensors": [["w", [4], "code"]], **VECTORS}),
+    "a tensor that is not there": record({"$tensor": "b"}),
+    "an unhashable key": record({"$dict": [[[1], 2]]}),
+    "a million deep": "[" * 10**6,
+    "not JSON": "{",
+}
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_a_state_file_that_is_not_what_was_declared_is_an_error(tmp_path, tree):
+    file = tmp_path / "s.safetensors"
+    save_file({"a": torch.zeros(4)}, file, metadata={"tree": tree})
+    with pytest.raises(StateError):
+        read_state(file, FedAvg.Server)
+    if tree != TREES["no field"]:  # of a client's record, all fields have defaults
+        with pytest.raises(StateError):
+            read_record(file, Empty)
+
+
+def test_a_pickle_in_the_place_of_a_state_is_an_error(tmp_path):
+    file = tmp_path / "s.safetensors"
+    torch.save({"x": torch.zeros(2)}, file)
+    with pytest.raises(StateError):
+        read_state(file, FedAvg.Server)
+
+
+@pytest.mark.parametrize(
+    "name", ["../../secret.safetensors", "/etc/state-00.safetensors", "state-00.safetensors/../x"]
+)
+def test_a_checkpoint_names_no_file_outside_its_folder(tmp_path, name):
+    (tmp_path / "manifest.json").write_text(
+        json.dumps({"files": {"server": name}, "progress": {"run": "r"}})
+    )
+    with pytest.raises(StateError, match="not a whole checkpoint"):
+        Checkpoints(tmp_path).load(FedAvg.Server)
+
+
+def test_a_row_names_no_file_outside_its_folder(tmp_path):
+    with pytest.raises(StateError, match="is not the name of a row"):
+        RowStore(tmp_path).read("../../elsewhere", Layout(()))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "name: !!python/object/apply:os.system ['touch ran']",
+        "name: !!python/name:os.system",
+        "seed: !!int 5 5",
+        "data: !!python/object/new:subprocess.Popen [[touch, ran]]",
+    ],
+)
+def test_a_tag_in_a_configuration_is_an_error_and_runs_nothing(tmp_path, monkeypatch, text):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").write_text(text)
+    for read in (
+        lambda: config.load(tmp_path / "c.yaml"),
+        lambda: config.from_text(text, "the wire"),
+    ):
+        with pytest.raises(ConfigError):
+            read()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_anchors_that_stand_for_billions_of_values_are_refused_at_once():
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"] + [
+        f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)
+    ]
+    with pytest.raises(ConfigError, match="more than 100000 values"):
+        config.from_text("\n".join(lines), "the wire")
+
+
+def test_a_configuration_nested_without_end_is_an_error():
+    with pytest.raises(ConfigError, match="nested too deep"):
+        config.from_text("data: " + "[" * 20_000, "the wire")
+
+
+def test_a_configuration_from_the_wire_imports_nothing(tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    made = config.from_text(f"load: [{own}]", "the wire")
+    assert made.load == (str(own),)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_objects_in_an_npz_are_not_unpickled(tmp_path):
+    class Runs:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "ran",))
+
+    np.savez(tmp_path / "x.npz", x_train=np.array([Runs()], dtype=object), y_train=np.zeros(1))
+    with pytest.raises(DataError, match="plain arrays"):
+        arrays(tmp_path, path="x.npz")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_nothing_in_the_package_can_run_what_it_reads():
+    """No pickle, marshal or shelve; no eval, exec or compile; no torch.load, no YAML loader that
+    makes objects."""
+    found = []
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                names = [a.name for a in node.names] + [getattr(node, "module", None) or ""]
+                found += [
+                    (path.name, n)
+                    for n in names
+                    if n.split(".")[0]
+                    in ("pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib")
+                ]
+            elif isinstance(node, ast.Call):
+                call = ast.unparse(node.func)
+                if call in (
+                    "eval",
+                    "exec",
+                    "torch.load",
+                    "yaml.load",
+                    "yaml.unsafe_load",
+                    "yaml.full_load",
+                    "np.fromfile",
+                    "compile",
+                ):
+                    found.append((path.name, call))
+                found += [
+                    (path.name, "allow_pickle")
+                    for k in node.keywords
+                    if k.arg == "allow_pickle" and ast.unparse(k.value) != "False"
+                ]
+    assert found == []

@@ -1,0 +1,230 @@
+"""Clients' links: drawn, emulated, and reckoned on the virtual clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from fednet.errors import ConfigError
+from fednet.experiment import links
+from fednet.experiment.clock import VirtualClock
+from fednet.protocol.rules import Job, Rules, Send
+from fednet.protocol.server import ServerProtocol
+from fednet.server.timing import TIMES, fitted, taken
+from fednet.transport.shaped import Link
+from fednet.wire import messages as m
+from fednet.wire.codec import Body
+from fednet.wire.messages import Field
+from tests.rooms import hashes, lines, processes, run, small
+
+
+# -- which link ------------------------------------------------------------------------------------
+def test_a_figure_is_drawn_once_a_client_from_the_seed():
+    config = small(
+        clients=400, link={"up_mbps": "lognormal(10, 1)", "latency_ms": "uniform(5, 20)"}
+    )
+    rates = sorted(links.of(config, c).up_mbps for c in range(400))
+    delays = [links.of(config, c).latency_ms for c in range(400)]
+    assert 8 < rates[200] < 12.5  # the median
+    assert (
+        2.2 < rates[336] / rates[200] < 3.3
+    )  # e: a share of 0.84 lies below one sigma above the median
+    assert 5 <= min(delays) < 5.5 < 19.5 < max(delays) <= 20
+    again = small(clients=3, rounds=9, link={"up_mbps": "lognormal(10, 1)"})
+    assert [links.of(again, c).up_mbps for c in range(3)] == [
+        links.of(config, c).up_mbps for c in range(3)
+    ]
+    other = small(clients=3, link={"up_mbps": "lognormal(10, 1)", "seed": 1})
+    assert links.of(other, 0).up_mbps != links.of(config, 0).up_mbps
+
+
+def test_a_client_may_have_a_profile_of_its_own_or_a_drawn_one():
+    config = small(
+        clients=3,
+        link={
+            "profile": "lan",
+            "down_mbps": 7,
+            "per_client": {"1": {"profile": "3g"}, "2": {"up_mbps": 2}},
+        },
+    )
+    assert links.shape(config, 0) == Link(up_mbps=1000, down_mbps=7, latency_ms=0.1)
+    assert links.shape(config, 1) == Link(up_mbps=0.768, down_mbps=1.6, latency_ms=150)
+    assert links.shape(config, 2) == Link(up_mbps=2, down_mbps=7, latency_ms=0.1)
+    drawn = small(clients=60, link={"profile": "choice(3g, wifi, wifi)"})
+    up = [links.of(drawn, c).up_mbps for c in range(60)]
+    assert set(up) == {0.768, 15}
+    assert 30 < up.count(15) < 50  # twice as likely
+
+
+@pytest.mark.parametrize(
+    ("link", "said"),
+    [
+        (
+            {"up_mbps": "normal(1, 2)"},
+            r"link.up_mbps: expected a float > 0 or lognormal\(median, sigma\) or uniform\(low, "
+            r"high\) or null",
+        ),
+        (
+            {"up_mbps": "uniform(5, 2)"},
+            "link.up_mbps: uniform\\(5, 2\\): expected a median above 0, or two figures above 0 "
+            "in ascending order.",
+        ),
+        (
+            {"profile": "choice(3g, 5g)"},
+            "link.profile: expected one of 3g, 4g, dsl, wifi, lan or choice",
+        ),
+    ],
+)
+def test_a_link_that_cannot_be_is_refused(link, said):
+    with pytest.raises(ConfigError, match=said):
+        small(link=link)
+
+
+# -- reckoned --------------------------------------------------------------------------------------
+VIRTUAL = {
+    "clock": "virtual",
+    "up_mbps": 0.08,
+    "down_mbps": 0.8,
+    "latency_ms": 50,
+    "step_ms": 100,
+    "per_client": {"2": {"up_mbps": 0.004}},
+}
+
+
+def test_the_virtual_clock_takes_the_ledgers_bytes_over_each_link(tmp_path):
+    directory = run(tmp_path, link=VIRTUAL, data={"partition": {"scheme": "iid"}})
+    rounds, book = lines(directory / "rounds.jsonl"), lines(directory / "wire.jsonl")
+    for record in rounds:
+        took = {}
+        for client, up in ((0, 1e4), (1, 1e4), (2, 500.0)):  # bytes a second
+            rows = {
+                r["type"]: r["bytes"]
+                for r in book
+                if r["round"] == record["round"] and r["client"] == client
+            }
+            took[client] = rows["task"] / 1e5 + rows["reply"] / up + 2 * 0.05
+        training = 3 * 0.1  # 20 samples in batches of 8
+        assert record["seconds_virtual"] == pytest.approx(max(took.values()) + training)
+        assert record["seconds_virtual_by_phase"] == pytest.approx(
+            {"sending": took[2], "training": training, "waiting": 0.0}, abs=1e-9
+        )
+
+
+def test_on_the_virtual_clock_who_is_late_is_the_same_wherever_it_runs(tmp_path):
+    late = {"link": VIRTUAL, "round": {"deadline": 1.0}}
+    one, two = run(tmp_path / "a", **late), processes(tmp_path / "b", **late)
+    for directory in (one, two):
+        assert [r["dropped"] for r in lines(directory / "rounds.jsonl")] == [{"2": "deadline"}] * 2
+        assert [r["seconds_virtual"] for r in lines(directory / "rounds.jsonl")] == [1.0, 1.0]
+        assert {
+            r["useful"]
+            for r in lines(directory / "wire.jsonl")
+            if r["client"] == 2 and r["type"] == "reply"
+        } == {False}
+    assert hashes(one) == hashes(two)
+
+
+def test_jitter_on_the_virtual_clock_comes_from_the_seed():
+    config = small(link={**VIRTUAL, "jitter_ms": 40})
+    one, two = VirtualClock(config), VirtualClock(config)
+    assert (
+        one.seconds(0, 1, 3, 1000, 100)
+        == two.seconds(0, 1, 3, 1000, 100)
+        != one.seconds(0, 2, 3, 1000, 100)
+    )
+    quiet = VirtualClock(small(link=VIRTUAL)).seconds(0, 1, 3, 1000, 100)
+    assert quiet == pytest.approx({"sending": 0.01 + 0.01 + 0.1, "training": 0.3})
+    assert quiet["sending"] < one.seconds(0, 1, 3, 1000, 100)["sending"] < quiet["sending"] + 0.08
+
+
+# -- emulated --------------------------------------------------------------------------------------
+def test_an_emulated_link_takes_its_time_and_changes_no_bit(tmp_path):
+    slow = {"link": {"up_mbps": 0.16, "latency_ms": 30}, "rounds": 1}
+    directory = processes(tmp_path / "slow", workers=1, **slow)
+    (record,) = lines(directory / "rounds.jsonl")
+    (reply,) = {r["bytes"] for r in lines(directory / "wire.jsonl") if r["type"] == "reply"}
+    assert (
+        record["seconds_by_phase"]["sending"] >= reply / 20_000 + 0.06
+    )  # up at 20 kB/s, and twice the latency
+    assert hashes(directory) == hashes(run(tmp_path / "fast", rounds=1))
+
+
+def test_only_what_belongs_to_a_client_takes_its_link():
+    link_of = links.chooser(small(link={"profile": "4g", "per_client": {"1": {"profile": "3g"}}}))
+    key = m.Key(1, 0, 0, 1)
+    assert link_of([m.encode(m.Pull(key=key, first=0, count=1))])[0] == 1
+    assert link_of([m.encode(m.Reply(key=key, form=[], size=0)), b""])[1].up_mbps == 0.768
+    assert link_of([m.encode(m.Beat(client=1))]) == (None, Link())
+    assert link_of([b"\xc1"]) == (None, Link())
+
+
+def test_while_a_reply_waits_for_its_link_the_worker_gets_its_next_client():
+    protocol = ServerProtocol(
+        "run",
+        1,
+        4,
+        lambda ids, session: m.Welcome(
+            run="run", inc=1, session=session, name="n", config="", ids=ids
+        ),
+        0.0,
+    )
+    protocol.received(b"c", m.Join(worker="w", ids=[0, 1, 2, 3]), None, 0.0)
+    protocol.received(b"c", m.Ready(run="run", inc=1, layout=""), None, 0.0)
+    body = Body([b"x"])
+    jobs = [Job(c, [Field("x", "state", 1, 1)], body, body.check()) for c in range(4)]
+
+    def given(instructions):
+        return [
+            i.message.key.client
+            for i in instructions
+            if isinstance(i, Send) and isinstance(i.message, m.Task)
+        ]
+
+    assert given(protocol.begin(1, 0, "train", jobs, Rules(deadline=10.0), 1.0)) == [
+        0,
+        1,
+    ]  # one to do, one at hand
+    assert (
+        given(
+            protocol.received(b"c", m.Beat(run="run", inc=1, client=0, phase="training"), None, 2.0)
+        )
+        == []
+    )
+    assert given(
+        protocol.received(b"c", m.Beat(run="run", inc=1, client=0, phase=m.UPLOADING), None, 3.0)
+    ) == [2]
+    assert protocol.work[0].status == "handed"  # its reply is still to come
+    assert (protocol.work[1].since, protocol.work[0].since) == (
+        3.0,
+        1.0,
+    )  # the next one's deadline runs from now
+
+
+# -- a round's time --------------------------------------------------------------------------------
+def test_a_rounds_time_is_split_without_rest(tmp_path):
+    for record in lines(run(tmp_path, evaluate={"clients": "auto"}) / "rounds.jsonl"):
+        split = record["seconds_by_phase"]
+        assert set(split) == set(TIMES)
+        assert sum(split.values()) == pytest.approx(record["seconds"])
+        assert min(split.values()) >= 0
+        assert split["training"] > 0
+
+
+def test_what_a_client_says_of_its_time_cannot_exceed_the_rounds():
+    into = dict.fromkeys(("training", "encoding", "sending"), 0.0)
+    assert taken(into, {"training": 8.0, "encoding": float("nan"), "sending": -1.0}, 10.0) == 8.0
+    assert taken(into, {"training": 1e9, "encoding": 5.0}, 2.0) == 2.0
+    assert into == {"training": 10.0, "encoding": 0.0, "sending": 0.0}
+
+
+def test_what_passed_before_the_last_round_ended_was_counted_there():
+    seconds = {
+        "training": 3.0,
+        "encoding": 0.5,
+        "sending": 1.0,
+        "waiting": 1.0,
+        "aggregating": 0.5,
+        "evaluating": 0.5,
+        "recording": 0.5,
+    }
+    out = fitted(seconds, elapsed=4.5, early=2.5)  # 7 in all
+    assert out == {**seconds, "waiting": 0.0, "sending": 0.0, "training": 2.5}

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import math
+import stat
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import fednet
+from fednet import registry
+from fednet.algorithms.base import Delta, Payload, Statistics, Weights
+from fednet.algorithms.fedavg import FedAvg
+from fednet.config.sections import PrivacySection
+from fednet.errors import CannotGoOn, ConfigError
+from fednet.experiment import privacy
+from fednet.experiment.privacy import Noise
+from fednet.tensors import Layout, Slot, Tensors
+from fednet.wire.payload import Run
+from tests.processes import lines
+
+LAYOUT = Layout((Slot("w", (2,), "parameter"),))
+
+
+class Up(Payload):
+    x: Weights
+    run: Statistics
+
+
+class Change(Payload):
+    d: Delta
+    run: Statistics
+
+
+def vector(*values: float) -> Tensors:
+    return Tensors.pack(LAYOUT, {"w": torch.tensor(values)})
+
+
+def run(tmp_path, name, **sets):
+    small = {
+        "name": name,
+        "clients": 4,
+        "participation": 0.5,
+        "rounds": 3,
+        "algorithm": {"name": "fedavg", "weighting": "uniform"},
+        "model": {"name": "mlp", "hidden": [8]},
+        "data": {
+            "dataset": "synthetic",
+            "samples": 200,
+            "shape": [1, 4, 4],
+            "classes": 4,
+            "partition": {"scheme": "dirichlet", "alpha": 0.5},
+        },
+    }
+    return fednet.run({**small, **sets}, in_process=True, out=tmp_path)
+
+
+def test_an_update_is_scaled_to_the_bound_whether_it_is_sent_as_weights_or_as_a_change():
+    x, run = vector(1, 1), Run(5, 1, 0.0)
+    short = privacy.clipped(Up(x=vector(4, 5), run=run), x, 1.0)  # (3, 4) has norm 5
+    assert torch.allclose(short.x.vector, torch.tensor([1.6, 1.8]))
+    assert torch.allclose(
+        privacy.clipped(Change(d=vector(3, 4), run=run), x, 1.0).d.vector, torch.tensor([0.6, 0.8])
+    )
+    within = Up(x=vector(4, 5), run=run)
+    assert privacy.clipped(within, x, 5.0) is within
+
+
+def test_the_server_counts_every_update_alike_and_clips_what_a_client_did_not():
+    section = PrivacySection(clip=1.0)
+    up = privacy.received(Up(x=vector(4, 5), run=Run(500, 1, 0.0)), vector(1, 1), section)
+    assert up.run.n == 1
+    assert torch.allclose(up.x.vector, torch.tensor([1.6, 1.8]))
+
+
+def test_noise_is_of_its_scale_repeats_for_a_round_and_comes_from_a_secret(tmp_path):
+    file = tmp_path / "noise.key"
+    drawn = Noise(file).draw(10_000, 3.0, round=1)
+    assert abs(float(drawn.std()) - 3.0) < 5 * 3.0 / math.sqrt(2 * 10_000)
+    assert abs(float(drawn.mean())) < 5 * 3.0 / math.sqrt(10_000)
+    assert torch.equal(drawn, Noise(file).draw(10_000, 3.0, round=1))
+    assert not torch.equal(drawn, Noise(file).draw(10_000, 3.0, round=2))
+    assert not torch.equal(drawn, Noise(tmp_path / "other.key").draw(10_000, 3.0, round=1))
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_a_client_adds_noise_to_what_it_sends_only_where_the_configuration_says_so(tmp_path):
+    up, noise = Up(x=vector(4, 5), run=Run(1, 1, 0.0)), Noise(tmp_path / "k")
+    at_server = privacy.protect(up, vector(1, 1), PrivacySection(clip=1.0, noise=2.0), noise, 1, 0)
+    at_client = privacy.protect(
+        up, vector(1, 1), PrivacySection(clip=1.0, noise=2.0, where="client"), noise, 1, 0
+    )
+    expected = torch.tensor([1.6, 1.8]).double() + noise.draw(2, 2.0, 1, 0)
+    assert torch.allclose(at_server.x.vector, torch.tensor([1.6, 1.8]))
+    assert torch.allclose(at_client.x.vector.double(), expected)
+
+
+def test_a_bound_that_no_update_reaches_and_no_noise_change_nothing(tmp_path):
+    plain, private = run(tmp_path, "plain"), run(tmp_path, "private", privacy={"clip": 1e6})
+    assert plain.summary["model_sha256"] == private.summary["model_sha256"]
+    assert private.summary["privacy"]["epsilon"] is None
+
+
+@pytest.mark.parametrize("where", ["server", "client"])
+def test_a_private_run_says_what_it_spent(tmp_path, where):
+    pytest.importorskip("dp_accounting")
+    section = {"clip": 0.1, "noise": 4.0, "where": where, "delta": 1e-3}
+    first = run(tmp_path, "first", privacy=section, participation=1.0)
+    spent = [r["algorithm"]["epsilon"] for r in lines(first.dir / "rounds.jsonl")]
+    # All clients take part in all rounds: T Gaussians of multiplier z/2, so eps(a) = 2 a T / z^2,
+    # and the classical conversion adds log(1/delta) / (a - 1). dp-accounting's is a little tighter,
+    # never looser.
+    for t, found in enumerate(spent, 1):
+        classical = min(
+            2 * a * t / 16 + math.log(1000) / (a - 1) for a in (1 + n / 10 for n in range(1, 1000))
+        )
+        assert 0.7 * classical < found <= classical * 1.001
+    assert first.summary["privacy"]["epsilon"] == spent[-1]
+    again = run(tmp_path, "again", privacy=section, participation=1.0)
+    assert first.summary["model_sha256"] != again.summary["model_sha256"]
+
+
+def test_drawing_half_of_the_clients_spends_less_if_nobody_knows_whom():
+    pytest.importorskip("dp_accounting")
+    from fednet import config
+
+    made = config.from_mapping(
+        {"clients": 100, "participation": 0.1, "privacy": {"clip": 1.0, "noise": 8.0}}, where="here"
+    )
+    accountant = privacy.Accountant(made)
+    spent = [accountant.spent(round) for round in range(1, 4)]
+    assert all(s["epsilon_sampled"] < s["epsilon"] for s in spent)
+    assert [s["epsilon_sampled"] for s in spent] == sorted(s["epsilon_sampled"] for s in spent)
+
+
+def test_methods_and_models_that_cannot_be_private_are_refused(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"privacy\.clip: scaffold does not fold its replies as a sum of updates"
+    ):
+        run(tmp_path, "scaffold", algorithm={"name": "scaffold"}, privacy={"clip": 1.0})
+    with_buffers = Layout((Slot("w", (2,), "parameter"), Slot("bn.running_mean", (2,), "buffer")))
+    experiment = SimpleNamespace(
+        config=SimpleNamespace(privacy=PrivacySection(clip=1.0)),
+        algorithm=FedAvg(),
+        shared=with_buffers,
+        up=SimpleNamespace(buffers=True),
+    )
+    with pytest.raises(ConfigError, match=r"set model\.buffers: local"):
+        privacy.check(experiment)
+
+
+def test_what_a_method_that_can_be_private_sends_is_one_update_in_one_exchange():
+    able = [
+        m
+        for m in (registry.algorithm.get(name) for name in registry.algorithm.names())
+        if m.sums_updates
+    ]
+    assert {"fedavg", "fedsgd", "fedprox"} <= {m.__name__.lower() for m in able}
+    for method in able:
+        (exchange,) = method.exchanges
+        assert sorted(f.form for f in exchange.up.fields.values()) == ["run", "tensors"], method
+
+
+# The bound on an update's norm
+
+
+def test_a_huge_update_is_refused_and_the_round_goes_on(tmp_path, monkeypatch):
+    honest = FedAvg.local
+
+    def local(self, phase, client, down, host):
+        client_state, up = honest(self, phase, client, down, host)
+        return client_state, (self.Up(x=up.x * 1e6, run=up.run) if host.client_id == 1 else up)
+
+    monkeypatch.setattr(FedAvg, "local", local)
+    found = run(tmp_path, "huge", participation=1.0, security={"max_norm": 10.0})
+    rounds = lines(found.dir / "rounds.jsonl")
+    assert [r["completed"] for r in rounds] == [[0, 2, 3]] * 3
+    assert all("security.max_norm allows 10" in r["dropped"]["1"] for r in rounds)
+    with pytest.raises(CannotGoOn):
+        run(tmp_path, "none", security={"max_norm": 1e-9})
+
+
+@pytest.mark.parametrize("factor", [1e25, 3e38])
+def test_an_update_near_the_end_of_the_numbers_is_refused_without_a_bound_too(
+    tmp_path, monkeypatch, factor
+):
+    honest = FedAvg.local
+
+    def local(self, phase, client, down, host):
+        client_state, up = honest(self, phase, client, down, host)
+        return client_state, (
+            self.Up(x=up.x.with_vector(torch.full_like(up.x.vector, factor)), run=up.run)
+            if host.client_id == 1
+            else up
+        )
+
+    monkeypatch.setattr(FedAvg, "local", local)
+    rounds = lines(run(tmp_path, "huge", participation=1.0).dir / "rounds.jsonl")
+    assert [r["completed"] for r in rounds] == [[0, 2, 3]] * 3
+    assert all("a norm above 1.8e+19" in r["dropped"]["1"] for r in rounds)

@@ -1,0 +1,98 @@
+"""Where a run goes, and what of it a resume may change: nothing is ever overwritten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fednet import config as configuration
+from fednet.errors import ConfigError
+from fednet.experiment.rundir import claim, forget
+from fednet.launch.start import open_directory
+
+
+def begun(path: Path, finished: bool) -> None:
+    path.mkdir(exist_ok=True)
+    (path / "config.yaml").write_text("name: run\n")
+    if finished:
+        (path / "summary.json").write_text("{}")
+
+
+def test_an_unfinished_run_of_the_name_is_an_error_that_says_what_to_do(tmp_path):
+    begun(tmp_path / "run", finished=False)
+    with pytest.raises(
+        ConfigError,
+        match=r"run holds an unfinished run; go on with it by --resume, or give this one another "
+        r"name",
+    ):
+        claim(tmp_path, "run", resume=False)
+
+
+def test_beside_finished_runs_a_new_one_is_the_next_in_number(tmp_path):
+    assert claim(tmp_path, "run", resume=False) == tmp_path / "run"
+    begun(tmp_path / "run", finished=True)
+    assert claim(tmp_path, "run", resume=False) == tmp_path / "run-2"
+    begun(tmp_path / "run-2", finished=True)
+    assert claim(tmp_path, "run", resume=False) == tmp_path / "run-3"
+    begun(tmp_path / "run-3", finished=False)
+    with pytest.raises(ConfigError, match="run-3 holds an unfinished run"):
+        claim(tmp_path, "run", resume=False)
+
+
+def test_a_resume_goes_on_with_the_newest_of_the_name_or_begins_the_first(tmp_path):
+    assert claim(tmp_path, "run", resume=True) == tmp_path / "run"
+    begun(tmp_path / "run", finished=True)
+    begun(tmp_path / "run-2", finished=False)
+    assert claim(tmp_path, "run", resume=True) == tmp_path / "run-2"
+    begun(tmp_path / "run-2", finished=True)
+    assert claim(tmp_path, "run", resume=True) == tmp_path / "run-2"
+
+
+def config(**changes):
+    return configuration.from_mapping({"name": "run", "rounds": 2, **changes})
+
+
+def test_a_finished_run_is_left_as_it_is_unless_more_is_asked_of_it(tmp_path):
+    _, path, finished = open_directory(config(), tmp_path, resume=False)
+    assert not finished
+    (path / "summary.json").write_text("{}")
+    before = (path / "config.yaml").read_bytes()
+    assert open_directory(config(), tmp_path, resume=True)[1:] == (path, True)
+    assert (path / "config.yaml").read_bytes() == before
+    assert open_directory(config(rounds=3), tmp_path, resume=True)[1:] == (path, False)
+    assert not (path / "summary.json").exists()
+    assert configuration.load(path / "config.yaml", []).rounds == 3
+
+
+def test_what_a_resume_would_change_is_listed_by_its_keys_and_nothing_is_written(tmp_path):
+    _, path, _ = open_directory(config(), tmp_path, resume=False)
+    before = (path / "config.yaml").read_bytes()
+    with pytest.raises(
+        ConfigError,
+        match=r"--resume: clients, seed, train.lr differ from the run's own configuration.*only "
+        r"rounds, stop, round, evaluate",
+    ):
+        open_directory(
+            config(seed=1, clients=3, train={"lr": 0.5}, rounds=5), tmp_path, resume=True
+        )
+    assert (path / "config.yaml").read_bytes() == before
+    open_directory(
+        config(rounds=5, round={"deadline": 3.0}, stop={"seconds": 9.0}), tmp_path, resume=True
+    )
+
+
+def test_a_refused_run_leaves_its_name_free_but_what_is_the_users_own_stays(tmp_path):
+    _, path, _ = open_directory(config(), tmp_path, resume=False)
+    (path / "notes.txt").write_text("mine")
+    forget(path)
+    assert [p.name for p in path.iterdir()] == ["notes.txt"]
+    assert claim(tmp_path, "run", resume=False) == path
+
+
+def test_where_nothing_can_be_written_is_said_in_a_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"--out .*file: nothing can be written there"):
+        claim(tmp_path / "file", "run", resume=False)
+    with pytest.raises(ConfigError, match="file is a file, where the run's directory is to be"):
+        claim(tmp_path, "file", resume=False)

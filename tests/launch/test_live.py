@@ -1,0 +1,146 @@
+"""What a run shows while it goes, and what Python has of it."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+import fednet
+from fednet.experiment import build as experiment
+from fednet.protocol.rules import Job, Rules
+from fednet.protocol.server import ServerProtocol
+from fednet.report import status
+from fednet.server.track import Tracker
+from fednet.wire import messages as m
+from fednet.wire.codec import Body
+from fednet.wire.messages import Field
+from tests.rooms import lines, run, small
+
+
+def test_a_callback_is_told_of_every_round_once_its_record_is_saved(tmp_path):
+    told, saved = [], []
+
+    def callback(record):
+        told.append(record["round"])
+        saved.append(len(lines(tmp_path / "r" / "rounds.jsonl")))
+
+    run(tmp_path, rounds=3, callback=callback)
+    assert (told, saved) == ([1, 2, 3], [1, 2, 3])
+
+
+def test_status_tells_of_a_live_run_and_of_a_finished_one(tmp_path):
+    seen = []
+
+    def callback(record):
+        found = status.read(tmp_path / "r")
+        seen.append((found.state, found.rounds, *status.alive(found, time.time())))
+
+    directory = run(tmp_path, callback=callback)
+    assert [(state, rounds, live) for state, rounds, live, _ in seen] == [("running", 2, True)] * 2
+    found = status.read(directory)
+    assert (found.state, found.round, status.alive(found, time.time())) == (
+        "done",
+        2,
+        (False, "finished"),
+    )
+    assert "done: round 2 of 2" in "".join(status.show(directory))
+
+
+def test_what_is_left_of_a_deadline_is_told_as_of_now():
+    protocol = ServerProtocol(
+        "run",
+        1,
+        2,
+        lambda ids, session: m.Welcome(
+            run="run", inc=1, session=session, name="n", config="", ids=ids
+        ),
+        0.0,
+    )
+    protocol.received(b"c", m.Join(worker="w", ids=[0, 1], host="here", pid=7), None, 0.0)
+    protocol.received(b"c", m.Ready(run="run", inc=1, layout=""), None, 0.0)
+    body = Body([b"x"])
+    protocol.begin(
+        1,
+        0,
+        "train",
+        [Job(c, [Field("x", "state", 1, 1)], body, body.check()) for c in (0, 1)],
+        Rules(deadline=10.0),
+        1.0,
+    )
+    protocol.received(
+        b"c", m.Beat(run="run", inc=1, client=0, phase="training", step=3, steps=8), None, 4.0
+    )
+    first, second = protocol.waiting()
+    assert (
+        first["client"],
+        first["pid"],
+        first["phase"],
+        first["step"],
+        first["steps"],
+        first["deadline_s"],
+    ) == (0, 7, "training", 3, 8, 7.0)
+    assert (second["phase"], second["deadline_s"]) == ("waiting", 10.0)
+
+
+def test_the_model_that_is_read_back_is_the_one_that_was_judged(tmp_path):
+    directory = run(tmp_path, rounds=3, train={"lr": 0.5})
+    module = fednet.open_run(directory).model()
+    exp = experiment.build(small())
+    with torch.no_grad():
+        right = module(exp.data.inputs(exp.data.test[0])).argmax(1) == exp.data.test[1]
+    assert right.float().mean().item() == pytest.approx(
+        fednet.open_run(directory).rounds[-1].test_accuracy
+    )
+
+
+def test_frames_have_a_row_a_line(tmp_path):
+    pytest.importorskip("pandas")
+    found = fednet.open_run(run(tmp_path))
+    assert list(found.frame("rounds")["round"]) == [1, 2]
+    book = found.frame("wire")
+    assert len(book) == len(lines(found.dir / "wire.jsonl"))
+    assert book[book["direction"] == "down"]["bytes"].sum() >= found.summary["bytes"]["down"]
+
+
+def test_tensorboard_has_the_curves(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    directory = run(tmp_path, track=["tensorboard"])
+    book = EventAccumulator(str(directory / "tensorboard"))
+    book.Reload()
+    records = lines(directory / "rounds.jsonl")
+    for name in ("test_accuracy", "train_loss", "bytes_up"):
+        assert [e.value for e in book.Scalars(name)] == pytest.approx([r[name] for r in records])
+        assert [e.step for e in book.Scalars(name)] == [1, 2]
+
+
+def test_the_tracker_takes_curves_accuracies_and_a_methods_own_numbers(tmp_path):
+    class Writer:
+        def __init__(self):
+            self.scalars = []
+
+        def add_scalar(self, name, value, step):
+            self.scalars.append((name, value, step))
+
+        def flush(self):
+            pass
+
+    tracker = Tracker.__new__(Tracker)
+    tracker._writer = Writer()
+    tracker.round(
+        {
+            "round": 4,
+            "test_accuracy": 0.5,
+            "test_loss": None,
+            "client_accuracy": {"personal": 0.7},
+            "algorithm": {"p": 0.1, "warnings": ["w"]},
+        }
+    )
+    assert tracker._writer.scalars == [
+        ("test_accuracy", 0.5, 4),
+        ("client_accuracy/personal", 0.7, 4),
+        ("algorithm/p", 0.1, 4),
+    ]

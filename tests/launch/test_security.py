@@ -1,0 +1,168 @@
+"""CURVE, as a user meets it: real processes, keys made by `fednet keys`."""
+
+from __future__ import annotations
+
+import json
+import signal
+import stat
+
+import pytest
+
+from fednet.cli.main import main
+from fednet.cli.server import main as server_main
+from fednet.transport.keys import load
+from tests.processes import lines, processes, small, until
+
+CURVE = ("security.curve=true",)
+
+
+def keys(*words: object) -> None:
+    assert main(["keys", *map(str, words)]) == 0
+
+
+@pytest.fixture
+def own_keys(tmp_path):
+    """The server's keys, and those of two clients made at their sites, who know nothing of the
+    server."""
+    keys("server", tmp_path / "server")
+    for k in (0, 1):
+        keys("client", tmp_path / f"{k}.key")
+        keys("allow", tmp_path / "server", k, load(tmp_path / f"{k}.key").public)
+    return tmp_path
+
+
+def test_only_whoever_holds_the_key_of_an_id_speaks_for_it(own_keys):
+    tmp = own_keys
+    keys("client", tmp / "stranger.key")
+    with processes(tmp) as all:
+        server = all.server("--keys", tmp / "server", sets=CURVE)
+        thief = all.client(0, "--keys", tmp / "1.key")
+        stranger = all.client(0, "--keys", tmp / "stranger.key")
+        assert until(lambda: thief.poll(), "the thief ends", server) == 2
+        assert "this key may not speak for client 0" in thief.said()
+        until(
+            lambda: "the server does not allow this key" in stranger.said(),
+            "the stranger is told",
+            server,
+            stranger,
+        )
+        clients = [all.client(k, "--keys", tmp / f"{k}.key") for k in (0, 1)]
+        assert server.wait(120) == 0, server.said()
+        assert [c.wait(60) for c in clients] == [0, 0]
+    told = [
+        (e["what"], e["reason"])
+        for e in lines(tmp / "run" / "events.jsonl")
+        if e["type"] == "refused"
+    ]
+    assert ("join", "join: this key may not speak for client 0.") in told
+    assert ("connection", f"the key {load(tmp / 'stranger.key').public} is not allowed") in told
+    assert [r["completed"] for r in lines(tmp / "run" / "rounds.jsonl")] == [[0, 1], [0, 1]]
+    found = json.loads((tmp / "run" / "server.json").read_text())
+    assert found["public_key"] == load(tmp / "server" / "server.key").public
+    assert stat.S_IMODE((tmp / "run" / "server.json").stat().st_mode) == 0o600
+
+
+def test_a_client_revoked_amid_a_run_is_counted_out_and_the_run_goes_on(own_keys):
+    tmp = own_keys
+    keys(
+        "allow", tmp / "server", 0, load(tmp / "1.key").public
+    )  # so that the key still connects after it lost client 1
+    with processes(tmp) as all:
+        server = all.server(
+            "--keys",
+            tmp / "server",
+            sets=(*CURVE, "rounds=100000", "round.lost={closed: 0.2, silent: 5}"),
+        )
+        stays = all.client(0, "--keys", tmp / "0.key")
+        goes = all.client(1, "--keys", tmp / "1.key")
+        rounds = tmp / "run" / "rounds.jsonl"
+        until(
+            lambda: [1 in r["completed"] for r in lines(rounds)][-1:] == [True],
+            "a round with both",
+            server,
+            stays,
+            goes,
+        )
+        keys("revoke", tmp / "server", 1)
+        last = until(
+            lambda: [
+                r for r in lines(rounds)[-1:] if r["completed"] == [0] and "1" in r["dropped"]
+            ],
+            "a round without client 1",
+            server,
+            stays,
+        )
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(60) == 4, server.said()
+    assert not last[0]["void"]
+    reasons = [e["reason"] for e in lines(tmp / "run" / "events.jsonl") if e["type"] == "refused"]
+    assert "this key may not speak for client 1 any more" in reasons
+
+
+def test_fednet_run_with_curve_makes_its_keys_and_computes_the_same(tmp_path):
+    with processes(tmp_path) as all:
+        plain = all.start(
+            "main",
+            "run",
+            *small("name=plain"),
+            "--out",
+            tmp_path,
+            "--device",
+            "cpu",
+            "--in-process",
+        )
+        curve = all.start(
+            "main",
+            "run",
+            *small("name=curve", *CURVE),
+            "--out",
+            tmp_path,
+            "--device",
+            "cpu",
+            "--workers",
+            2,
+        )
+        assert [plain.wait(120), curve.wait(120)] == [0, 0], plain.said() + curve.said()
+    one, other = (
+        json.loads((tmp_path / name / "summary.json").read_text()) for name in ("plain", "curve")
+    )
+    assert one["model_sha256"] == other["model_sha256"]
+    assert other["bytes"]["total"] > one["bytes"]["total"]  # each frame carries 33 bytes more
+    assert stat.S_IMODE((tmp_path / "curve" / "keys" / "server.key").stat().st_mode) == 0o600
+
+
+# Before anything starts
+
+
+def refused(capsys, tmp_path, *words: object) -> str:
+    assert server_main([*small(), "--out", str(tmp_path), "--device", "cpu", *map(str, words)]) == 2
+    assert not (tmp_path / "run").exists()
+    return capsys.readouterr().err
+
+
+def test_an_address_beyond_loopback_wants_keys_or_insecure(capsys, tmp_path):
+    assert "use CURVE keys" in refused(capsys, tmp_path, "--bind", "tcp://*:0")
+
+
+def test_keys_that_would_not_be_used_are_an_error(capsys, tmp_path):
+    keys("server", tmp_path / "server")
+    assert "add --set security.curve=true" in refused(
+        capsys, tmp_path, "--keys", tmp_path / "server"
+    )
+
+
+def test_keys_that_others_can_read_are_an_error(capsys, tmp_path):
+    keys("server", tmp_path / "server")
+    (tmp_path / "server" / "server.key").chmod(0o640)
+    told = refused(capsys, tmp_path, "--set", "security.curve=true", "--keys", tmp_path / "server")
+    assert "its mode is 0640, expected 0600" in told
+
+
+def test_a_client_without_keys_is_told_that_the_server_has_some(capsys, tmp_path):
+    from fednet.cli.client import main as client_main
+
+    (tmp_path / "server.json").write_text(
+        json.dumps({"address": "tcp://127.0.0.1:1", "host": "h", "public_key": "x" * 40})
+    )
+    assert client_main(["--id", "0", "--run", str(tmp_path), "--device", "cpu"]) == 2
+    assert "give --keys FILE" in capsys.readouterr().err

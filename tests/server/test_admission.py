@@ -1,0 +1,72 @@
+"""What a reply must be before it may be folded."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fednet.algorithms.base import Payload, Weights
+from fednet.errors import RemoteProtocolError
+from fednet.server.admission import checker
+from fednet.tensors import Layout, Slot, Tensors
+from fednet.wire.codec import Codec
+from fednet.wire.messages import Key
+
+LAYOUT = Layout(
+    (Slot("w", (3,), "parameter"), Slot("mask", (2,), "buffer"), Slot("n", (), "counter"))
+)
+INF, NAN = float("inf"), float("nan")
+
+
+class Whole(Payload):
+    x: Weights
+
+
+def admit(w, mask=(0.0, 0.0), exempt=frozenset()):
+    """Asks for a reply of these values."""
+    codec = Codec(LAYOUT, {}, exempt=exempt)
+    exp = SimpleNamespace(
+        up=codec,
+        shared=LAYOUT,
+        federation=None,
+        algorithm=SimpleNamespace(exchanges=[SimpleNamespace(up=Whole)]),
+        setting=SimpleNamespace(initial=Tensors.zeros(LAYOUT), classes=2),
+        config=SimpleNamespace(security=SimpleNamespace(max_norm=None)),
+    )
+    sent = codec.encode(
+        Whole(x=Tensors(LAYOUT, torch.tensor(w), torch.tensor(mask), torch.tensor([1])))
+    )
+    checker(exp, lambda client: None)(
+        SimpleNamespace(key=Key(1, 0, 0, 0), form=sent.form), memoryview(bytes(sent.body.whole()))
+    )
+
+
+@pytest.mark.parametrize("w", [(0.0, 0.0, 0.0), (1e19, 0.0, 0.0), (-1e19, 1e19, 0.0)])
+def test_finite_values_of_a_norm_that_float32_holds_are_let_in(w):
+    admit(w)
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+@pytest.mark.parametrize("place", [0, 2])
+def test_a_weight_that_is_not_finite_is_told_as_such(bad, place):
+    w = [0.5, 0.5, 0.5]
+    w[place] = bad
+    with pytest.raises(RemoteProtocolError, match="field x: a value is not finite"):
+        admit(w)
+
+
+@pytest.mark.parametrize("w", [(1e25, 0.0, 0.0), (1.5e19, 1.5e19, 1.5e19), (3e38, -3e38, 0.0)])
+def test_finite_values_whose_squares_are_not_are_told_apart(w):
+    with pytest.raises(RemoteProtocolError, match="field x: a norm above"):
+        admit(w)
+
+
+@pytest.mark.parametrize("bad", [NAN, INF])
+def test_a_buffer_that_is_not_finite_is_refused_unless_the_model_began_so(bad):
+    with pytest.raises(RemoteProtocolError, match="field x: a value is not finite"):
+        admit((0.0, 0.0, 0.0), mask=(0.0, bad))
+    admit((0.0, 0.0, 0.0), mask=(0.0, bad), exempt=frozenset({"mask"}))
+    with pytest.raises(RemoteProtocolError, match="a value is not finite"):
+        admit((0.0, NAN, 0.0), mask=(0.0, bad), exempt=frozenset({"mask"}))

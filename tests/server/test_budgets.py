@@ -1,0 +1,68 @@
+"""A run ends early where a target is reached or a budget spent, and says so."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.rooms import lines, run, summary
+
+LONG = {"rounds": 12}
+
+
+def test_without_a_reason_to_stop_it_ends_after_its_rounds(tmp_path):
+    done = summary(run(tmp_path))
+    assert (done["rounds"], done["stopped"]) == (2, None)
+
+
+def test_it_stops_at_an_accuracy(tmp_path):
+    directory = run(tmp_path, stop={"accuracy": 0.5}, train={"lr": 0.5}, **LONG)
+    curve = [r["test_accuracy"] for r in lines(directory / "rounds.jsonl")]
+    assert len(curve) < 12
+    assert curve[-1] >= 0.5 > max(curve[:-1], default=0)
+    assert summary(directory)["stopped"] == f"accuracy {curve[-1]:.4f} reached"
+
+
+def test_a_method_without_a_global_model_stops_at_its_clients_accuracy(tmp_path):
+    directory = run(
+        tmp_path,
+        algorithm={"name": "local"},
+        stop={"accuracy": 0.5},
+        train={"lr": 0.5},
+        evaluate={"clients": "auto"},
+        **LONG,
+    )
+    curve = [r["client_accuracy"]["personal"] for r in lines(directory / "rounds.jsonl")]
+    assert len(curve) < 12
+    assert curve[-1] >= 0.5 > max(curve[:-1], default=0)
+
+
+def test_it_stops_when_its_megabytes_are_spent(tmp_path):
+    directory = run(tmp_path, stop={"megabytes": 0.02}, **LONG)
+    spent = [r["bytes_up"] + r["bytes_down"] for r in lines(directory / "rounds.jsonl")]
+    assert sum(spent) >= 20_000 > sum(spent[:-1])
+    assert summary(directory)["stopped"] == f"{sum(spent) / 1e6:.4g} MB spent"
+
+
+def test_it_stops_when_its_seconds_are_over(tmp_path):
+    link = {"clock": "virtual", "step_ms": 1000}  # 20 samples in batches of 8: 3 s a round
+    directory = run(tmp_path, stop={"seconds": 7}, link=link, **LONG)
+    assert [r["seconds_virtual"] for r in lines(directory / "rounds.jsonl")] == [3.0, 3.0, 3.0]
+    done = summary(directory)
+    assert (done["rounds"], done["stopped"], done["seconds_virtual"]) == (3, "9 s spent", 9.0)
+
+
+def test_a_budget_that_was_spent_may_be_raised(tmp_path):
+    link = {"clock": "virtual", "step_ms": 1000}
+    run(tmp_path, stop={"seconds": 5}, link=link, **LONG)
+    directory = run(tmp_path, resume=True, stop={"seconds": 8}, link=link, **LONG)
+    assert len(lines(directory / "rounds.jsonl")) == 3
+    assert summary(directory)["stopped"] == "9 s spent"
+
+
+@pytest.mark.parametrize("stop", [{"megabytes": 1000}, {"accuracy": 1.0}, {"seconds": 1e6}])
+def test_a_budget_that_is_not_spent_changes_nothing(tmp_path, stop):
+    one, two = run(tmp_path / "a"), run(tmp_path / "b", stop=stop)
+    assert [r["model_sha256"] for r in lines(one / "rounds.jsonl")] == [
+        r["model_sha256"] for r in lines(two / "rounds.jsonl")
+    ]
+    assert summary(two)["stopped"] is None

@@ -1,0 +1,222 @@
+"""The server's and the client's loops over real sockets: the books against the kernel's count, and
+events against floods."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+
+import msgspec
+import pytest
+
+from fednet.client.loop import ClientLoop, Prepared
+from fednet.client.workplace import Answer
+from fednet.protocol.client import ClientProtocol
+from fednet.protocol.rules import Job, Rules
+from fednet.protocol.server import ServerProtocol
+from fednet.server.io_thread import Events, ServerIO
+from fednet.server.spool import Spool
+from fednet.transport import keys
+from fednet.transport.framing import connection_bytes, framing
+from fednet.transport.inproc import Inproc
+from fednet.transport.zeromq.dealer import ZmqClient
+from fednet.transport.zeromq.router import ZmqServer
+from fednet.wire import messages as m
+from fednet.wire.codec import Body
+from fednet.wire.ledger import Ledger
+from fednet.wire.link import Link
+
+LIMIT_S = 30.0
+BIG = 2 * m.PART + 1000
+
+
+class Work:
+    """Answers each task with as many bytes as it was given, and a small evaluation if it is asked
+    to judge."""
+
+    def do(self, task, body, progress, cancelled):
+        def answer(key, payload, kind):
+            b = Body([payload])
+            return Answer(
+                m.Reply(
+                    key=key,
+                    form=[m.Field("x", kind, len(payload), len(payload))],
+                    size=len(payload),
+                    check=b.check(),
+                ),
+                b,
+            )
+
+        verdict = (
+            [answer(msgspec.structs.replace(task.key, purpose="evaluate"), b"fine", "accuracy")]
+            if task.judge
+            else []
+        )
+        return [*verdict, answer(task.key, bytes(body), "delta")]
+
+
+class Both:
+    """The I/O thread and one client loop, stepped in turn by whoever waits for it."""
+
+    def __init__(self, tmp_path, transport, client, curve=False) -> None:
+        self.rows, self.notes = [], []
+        self.transport, self.client_transport = transport, client
+        protocol = ServerProtocol(
+            "run",
+            1,
+            2,
+            lambda ids, session: m.Welcome(
+                run="run", inc=1, session=session, name="n", config="", ids=ids, beat_s=0.2
+            ),
+            time.monotonic(),
+            layout="L",
+        )
+        self.loop = ClientLoop(
+            ClientProtocol("w", ids=[0, 1]),
+            client,
+            lambda n: framing(n, curve=curve),
+            lambda welcome: Prepared([Work()], "L"),
+            greeting=connection_bytes(curve, "client"),
+            inline=True,
+        )
+        self.link = Link(
+            "server",
+            transport.send,
+            lambda n: framing(n, curve=curve),
+            Ledger(self.rows.append, 1),
+            connection_bytes(curve, "server"),
+        )
+        self.io = ServerIO(
+            protocol,
+            transport,
+            self.link,
+            Spool(tmp_path),
+            lambda reply, body: None,
+            Events(lambda event, fields: self.notes.append((event, fields))),
+            lambda: self.loop.step(0.0),
+        )
+
+    def phase(self, size: int) -> None:
+        body = Body([bytes(size)])
+        jobs = [
+            Job(i, [m.Field("x", "state", size, size)], body, body.check(), judge=True)
+            for i in range(2)
+        ]
+        self.io.call(lambda now: self.io.protocol.begin(1, 0, "train", jobs, Rules(), now))
+        limit, done = time.monotonic() + LIMIT_S, []
+        while len(done) < 2:
+            assert time.monotonic() < limit
+            found = self.io.wait(0.01, (1, 0, "train"))
+            done += [found.reason] if found is not None else []
+        assert done == ["", ""]
+
+
+@pytest.mark.parametrize("curve", [False, True])
+def test_rows_of_both_books_add_up_to_what_the_kernel_counted(tmp_path, curve):
+    with ExitStack() as stack:
+        keyring, pair = None, None
+        if curve:
+            keys.lab(tmp_path / "keys", 2)
+            keyring = keys.Keyring(tmp_path / "keys")
+            pair = keys.load(sorted((tmp_path / "keys" / "clients").glob("*"))[0])
+        server = ZmqServer("tcp://127.0.0.1:*", keyring=keyring)
+        stack.callback(server.close, 0)
+        client = ZmqClient(server.address, keys=pair)
+        stack.callback(client.close, 0)
+        both = Both(tmp_path, server, client, curve)
+        both.phase(BIG)
+        both.phase(1000)
+        limit = time.monotonic() + LIMIT_S
+        while True:  # until nothing is on its way
+            both.io._step(0.01)
+            both.loop.step(0.01)
+            spent = []
+            for link in (both.link, both.loop.link):
+                open_accounts = [link.ledger._open[name] for name in link.ledger.open()]
+                spent.append(
+                    {
+                        d: link.ledger.totals[d]
+                        + sum(
+                            a.envelope + sum(a.kinds.values())
+                            for a in open_accounts
+                            if a.direction == d
+                        )
+                        for d in ("up", "down")
+                    }
+                )
+            ((sent, received),) = server.traffic().values()
+            ((sent_up, received_down),) = client.traffic().values()
+            if (
+                spent == [{"up": received, "down": sent}, {"up": sent_up, "down": received_down}]
+                and sent == received_down
+            ):
+                break
+            assert time.monotonic() < limit, (spent, sent, received, sent_up, received_down)
+        types = {r["type"] for r in both.rows}
+        assert {
+            "connection",
+            "join",
+            "welcome",
+            "ready",
+            "task",
+            "reply",
+            "evaluate",
+            "pull",
+        } <= types
+        assert both.link.ledger.useful == {
+            "down": {"state": 2 * (BIG + 1000)},
+            "up": {"delta": 2 * (BIG + 1000), "accuracy": 16},
+        }
+
+
+def test_one_process_keeps_the_same_books_as_sockets(tmp_path):
+    network = Inproc()
+    both = Both(tmp_path, network.server(), network.client())
+    both.phase(BIG)
+    keyed = ("task", "reply", "evaluate", "pull", "connection")
+    fields = ("direction", "type", "client", "kinds", "envelope", "raw_bytes", "round", "attempt")
+    books = [
+        sorted(str([r[f] for f in fields]) for r in book if r["type"] in keyed)
+        for book in (both.rows, both.loop._rows)
+    ]
+    assert books[0] == books[1]
+    assert (
+        len(books[0]) == 2 + 2 * 5
+    )  # a connection each way; by client a task, a reply, an evaluation, the pulls of two transfers
+    assert all(r["useful"] for r in both.rows if r["type"] in keyed[:-1])
+
+
+def test_heartbeats_are_one_row_a_worker_and_round(tmp_path):
+    network = Inproc()
+    both = Both(tmp_path, network.server(), network.client())
+    both.phase(10)
+    limit = time.monotonic() + LIMIT_S
+    while not any(name[2] == "beat" for name in both.link.ledger.open()):
+        assert time.monotonic() < limit
+        both.io.wait(0.01, (1, 0, "train"))
+    both.io.call(lambda now: both.io.book_round(1) or [], wait=True)
+    beats = [r for r in both.rows if r["type"] == "beat"]
+    assert sorted(r["direction"] for r in beats) == ["down", "up"]
+    assert all(
+        r["round"] == 1 and r["worker"] == "w" and r["count"] >= 1 and r["client"] == -1
+        for r in beats
+    )
+
+
+def test_flood_of_refusals_is_a_line_and_a_count(monkeypatch):
+    notes = []
+    events = Events(
+        lambda event, fields: notes.append((event, fields.get("reason"), fields.get("count")))
+    )
+    monkeypatch.setattr("fednet.server.io_thread.time.monotonic", lambda: 100.0)
+    for n in range(50):
+        events.tell("refused", {"what": "frame", "reason": f"noise {n}", "worker": ""})
+    events.tell("refused", {"what": "join", "reason": "no", "worker": ""})
+    events.tell("joined", {"worker": "w"})
+    events.hush(100.5)
+    assert notes == [("refused", "noise 0", None), ("refused", "no", None), ("joined", None, None)]
+    events.hush(101.0)
+    assert notes[3:] == [("refused", "noise 49", 49)]
+    events.hush(102.0)
+    events.tell("refused", {"what": "frame", "reason": "again", "worker": ""})
+    assert notes[4:] == [("refused", "again", None)]

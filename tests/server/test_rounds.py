@@ -1,0 +1,237 @@
+"""Rounds with clients that are late, lost or away, in one process: what counts, what is recorded,
+what is left behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fednet import config as configuration
+from fednet.algorithms.scaffold import Scaffold
+from fednet.errors import CannotGoOn
+from fednet.experiment.store import ClientStore
+from fednet.launch import start
+from fednet.server.checkpoint import Checkpoints
+
+VIRTUAL = {"clock": "virtual", "step_ms": 10, "up_mbps": 8.0}
+
+
+def run(
+    out: Path, resume: bool = False, callback: Callable[[Any], None] | None = None, **changes: Any
+) -> tuple[Path, list[dict[str, Any]]]:
+    base: dict[str, Any] = {
+        "rounds": 3,
+        "clients": 4,
+        "participation": 1.0,
+        "model": {"name": "mlp", "hidden": [8]},
+        "data": {
+            "dataset": "synthetic",
+            "samples": 160,
+            "shape": [1, 8, 8],
+            "partition": {"scheme": "iid"},
+        },
+        "train": {"batch_size": 16, "lr": 0.05},
+        "round": {"lost": {"closed": 0.02}},
+        "evaluate": {"every": 0},
+    }
+    config = configuration.from_mapping(base | {"name": "run"} | changes, where="the test")
+    config, directory, _ = start.open_directory(config, out, resume)
+    start.host_rounds(
+        config,
+        directory,
+        bind=None,
+        device="cpu",
+        data=None,
+        keys=None,
+        insecure=False,
+        until=None,
+        command=[],
+        display=start.Silent(),
+        callback=callback,
+    )
+    return directory, rounds(directory)
+
+
+def rounds(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (directory / "rounds.jsonl").read_text().splitlines()]
+
+
+def hashes(records: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return [(r["model_sha256"], r["clients_sha256"]) for r in records]
+
+
+def lost(*which: tuple[int, int]) -> dict[str, Any]:
+    return {
+        "schedule": [{"round": t, "client": c, "kind": "drop_before_sending"} for t, c in which]
+    }
+
+
+def test_a_short_round_says_who_was_missing_and_why_and_the_next_goes_on(tmp_path: Path) -> None:
+    _, records = run(tmp_path, faults=lost((2, 1), (2, 3)))
+    assert [r["completed"] for r in records] == [[0, 1, 2, 3], [0, 2], [0, 1, 2, 3]]
+    assert records[1]["dropped"] == {
+        "1": "lost: drop_before_sending",
+        "3": "lost: drop_before_sending",
+    }
+    assert not records[1]["void"]
+
+
+def test_a_round_below_the_minimum_is_void_and_changes_nothing(tmp_path: Path) -> None:
+    _, records = run(
+        tmp_path,
+        algorithm={"name": "scaffold"},
+        faults=lost((2, 1), (2, 3)),
+        round={"min_results": 3, "lost": {"closed": 0.02}},
+    )
+    assert [r["void"] for r in records] == [False, True, False]
+    assert records[1]["completed"] == []
+    assert hashes(records)[1] == hashes(records)[0] != hashes(records)[2]
+
+
+def test_after_so_many_void_rounds_the_run_ends_with_everything_saved(tmp_path: Path) -> None:
+    everybody = lost(*((t, c) for t in (2, 3) for c in range(4)))
+    changes: dict[str, Any] = {
+        "rounds": 4,
+        "faults": everybody,
+        "round": {"void_rounds": 2, "lost": {"closed": 0.02}},
+        "checkpoint": {"every": 5},
+    }
+    with pytest.raises(CannotGoOn, match="2 rounds in a row had fewer than 1 results") as ended:
+        run(tmp_path, **changes)
+    assert ended.value.exit_status == 3
+    assert [r["void"] for r in rounds(tmp_path / "run")] == [False, True, True]
+    assert Checkpoints(tmp_path / "run" / "checkpoint").progress().round == 3
+    _, records = run(tmp_path, resume=True, **changes)
+    assert [r["void"] for r in records] == [False, True, True, False]
+
+
+def test_on_the_virtual_clock_who_is_late_is_the_same_every_time_and_nothing_sleeps(
+    tmp_path: Path,
+) -> None:
+    slow = {**VIRTUAL, "per_client": {"2": {"step_ms": 100_000}}}  # three steps: five minutes
+    changes: dict[str, Any] = {
+        "algorithm": {"name": "scaffold"},
+        "link": slow,
+        "round": {"deadline": 60.0},
+    }
+    _, first = run(tmp_path / "a", **changes)
+    _, again = run(tmp_path / "b", **changes)
+    assert [r["completed"] for r in first] == [[0, 1, 3]] * 3
+    assert first[0]["dropped"] == {"2": "deadline"}
+    assert [r["seconds_virtual"] for r in first] == [60.0] * 3
+    assert hashes(first) == hashes(again)
+
+
+def test_a_planned_delay_is_counted_not_waited_for_on_the_virtual_clock(tmp_path: Path) -> None:
+    faults = {"schedule": [{"round": 2, "client": 0, "kind": "delay", "seconds": 3600}]}
+    _, records = run(tmp_path, link=VIRTUAL, faults=faults)
+    assert records[0]["seconds_virtual"] < 1 < 3600 < records[1]["seconds_virtual"] < 3601
+
+
+def test_of_those_over_selected_the_first_k_count(tmp_path: Path) -> None:
+    steps = {str(c): {"step_ms": 10 * (4 - c)} for c in range(4)}  # 3 is the fastest
+    _, records = run(
+        tmp_path,
+        link={**VIRTUAL, "per_client": steps},
+        participation=0.5,
+        round={"select_extra": 2, "first": 2},
+    )
+    assert [r["selected"] for r in records] == [[0, 1, 2, 3]] * 3
+    assert [r["completed"] for r in records] == [[2, 3]] * 3
+    assert records[0]["dropped"] == {"0": "not among the first 2", "1": "not among the first 2"}
+
+
+def test_what_was_spent_on_lost_clients_is_told_from_what_was_useful(tmp_path: Path) -> None:
+    slow = {**VIRTUAL, "per_client": {"2": {"step_ms": 100_000}}}
+    directory, _ = run(
+        tmp_path, faults=lost((2, 1)), link=slow, round={"deadline": 60.0, "lost": {"closed": 0.02}}
+    )
+    rows = [json.loads(line) for line in (directory / "wire.jsonl").read_text().splitlines()]
+    useless = {
+        (r["round"], r["client"], r["type"])
+        for r in rows
+        if r["type"] in ("task", "reply") and not r["useful"]
+    }
+    assert useless == {
+        (2, 1, "task"),
+        *((t, 2, what) for t in (1, 2, 3) for what in ("task", "reply")),
+    }
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedga"])
+def test_a_round_whose_spool_is_lost_does_not_lend_its_replies_to_the_next(
+    tmp_path: Path, method: str
+) -> None:
+    """Round 2's replies lie in the spool when the run goes on and round 1's do not: each is folded
+    from its own."""
+    changes: dict[str, Any] = {
+        "algorithm": {"name": method},
+        "checkpoint": {"every": 3},
+        "stop": {"megabytes": 1000.0},
+    }  # no round opens early
+    _, calm = run(tmp_path / "calm", **changes)
+
+    def dies(record: dict[str, Any]) -> None:
+        if record["round"] == 2:
+            raise RuntimeError("as if the process had died")
+
+    with pytest.raises(RuntimeError):
+        run(tmp_path / "died", callback=dies, **changes)
+    spool = tmp_path / "died" / "run" / "checkpoint"
+    assert (spool / "round-2" / "seals.jsonl").exists()
+    shutil.rmtree(spool / "round-1")
+    _, records = run(tmp_path / "died", resume=True, **changes)
+    assert hashes(records) == hashes(calm)
+
+
+def test_rounds_in_which_nobody_is_there_are_void(tmp_path: Path) -> None:
+    away = {"model": "bernoulli", "p": 0.0}
+    with pytest.raises(CannotGoOn, match="fewer than 1 results"):
+        run(tmp_path, availability=away)
+    assert [r["selected"] for r in rounds(tmp_path / "run")] == [[]] * 3
+
+
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    seed=st.integers(0, 10**6),
+    rate=st.sampled_from([0.1, 0.3, 0.6]),
+    share=st.sampled_from([0.5, 1.0]),
+)
+def test_scaffold_c_is_the_mean_of_the_c_i_after_any_sequence_of_dropouts(
+    tmp_path_factory: Any, seed: int, rate: float, share: float
+) -> None:
+    faults = {
+        "seed": seed,
+        "random": dict.fromkeys(
+            ("drop_before_training", "drop_before_sending", "drop_during_upload", "crash"), rate / 4
+        )
+        | {"corrupt": 0.1, "duplicate": 0.1, "disconnect": 0.1},
+    }
+    directory, records = run(
+        tmp_path_factory.mktemp("property"),
+        seed=seed,
+        algorithm={"name": "scaffold"},
+        participation=share,
+        rounds=4,
+        faults=faults,
+        round={"void_rounds": 9, "lost": {"closed": 0.02}},
+    )
+    server, progress, _ = Checkpoints(directory / "checkpoint").load(Scaffold.Server)
+    store = ClientStore(next((directory / "state").iterdir()), Scaffold.Client)
+    total = server.c.zeros_like()
+    for client, version in progress.versions.items():
+        record = store.load(client, version)
+        assert record is not None
+        assert record.algorithm is not None
+        total = total + record.algorithm.c  # type: ignore[attr-defined]
+    assert (server.c - 0.25 * total).norm() <= 1e-6 * max(1.0, server.c.norm())
+    assert {c for r in records for c in r["completed"]} == set(progress.versions)

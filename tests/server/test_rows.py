@@ -1,0 +1,124 @@
+"""What a server keeps for every client: a file a row, which a checkpoint names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from fednet.algorithms.fedvarp import FedVARP
+from fednet.algorithms.state import PerClient, dump
+from fednet.errors import StateError
+from fednet.experiment import store
+from fednet.experiment.store import RowStore, on_disk
+from fednet.server.checkpoint import Checkpoints
+from fednet.tensors import Layout, Slot, Tensors
+from tests.rooms import run
+
+LAYOUT = Layout(
+    (Slot("w", (3,), "parameter"), Slot("mean", (2,), "buffer"), Slot("n", (), "counter"))
+)
+
+
+def row(value: float) -> Tensors:
+    return Tensors.pack(
+        LAYOUT,
+        {
+            "w": torch.full((3,), value),
+            "mean": torch.full((2,), -value),
+            "n": torch.tensor(int(value)),
+        },
+    )
+
+
+def same(a: Tensors, b: Tensors) -> bool:
+    return a.tensor_sha256() == b.tensor_sha256()
+
+
+@pytest.fixture(autouse=True, params=["at once", "by the thread"])
+def writing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "by the thread":
+        monkeypatch.setattr(store, "AT_ONCE", 0)
+
+
+def test_a_row_is_read_back_as_it_was_before_and_after_it_is_on_disk(tmp_path: Path) -> None:
+    rows = RowStore(tmp_path)
+    names = [rows.write(row(v)) for v in (1.0, 2.0)]
+    assert [same(rows.read(n, LAYOUT), row(v)) for n, v in zip(names, (1.0, 2.0))] == [True, True]
+    rows.settle()
+    assert same(rows.read(names[1], LAYOUT), row(2.0))
+    assert same(RowStore(tmp_path).read(names[0], LAYOUT), row(1.0))
+
+
+def test_a_name_is_given_once_also_by_a_later_server(tmp_path: Path) -> None:
+    rows = RowStore(tmp_path)
+    first = rows.write(row(1.0))
+    rows.settle()
+    later = RowStore(tmp_path)
+    assert later.write(row(2.0)) != first
+    later.settle()
+    assert same(later.read(first, LAYOUT), row(1.0))
+
+
+def test_what_no_state_names_goes(tmp_path: Path) -> None:
+    rows = RowStore(tmp_path)
+    names = [rows.write(row(float(k))) for k in range(3)]
+    rows.settle()
+    rows.prune({names[1]})
+    assert [p.stem for p in tmp_path.iterdir()] == [names[1]]
+
+
+def test_a_torn_row_and_a_name_of_a_file_elsewhere_are_refused(tmp_path: Path) -> None:
+    rows = RowStore(tmp_path)
+    name = rows.write(row(1.0))
+    rows.settle()
+    path = tmp_path / f"{name}.row"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(StateError, match="holds 27 bytes; a row has 28"):
+        rows.read(name, LAYOUT)
+    with pytest.raises(StateError, match="is missing"):
+        rows.read("99", LAYOUT)
+    with pytest.raises(StateError, match="not the name of a row"):
+        rows.read("../1", LAYOUT)
+
+
+def test_what_goes_wrong_in_writing_is_raised_before_a_checkpoint_names_the_row(
+    tmp_path: Path,
+) -> None:
+    rows = RowStore(tmp_path / "rows")
+    (tmp_path / "rows").rmdir()
+    with pytest.raises(FileNotFoundError):
+        rows.write(row(1.0)), rows.settle()
+
+
+def test_a_state_with_rows_in_memory_moves_to_disk_as_a_value(tmp_path: Path) -> None:
+    x = row(0.0)
+    before = FedVARP.Server(x=x, y=PerClient(LAYOUT).put(2, row(5.0)), ybar=x.params)
+    rows = RowStore(tmp_path)
+    after = on_disk(before, rows)
+    rows.settle()
+    assert same(after.y[2], row(5.0))
+    assert after.y.known(1) is None
+    assert [p.stem for p in tmp_path.iterdir()] == list(after.y.rows.values())
+    assert not [name for name in dump(after)[1] if name.startswith(".y.")]
+    assert isinstance(before.y.rows[2], Tensors)
+
+
+def test_fedvarp_keeps_a_file_a_client_and_goes_on_from_them(tmp_path: Path) -> None:
+    changes = {"algorithm": {"name": "fedvarp"}, "participation": 0.67}
+    whole = run(tmp_path / "whole", rounds=4, **changes)
+    run(tmp_path / "two", rounds=2, **changes)
+    resumed = run(tmp_path / "two", rounds=4, resume=True, **changes)
+    hashes = [
+        [json.loads(line)["model_sha256"] for line in (d / "rounds.jsonl").read_text().splitlines()]
+        for d in (whole, resumed)
+    ]
+    assert hashes[0] == hashes[1]
+    checkpoints = Checkpoints(resumed / "checkpoint")
+    server, _, _ = checkpoints.load(FedVARP.Server)
+    assert len(server.y) == 3
+    assert {p.stem for p in (resumed / "checkpoint" / "rows").iterdir()} == set(
+        server.y.rows.values()
+    )

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import json
+import signal
+import sys
+
+import pytest
+
+from fednet.errors import CannotGoOn, ConfigError, Stopped
+from fednet.sweep import claims
+from fednet.sweep import grid as sweep
+
+FILE = """
+base: base.yaml
+vary:
+  algorithm: [fedavg, {name: fedprox, mu: 1e-2}]
+  data.partition.alpha: [0.1, 1.0]
+seeds: [0, 1]
+"""
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    """A sweep file. What the parts themselves check is theirs to test: here a cell's configuration
+    is its settings."""
+    (tmp_path / "base.yaml").write_text("rounds: 2\n")
+    (tmp_path / "s.yaml").write_text(FILE)
+    monkeypatch.setattr(
+        sweep, "check", lambda s, *_: {c.name: json.dumps(c.settings) for c in sweep.cells(s)}
+    )
+    return tmp_path / "s.yaml"
+
+
+def stand_in(code):
+    """A command line that runs `code` instead of fednet, with the cell's run directory as `run`."""
+
+    def line(s, cell, out, extra):
+        where = sweep.home(s, out) / cell.name
+        head = f"import pathlib, sys; cell = {cell.name!r}; seed = {cell.seed}; run = pathlib.Path({str(where)!r})\n"
+        head += "run.mkdir(exist_ok=True)\n"
+        return [sys.executable, "-c", head + code]
+
+    return line
+
+
+def test_every_combination_is_a_cell_seed_by_seed(path):
+    names = [c.name for c in sweep.cells(sweep.load(path))]
+    assert names[:4] == [
+        "fedavg_alpha0.1_seed0",
+        "fedavg_alpha1_seed0",
+        "fedprox-mu0.01_alpha0.1_seed0",
+        "fedprox-mu0.01_alpha1_seed0",
+    ]
+    assert len(names) == len(set(names)) == 8
+
+
+def test_a_cells_settings_are_those_of_the_command_line(path):
+    cell = sweep.cells(sweep.load(path))[2]
+    assert cell.sets == [
+        'name="fedprox-mu0.01_alpha0.1_seed0"',
+        "seed=0",
+        'algorithm={"name": "fedprox", "mu": 0.01}',
+        "data.partition.alpha=0.1",
+    ]
+    line = sweep.command(sweep.load(path), cell, "runs")
+    assert line[1:5] == ["-m", "fednet.cli.main", "run", str(path.parent / "base.yaml")]
+    assert "--resume" in line
+
+
+def test_flags_make_the_same_sweep_as_a_file(path):
+    flags = sweep.from_grid(
+        path.parent / "base.yaml",
+        ["algorithm=fedavg,{name: fedprox, mu: 0.01}", "data.partition.alpha=0.1,1.0"],
+        "0-1",
+    )
+    assert [c.settings for c in sweep.cells(flags)] == [
+        c.settings for c in sweep.cells(sweep.load(path))
+    ]
+
+
+def test_values_that_read_the_same_get_names_that_differ(path):
+    names = [
+        c.name
+        for c in sweep.cells(sweep.from_grid(path.parent / "base.yaml", ["data.dataset=a b,a-b"]))
+    ]
+    assert len(set(names)) == 2
+
+
+def test_shares_are_disjoint_and_make_the_whole(path):
+    every = sweep.cells(sweep.load(path))
+    parts = [sweep.share(every, f"{i}/3") for i in (1, 2, 3)]
+    assert sorted(c.name for p in parts for c in p) == sorted(c.name for c in every)
+    with pytest.raises(ConfigError, match="1 <= I <= N"):
+        sweep.share(every, "0/3")
+
+
+def test_cells_run_once_and_a_second_call_runs_none(path, tmp_path):
+    line = stand_in("(run / 'times').open('a').write('x')")
+    s = sweep.load(path)
+    outcome = sweep.run(s, tmp_path, line=line)
+    assert len(outcome.done) == len(outcome.chosen) == 8
+    assert sweep.run(s, tmp_path, line=line).done == outcome.done
+    assert {(d / "times").read_text() for d in outcome.done} == {"x"}
+
+
+def test_a_cell_that_another_process_is_at_is_left_to_it(path, tmp_path):
+    s = sweep.load(path)
+    first = sweep.cells(s)[0].name
+    held = claims.claim(sweep.home(s, tmp_path) / ".cells", first)
+    assert held is not None
+    outcome = sweep.run(s, tmp_path, line=stand_in(""))
+    assert outcome.elsewhere == (first,)
+    assert len(outcome.done) == 7
+    assert outcome.chosen == ()
+    assert "running" in sweep.plan(s, tmp_path)
+
+
+def test_a_failed_cell_does_not_keep_the_others_and_is_tried_again(path, tmp_path):
+    s = sweep.load(path)
+    with pytest.raises(CannotGoOn, match=r"1 of 8 cells failed: fedavg_alpha0\.1_seed1"):
+        sweep.run(
+            s, tmp_path, line=stand_in("sys.exit(3 if cell == 'fedavg_alpha0.1_seed1' else 0)")
+        )
+    assert sweep.plan(s, tmp_path).count("done") == 7
+    assert "failed" in sweep.plan(s, tmp_path)
+    assert len(sweep.run(s, tmp_path, line=stand_in("")).done) == 8
+
+
+def test_a_stopped_cell_stops_the_sweep_and_the_same_command_goes_on(path, tmp_path):
+    s = sweep.load(path)
+    with pytest.raises(Stopped) as caught:
+        sweep.run(s, tmp_path, line=stand_in("sys.exit(4)"))
+    assert caught.value.exit_status == 4
+    assert "begun" in sweep.plan(s, tmp_path).splitlines()[1]
+    assert len(sweep.run(s, tmp_path, line=stand_in("")).done) == 8
+
+
+def test_a_signal_reaches_the_run_and_leaves_no_process(path, tmp_path):
+    code = f"""
+import os, signal
+def end(*_): (run / 'told').touch(); sys.exit(4)
+signal.signal(signal.SIGTERM, end)
+os.kill(os.getppid(), {int(signal.SIGTERM)})
+signal.pause()
+"""
+    with pytest.raises(Stopped):
+        sweep.run(sweep.load(path), tmp_path, line=stand_in(code))
+    first = tmp_path / "s" / "fedavg_alpha0.1_seed0"
+    assert (first / "told").exists()
+    assert claims.holder(tmp_path / "s" / ".cells", first.name) is None
+
+
+def test_a_done_cell_under_another_configuration_is_an_error(path, tmp_path, monkeypatch):
+    s = sweep.load(path)
+    sweep.run(s, tmp_path, line=stand_in(""))
+    monkeypatch.setattr(sweep, "check", lambda s, *_: {c.name: "other" for c in sweep.cells(s)})
+    with pytest.raises(ConfigError, match="another configuration"):
+        sweep.run(s, tmp_path, line=stand_in(""))
+
+
+def test_select_takes_the_point_with_the_best_mean_over_seeds(path, tmp_path):
+    path.write_text(
+        "base: base.yaml\nvary: {algorithm: [fedavg]}\nseeds: [0, 1]\nselect: {grid: {train.lr: "
+        "[0.1, 0.01]}}\n"
+    )
+    code = """
+a = {('0.1', 0): 0.9, ('0.1', 1): 0.1, ('0.01', 0): 0.6, ('0.01', 1): 0.6}[cell.split('_lr')[1].split('_')[0], seed]
+(run / 'rounds.jsonl').write_text('{"round": 1, "validation_accuracy": %s}\\n{"round": 2}\\n' % a)
+"""
+    outcome = sweep.run(sweep.load(path), tmp_path, line=stand_in(code))
+    assert [p.name for p in outcome.chosen] == ["fedavg_lr0.01_seed0", "fedavg_lr0.01_seed1"]
+    said = json.loads((tmp_path / "s" / "selection.json").read_text())
+    assert said["means"]["fedavg"] == {"lr0.1": 0.5, "lr0.01": 0.6}
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("base: base.yaml\nvari: {}\n", "vary"),
+        ("base: none.yaml\n", "there is no file"),
+        ("base: base.yaml\nvary: {train.lr: []}\n", "at least one value"),
+        ("base: base.yaml\nvary: {seed: [1]}\n", "under `seeds`"),
+        ("base: base.yaml\nseeds: [1, 1]\n", "different whole numbers"),
+        (
+            "base: base.yaml\nselect: {by: test_accuracy, grid: {train.lr: [1]}}\n",
+            "no test any more",
+        ),
+    ],
+)
+def test_a_wrong_sweep_file_is_refused(path, text, error):
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=error):
+        sweep.load(path)

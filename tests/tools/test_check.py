@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import pytest
+
+from fednet import registry
+from fednet.cli.main import main
+from fednet.errors import ConfigError
+from fednet.tools import check
+
+
+@pytest.fixture(autouse=True)
+def registry_as_it_was():
+    """What these tests register is taken away: other tests run over every registered part."""
+    before = {kind: set(parts.names()) for kind, parts in registry.ALL.items()}
+    yield
+    for kind, parts in registry.ALL.items():
+        for name in set(parts._parts) - before[kind]:
+            del parts._parts[name]
+
+
+@pytest.fixture
+def checked(tmp_path):
+    def run(text: str, name: str) -> list[str]:
+        (tmp_path / name).write_text(text)
+        return list(check.check(tmp_path / name))
+
+    return run
+
+
+@pytest.mark.parametrize("what", ["algorithm", "model", "dataset"])
+def test_templates_pass(what, tmp_path, capsys):
+    file = tmp_path / f"fresh-{what}.py"
+    assert main(["new", what, str(file)]) == 0
+    assert main(["check", str(file)]) == 0
+    said = capsys.readouterr().out
+    assert f"{what} 'fresh-{what}'" in said
+    assert "  ok  " in said
+
+
+METHOD = """
+import fednet
+from fednet.algorithms.fedavg import FedAvg
+
+@fednet.algorithm("{name}")
+class Mine(FedAvg):
+    {body}
+"""
+
+
+def test_method_that_keeps_state_on_self_is_refused(checked):
+    body = "def __init__(self, config=None, clients=1):\n        super().__init__(config, clients)\n        self.memory = {}"
+    with pytest.raises(
+        ConfigError,
+        match="keeps memory on self; what lives between rounds belongs in Server or Client",
+    ):
+        checked(METHOD.format(name="chk-self", body=body), "chk_self.py")
+
+
+def test_method_that_is_not_repeatable_is_refused(checked):
+    body = (
+        "def finish(self, fold, server, cohort, host):\n        import os\n"
+        "        after = super().finish(fold, server, cohort, host)\n"
+        "        return after.replace(x=after.x * (1 + os.urandom(1)[0] / 1000 + 1e-3 * "
+        "len(os.urandom(1))))"
+    )
+    body = body.replace("os.urandom(1)[0] / 1000", "next(COUNT) / 1000")
+    text = METHOD.format(name="chk-bits", body=body).replace(
+        "import fednet\n", "import itertools\nimport fednet\nCOUNT = itertools.count()\n", 1
+    )
+    with pytest.raises(ConfigError, match="the same configuration gave other bits the second time"):
+        checked(text, "chk_bits.py")
+
+
+def test_partitioner_that_gives_a_sample_twice_is_refused(checked):
+    text = (
+        'import fednet\n@fednet.partitioner("chk-twice")\ndef twice(y, clients, *, share: float = '
+        "0.5):\n"
+        "    return [list(range(10)) for _ in range(clients)]\n"
+    )
+    with pytest.raises(ConfigError, match="chk-twice: a sample was given twice"):
+        checked(text, "chk_twice.py")
+
+
+def test_partitioner_that_deals_passes(checked):
+    text = (
+        'import fednet\n@fednet.partitioner("chk-deal")\ndef deal(y, clients, rng):\n'
+        "    return [list(range(len(y)))[c::clients] for c in range(clients)]\n"
+    )
+    assert "  ok  3 disjoint parts of 67, 67, 66 samples" in checked(text, "chk_deal.py")
+
+
+def test_model_without_a_head_is_refused(checked):
+    text = (
+        'import fednet, math\nfrom torch import nn\n@fednet.model("chk-headless")\ndef '
+        "headless(*, input_shape, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), classes))\n"
+    )
+    with pytest.raises(ConfigError, match="head"):
+        checked(text, "chk_headless.py")
+
+
+def test_file_that_registers_nothing_is_refused(checked):
+    with pytest.raises(ConfigError, match="registers nothing; expected a decorator"):
+        checked("x = 1\n", "chk_nothing.py")

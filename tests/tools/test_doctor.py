@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from fednet.tools import doctor
+from fednet.transport.keys import Keyring, lab, load, make_client_keys, make_server_keys
+from fednet.transport.zeromq.router import ZmqServer
+
+
+def test_fingerprint_is_the_same_twice_and_leaves_torch_as_it_was():
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    first = doctor.fingerprint()
+    assert first == doctor.fingerprint()
+    assert len(first) == 64
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_keys_that_others_can_read_are_bad(tmp_path):
+    key = tmp_path / "server.key"
+    make_server_keys(tmp_path)
+    key.chmod(0o644)
+    (found,) = doctor.keys(tmp_path)
+    assert found.verdict == "bad"
+    assert f"chmod 600 {key}" in found.text
+    key.chmod(0o600)
+    assert [f.verdict for f in doctor.keys(tmp_path)] == ["ok"]
+    key.write_text("x")
+    assert [f.verdict for f in doctor.keys(tmp_path)] == ["bad"]
+
+
+def test_whether_a_server_would_let_this_client_in(tmp_path):
+    file, _ = lab(tmp_path / "server", 1)
+    make_client_keys(tmp_path / "stranger.key", load(file).server)
+    with ExitStack() as stack:
+        for keyring, path, verdict, said in (
+            (None, None, "ok", "anybody"),
+            (Keyring(tmp_path / "server"), file, "ok", "lets this key in"),
+            (
+                Keyring(tmp_path / "server"),
+                tmp_path / "stranger.key",
+                "bad",
+                "does not allow this key",
+            ),
+            (Keyring(tmp_path / "server"), None, "bad", "say --keys FILE"),
+            (None, file, "bad", "only one of the two has CURVE"),
+        ):
+            server, over = ZmqServer("tcp://127.0.0.1:0", keyring=keyring), threading.Event()
+            thread = threading.Thread(
+                target=lambda server=server, over=over: [
+                    server.poll(0.02) for _ in iter(over.is_set, True)
+                ]
+            )
+            stack.callback(server.close, 0)
+            thread.start()
+            stack.callback(lambda over=over, thread=thread: (over.set(), thread.join()))
+            (found,) = doctor.admitted(server.address, path)
+            assert (found.verdict, said in found.text) == (verdict, True), found
+
+
+def test_missing_keys_are_bad(tmp_path):
+    assert [f.verdict for f in doctor.keys(tmp_path / "none")] == ["bad"]
+
+
+def test_taken_port_is_told_from_a_free_one():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        number = taken.getsockname()[1]
+        assert [f.verdict for f in doctor.port(number)] == ["warn"]
+
+
+def test_server_is_known_by_its_greeting():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        number = listener.getsockname()[1]
+
+        def greet(first: bytes) -> threading.Thread:
+            def once():
+                link, _ = listener.accept()
+                with link:
+                    link.sendall(first)
+
+            thread = threading.Thread(target=once)
+            thread.start()
+            return thread
+
+        for first, verdict in ((b"\xff", "ok"), (b"HTTP", "bad")):
+            thread = greet(first)
+            assert [f.verdict for f in doctor.reachable(f"tcp://127.0.0.1:{number}")] == [verdict]
+            thread.join()
+    assert [f.verdict for f in doctor.reachable(f"tcp://127.0.0.1:{number}")] == ["bad"]
+    assert [f.verdict for f in doctor.reachable("nonsense")] == ["bad"]
+
+
+def test_folder_that_is_not_there_yet_is_judged_by_its_parent(tmp_path):
+    (found,) = doctor.disk(tmp_path / "a" / "b")
+    assert found.verdict in ("ok", "warn")
+    assert str(Path(tmp_path)) in found.text

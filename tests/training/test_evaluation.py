@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fednet.training.evaluation import Counts, evaluate
+from fednet.training.tasks.classification import Classification
+
+X = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 3.0, 0.0], [0.0, 1.0, 0.5]])
+Y = torch.tensor([0, 1, 0, 1])  # right, right, wrong, right
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_counts_are_exact_however_the_set_is_cut(size):
+    counts = evaluate(nn.Identity(), (X, Y), Classification(), size)
+    assert counts.table.tolist() == [[1, 2, 0], [2, 2, 0]]
+    assert counts.accuracy == 0.75
+    assert counts.balanced == 0.75  # (1/2 + 2/2) / 2: the absent class does not count
+    assert counts.n == 4
+    assert counts.mean_loss == pytest.approx(float(nn.functional.cross_entropy(X, Y)), rel=1e-6)
+
+
+def test_a_function_is_judged_as_a_module_is():
+    assert evaluate(lambda x: -x, (X, Y), Classification()).table[0].tolist() == [1, 0, 0]
+
+
+def test_counts_of_parts_add_up_to_the_whole():
+    parts = [
+        evaluate(nn.Identity(), (X[a:b], Y[a:b]), Classification())
+        for a, b in ((0, 1), (1, 4), (4, 4))
+    ]
+    whole = Counts.none(3).merge(parts[0]).merge(parts[1]).merge(parts[2])
+    assert whole.table.tolist() == [[1, 2, 0], [2, 2, 0]]
+    assert whole.n == 4
+    assert whole.loss == pytest.approx(parts[0].loss + parts[1].loss)
+
+
+def test_no_samples_are_accuracy_zero_and_no_error():
+    counts = evaluate(nn.Identity(), (X[:0], Y[:0]), Classification())
+    assert (counts.accuracy, counts.balanced, counts.mean_loss) == (0.0, 0.0, 0.0)
+
+
+def test_evaluation_is_in_eval_mode_and_changes_no_buffer():
+    norm = nn.BatchNorm1d(3)
+    before = {k: v.clone() for k, v in norm.state_dict().items()}
+    evaluate(norm, (X, Y), Classification())
+    assert all(torch.equal(v, before[k]) for k, v in norm.state_dict().items())
+
+
+def test_a_class_at_each_position_of_a_sequence():
+    outputs = torch.stack([X, X])  # (2, 4, 3)
+    y = torch.stack([Y, 1 - Y])
+    task = Classification()
+    assert task.counts(outputs, y).tolist() == [[1, 3, 0], [4, 4, 0]]
+    assert task.losses(outputs, y).shape == (2,)
+    assert float(task.losses(outputs, y).mean()) == pytest.approx(float(task.loss(outputs, y)))
+    assert task.accuracy(torch.tensor([[1, 3], [4, 4]])) == 0.5

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fednet import registry
+from fednet.algorithms import moon
+from fednet.algorithms.base import Samples
+from fednet.errors import LocalProtocolError
+from fednet.tensors import Tensors
+from fednet.training import hosts
+from fednet.training.hosts import ServerHost
+from fednet.training.scratch import Scratch, may_draw
+from tests.algorithms.harness import Federation, close, images, same
+
+F5 = Federation()
+
+
+def io(federation=F5):
+    return federation.run("fedavg", cohorts=[[0]] * 3).io
+
+
+def step(x: Tensors, samples: Samples, lr: float, weights=None) -> Tensors:
+    """One step of gradient descent by autograd alone."""
+    module = x.into(F5.build(0))
+    F.cross_entropy(module(samples.x), samples.y, weight=weights).backward()
+    return x - lr * Tensors.pack(x.layout, {name: p.grad for name, p in module.named_parameters()})
+
+
+@pytest.mark.parametrize("weights", [None, torch.tensor([1.0, 2.0, 0.5, 1.0, 3.0])])
+def test_fit_with_one_full_batch_is_one_exact_step(weights):
+    samples = Samples(*images(20))
+    fitted = io().fit(F5.initial, samples, epochs=1, lr=0.5, batch_size=256, weights=weights)
+    assert close(fitted, step(F5.initial, samples, 0.5, weights), 1e-5)
+
+
+def test_fit_at_rate_zero_and_without_epochs_changes_nothing():
+    samples = Samples(*images(20))
+    assert same(io().fit(F5.initial, samples, epochs=3, lr=0.0, batch_size=7), F5.initial)
+    assert same(io().fit(F5.initial, samples, epochs=0, lr=1.0, batch_size=7), F5.initial)
+
+
+def test_the_server_judges_on_its_public_set_or_on_what_it_is_given():
+    h = io()
+    x, y = F5.public_data.train
+    assert h.evaluate(F5.initial).n == len(y) == 40
+    assert h.evaluate(F5.initial, (x[:7], y[:7])).n == 7
+    assert h.evaluate(F5.initial, Samples(x[:7], y[:7])).table[1].sum() == 7
+
+
+def test_reports_and_warnings_are_of_one_round():
+    h = ServerHost(F5.setting(F5.make("fedavg")), lambda: Scratch(F5.build(1), F5.layout), 4)
+    h.begin(1)
+    h.report(eta=2.0)
+    h.warn("mind")
+    h.begin(1, phase=1, cohort=[2])
+    assert (h.reported, h.warnings, h.cohort) == ({"eta": 2.0}, ["mind"], (2,))
+    h.begin(2)
+    assert (h.reported, h.warnings) == ({}, [])
+
+
+def test_the_server_knows_the_rate_and_its_decay():
+    f = Federation(train={"schedule": "exponential(0.5)", "momentum": 0.9})
+    h = f.run("fedavg", cohorts=[[0]] * 3).io
+    assert h.lr == pytest.approx(0.1 * 0.25)
+    assert h.lr_decay == pytest.approx(0.25)
+    assert h.momentum == 0.9
+
+
+def test_a_site_knows_its_classes():
+    host = F5.run("fedavg", cohorts=[[0]] * 3).site(1)
+    assert host.class_counts.tolist() == [int((F5.samples(1)[1] == c).sum()) for c in range(5)]
+    assert host.n == len(F5.samples(1)[1])
+
+
+class Noisy(type(registry.task.get("classification")())):
+    """A user's own task, whose loss draws."""
+
+    def loss(self, outputs, y):
+        return super().loss(outputs + torch.rand(outputs.shape), y)
+
+
+def noisy(module, x, y):
+    """The loss of a user's own method, which draws."""
+    return F.cross_entropy(module(x) + torch.rand(()) * x.flatten(1)[:, :5], y)
+
+
+@pytest.mark.parametrize(
+    ("task", "loss"),
+    [(Noisy(), None), (registry.task.get("classification")(), noisy)],
+    ids=["task", "loss"],
+)
+def test_what_a_loss_of_a_users_own_draws_is_the_same_each_time(task, loss):
+    def trained():
+        host = F5.run("fedavg", cohorts=[[0]] * 3).site(0)
+        host.task, host.scratch.may_draw = task, False  # of the model alone
+        return host.train(F5.initial, loss=loss).x
+
+    assert same(trained(), trained())
+
+
+def test_no_client_waits_for_another_where_only_fednets_own_code_is_at_work(monkeypatch):
+    host = F5.run("fedavg", cohorts=[[0]] * 3).site(0)
+    monkeypatch.setattr(hosts.seeds, "scope", None)  # would fail if called
+    host.scratch.may_draw = False
+    own = moon.Moon.loss(
+        SimpleNamespace(config=SimpleNamespace(feature="input of the last layer", mu=1.0, tau=0.5)),
+        host.task,
+        None,
+        None,
+    )
+    assert not may_draw(own)
+    host.train(F5.initial)
+
+
+def test_fresh_initialisations_differ_by_number_and_repeat():
+    host = F5.run("fedavg", cohorts=[[0]] * 3).site(0)
+    assert same(host.fresh("theta", 1), host.fresh("theta", 1))
+    assert not same(host.fresh("theta", 1), host.fresh("theta", 2))
+    host.setting = type(host.setting)(
+        **{
+            **{
+                k: getattr(host.setting, k)
+                for k in ("layout", "shared", "head", "initial", "config", "task", "classes")
+            },
+            "factory": None,
+        }
+    )
+    with pytest.raises(LocalProtocolError):
+        host.fresh("theta", 1)
+
+
+def test_a_site_without_test_samples_has_nothing_to_count():
+    host = F5.run("fedavg", cohorts=[[0]] * 3).site(0)
+    host.test = None
+    assert host.evaluate(F5.initial).n == 0

@@ -1,0 +1,403 @@
+"""Clients trained as one: what each would have become by itself, and the same bits in any
+company."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from fednet import models, registry, seeds
+from fednet.algorithms.base import Samples
+from fednet.errors import ConfigError
+from fednet.tensors import Layout, Tensors
+from fednet.training import packed
+from fednet.training.loop import Recipe, descend
+from fednet.training.packed import Lane
+from fednet.training.scratch import Scratch
+from tests.algorithms import harness
+from tests.algorithms.harness import Federation, close, images
+
+SHAPE, CLASSES, SIZES = (
+    (1, 16, 16),
+    5,
+    (40, 33, 7, 64),
+)  # of unlike numbers of batches; the third has fewer than one
+TASK = registry.task.get("classification")()
+RECIPE = Recipe(lr=0.05, epochs=2, batch_size=16)
+
+
+def build(name: str = "lenet5") -> nn.Module:
+    return models.build({"name": name}, SHAPE, CLASSES, 0)
+
+
+def weights(layout: Layout, k: int, size: float = 0.1) -> Tensors:
+    draw = torch.Generator().manual_seed(k)
+    return Tensors.zeros(layout).with_vector(
+        torch.randn(layout.parameters.nbytes // 4, generator=draw) * size
+    )
+
+
+def client(
+    k: int, name: str = "lenet5", recipe: Recipe = RECIPE, channels_last: bool = False, **hooks
+) -> Lane:
+    """Client k's descent, with data, weights and hooks of its own."""
+    module = build(name)
+    layout = Layout.of(module)
+    scratch = Scratch(module, layout, channels_last=channels_last)
+    scratch.load(weights(layout, k))
+    own = {
+        key: weights(layout, 100 * i + k, 0.01) if value is ... else value
+        for i, (key, value) in enumerate(hooks.items(), 1)
+    }
+    return Lane(
+        scratch,
+        images(SIZES[k], CLASSES, SHAPE, seed=k + 1),
+        recipe,
+        seeds.rng(0, "order", 1, k),
+        **own,
+    )
+
+
+def alone(lane: Lane):
+    return descend(
+        lane.scratch,
+        lane.data,
+        lane.recipe,
+        lane.order,
+        lambda m, x, y: TASK.loss(m(x), y),
+        proximal=lane.proximal,
+        toward=lane.toward,
+        add_to_grad=lane.add_to_grad,
+        scale_grad=lane.scale_grad,
+        add_to_step=lane.add_to_step,
+        only=lane.only,
+        progress=lane.progress,
+    )
+
+
+def bits(lane: Lane) -> str:
+    assert lane.error is None
+    return lane.scratch.values().sha256() + hashlib.sha256(repr(lane.course).encode()).hexdigest()
+
+
+@pytest.mark.parametrize("apart", [True, False], ids=["apart", "whole"])
+@pytest.mark.parametrize(
+    ("recipe", "hooks"),
+    [
+        ({}, {}),
+        ({"steps": 5}, {}),
+        ({"momentum": 0.9, "weight_decay": 0.01}, {}),
+        ({"clip_norm": 0.3, "momentum": 0.5}, {}),
+        ({}, {"proximal": 0.5}),
+        ({"momentum": 0.9}, {"proximal": 0.5, "toward": ...}),
+        ({}, {"add_to_grad": ...}),
+        ({"weight_decay": 0.1}, {"scale_grad": 0.5, "add_to_grad": ..., "proximal": 0.1}),
+        ({"momentum": 0.9}, {"add_to_step": ...}),
+        ({}, {"only": ["head.weight", "head.bias"]}),
+    ],
+)
+def test_a_pack_comes_to_what_each_comes_to_by_itself(recipe, hooks, apart, monkeypatch):
+    if not apart:  # as on a GPU
+        monkeypatch.setattr(packed, "APART", ())
+    recipe = dataclasses.replace(RECIPE, **recipe)
+    lanes, others = ([client(k, recipe=recipe, **hooks) for k in range(3)] for _ in range(2))
+    packed.descend([lane for lane in lanes if lane.kind == lanes[0].kind], 4, TASK)
+    packed.descend(
+        [lane for lane in lanes if lane.kind != lanes[0].kind], 4, TASK
+    )  # the one of fewer samples than a batch
+    for lane, other in zip(lanes, others):
+        course = alone(other)
+        assert lane.course.steps == course.steps
+        assert lane.course.loss == pytest.approx(course.loss, rel=1e-5)
+        moved = other.scratch.values() - weights(other.scratch.layout, lanes.index(lane))
+        assert close(
+            lane.scratch.values() - weights(lane.scratch.layout, lanes.index(lane)), moved, 2e-4
+        )
+        assert moved.norm() > 0
+        assert lane.order.integers(1 << 30) == other.order.integers(1 << 30)  # as many draws
+
+
+class Scaled(nn.Module):
+    """One of its parameters is a number without a shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.scale = nn.Linear(256, CLASSES), nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x):
+        return self.head(x.flatten(1)) * self.scale
+
+
+def test_a_parameter_that_is_one_number_is_clipped_with_the_others(monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "build", lambda name: Scaled())
+    recipe = dataclasses.replace(RECIPE, clip_norm=0.1)
+    (lane, other), beside = (client(0, recipe=recipe) for _ in range(2)), client(1, recipe=recipe)
+    packed.descend([lane, beside], 3, TASK)
+    alone(other)
+    start = weights(lane.scratch.layout, 0)
+    assert close(lane.scratch.values() - start, other.scratch.values() - start, 2e-4)
+
+
+def test_kernels_whose_channels_lie_innermost_are_read_and_written_right():
+    lanes = [client(k, channels_last=last) for k, last in ((0, True), (1, True), (0, False))]
+    packed.descend(lanes, 3, TASK)
+    assert bits(lanes[0]) == bits(lanes[2])
+
+
+@pytest.mark.parametrize(
+    ("name", "batch_size"), [("lenet5", 16), ("mlp", 16), ("lenet5", 7), ("mlp", 10)]
+)
+def test_bits_depend_neither_on_company_nor_on_place(name, batch_size):
+    recipe = dataclasses.replace(RECIPE, batch_size=batch_size, momentum=0.9)
+
+    def train(*clients: int) -> dict[int, str]:
+        lanes = {k: client(k, name, recipe, proximal=0.1) for k in clients}
+        packed.descend(list(lanes.values()), 4, TASK)
+        return {k: bits(lane) for k, lane in lanes.items()}
+
+    full = train(0, 1, 3)
+    assert train(3, 0, 1) == full
+    assert train(1) == {1: full[1]}
+    assert train(3, 1) == {1: full[1], 3: full[3]}
+    assert len(set(full.values())) == 3
+
+
+def test_nor_where_a_lanes_tensors_are_no_multiple_of_what_a_processor_takes_at_once(monkeypatch):
+    """Biases of 3 lie in one tensor of 15: the last few elements of a vector are not computed as
+    the first."""
+    monkeypatch.setattr(
+        sys.modules[__name__],
+        "build",
+        lambda name: models.build({"name": "mlp", "hidden": [8]}, SHAPE, 3, 0),
+    )
+    recipe = dataclasses.replace(
+        RECIPE, batch_size=7, momentum=0.9, weight_decay=0.01, clip_norm=0.5
+    )
+    found: dict[int, set[str]] = {k: set() for k in (0, 1, 3)}
+    hooks = {"proximal": 0.1, "add_to_grad": ..., "add_to_step": ...}
+    monkeypatch.setattr(sys.modules[__name__], "CLASSES", 3)
+    for order in itertools.permutations(found):
+        for others in (0, 1, 2):
+            lanes = [client(3, recipe=recipe, **hooks) for _ in range(others)] + [
+                client(k, recipe=recipe, **hooks) for k in order
+            ]
+            packed.descend(lanes, 5, TASK)
+            for k, lane in zip(order, lanes[others:]):
+                found[k].add(bits(lane))
+    assert [len(bits) for bits in found.values()] == [1, 1, 1]
+
+
+def test_a_batch_as_wide_as_needed_is_the_clients_own_affair():
+    small, large = client(2, recipe=dataclasses.replace(RECIPE, batch_size=10_000)), client(3)
+    assert (small.n, small.width) == (7, 8)
+    assert (large.n, large.width) == (64, 16)
+    assert small.kind != large.kind
+
+
+def test_who_fails_at_a_step_spoils_nothing_for_the_others():
+    told: list[tuple[int, int]] = []
+
+    def cancelled(step: int, steps: int) -> None:
+        told.append((step, steps))
+        if step == 2:
+            raise KeyError("not wanted any more")
+
+    lanes, others = ([client(k) for k in (0, 1, 3)] for _ in range(2))
+    lanes[0].progress = cancelled
+    before = lanes[0].scratch.values()
+    packed.descend(lanes, 4, TASK)
+    packed.descend(others, 4, TASK)
+    assert isinstance(lanes[0].error, KeyError)
+    assert lanes[0].course is None
+    assert torch.equal(before.vector, lanes[0].scratch.values().vector)
+    assert told == [(1, 6), (2, 6)]
+    assert [bits(lane) for lane in lanes[1:]] == [bits(lane) for lane in others[1:]]
+
+
+def test_one_that_has_left_the_finite_numbers_spoils_nothing_for_the_others():
+    lanes, others = ([client(k) for k in (0, 1, 3)] for _ in range(2))
+    lanes[1].scratch.vector.fill_(float("nan"))
+    packed.descend(lanes, 3, TASK)
+    packed.descend(others, 3, TASK)
+    assert [bits(lanes[i]) == bits(others[i]) for i in range(3)] == [True, False, True]
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_who_is_done_is_driven_no_further(apart, monkeypatch):
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr(packed, "APART", ("cpu",) if apart else ())
+    monkeypatch.setattr(
+        packed,
+        "_clip",
+        lambda parameters, most: seen.append(
+            torch.cat([p.detach().flatten(1) for p in parameters], dim=1)
+        ),
+    )
+    recipe = dataclasses.replace(RECIPE, clip_norm=1.0)
+    lanes = [
+        client(k, recipe=recipe, add_to_step=..., add_to_grad=...) for k in (0, 3)
+    ]  # 6 steps, and 8
+    given = lanes[0].add_to_step.vector.clone()
+    packed.descend(lanes, 3, TASK)  # one is idle from the first on
+    assert [
+        [bool((a[i] != b[i]).any()) for i in range(3)] for a, b in itertools.pairwise(seen)
+    ] == [[True, True, False]] * 6 + [[False, True, False]]
+    assert torch.equal(lanes[0].add_to_step.vector, given)  # what is the method's stays as it is
+
+
+def test_a_pack_ends_when_nobody_is_left_in_it():
+    steps: list[int] = []
+
+    def cancelled(step: int, _: int) -> None:
+        steps.append(step)
+        raise KeyError
+
+    lanes = [client(k) for k in (0, 1)]
+    for lane in lanes:
+        lane.progress = cancelled
+    packed.descend(lanes, 2, TASK)
+    assert steps == [1, 1]
+    assert all(p.requires_grad for p in lanes[0].scratch.module.parameters())
+
+
+def test_more_steps_than_are_gathered_at_once(monkeypatch):
+    whole, parts = client(0), client(0)
+    packed.descend([whole, client(1)], 2, TASK)
+    monkeypatch.setattr(
+        packed, "CHUNK_BYTES", 4 * 2 * 16 * 256 * 4
+    )  # of two lanes of 16 images: 4 steps
+    packed.descend([parts, client(1)], 2, TASK)
+    assert whole.steps > 4
+    assert bits(whole) == bits(parts)
+
+
+def test_a_name_that_the_model_does_not_have_is_refused():
+    with pytest.raises(ConfigError, match="no trainable parameter of the model is named nobody"):
+        client(0, only=["nobody"]).kind  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("module", "found"),
+    [
+        (nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)), "Dropout"),
+        (nn.LSTM(2, 2, 2, dropout=0.1), "LSTM"),
+        (nn.BatchNorm1d(2, track_running_stats=False), None),
+        (nn.Sequential(nn.RReLU()), "RReLU"),
+    ],
+)
+def test_a_model_that_draws_or_mixes_samples_cannot_be_packed(module, found):
+    with pytest.raises(
+        ConfigError,
+        match=rf"train.pack: the model draws at random while it trains \({found}\)"
+        if found
+        else "BatchNorm",
+    ):
+        packed.check(module, stateful=False)
+    packed.check(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0)), stateful=False)
+
+
+def test_a_task_whose_loss_is_not_the_mean_of_its_losses_is_refused():
+    class Summed(type(TASK)):
+        def loss(self, outputs, y):
+            return super().loss(outputs, y) * len(y)
+
+    packed.check_lane(TASK, client(0))
+    with pytest.raises(ConfigError, match="is not the mean of its losses"):
+        packed.check_lane(Summed(), client(0))
+
+
+def test_a_task_whose_losses_draw_is_refused():
+    """Its stream would depend on who shares the pack."""
+
+    class Noisy(type(TASK)):
+        def losses(self, outputs, y):
+            return super().losses(outputs + torch.randn(outputs.shape), y)
+
+    with pytest.raises(ConfigError, match="differ from call to call"):
+        packed.check_lane(Noisy(), client(0))
+
+
+class Odd(nn.Module):
+    def __init__(self, change) -> None:
+        super().__init__()
+        self.head, self.change = nn.Linear(256, CLASSES), change
+
+    def forward(self, x):
+        return self.change(self.head(x.flatten(1)))
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda out: out - out.mean(0), "depends on the others of its batch"),
+        (
+            lambda out: out * (1 if out.sum() > 0 else 2),
+            r"cannot be computed for several clients at once \(.+\); leave train.pack out",
+        ),
+        (
+            lambda out: nn.functional.dropout(out, 0.5),
+            "cannot be computed for several clients at once",
+        ),
+    ],
+)
+def test_a_model_that_the_first_pack_finds_out_about_is_refused(change, found, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "build", lambda name: Odd(change))
+    with pytest.raises(ConfigError, match=found):
+        packed.check_lane(TASK, client(0))
+
+
+def test_a_model_whose_large_outputs_are_as_near_as_tf32_brings_them_is_none_of_these(monkeypatch):
+    monkeypatch.setattr(
+        sys.modules[__name__], "build", lambda name: Odd(lambda out: 100 * out + 0.01 * len(out))
+    )
+    packed.check_lane(TASK, client(0))  # a thousandth apart, of the largest
+
+
+# -- in the methods --------------------------------------------------------------------------------
+class Alone:
+    """Packs of one client, with idle lanes beside it."""
+
+    def __init__(self) -> None:
+        self.lanes = 0
+
+    def descend(self, lane: Lane):
+        self.lanes += 1
+        packed.descend([lane], 3, TASK)
+        return lane.course
+
+
+@pytest.mark.parametrize(
+    ("method", "descents"),
+    [("fedavg", 8), ("fedprox", 8), ("scaffold", 8), ("fedcm", 8), ("fedrep", 16), ("moon", 4)],
+)
+def test_a_method_learns_the_same_with_packs(method, descents, monkeypatch):
+    options = {"model": {"name": "pdc_cnn"}} if method == "moon" else {}
+    plain = Federation(rounds=2, train={"epochs": 1}, **options).run(method)
+    pack = Alone()
+    site = harness.SiteHost
+    monkeypatch.setattr(harness, "SiteHost", lambda *args, **more: site(*args, pack=pack, **more))
+    together = Federation(rounds=2, train={"epochs": 1}, **options).run(method)
+    assert close(together.x, plain.x, 1e-4)
+    assert (
+        pack.lanes == descents
+    )  # MOON's loss is its own from its second round on: no pack, the same result
+
+
+def test_samples_beside_the_local_ones_are_in_the_pack_too(monkeypatch):
+    run = Federation(rounds=1).run("fedavg")
+    more = Samples(*images(9, seed=7))
+    plain = run.site(0).train(run.x, more=more)
+    site, pack = harness.SiteHost, Alone()
+    monkeypatch.setattr(
+        harness, "SiteHost", lambda *args, **kwargs: site(*args, pack=pack, **kwargs)
+    )
+    together = run.site(0).train(run.x, more=more)
+    assert pack.lanes == 1
+    assert together.run.n == plain.run.n == 33 + 9
+    assert close(together.x, plain.x, 1e-5)

@@ -1,0 +1,384 @@
+"""Local training, on a model of one weight whose steps fit in the head.
+
+x = (1, 2), y = (3, 3), loss = mean (w x - y)^2, so that its gradient is 5 w - 9: -4 at w = 1, -2 at
+w = 1.4."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from fednet.algorithms.base import Samples
+from fednet.config.sections import Config, EvaluateSection, TrainSection
+from fednet.errors import ConfigError, StateError
+from fednet.tensors import Layout, Tensors
+from fednet.training.descent import optimizer
+from fednet.training.hosts import Setting, SiteHost
+from fednet.training.scratch import Scratch
+from tests.algorithms.harness import Federation, same, vector
+
+
+class Squares:
+    """Regression, with float targets."""
+
+    def loss(self, outputs, y):
+        return ((outputs[:, 0] - y) ** 2).mean()
+
+    def losses(self, outputs, y):
+        return (outputs[:, 0] - y) ** 2
+
+    def counts(self, outputs, y):
+        return torch.zeros(2, 1, dtype=torch.int64)
+
+
+def weight(value=1.0):
+    return vector(value)
+
+
+def host(module=None, x=None, y=None, augment=None, rounds=10, round=1, client=0, seed=0, **train):
+    if module is None:
+        module = nn.Module()
+        module.w = nn.Parameter(torch.ones(1))
+        module.forward = lambda x: x * module.w
+    layout = Layout.of(module)
+    config = Config(
+        seed=seed,
+        rounds=rounds,
+        train=TrainSection(**{"lr": 0.1, "batch_size": 2, **train}),
+        evaluate=EvaluateSection(),
+    )
+    setting = Setting(
+        layout=layout,
+        shared=layout,
+        head=(),
+        initial=Tensors.of(module, layout),
+        config=config,
+        task=Squares(),
+        classes=1,
+        augment=augment,
+    )
+    x = torch.tensor([[1.0], [2.0]]) if x is None else x
+    y = torch.tensor([3.0, 3.0]) if y is None else y
+    return SiteHost(setting, Scratch(module, layout), client, round, train=(x, y), test=(x, y))
+
+
+def w(trained):
+    return float(trained.x.vector[0])
+
+
+@pytest.mark.parametrize(
+    ("train", "hooks", "expected"),
+    [
+        ({}, {}, 1.4),  # 1 + 0.1 * 4
+        ({"epochs": 2}, {}, 1.6),  # 1.4 + 0.1 * 2
+        ({"epochs": 2, "momentum": 0.9}, {}, 1.96),  # v = 0.9 * 4 + 2 = 5.6
+        ({"weight_decay": 0.5}, {}, 1.35),  # 4 - 0.5
+        ({"epochs": 2}, {"proximal": 1.0}, 1.56),  # second step: 2 - (1.4 - 1)
+        ({}, {"proximal": 1.0, "toward": 3.0}, 1.6),  # 4 + (3 - 1)
+        ({}, {"scale_grad": 0.5}, 1.2),
+        ({}, {"scale_grad": 0.5, "add_to_grad": 1.0}, 1.1),  # 2 - 1
+        ({}, {"add_to_grad": 1.0}, 1.3),
+        ({"clip_norm": 1.0}, {}, 1.1),
+        (
+            {"clip_norm": 1.0},
+            {"add_to_grad": -3.0},
+            1.4,
+        ),  # the raw gradient is clipped, the correction is not
+        ({"clip_norm": 1.0}, {"scale_grad": 2.0}, 1.2),
+        (
+            {"epochs": 2},
+            {"add_to_step": 0.25},
+            1.975,
+        ),  # 1.65, where the gradient is -0.75: 1.725 + 0.25
+    ],
+)
+def test_a_step_is_what_the_formula_says(train, hooks, expected):
+    hooks = {
+        k: weight(v) if k in ("toward", "add_to_grad", "add_to_step") else v
+        for k, v in hooks.items()
+    }
+    assert w(host(**train).train(weight(), **hooks)) == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_run_counts_steps_samples_and_the_mean_loss():
+    run = host(epochs=3).train(weight()).run
+    # w = 1, 1.4, 1.6: losses (4 + 1) / 2 = 2.5, (2.56 + 0.04) / 2 = 1.3, (1.96 + 0.04) / 2 = 1
+    assert (run.n, run.steps) == (2, 3)
+    assert run.loss == pytest.approx(1.6, abs=1e-6)
+
+
+def test_steps_replace_epochs_and_may_end_within_one():
+    x, y = torch.ones(5, 1), torch.ones(5)
+    assert host(x=x, y=y, steps=4, epochs=9).train(weight()).run.steps == 4
+    assert host(x=x, y=y, epochs=2).train(weight()).run.steps == 6  # the last short batch is kept
+    assert (
+        host(x=x, y=y, steps=4).train(weight(), epochs=1).run.steps == 3
+    )  # a method's own epochs come first
+
+
+def test_cosine_schedule_gives_each_round_its_rate():
+    assert host(schedule="cosine", rounds=2, round=2).lr == pytest.approx(0.05)
+    assert w(host(schedule="cosine", rounds=2, round=2).train(weight())) == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_adam_takes_a_first_step_of_lr(optimizer):
+    assert w(host(optimizer=optimizer).train(weight())) == pytest.approx(1.1, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("precision", "tolerance"), [("tf32", 1e-6), ("bf16", 0.02), ("fp16", 0.002)]
+)
+def test_lower_precision_stays_near(precision, tolerance):
+    module = nn.Sequential(nn.Linear(1, 1, bias=False))
+    h = host(module, precision=precision, epochs=2)
+    start = Tensors.zeros(h.layout)
+    start.vector.fill_(1.0)
+    assert w(h.train(start)) == pytest.approx(1.6, abs=tolerance)
+
+
+def test_samples_given_beside_the_local_ones_are_trained_on_too():
+    h = host(batch_size=4)
+    more = Samples(torch.tensor([[1.0], [2.0]]), torch.tensor([3.0, 3.0]))
+    trained = h.train(weight(), more=more)
+    assert trained.run.n == 4
+    assert w(trained) == pytest.approx(1.4)
+    assert h.gradient(weight(), more=more).run.n == 4
+
+
+def test_the_gradient_is_exact_however_the_set_is_cut():
+    for size in (1, 2, 7):
+        found = host(batch_size=size).gradient(weight())
+        assert w(found) == pytest.approx(-4.0)
+        assert found.run.loss == pytest.approx(2.5)
+
+
+def test_what_is_trained_beside_the_model_is_returned_and_leaves_the_model_alone():
+    extra = vector(0.0)
+
+    def loss(model, x, y, beside):
+        return Squares().loss(model(x), y) + ((beside["w"] - 2.0) ** 2).sum()
+
+    for clip in (None, 0.1):
+        alone, both = (
+            host(clip_norm=clip).train(weight()),
+            host(clip_norm=clip).train(weight(), loss=loss, extra=extra),
+        )
+        assert same(alone.x, both.x)
+    assert float(host().train(weight(), loss=loss, extra=extra).extra.vector[0]) == pytest.approx(
+        0.4
+    )  # 0.1 * 2 * 2
+    assert float(extra.vector[0]) == 0.0
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+        self.head = nn.Linear(4, 1)
+        self.unused = nn.Linear(1, 1)
+
+    def forward(self, x):
+        return self.head(self.base(x))
+
+
+def net_host(n=5, **changes):
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(n, 3, generator=draw), torch.randn(n, generator=draw)
+    with torch.random.fork_rng():
+        torch.default_generator.manual_seed(1)
+        net = Net()
+    return host(net, **{"x": x, "y": y, **changes})
+
+
+def test_frozen_parameters_keep_their_bits_under_momentum_and_weight_decay():
+    h = net_host(momentum=0.9, weight_decay=0.1, epochs=3)
+    trained = h.train(h.initial, only=["head.weight", "head.bias"]).x
+    for name, value in trained.items():
+        assert torch.equal(value, h.initial[name]) == (not name.startswith("head")), (
+            name
+        )  # BatchNorm's buffers too
+    again = h.train(h.initial)  # and afterwards all train again
+    assert not torch.equal(again.x["base.0.weight"], h.initial["base.0.weight"])
+    with pytest.raises(ConfigError, match="nose"):
+        h.train(h.initial, only=["nose"])
+
+
+def test_parameters_outside_the_layout_never_train():
+    net = Net()
+    layout = Layout.of(net, "head*")
+    scratch = Scratch(net, layout)
+    assert not net.base[0].weight.requires_grad
+    assert list(scratch.parameters) == ["head.weight", "head.bias"]
+
+
+def test_with_batch_norm_a_last_batch_of_one_is_dropped():
+    h = net_host(n=5, batch_size=2, epochs=2)
+    assert h.train(h.initial).run.steps == 4
+    assert int(h.trained.counters[0]) == 4
+
+
+def test_the_only_sample_is_trained_on_with_batch_norm_in_eval_mode():
+    h = net_host(n=1)
+    trained = h.train(h.initial)
+    assert trained.run.steps == 1
+    assert torch.equal(trained.x.buffers, h.initial.buffers)
+    assert not torch.equal(trained.x.vector, h.initial.vector)
+
+
+def test_without_batch_norm_a_last_batch_of_one_is_kept():
+    assert host(x=torch.ones(3, 1), y=torch.ones(3)).train(weight()).run.steps == 2
+
+
+def test_a_parameter_the_loss_does_not_reach_moves_by_its_correction_alone():
+    h = net_host()
+    pull = Tensors.zeros(h.layout)
+    pull["unused.weight"].fill_(1.0)
+    moved = h.train(h.initial, add_to_grad=pull).x["unused.weight"] - h.initial["unused.weight"]
+    assert float(moved) == pytest.approx(-0.1 * 2, abs=1e-6)  # two batches
+    assert torch.equal(h.train(h.initial).x["unused.weight"], h.initial["unused.weight"])
+
+
+def test_the_same_client_and_round_give_the_same_bits_whatever_the_scratch_held():
+    one, two = net_host(), net_host()
+    two.train(two.initial + two.initial, stream="other")
+    assert same(one.train(one.initial).x, two.train(two.initial).x)
+
+
+@pytest.mark.parametrize("change", [{"client": 1}, {"round": 2}, {"seed": 1}])
+def test_another_client_round_or_seed_gives_another_order_and_dropout(change):
+    one, other = net_host(), net_host(**change)
+    assert not same(one.train(one.initial).x, other.train(other.initial).x)
+
+
+def test_training_leaves_the_global_generator_alone():
+    before = torch.get_rng_state()
+    h = net_host()
+    h.train(h.initial)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_augmentation_draws_from_a_stream_of_its_own():
+    seen = []
+
+    def shift(x, generator):
+        seen.append(torch.rand(1, generator=generator))
+        return x
+
+    x, y = torch.ones(4, 1), torch.ones(4)
+    plain, augmented = host(x=x, y=y), host(x=x, y=y, augment=shift)
+    assert same(plain.train(weight()).x, augmented.train(weight()).x)
+    augmented.train(weight())
+    assert seen[0] == seen[1]
+
+
+def test_inputs_may_be_a_dict_of_tensors():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(1))
+
+        def forward(self, x):
+            return (x["left"] + x["right"]) * self.w
+
+    x = {"left": torch.tensor([[1.0], [0.0]]), "right": torch.tensor([[0.0], [2.0]])}
+    h = host(Two(), x=x)
+    assert w(h.train(weight())) == pytest.approx(1.4)
+    more = Samples(x, torch.tensor([3.0, 3.0]))
+    assert h.train(weight(), more=more).run.n == 4
+
+
+def test_progress_names_each_step_and_may_break_off():
+    calls = []
+    h = host(epochs=3)
+    h.progress = lambda step, steps: calls.append((step, steps))
+    h.train(weight())
+    assert calls == [(1, 3), (2, 3), (3, 3)]
+
+    def stop(step, steps):
+        raise KeyboardInterrupt
+
+    h.progress = stop
+    with pytest.raises(KeyboardInterrupt):
+        h.train(weight())
+    h.progress = None
+    assert w(h.train(weight())) == pytest.approx(1.7, abs=1e-6)  # 1, 1.4, 1.6, 1.7
+
+
+def test_a_part_of_the_model_is_trained_with_the_rest_of_the_sites_own():
+    f = Federation()
+    run = f.run("fedavg")
+    part = f.layout.without(["head.bias"])
+    h = run.site(0)
+    whole, some = h.train(f.initial).x, h.train(f.initial.select(part)).x
+    assert some.layout == part
+    assert same(some, whole.select(part))
+    assert h.trained.layout == f.layout
+
+
+def test_frozen_models_are_distinct_and_survive_training():
+    h = net_host()
+    one, two = h.frozen(h.initial), h.frozen(h.initial + h.initial)
+    h.train(h.initial)
+    assert one is not two
+    assert torch.equal(one.head.weight, h.initial["head.weight"])
+    assert torch.equal(two.head.weight, 2 * h.initial["head.weight"])
+    assert not any(p.requires_grad for p in one.parameters())
+
+
+def test_a_model_of_another_layout_is_refused():
+    h = net_host()
+    with pytest.raises(StateError, match="another layout"):
+        h.scratch.load(vector(1.0))
+
+
+def test_an_empty_site_takes_no_step():
+    trained = host(x=torch.zeros(0, 1), y=torch.zeros(0)).train(weight())
+    assert (trained.run.n, trained.run.steps, trained.run.loss) == (0, 0, 0.0)
+    assert w(trained) == 1.0
+
+
+def test_an_unknown_optimizer_names_the_known_ones():
+    with pytest.raises(ConfigError, match="adamw"):
+        optimizer("adamv", [torch.ones(1, requires_grad=True)], lr=1.0)
+
+
+@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.0, 0.0), (0.9, 0.0), (0.9, 0.01)])
+def test_sgd_is_torchs_own_bit_for_bit(momentum, weight_decay):
+    start = torch.linspace(-1, 1, 7)
+    ours, theirs = (
+        [
+            start.clone().requires_grad_(),
+            start[:3].clone().requires_grad_(),
+            torch.ones(2, requires_grad=True),
+        ]
+        for _ in range(2)
+    )
+    steps = [
+        optimizer("sgd", ours, lr=0.1, momentum=momentum, weight_decay=weight_decay),
+        torch.optim.SGD(theirs, lr=0.1, momentum=momentum, weight_decay=weight_decay, fused=True),
+    ]
+    for k in range(4):
+        for parameters, step in zip((ours, theirs), steps):
+            for p in parameters[:2]:  # the third never gets a gradient
+                p.grad = torch.sin(p.detach() * (k + 1))
+            step.step()
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs))
+
+
+def test_training_by_sgd_does_not_import_the_compiler():
+    words = (
+        "import sys, torch; from fednet.training.descent import optimizer; p = torch.ones(2, "
+        "requires_grad=True); p.grad = torch.ones(2); "
+        "optimizer('sgd', [p], lr=0.1).step(); print('torch._dynamo' in sys.modules)"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", words], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "False"
+    )
