@@ -227,8 +227,10 @@ class ClientHalf:
             self.io.begin(self._round, phase, (0,))
             down, marks = self.method.broadcast(server, phase, 0), list[float]()
             host = self._host(
-                self._round, phase, lambda step, steps: marks.append(time.perf_counter())
-            )  # noqa: B023
+                self._round,
+                phase,
+                lambda step, steps: marks.append(time.perf_counter()),  # noqa: B023
+            )
             begun = time.perf_counter()
             state, up = self.method.local(phase, state, down, host)
             whole += time.perf_counter() - begun

@@ -245,8 +245,8 @@ class ServerIO:
                 self.link.settle_counted(event.conn, round=self.protocol.round, worker=worker)
                 self.link.closed(
                     event.conn,
-                    lambda direction, key: self.protocol.awaits(event.conn, direction, key),
-                )  # noqa: B023
+                    lambda direction, key: self.protocol.awaits(event.conn, direction, key),  # noqa: B023
+                )
         if self._gone is not None and all(w.conn is None for w in self.protocol.workers.values()):
             self._gone.set()
         if moved:

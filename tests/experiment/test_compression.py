@@ -155,7 +155,7 @@ def test_both_sides_must_have_the_initial_values_that_differences_are_to():
     plain, one, other = (
         experiment.build(small(seed=seed, wire={"down": down}))
         for seed, down in ((0, {}), (0, {"state": ["fp16"]}), (1, {"state": ["fp16"]}))
-    )  # noqa: E501
+    )
     assert plain.digest == plain.shared.digest
     assert len({plain.digest, one.digest, other.digest}) == 3
 
@@ -165,7 +165,7 @@ def test_a_kind_that_holds_no_tensors_of_the_model_is_refused():
         ConfigError,
         match=r"wire.up.statistics: fedavg sends 'run' of this kind, which is no tensor of the "
         r"model; compressors apply to state\.",
-    ):  # noqa: E501
+    ):
         experiment.build(small(wire={"up": {"statistics": ["zstd"]}}))
     experiment.build(
         small(wire={"up": {"control": ["fp16"]}})

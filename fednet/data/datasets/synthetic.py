@@ -56,8 +56,8 @@ def synthetic(
                 _kept(
                     facts,
                     (n, *shape),
-                    lambda: _samples(means, *_labels(seed, purpose, n, classes), noise),
-                ),  # noqa: B023
+                    lambda: _samples(means, *_labels(seed, purpose, n, classes), noise),  # noqa: B023
+                ),
                 _labels(seed, purpose, n, classes)[0],
             )
         )
