@@ -230,7 +230,7 @@ def read_tree(path: Path) -> tuple[Any, dict[str, torch.Tensor]]:
         with safe_open(path, "pt") as file:
             tree = json.loads((file.metadata() or {})["tree"])
             # (safe_open is no mapping)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, KeyError, json.JSONDecodeError, RecursionError) as broken:
         raise StateError(f"{path}: not a whole fednet state file ({broken}).") from broken
     return tree, tensors

@@ -100,7 +100,7 @@ class Supervisor:
         if self.config.train.optimizer != "sgd":
             # (torch's own optimizers import it when they are made: here once, instead of once a
             # worker)
-            import torch._dynamo
+            import torch._dynamo  # noqa: F401
 
         import fednet.client.join
         import fednet.data.loading
@@ -108,7 +108,7 @@ class Supervisor:
         import fednet.server.summary
         import fednet.training.hosts
         import fednet.transport.zeromq.dealer
-        import fednet.transport.zeromq.router
+        import fednet.transport.zeromq.router  # noqa: F401
         from fednet.experiment import build as experiment
 
         experiment.build_to_share(self.config, self.data)

@@ -213,7 +213,7 @@ class SiteHost:
                 seeds.torch_rng(seed, "augment" + where, self.round, self.client_id),
                 self.setting.augment,
             )
-            augment = lambda batch: change(batch, draws)
+            augment = lambda batch: change(batch, draws)  # noqa: E731
         with self.drawing("dropout" + where, loss):
             course = descend(
                 self.scratch,

@@ -279,7 +279,7 @@ def test_more_steps_than_are_gathered_at_once(monkeypatch):
 
 def test_a_name_that_the_model_does_not_have_is_refused():
     with pytest.raises(ConfigError, match="no trainable parameter of the model is named nobody"):
-        client(0, only=["nobody"]).kind
+        client(0, only=["nobody"]).kind  # noqa: B018
 
 
 @pytest.mark.parametrize(
