@@ -2,7 +2,8 @@
 placement.
 
 Everything here is imported when it is first asked for (PEP 562): `import fednet` itself costs no
-torch."""
+torch.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 A round takes and frees the same few arrays of a model's size over and over. Between two such, what
 else the process allocates settles in the place of the one that was freed, and the next finds no
 room: the heap of a server of a 45 MB model grew to 520 MB for the 320 that were in use. An array
-that is kept, and lent again, keeps its place."""
+that is kept, and lent again, keeps its place.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ class _Lease:
 
 def lend(n: int, dtype: Any = np.uint8) -> Array:
     """An array of n elements that hold anything. Raises MemoryError, or ValueError for more than
-    there can be."""
+    there can be.
+    """
     nbytes = n * np.dtype(dtype).itemsize
     if nbytes < FROM_BYTES:
         return np.empty(n, dtype)

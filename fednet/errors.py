@@ -1,15 +1,15 @@
 """The errors of fednet, and whose fault each one is.
 
 FednetError
-├── ConfigError          the command line, the configuration or a user's part is wrong (exit status 2)
-├── DataError            a dataset, partition or site is not what was declared (exit status 2)
-├── StateError           a checkpoint or a client's state is missing, torn or foreign (exit status 2)
+├── ConfigError    the command line, the configuration or a user's part is wrong (exit status 2)
+├── DataError      a dataset, partition or site is not what was declared (exit status 2)
+├── StateError     a checkpoint or a client's state is missing, torn or foreign (exit status 2)
 ├── ProtocolError
-│   ├── LocalProtocolError   this side asked for what the protocol does not allow: a fault of fednet
-│   └── RemoteProtocolError  the other side sent what the protocol does not allow: refused and counted
-├── PeerLost             a peer went away and did not come back in time
-├── CannotGoOn           the federation could not go on (exit status 3)
-└── Stopped              stopped cleanly with rounds left to do (exit status 4, or 130 by Ctrl-C)
+│   ├── LocalProtocolError  this side asked for what the protocol does not allow: a fault of fednet
+│   └── RemoteProtocolError the other side sent what it does not allow: refused and counted
+├── PeerLost       a peer went away and did not come back in time
+├── CannotGoOn     the federation could not go on (exit status 3)
+└── Stopped        stopped cleanly with rounds left to do (exit status 4, or 130 by Ctrl-C)
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from collections.abc import Iterable
 
 class FednetError(Exception):
     """Base of everything fednet raises on purpose. Its text is one or two sentences a user can act
-    on."""
+    on.
+    """
 
     exit_status = 3
 

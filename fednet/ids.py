@@ -22,7 +22,8 @@ class Ids:
 
     def resolve(self, clients: int) -> tuple[int, ...]:
         """The ids, ascending, out of `clients`. Shares are contiguous and differ in size by at most
-        one."""
+        one.
+        """
         if self.share is not None:
             k, of = self.share
             mine = tuple(range((k - 1) * clients // of, k * clients // of))

@@ -14,7 +14,8 @@ from fednet.errors import ConfigError, FednetError
 
 class UserFileError(ConfigError):
     """An exception within a user's own file; `__cause__` is that exception, whose traceback the
-    command line shows."""
+    command line shows.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +30,15 @@ _tried: list[Path] = []
 
 def load_parts(paths: Sequence[Path | str]) -> list[Loaded]:
     """Imports each file once; its decorators register its parts. Raises ConfigError,
-    UserFileError."""
+    UserFileError.
+    """
     return [_load(Path(p).resolve()) for p in paths]
 
 
 def loaded() -> dict[str, str]:
     """The files loaded in this process: {name: SHA-256}, which is what a client and a server
-    compare."""
+    compare.
+    """
     return {entry.path.name: entry.sha256 for entry in _loaded.values()}
 
 

@@ -30,14 +30,14 @@ class Entry:
     name: str
     module: str
     summary: str = ""
-    facts: dict[str, Any] = field(
-        default_factory=dict
-    )  # the literal class attributes, such as paper and cost
+    # The literal class attributes, such as paper and cost.
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 class Registry:
     """The parts of one kind. `kind` is the decorator's name; `package` holds fednet's own files of
-    that kind."""
+    that kind.
+    """
 
     def __init__(self, kind: str, package: str) -> None:
         self.kind = kind
@@ -47,7 +47,8 @@ class Registry:
 
     def __call__(self, name: str) -> Callable[[P], P]:
         """The decorator: `@algorithm("mine")`. Raises ConfigError where the name is taken by
-        another part."""
+        another part.
+        """
         if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
             raise ConfigError(
                 f"{self.kind} name {name!r}: use lower-case letters, digits, - and _ only."

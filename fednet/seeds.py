@@ -2,7 +2,8 @@
 
 `rng(seed, purpose, round, client)` gives an independent stream for each purpose, round and client
 (rule 1 of bit-identity). No algorithm can consume from another's stream, so two methods on one seed
-see the same clients and the same batches. Nothing seeds globally."""
+see the same clients and the same batches. Nothing seeds globally.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 def key(seed: int, purpose: str, round: int = 0, client: int = -1) -> int:
     """A 64-bit number for (seed, purpose, round, client): the first 8 bytes of their SHA-256, less
-    the top bit."""
+    the top bit.
+    """
     text = f"fednet/{seed}/{purpose}/{round}/{client}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
@@ -49,7 +51,8 @@ def scope(
 
     For code that offers no `generator` argument: `nn.Module` initialisation, dropout. One thread of
     a process at a time: that generator is its threads' together, and what one draws there would be
-    missing in another's stream."""
+    missing in another's stream.
+    """
     import torch
 
     kind = torch.device(device)

@@ -4,7 +4,8 @@ A model's tensors are three flat vectors: its trainable parameters (float32), it
 (BatchNorm's running statistics) and its integer counters (`num_batches_tracked`). Update algebra (+
 - * /, dot, norm) touches the parameters only: buffers are carried along from the left operand, and
 averaged where a sum of states says so (`Sum`). A copy, a hash or a message is then one pass over
-one buffer, whatever the number of layers."""
+one buffer, whatever the number of layers.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ class Slot:
 @dataclass(frozen=True)
 class Layout:
     """Which tensors there are, in state-dict order, and where each lies in the vector of its
-    role."""
+    role.
+    """
 
     slots: tuple[Slot, ...]
 
@@ -65,7 +67,8 @@ class Layout:
 
         `trainable`: glob pattern(s) over parameter names; what matches none stays out, and so never
         crosses. Raises ConfigError where a tensor is neither float32 nor (a buffer of) whole
-        numbers."""
+        numbers.
+        """
         patterns = [trainable] if isinstance(trainable, str) else list(trainable)
         parameters = dict(module.named_parameters())
         state = module.state_dict(keep_vars=True)
@@ -128,7 +131,8 @@ class Layout:
 
     def select(self, keep: Iterable[str] | Callable[[str], bool]) -> Layout:
         """The part of the layout with these names, in the same order. An unknown name raises
-        KeyError."""
+        KeyError.
+        """
         if callable(keep):
             return Layout(tuple(s for s in self.slots if keep(s.name)))
         wanted = set(keep)
@@ -147,7 +151,8 @@ class Layout:
     @cached_property
     def digest(self) -> str:
         """SHA-256 over names, shapes and roles: two sides with the same digest mean the same
-        bytes."""
+        bytes.
+        """
         return hashlib.sha256(repr(self.slots).encode()).hexdigest()
 
     def __hash__(self) -> int:
@@ -163,7 +168,8 @@ class Tensors:
     """A value: named tensors laid out by `layout`.
 
     vector: (P,) float32, the parameters. buffers: (B,) float32. counters: (I,) int64. Treat all
-    three as immutable: operations return new ones and may share what they do not change."""
+    three as immutable: operations return new ones and may share what they do not change.
+    """
 
     layout: Layout
     vector: torch.Tensor
@@ -190,7 +196,8 @@ class Tensors:
     @classmethod
     def pack(cls, layout: Layout, named: Mapping[str, torch.Tensor]) -> Tensors:
         """Copies named tensors into one buffer. Raises StateError for a missing name or a wrong
-        shape."""
+        shape.
+        """
         device = next(iter(named.values())).device if named else "cpu"
         out = cls.zeros(layout, device)
         for slot in layout.slots:
@@ -326,17 +333,14 @@ class Tensors:
         """SHA-256 of each tensor as contiguous little-endian bytes, in state-dict order."""
         return dict(self._hashes)
 
+    # A round's record and its checkpoint both ask, of a value that does not change.
     @cached_property
-    def _hashes(
-        self,
-    ) -> dict[
-        str, str
-    ]:  # a round's record and its checkpoint both ask, of a value that does not change
+    def _hashes(self) -> dict[str, str]:
         here = self.to("cpu")
         return {
             name: hashlib.sha256(memoryview(value.contiguous().view(-1).numpy())).hexdigest()  # type: ignore[arg-type]
             for name, value in here.items()
-        }  # type: ignore[arg-type]
+        }
 
     def sha256(self) -> str:
         """SHA-256 of the tensors' SHA-256s: the run's `model_sha256`."""
@@ -344,7 +348,8 @@ class Tensors:
 
     def is_finite(self) -> bool:
         """True if every parameter and buffer is finite. The sum first: a NaN or an infinity cannot
-        leave it finite."""
+        leave it finite.
+        """
         for values in (self.vector, self.buffers):
             if (
                 values.numel()
@@ -355,9 +360,9 @@ class Tensors:
         return True
 
 
-CHUNK = (
-    1 << 16
-)  # elements whose float64 copies stay in the cache: some 5 times faster. A dot product's bits depend on it
+# Elements whose float64 copies stay in the cache: some 5 times faster. A dot product's bits
+# depend on it.
+CHUNK = 1 << 16
 
 
 def blockwise(function: Callable[..., Any], *values: torch.Tensor | Tensors) -> Any:
@@ -367,7 +372,8 @@ def blockwise(function: Callable[..., Any], *values: torch.Tensor | Tensors) -> 
     values: vectors, or Tensors for their parameters, brought to the device of the first. function:
     elementwise; it gives one vector, or a tuple of vectors. What lies between its operations stays
     in the cache: an expression of several operations is one pass through memory, with the bits that
-    it has without."""
+    it has without.
+    """
     vectors = [v.vector if isinstance(v, Tensors) else v for v in values]
     vectors = [v.to(vectors[0].device) for v in vectors]
     n = len(vectors[0])
@@ -411,7 +417,8 @@ def _fold(
 ) -> float:
     """total += weight * (x - less) for each (total, weight), in float64 and in one pass; fresh:
     total = instead. The difference is rounded to float32. Returns ||x||^2 if it is to be
-    measured."""
+    measured.
+    """
     square = 0.0
     others = itertools.repeat(None) if less is None else less.split(CHUNK)
     for part, other, *into in zip(
@@ -431,7 +438,8 @@ def _fold(
 def to_device(x: torch.Tensor, device: torch.device | str) -> torch.Tensor:
     """x on `device`. To a GPU by way of pinned memory: the copy has its place in the current
     stream, and nobody waits for it. torch keeps the pinned block until the copy is done, and for
-    the next one of its size."""
+    the next one of its size.
+    """
     if torch.device(device).type != "cuda" or x.device.type != "cpu" or not x.numel():
         return x.to(device)
     return x.pin_memory().to(device, non_blocking=True)
@@ -452,7 +460,8 @@ class Sum:
 
     n_i * x_i and n_i are summed and divided once at the end, since the denominator is not known
     before. Float buffers are averaged with the same weights; counters take the largest, without
-    weights. `add` takes over the accumulator: the sum it was called on must not be used again."""
+    weights. `add` takes over the accumulator: the sum it was called on must not be used again.
+    """
 
     vector: torch.Tensor  # (P,) float64
     buffers: torch.Tensor  # (B,) float64
@@ -470,7 +479,8 @@ class Sum:
         self, x: Tensors, weight: float = 1.0, *, scale: float = 1.0, less: Tensors | None = None
     ) -> Sum:
         """With x at this weight. scale: a factor on its parameters alone, beside the weight. less:
-        what is subtracted from its parameters before."""
+        what is subtracted from its parameters before.
+        """
         return self._add(x, weight, scale, less)[0]
 
     def measure(self, x: Tensors, weight: float = 1.0) -> tuple[Sum, float]:
@@ -548,7 +558,8 @@ class TwoSums:
 
     As long as those weights are all alike, the second is a multiple of the first. A vector of its
     own holds only what departs from that: the sum of (weight - common) * x, where common is the
-    first value's weight."""
+    first value's weight.
+    """
 
     plain: Sum
     common: float = 0.0

@@ -1,7 +1,8 @@
 """For all tests: one thread a process, also in the processes that tests start.
 
 Several test processes with several threads each wait for one another in turns on a machine with few
-cores."""
+cores.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Real `fednet-server`, `fednet-client` and `fednet run` processes for tests, small enough to take
-seconds."""
+seconds.
+"""
 
 from __future__ import annotations
 
@@ -106,14 +107,15 @@ def processes(tmp: Path) -> Iterator[Processes]:
 
 def until(true: Callable[[], Any], what: str, *watched: subprocess.Popen[str]) -> Any:
     """What `true` returns, once that is something. Fails when one of `watched` ends before, or
-    after `WAIT_S`."""
+    after `WAIT_S`.
+    """
     end = time.monotonic() + WAIT_S
     while not (found := true()):
         for process in watched:
             if process.poll() is not None:
                 raise AssertionError(
                     f"{what}: a process ended with {process.returncode}:\n{process.said()}"
-                )  # type: ignore[attr-defined]
+                )
         assert time.monotonic() < end, f"{what}: not within {WAIT_S:g} s"
         time.sleep(0.02)
     return found

@@ -1,5 +1,6 @@
 """Small whole runs for tests: in this process, or in processes of their own, without figures and
-report."""
+report.
+"""
 
 from __future__ import annotations
 
@@ -87,9 +88,12 @@ import sys
 from pathlib import Path
 from fednet import config
 from fednet.launch import start
-chosen, directory, _ = start.open_directory(config.load(Path(sys.argv[1]), []), Path(sys.argv[2]), False)
-sys.exit(start.Supervisor(chosen, directory, workers=int(sys.argv[3]), device="cpu", data=None, until=None, command=["test"],
-                           display=start.Silent()).run())
+chosen = config.load(Path(sys.argv[1]), [])
+chosen, directory, _ = start.open_directory(chosen, Path(sys.argv[2]), False)
+supervisor = start.Supervisor(
+    chosen, directory, workers=int(sys.argv[3]), device="cpu", data=None, until=None,
+    command=["test"], display=start.Silent())
+sys.exit(supervisor.run())
 """
 
 

@@ -17,7 +17,10 @@ PARTS = {
     "data": {"dataset": "toy-set", "partition": {"scheme": "toy-deal"}},
 }
 # four lines
-HEAD = "algorithm: toy-avg\nmodel: toy-net\ntask: toy-task\ndata: {dataset: toy-set, partition: toy-deal}\n"
+HEAD = (
+    "algorithm: toy-avg\nmodel: toy-net\ntask: toy-task\n"
+    "data: {dataset: toy-set, partition: toy-deal}\n"
+)
 
 
 class _Method:
@@ -85,7 +88,8 @@ TOYS = (
 @pytest.fixture(autouse=True)
 def toys():
     """The parts above, registered for these tests alone: other tests run over every registered
-    part."""
+    part.
+    """
     for parts, name, part in TOYS:
         parts(name)(part)
     yield
@@ -97,7 +101,8 @@ def toys():
 @pytest.fixture
 def written(tmp_path, monkeypatch):
     """Writes a file below the working directory and returns its name, so that errors name it
-    alone."""
+    alone.
+    """
     monkeypatch.chdir(tmp_path)
 
     def write(text: str, name: str = "c.yaml") -> str:

@@ -1,5 +1,6 @@
 """What the README says is so: its table is the registry's, its commands are understood, its files
-are there."""
+are there.
+"""
 
 from __future__ import annotations
 

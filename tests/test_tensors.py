@@ -1,5 +1,6 @@
 """Flat vectors in cache-sized blocks: what is computed block by block is what is computed at
-once."""
+once.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@ image.
     fednet run configs/examples/sensors.yaml
 
 The names become known as the file is loaded: by `load:` in a configuration, or by `--load` at any
-command."""
+command.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +44,8 @@ class FedAvgM(Algorithm):
     class Config(AlgorithmConfig):
         beta: Fraction = 0.9
 
-    class Down(
-        Payload
-    ):  # what goes to a client; its type says under which kind the ledger books it
+    # What goes to a client; its type says under which kind the ledger books it.
+    class Down(Payload):
         x: Weights
 
     class Up(Payload):  # what comes back
@@ -62,9 +62,8 @@ class FedAvgM(Algorithm):
     def broadcast(self, server, phase, client_id):
         return self.Down(x=server.x)
 
-    def local(
-        self, phase, client, down, host
-    ):  # runs at the client, which sees `down`, its own state and `host`: no more
+    # Runs at the client, which sees `down`, its own state and `host`: no more.
+    def local(self, phase, client, down, host):
         done = host.train(down.x)
         return client, self.Up(x=done.x, run=done.run)
 
@@ -80,7 +79,8 @@ class FedAvgM(Algorithm):
 @partitioner("favourite")
 def favourite(y, clients, rng, *, share: float = 0.8):
     """Each class has a home: its samples go there with probability `share`, else to any client.
-    Options: share."""
+    Options: share.
+    """
     home = rng.permutation(clients)[y % clients]
     owner = np.where(rng.random(len(y)) < share, home, rng.integers(0, clients, len(y)))
     return [np.flatnonzero(owner == client) for client in range(clients)]
@@ -96,7 +96,8 @@ def sensors(seed, *, people: int = 12, windows: int = 60):
     people, windows (a person).
 
     An activity is a posture (where gravity points) and a pace; a person wears the sensor tilted,
-    and moves more or less."""
+    and moves more or less.
+    """
     draw = np.random.default_rng(seed)
     posture = np.array([[1, 0, 0], [0.7, 0.7, 0], [0, 1, 0], [0, 1, 0], [0, 1, 0.2], [0, 1, 0.1]])
     pace, effort = np.array([0, 0, 0, 1.8, 1.5, 2.9]), np.array([0, 0, 0, 0.3, 0.4, 0.9])

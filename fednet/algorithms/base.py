@@ -7,10 +7,11 @@ down: no more.
 
 A round, for each exchange in `exchanges`:
 
-    server: broadcast(server, phase, client_id) -> Down    encoded once where the object is the same
+    server: broadcast(server, phase, client_id) -> Down, encoded once where the object is the same
     client: local(phase, client, down, host)    -> next client state, Up
     server: start(server, phase) -> Fold; fold(...) once a reply, in ascending client id;
-    finish(...) -> next server state"""
+            finish(...) -> next server state
+"""
 
 from __future__ import annotations
 
@@ -107,7 +108,8 @@ class ClientFacts:
 
     n: training samples; class_counts: (C,) training samples by class; sample_nbytes: of one raw
     sample, without its label; input_shape: of one model input; shared_n: samples of the server's
-    public pool."""
+    public pool.
+    """
 
     n: int
     class_counts: Sequence[int]
@@ -168,12 +170,14 @@ class ClientHost(Protocol):
         gradient's factor before that. add_to_step: added to the weights after each optimizer step,
         outside momentum. only: names of the parameters to train; modules all of whose parameters
         stay frozen are in eval mode. more: samples trained on beside the local ones. stream: name
-        of the random stream for the order of samples."""
+        of the random stream for the order of samples.
+        """
         ...
 
     def gradient(self, x: Tensors, more: Samples | None = None) -> Trained:
         """The gradient of the mean loss over the whole local set at x, in eval mode for buffers.
-        `.x` holds it."""
+        `.x` holds it.
+        """
         ...
 
     def model(self, x: Tensors) -> nn.Module:
@@ -196,7 +200,8 @@ class ClientHost(Protocol):
 
     def drawing(self, purpose: str) -> AbstractContextManager[None]:
         """Inside, what the model draws (dropout) comes from this client's stream of that name;
-        `train` has its own."""
+        `train` has its own.
+        """
         ...
 
     def report(self, **values: float) -> None:
@@ -239,7 +244,8 @@ class ServerHost(Protocol):
         train_mode: bool = True,
     ) -> Tensors:
         """SGD on the server from x over samples of model inputs; `weights`: (C,) class weights of
-        the loss."""
+        the loss.
+        """
         ...
 
     def model(self, x: Tensors) -> nn.Module: ...
@@ -255,7 +261,8 @@ class ServerHost(Protocol):
 
 class Algorithm:
     """Base of methods: defaults for what most of them share. One level of inheritance, no state on
-    self."""
+    self.
+    """
 
     paper: ClassVar[str] = ""
     cost: ClassVar[tuple[str, str]] = ("|w|", "|w|")  # down, up, a participant and a round
@@ -265,12 +272,10 @@ class Algorithm:
     sgd_only: ClassVar[bool] = False  # refuses another optimizer than SGD
     momentum_free: ClassVar[bool] = False  # refuses local momentum
     needs_public: ClassVar[bool] = False  # an error without a public set
-    uses_public: ClassVar[bool] = (
-        False  # what is held out for the server is for this method (see data.baseline_pool)
-    )
-    sums_updates: ClassVar[bool] = (
-        False  # the fold is a sum of updates: clipping and noise may be applied to it
-    )
+    # What is held out for the server is for this method (see data.baseline_pool).
+    uses_public: ClassVar[bool] = False
+    # The fold is a sum of updates: clipping and noise may be applied to it.
+    sums_updates: ClassVar[bool] = False
 
     class Config(AlgorithmConfig):
         pass
@@ -309,7 +314,8 @@ class Algorithm:
 
     def sizes(self, payload: type[Payload], client: ClientFacts) -> dict[str, int]:
         """Exact bytes of the fields whose size the declaration leaves open (samples, arrays), for
-        this client."""
+        this client.
+        """
         return {}
 
     # -- state -------------------------------------------------------------------------------------
@@ -319,7 +325,8 @@ class Algorithm:
 
     def prepare(self, server: Any, host: ServerHost) -> Any:
         """What the server does once, before round 1 and not again after a resume: its state to
-        start from."""
+        start from.
+        """
         return server
 
     def init_client(self, x: Tensors) -> Any:
@@ -364,5 +371,6 @@ class Algorithm:
         self, client: Any, local: Tensors, host: ClientHost
     ) -> Tensors | Callable[[Any], torch.Tensor]:
         """What the client is judged by: weights, or a function from inputs to outputs. Default: its
-        last local model."""
+        last local model.
+        """
         return local

@@ -4,10 +4,11 @@ as the real ones do.
 The inner loop of FedDC's Algorithm 1, and its Eq. 6 and 8; the matching itself is Zhao, Mopuri and
 Bilen, "Dataset Condensation with Gradient Matching", ICLR 2021 (arXiv:2006.05929).
 
-    theta  a fresh random net    P_i  the classes present on the client
-    x_c  the synthetic image of class c
+    theta   a fresh random net
+    P_i     the classes present on the client
+    x_c     the synthetic image of class c
     gD, gS  gradients at theta of the cross-entropy over real images of class c, and over x_c
-    D  their distance
+    D       their distance
 
 What is computed once: the rows of each class are gathered into one tensor each before the loop;
 each net's gradient on real data is taken once a class, for the matched tensors only (no bias, no
@@ -16,7 +17,8 @@ the plain loop makes |P_i| passes over a single image. On a CPU a real batch goe
 few images at a time, so that what lies between the layers stays in the cache: half the time at 256
 images. Where images of one batch would see each other (BatchNorm) or the net draws at random
 (dropout), the plain loop over whole batches is what runs. Each class has streams of its own, so the
-result depends neither on the order of classes nor on which others are there."""
+result depends neither on the order of classes nor on which others are there.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,9 @@ from fednet.tensors import Tensors
 from fednet.wire.payload import Samples
 
 Match = Literal["dc", "layer"]
-GROUP = (
-    2**26
-)  # floats of stacked gradients at a time: 256 MB each of gD, gS and what the second derivative keeps
+# Floats of stacked gradients at a time: 256 MB each of gD, gS and what the second derivative
+# keeps.
+GROUP = 2**26
 CPU_IMAGES = 16  # real images a pass on a CPU
 _NOT_BATCHED = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, nn.RNNBase)
 
@@ -49,7 +51,8 @@ class Plan:
     iterations: K. lr: step on pixels of normalised images. clip_v: v of Eq. 8, None for no
     clipping. match: dc (one cosine an output row) or layer (Eq. 6 as printed: one a layer). init:
     noise N(0, 1) or real (a random local image). real_batch: real images a class and iteration, at
-    most. minimum: a class with fewer real images gets no image."""
+    most. minimum: a class with fewer real images gets no image.
+    """
 
     iterations: int = 500
     lr: float = 3.0
@@ -81,7 +84,8 @@ def condense(
     model: a scratch module, overwritten by each net. fresh(k): the k-th random initialisation. x:
     (n, c, h, w) float32 model inputs; y: (n,) int64. rng(purpose): the stream of that name. Returns
     the samples (float32, on the CPU, not clamped) and the mean over classes of D at the last
-    iteration (nan where nothing was condensed)."""
+    iteration (nan where nothing was condensed).
+    """
     if not isinstance(x, torch.Tensor) or not x.is_floating_point():
         found = "a dict of tensors" if isinstance(x, dict) else x.dtype
         raise ConfigError(
@@ -125,7 +129,8 @@ def condense(
 
 def matched_tensors(model: nn.Module) -> dict[str, nn.Parameter]:
     """The weights that are matched: biases and the affine parts of norms (1-d tensors) are
-    skipped."""
+    skipped.
+    """
     return {name: p for name, p in model.named_parameters() if p.dim() > 1 and p.requires_grad}
 
 
@@ -139,7 +144,8 @@ def _first(real: torch.Tensor, rng: np.random.Generator, init: str) -> torch.Ten
 
 def _batch(real: torch.Tensor, rng: np.random.Generator, size: int) -> torch.Tensor:
     """Up to `size` real images of the class, without replacement: all of them, ungathered, where
-    there are no more."""
+    there are no more.
+    """
     if len(real) <= size:
         return real
     return real[torch.from_numpy(rng.choice(len(real), size, replace=False)).to(real.device)]
@@ -160,7 +166,8 @@ def real_gradient(
     at_once: int,
 ) -> dict[str, torch.Tensor]:
     """gD: the gradient of the mean cross-entropy over real images of one class, at the net's
-    weights; `at_once` images a pass."""
+    weights; `at_once` images a pass.
+    """
     weights, y = list(matched.values()), torch.full((len(batch),), label, device=batch.device)
     total: Sequence[torch.Tensor] = ()
     for images, labels in zip(batch.split(at_once), y.split(at_once)):
@@ -179,7 +186,8 @@ def synthetic_plain(
     match: Match,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(D, dD/dx) for each image, one pass an image, as Algorithm 1 is written. D: (C,); dD/dx:
-    shaped as `images`."""
+    shaped as `images`.
+    """
     distances, gradients = [], []
     for j in range(len(images)):
         x = images[j : j + 1].detach().requires_grad_()
@@ -205,7 +213,8 @@ def synthetic_batched(
     match: Match,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The same as `synthetic_plain` in one pass: per-image gradients by vmap. No image sees
-    another, so the gradient of the sum of D is each one's own."""
+    another, so the gradient of the sum of D is each one's own.
+    """
     weights = {name: p.detach() for name, p in matched.items()}
     rest = {name: p.detach() for name, p in model.named_parameters() if name not in weights}
 
@@ -225,7 +234,8 @@ def match_distance(
     0..2 * layers (layer).
 
     1 - cos, summed; 1e-6 is added to the product of norms, as the reference does, so a row of zeros
-    counts 1."""
+    counts 1.
+    """
     total = torch.zeros((), device=next(iter(a.values())).device)
     for name in a:
         u, v = (
@@ -243,7 +253,8 @@ def step(
     (images, velocity).
 
     Weight decay is added after the clipping, as an optimizer does; a velocity of zeros makes the
-    first step plain."""
+    first step plain.
+    """
     if how.clip_v is not None:
         norm = g.flatten(1).norm(dim=1).view(-1, *[1] * (g.dim() - 1))
         g = torch.where(norm > how.clip_v, g * (how.clip_v / norm), g)

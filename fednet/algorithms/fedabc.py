@@ -2,7 +2,7 @@
 AAAI 2023 (arXiv:2302.07450), Algorithm 1.
 
 z, q    logits (B, C) and q = sigmoid(z): C binary classifiers without a softmax
-g  focal exponent (Eq. 5)
+g       focal exponent (Eq. 5)
 P_i     classes with at least one training sample on client i (not: in the batch); N_i all others
 m_p     a positive is kept while q < m_p: easy ones drop out
 m_n     a negative of a class in P_i is kept while q > m_n; of a class in N_i, while q > m_nn.
@@ -15,7 +15,8 @@ What the paper leaves open. Eq. 1-2 and Eq. 5 both print sigma: the sigmoid, and
 `focal_gamma`. Eq. 6 divides by the number of samples, not by that of the kept terms (`norm`); that
 is a factor of about C on the step, and `train.clip_norm` is there should it diverge. A batch with
 nothing kept has loss 0 and a gradient of 0. A client is judged by its model after its own latest
-training. FedABC_wi of the ablation is m_p 1, m_n 0, m_nn 0, focal_gamma 0."""
+training. FedABC_wi of the ablation is m_p 1, m_n 0, m_nn 0, focal_gamma 0.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ Norm = Literal["samples", "kept", "samples_classes"]
 @algorithm("fedabc")
 class FedABC(Algorithm):
     """Binary classifiers class by class, with under-sampling of the easy and a focal weight on the
-    hard samples."""
+    hard samples.
+    """
 
     paper = "Wang et al., AAAI 2023 (arXiv:2302.07450)"
     cost = ("|w|", "|w|")
@@ -102,7 +104,8 @@ def abc_loss(
     """Eq. 6 for logits z (B, C), classes y (B,) and P_i as a mask (C,); finite for any finite z.
 
     With -log q = softplus(-z) and -log(1-q) = softplus(z), the focal factors are exponentials of
-    the same two."""
+    the same two.
+    """
     positive = F.one_hot(y, z.shape[1]).bool()
     mask = kept(torch.sigmoid(z.detach()), positive, present, m_p, m_n, m_nn)
     not_q, not_p = F.softplus(-z), F.softplus(z)

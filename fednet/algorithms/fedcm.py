@@ -6,7 +6,8 @@ alpha  weight of a client's own gradient in v = alpha g + (1 - alpha) Delta
 
 Departs from the paper: its server step eta_g on the normalised Delta is written eta_g on the mean
 update, where the paper's eta_g is eta_g * eta_l * K; K_i differ, so each client's update is
-normalised by its own."""
+normalised by its own.
+"""
 
 from __future__ import annotations
 
@@ -78,6 +79,7 @@ class FedCM(Algorithm):
 
     def finish(self, fold, server, cohort, host):
         d = fold.d.plain
+        # mean_i Delta_i / (eta_l K_i)
         return self.Server(
             x=d.step(server.x, -self.config.server_lr), delta=fold.d.weighted(d.count)
-        )  # mean_i Delta_i / (eta_l K_i)
+        )

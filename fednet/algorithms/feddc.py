@@ -2,7 +2,8 @@
 Science and Engineering 16(1):52-62, 2022 (doi:10.5626/JCSE.2022.16.1.52), Algorithm 1.
 
 theta  global model    theta_i  local model    D_i  local data    P_i  classes present in D_i
-S_i    one condensed image a class of P_i (see `condensation`)    S  union of the participants' S_i
+S_i    one condensed image a class of P_i (see `condensation`)
+S      union of the participants' S_i
 K, v   iterations of the condensation, and the norm its gradient is clipped to (Eq. 8)
 
 A participant trains theta_i and uploads it with S_i; the server averages and then fine-tunes the
@@ -13,7 +14,8 @@ reference of the matching. The paper condenses anew at every participation; sinc
 change, a client here condenses once and uploads the same S_i again (`condense: every` does as
 printed, at a cost of hours on a CPU). S is not balanced where classes are absent (`ft_balance:
 class` weighs them equally). The fine-tuning batch exceeds |S| = 100, so that an epoch is one
-full-batch step, Eq. 7 literally; its learning rate is the clients' unless given."""
+full-batch step, Eq. 7 literally; its learning rate is the clients' unless given.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,8 @@ class FedDC(Algorithm):
 
     def condensed(self, host):
         """S_i, from streams of its own and nets that were never trained: nothing of it depends on
-        w^t."""
+        w^t.
+        """
         x, y = host.data
         model = host.model(host.initial)
         with host.drawing("condense/draws"):
@@ -146,6 +149,7 @@ class FedDC(Algorithm):
             return server.replace(x=theta)
         lr = host.lr if self.config.ft_lr is None else self.config.ft_lr
         weights = class_weights(s.y, host.classes) if self.config.ft_balance == "class" else None
+        # Eq. 7
         return server.replace(
             x=host.fit(
                 theta,
@@ -155,7 +159,7 @@ class FedDC(Algorithm):
                 batch_size=self.config.ft_batch,
                 weights=weights,
             )
-        )  # Eq. 7
+        )
 
 
 def class_weights(y: torch.Tensor, classes: int) -> torch.Tensor:

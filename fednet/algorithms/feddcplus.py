@@ -2,7 +2,8 @@
 decay in the optimizer that makes the condensed images, and nowhere else. See `feddc`.
 
 Weight decay is added after the clipping, as the optimizer does; the momentum lives through one
-condensation."""
+condensation.
+"""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
 """FedDPC: "FedDPC: Handling Data Heterogeneity and Partial Client Participation in Federated
 Learning", Algorithm 1.
 
-w    global model    D_j  client j's update (w - w_j) / eta_l    G
-Delta_{t-1}, the last global update
-r_j  D_j less its projection on G    u_j  r_j, scaled adaptively    m    participants
-eta_g  server rate
+w    global model                        D_j    client j's update (w - w_j) / eta_l
+r_j  D_j less its projection on G        G      Delta_{t-1}, the last global update
+u_j  r_j, scaled adaptively              eta_g  server rate
+m    participants
 
-    proj = (<D_j, G> / <G, G>) G    r_j = D_j - proj    Eq. 2, lines 16-18
-    u_j = (lambda + ||D_j|| / ||r_j||) r_j    Eq. 3, line 19
-    Delta_t = (1/m) sum u_j,  w <- w - eta_g Delta_t    Eq. 4, lines 21-22
+    proj = (<D_j, G> / <G, G>) G,  r_j = D_j - proj           Eq. 2, lines 16-18
+    u_j = (lambda + ||D_j|| / ||r_j||) r_j                    Eq. 3, line 19
+    Delta_t = (1/m) sum u_j,  w <- w - eta_g Delta_t          Eq. 4, lines 21-22
 
 Where the paper is silent: with G = 0 (round 1) nothing is projected, and the ratio is 1; a residual
 of at most 1e-6 of D_j is rounding noise and counts as u_j = 0; eta_g is eta_l unless set; products
@@ -17,7 +17,8 @@ halves of the method, for ablation: without both it is FedAvg.
 
 In two passes over an update: with c_j = <D_j, G> / <G, G> and f_j = lambda + ||D_j|| / ||r_j||, it
 is ||r_j||^2 = ||D_j||^2 - c_j^2 <G, G>, and Delta_t = (sum f_j D_j - (sum f_j c_j) G) / m, so that
-G is subtracted once, of the sum."""
+G is subtracted once, of the sum.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ NOISE = 1e-6  # residuals below this share of the update are rounding
 @algorithm("feddpc")
 class FedDPC(Algorithm):
     """Updates lose what they share with the last global update, and are scaled by how much that
-    was."""
+    was.
+    """
 
     paper = (
         "FedDPC: Handling Data Heterogeneity and Partial Client Participation in Federated Learning"

@@ -7,7 +7,8 @@ eta_g = max(1, sum_i ||Delta_i||^2 / (2 m (||D||^2 + eps)))
 The model that is judged is (w^{t+1} + w^t) / 2 (after round 1: w^1); clients always get w^{t+1}
 itself. Norms are over trainable parameters. eps follows the square of the learning rate's decay, as
 Delta_i does. `eps_mode: times_m` is the authors' code, `weighting: samples` its weighted form of
-both sums."""
+both sums.
+"""
 
 from __future__ import annotations
 

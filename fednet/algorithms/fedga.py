@@ -1,9 +1,10 @@
 """FedGA: Dandi, Barba, Jaggi, "Implicit Gradient Alignment in Distributed and Federated Learning",
 AAAI 2022 (arXiv:2106.13897).
 
-w    global model    g_i  gradient of client i's mean loss at w
-g  mean of g_i over the participants
-beta displacement: client i starts its local training from w - beta (g - g_i)
+w     global model
+g_i   gradient of client i's mean loss at w
+g     mean of g_i over the participants
+beta  displacement: client i starts its local training from w - beta (g - g_i)
 
 `mode: exact` takes two trips a round, gradients first, then training. `mode: stale` takes one: g_i
 is the client's own pseudo-gradient of its last training, (start - w_i) / (eta_l K_i), and g the
@@ -11,7 +12,8 @@ server's mean of those of the last round; a client without one is not displaced.
 
 Departs from the paper in stale mode: displacements then do not sum to 0 over the participants, so
 the mean of the models and the mean of what training did differ. The latter is used, since otherwise
-beta > eta_l K_i would feed each displacement back into g, enlarged."""
+beta > eta_l K_i would feed each displacement back into g, enlarged.
+"""
 
 from __future__ import annotations
 

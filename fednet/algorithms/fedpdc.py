@@ -3,15 +3,16 @@
 
 w^t, w_i  global and local model      S_s  the server's public set, balanced over classes
 p_i       accuracy of w_i on S_s, 0..1: the weight of w_i in the next global model (Eq. 4)
-p_send_i  what a participant is told: its p_i of the round before, or 1 if it took no part in that
-round lambda_n  weight of the penalty in round n (from 1): a constant, or 0.5 n (Eq. 9)
+p_send_i  what a participant is sent: its p_i of the round before, or 1 if it took no part in it
+lambda_n  weight of the penalty in round n (from 1): a constant, or 0.5 n (Eq. 9)
 
 What the paper leaves open. The penalty lambda (1 - p) of Eq. 6/8 does not depend on w, so it has no
 gradient: `literal` adds it to the reported loss and trains as FedAvg does. Two readings act:
 `prox`, + lambda (1 - p) / 2 ||w - w^t||^2, from which the paper's own proof (A.1) starts, and
 `scale`, (1 + lambda (1 - p)) CE. Each w_i is measured once, after training (section IV-A's order);
 the figure serves this round's mean and the next round's message. Were all p_i 0, the mean is by
-samples. Algorithm 3's 0.5 t and Eq. 9's 0.5 n differ by the origin of the count: n is used."""
+samples. Algorithm 3's 0.5 t and Eq. 9's 0.5 n differ by the origin of the count: n is used.
+"""
 
 from __future__ import annotations
 
@@ -45,13 +46,11 @@ class FedPDC(Algorithm):
     uses_public = True
 
     class Config(AlgorithmConfig, rename={"lambda_": "lambda"}):
-        lambda_: NonNegative | Literal["adaptive"] = (
-            10.0  # Eq. 6; the best of the paper's {0.1, 1, 5, 10}
-        )
+        # Eq. 6; the best of the paper's {0.1, 1, 5, 10}
+        lambda_: NonNegative | Literal["adaptive"] = 10.0
         penalty: Literal["literal", "prox", "scale"] = "literal"
-        remember: Literal["previous", "latest"] = (
-            "previous"  # latest: p_send_i is i's last known p_i, however old
-        )
+        # latest: p_send_i is i's last known p_i, however old.
+        remember: Literal["previous", "latest"] = "previous"
         weighting: Literal["accuracy", "samples", "uniform"] = "accuracy"
 
     class Down(Payload):

@@ -1,10 +1,12 @@
 """FedPer: Arivazhagan et al., "Federated Learning with Personalization Layers", 2019
 (arXiv:1912.00818), Algorithms 1 and 2.
 
-W_B  base layers, shared    W_P,i  personalisation layers of client i: its head, which never crosses
+W_B    base layers, shared
+W_P,i  personalisation layers of client i: its head, which never crosses
 
 What the paper leaves open: the head is the last Linear layer (`personal_layers` of them); at its
-first participation a client starts from the common initial head."""
+first participation a client starts from the common initial head.
+"""
 
 from __future__ import annotations
 

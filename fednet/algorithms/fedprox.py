@@ -4,7 +4,8 @@
 w    global model    w_i  local model    mu  strength of the proximal term (mu/2) ||w_i - w||^2
 
 Departs from the paper: every client does the same local work, and weights are by samples, as in
-FedAvg."""
+FedAvg.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +47,8 @@ class FedProx(Algorithm):
         return client, self.Up(x=y.x, run=y.run)
 
     def finish(self, fold, server, cohort, host):
-        if host.lr * self.config.mu >= 2 * (
-            1 + host.momentum
-        ):  # heavy-ball SGD on the proximal term alone
+        # heavy-ball SGD on the proximal term alone
+        if host.lr * self.config.mu >= 2 * (1 + host.momentum):
             host.warn(
                 f"fedprox: mu {self.config.mu:g} is unstable at lr {host.lr:g}: lr * mu should "
                 f"stay below "

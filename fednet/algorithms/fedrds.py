@@ -14,7 +14,8 @@ is sigma0. s = sigma_sign: +1 as printed; -1 pulls harder on clients that differ
 participation v_k = w^t, so cos = 1. Each client's draw from D' is its own (`shared_draw`). n_k in
 the mean counts shared samples too. "Pre-trained model" (step 3) is `pretrain_epochs` on D' at the
 server, none by default. The ablations of Fig. 6 are options: data.public.fraction 0 is
-regularisation alone, sigma_mode fixed with sigma0 0 is data sharing alone."""
+regularisation alone, sigma_mode fixed with sigma0 0 is data sharing alone.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ PRETRAIN_BATCH = 64
 @algorithm("fedrds")
 class FedRDS(Algorithm):
     """A shared part of the data at every client, and a pull to the global model that follows the
-    client's drift."""
+    client's drift.
+    """
 
     paper = "Lv et al., Applied Sciences 2023 (doi:10.3390/app132312962)"
     cost = ("|w| (once: alpha beta n samples)", "|w|")
@@ -125,9 +127,8 @@ class FedRDS(Algorithm):
         sigma = self.sigma(client.v, down.x)
         host.report(sigma=sigma)
         more = None if client.y is None else Samples(client.x, client.y)
-        y = host.train(
-            down.x, proximal=sigma, more=more
-        )  # local gradient: grad l_k + sigma (w - w^t)
+        # Local gradient: grad l_k + sigma (w - w^t).
+        y = host.train(down.x, proximal=sigma, more=more)
         return client.replace(v=y.x), self.Up(x=y.x, run=y.run)
 
     def sigma(self, v: Tensors | None, w: Tensors) -> float:
@@ -144,9 +145,8 @@ class FedRDS(Algorithm):
                 "fedrds has no shared data (data.public.fraction is 0): this is its "
                 "regularisation alone."
             )
-        return super().finish(
-            fold, server, cohort, host
-        )  # Eq. 9: n_k counts private and shared samples
+        # Eq. 9: n_k counts private and shared samples
+        return super().finish(fold, server, cohort, host)
 
 
 def cosine(a: Tensors, b: Tensors) -> float:
@@ -157,7 +157,8 @@ def cosine(a: Tensors, b: Tensors) -> float:
 
 def shared_rows(n: int, alpha: float, key: int, client: int) -> torch.Tensor:
     """floor(alpha n) of n rows, without replacement, ascending: client's own draw, whenever it
-    joins."""
+    joins.
+    """
     rows = seeds.rng(key, "shared/rows", client=client).choice(
         n, math.floor(alpha * n), replace=False
     )

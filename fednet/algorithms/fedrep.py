@@ -10,7 +10,8 @@ the ratio of the epochs.
 What the paper leaves open. The defaults follow the authors' code: of the E local epochs one is the
 body's, the others the head's (at least one). Frozen means an optimizer of its own for each phase:
 with one optimizer, momentum and weight decay would go on moving what is frozen. Averaged by samples
-as in the code (the paper: uniform)."""
+as in the code (the paper: uniform).
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ from fednet.registry import algorithm
 @algorithm("fedrep")
 class FedRep(Algorithm):
     """A shared representation: head first with the base frozen, then the base with the head
-    frozen."""
+    frozen.
+    """
 
     paper = "Collins et al., ICML 2021 (arXiv:2102.07078)"
     cost = ("|base|", "|base|")
@@ -94,7 +96,8 @@ class FedRep(Algorithm):
 
 def divided(steps: int, h: int, b: int) -> tuple[int, int]:
     """`steps` in the ratio h : b, the body's rounded down; each that has epochs has a step, as far
-    as there are two."""
+    as there are two.
+    """
     body = steps * b // (h + b) if h + b else 0
     body = min(max(body, min(b, 1)), steps - min(h, 1)) if steps > 1 else body
     return (steps - body if h else 0), body
@@ -102,6 +105,7 @@ def divided(steps: int, h: int, b: int) -> tuple[int, int]:
 
 def together(runs: list[Run], n: int) -> Run:
     """The statistics of phases that ran one after the other: steps add up, the loss is the mean
-    over them."""
+    over them.
+    """
     steps = sum(r.steps for r in runs)
     return Run(n=n, steps=steps, loss=sum(r.loss * r.steps for r in runs) / steps if steps else 0.0)

@@ -1,19 +1,20 @@
 """FedRoD: Chen and Chao, "On Bridging Generic and Personalized Federated Learning for Image
 Classification", ICLR 2022 (arXiv:2107.00778), with the linear P-head.
 
-h    features: what the head gets    G  generic head, shared
-P_i  personal head of client i: never crosses
-z_G  = G(h(x))    n_i,c  training samples of class c on client i; gamma  exponent of the prior
+h    features: what the head gets        P_i    personal head of client i: never crosses
+G    generic head, shared                n_i,c  training samples of class c on client i
+z_G  = G(h(x))                           gamma  exponent of the prior
 
-    loss_G = CE(z_G + gamma * log n_i, y)    balanced softmax; trains h and G
-    loss_P = CE(stopgrad(z_G) + P_i(stopgrad(h(x))), y)              trains P_i alone
-    generic prediction: argmax z_G;  personal prediction: argmax z_G + P_i(h(x)), both without the
-    prior
+    loss_G = CE(z_G + gamma * log n_i, y)                     balanced softmax; trains h and G
+    loss_P = CE(stopgrad(z_G) + P_i(stopgrad(h(x))), y)       trains P_i alone
+    generic prediction: argmax z_G;  personal prediction: argmax z_G + P_i(h(x));
+    both without the prior
 
 What the paper leaves open. A class the client lacks has log 0 = -inf, which takes it out of the
 softmax: the loss stays finite and its logit gets no gradient. Both losses see the same h, so one
 step on their sum is a step on each. P starts at zero (personal = generic at first), or as a copy of
-G. The hypernetwork mode is not built."""
+G. The hypernetwork mode is not built.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +94,8 @@ class FedRoD(Algorithm):
 
 def log_prior(counts: torch.Tensor, gamma: float = 1.0) -> torch.Tensor:
     """gamma * log n_c, (C,) float32; all zeros where gamma is 0, so that an absent class then stays
-    in."""
+    in.
+    """
     return gamma * counts.float().log() if gamma else torch.zeros(len(counts), device=counts.device)
 
 

@@ -1,12 +1,14 @@
 """FedSGD: the gradient-per-round baseline of McMahan et al., AISTATS 2017 (arXiv:1602.05629),
 section 2.
 
-w    global model    g_i  gradient of client i's mean loss over its whole local set at w
+w    global model
+g_i  gradient of client i's mean loss over its whole local set at w
 eta  `train.lr`
 
 One gradient a round, no local step: epochs and batch size say only how the gradient is computed,
 not what it is. `train.clip_norm` clips g_i and `train.weight_decay` adds wd * w to it, as one step
-of SGD would. Buffers stay as they are, since the gradient is taken in eval mode."""
+of SGD would. Buffers stay as they are, since the gradient is taken in eval mode.
+"""
 
 from __future__ import annotations
 
@@ -65,6 +67,5 @@ class FedSGD(Algorithm):
         return self.Fold(g=fold.g.add(up.g, self.weight(up.run)))
 
     def finish(self, fold, server, cohort, host):
-        return self.Server(
-            x=server.x.with_vector(fold.g.step(server.x, -host.lr).vector)
-        )  # w <- w - eta sum (n_i / n) g_i
+        # w <- w - eta sum (n_i / n) g_i
+        return self.Server(x=server.x.with_vector(fold.g.step(server.x, -host.lr).vector))

@@ -1,9 +1,9 @@
 """FedVARP: Jhunjhunwala, Sharma, Nagarkatti, Joshi, "FedVARP: Tackling the Variance Due to Partial
 Client Participation in Federated Learning", UAI 2022 (arXiv:2207.14130), Algorithm 1.
 
-w  global model    Delta_i = w - w_i
-y_i  the server's memory of client i's last Delta_i (0 before)    ybar  mean y_i
-N  all clients     S        participants
+w        global model      N  all clients      S  participants
+Delta_i  = w - w_i
+y_i      the server's memory of client i's last Delta_i (0 before)      ybar  mean y_i
 
 Departs from the paper: Delta_i is not divided by eta_l K, so the server's rate is 1 by default.
 """

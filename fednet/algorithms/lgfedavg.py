@@ -1,14 +1,15 @@
 """LG-FedAvg: Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Global
 Representations", 2020 (arXiv:2001.01523), Algorithm 1.
 
-theta^g  the upper layers, shared
+theta^g    the upper layers, shared
 theta^l_i  the lower layers of client i: its local representation
 
 Departs from the authors' code, which with its released CIFAR command shares the convolutions, the
 opposite of the paper's text: the text is followed, and the last `global_layers` Linear layers are
 shared. Training starts from scratch, not from a model pretrained by FedAvg, unless `model.weights`
 names one. A client meets new global layers at its next participation. No complete global model
-exists, so only personalised figures are reported."""
+exists, so only personalised figures are reported.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +41,8 @@ class LGFedAvg(Algorithm):
     sums_updates = True
 
     class Config(AlgorithmConfig):
-        global_layers: Count | Literal["all"] = (
-            2  # last Linear layers; 0 shares nothing (local-only), all is FedAvg
-        )
+        # Last Linear layers; 0 shares nothing (local-only), all is FedAvg.
+        global_layers: Count | Literal["all"] = 2
         weighting: Literal["samples", "uniform"] = "samples"
 
     class Down(Payload):

@@ -3,7 +3,8 @@
 w^0  the initial model, sent once        w_i  client i's own model, which never leaves it
 
 A "round" trains the selected clients E epochs from their own models, so that the work is that of
-the federated runs."""
+the federated runs.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +35,8 @@ class Local(Algorithm):
     has_global = False
 
     class Config(AlgorithmConfig):
-        init: Literal["shared", "own"] = (
-            "shared"  # own: each client starts from a model of its own seed
-        )
+        # own: each client starts from a model of its own seed.
+        init: Literal["shared", "own"] = "shared"
 
     class Enrolment(Payload):
         x: Weights

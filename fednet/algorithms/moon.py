@@ -1,10 +1,10 @@
 """MOON: Li, He and Song, "Model-Contrastive Federated Learning", CVPR 2021 (arXiv:2103.16257),
 Algorithm 1.
 
-w    global model    w_i  local model while it trains
-v_i  local model after i's last participation
+w      global model        w_i  local model while it trains
+v_i    local model after i's last participation
 z      feature of a batch under w_i; z_glob under w, z_prev under v_i
-tau    temperature         mu   weight of the contrastive loss   s    cosine similarity
+tau    temperature         mu   weight of the contrastive loss         s  cosine similarity
 
     l_con = -log( e^{s(z, z_glob)/tau} / (e^{s(z, z_glob)/tau} + e^{s(z, z_prev)/tau}) ),
     loss = CE + mu * l_con
@@ -12,7 +12,8 @@ tau    temperature         mu   weight of the contrastive loss   s    cosine sim
 What the paper leaves open. A client without a previous model (its first participation) has l_con =
 0, as the authors' code does in its first round. The feature is the projection's output where the
 model has one, else the penultimate layer's; it is flattened, never squeezed, so a batch of one
-sample works. One previous model is kept."""
+sample works. One previous model is kept.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ from fednet.registry import algorithm
 @algorithm("moon")
 class Moon(Algorithm):
     """Model-contrastive learning: local features drawn to the global model's, away from the
-    client's last."""
+    client's last.
+    """
 
     paper = "Li et al., CVPR 2021 (arXiv:2103.16257)"
     cost = ("|w|", "|w|")
@@ -49,9 +51,8 @@ class Moon(Algorithm):
     class Config(AlgorithmConfig):
         mu: NonNegative = 1.0  # the authors advise 5 for CIFAR-10
         tau: Positive = 0.5
-        feature: Literal["projection", "penultimate"] = (
-            "projection"  # penultimate: what the projection gets
-        )
+        # penultimate: what the projection gets.
+        feature: Literal["projection", "penultimate"] = "projection"
         weighting: Literal["samples", "uniform"] = "samples"
 
     class Down(Payload):
@@ -91,10 +92,10 @@ def features(
     model: nn.Module, x: Any, feature: str, outputs: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(z, outputs): the contrastive feature of a batch, (n, d), and the model's outputs (if asked
-    for; else empty)."""
-    if feature == "penultimate" and hasattr(
-        model, "encode"
-    ):  # the only case that needs a second pass
+    for; else empty).
+    """
+    # The only case that needs a second pass.
+    if feature == "penultimate" and hasattr(model, "encode"):
         z = model.encode(x)
         return z.flatten(1), model(x) if outputs else z[:0]
     z = model.features(x)
@@ -105,6 +106,7 @@ def contrast(
     z: torch.Tensor, z_glob: torch.Tensor, z_prev: torch.Tensor, tau: float
 ) -> torch.Tensor:
     """l_con, mean over the batch; z's: (n, d). A softmax over two similarities is a softplus of
-    their difference."""
+    their difference.
+    """
     near, far = F.cosine_similarity(z, z_glob, dim=1), F.cosine_similarity(z, z_prev, dim=1)
     return F.softplus((far - near) / tau).mean()

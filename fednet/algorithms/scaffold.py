@@ -1,14 +1,15 @@
 """SCAFFOLD: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
 ICML 2020 (arXiv:1910.06378), Algorithm 1.
 
-x  global model    c  server variate    c_i  client variate    y  local model
-eta_l, eta_g  local and server rate
-K  local steps    N  all clients    S    participants    tau  effective local steps under momentum
+x  global model    c  server variate    c_i  client variate    y    local model
+K  local steps     N  all clients       S    participants      tau  effective local steps under
+eta_l, eta_g       local and server rate                            momentum
 
 Departs from the paper: buffers (BatchNorm statistics) are averaged and carry no variate; with
 momentum rho the divisor of option II is tau(K, rho) instead of K, without which c_i is too large by
 about 1 / (1 - rho) and the method diverges. `correction: post` is the other consistent variant: a
-plain momentum step, then y <- y - eta_l (c - c_i), divisor K."""
+plain momentum step, then y <- y - eta_l (c - c_i), divisor K.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ from fednet.registry import algorithm
 
 def tau(k: int, rho: float) -> float:
     """Effective steps of k steps of SGD with momentum rho from rest: the sum of each gradient's
-    total weight."""
+    total weight.
+    """
     return (k - rho * (1 - rho**k) / (1 - rho)) / (1 - rho)
 
 
@@ -111,6 +113,5 @@ class Scaffold(Algorithm):
 
     def finish(self, fold, server, cohort, host):
         x = fold.dy.step(server.x, self.config.server_lr)  # line 17
-        return self.Server(
-            x=x, c=fold.dc.step(server.c, divisor=host.clients)
-        )  # line 17: N, not |S|
+        # Line 17: N, not |S|.
+        return self.Server(x=x, c=fold.dc.step(server.c, divisor=host.clients))

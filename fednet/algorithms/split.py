@@ -1,5 +1,6 @@
 """Models split in two: a part that crosses and a part that stays at each client (LG-FedAvg, FedPer,
-FedRep)."""
+FedRep).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from fednet.algorithms.base import ClientHost, Tensors
 
 def last_linears(module: nn.Module, k: int) -> set[str]:
     """Names of the tensors of the last k Linear layers, in the module's own order; of all where it
-    has fewer."""
+    has fewer.
+    """
     linear = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
     return {
         f"{name}.{leaf}" if name else leaf
@@ -22,7 +24,8 @@ def last_linears(module: nn.Module, k: int) -> set[str]:
 
 def joined(part: Tensors, own: Tensors | None, host: ClientHost) -> Tensors:
     """The client's whole model: what came down over its own part, which is the common initial one
-    at first."""
+    at first.
+    """
     return host.initial.to(part.device).merge(own).merge(part)
 
 

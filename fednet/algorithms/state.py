@@ -4,7 +4,8 @@ A method declares its state as a `State`: a frozen record of tensors, numbers, s
 tuples, lists and dicts of these. One pair of functions, `dump` and `load`, then serves every
 checkpoint and every client's version: tensors to a flat dict (for safetensors), the rest to JSON.
 Nothing is pickled and nothing in a file is executed: a file is read against the types that the
-method declares."""
+method declares.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ class PerClient(Mapping[int, Tensors]):
     """One Tensors a client, such as FedVARP's y_i; a missing row reads as zeros of `like`.
 
     A value: `put` returns a new mapping and leaves this one as it was. With a `store` (see the
-    engine), rows lie on disk, one file a row, and memory holds none of them."""
+    engine), rows lie on disk, one file a row, and memory holds none of them.
+    """
 
     def __init__(
         self, layout: Layout, rows: dict[int, Any] | None = None, store: Any = None
@@ -79,7 +81,8 @@ class PerClient(Mapping[int, Tensors]):
 # -- to and from files -----------------------------------------------------------------------------
 def dump(value: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     """(tree, tensors): a JSON-ready tree in which tensors stand as references into the flat dict
-    beside it."""
+    beside it.
+    """
     tensors: dict[str, torch.Tensor] = {}
     return _down(value, "", tensors), tensors
 
@@ -128,7 +131,7 @@ def _down(value: Any, path: str, out: dict[str, torch.Tensor] | None) -> Any:
                 f.name: _down(getattr(value, f.name), f"{path}.{f.name}", out)
                 for f in dataclasses.fields(value)  # type: ignore[arg-type]
             }
-        }  # type: ignore[arg-type]
+        }
     if isinstance(value, Layout):
         return {"$layout": [[s.name, list(s.shape), s.role] for s in value.slots]}
     if isinstance(value, dict):
@@ -144,7 +147,8 @@ def _down(value: Any, path: str, out: dict[str, torch.Tensor] | None) -> Any:
 
 def load(kind: type, tree: Any, tensors: Mapping[str, torch.Tensor], store: Any = None) -> Any:
     """The inverse of `dump`: a value of the declared `kind`. Raises StateError where file and
-    declaration differ."""
+    declaration differ.
+    """
     try:
         return _up(tree, tensors, kind, store)
     except (AttributeError, KeyError, TypeError, ValueError) as broken:
@@ -198,7 +202,8 @@ def _up(tree: Any, tensors: Mapping[str, torch.Tensor], kind: type | None, store
 
 def write_state(path: Path, value: Any) -> None:
     """Writes one state as a safetensors file (its tree in the metadata), aside and then renamed.
-    Raises OSError."""
+    Raises OSError.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 

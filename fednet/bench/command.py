@@ -14,7 +14,8 @@ from fednet.errors import ConfigError, unknown
 def main(args: Any) -> int:
     """args.what: transport, round, scale, methods, curve or pack; of all but the first too
     args.workload, args.repeat and args.json; args.workers of those that run workers; args.method,
-    args.half and args.replies of methods; args.clients and args.device of pack."""
+    args.half and args.replies of methods; args.clients and args.device of pack.
+    """
     with tempfile.TemporaryDirectory(prefix="fednet-bench-") as folder:
         for line in _lines(args, Path(folder)):
             print(line, flush=True)

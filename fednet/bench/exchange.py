@@ -1,10 +1,13 @@
 """What a round's bytes cost without fednet: the same payloads over bare ROUTER and DEALER sockets,
 and their mean in float64.
 
-    python -m fednet.bench.exchange JOB.json      prints {"tcp_s": [...], "ipc_s": [...], "mean_s": [...]} , one figure a round
+    python -m fednet.bench.exchange JOB.json
+
+prints {"tcp_s": [...], "ipc_s": [...], "mean_s": [...]}, one figure a round.
 
 Each payload is pushed whole, as one message, and answered by one of its size: no parts, no windows,
-no checks, no books."""
+no checks, no books.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,8 @@ def echo(address: str, k: int, job: dict[str, Any]) -> None:
 
 def mean(job: dict[str, Any]) -> list[float]:
     """Seconds of one thread for the float64 mean of as many float32 vectors, in passes that stay in
-    the cache."""
+    the cache.
+    """
     import torch
 
     torch.set_num_threads(1)

@@ -3,7 +3,8 @@
 server: all that a method's own functions do in a round (broadcast, start, fold, finish) over random
 replies, beside FedAvg's. client: its local task, beside the same SGD steps in plain PyTorch. Both
 are measured in turn with what they are compared to, several times, so that the ratio holds where
-the machine's speed drifts. No codec, socket or other process takes part."""
+the machine's speed drifts. No codec, socket or other process takes part.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ POOL = 3  # distinct random replies: together more than a cache holds where the 
 @dataclass(frozen=True, slots=True)
 class Size:
     """A model, and the local task measured with it: an epoch in batches of batch_size over samples
-    of `shape`."""
+    of `shape`.
+    """
 
     text: str
     model: Mapping[str, Any]
@@ -55,10 +57,8 @@ SIZES = {
         8,
     ),
 }
-OPTIONS: dict[str, dict[str, Any]] = {
-    "feddc": {"iterations": 1},
-    "feddcplus": {"iterations": 1},
-}  # what is done once is not measured
+# What is done once is not measured.
+OPTIONS: dict[str, dict[str, Any]] = {"feddc": {"iterations": 1}, "feddcplus": {"iterations": 1}}
 
 
 def made(method: str, size: Size, clients: int) -> experiment.Experiment:
@@ -97,7 +97,8 @@ def made(method: str, size: Size, clients: int) -> experiment.Experiment:
 # -- the server's half -----------------------------------------------------------------------------
 class ServerIO(ServerHost):
     """A server's host that keeps apart what is spent in models: scoring (FedPDC) and fine-tuning
-    (FedDC)."""
+    (FedDC).
+    """
 
     in_models = 0.0
 
@@ -195,7 +196,8 @@ class ServerHalf:
 # -- the client's half -----------------------------------------------------------------------------
 class ClientHalf:
     """One client's local task in a later round than its first: it has what it keeps, the server
-    what it sends."""
+    what it sends.
+    """
 
     def __init__(self, built: experiment.Experiment, size: Size) -> None:
         self.built, self.method, self.size = built, built.algorithm, size
@@ -220,7 +222,8 @@ class ClientHalf:
 
     def task(self) -> tuple[list[float], float]:
         """(seconds of each SGD step but the first, seconds of all the method does at the client
-        over its steps), one round."""
+        over its steps), one round.
+        """
         self._round += 1
         state, server, times, whole, steps = self.state, self.server, list[float](), 0.0, 0
         for phase in range(len(self.method.exchanges)):
@@ -249,7 +252,8 @@ class ClientHalf:
 class Plain:
     """The same steps as anyone would write them: one gather, slices, fused SGD, channels-last
     kernels. forwards: of a further model each, without gradients, on each batch (what MOON's loss
-    takes)."""
+    takes).
+    """
 
     def __init__(self, size: Size, forwards: int = 0) -> None:
         self.size, self.models = (
@@ -320,7 +324,8 @@ def servers(names: Sequence[str], size: str, cohort: int, repeat: int) -> Iterat
 def clients(names: Sequence[str], size: str, repeat: int) -> Iterator[dict[str, Any]]:
     """One record a method: its median step, and its whole task per step, over the plain loop's,
     taken in turn. FedSGD takes a gradient and no step; what it takes for an epoch's batches stands
-    for its task."""
+    for its task.
+    """
     for name in names:
         forwards = 2 if name == "moon" else 0
         half, plain = (

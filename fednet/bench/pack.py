@@ -3,7 +3,8 @@ as one (`train.pack`).
 
 Both are what a worker does for a task, from the weights that came to those that go, without codec
 and files: one after another in one thread, as without `train.pack`; packed in a thread a client,
-which meet as in a run. In turn, several times, in one process."""
+which meet as in a run. In turn, several times, in one process.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 floor.
 
 Floor and fednet are run in turn, several times, in one sitting, so that the ratio holds where the
-machine's speed drifts."""
+machine's speed drifts.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ LENET = {"name": "lenet5"}
 @dataclass(frozen=True, slots=True)
 class Workload:
     """clients in all, per_round of them a round; samples a client; steps of batch_size a client, or
-    one epoch."""
+    one epoch.
+    """
 
     name: str
     text: str
@@ -195,7 +197,8 @@ def bench(
     names: Sequence[str], repeat: int, out: Path, workers: int | None = None
 ) -> list[dict[str, Any]]:
     """One record a workload: seconds a round of both, their ratio pair by pair, phases, memory,
-    start-up."""
+    start-up.
+    """
     return [_pairs(WORKLOADS[n], repeat, out, workers or placement.cores()) for n in names]
 
 
@@ -236,15 +239,14 @@ def curve(
 ) -> list[dict[str, Any]]:
     """One record a workload: seconds a round with and without CURVE, run in turn, and their ratio
     pair by pair; and the processor's seconds that all processes took for a round, which other work
-    on the machine disturbs less."""
+    on the machine disturbs less.
+    """
     records = []
     for name in names:
         work, runs = WORKLOADS[name], dict[bool, list[dict[str, Any]]]()
         for k in range(2 * repeat):
-            on = k % 4 in (
-                1,
-                2,
-            )  # off, on, on, off: a machine that slows down steadily favours neither
+            # Off, on, on, off: a machine that slows down steadily favours neither.
+            on = k % 4 in (1, 2)
             folder = out / f"{name}-{k}"
             runs.setdefault(on, []).append(_fednet(work, workers or placement.cores(), folder, on))
             shutil.rmtree(folder)
@@ -310,7 +312,8 @@ def _floor(work: Workload, processes: int) -> float:
 
 def _bare(work: Workload, processes: int) -> dict[str, float]:
     """Median seconds a round of a bare exchange of the same payloads over TCP and over Unix
-    sockets, and of their mean."""
+    sockets, and of their mean.
+    """
     from fednet import models
 
     nbytes = 4 * sum(
@@ -330,7 +333,8 @@ def _bare(work: Workload, processes: int) -> dict[str, float]:
 
 def _aside(what: str, work: Workload, job: dict[str, Any]) -> dict[str, float]:
     """Runs one of the things fednet is measured against, in a process of its own; the median of
-    each of its figures."""
+    each of its figures.
+    """
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(job, file)
         file.flush()
@@ -441,7 +445,8 @@ def _cpu_seconds(pid: int) -> float:
 
 def _figure(pid: int, file: str, name: str) -> int:
     """A figure of a process in bytes: Pss of smaps_rollup (proportional set size), VmHWM of status
-    (peak resident); 0 for one that has ended."""
+    (peak resident); 0 for one that has ended.
+    """
     try:
         for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
             if line.startswith(name):
@@ -453,7 +458,8 @@ def _figure(pid: int, file: str, name: str) -> int:
 
 def lines(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """The table, a line a workload."""
-    yield f"{'':4} {'floor s':>18} {'fednet s':>18} {'ratio':>18} {'PSS MB':>8} {'first task s':>13}"
+    head = f"{'floor s':>18} {'fednet s':>18} {'ratio':>18} {'PSS MB':>8} {'first task s':>13}"
+    yield f"{'':4} {head}"
     for r in records:
 
         def cell(key: str, digits: int = 3) -> str:

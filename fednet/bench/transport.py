@@ -32,7 +32,8 @@ sed -n 's/^ *lo: *//p' /proc/net/dev"""
 class Reckoning:
     """Bytes of one run, by direction of the federation. booked: by the ledger; kernel: by TCP_INFO;
     interface: both directions together, without headers, and packets; None where no namespace could
-    be made."""
+    be made.
+    """
 
     name: str
     booked: Mapping[str, int]
@@ -54,7 +55,8 @@ class Reckoning:
 
 def namespace() -> list[str] | None:
     """The words that run a command in a network namespace of its own, as root or by a user
-    namespace; None where neither can be made."""
+    namespace; None where neither can be made.
+    """
     if shutil.which("unshare") is None or shutil.which("ip") is None:
         return None
     for words in (["unshare", "-n"], ["unshare", "-rn"]):
@@ -97,9 +99,8 @@ def reckon(mapping: Mapping[str, Any], folder: Path, workers: int = 2) -> Reckon
     kernel = next(e for e in reversed(events) if e["type"] == "kernel")
     interface = packets = None
     if apart is not None:
-        nbytes, packets = (
-            int(n) for n in done.stdout.splitlines()[-1].split()[:2]
-        )  # received, and that many packets
+        # Received, and that many packets.
+        nbytes, packets = (int(n) for n in done.stdout.splitlines()[-1].split()[:2])
         interface = nbytes - packets * HEADERS
     return Reckoning(
         str(mapping["name"]),
@@ -138,10 +139,14 @@ def lines(found: list[Reckoning]) -> Iterator[str]:
     yield f"{'run':10} {'':5} {'ledger':>12} {'TCP_INFO':>12} {'difference':>11}"
     for r in found:
         for way in ("down", "up"):
-            yield f"{r.name:10} {way:5} {r.booked[way]:12,} {r.kernel[way]:12,} {r.kernel[way] - r.booked[way]:11,}"
+            booked, kernel = r.booked[way], r.kernel[way]
+            yield f"{r.name:10} {way:5} {booked:12,} {kernel:12,} {kernel - booked:11,}"
         total = sum(r.booked.values())
         if r.interface is None or r.off is None:
-            yield f"{r.name:10} both  {total:12,}  interface: no network namespace can be made here (needs unshare and ip, and root or user namespaces)"
+            yield (
+                f"{r.name:10} both  {total:12,}  interface: no network namespace can be made here "
+                "(needs unshare and ip, and root or user namespaces)"
+            )
         else:
             yield (
                 f"{r.name:10} both  {total:12,} {r.interface:12,} {100 * r.off:10.3f} %  at the "

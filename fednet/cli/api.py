@@ -104,7 +104,8 @@ def _in_processes(
     load: Sequence[Path | str],
 ) -> Path:
     """`fednet run` as a command. Returns the run's directory, which is the newest of the name when
-    it has ended."""
+    it has ended.
+    """
     out.mkdir(parents=True, exist_ok=True)
     text = out / f".{config.name}.yaml"
     text.write_text(configuration.to_yaml(config), encoding="utf-8")
@@ -138,7 +139,8 @@ def _in_processes(
 
 def reporter(display: Any) -> Callable[[Path], None]:
     """What follows a finished run: its figures and page. What fails there does not undo the run: it
-    is said, and the log has it."""
+    is said, and the log has it.
+    """
 
     def report(directory: Path) -> None:
         from fednet import report as reports

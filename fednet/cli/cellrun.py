@@ -2,7 +2,8 @@
 [--load F] [--set K=V]`.
 
 As `fednet run --in-process --resume`, without the figures and the page that a single run ends with:
-those of a table are drawn once, over all its runs."""
+those of a table are drawn once, over all its runs.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ BY_KEYBOARD = 130
 
 class Parser(argparse.ArgumentParser):
     """argparse with errors in one sentence, and no abbreviations: a flag added later must not
-    change what a script means."""
+    change what a script means.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault(
@@ -125,9 +126,8 @@ def guarded(prog: str, main: Callable[[], int], out: Path | None = None) -> int:
 
 
 def _logging() -> None:
-    logging.getLogger("fednet").addHandler(
-        logging.NullHandler()
-    )  # else Python prints warnings that are for the log
+    # Else Python prints warnings that are for the log.
+    logging.getLogger("fednet").addHandler(logging.NullHandler())
     level = (os.environ.get("FEDNET_LOG") or "").upper()
     if level in ("DEBUG", "INFO", "WARNING", "ERROR"):
         logging.basicConfig(
@@ -137,7 +137,8 @@ def _logging() -> None:
 
 def _note(out: Path | None, error: BaseException, whole: bool) -> str:
     """The whole traceback into OUT/fednet.log, or to stderr with FEDNET_LOG=debug. Returns where it
-    went."""
+    went.
+    """
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     if (os.environ.get("FEDNET_LOG") or "").lower() == "debug":
         sys.stderr.write(text)
@@ -157,7 +158,8 @@ def _note(out: Path | None, error: BaseException, whole: bool) -> str:
 
 def _own_frames(error: BaseException) -> bool:
     """Prints the traceback from the first frame in a user's own file on. Returns whether there was
-    one."""
+    one.
+    """
     from fednet import loading
 
     files = {str(path) for path in loading.paths()}
@@ -177,7 +179,8 @@ def _own_frames(error: BaseException) -> bool:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
     """A table on standard output. Not to a terminal it is plain lines, as wide as they must be, to
-    be cut and searched."""
+    be cut and searched.
+    """
     if not sys.stdout.isatty():
         wide = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
         for row in (columns, *rows):

@@ -1,5 +1,6 @@
 """What a run shows while it goes: one live line at a terminal, plain lines elsewhere, nothing with
---quiet."""
+--quiet.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from fednet.cli import words
 
 class Display:
     """Called by the engine's loop; holds nothing the run needs. The engine enters it when it has
-    forked what it forks."""
+    forked what it forks.
+    """
 
     def __init__(self, quiet: bool = False, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)
@@ -59,7 +61,8 @@ class Display:
 
     def progress(self, info: Mapping[str, Any]) -> None:
         """info: `waiting`, a list of records (client, host, pid, device, phase, step, steps,
-        since), and `arrived`, a list of ids."""
+        since), and `arrived`, a list of ids.
+        """
         self.waiting = dict(info)
 
     def round_done(self, record: Mapping[str, Any]) -> None:

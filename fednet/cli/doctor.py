@@ -1,5 +1,6 @@
 """Whether this machine is ready: versions, device, data, ports, keys, disk, clock, and the bits it
-computes."""
+computes.
+"""
 
 from __future__ import annotations
 

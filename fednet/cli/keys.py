@@ -1,5 +1,6 @@
 """CURVE keys: a client's is made at its site and only the public half travels; `lab` makes all at
-once."""
+once.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """What there is: algorithms, models, datasets, partitions, compressors, tasks, one line each, with
-paper and cost."""
+paper and cost.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """`fednet`: the verbs, one file each. A verb's file imports what it needs when it runs, so that
-help costs nothing."""
+help costs nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """One whole federation on this machine: a server process and worker processes over TCP on
-loopback."""
+loopback.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """What a live or dead run is doing: the round, whom it waits for, what has arrived, what the
-deadline will do."""
+deadline will do.
+"""
 
 from __future__ import annotations
 

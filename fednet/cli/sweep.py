@@ -1,5 +1,6 @@
 """Every combination of settings, paired by seed, resumable; several such processes on one output
-share the cells."""
+share the cells.
+"""
 
 from __future__ import annotations
 

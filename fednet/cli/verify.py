@@ -1,5 +1,6 @@
 """The first round and the first tensor in which two runs differ, or that they are the same to the
-bit."""
+bit.
+"""
 
 from __future__ import annotations
 

@@ -79,9 +79,10 @@ def waiting_for(info: Mapping[str, Any], now: float) -> str:
     if arrived or waiting:
         pieces.append(f"{len(arrived)} of {len(arrived) + len(waiting)} replies")
     if waiting:
+        # The one longest at it.
         first = min(
             waiting, key=lambda w: (w.get("phase") == "queued", w.get("since") or float("inf"))
-        )  # the one longest at it
+        )
         at = [str(first["phase"])] if first.get("phase") is not None else []
         if first.get("steps"):
             at.append(f"step {first['step']} of {first['steps']}")
@@ -89,11 +90,8 @@ def waiting_for(info: Mapping[str, Any], now: float) -> str:
             at.append(span(max(0.0, now - first["since"])))
         host = f" on {first['host']}" if first.get("host") else ""
         more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
-        pieces.append(
-            f"waits for client {first.get('client', '?')}{host}{f' ({chr(44).join(at)})' if at else ''}{more}".replace(
-                ",", ", "
-            )
-        )
+        where = f" ({', '.join(at)})" if at else ""
+        pieces.append(f"waits for client {first.get('client', '?')}{host}{where}{more}")
     return ", ".join(pieces)
 
 

@@ -2,4 +2,5 @@
 device.
 
 Imported by `launch`, `bench`, `tools` and `cli`; never by `server`, and it imports nothing of
-`server`. Read in this order: join, prepare, loop, workplace, slots, packing."""
+`server`. Read in this order: join, prepare, loop, workplace, slots, packing.
+"""

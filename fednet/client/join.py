@@ -1,5 +1,6 @@
 """`fednet-client`: finding the server, connecting, and what is said to the user until the run is
-over."""
+over.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def main(
     share: float = 1.0,
 ) -> int:
     """`fednet-client`. Ends with 0 when the run is over; reconnects for as long as it lives before
-    that. share: of its GPUs, where other workers are known to be on them too."""
+    that. share: of its GPUs, where other workers are known to be on them too.
+    """
     from fednet.experiment.placement import place
     from fednet.transport.framing import connection_bytes, framing
     from fednet.transport.zeromq.dealer import ZmqClient
@@ -141,7 +143,8 @@ def main(
 
 def _finder(run: Path, leave: Callable[[], None]) -> Callable[[], str | None]:
     """Finds the server of a run directory while there is no connection; leaves a run that has been
-    finished for `DONE_S`."""
+    finished for `DONE_S`.
+    """
     done_at: list[float] = []
 
     def find() -> str | None:
@@ -158,7 +161,8 @@ def _finder(run: Path, leave: Callable[[], None]) -> Callable[[], str | None]:
 
 def _once() -> Callable[[str, str], None]:
     """Says each reason for which this client and the server do not come together once, however
-    often it is tried."""
+    often it is tried.
+    """
     told: set[str] = set()
 
     def refused(reason: str, address: str) -> None:

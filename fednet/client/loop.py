@@ -1,5 +1,6 @@
 """A client process: one connection, one or many logical clients, one thread for the socket and one
-a slot for training."""
+a slot for training.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ Shaper = Callable[[ClientTransport, bool], ClientTransport]
 class Prepared:
     """What a client process has made ready for one run: a workplace a device. shape: puts the
     clients' emulated links before a transport, told whether its connection stands. packing,
-    together: where clients are trained as one, and how many tasks are then at a device at once."""
+    together: where clients are trained as one, and how many tasks are then at a device at once.
+    """
 
     def __init__(
         self,
@@ -66,7 +68,8 @@ class ClientLoop:
     which waits for it.
 
     prepare(welcome): builds data and model for a run, and opens its book; called again only for
-    another run. slots: who may be at work on which device; each slot has a thread."""
+    another run. slots: who may be at work on which device; each slot has a thread.
+    """
 
     def __init__(
         self,
@@ -115,7 +118,8 @@ class ClientLoop:
     # -- the loop ----------------------------------------------------------------------------------
     def run(self, say: Callable[[str], None] = lambda line: None) -> p.Ended | p.TurnedAway:
         """Until the run is over or this process is asked to leave. say: told when nobody answers,
-        and when someone does again."""
+        and when someone does again.
+        """
         alone, told = time.monotonic(), False
         while self.ended is None:
             self.step(min(0.5, self.protocol.beat_s / 2))
@@ -136,7 +140,8 @@ class ClientLoop:
 
     def step(self, timeout_s: float) -> bool:
         """One turn: what the transport has, what the work has brought, what time has done. Whether
-        anything moved."""
+        anything moved.
+        """
         moved = False
         if self._held:
             timeout_s = max(
@@ -267,7 +272,8 @@ class ClientLoop:
 
     def _work_inline(self) -> None:
         """The next job; of clients that are packed all that wait, as many at once as may be at
-        work, each in a thread."""
+        work, each in a thread.
+        """
         if self.slots.total == 1:
             if (job := self._tasks.get()) is not None:
                 job(0)
@@ -281,7 +287,8 @@ class ClientLoop:
 
     def _serve(self) -> None:
         """Jobs until none is left. What a job enters anew, for want of memory, is taken here too:
-        who waits in a pack waits for it."""
+        who waits in a pack waits for it.
+        """
         while (job := self._next()) is not None:
             job(0)
             if self.slots.leave(0):
@@ -325,9 +332,8 @@ class ClientLoop:
         self._answer(lambda: self._now_ready(prepared) if self.protocol.run == welcome.run else [])
 
     def _now_ready(self, prepared: Prepared) -> list[p.Instruction]:
-        self.transport = getattr(
-            self.transport, "inner", self.transport
-        )  # the links of another run's clients
+        # The links of another run's clients.
+        self.transport = getattr(self.transport, "inner", self.transport)
         if prepared.shape is not None:
             self.transport = prepared.shape(self.transport, self._connected)
         return [
@@ -408,7 +414,8 @@ class ClientLoop:
 
     def _at(self, card: int, workplace: Any, work: Callable[[], Any]) -> Any:
         """What `work` returns, done at a card. Raises NoRoom where the card's memory is not
-        enough."""
+        enough.
+        """
         limit = self.slots.begin(card)
         try:
             done = work()
@@ -475,7 +482,8 @@ class ClientLoop:
 
     def _crash(self, key: m.Key) -> None:
         """The process ends as by a power cut. Where the server lives in it too, only this client
-        does."""
+        does.
+        """
         from fednet.client.workplace import TaskCancelled
 
         if not self._inline:
@@ -521,7 +529,8 @@ class ClientLoop:
 
 class NoRoom(FednetError):
     """A task ran out of its device's memory. again_s: seconds after which to do it again, None: not
-    any more."""
+    any more.
+    """
 
     def __init__(self, card: str, again_s: float | None) -> None:
         super().__init__(

@@ -4,12 +4,14 @@ A task runs in its own thread up to its descent; there it waits until N descents
 that can come. One of the threads then does the pack (see `algorithms.packed`), and each goes on by
 itself with what came of its own.
 
-    due ── a thread takes it ──> at work ── its descent ──> waiting ──> in a pack ──> at work ── its reply ──> gone
+    due ── a thread takes it ──> at work ── its descent ──> waiting
+    waiting ──> in a pack ──> at work ── its reply ──> gone
 
 Nothing goes by time. A pack begins when N of one kind wait, or when every task at work waits and no
 other can come: none is due, or no thread is free to take it. A pack that runs always ends, so that
 nobody waits for ever; a task that is cancelled or fails leaves, and the others no longer wait for
-it. Who met whom changes no bit."""
+it. Who met whom changes no bit.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ class _Ticket:
 class Packing:
     """The packs of one process. n: lanes; task: the run's; limit(card): tasks that may be at work
     at a card at once; threads: of torch. Each call may come from any thread. A card is a device's
-    number."""
+    number.
+    """
 
     n: int
     task: Any
@@ -79,11 +82,11 @@ class Packing:
 
     def descend(self, card: int, lane: Lane) -> Course:
         """Trains the lane in a pack, and returns when it is done. Raises what its own `progress`
-        raised, or what ended the pack."""
+        raised, or what ended the pack.
+        """
         device = lane.scratch.device
-        if (
-            device.type == "cuda"
-        ):  # another thread, in another stream, goes on with what this one has prepared
+        # Another thread, in another stream, goes on with what this one has prepared.
+        if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
         own, pack = _Ticket(lane, lane.kind), list[_Ticket]()
         with self._changed:
@@ -120,9 +123,8 @@ class Packing:
     def _do(self, pack: list[_Ticket], own: _Ticket) -> None:
         lanes = [ticket.lane for ticket in pack]
         try:
-            if (
-                torch.get_num_threads() != self.threads
-            ):  # a thread's own setting, on which bits depend
+            # A thread's own setting, on which bits depend.
+            if torch.get_num_threads() != self.threads:
                 torch.set_num_threads(self.threads)
             if not self._checked:
                 packed.check_lane(self.task, lanes[0])
@@ -153,7 +155,8 @@ class Place:
 
 def _again(broken: BaseException) -> BaseException:
     """The same for another thread: one exception raised in several would hold on to all their
-    tensors, until the last has done with it."""
+    tensors, until the last has done with it.
+    """
     try:
         return type(broken)(*broken.args)
     except TypeError:

@@ -1,5 +1,6 @@
 """What a client process makes ready for the run that a server tells it of, and what it says of it
-beforehand."""
+beforehand.
+"""
 
 from __future__ import annotations
 
@@ -153,7 +154,8 @@ def shaper(config: Any) -> Shaper | None:
 
 def _own_folder(data: Path | None, client: int) -> Path | None:
     """A site that hosts several clients keeps each one's data in DIR/client-K; one client's data
-    may be DIR itself."""
+    may be DIR itself.
+    """
     if data is not None and (data / f"client-{client}").exists():
         return data / f"client-{client}"
     return data
@@ -202,7 +204,8 @@ class Explained(FednetError):
 
 def explaining(data: Path | None, state: Path | None) -> Callable[[m.Welcome], Prepared]:
     """Instead of `preparer`: prints what the run would do with this site, and raises
-    `Explained`."""
+    `Explained`.
+    """
 
     def prepare(welcome: m.Welcome) -> Prepared:
         from fednet.experiment import build as experiment
@@ -215,9 +218,8 @@ def explaining(data: Path | None, state: Path | None) -> Callable[[m.Welcome], P
         )
         for line in explanation(exp, welcome.ids):
             print(line)
-        print(
-            f"read here: the data of {config.data.dataset}{f' in {data or config.data.root}' if data or config.data.root else ''}"
-        )
+        where = data or config.data.root
+        print(f"read here: the data of {config.data.dataset}" + (f" in {where}" if where else ""))
         print(
             f"stored here: {state_directory(state, welcome.run)} (the clients' states, and "
             f"wire.jsonl, this site's own book of all messages)",

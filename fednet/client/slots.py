@@ -1,11 +1,13 @@
 """How many clients are at work on a device at once: found by measuring one, never guessed.
 
-    one slot ── its first task is done, alone: the peak is known ──> as many as fit ── a task ran out of memory ──> one less
-    as many as are packed (`train.pack`), from the first on ── a task ran out of memory ──> one less
+    one slot ── its first task is done, alone: the peak is known ──> as many as fit
+    as many as are packed (`train.pack`), from the first on
+    either ── a task ran out of memory ──> one less
 
 Whoever has no slot waits. A task that ran out of memory is done again from its start, which gives
 the same bits; it fails only where it ran out of memory alone, again and again. Plain logic: what is
-asked of a device is a `Card`, the threads are the caller's."""
+asked of a device is a `Card`, the threads are the caller's.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ class Card(Protocol):
 
     def need(self) -> int:
         """What this process has taken at most so far: after its first task, what one client
-        needs."""
+        needs.
+        """
 
     def room(self) -> int:
         """What this process could have altogether: what is free, and what it has already."""
@@ -52,7 +55,8 @@ class _Side:
 
 class Slots:
     """The slots at all cards of a process. Each call may come from any thread. most: clients that
-    this process hosts."""
+    this process hosts.
+    """
 
     def __init__(self, cards: Sequence[Card], most: int) -> None:
         self.cards = list(cards)
@@ -62,7 +66,8 @@ class Slots:
 
     def together(self, n: int) -> None:
         """n tasks are to be at each card at once from now on, because they are trained as one:
-        nothing is measured. 1: as ever."""
+        nothing is measured. 1: as ever.
+        """
         with self._lock:
             for side in self._sides:
                 if n > 1 or side.together:
@@ -131,7 +136,8 @@ class Slots:
     def ran_short(self, card: int, limit: int) -> float | None:
         """A task ran out of memory. Returns after how many seconds to do it again, None if it is
         not to be. limit: what `begin` returned: of several that ran out of memory together, the
-        first makes it one less."""
+        first makes it one less.
+        """
         with self._lock:
             side = self._sides[card]
             side.at_work -= 1
@@ -147,7 +153,8 @@ class Slots:
 
 class Cpu:
     """A processor: one client at a time, which has all the cores that its process has, unless
-    clients are packed."""
+    clients are packed.
+    """
 
     name = "cpu"
 
@@ -171,9 +178,8 @@ class Gpu:
         self._cuda: Any = torch.cuda
 
     def need(self) -> int:
-        return int(
-            self._cuda.max_memory_reserved(self.name)
-        )  # with what lies between: that cannot be another's either
+        # With what lies between: that cannot be another's either.
+        return int(self._cuda.max_memory_reserved(self.name))
 
     def room(self) -> int:
         free, total = self._cuda.mem_get_info(self.name)

@@ -55,7 +55,8 @@ class Workplace:
     """The clients that one process hosts, with one scratch model a slot.
 
     data: a function from client id to that client's `Site`. state_lost: begin anew where a client's
-    state is missing. pack: where clients come together to be trained as one."""
+    state is missing. pack: where clients come together to be trained as one.
+    """
 
     def __init__(
         self,
@@ -96,7 +97,8 @@ class Workplace:
     # -- what a client has -------------------------------------------------------------------------
     def site(self, client: int) -> Any:
         """The client's data on the device; the least recently used leave when there are too
-        many."""
+        many.
+        """
         with self._lock:
             if client in self._sites:
                 self._sites.move_to_end(client)
@@ -130,7 +132,8 @@ class Workplace:
     def stream(self) -> Any:
         """The CUDA stream of the client that is at work in this thread; on the CPU a context that
         does nothing. Not one for each client hosted: what is freed in a stream is kept for that
-        stream alone."""
+        stream alone.
+        """
         if self.device.type != "cuda":
             return contextlib.nullcontext()
         if not hasattr(self._scratches, "stream"):
@@ -139,7 +142,8 @@ class Workplace:
 
     def warm(self) -> None:
         """Builds the scratch model and imports what the first step would. A GPU's is built by its
-        first task: that may wait for memory."""
+        first task: that may wait for memory.
+        """
         if self.device.type == "cpu":
             self._scratch()
 
@@ -152,7 +156,8 @@ class Workplace:
         cancelled: Callable[[], bool],
     ) -> list[Answer]:
         """Raises TaskCancelled, StateError where the client's state is not here,
-        RemoteProtocolError for a broken payload."""
+        RemoteProtocolError for a broken payload.
+        """
         started = time.perf_counter()
         if checksum([body]) != task.check:
             raise RemoteProtocolError("the payload was damaged on its way")
@@ -300,7 +305,8 @@ class Workplace:
         progress: Callable[[str, int, int], None],
     ) -> list[Answer]:
         """The evaluation of all clients at the run's end (or each round with `evaluate.clients:
-        all`)."""
+        all`).
+        """
         exp, method = self.experiment, self.experiment.algorithm
         down: Any = exp.exact.decode(exp.evaluation(), task.form, body, fill=self._fill(record))
         progress("evaluating", 0, 0)
@@ -312,16 +318,15 @@ class Workplace:
         }
         personal = method.personal(state, whole, host)
         judged["personal"] = host.evaluate(personal)
-        if (
-            task.judge and self._balanced is not None
-        ):  # drift: the same personal model on a balanced test set of all
+        # The drift metric: the same personal model on a balanced test set of all.
+        if task.judge and self._balanced is not None:
             judged["balanced"] = host.evaluate(personal, self._balanced_set())
             if exp.config.evaluate.finetune:
                 begin = (
                     whole
                     if not isinstance(down, GlobalModel)
                     else whole.to(self.device).merge(down.x.to(self.device))  # type: ignore[attr-defined]
-                )  # type: ignore[attr-defined]
+                )
                 tuned = host.train(begin).x
                 personal = method.personal(state, tuned, host)
                 judged["finetuned"], judged["finetuned_balanced"] = (

@@ -2,7 +2,8 @@
 place.
 
 A part's own mapping (algorithm, model, dataset, partition) is checked against the type that the
-registry returns for its name. Importing this module imports no part and no torch."""
+registry returns for its name. Importing this module imports no part and no torch.
+"""
 
 from __future__ import annotations
 

@@ -122,7 +122,8 @@ def _show(value: Any) -> str:
 
 def fit(node: Node, kind: Any, path: str = "") -> Any:
     """`node` as a value of the declared type. Raises ConfigError for the first thing that does not
-    fit."""
+    fit.
+    """
     plain, origin = _bare(kind), get_origin(_bare(kind))
     if origin in (Union, types.UnionType):
         options = get_args(plain)
@@ -151,7 +152,8 @@ def fit(node: Node, kind: Any, path: str = "") -> Any:
 
 def struct(node: Node, kind: type[S], path: str) -> S:
     """A mapping as a msgspec Struct. One that has a field `options` takes unknown keys into it; see
-    `parts` for their check."""
+    `parts` for their check.
+    """
     if not isinstance(node.value, dict):
         raise wrong(node, path, f"a mapping with the keys {', '.join(keys(kind))}")
     fields = {f.encode_name: f for f in msgspec.structs.fields(kind)}

@@ -20,7 +20,8 @@ RIVALS = {"participation": "clients_per_round", "clients_per_round": "participat
 
 def spread(node: Node, path: str = "") -> Node:
     """`algorithm: fedprox` is short for `algorithm: {name: fedprox}`; likewise model, data,
-    data.partition, availability."""
+    data.partition, availability.
+    """
     if isinstance(node.value, str) and path in SELECTORS:
         return Node({SELECTORS[path]: Node(node.value, node.at, node.key_at)}, node.at, node.key_at)
     if path in ("", "data") and isinstance(node.value, dict):
@@ -55,7 +56,8 @@ def merge(base: Node, over: Node, path: str = "") -> Node:
 
 def put(tree: Node, dotted: str, value: Node, above: str = "") -> Node:
     """`tree` with `value` at the dotted key; a mapping given as the value replaces what was there,
-    a part's bare name joins it."""
+    a part's bare name joins it.
+    """
     first, _, rest = dotted.partition(".")
     if not first:
         raise ConfigError(f"{value.at}: expected key.path=value, got an empty key.")

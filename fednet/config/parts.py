@@ -30,7 +30,8 @@ _GIVEN = {
 
 def options_of(part: Any, kind: str) -> type[msgspec.Struct] | None:
     """The declared options of a part: an algorithm's Config, another's `Options`, else what its
-    signature takes. None: any."""
+    signature takes. None: any.
+    """
     declared = getattr(part, "Config" if kind == "algorithm" else "Options", None)
     if declared is not None:
         return typing.cast("type[msgspec.Struct]", declared)
@@ -41,10 +42,8 @@ def options_of(part: Any, kind: str) -> type[msgspec.Struct] | None:
             vars(part).get("__init__", part) if isinstance(part, type) else part,
             include_extras=True,
         )
-    except (
-        NameError,
-        TypeError,
-    ):  # an annotation of the user's that cannot be resolved says nothing
+    except (NameError, TypeError):
+        # An annotation of the user's that cannot be resolved says nothing.
         hints = {}
     fields: list[Any] = []
     for name, parameter in inspect.signature(part).parameters.items():
@@ -156,7 +155,8 @@ _CALL = re.compile(r"([a-z0-9][a-z0-9_-]*)\s*(?:\((.*)\))?$")
 
 def call(text: str) -> tuple[str, tuple[float | int, ...]]:
     """`topk(0.01)` as ('topk', (0.01,)). Raises ConfigError for anything but a name with
-    numbers."""
+    numbers.
+    """
     found = _CALL.match(text.strip())
     if found is None:
         raise ConfigError(f"expected a compressor such as fp16 or topk(0.01), got {text!r}.")
@@ -169,7 +169,8 @@ def call(text: str) -> tuple[str, tuple[float | int, ...]]:
 
 def check_chains(config: Config, tree: Node, kinds: set[str]) -> None:
     """Every compressor of `wire` exists and takes its arguments; every kind is one that can
-    cross."""
+    cross.
+    """
     for direction in ("up", "down"):
         for kind, chain in getattr(config.wire, direction).items():
             here = f"wire.{direction}.{kind}"

@@ -26,7 +26,8 @@ def load(
 
     sets: `key.path=value` texts, or a mapping from dotted keys to values. load_files: user's files
     beside those under `load:`, which are found relative to the file that names them. Raises
-    ConfigError."""
+    ConfigError.
+    """
     tree = read(Path(path)) if path is not None else Node({}, "the configuration")
     tree = merge(tree, overrides(sets))
     named = fit.fit(tree.value["load"], tuple[str, ...], "load") if "load" in tree.value else ()
@@ -56,7 +57,8 @@ def from_mapping(
 
 def from_text(text: str, where: str) -> Config:
     """A configuration that came as YAML over the wire. Nothing is imported because of its
-    `load`."""
+    `load`.
+    """
     tree = compose(text, where)
     if not isinstance(tree.value, dict):
         raise fit.wrong(tree, "", "a mapping of keys to values")
@@ -131,7 +133,8 @@ def _short(path: Path) -> str:
 
 def overrides(sets: Sequence[str] | Mapping[str, Any]) -> Node:
     """`--set`s as one layer. All are gathered first, so their order does not matter where they
-    touch different keys."""
+    touch different keys.
+    """
     tree = Node({}, "--set")
     if isinstance(sets, Mapping):
         for key, value in sets.items():

@@ -1,5 +1,6 @@
 """The configuration's sections, one record each, with every key and every default. The words are
-the manual's."""
+the manual's.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +33,8 @@ Schedule = Annotated[
     ),
 ]
 
-WHERE = (
-    "data.root",
-    "data.download",
-)  # keys that say where the data come from, and nothing of what is computed
+# Keys that say where the data come from, and nothing of what is computed.
+WHERE = ("data.root", "data.download")
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,7 +51,8 @@ class AlgorithmSection(Section, frozen=True, kw_only=True):
 class ModelSection(Section, frozen=True, kw_only=True):
     """buffers: what becomes of BatchNorm statistics; weights: a .safetensors file each site has;
     trainable: patterns of parameter names, separated by commas; what they leave out never
-    crosses."""
+    crosses.
+    """
 
     name: str = "lenet5"
     buffers: Literal["average", "local", "server"] = "average"
@@ -71,7 +71,8 @@ class PartitionSection(Section, frozen=True, kw_only=True):
 
 class PublicSection(Section, frozen=True, kw_only=True):
     """Held out of the training pool for the server: a count of samples, or a fraction of the
-    pool."""
+    pool.
+    """
 
     samples: Count = 0
     fraction: Below1 = 0.0
@@ -95,7 +96,8 @@ class TrainSection(Section, frozen=True, kw_only=True):
     memory_format: how the kernels of convolutions lie in memory; auto: channels_last on a CPU,
     contiguous on a GPU. pack: so many clients of one process are trained as one, which many small
     models on a GPU gain by; other bits than each by itself, the same each time. 1: each by
-    itself."""
+    itself.
+    """
 
     epochs: AtLeast1 = 1
     steps: AtLeast1 | None = None
@@ -113,7 +115,8 @@ class TrainSection(Section, frozen=True, kw_only=True):
 
     def lr_at(self, round: int, rounds: int) -> float:
         """The local learning rate of a round (from 1): constant; cosine: lr * (1 + cos(pi (t-1)/T))
-        / 2; exponential(g): lr * g^(t-1); step(k, g): lr * g^floor((t-1)/k)."""
+        / 2; exponential(g): lr * g^(t-1); step(k, g): lr * g^floor((t-1)/k).
+        """
         name, _, inside = self.schedule.partition("(")
         numbers = [float(x) for x in re.findall(r"[^,()\s]+", inside)]
         if name == "cosine":
@@ -127,7 +130,8 @@ class TrainSection(Section, frozen=True, kw_only=True):
 
 class EvaluateSection(Section, frozen=True, kw_only=True):
     """every: rounds, 0 = never. clients: auto = participants within their task, all at the end.
-    finetune: personal models are judged after E more local epochs, at the end."""
+    finetune: personal models are judged after E more local epochs, at the end.
+    """
 
     every: Count = 1
     global_: bool = msgspec.field(default=True, name="global")
@@ -139,7 +143,8 @@ class EvaluateSection(Section, frozen=True, kw_only=True):
 class LostSection(Section, frozen=True, kw_only=True):
     """Seconds that a client may take to come back after its connection closed, or its heartbeat
     fell silent; null: for ever. stalled: that a task may make no progress although its process is
-    heard of, before it is given to another that hosts the same client."""
+    heard of, before it is given to another that hosts the same client.
+    """
 
     closed: NonNegative | None = 3.0
     silent: Positive | None = 10.0
@@ -149,7 +154,8 @@ class LostSection(Section, frozen=True, kw_only=True):
 class RoundSection(Section, frozen=True, kw_only=True):
     """Seconds. deadline: for a client's own task, from its hand-out; null: wait for all that are
     alive. first: close on the first k replies. start: clients joined before round 1. join: an id
-    that has not joined by then counts as lost."""
+    that has not joined by then counts as lost.
+    """
 
     deadline: Positive | None = None
     min_results: AtLeast1 = 1
@@ -243,7 +249,8 @@ class LinkSection(Section, frozen=True, kw_only=True):
     id or range of ids (`0-4,7`). step_ms: of one training step. Each figure may be drawn, once a
     client: lognormal(median, sigma of its logarithm), uniform(low, high); a profile by choice(3g,
     4g, wifi), a name given twice counting twice. seed: of these draws and the jitter; null is the
-    run's."""
+    run's.
+    """
 
     clock: Literal["real", "virtual"] = "real"
     up_mbps: Positive | Drawn | None = None
@@ -258,7 +265,8 @@ class LinkSection(Section, frozen=True, kw_only=True):
     def of(self, client: int) -> ClientLinkSection:
         """The link of one client: its own figures, those of its own profile, those of `link`, those
         of the profile there. A rate that stays None has no limit; a delay is one way. Figures to be
-        drawn stand as they are given: see engine.links."""
+        drawn stand as they are given: see engine.links.
+        """
         from fednet import ids
 
         own = next(
@@ -284,7 +292,8 @@ class LinkSection(Section, frozen=True, kw_only=True):
 
 class AvailabilitySection(Section, frozen=True, kw_only=True):
     """bernoulli: present with probability p, each round anew. markov: up, down: probabilities of
-    coming and of going. trace: a file with the rounds in which each client is present."""
+    coming and of going. trace: a file with the rounds in which each client is present.
+    """
 
     model: Literal["always", "bernoulli", "markov", "trace"] = "always"
     p: Share | None = None
@@ -322,7 +331,8 @@ class FaultSection(Section, frozen=True, kw_only=True):
     slowness; at: the point of the round at which the server dies (a task has left; a reply has come
     in part; whole; the last is folded; the round is judged; the checkpoint's files are written, its
     manifest is not; the manifest is, the records are not; all is done); share: of an upload that
-    gets through before it is cut."""
+    gets through before it is cut.
+    """
 
     round: AtLeast1
     kind: FaultKind
@@ -336,7 +346,8 @@ class FaultSection(Section, frozen=True, kw_only=True):
 
 class FaultsSection(Section, frozen=True, kw_only=True):
     """random: by kind, the probability that it strikes a client in a round. replay: a run whose
-    completed sets are forced."""
+    completed sets are forced.
+    """
 
     seed: int = 0
     random: dict[str, Share] = {}
@@ -346,7 +357,8 @@ class FaultsSection(Section, frozen=True, kw_only=True):
 
 class SecuritySection(Section, frozen=True, kw_only=True):
     """curve: encrypt and authenticate with CURVE; keys: the directory of the server's keys.
-    max_norm: an update of a larger Euclidean norm is refused."""
+    max_norm: an update of a larger Euclidean norm is refused.
+    """
 
     curve: bool = False
     keys: str | None = None
@@ -355,7 +367,8 @@ class SecuritySection(Section, frozen=True, kw_only=True):
 
 class PrivacySection(Section, frozen=True, kw_only=True):
     """DP-FedAvg. clip: bound of an update's norm; noise: multiplier of it; delta: for the
-    accountant."""
+    accountant.
+    """
 
     clip: Positive | None = None
     noise: NonNegative = 0.0
@@ -365,7 +378,8 @@ class PrivacySection(Section, frozen=True, kw_only=True):
 
 class Config(Section, frozen=True, kw_only=True):
     """A whole run. `fednet.config.load` and `from_mapping` make it, checked; `to_mapping` writes it
-    back."""
+    back.
+    """
 
     name: RunName = "quickstart"
     load: tuple[str, ...] = ()

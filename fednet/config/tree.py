@@ -2,7 +2,8 @@
 
 YAML's traps are mended: `1e-3` is a number, only `true` and `false` are booleans (`no`, `on`, `yes`
 stay text), a doubled key is an error that names both lines, there are no dates, no base-60 numbers,
-no tags and no merge keys."""
+no tags and no merge keys.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from fednet.errors import ConfigError
 class Node:
     """A value and where it stands. value: a scalar, dict[str, Node] or list[Node]; at: `file:line`
     or `--set a.b=c`; key_at: where its key stands; fresh: replaces a mapping instead of merging
-    into it."""
+    into it.
+    """
 
     value: Any
     at: str
@@ -59,7 +61,8 @@ class _Loader(yaml.SafeLoader):
 
 class _Dumper(yaml.SafeDumper):
     """Quotes whatever this loader or any YAML 1.1 reader would take for something else than
-    text."""
+    text.
+    """
 
     yaml_implicit_resolvers = {
         k: list(v) for k, v in yaml.SafeDumper.yaml_implicit_resolvers.items()
@@ -76,7 +79,8 @@ for _tag, _pattern, _first in _RESOLVERS:
 
 def compose(text: str, source: str, *, one_place: bool = False) -> Node:
     """The tree of a YAML text. source: the file's name; one_place: `source` is the whole place
-    (`--set ...`), without lines."""
+    (`--set ...`), without lines.
+    """
 
     def place(mark: Any) -> str:
         return source if one_place else f"{source}:{mark.line + 1}"
@@ -101,9 +105,8 @@ def compose(text: str, source: str, *, one_place: bool = False) -> Node:
         at = place(node.start_mark)
         if id(node) in above:
             raise ConfigError(f"{at}: an anchor holds itself; expected a value that ends.")
-        if (
-            next(count) > MAX_VALUES
-        ):  # a few anchors that hold each other's aliases can stand for any number of values
+        # A few anchors that hold each other's aliases can stand for any number of values.
+        if next(count) > MAX_VALUES:
             raise ConfigError(f"{at}: more than {MAX_VALUES} values; no configuration has so many.")
         above = (*above, id(node))
         if isinstance(node, yaml.ScalarNode):

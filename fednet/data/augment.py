@@ -2,7 +2,8 @@
 batch.
 
 Draws are made on the CPU whatever the device of the batch, so that every device sees the same ones;
-nothing is computed on pixels, they are only moved."""
+nothing is computed on pixels, they are only moved.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def flip(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 def crop(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Each image padded by 4 zeros a side and cut back to its size at a random place (in normalised
-    inputs, zero is the mean colour)."""
+    inputs, zero is the mean colour).
+    """
     n, _, h, w = x.shape
     top, left = torch.randint(0, 2 * PAD + 1, (2, n), generator=generator).to(x.device)
     padded = F.pad(x, (PAD, PAD, PAD, PAD))

@@ -35,15 +35,18 @@ class Data:
     """A dataset: training and test samples, as they are stored and sent (raw), not as a model sees
     them (`inputs`).
 
-    train, test: (x, y). x: a tensor, or a dict of tensors, of equal length along dimension 0: uint8
-    (scaled to 0..1,
-        then normalised by mean and std), float32 as is, int64 (such as token numbers) as is. y: int64 classes in
-        0..classes-1, of shape (n,) or (n, t) for sequences; or float32 values, with classes=None. NumPy arrays are
-        accepted and converted; other widths of float and integer become float32 and int64. test=None: no test samples.
+    train, test: (x, y). test=None: no test samples.
+        x: a tensor, or a dict of tensors, of equal length along dimension 0: uint8 (scaled to
+        0..1, then normalised by mean and std), float32 as is, int64 (such as token numbers) as is.
+        y: int64 classes in 0..classes-1, of shape (n,) or (n, t) for sequences; or float32 values,
+        with classes=None. NumPy arrays are accepted and converted; other widths of float and
+        integer become float32 and int64.
     classes: C, or None where y holds values.
-    groups: (n,) the natural owner of each training sample, any whole numbers (for `scheme:
-    natural`). mean, std: by channel (dimension 1) of uint8 inputs, in units of 0..1. names: the
-    names of the classes."""
+    groups: (n,) the natural owner of each training sample, any whole numbers (for
+        `scheme: natural`).
+    mean, std: by channel (dimension 1) of uint8 inputs, in units of 0..1.
+    names: the names of the classes.
+    """
 
     train: Split
     test: Split = None  # type: ignore[assignment]  # never None after construction
@@ -122,7 +125,8 @@ class Data:
 
     def labels(self, which: str = "train") -> np.ndarray:
         """(n,) int64: the class of each sample; zeros where y holds values or sequences (one class
-        for all)."""
+        for all).
+        """
         y = getattr(self, which)[1]
         if self.classes is None or y.ndim != 1:
             return np.zeros(len(y), dtype=np.int64)
@@ -140,14 +144,14 @@ class Data:
 
     def inputs(self, x: Any, device: torch.device | str = "cpu") -> Any:
         """Raw samples as model inputs on `device`: uint8 to float32 (x/255 - mean)/std, the rest as
-        it is."""
+        it is.
+        """
         if isinstance(x, Mapping):
             return {name: self.inputs(part, device) for name, part in x.items()}
         if x.dtype != torch.uint8:
             return to_device(x, device)
-        out = (
-            to_device(x, device).to(torch.float32).div_(255.0)
-        )  # the small form travels to the device
+        # The small form travels to the device.
+        out = to_device(x, device).to(torch.float32).div_(255.0)
         if self.mean is None or self.std is None:
             return out
         shape = (1, -1, *([1] * (out.ndim - 2)))
@@ -173,7 +177,8 @@ class Data:
 
 def channel_statistics(x: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """(mean, std) by channel of uint8 images (n, c, h, w), in units of 0..1; sums in whole numbers,
-    so exact."""
+    so exact.
+    """
     channels = x.shape[1]
     total, square = (
         torch.zeros(channels, dtype=torch.int64),

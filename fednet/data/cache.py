@@ -3,7 +3,8 @@ images.
 
 Decoded images are kept as one .npy file in the user's cache. It is mapped into memory when read, so
 all processes share one copy of the pixels; and what is not being read need not be in memory at all,
-see `let_go`."""
+see `let_go`.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +21,8 @@ import numpy as np
 import torch
 
 log = logging.getLogger(__name__)
-_mapped: weakref.WeakValueDictionary[int, mmap.mmap] = (
-    weakref.WeakValueDictionary()
-)  # by where their values begin
+# By where their values begin.
+_mapped: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()
 
 
 def home() -> Path:
@@ -47,9 +47,8 @@ def once(
     ]
     file = home() / "images" / f"{name}.npy"
     try:
-        if (
-            (kept := _kept(file)) is not None
-        ):  # without the lock, for which a cache that others fill would have to be writable
+        # Without the lock, for which a cache that others fill would have to be writable.
+        if (kept := _kept(file)) is not None:
             return kept
         with one_at_a_time(file.parent):
             if (kept := _kept(file)) is None:  # by whoever held the lock until now
@@ -99,7 +98,8 @@ def gathered(shape: tuple[int, ...], dtype: str, blocks: Iterable[np.ndarray]) -
 def mapped(file: Path) -> torch.Tensor:
     """The array of a .npy file, as pages of that file: memory that the system can take back. Not to
     be written to: what was written is lost with `let_go`. Raises ValueError for a file that is not
-    whole."""
+    whole.
+    """
     with file.open("rb") as data:
         np.lib.format.read_magic(data)
         shape, _, dtype = np.lib.format.read_array_header_1_0(data)
@@ -114,7 +114,8 @@ def let_go(x: torch.Tensor) -> None:
     """Hands the pages of a tensor that `mapped` gave back to the system: whoever reads them next
     finds them in its cache, or on the disk. Any other tensor stays as it is. Without this,
     processes that host a thousand clients would come to hold all their data, of which each needs
-    one client's at a time."""
+    one client's at a time.
+    """
     pages = _mapped.get(x.data_ptr())
     if pages is not None:
         pages.madvise(mmap.MADV_DONTNEED)

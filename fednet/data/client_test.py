@@ -11,7 +11,8 @@ def like_train(train: np.ndarray, y_test: np.ndarray, rng: np.random.Generator) 
 
     train: (N, C) training samples by client and class. The cuts floor(cumsum(n_ic) * test_c / n_c)
     are taken in whole numbers, where a float's cumsum could end just under one and lose a sample. A
-    class that no client trains on is cut by the clients' sizes."""
+    class that no client trains on is cut by the clients' sizes.
+    """
     parts: list[list[np.ndarray]] = [[] for _ in train]
     for c in range(train.shape[1]):
         of_class = rng.permutation(np.flatnonzero(y_test == c))

@@ -1,7 +1,8 @@
 """`split`: which samples are whose.
 
 In this order, each from its own random stream: the server's public samples leave the training pool,
-then the validation samples, then the pool is divided over the clients, then the test set."""
+then the validation samples, then the pool is divided over the clients, then the test set.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def split(
     seed: the run's; section.partition.seed replaces it for every draw made here, so that runs over
     several seeds may share one partition. uses_public: whether the method has a public set; if not,
     `baseline_pool: full` leaves these samples in the pool. Raises ConfigError for what cannot be
-    met."""
+    met.
+    """
     scheme, options, own_seed = _scheme(section)
     seed = seed if own_seed is None else int(own_seed)
     tests: Which = getattr(section, "client_test", "like_train")
@@ -67,7 +69,8 @@ def split(
 
 def _scheme(section: Any) -> tuple[str, dict[str, Any], int | None]:
     """(scheme, its options, its seed). An option given as null is left to the partitioner's
-    default."""
+    default.
+    """
     partition = mapping(section.partition)
     partition.update(mapping(partition.pop("options", None)))
     scheme, seed = partition.pop("scheme", "dirichlet"), partition.pop("seed", None)
@@ -117,7 +120,8 @@ def _partition(
     seed: int,
 ) -> list[np.ndarray]:
     """Indices into data.train, one array a client, checked: every client has some, and no sample
-    has two owners."""
+    has two owners.
+    """
     if getattr(part, "by_class", False) and (data.classes is None or data.train[1].ndim != 1):
         raise ConfigError(
             f"{where}: wants one class a sample, and y holds values or sequences; use iid, "
@@ -157,7 +161,8 @@ def _tests(
     part: Any, where: str, options: dict[str, Any], data: Data, table: np.ndarray, seed: int
 ) -> list[np.ndarray]:
     """Indices into data.test: by the scheme's own division of the test set where it has one, else
-    like_train."""
+    like_train.
+    """
     y = data.labels("test")
     if hasattr(part, "test"):
         given = {
@@ -185,9 +190,8 @@ def _merged(data: Data) -> Data:
         return torch.cat([a, b])
 
     if data.groups is not None:
-        data = data.replace(
-            groups=None
-        )  # test samples have no owner: `natural` then says that groups are missing
+        # Test samples have no owner: `natural` then says that groups are missing.
+        data = data.replace(groups=None)
     both = joined(data.train[0], data.test[0]), torch.cat([data.train[1], data.test[1]])
     return data.replace(train=both, test=None)
 
@@ -202,7 +206,8 @@ def _cut(
 ) -> Federation:
     """merge_split: each client's part cut 75/25. The data are laid out anew, so that no test sample
     is a training sample: data.train holds what is trained on (or public, or validation), data.test
-    what the clients are tested on."""
+    what the clients are tested on.
+    """
     cuts = [
         client_test.cut(part, rng(seed, "client_test", client=i)) for i, part in enumerate(parts)
     ]

@@ -31,7 +31,8 @@ class Site:
     @cached_property
     def train(self) -> tuple[Any, torch.Tensor]:
         """(x, y): the training split as model inputs, one tensor (or a dict of them), on
-        `device`."""
+        `device`.
+        """
         return self._inputs(self.raw())
 
     @cached_property
@@ -41,7 +42,8 @@ class Site:
 
     def raw(self, chosen: np.ndarray | None = None) -> Split:
         """Training samples as stored (uint8 where images are), on the CPU; `chosen`: positions
-        0..n-1, default all."""
+        0..n-1, default all.
+        """
         return self.data.take(self.part if chosen is None else self.part[chosen])
 
     @property
@@ -80,7 +82,8 @@ class Federation:
 
     data: may be laid out differently from what was loaded (merge_split): indices are into this one.
     parts: into data.train, one array a client. tests: into data.test, likewise (empty arrays for
-    `client_test: none`). validation, public: into data.train."""
+    `client_test: none`). validation, public: into data.train.
+    """
 
     data: Data
     parts: list[np.ndarray]
@@ -112,17 +115,20 @@ class Federation:
 
     def public_data(self) -> Data | None:
         """The server's public samples as `train` of a Data of their own, or None where there are
-        none."""
+        none.
+        """
         return self._only(self.public)
 
     def validation_data(self) -> Data | None:
         """The validation samples as `train` of a Data of their own, or None where there are
-        none."""
+        none.
+        """
         return self._only(self.validation)
 
     def facts(self, client: int) -> dict[str, Any]:
         """What predicts a client's message sizes: the fields of
-        `fednet.algorithms.base.ClientFacts`."""
+        `fednet.algorithms.base.ClientFacts`.
+        """
         counts = np.bincount(
             self.data.labels()[self.parts[client]], minlength=self.data.table_classes
         )
@@ -167,7 +173,8 @@ class Federation:
 
 def balanced_test(data: Data, seed: int) -> np.ndarray:
     """Sorted indices of a class-balanced test set: of each class as many as the rarest one has
-    (FedABC, Eq. 8)."""
+    (FedABC, Eq. 8).
+    """
     y = data.labels("test")
     counts = np.bincount(y, minlength=data.table_classes)
     draw = rng(seed, "balanced_test")

@@ -18,7 +18,8 @@ def load(section: Any, root: Path | str | None = None, seed: int = 0) -> Data:
     """The dataset that `section` (the configuration's `data:`) names, read from `root`.
 
     root: else section.root, else $FEDNET_DATA, else the user's cache. Raises ConfigError for an
-    unknown dataset or option, DataError where the files are not there or not what was declared."""
+    unknown dataset or option, DataError where the files are not there or not what was declared.
+    """
     download = bool(getattr(section, "download", False))
     data = made(section.dataset, options(section), place(section, root), download, seed)
     if not data.n_test and getattr(section, "client_test", None) != "merge_split":
@@ -32,7 +33,8 @@ def load(section: Any, root: Path | str | None = None, seed: int = 0) -> Data:
 
 def made(name: str, given: dict[str, Any], root: Path, download: bool, seed: int) -> Data:
     """The registered dataset `name`, made by its function, which gets of root, download and seed
-    what it asks for."""
+    what it asks for.
+    """
     part = dataset.get(name)
     data = call(
         part, {"root": root, "download": download, "seed": seed}, given, f"data (dataset {name!r})"

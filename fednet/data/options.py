@@ -2,7 +2,8 @@
 types.
 
 `def sensors(root, *, window=128): ...` takes `window` from the configuration and nothing else.
-Parameters that fednet itself fills (`root`, `download`, `seed`, ...) are not options."""
+Parameters that fednet itself fills (`root`, `download`, `seed`, ...) are not options.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from fednet.errors import ConfigError, unknown
 
 def mapping(section: Any) -> dict[str, Any]:
     """A part of the configuration, as a plain dict: a mapping, a msgspec struct, or any object with
-    attributes."""
+    attributes.
+    """
     if section is None:
         return {}
     if isinstance(section, Mapping):

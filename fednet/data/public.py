@@ -33,11 +33,11 @@ def balanced(y: np.ndarray, samples: int, rng: np.random.Generator) -> np.ndarra
 
 def stratified(y: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:
     """floor(fraction * n) indices into y in y's class proportions (FedRDS): largest remainders;
-    ties: first class."""
+    ties: first class.
+    """
     classes, counts = np.unique(y, return_counts=True)
-    total = int(
-        np.floor(fraction * len(y) + 1e-9)
-    )  # 0.1 * 73257 and the like: a product just under a whole number
+    # 0.1 * 73257 and the like: a product just under a whole number
+    total = int(np.floor(fraction * len(y) + 1e-9))
     exact = counts * total
     sizes = exact // len(y)
     missing = total - int(sizes.sum())

@@ -1,5 +1,6 @@
 """`data.dataset: site`: a client brings its own data. The server knows shapes and classes only, and
-divides nothing."""
+divides nothing.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def load_site(section: Any, directory: Path | str | None, seed: int = 0) -> Data
     section.options: shape and classes (see `declared`); format: `folder`, `arrays` or the name of a
     registered dataset, which gets `directory` as its root. Without a format: a folder with train/
     is `folder`, one with a single .npz file (or such a file itself) is `arrays`. Raises DataError
-    where the data do not fit the declaration."""
+    where the data do not fit the declaration.
+    """
     if directory is None:
         raise ConfigError(
             "data.dataset: site wants each client to name its own data, with --data DIR."
@@ -57,7 +59,8 @@ def load_site(section: Any, directory: Path | str | None, seed: int = 0) -> Data
 def declared(section: Any) -> tuple[tuple[int, ...], int | None]:
     """(input shape, C) that the configuration declares for every site: options shape, and classes
     (a number, a list of names in order, or null for values). Raises ConfigError where the shape is
-    missing."""
+    missing.
+    """
     given = options(section)
     if not given.get("shape"):
         raise ConfigError(

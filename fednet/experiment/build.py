@@ -2,7 +2,8 @@
 
 Server and clients build the same data division, model, layout, algorithm and codecs, each on its
 own machine, from the same configuration and seed; a digest of the layout, compared at join, tells
-where they differ."""
+where they differ.
+"""
 
 from __future__ import annotations
 
@@ -59,13 +60,15 @@ class Experiment:
     @functools.cached_property
     def agreed(self) -> Tensors:
         """The last model that every client has, whenever it took part: the initial one. A lossily
-        compressed state comes down as the difference to it."""
+        compressed state comes down as the difference to it.
+        """
         return self.setting.initial.select(self.shared)
 
     @functools.cached_property
     def digest(self) -> str:
         """What both sides must agree on before the first task: the layout, and the values that
-        differences are to."""
+        differences are to.
+        """
         chain = self.down.chains.get("state")
         return (
             self.shared.digest
@@ -112,7 +115,8 @@ class Experiment:
 
     def predicted(self, payload: type[Payload], direction: str, client: int) -> dict[str, int]:
         """Bytes by kind of one payload for one client: exact, but a bound with zstd or a site's own
-        data."""
+        data.
+        """
         codec, bounds, kinds = (
             getattr(self, direction),
             self.bounds(payload, client),
@@ -128,7 +132,8 @@ class Experiment:
     @property
     def foretold(self) -> bool:
         """Whether sizes are known here: not where they depend on data that the sites keep to
-        themselves."""
+        themselves.
+        """
         return self.federation is not None or type(self.algorithm).sizes is Algorithm.sizes
 
     def evaluation(self) -> type[Payload]:
@@ -142,7 +147,8 @@ _shared: tuple[Config, str, Experiment] | None = None  # built by a process befo
 def build_to_share(config: Config, root: Path | None) -> None:
     """Builds what the processes that are forked from this one will ask `build` for, so that they
     share its memory: only of fednet's own parts, which start no thread and no CUDA. What is wrong
-    with the configuration or the data is not said here but by the server, which meets it again."""
+    with the configuration or the data is not said here but by the server, which meets it again.
+    """
     global _shared
     with contextlib.suppress(FednetError, OSError):
         parts = (
@@ -155,15 +161,15 @@ def build_to_share(config: Config, root: Path | None) -> None:
             and not config.load
             and all(part.__module__.partition(".")[0] == "fednet" for part in parts)
         ):
-            torch.set_num_threads(
-                1
-            )  # else OpenMP would have threads, which do not live through a fork
+            # Else OpenMP would have threads, which do not live through a fork.
+            torch.set_num_threads(1)
             _shared = config, str(root), build(config, root)
 
 
 def build(config: Config, root: Path | str | None = None, data: Any = None) -> Experiment:
     """Everything from the configuration. `data`: a site's own `Data`, where sites bring their
-    own."""
+    own.
+    """
     from fednet import data as rooms
 
     if data is None and _shared is not None and _shared[:2] == (config, str(root)):
@@ -258,7 +264,8 @@ def _augment(config: Config) -> Any:
 def check_chains(config: Config, algorithm: Algorithm, direction: str) -> None:
     """A kind that the method sends, but not as tensors of the model, cannot be compressed, and is
     not left so silently. A kind that it does not send at all may be named: one configuration may
-    serve several methods."""
+    serve several methods.
+    """
     payloads = [getattr(e, direction) for e in algorithm.exchanges]
     if direction == "down" and algorithm.Enrolment is not None:
         payloads.append(algorithm.Enrolment)

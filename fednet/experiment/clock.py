@@ -2,7 +2,8 @@
 its steps.
 
 All clients of a phase start together, so who is late depends on the configuration alone and is the
-same in every repetition."""
+same in every repetition.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class VirtualClock:
     ) -> dict[str, float]:
         """From the hand-out to the whole reply, for one client in one phase: sending, both ways,
         and training. down, up: all bytes of the messages, as the ledger has them; slow, delay:
-        planned faults."""
+        planned faults.
+        """
         link, step_ms = self._links[client]
         draw = seeds.rng(
             self.config.seed if self.config.link.seed is None else self.config.link.seed,
@@ -50,7 +52,8 @@ class VirtualClock:
 
     def late(self, times: Mapping[int, float]) -> dict[int, str]:
         """Who does not count: beyond the deadline, or not among the first k (ties to the smaller
-        id)."""
+        id).
+        """
         section = self.config.round
         late = {
             c: "deadline"
@@ -65,7 +68,8 @@ class VirtualClock:
     def span(self, times: Mapping[int, float], lost: bool = False) -> float:
         """How long the phase took: until the last that counts, or until the deadline if somebody
         missed it; a client that was lost is awaited until the deadline, or for as long as a lost
-        one may take to come back."""
+        one may take to come back.
+        """
         section, late = self.config.round, self.late(times)
         last = max((t for c, t in times.items() if c not in late), default=0.0)
         if section.first is not None and len(times) - len(late) >= section.first:
@@ -79,7 +83,8 @@ class VirtualClock:
         self, parts: Mapping[int, Mapping[str, float]], times: Mapping[int, float], span: float
     ) -> dict[str, float]:
         """What a phase's span went into: training and sending of the last client that counts; the
-        rest is waiting."""
+        rest is waiting.
+        """
         late = self.late(times)
         last = max((c for c in times if c not in late), key=lambda c: (times[c], -c), default=None)
         found = dict(parts[last]) if last is not None else {"sending": 0.0, "training": 0.0}
@@ -89,7 +94,8 @@ class VirtualClock:
 def crossing(message: m.Task | m.Reply) -> int:
     """All bytes of a payload on its way, as the ledger bills them without CURVE: the header, and
     the body beside it or in parts with a header each. Other traffic, such as the pulls that ask for
-    the parts, is small and takes no time here."""
+    the parts, is small and takes no time here.
+    """
     total = framing(len(m.encode(message)))
     for index in range(-(-message.size // m.PART)):
         size = min(m.PART, message.size - index * m.PART)

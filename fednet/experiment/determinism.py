@@ -1,5 +1,6 @@
 """Every switch that decides whether the same program gives the same bits, set in one place and
-recorded."""
+recorded.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +14,14 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 def settle(threads: int = 1, precision: str = "fp32") -> dict[str, Any]:
     """Sets thread counts and determinism switches of this process; returns what was set, for the
-    record."""
+    record.
+    """
     import torch
 
     torch.set_num_threads(threads)
     if torch.get_num_interop_threads() != 1:
-        with contextlib.suppress(
-            RuntimeError
-        ):  # work has started already: then the number is fixed, and recorded below
+        # Work has started already: then the number is fixed, and recorded below.
+        with contextlib.suppress(RuntimeError):
             torch.set_num_interop_threads(1)
     # The same as use_deterministic_algorithms(True, warn_only=True), which also imports the whole
     # of torch._inductor: 3 s.

@@ -4,7 +4,8 @@ A `Plan` is pure: which fault strikes which client in which round follows from t
 alone. The server sends a client's faults with its task, and the client's process then does what is
 asked: it falls silent, kills itself, spoils its upload. The server kills itself at the named points
 of a round. What struck stands in events.jsonl, and does not strike again after a resume; `Replay`
-forces what another run's records say."""
+forces what another run's records say.
+"""
 
 from __future__ import annotations
 
@@ -26,25 +27,18 @@ from fednet.wire.messages import Fault
 
 POINTS: tuple[str, ...] = get_args(ServerPoint)
 KINDS: tuple[str, ...] = get_args(FaultKind)
-DROPS = (
-    "drop_before_training",
-    "crash",
-    "drop_before_sending",
-    "drop_during_upload",
-)  # as they come in a task
+# As they come in a task.
+DROPS = ("drop_before_training", "crash", "drop_before_sending", "drop_during_upload")
 LATER = ("delay", "slow")  # cost time only: on the virtual clock they are counted, not waited for
-AMOUNTS = {
-    "crash": 1.0,
-    "delay": 1.0,
-    "slow": 2.0,
-    "drop_during_upload": 0.5,
-}  # where the configuration says nothing
+# Where the configuration says nothing.
+AMOUNTS = {"crash": 1.0, "delay": 1.0, "slow": 2.0, "drop_during_upload": 0.5}
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
     """The faults of a run. A fault strikes a client in a round only where it is given a task
-    then."""
+    then.
+    """
 
     config: Config
 
@@ -58,7 +52,8 @@ class Plan:
 
     def strike(self, round: int, client: int) -> list[Fault]:
         """What strikes a client, in the order of `KINDS`; of those that lose its reply at most one,
-        the earliest."""
+        the earliest.
+        """
         section, found = self.config.faults, dict[str, float]()
         for kind in KINDS:
             if kind != "server_crash" and self._drawn(kind, round, client):
@@ -139,7 +134,8 @@ def drops(faults: Iterable[Fault]) -> str:
 
 def struck(events: Path) -> set[tuple[int, int, str]]:
     """(round, client, kind) of the faults that have struck; of the server's the kind is
-    `server_crash POINT`."""
+    `server_crash POINT`.
+    """
     if not events.exists():
         return set()
     rows = (
@@ -153,14 +149,16 @@ def struck(events: Path) -> set[tuple[int, int, str]]:
 @dataclass(frozen=True)
 class Replay:
     """The completed sets of a recorded run: by round, by exchange; and why the others did not
-    complete."""
+    complete.
+    """
 
     rounds: dict[int, dict[str, Any]]
 
     @classmethod
     def of(cls, config: Config) -> Replay | None:
         """None where nothing is replayed. ConfigError where the record does not reach as far as
-        this run."""
+        this run.
+        """
         where = config.faults.replay
         if where is None:
             return None
@@ -200,7 +198,8 @@ class Faults:
     run's records force.
 
     struck: before a resume. note(round, kind): writes a crash of the server down, and sees that it
-    is with the operating system."""
+    is with the operating system.
+    """
 
     def __init__(
         self, config: Config, struck: set[tuple[int, int, str]], note: Callable[[int, str], None]
@@ -220,15 +219,15 @@ class Faults:
             lost = drops(self.plan.strike(round, client))
             if self.plan.away(round, client):
                 found[client] = "away: crash"
-            elif (
-                lost and (round, client, lost) in self._struck
-            ):  # its reply was lost before the resume, and stays lost
+            elif lost and (round, client, lost) in self._struck:
+                # Its reply was lost before the resume, and stays lost.
                 found[client] = f"lost: {lost}"
         return found
 
     def of(self, round: int, index: int, client: int) -> list[Fault]:
         """What goes out with a client's task: in a round's first exchange, what has not struck
-        yet."""
+        yet.
+        """
         if index or self.plan.empty or self.replay is not None:
             return []
         return [
@@ -249,7 +248,8 @@ class Faults:
 
     def at(self, point: str, round: int) -> None:
         """The server has come to this point of a round, and dies there, without a word, where that
-        is planned."""
+        is planned.
+        """
         kind = f"server_crash {point}"
         if (
             not self.plan.empty

@@ -1,4 +1,6 @@
-"""What an evaluation asks of a client, and what it answers: integer counts, so that sums over clients are exact."""
+"""What an evaluation asks of a client, and what it answers: integer counts, so that sums over
+clients are exact.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ class GlobalModel(Payload):
 
 class Judgement(Payload):
     """What an evaluation sends up: (5, 2, C) int64, correct and total by class, in the order of
-    `JUDGED` (all zero where there is nothing to judge), and (5,) float64 sums of the loss."""
+    `JUDGED` (all zero where there is nothing to judge), and (5,) float64 sums of the loss.
+    """
 
     counts: kind("accuracy")  # type: ignore[valid-type]
     losses: kind("accuracy")  # type: ignore[valid-type]

@@ -1,7 +1,8 @@
 """Each client's link: as configured, with what is to be drawn drawn.
 
 A figure is drawn once a client, from (seed, figure, client): it is the same whatever else the
-configuration says, in the emulation and on the virtual clock."""
+configuration says, in the emulation and on the virtual clock.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ def emulated(config: Config) -> bool:
 
 def chooser(config: Config) -> Callable[[Frames], tuple[Hashable, Link]]:
     """Names the link that a message takes: its client's. What belongs to a process (joins,
-    heartbeats) takes none."""
+    heartbeats) takes none.
+    """
     import msgpack
 
     links: dict[int, Link] = {}

@@ -3,7 +3,8 @@
 glibc hands every block above 32 MB back to the kernel when it is freed, and takes it anew, page by
 page: for a model of 45 MB each copy then costs ten times as long as the copying itself (35 ms
 against 3 ms where this was measured). Freed memory is kept instead, in one heap for all threads.
-Only for processes that fednet started: not within a caller's."""
+Only for processes that fednet started: not within a caller's.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ from fednet.errors import ConfigError
 
 def cores() -> int:
     """Cores that this process may use: its affinity, its cgroup's quota, and Slurm's grant,
-    whichever is least."""
+    whichever is least.
+    """
     found = [
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     ]
@@ -28,7 +29,8 @@ def cores() -> int:
 
 def place(device: str) -> list[str]:
     """The devices meant by auto, cpu, cuda, cuda:0 or cuda:0,2. ConfigError where there is no such
-    GPU."""
+    GPU.
+    """
     if device == "cpu":
         return ["cpu"]
     if not re.fullmatch(r"auto|cuda(:\d+(,\d+)*)?", device):
@@ -54,7 +56,8 @@ def place(device: str) -> list[str]:
 
 def workers(wanted: int | None, devices: list[str], clients: int) -> list[str]:
     """The device of each worker: one a GPU, else one a core, at most one a client; or as many as
-    wanted."""
+    wanted.
+    """
     n = wanted if wanted is not None else (len(devices) if devices[0] != "cpu" else cores())
     n = max(1, min(n, clients))
     return [devices[i % len(devices)] for i in range(n)]

@@ -9,7 +9,8 @@ would be data-dependent. `where: server` adds N(0, (zC)^2) once to the sum; `whe
 to each update before it is compressed and leaves its site.
 
 What is private is the update: sample counts, losses and counts of correct answers travel as they
-are. Buffers would leave unclipped, so a model whose buffers cross is refused."""
+are. Buffers would leave unclipped, so a model whose buffers cross is refused.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def _update(value: Tensors, kind: str, x: Tensors | None) -> Tensors:
 
 def clipped(up: Any, x: Tensors | None, bound: float, slack: float = 1.0) -> Any:
     """The reply with each update scaled to norm `bound` where it is above `slack * bound`; else the
-    same bits."""
+    same bits.
+    """
     changed = {}
     for name, value, norm in updates(up, x):
         if norm > slack * bound:
@@ -64,7 +66,8 @@ def clipped(up: Any, x: Tensors | None, bound: float, slack: float = 1.0) -> Any
 class Noise:
     """Gaussian noise from a secret of its own, kept in `file` (mode 0600): from the run's seed,
     which every client knows, anyone could compute the noise and take it off. The same (round,
-    client) gives the same noise again, so that a round repeated after a crash shows nothing new."""
+    client) gives the same noise again, so that a round repeated after a crash shows nothing new.
+    """
 
     def __init__(self, file: Path) -> None:
         if not file.exists():
@@ -144,7 +147,8 @@ class Accountant:
     know, so this is the promise. A client's budget is spent by each round it is drawn in.
     epsilon_sampled, with `where: server`: had the cohorts been secret, which is what papers report
     (m of N drawn without replacement: Wang et al., AISTATS 2019, arXiv:1808.00087); none where an
-    availability model draws clients unevenly."""
+    availability model draws clients unevenly.
+    """
 
     def __init__(self, config: Any) -> None:
         self._config, section = config, config.privacy

@@ -2,7 +2,8 @@
 
 Lines of `rounds.jsonl` and `clients.jsonl` are cut to what the checkpoint knows when a run resumes;
 `wire.jsonl` and `events.jsonl` are never cut: what was spent was spent. A torn last line is
-repaired before anything is appended."""
+repaired before anything is appended.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +86,8 @@ def writable(folder: Path, flag: str) -> None:
 def claim(out: Path, name: str, resume: bool) -> Path:
     """The directory of a run. Nothing is ever overwritten: an unfinished one is an error without
     `resume`, and beside a finished one the new run is NAME-2, NAME-3, ... With `resume` the newest
-    of the name is gone on with."""
+    of the name is gone on with.
+    """
     writable(out, "--out")
     path, n = out / name, 1
     while (path / "config.yaml").exists():
@@ -157,7 +159,8 @@ class RunDirectory:
 
     def flush(self) -> dict[str, int]:
         """All lines are with the operating system; returns the lengths of the files that a resume
-        cuts."""
+        cuts.
+        """
         self.wire.flush()
         self.events.flush()
         return {"rounds.jsonl": self.rounds.flush(), "clients.jsonl": self.clients.flush()}

@@ -18,7 +18,8 @@ from fednet.errors import ConfigError
 
 def cohort(config: Config, round: int) -> list[int]:
     """The ids asked in a round (from 1), ascending: the first m (+ select_extra) of the round's
-    order that are available."""
+    order that are available.
+    """
     order = seeds.rng(config.seed, "selection", round).permutation(config.clients)
     here = available(config, round)
     wanted = min(config.clients, config.cohort_size + config.round.select_extra)
@@ -46,7 +47,8 @@ def _given(section: Any, key: str) -> Any:
 
 def _markov(seed: int, n: int, round: int, up: float, down: float) -> np.ndarray:
     """On/off chains, one a client: off -> on with probability `up`, on -> off with `down`;
-    stationary at the start."""
+    stationary at the start.
+    """
     here = seeds.rng(seed, "availability", 0).random(n) < (up / (up + down) if up + down else 1.0)
     for t in range(1, round + 1):
         draw = seeds.rng(seed, "availability", t).random(n)
@@ -56,7 +58,8 @@ def _markov(seed: int, n: int, round: int, up: float, down: float) -> np.ndarray
 
 def _trace(path: str, n: int, round: int) -> np.ndarray:
     """A file of `client, from, to` lines (CSV, rounds, both inclusive) or a JSON list of such
-    triples."""
+    triples.
+    """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as broken:

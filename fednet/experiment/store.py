@@ -3,7 +3,8 @@
 A version is written before the reply is sent, and the old one kept. A task names the version it
 starts from, and the one that the server's last checkpoint knows: exactly these two and the new one
 stay. A reply that came too late, a crash on either side, a task moved to another worker then leave
-no trace: the next task simply names another version."""
+no trace: the next task simply names another version.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ from fednet.tensors import Layout, Tensors
 
 class Record(State):
     """What one client keeps: the method's state, its own buffers, the residuals of its compressed
-    uploads."""
+    uploads.
+    """
 
     algorithm: State | None = None
     buffers: torch.Tensor | None = None
@@ -58,7 +60,8 @@ class Local(State):
 
 class ClientStore:
     """The state directory of one run: `ROOT/client-K/ROUND-PHASE-ATTEMPT.safetensors` (`.local`
-    beside it)."""
+    beside it).
+    """
 
     def __init__(self, root: Path, client_state: type[State]) -> None:
         self.root = root
@@ -69,7 +72,8 @@ class ClientStore:
 
     def load(self, client: int, version: str) -> Record | None:
         """That version of a client's record; None for "": it has none yet. StateError where it is
-        not here."""
+        not here.
+        """
         if not version:
             return None
         path = self._folder(client) / f"{version}.safetensors"
@@ -95,7 +99,8 @@ class ClientStore:
 
     def _write(self, path: Path, state: State) -> None:
         """Two workers may write the same version, the same bits: one that was given up, and the one
-        it was given on to."""
+        it was given on to.
+        """
         aside = path.with_suffix(f".{os.getpid()}.new")
         write_state(aside, state)
         aside.replace(path)
@@ -103,7 +108,8 @@ class ClientStore:
     def prune(self, client: int, version: str, keep: Sequence[str]) -> None:
         """Deletes the versions of earlier rounds than `version`, but for those to keep. Later ones
         are left alone: they belong to another worker, where this one was given up and did not know
-        it."""
+        it.
+        """
         folder, now = self._folder(client), int(version.split("-")[0])
         if not folder.is_dir():
             return
@@ -138,7 +144,8 @@ class RowStore:
     over; `prune` deletes what none names.
 
     Large rows are written by a thread of its own, while the next reply is folded; `settle` waits
-    for it, and raises what went wrong there."""
+    for it, and raises what went wrong there.
+    """
 
     def __init__(self, root: Path, fsync: bool = False) -> None:
         self.root = root
@@ -175,7 +182,7 @@ class RowStore:
                     memoryview(part.to("cpu").contiguous().numpy()).cast("B")  # type: ignore[arg-type]
                     if part.numel()
                     else memoryview(b"")
-                )  # type: ignore[arg-type]
+                )
                 while left:
                     left = left[file.write(left) :]
             if self._fsync:
@@ -190,7 +197,8 @@ class RowStore:
     def read(self, name: str, layout: Layout) -> Tensors:
         """The row, mapped from its file: what is read of it comes from the disk's cache. Raises
         StateError where it is not whole, or not a name that `write` gave: a checkpoint from
-        elsewhere must not name files elsewhere."""
+        elsewhere must not name files elsewhere.
+        """
         if not name.isdecimal():
             raise StateError(f"{name!r} is not the name of a row.")
         if name in self._pending:

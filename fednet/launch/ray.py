@@ -3,7 +3,8 @@
 Ray places processes, hands out CPUs and (shares of) GPUs, and tells which have died; these are
 started anew, wherever there is room. The server stays in the process that was started, and the
 federation's messages travel over ZeroMQ as ever. Each actor makes a CURVE key where it runs: only
-the public half travels through Ray."""
+the public half travels through Ray.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +26,14 @@ from fednet.errors import CannotGoOn, ConfigError
 log = logging.getLogger(__name__)
 
 WATCH_S = 0.5  # how often it is looked for workers that have ended
-FAILURES = (
-    5  # of workers that ended by an error, rather than were killed, before the run is given up
-)
+# Of workers that ended by an error, rather than were killed, before the run is given up.
+FAILURES = 5
 
 
 class Worker:
     """What runs in an actor: a client process like any other, with a folder of its own for its key
-    and, on a node that does not see the run's directory, its clients' states."""
+    and, on a node that does not see the run's directory, its clients' states.
+    """
 
     def __init__(self, directory: str, files: Mapping[str, str]) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="fednet-ray-"))
@@ -61,12 +62,12 @@ class Worker:
         share: float,
     ) -> int:
         """Hosts `ids` until the run is over. share: of the GPU that it may use; Ray counts shares,
-        it does not enforce them."""
+        it does not enforce them.
+        """
         from fednet.client import join
 
-        here = (
-            "cpu" if device == "cpu" else "cuda"
-        )  # Ray shows an actor the GPU it may use, and no other
+        # Ray shows an actor the GPU it may use, and no other
+        here = "cpu" if device == "cpu" else "cuda"
         state = self._directory / "state" if shared else Path.home() / ".fednet" / "ray-state"
         try:
             return join.main(
@@ -90,7 +91,8 @@ class Worker:
 
 def gpu_share(workers: int, gpus: int) -> float:
     """What each of `workers` asks for, so that every GPU holds a whole number of them: 5 on 2 GPUs
-    get a third of one each. Ray counts in ten-thousandths and rounds down, so that all fit."""
+    get a third of one each. Ray counts in ten-thousandths and rounds down, so that all fit.
+    """
     return 1 / -(-workers // gpus)
 
 
@@ -251,7 +253,8 @@ def run_on_ray(
 ) -> int:
     """The whole federation; returns the exit status. Connects to the cluster that RAY_ADDRESS or
     this machine names, or starts a local one. Raises ConfigError without Ray, and where other hosts
-    would be reached without CURVE."""
+    would be reached without CURVE.
+    """
     try:
         import ray
     except ImportError:

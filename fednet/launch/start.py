@@ -1,5 +1,6 @@
 """Starting a federation: the server alone, or a server and workers on this machine, or all in one
-process."""
+process.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ MAY_CHANGE = ("rounds", "stop", "round", "evaluate", "name", "load", "track")  #
 
 def open_directory(config: Config, out: Path, resume: bool) -> tuple[Config, Path, bool]:
     """The run's directory with its configuration in it. Returns (configuration, directory, already
-    finished)."""
+    finished).
+    """
     path = claim(out, config.name, resume)
     known = path / "config.yaml"
     if known.exists():
@@ -98,11 +100,11 @@ def serve(
     report: Callable[[Path], None],
 ) -> int:
     """`fednet-server`. Returns the exit status; raises FednetError with one. report: called with a
-    finished run's directory."""
+    finished run's directory.
+    """
     on_stop(stop_early)
-    keyring_of(
-        config, keys
-    )  # what is wrong with keys or address is said before a directory is claimed
+    # What is wrong with keys or address is said before a directory is claimed.
+    keyring_of(config, keys)
     check_bind(bind, config.security.curve, insecure)
     config, directory, finished = open_directory(config, out, resume)
     if finished:
@@ -143,7 +145,8 @@ def run_command(
     report: Callable[[Path], None],
 ) -> int:
     """`fednet run`. Returns the exit status; raises FednetError with one. report: called with a
-    finished run's directory."""
+    finished run's directory.
+    """
     on_stop(stop_early)
     config, directory, finished = open_directory(config, out, resume)
     if finished:

@@ -74,9 +74,8 @@ class Supervisor:
             status = self._watch()
             return status
         finally:
-            self._end_all(
-                3.0 if status == 0 else 0.0
-            )  # where rounds are left, the workers would wait for a server
+            # Where rounds are left, the workers would wait for a server.
+            self._end_all(3.0 if status == 0 else 0.0)
 
     def _devices(self) -> list[str]:
         """Found in a process of its own: asking CUDA here would forbid to fork."""
@@ -241,7 +240,8 @@ class Supervisor:
 
     def _end_all(self, grace_s: float) -> None:
         """Nothing that was started here outlives this. grace_s: for those that end by
-        themselves."""
+        themselves.
+        """
         self._reap(grace_s)
         for number in (signal.SIGTERM, signal.SIGKILL):
             for pid in list(self.pids):

@@ -6,8 +6,8 @@ A model is a function or an `nn.Module` class under `@model("name")`, called as
 
     features(x)     what the last Linear gets: head(features(x)) == forward(x)
     head            the last Linear
-    projection(x)
-    only where there is a projection head before the last Linear: its output, which is features(x) too
+    projection(x)   only where there is a projection head before the last Linear: its output,
+                    which is features(x) too
     encode(x)       beside `projection`: what the projection head gets
 """
 
@@ -31,9 +31,8 @@ if typing.TYPE_CHECKING:
 
 B = typing.TypeVar("B", bound=Callable[..., Any])
 
-ENGINE_KEYS = frozenset(
-    {"buffers", "trainable"}
-)  # of the `model:` section, but not the model's: see config.py
+# Of the `model:` section, but not the model's: see config.py.
+ENGINE_KEYS = frozenset({"buffers", "trainable"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,8 @@ def spec(name: str) -> Spec:
 
 def options(build: Callable[..., Any]) -> type[msgspec.Struct]:
     """The type a model's own keys are checked against: its attribute `Options`, or its keyword
-    arguments."""
+    arguments.
+    """
     own: type[msgspec.Struct] | None = getattr(build, "Options", None)
     if own is not None:
         return own
@@ -75,7 +75,8 @@ def options(build: Callable[..., Any]) -> type[msgspec.Struct]:
 
 def declared(build: B) -> B:
     """Decorator: sets `Options` from the keyword arguments, for those who look for the
-    attribute."""
+    attribute.
+    """
     build.Options = options(build)  # type: ignore[attr-defined]
     return build
 
@@ -88,7 +89,8 @@ def build(
 
     input_shape: of one sample, (c, h, w) or (f,). classes: outputs of the head. `weights` names a
     .safetensors file to start from. Raises ConfigError for an unknown name or option, a shape that
-    does not fit, a file that does not."""
+    does not fit, a file that does not.
+    """
     with seeds.scope(seed, "init"):
         module = make(section, input_shape, classes)
     if section.get("weights") is not None:
@@ -125,7 +127,8 @@ def make(section: Mapping[str, Any], input_shape: tuple[int, ...], classes: int)
 
 def reset(module: nn.Module) -> nn.Module:
     """Initialises every layer again, in place, from torch's current generator: a fresh model
-    without building one."""
+    without building one.
+    """
     for part in module.modules():
         again = getattr(part, "reset_parameters", None)
         if callable(again):
@@ -135,7 +138,8 @@ def reset(module: nn.Module) -> nn.Module:
 
 def head_names(module: nn.Module) -> tuple[str, ...]:
     """Names of the tensors of `module.head` where that is a Linear, else of the last Linear; () if
-    there is none."""
+    there is none.
+    """
     from torch import nn
 
     linear = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.Linear)]
@@ -151,7 +155,8 @@ def load(module: nn.Module, path: str | Path) -> nn.Module:
 
     The file holds the model's tensors by name, or all of them but the head's, which then keep their
     initialisation (a backbone trained on other classes). Half precision is widened. Anything else
-    is a ConfigError."""
+    is a ConfigError.
+    """
     import torch
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -212,7 +217,8 @@ def _check(found: Spec, own: Mapping[str, Any]) -> msgspec.Struct:
 
 def image(name: str, input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
     """(c, h, w) of a model that needs images of at least smallest x smallest; ConfigError for
-    another shape."""
+    another shape.
+    """
     if len(input_shape) != 3:
         raise ConfigError(
             f"model {name} needs images (channels, height, width), got inputs of shape "

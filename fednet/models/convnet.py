@@ -22,7 +22,8 @@ def convnet3(
     width: Annotated[int, msgspec.Meta(ge=1)] = 128,
 ) -> nn.Module:
     """Three times conv 3x3 of `width`, instance norm, ReLU, average pooling (FedDC's CNN has
-    128)."""
+    128).
+    """
     c, h, w = image("convnet3", input_shape, 8)
     padding = padding_of_first(h, w)
     layers: dict[str, nn.Module] = {}

@@ -1,5 +1,6 @@
 """The models of FedRDS's experiments. The paper gives sizes for MNIST only; the others' are
-ours."""
+ours.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ def _body(name: str, input_shape: tuple[int, ...]) -> nn.Sequential:
 @model("lenet5")
 def lenet5(*, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """LeNet-5 with ReLU and max pooling: conv 6, conv 16, fc 120, fc 84 (FedDPC's CIFAR-10
-    model)."""
+    model).
+    """
     return Net(_body("lenet5", input_shape), nn.Linear(84, classes))
 
 

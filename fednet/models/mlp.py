@@ -20,6 +20,7 @@ def mlp(
     *, input_shape: tuple[int, ...], classes: int, hidden: tuple[Width, ...] = (200, 200)
 ) -> nn.Module:
     """Fully connected layers with ReLU, `hidden` their widths; the default is the 2NN of McMahan et
-    al. 2017."""
+    al. 2017.
+    """
     sizes = (flat(input_shape), *hidden)  # hidden: [] is multinomial logistic regression
     return Net(chain(flatten=nn.Flatten(), **dense(sizes)), nn.Linear(sizes[-1], classes))

@@ -12,7 +12,8 @@ from torch import nn
 
 class Net(nn.Module):
     """body -> head. features(x): (n, d), what the head gets; forward(x): (n, classes), no
-    softmax."""
+    softmax.
+    """
 
     def __init__(self, body: nn.Module, head: nn.Linear) -> None:
         super().__init__()
@@ -30,7 +31,8 @@ class Net(nn.Module):
 
 class ProjectedNet(nn.Module):
     """body -> projector -> head, as in MOON and FedPDC. No ReLU between the projector's output and
-    the head."""
+    the head.
+    """
 
     def __init__(self, body: nn.Module, width: int, out: int, classes: int) -> None:
         super().__init__()
@@ -97,7 +99,8 @@ def dense(sizes: tuple[int, ...]) -> dict[str, nn.Module]:
 
 def instance_norm(channels: int) -> nn.Module:
     """InstanceNorm with affine parameters and no running statistics, as GroupNorm of one channel a
-    group."""
+    group.
+    """
     return nn.GroupNorm(channels, channels)
 
 
@@ -110,5 +113,6 @@ NORMS: dict[str, Callable[[int], nn.Module] | None] = {
 
 def padding_of_first(h: int, w: int) -> int:
     """A 3x3 convolution's padding of 1; of 3 for 28x28 images, which makes them 32x32, as the
-    reference does."""
+    reference does.
+    """
     return 3 if (h, w) == (28, 28) else 1

@@ -3,7 +3,8 @@
 Blocks as in the paper, the bottleneck's stride in its 3x3 convolution; convolutions have no bias;
 shortcuts are 1x1 convolutions with a norm where the shape changes. Stem `cifar`: 3x3, nothing is
 scaled down before the first stage. Stem `imagenet`: 7x7 of stride 2, then 3x3 max pooling of stride
-2."""
+2.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def _conv(c: int, out: int, kernel: int, stride: int = 1) -> nn.Conv2d:
 
 class Block(nn.Module):
     """ReLU(branch(x) + shortcut(x)); basic: two 3x3; bottleneck: 1x1, 3x3, 1x1 of four times the
-    width."""
+    width.
+    """
 
     def __init__(self, c: int, width: int, stride: int, norm: Norm, bottleneck: bool) -> None:
         super().__init__()
@@ -103,7 +105,8 @@ def resnet50_bn_proj(
     *, input_shape: tuple[int, ...], classes: int, stem: Stem = "cifar"
 ) -> nn.Module:
     """ResNet-50 with BatchNorm, projection 2048-2048-256, linear head (FedPDC and MOON on
-    CIFAR)."""
+    CIFAR).
+    """
     c, _, _ = image("resnet50_bn_proj", input_shape, 8)
     return ProjectedNet(_body(c, (3, 4, 6, 3), stem, nn.BatchNorm2d, True), 2048, 256, classes)
 
@@ -118,7 +121,8 @@ def resnet18_gn(
     gn_groups: Annotated[int, msgspec.Meta(ge=1)] = 2,
 ) -> nn.Module:
     """ResNet-18 with GroupNorm of gn_groups groups and a linear head (FedDPC on CIFAR-100 and
-    Tiny-ImageNet)."""
+    Tiny-ImageNet).
+    """
     c, _, _ = image("resnet18_gn", input_shape, 8)
     if 64 % gn_groups:
         raise ConfigError(

@@ -1,5 +1,6 @@
 """VGG-11 for small images (Simonyan and Zisserman 2015, configuration A without the large dense
-layers)."""
+layers).
+"""
 
 from __future__ import annotations
 
@@ -12,21 +13,8 @@ from fednet.models import declared, image
 from fednet.models.parts import NORMS, Net, chain, padding_of_first
 from fednet.registry import model
 
-PLAN = (
-    1,
-    "M",
-    2,
-    "M",
-    4,
-    4,
-    "M",
-    8,
-    8,
-    "M",
-    8,
-    8,
-    "M",
-)  # widths of 3x3 convolutions, of the first; M: max pooling
+# Widths of 3x3 convolutions, of the first; M: max pooling.
+PLAN = (1, "M", 2, "M", 4, 4, "M", 8, 8, "M", 8, 8, "M")
 
 
 @model("vgg11")
@@ -39,7 +27,8 @@ def vgg11(
     width: Annotated[int, msgspec.Meta(ge=1)] = 64,
 ) -> nn.Module:
     """Eight 3x3 convolutions of 64 to 512, five poolings, one linear layer (FedDC's VGG-11). width:
-    of the first convolution; the others keep their ratio to it."""
+    of the first convolution; the others keep their ratio to it.
+    """
     c, h, w = image("vgg11", input_shape, 28)
     padding = padding_of_first(h, w)
     if min(h, w) < 32 and padding == 1:

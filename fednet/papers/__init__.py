@@ -3,7 +3,8 @@
 `tables.yaml` holds what they print. `bases/` (in the repository: configs/papers) holds one runnable
 configuration a results table. `cells("feddpc/table2")` puts the two together: every combination of
 method, dataset and heterogeneity, with the whole configuration of its run and the figures that the
-paper prints for it."""
+paper prints for it.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ HERE = Path(__file__).parent
 @functools.cache
 def printed() -> dict[str, Any]:
     """What the papers print: paper (`fedpdc`, ...) -> title, settings, tables, anomalies. Not to be
-    changed."""
+    changed.
+    """
     whole = _read(HERE / "tables.yaml")["papers"]
     return {key: whole[title] for key, title in NAMES.items()}
 
@@ -66,21 +68,24 @@ def caption(name: str) -> str:
 
 def base(name: str) -> dict[str, Any]:
     """The configuration that all cells of a table start from, as a mapping under the manual's
-    keys."""
+    keys.
+    """
     paper, table = _split(name)
     return _extended(folder() / paper / f"{table}.yaml")
 
 
 def cells(name: str) -> list[Cell]:
     """Every cell of a table such as `feddpc/table2`. Raises ConfigError for a name that is none of
-    `results()`."""
+    `results()`.
+    """
     paper, table = _split(name)
     return list(_builders(paper)[table](base(name), printed()[paper]["tables"].get(table, {})))
 
 
 def folder() -> Path:
     """Where the tables' configurations lie: beside this file, or in the checkout where links do not
-    work."""
+    work.
+    """
     return next(f for f in (HERE / "bases", HERE.parents[1] / "configs" / "papers") if f.is_dir())
 
 
@@ -97,7 +102,8 @@ def _split(name: str) -> tuple[str, str]:
 
 def _builders(paper: str) -> dict[str, Any]:
     """By name: tables and figures with numbers in the paper, then figures whose numbers it does not
-    print."""
+    print.
+    """
     module = _module(paper)
     return {**module.TABLES, **getattr(module, "FIGURES", {})}
 

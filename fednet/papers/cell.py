@@ -50,7 +50,8 @@ class Cell:
     @property
     def name(self) -> str:
         """Name of the run, of letters that a directory may have; the same in two tables that one
-        run stands behind."""
+        run stands behind.
+        """
         words = (self.paper, self.dataset, self.variant, self.heterogeneity, self.method)
         text = "-".join(w.replace("+", "plus").replace(" ", "-") for w in words if w)
         return re.sub(r"[^A-Za-z0-9._=-]", "", text).lower()
@@ -67,7 +68,8 @@ class Cell:
 
     def swapped(self, method: str, algorithm: Mapping[str, Any]) -> Cell:
         """The same cell for a method that is not in the paper: all but the method's own mapping
-        stays."""
+        stays.
+        """
         empty: dict[str, float | None] = dict.fromkeys(self.figures)
         other = replace(self, method=method, figures=empty, grids={})
         return replace(
@@ -77,7 +79,8 @@ class Cell:
 
 def lay(below: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """`over` laid on `below`, key by key. A mapping that names another part replaces the one below,
-    but for `data`, whose partition and splits stay."""
+    but for `data`, whose partition and splits stay.
+    """
     out = dict(below)
     for key, value in over.items():
         old = out.get(key)
@@ -93,7 +96,8 @@ def make(
     paper: str, table: str, base: Mapping[str, Any], over: Iterable[Mapping[str, Any]], **rest: Any
 ) -> Cell:
     """A cell whose configuration is the base with each of `over` laid on it, under the cell's own
-    name."""
+    name.
+    """
     config = dict(base)
     for layer in over:
         config = lay(config, layer)

@@ -1,5 +1,6 @@
 """What a paper leaves open, contradicts itself on, or ablates, as variants of its own method: how
-much does the choice move?"""
+much does the choice move?
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ OWN = {
     "fedrds": "FedRDS",
 }
 CHOICES: dict[str, dict[str, dict[str, Any]]] = {
-    "fedpdc": {  # the penalty as printed has no gradient; two readings have one
+    # The penalty as printed has no gradient; two readings have one.
+    "fedpdc": {
         "penalty=prox": {"algorithm": {"penalty": "prox"}},
         "penalty=scale": {"algorithm": {"penalty": "scale"}},
         "weighting=samples": {"algorithm": {"weighting": "samples"}},
@@ -26,25 +28,26 @@ CHOICES: dict[str, dict[str, dict[str, Any]]] = {
             "algorithm": {"m_p": 1, "m_n": 0, "m_nn": 0, "focal_gamma": 0}
         },
     },
-    "feddc": {  # v of Eq. 8 is unstated, and Eq. 6 as printed is not what its source does
+    # v of Eq. 8 is unstated, and Eq. 6 as printed is not what its source does
+    "feddc": {
         "clip=0.1": {"algorithm": {"clip_v": 0.1}},
         "clip=5": {"algorithm": {"clip_v": 5.0}},
         "match=layer": {"algorithm": {"match": "layer"}},
-        "no fine-tuning": {
-            "algorithm": {"ft_epochs": 0}
-        },  # images are condensed and sent, and of no use
+        # Images are condensed and sent, and of no use.
+        "no fine-tuning": {"algorithm": {"ft_epochs": 0}},
     },
-    "feddpc": {  # its ablations, Figures 6 and 7
+    # Its ablations, Figures 6 and 7.
+    "feddpc": {
         "no projection": {"algorithm": {"projection": False}},
         "no scaling": {"algorithm": {"scaling": False}},
         "no projection, no scaling": {"algorithm": {"projection": False, "scaling": False}},
         **{f"lambda={v}": {"algorithm": {"lambda": v}} for v in (3, 2, 0.1, 0, -0.1, -0.5)},
     },
-    "fedrds": {  # Eq. 4 and section 4.7 disagree on sigma; Figure 6 takes the halves apart
+    # Eq. 4 and section 4.7 disagree on sigma; Figure 6 takes the halves apart
+    "fedrds": {
         "sharing alone": {"algorithm": {"sigma_mode": "fixed", "sigma0": 0.0}},
-        "regularisation alone": {
-            "algorithm": {"alpha": 0.0}
-        },  # nobody gets any of it; the pool stays that of the others
+        # Nobody gets any of it; the pool stays that of the others.
+        "regularisation alone": {"algorithm": {"alpha": 0.0}},
         "sigma=Eq. 4": {"algorithm": {"sigma_mode": "adaptive"}},
         "sigma fixed": {"algorithm": {"sigma_mode": "fixed"}},
     },
@@ -53,7 +56,8 @@ CHOICES: dict[str, dict[str, dict[str, Any]]] = {
 
 def variants(cell: Cell) -> list[Cell]:
     """The choices of the cell's paper, where the cell is of the paper's own method; none where it
-    is not."""
+    is not.
+    """
     if cell.method != OWN[cell.paper]:
         return []
     empty: dict[str, float | None] = dict.fromkeys(cell.figures)

@@ -1,5 +1,6 @@
 """FedDC's tables (dataset condensation; FedDC+ has momentum and weight decay in the condensation
-only)."""
+only).
+"""
 
 from __future__ import annotations
 
@@ -68,10 +69,8 @@ def table1(base: Mapping[str, Any], printed: Mapping[str, Any]) -> Iterator[Cell
                 found = {
                     MEASURES.get(c, c): v for c, v in zip(printed["columns"], row, strict=True)
                 }
-                figures = {
-                    "accuracy_at_500": found.pop("accuracy_at_500"),
-                    **found,
-                }  # what it is about comes first
+                # What it is about comes first.
+                figures = {"accuracy_at_500": found.pop("accuracy_at_500"), **found}
                 yield cell(
                     "table1",
                     base,

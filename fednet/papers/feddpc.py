@@ -1,5 +1,6 @@
 """FedDPC's table. Its objective is the plain mean over clients, so baselines that could weight by
-samples do not."""
+samples do not.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """FedPDC's tables. SOLO is 300 local epochs without federation; the adaptive lambda is an option of
-the method."""
+the method.
+"""
 
 from __future__ import annotations
 

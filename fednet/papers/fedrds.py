@@ -1,5 +1,6 @@
 """FedRDS's tables. beta, the shared fraction, is `data.public.fraction`; alpha of it goes to each
-client."""
+client.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +10,8 @@ from typing import Any
 from fednet.papers.cell import DATASETS, Cell, make
 from fednet.papers.choices import variants
 
-COLUMNS: dict[
-    str, dict[str, Any]
-] = {  # Table 2 of the paper; the networks' sizes are its own for MNIST only
+# Table 2 of the paper; the networks' sizes are its own for MNIST only
+COLUMNS: dict[str, dict[str, Any]] = {
     "MNIST": {"model": {"name": "rds_mnist"}, "train": {"lr": 0.001, "batch_size": 8}},
     "Fashion-MNIST": {"model": {"name": "rds_fmnist"}, "train": {"lr": 0.0001, "batch_size": 14}},
     "SVHN": {"model": {"name": "rds_cifar"}, "train": {"lr": 0.1, "batch_size": 500}},

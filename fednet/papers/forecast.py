@@ -5,7 +5,8 @@ A round's time is that of its SGD steps and the rest (evaluating above all). Bot
 for each model of the job, by a round of few steps and one of a few more; a round of the paper's
 length can take a quarter of an hour. How many steps that has follows from who holds what. Megabytes
 come from what the methods declare to send. That methods train differently is left out: a plan, not
-a promise."""
+a promise.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ STEPS = (5, 25)  # a client's, in the two measurements
 @dataclass(frozen=True)
 class Pace:
     """Seconds of a round: `rest` + `step` * mean steps of a client. samples: by client; public:
-    samples of the server's set."""
+    samples of the server's set.
+    """
 
     rest: float
     step: float
@@ -48,7 +50,8 @@ class Pace:
 
 def steps(cell: Cell, samples: tuple[int, ...], public: int) -> float:
     """SGD steps of a client and round, in the mean over clients. FedRDS trains on its part of the
-    public set too."""
+    public set too.
+    """
     c = cell.config
     train, method = c["train"], c["algorithm"]
     if train.get("steps"):
@@ -67,7 +70,8 @@ def forecast(
     job: Job, out: Path, device: str, jobs: int, load: Sequence[str] = (), sets: Sequence[str] = ()
 ) -> str:
     """The plan as text. sets: of these only those that say where the data come from; the others are
-    named as left out."""
+    named as left out.
+    """
     runs = job.runs(out)
     paces = measured(job, out, device, load, [s for s in sets if s not in pool.changes(sets)])
     lines, total, megabytes, left = [], 0.0, 0.0, 0
@@ -183,9 +187,8 @@ def paced(
                 "evaluate": {"every": 1, "clients": "none"},
             }
             if "iterations" in cell.config["algorithm"]:
-                over["algorithm"] = {
-                    "iterations": 1
-                }  # condensed once in a run: not a part of every round
+                # Condensed once in a run: not a part of every round.
+                over["algorithm"] = {"iterations": 1}
             task = Task(papers.lay(cell.config, over), folder)
             if pool.work([task], 1, device, load=load, sets=sets)[task.name] != "done":
                 return pool.why(task) or "its run said nothing"
@@ -204,7 +207,8 @@ def paced(
 
 def traffic(cell: Cell, public: int) -> tuple[float, bool]:
     """(MB of the run, whether parts of it depend on the data and are left out). What a client is
-    given once, when it first takes part, counts for as many clients as are expected to."""
+    given once, when it first takes part, counts for as many clients as are expected to.
+    """
     config = configuration.from_mapping(cell.config, cell.name)
     down, up, (open_down, open_up) = payload_bytes(config, config.algorithm.name)
     reached = config.clients * (1 - (1 - config.cohort_size / config.clients) ** config.rounds)

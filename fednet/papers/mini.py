@@ -4,7 +4,8 @@ expected from them.
 What is cut is chosen so that methods still part from each other: most of a small run's time would
 go into evaluating, large batches and wide networks, so those are cut first, and learning rates that
 suit thousands of steps a round are raised. The paper's share of participants, its heterogeneity,
-its ratio of local work and the method's own parameters stay."""
+its ratio of local work and the method's own parameters stay.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +16,8 @@ from typing import Any
 from fednet.papers.cell import Cell, lay
 
 CLIENTS, COHORT, BATCH = 20, 5, 16
-STEPS = (
-    10,
-    2,
-)  # SGD steps a round: at least so many, and so many for each local epoch of the paper
+# SGD steps a round: at least so many, and so many for each local epoch of the paper
+STEPS = (10, 2)
 SHORT, LONG = 30, 60  # rounds; LONG where a round is the least work
 LOOKS, PERSONAL_LOOKS = 10, 2  # evaluations
 RATE = (0.05, 0.1)  # of lr / (1 - momentum), the length of a step in the long run

@@ -1,15 +1,16 @@
 """`configs/papers/RESULTS.md`: every table that was run, from the compact results beside it.
 
-DIR/results/PAPER-TABLE[-mini].csv, -curves.csv
-rows and curves, as `fednet reproduce --results DIR` deposits them
-DIR/results/PAPER-TABLE[-mini].svg                 accuracy against rounds and MB
-DIR/results/PAPER-TABLE[-mini]-sweep.svg
-accuracy against the number in which the cells differ
-DIR/results/PAPER-TABLE[-mini]-chosen.json
-what a search tried, by cell: its points, their validation accuracy, the winner
-DIR/results/PAPER-TABLE.txt    a table measured without runs, as the command printed it
-DIR/remarks.yaml                                   what there is to say, by paper
-DIR/RESULTS.md                                     written anew from these each time
+    DIR/results/PAPER-TABLE.txt     a table measured without runs, as the command printed it
+    DIR/remarks.yaml                what there is to say, by paper
+    DIR/RESULTS.md                  written anew from these each time
+
+and under DIR/results/PAPER-TABLE, of mini scale DIR/results/PAPER-TABLE-mini:
+
+    .csv, -curves.csv     rows and curves, as `fednet reproduce --results DIR` deposits them
+    .svg                  accuracy against rounds and MB
+    -sweep.svg            accuracy against the number in which the cells differ
+    -chosen.json          what a search tried, by cell: its points, their validation accuracy, the
+                          winner
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from fednet.papers.mini import SAID
 from fednet.papers.reproduce import MINI, Job
 from fednet.report import overlay
 
-SHOWN = {  # of the pictures beside a table, those that the paper has too
+# Of the pictures beside a table, those that the paper has too.
+SHOWN = {
     "fedabc/table1": ("-partition",),
     "feddc/table1": ("-partition", "-classes", "-condensed"),
     "feddc/figure2_text": ("-classes",),
@@ -37,7 +39,8 @@ POINTS = 100  # of a curve, in the compact results
 
 def deposit(job: Job, out: Path, folder: Path) -> None:
     """The table's rows and curves into the compact results; what stands there for other cells and
-    seeds stays. What an earlier command ran in the same folder with another `--set` is not kept."""
+    seeds stays. What an earlier command ran in the same folder with another `--set` is not kept.
+    """
     books = folder / "results"
     books.mkdir(parents=True, exist_ok=True)
     rows = out / f"{job.stem}.csv"
@@ -68,7 +71,8 @@ def deposit(job: Job, out: Path, folder: Path) -> None:
 
 def shrink(picture: Path, target: Path) -> None:
     """The picture in 64 colours, which is enough for axes, bubbles and noise, and a third of its
-    size."""
+    size.
+    """
     from PIL import Image
 
     with Image.open(picture) as whole:
@@ -133,9 +137,8 @@ def write(folder: Path) -> Path:
                 ]
             ),
         ]
-        for text in sorted(
-            books.glob(f"{paper}-*.txt")
-        ):  # what is measured without runs, as the command printed it
+        # What is measured without runs, as the command printed it.
+        for text in sorted(books.glob(f"{paper}-*.txt")):
             parts += [
                 "",
                 f"### {text.stem.replace('-', '/', 1)}",
@@ -153,7 +156,8 @@ def write(folder: Path) -> Path:
 
 def _overview(books: Path) -> list[str]:
     """A line a table: how many cells were run, at which scale, and how far the order of methods
-    agrees."""
+    agrees.
+    """
     lines = [
         "| table | cells | full scale | mini scale | pairs of methods in the paper's order (full "
         "scale) |",
@@ -255,9 +259,8 @@ def _others(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     for column, methods in reproduction.grouped(rows).items():
         for method, runs in methods.items():
             done = [r for r in runs if r["status"] == "done"]
-            own = {
-                n: "" if runs[0]["measure"] == n else ":" + n for n in names
-            }  # the first of a cell's measures has columns of its own
+            # The first of a cell's measures has columns of its own.
+            own = {n: "" if runs[0]["measure"] == n else ":" + n for n in names}
             cells = [
                 t
                 for n in names
@@ -273,7 +276,8 @@ def _others(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _rows(name: str, books: Path, scale: str) -> list[dict[str, Any]]:
     """In the order of the paper's table, whatever was run first; a column's own methods after the
-    paper's."""
+    paper's.
+    """
     path = books / (name.replace("/", "-") + ("-mini" if scale == "mini" else "") + ".csv")
     if not path.exists():
         return []

@@ -1,12 +1,13 @@
 """`fednet reproduce`: the runs behind a table of a paper, and the paper's figure beside ours.
 
-    OUT/PAPER/NAME-seedS/    a run, shared by the tables of a paper that stand on the same runs
-    OUT/PAPER/search/    the runs of a search for hyper-parameters, and what was chosen
-    OUT/PAPER-TABLE.{csv,md,txt,html}  the table; OUT/PAPER-TABLE-curves.csv and OUT/PAPER-TABLE/:
-    curves and figures
+    OUT/PAPER/NAME-seedS/              a run, shared by the tables that stand on the same runs
+    OUT/PAPER/search/                  the runs of a search for hyper-parameters; what was chosen
+    OUT/PAPER-TABLE.{csv,md,txt,html}  the table
+    OUT/PAPER-TABLE-curves.csv, OUT/PAPER-TABLE/    curves and figures
 
 Of mini scale all of these have `-mini` in their name. Runs of one seed are paired: partition,
-initial weights and participants follow from the seed, not from the method."""
+initial weights and participants follow from the seed, not from the method.
+"""
 
 from __future__ import annotations
 
@@ -33,18 +34,14 @@ from fednet.report.read import Run, open_run
 from fednet.sweep import claims, pool
 from fednet.sweep.pool import Task
 
-PERSONAL = (
-    "pfl_accuracy",
-    "drift_accuracy",
-    "solo_accuracy",
-    "points_gained",
-)  # measures that want every client judged
+# Measures that want every client judged.
+PERSONAL = ("pfl_accuracy", "drift_accuracy", "solo_accuracy", "points_gained")
 MINI = "mini scale: not the paper's setting"  # above every figure of such runs
-BY_CLASS = dict.fromkeys(
-    ("feddc/table1", "feddc/figure2_text"), ("FedAvg", "FedDC")
-)  # whose accuracy by class is drawn: Figures 2 and 5 of FedDC
+# Whose accuracy by class is drawn: Figures 2 and 5 of FedDC.
+BY_CLASS = dict.fromkeys(("feddc/table1", "feddc/figure2_text"), ("FedAvg", "FedDC"))
 MEASURED = {"feddpc/table1": "measured"}  # with no runs behind it
-OWN = {  # keys that tell the table's runs apart
+# Keys that tell the table's runs apart.
+OWN = {
     "seed": "--seeds says with which seeds a table is run",
     "name": "a run's name says which cell it is",
     **dict.fromkeys(
@@ -123,11 +120,12 @@ def main(args: argparse.Namespace) -> int:
                 "again"
             ),
             "held": lambda: (
-                f"another process is at it ({claims.holder(task.books, task.name) or 'it has just ended'}); the same command gathers it later"
+                f"another process is at it ({_holder(task)}); the same command gathers it later"
             ),
             "torn": lambda: f"cannot be resumed, it is done again: {pool.why(task)}",
         }
-        text = f"[{count[0]}/{len(tasks)}] {task.name}: {said[state]() if state in said else f'{state}: {pool.why(task)}'}"
+        came = said[state]() if state in said else f"{state}: {pool.why(task)}"
+        text = f"[{count[0]}/{len(tasks)}] {task.name}: {came}"
         if args.quiet and state in ("refused", "failed"):
             print(text, file=sys.stderr)
         say(text)
@@ -215,7 +213,8 @@ def listing() -> str:
 @dataclass(frozen=True)
 class Job:
     """The cells asked for, and how. added: names of methods that are not in the paper; chosen:
-    cell's name -> settings that a search chose; changed: what `--set` changed."""
+    cell's name -> settings that a search chose; changed: what `--set` changed.
+    """
 
     table: str
     cells: tuple[Cell, ...]
@@ -266,9 +265,8 @@ def plan(args: argparse.Namespace) -> Job:
             if _plain(args.dataset) in (_plain(c.dataset), _plain(str(c.config["data"]["dataset"])))
         ]
     if args.setting:
-        cells = [
-            c for c in cells if f" {args.setting} " in f" {c.variant} {c.heterogeneity} "
-        ]  # whole words: E1 is not E10
+        # Whole words: E1 is not E10.
+        cells = [c for c in cells if f" {args.setting} " in f" {c.variant} {c.heterogeneity} "]
         if not cells:
             there = dict.fromkeys(
                 f"{c.variant} {c.heterogeneity}".strip()
@@ -351,7 +349,8 @@ def _evaluated(cell: Cell, scale: str) -> dict[str, Any]:
 
     A table of the global model's accuracy needs no client's judgement, and every round's: best
     accuracy, and the round of it, are over rounds. A table of personal accuracy needs all clients
-    at the end, and in between a curve's points."""
+    at the end, and in between a curve's points.
+    """
     rounds = int(cell.config["rounds"])
     personal = any(m in PERSONAL for m in cell.figures) and cell.paper != "fedrds"
     looks = (
@@ -449,7 +448,8 @@ def publish(job: Job, out: Path) -> list[Path]:
 
 def pages(job: Job, out: Path, runs: Mapping[tuple[str, int], Run]) -> list[Path]:
     """For each setting a page with all its methods laid over each other, and pictures of the first
-    seed's runs."""
+    seed's runs.
+    """
     settings: dict[str, dict[tuple[str, int], Run]] = {}
     for cell, seed, _ in job.runs(out):
         if (cell.name, seed) in runs:
@@ -487,6 +487,10 @@ def pages(job: Job, out: Path, runs: Mapping[tuple[str, int], Run]) -> list[Path
             ),
         ]
     return made
+
+
+def _holder(task: Task) -> str:
+    return claims.holder(task.books, task.name) or "it has just ended"
 
 
 def _line(job: Job, task: Task) -> str:

@@ -2,7 +2,8 @@
 and Markdown.
 
 A row is one run. Rows are plain mappings of text and numbers, as they stand in the CSV, so that the
-tables can be made again from the CSV alone. Accuracies are in percent there, as in the papers."""
+tables can be made again from the CSV alone. Accuracies are in percent there, as in the papers.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +93,8 @@ def measured(
     flat_after_round: the first round from which on no later accuracy is more than 0.1 points above
     the best so far. steady_after_round: the last round that lies more than 1 point below the round
     before it. points_gained: of the personal accuracy where the run has one, else of the best
-    accuracy."""
+    accuracy.
+    """
     a = metrics.curve(run)
     if name in ("pfl_accuracy", "drift_accuracy", "solo_accuracy"):
         own = metrics.personal(run) or {}
@@ -258,7 +260,8 @@ def read_csv(path: Path) -> list[dict[str, Any]]:
 
 def merge(target: Path, new: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
     """Rows of the same run are replaced, others stay. What was not run replaces nothing that
-    was."""
+    was.
+    """
     old = read_csv(target) if target.exists() else []
     known = {identity(r) for r in old if not unrun(r)}
     new = [r for r in new if not (unrun(r) and identity(r) in known)]
@@ -324,9 +327,8 @@ def grouped(
     found: dict[tuple[str, ...], dict[str, list[Mapping[str, Any]]]] = {}
     for r in rows:
         column = tuple(str(r[k] or "") for k in ("dataset", "variant", "heterogeneity"))
-        name = str(r["method"]) + (
-            f" [{r['changed']}]" if r["changed"] else ""
-        )  # another run than the one without
+        # Another run than the one without.
+        name = str(r["method"]) + (f" [{r['changed']}]" if r["changed"] else "")
         found.setdefault(column, {}).setdefault(name, []).append(r)
     return found
 
@@ -353,7 +355,8 @@ HEAD = (
 
 def table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """(heading, lines): a line a method and column; ± is the standard deviation over seeds. Empty
-    columns are left out."""
+    columns are left out.
+    """
     lines = []
     for (dataset, variant, heterogeneity), methods in grouped(rows).items():
         for method, runs in methods.items():
@@ -368,9 +371,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]
                 f" ({left} not run)" if left else ""
             )
             text = told(done, "ours", measure) if done else word
-            alike = (
-                runs[0]["scale"] != "mini" and not runs[0]["changed"] and "never" not in text
-            )  # the mean is then of those that got there
+            # The mean is then of those that got there.
+            alike = runs[0]["scale"] != "mini" and not runs[0]["changed"] and "never" not in text
             apart = (
                 f"{ours - paper:+.2f}" if alike and ours is not None and paper is not None else ""
             )
@@ -419,7 +421,8 @@ def spread(rows: Sequence[Mapping[str, Any]], key: str, digits: int = 2) -> str:
 
 def told(rows: Sequence[Mapping[str, Any]], key: str, measure: str) -> str:
     """A measure's mean and spread over seeds as it reads; who never got to a target is in no mean,
-    and is said."""
+    and is said.
+    """
     text = spread(rows, key, 0 if measure in COUNTS and len(rows) < 2 else 2)
     never = sum(r.get(key) is None for r in rows) if measure == "rounds_to_target" else 0
     return (
@@ -438,7 +441,8 @@ def _text(value: float | None, digits: int = 2) -> str:
 def standing(runs: Sequence[Mapping[str, Any]]) -> float | None:
     """Our figure of a method, for its place among the others: the mean, or where some seeds never
     got to the target the median with those as infinite; the mean of the others would put it before
-    a method that always gets there."""
+    a method that always gets there.
+    """
     done = [r for r in runs if r["status"] == "done"]
     never = any(r["ours"] is None and r["measure"] == "rounds_to_target" for r in done)
     return (
@@ -452,7 +456,8 @@ def ranked(
     methods: Mapping[str, Sequence[Mapping[str, Any]]],
 ) -> dict[str, Sequence[Mapping[str, Any]]]:
     """Each method once: at the table's own values where it was run at these too, else as its search
-    chose."""
+    chose.
+    """
     return {m: runs for m, runs in methods.items() if plain(m) == m or plain(m) not in methods}
 
 
@@ -461,7 +466,8 @@ def order(
 ) -> tuple[int, int, bool | None] | None:
     """(pairs in the paper's order, pairs, whether ours has the same first): over the methods with
     both figures; None for fewer than two. A pair that the paper prints as equal is left out. The
-    last is None where the paper's first was not run."""
+    last is None where the paper's first was not run.
+    """
     both, printed = [], []
     methods = ranked(methods)
     for runs in methods.values():
@@ -571,7 +577,8 @@ def paired(methods: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """What the table's own method is ahead of each other one, seed by seed: "FedDC less FedAvg
     +3.10 ± 0.42, ... (3 seeds)". The methods share partition, initial weights and participants
     within a seed, so that this says more than the spread of either. Empty for fewer than two seeds
-    of both, and for what is not an accuracy."""
+    of both, and for what is not an accuracy.
+    """
     found: dict[str, dict[int, float]] = {
         m: {
             int(r["seed"]): float(r["ours"])
@@ -616,7 +623,8 @@ def _measures(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _searched(rows: Sequence[Mapping[str, Any]]) -> str:
     """Whose hyper-parameters a search chose: "FedProx alpha=0.2: train.lr 0.1, algorithm.mu 0.01;
-    ...". Seeds that differ in them, searched apart or only one of them searched, are told apart."""
+    ...". Seeds that differ in them, searched apart or only one of them searched, are told apart.
+    """
     chosen: dict[str, dict[str, list[str]]] = {}
     for r in (r for r in rows if not unrun(r)):
         who = " ".join(str(r[k]) for k in ("dataset", "variant", "heterogeneity", "method") if r[k])
@@ -665,4 +673,6 @@ def _first(methods: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     theirs = ", ".join(m for m, v in printed.items() if v == max(printed.values()))
     seeds = {frozenset(str(r["seed"]) for r in methods[m] if r["status"] == "done") for m in ours}
     of = f", of the {len(ours)} methods run of {len(printed)}" if len(ours) < len(printed) else ""
-    return f"best in the paper: {theirs}; best here: {max(ours, key=lambda m: ours[m])}{of}{' (not all over the same seeds)' if len(seeds) > 1 else ''}"
+    unlike = " (not all over the same seeds)" if len(seeds) > 1 else ""
+    best = max(ours, key=lambda m: ours[m])
+    return f"best in the paper: {theirs}; best here: {best}{of}{unlike}"

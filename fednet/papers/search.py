@@ -6,7 +6,8 @@ The winner is the point with the highest validation accuracy over its rounds, as
 by the highest over rounds; ties go to the first point. A point that diverged is out. A grid of one
 point is taken without a search. A winner that is not what the table has anyway is a run and a row
 of its own name, beside the table's own in one --out: a quarter of the rounds may choose what is no
-good at full length, and that is to be seen."""
+good at full length, and that is to be seen.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +29,16 @@ from fednet.report.read import open_run
 from fednet.sweep import pool
 from fednet.sweep.pool import Task
 
-VALIDATION = (
-    0.1  # of the training pool, where the table's own configuration has no validation split
-)
+# Of the training pool, where the table's own configuration has no validation split.
+VALIDATION = 0.1
 SHARE = 4  # a quarter of the rounds
 LOOKS = 25  # evaluations of a search run
 
 
 def searched(job: Job, args: argparse.Namespace, say: Callable[[str], None]) -> Job:
     """Runs the search for every cell that has a grid, and returns the job with the winners in its
-    cells."""
+    cells.
+    """
     given = grids(args, job)
     tasks = {
         c.name: [(point, task(c, point, job, args.out)) for point in points(c, given)]
@@ -54,9 +55,8 @@ def searched(job: Job, args: argparse.Namespace, say: Callable[[str], None]) -> 
     def told(task: Task, state: str) -> None:
         count[0] += 1
         found = score(task)
-        say(
-            f"  search {task.name}: {state if found is None else f'{100 * found:.2f} on the validation split'}"
-        )
+        came = state if found is None else f"{100 * found:.2f} on the validation split"
+        say(f"  search {task.name}: {came}")
 
     if todo and not args.gather:
         pool.work(todo, args.jobs, args.device, load=args.load, sets=args.set, told=told)
@@ -105,7 +105,10 @@ def grids(args: argparse.Namespace, job: Job) -> dict[str, list[Any]]:
         if not given[key]:
             raise ConfigError(f"--grid {text}: expected KEY=A,B, such as train.lr=0.1,0.01.")
         if key not in known:
-            none = f"--grid {text}: none of these cells of {job.table} has a grid; --set sets a value for all."
+            none = (
+                f"--grid {text}: none of these cells of {job.table} has a grid; "
+                "--set sets a value for all."
+            )
             raise ConfigError(unknown("--grid key", key, known) if known else none)
     if args.grid and not args.search:
         raise ConfigError("--grid says what --search tries; give both, or --set for one value.")
@@ -121,7 +124,8 @@ def grids(args: argparse.Namespace, job: Job) -> dict[str, list[Any]]:
 
 def points(cell: Cell, given: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """Every combination of the cell's grids, with the values given for a key instead of the
-    paper's."""
+    paper's.
+    """
     grids = {k: given.get(k, v) for k, v in cell.grids.items()}
     return [dict(zip(grids, values)) for values in itertools.product(*grids.values())]
 
@@ -139,7 +143,8 @@ def laid(config: Mapping[str, Any], point: Mapping[str, Any]) -> dict[str, Any]:
 
 def won(cell: Cell, point: Mapping[str, Any]) -> Cell:
     """The cell at the winner's values. Where they differ from the table's own, which may be run in
-    the same --out, under a name of its own: "FedCM [lr 1, alpha 0.1]"."""
+    the same --out, under a name of its own: "FedCM [lr 1, alpha 0.1]".
+    """
     config = laid(cell.config, point)
     if config == cell.config:
         return cell

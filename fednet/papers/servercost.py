@@ -3,7 +3,8 @@ notation.
 
 A method's own server half is run on random updates of k' participants, with no training, no codec
 and no socket around it: what it hands out, its fold over the updates, and the step that follows. d
-parameters, k' participants."""
+parameters, k' participants.
+"""
 
 from __future__ import annotations
 

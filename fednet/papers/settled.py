@@ -1,5 +1,6 @@
 """What a paper does not say, or says twice differently, and what the runs take instead
-(`settled.yaml`)."""
+(`settled.yaml`).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ import yaml
 @functools.cache
 def settled() -> dict[str, list[dict[str, Any]]]:
     """Paper -> [{text, in: {table, method, values}}]; `in`, where it is, says by which cells'
-    values the text can be checked."""
+    values the text can be checked.
+    """
     found: dict[str, list[dict[str, Any]]] = yaml.safe_load(
         (Path(__file__).parent / "settled.yaml").read_text(encoding="utf-8")
     )

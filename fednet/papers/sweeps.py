@@ -1,5 +1,6 @@
 """A figure whose cells differ in one number: what its measure is over that number, from the compact
-results alone."""
+results alone.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ Points = dict[str, list[tuple[float, float]]]
 
 def points(rows: Sequence[Mapping[str, Any]], table: str, number: str) -> Points:
     """Line's label -> [(number, mean of the measure over seeds)], by number; a line of one point is
-    left out."""
+    left out.
+    """
     absent = SWEPT[table][number][1]
     found: dict[str, dict[float, list[Mapping[str, Any]]]] = {}
     for r in rows:

@@ -1,11 +1,13 @@
 """The client's side of the protocol: a state machine without I/O.
 
-    away ── connected ──> joining ── Welcome ──> welcomed ── the engine's `ready` ──> ready ── End ──> over
-      ^──────────────── connection closed, or the server silent ───────────────────────┘
+    away ── connected ──> joining ── Welcome ──> welcomed ── the client's `ready` ──> ready
+    joining, welcomed, ready ── connection closed, or the server silent ──> away
+    ready ── End ──> over
 
 One process hosts one or many ids over one connection. A task's payload is pulled in parts before
 the task is given to the engine; a reply is announced, and its parts are sent as the server grants
-them."""
+them.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,8 @@ class Booked:
 @dataclass(frozen=True, slots=True)
 class Stray:
     """The message just received belongs to nothing that is under way: it is billed, and not used.
-    Comes first."""
+    Comes first.
+    """
 
     reason: str
 
@@ -139,12 +142,10 @@ class ClientProtocol:
     _incoming: dict[Key, Incoming] = field(default_factory=dict)
     _outgoing: dict[Key, Outgoing] = field(default_factory=dict)
     _working: set[Key] = field(default_factory=set)
-    _tasks: dict[Key, m.Task] = field(
-        default_factory=dict
-    )  # what is worked on, or answered and not sent yet
-    _earlier: set[Key] = field(
-        default_factory=set
-    )  # of these, the ones that a server now gone had asked for
+    # What is worked on, or answered and not sent yet.
+    _tasks: dict[Key, m.Task] = field(default_factory=dict)
+    # Of these, the ones that a server now gone had asked for.
+    _earlier: set[Key] = field(default_factory=set)
     _config: str = ""
     _layout: str = ""
     _sites: list[m.SiteFacts] = field(default_factory=list)
@@ -195,7 +196,8 @@ class ClientProtocol:
         self, message: m.Message, body: memoryview | None, now: float
     ) -> list[Instruction]:
         """A decoded message. Raises RemoteProtocolError for what the protocol does not allow;
-        nothing has changed then."""
+        nothing has changed then.
+        """
         self._heard = now
         if self.state in ("away", "over"):
             return [Stray("late")]
@@ -254,7 +256,8 @@ class ClientProtocol:
 
     def reply(self, reply: m.Reply, body: Body, share: float | None = None) -> list[Instruction]:
         """A task is done. A reply to a task that was cancelled meanwhile is not sent. share: of the
-        upload that is sent before this client falls silent, where such a fault is planned."""
+        upload that is sent before this client falls silent, where such a fault is planned.
+        """
         if reply.key.purpose == "train" or reply.key in self._working:
             if reply.key not in self._working:
                 return []
@@ -308,16 +311,14 @@ class ClientProtocol:
 
     # -- inside ------------------------------------------------------------------------------------
     def _welcomed(self, welcome: m.Welcome) -> list[Instruction]:
-        again = (
-            welcome.run == self.run and welcome.config == self._config
-        )  # a resume may have changed it
+        # A resume may have changed it.
+        again = welcome.run == self.run and welcome.config == self._config
         out: list[Instruction] = []
         if not again:
             self._layout = ""  # what is prepared is another run's
             out += self._abandon(list(self._tasks))
-        elif (
-            welcome.inc != self.inc
-        ):  # a server started anew: what it asks for again is not done again, see `_task`
+        elif welcome.inc != self.inc:
+            # A server started anew: what it asks for again is not done again, see `_task`.
             self._earlier = set(self._tasks)
             for going in self._outgoing.values():
                 going.announced = True
@@ -338,9 +339,8 @@ class ClientProtocol:
             return [TurnedAway(refuse.reason)]
         if self.state == "joining":
             self._rejoin_at = now + REJOIN_S
-        elif (
-            refuse.unread
-        ):  # it might have been awaited: all that is under way is said anew after a join
+        elif refuse.unread:
+            # It might have been awaited: all that is under way is said anew after a join.
             return [Reconnect()]
         return []
 
@@ -460,7 +460,8 @@ class ClientProtocol:
 
     def _waits(self, key: Key) -> bool:
         """Whether an evaluation within a training task is kept until that task's own reply is
-        through: if the connection is cut in between, both are announced anew."""
+        through: if the connection is cut in between, both are announced anew.
+        """
         train = _train(key)
         return key != train and (train in self._working or train in self._outgoing)
 

@@ -1,7 +1,8 @@
 """Who is there: the workers, the connections they speak over, and the clients they host.
 
 A worker (a client process hosting one or many ids) is connecting -> welcomed -> ready, and away
-when its connection is closed or its heartbeat silent."""
+when its connection is closed or its heartbeat silent.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from fednet.wire import messages as m
 @dataclass(slots=True)
 class Worker:
     """A client process. `queue`: tasks it was handed and has not answered, in order; the first
-    `slots` are running."""
+    `slots` are running.
+    """
 
     name: str
     session: str
@@ -33,15 +35,15 @@ class Worker:
     joined_at: float = 0.0
     gone_at: float | None = None
     queue: list[int] = field(default_factory=list)
-    doing: dict[int, tuple[str, int, int]] = field(
-        default_factory=dict
-    )  # client -> phase, step, steps
+    # client -> phase, step, steps
+    doing: dict[int, tuple[str, int, int]] = field(default_factory=dict)
     user: str | None = None
 
 
 class Roster:
     """limit: of workers. now: when this server started; until an id has been there once, its
-    absence counts from then."""
+    absence counts from then.
+    """
 
     def __init__(self, limit: int, now: float) -> None:
         self.workers: dict[str, Worker] = {}
@@ -87,7 +89,8 @@ class Roster:
     def missed(self, client: int, since: float, join: float | None, now: float) -> str:
         """Why a client that is not present is waited for no longer; "" where it is. since: when its
         task began to wait for it; join: how long it may take to come at all, or to be ready, see
-        `Rules`."""
+        `Rules`.
+        """
         preparing = [
             x.joined_at
             for x in self.workers.values()
@@ -101,7 +104,8 @@ class Roster:
     # -- coming ------------------------------------------------------------------------------------
     def room(self, busy: Callable[[], set[str]]) -> bool:
         """Whether another worker may join; those that are gone and have nothing in hand make room.
-        busy(): who has."""
+        busy(): who has.
+        """
         if len(self.workers) >= self.limit:
             names = busy()
             for gone in [

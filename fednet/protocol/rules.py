@@ -32,7 +32,8 @@ class Job:
     """A task for one client. cost: SGD steps, for longest-first; start, keep: client state
     versions; enrol: how many leading fields of the form are the client's enrolment; judge: evaluate
     within the task; faults: to be acted out at the first hand-out; lost: the one of them after
-    which no reply will come."""
+    which no reply will come.
+    """
 
     client: int
     form: Sequence[Field]
@@ -55,7 +56,8 @@ class Rules:
     after its connection closed or its heartbeat fell silent. stalled: how long a task may make no
     progress, although its worker is heard of, where another worker hosts the same client. join: how
     long, after the server's start, an id may take to come at all. first: the phase closes on this
-    many replies. defer: usefulness is decided by the caller at the phase's end."""
+    many replies. defer: usefulness is decided by the caller at the phase's end.
+    """
 
     deadline: float | None = None
     closed: float | None = 3.0
@@ -77,7 +79,8 @@ class Send:
 @dataclass(frozen=True, slots=True)
 class Stray:
     """The message just received belongs to nothing that is under way: it is billed, and not used.
-    Comes first."""
+    Comes first.
+    """
 
     reason: str
 
@@ -110,7 +113,8 @@ class Arrived:
 @dataclass(frozen=True, slots=True)
 class Resolved:
     """A client's part in this phase is over. reason: "" if its reply counts, else why it does
-    not."""
+    not.
+    """
 
     client: int
     attempt: int
@@ -139,7 +143,8 @@ class Note:
 @dataclass(frozen=True, slots=True)
 class Forget:
     """The connection is of no further use: its queue may be dropped, or the connection itself be
-    ended."""
+    ended.
+    """
 
     conn: bytes
     hang_up: bool = False

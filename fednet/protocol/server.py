@@ -5,7 +5,8 @@ handed in as `now`. Who is there is in `roster`, what each was handed in `tasks`
 in `transfers`, what is refused in `refusals`.
 
 What a peer may make the server hold or send is bounded: one join a connection, what `transfers`
-says of payloads, and a connection whose messages keep belonging to nothing is hung up on."""
+says of payloads, and a connection whose messages keep belonging to nothing is hung up on.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class ServerProtocol:
 
     welcome(ids, session): the answer to a join. may_speak_for(user, client): whether that key may.
     declared(key, form): raises RemoteProtocolError for a reply that is not of the form and size
-    that the method declares. rules: until the first phase gives its own."""
+    that the method declares. rules: until the first phase gives its own.
+    """
 
     def __init__(
         self,
@@ -120,11 +122,12 @@ class ServerProtocol:
                 else (w.status, 0, 0)
             )
             deadline = self.rules.deadline
+            # It runs once its worker is free.
             left = (
                 deadline - (self._turn.now - w.since)
                 if deadline is not None and w.running
                 else deadline
-            )  # it runs once its worker is free
+            )
             rows.append(
                 {
                     "client": w.job.client,
@@ -153,7 +156,8 @@ class ServerProtocol:
     ) -> list[Instruction]:
         """Opens a phase. `attempts`: the first attempt number by client, where an earlier server
         got further than 0. What is left of the phase before is called off without a word to the
-        caller, who has gone on."""
+        caller, who has gone on.
+        """
         self._turn.now = now
         self._refusals.strikes.clear()
         self._tasks.begin(round, phase, purpose, jobs, rules, attempts or {})
@@ -167,7 +171,8 @@ class ServerProtocol:
 
     def reject(self, key: Key, reason: str, now: float, again: bool = True) -> list[Instruction]:
         """The reply was not what was declared: it is billed, and the task is given out again a few
-        times at most."""
+        times at most.
+        """
         self._turn.now = now
         self._tasks.reject(key, reason, again)
         return self._turn.take()
@@ -185,7 +190,8 @@ class ServerProtocol:
 
     def finish(self, over: bool, reason: str = "") -> list[Instruction]:
         """Tells all workers that the run is over, or that this server stops with rounds left to
-        do."""
+        do.
+        """
         for w in self.workers.values():
             if w.conn is not None:
                 self._turn.send(
@@ -209,7 +215,8 @@ class ServerProtocol:
         user: str | None = None,
     ) -> list[Instruction]:
         """A decoded message. What breaks the protocol is refused with a reason, counted, and
-        changes nothing."""
+        changes nothing.
+        """
         self._turn.now = now
         try:
             stray = (
@@ -322,11 +329,18 @@ class ServerProtocol:
         """Why this server can never let that worker in, or ""."""
         bad = sorted(i for i in ids if not 0 <= i < self.clients)
         if bad or not ids:
-            return f"join: client id {bad[0] if bad else 'missing'}; this federation has ids 0 to {self.clients - 1}."
+            known = f"this federation has ids 0 to {self.clients - 1}."
+            return f"join: client id {bad[0] if bad else 'missing'}; {known}"
         if len(ids) > HOSTED:
-            return f"join: {len(ids)} clients in one process, at most {HOSTED} are allowed; start several with --id K/N."
+            return (
+                f"join: {len(ids)} clients in one process, at most {HOSTED} are allowed; "
+                "start several with --id K/N."
+            )
         if missing := [f for f, sha in self.files.items() if sha not in join.files.values()]:
-            return f"join: this federation needs {', '.join(missing)} loaded on the client too (--load), with the same content."
+            return (
+                f"join: this federation needs {', '.join(missing)} loaded on the client too "
+                "(--load), with the same content."
+            )
         if strangers := sorted(i for i in ids if not self._may(user, i)):
             return f"join: this key may not speak for client {strangers[0]}."
         return ""
@@ -384,9 +398,8 @@ class ServerProtocol:
         key: Key = message.key  # type: ignore[attr-defined]
         if key.client not in worker.ids:
             raise RemoteProtocolError(f"client {key.client} is not hosted by this worker")
-        if not self._may(
-            worker.user, key.client
-        ):  # revoked since it joined; the key may still speak for others
+        # Revoked since it joined; the key may still speak for others.
+        if not self._may(worker.user, key.client):
             self._roster.leave_out(worker, key.client, self._turn.now)
             self._tasks.leave_out(worker, key.client)
             raise RemoteProtocolError(f"this key may not speak for client {key.client} any more")
@@ -406,9 +419,8 @@ class ServerProtocol:
             tasks.run_heads(worker)
             tasks.assign()
         if beat.client in worker.ids:
-            if (
-                beat.phase == m.UPLOADING
-            ):  # its link is slow, not its worker, which is free for the next
+            # Its link is slow, not its worker, which is free for the next.
+            if beat.phase == m.UPLOADING:
                 tasks.start_next(worker, beat.client)
                 tasks.assign()
             doing = beat.phase, beat.step, beat.steps

@@ -1,10 +1,12 @@
 """The jobs of a phase: to whom each is handed, and what becomes of it.
 
-waiting ── handed to a free worker ──> handed ── reply announced ──> arriving ──> arrived
-   ^                                     │                               │
-   └── worker lost, or reply refused ────┴───────────────────────────────┘
-arrived ── accept ──> done             arrived ── reject ──> waiting | dropped
-any but done ── deadline, lost for good, cancelled ──> dropped
+    waiting ── handed to a free worker ──> handed ── reply announced ──> arriving ──> arrived
+       ^                                     │                              │
+       └── worker lost, or reply refused ────┴──────────────────────────────┘
+    arrived ── accept ──> done             arrived ── reject ──> waiting | dropped
+    any but done ── deadline, lost for good, cancelled ──> dropped
+
+These are the values of `Work.status`.
 """
 
 from __future__ import annotations
@@ -43,9 +45,8 @@ class Work:
     granted: int = 0
     judge_conn: bytes = b""  # where the evaluation within this task came from, if it has come
     refusals: int = 0
-    refused_by: set[str] = field(
-        default_factory=set
-    )  # workers that failed at it: others are asked first
+    # Workers that failed at it: others are asked first.
+    refused_by: set[str] = field(default_factory=set)
     sat_by: str = ""  # the worker that it was taken from because it made no progress there
     losses: int = 0
     undecided: bool = False  # done, in a phase whose usefulness is decided at its end
@@ -101,7 +102,8 @@ class Tasks:
         attempts: Mapping[int, int],
     ) -> None:
         """What is left of the phase before is called off without a word to the caller, who has gone
-        on."""
+        on.
+        """
         self.cancel("the phase is over")
         self.decide({w.job.client: False for w in self.work.values() if w.undecided})
         self._turn.unresolve()
@@ -162,7 +164,8 @@ class Tasks:
 
     def refuse(self, w: Work, reason: str, again: bool, what: str = "refused") -> None:
         """A reply that cannot be used: it is billed, and the task goes out anew, a few times at
-        most."""
+        most.
+        """
         if w.up_conn:
             self._turn.say(Settle(w.up_conn, "up", self.key(w), False, what))
             w.up_conn = b""
@@ -172,9 +175,8 @@ class Tasks:
             self._refusals.note("reply", reason, w.worker, client=w.job.client, round=self.round)
             worker = self._roster.workers.get(w.worker)
             if worker is not None and worker.conn is not None:
-                self._turn.call_off(
-                    worker.conn, self.key(w)
-                )  # it may still wait to be asked for the rest
+                # It may still wait to be asked for the rest.
+                self._turn.call_off(worker.conn, self.key(w))
         if again and w.refusals < TRIES:
             self.take_back(w, "given out again")
         else:
@@ -184,7 +186,8 @@ class Tasks:
     # -- handing out -------------------------------------------------------------------------------
     def assign(self) -> None:
         """Waiting tasks to free workers, longest first; one task ahead, but never the phase's last
-        ones."""
+        ones.
+        """
         free = [
             x
             for x in self._roster.workers.values()
@@ -222,7 +225,8 @@ class Tasks:
 
     def _may_try(self, w: Work, worker: Worker) -> bool:
         """A worker that failed at a task, or sat on one, tries again only where no other hosts its
-        client."""
+        client.
+        """
         others = [x for x in self._roster.hosts(w.job.client) if x.name != w.sat_by]
         if worker.name == w.sat_by and others:
             return False
@@ -279,7 +283,8 @@ class Tasks:
 
     def start_next(self, worker: Worker, client: int) -> None:
         """`client` is off the worker's hands: the next in its queue is running, and its deadline
-        with it."""
+        with it.
+        """
         if client in worker.queue:
             worker.queue.remove(client)
         worker.doing.pop(client, None)
@@ -342,7 +347,8 @@ class Tasks:
     def pick_up(self, worker: Worker, holding: set[Key], ours: bool) -> None:
         """A worker is back: what it still holds goes on, what it lost on the way is handed out
         anew. ours: this server handed out what it holds, and can tell what is not wanted any more;
-        of an earlier one's tasks it may ask again."""
+        of an earlier one's tasks it may ask again.
+        """
         kept: set[Key] = set()
         for w in self.held_by(worker):
             if w.job.client not in worker.ids:
@@ -380,7 +386,8 @@ class Tasks:
 
     def give_on(self, worker: Worker) -> None:
         """The worker did not come back in time: its tasks go to others that host the same ids, or
-        are counted out."""
+        are counted out.
+        """
         for w in self.held_by(worker):
             if worker.conn is not None:
                 self._turn.call_off(worker.conn, self.key(w))
@@ -389,7 +396,8 @@ class Tasks:
 
     def leave_out(self, worker: Worker, client: int) -> None:
         """The worker may not have this client's task any more; it waits for another that hosts the
-        client."""
+        client.
+        """
         w = self.work.get(client)
         if w is not None and w.worker == worker.name and w.status in WITH_WORKER:
             self.take_back(w, "its key was revoked")
@@ -415,9 +423,8 @@ class Tasks:
                 if w.running and turn.over(w.since, rules.deadline):
                     self._drop(w, "deadline")
                 elif w.job.lost and w.running and turn.over(w.heard, rules.closed):
-                    self._drop(
-                        w, f"lost: {w.job.lost}"
-                    )  # planned: the worker lives on, for its other clients
+                    # Planned: the worker lives on, for its other clients.
+                    self._drop(w, f"lost: {w.job.lost}")
             elif w.status == "waiting" and w.job.client not in present:
                 missed = self._roster.missed(w.job.client, w.since, rules.join, turn.now)
                 if missed:
@@ -426,7 +433,8 @@ class Tasks:
     def _unstall(self, worker: Worker) -> None:
         """A worker that is heard of and makes no progress may be one that takes tasks to keep them:
         what it has goes to others that host the same clients. Where there is no other it is waited
-        for, as long as `deadline` lets it."""
+        for, as long as `deadline` lets it.
+        """
         worker.stalled = True
         given = [w for w in self.held_by(worker) if len(self._roster.hosts(w.job.client)) > 1]
         for w in given:

@@ -2,7 +2,8 @@
 
 What a peer may make the server hold or send is bounded: a form is checked before a byte of its body
 is asked for, parts are granted within a window and a budget, and each part of a task goes out once
-a hand-out."""
+a hand-out.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from fednet.wire.messages import PART, Field, Key
 class Transfers:
     """What is done with a message returns why it belongs to nothing that is under way, or "".
     declared(key, form): raises RemoteProtocolError for a reply that is not of the form and size
-    that the method declares."""
+    that the method declares.
+    """
 
     def __init__(
         self,
@@ -54,9 +56,8 @@ class Transfers:
         agrees = sum(f.size for f in reply.form) == reply.size and (
             len(body) == reply.size if body is not None else not 0 < reply.size <= PART
         )
-        if (
-            key.purpose != tasks.purpose
-        ):  # evaluated within the training task: small, beside the reply, gates nothing
+        # Evaluated within the training task: small, beside the reply, gates nothing.
+        if key.purpose != tasks.purpose:
             if key.purpose != "evaluate" or not w.job.judge or not agrees or body is None:
                 raise RemoteProtocolError(
                     f"an evaluation of client {key.client} that was not asked for"
@@ -141,7 +142,8 @@ class Transfers:
 
     def grant(self) -> None:
         """Grants parts to those whose replies are coming in, oldest first, within the window and
-        the budget."""
+        the budget.
+        """
         turn = self._turn
         arriving = [
             w for w in self._tasks.work.values() if w.status == "arriving" and w.reply is not None

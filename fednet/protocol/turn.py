@@ -1,5 +1,6 @@
 """One event's turn at the server's side: when it is, and what is to be done about it. All parts of
-that side share it."""
+that side share it.
+"""
 
 from __future__ import annotations
 

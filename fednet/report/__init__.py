@@ -1,7 +1,8 @@
 """Reports, from run directories only: never from a live engine.
 
 `finish(run_dir)` is what a run ends with; the rest are the commands `report`, `compare`, `figure`,
-`verify`, `status`."""
+`verify`, `status`.
+"""
 
 from __future__ import annotations
 

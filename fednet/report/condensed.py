@@ -1,5 +1,6 @@
 """A picture of what leaves a site under FedDC: the condensed images, beside the mean of the real
-ones."""
+ones.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-ByClient = Mapping[
-    int, tuple[torch.Tensor, torch.Tensor]
-]  # id -> x (n, c, h, w) model inputs, labels (n,)
+# id -> x (n, c, h, w) model inputs, labels (n,)
+ByClient = Mapping[int, tuple[torch.Tensor, torch.Tensor]]
 GAP = 2  # pixels between images
 BLANK = 1.0  # white: no image of that class
 
 
 def class_means(x: torch.Tensor, y: torch.Tensor, classes: int) -> torch.Tensor:
     """(C, c, h, w): the mean real image of each class, NaN for a class without any. x: model
-    inputs; y: (n,)."""
+    inputs; y: (n,).
+    """
     return torch.stack(
         [
             x[y == c].mean(0) if bool((y == c).any()) else torch.full_like(x[0], torch.nan)
@@ -40,7 +41,8 @@ def grid(
     PNG, PDF or SVG.
 
     class_means: (C, c, h, w). names: of the C classes. beside: a second method's images, drawn in a
-    panel of its own."""
+    panel of its own.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -69,7 +71,8 @@ def grid(
 
 def mosaic(images_by_client: ByClient, class_means: torch.Tensor) -> np.ndarray:
     """(H, W, 3) in 0..1: classes downwards; the mean, then the clients in order of id, to the
-    right."""
+    right.
+    """
     classes, _, h, w = class_means.shape
     columns = [{c: m for c, m in enumerate(class_means) if not bool(m.isnan().any())}]
     for client in sorted(images_by_client):
@@ -84,7 +87,8 @@ def mosaic(images_by_client: ByClient, class_means: torch.Tensor) -> np.ndarray:
 
 def shown(image: torch.Tensor) -> np.ndarray:
     """(h, w, 3) in 0..1: each image stretched from its 1st to its 99th percentile, for condensed
-    pixels know no bounds. One channel is drawn grey; of more than three, the first three."""
+    pixels know no bounds. One channel is drawn grey; of more than three, the first three.
+    """
     pixels = image.detach().cpu().double().numpy()
     low, high = np.percentile(pixels, [1, 99])
     scaled = (
@@ -101,7 +105,8 @@ def draw(
     titles: tuple[str, str] = ("condensed images", ""),
 ) -> Path | None:
     """The picture of a run's condensed images (of `most` clients), beside those of another run;
-    None where there are none."""
+    None where there are none.
+    """
     import json
 
     from safetensors import safe_open

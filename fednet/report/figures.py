@@ -1,5 +1,6 @@
 """What the figures show, as plain data: the page and the plots draw the same numbers, and the CSV
-files hold them."""
+files hold them.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +81,8 @@ def bytes_by_kind(run: Run) -> tuple[list[int], dict[str, dict[str, list[int]]]]
 @dataclass(frozen=True)
 class Participation:
     """grid: (clients, rounds) int8: 0 not asked, 1 completed, 2 and on: dropped for reasons[code -
-    2]."""
+    2].
+    """
 
     rounds: list[int]
     grid: np.ndarray
@@ -107,7 +109,8 @@ def client_accuracy(run: Run) -> tuple[str, list[int], list[int], np.ndarray] | 
     their last accuracy.
 
     Of the personal models where the method has them, else of the global model on each client's own
-    test split."""
+    test split.
+    """
     which = next((w for w in ("personal", "global") if metrics.latest(run, w)), None)
     if which is None:
         return None
@@ -159,7 +162,8 @@ def time_split(run: Run) -> tuple[list[int], dict[str, list[float]]]:
 # -- in words --------------------------------------------------------------------------------------
 def setting(run: Run) -> str:
     """The experiment in a line: "digits, dirichlet alpha=0.3, 10 clients, participation 0.5,
-    lenet5, 1 epoch(s)"."""
+    lenet5, 1 epoch(s)".
+    """
     c = run.config
     data, train = c.get("data", {}), c.get("train", {})
     partition = data.get("partition", {})
@@ -191,7 +195,8 @@ def setting(run: Run) -> str:
 
 def link(run: Run) -> str:
     """The link as the configuration has it: "virtual clock, up 10 Mbit/s, down 50 Mbit/s, 20
-    ms"."""
+    ms".
+    """
     c = run.config.get("link", {})
     words = [f"{c.get('clock', 'real')} clock"]
     words += [
@@ -233,7 +238,8 @@ def caption(groups: Sequence[Group], x: str, y: str, bytes: str = "total") -> st
     same = len({setting(g.runs[0]) for g in groups}) == 1
     links = {link(r) for g in groups for r in g.runs}
     where = setting(first) if same else f"{setting(first)} (the first; others as labelled)"
-    text = f"{VALUES[y].capitalize()} against {AXES[x]}: {names}. {where}. {band}. Link: {'; '.join(sorted(links))}."
+    text = f"{VALUES[y].capitalize()} against {AXES[x]}: {names}. {where}. {band}."
+    text += f" Link: {'; '.join(sorted(links))}."
     return text + (f" {counted(bytes)}." if x == "mb" else "")
 
 

@@ -28,7 +28,8 @@ ASIDE = (
 @dataclass(frozen=True)
 class Group:
     """Runs that differ in the seed only. `label` says what sets them apart from the other
-    groups."""
+    groups.
+    """
 
     label: str
     runs: tuple[Run, ...]
@@ -40,7 +41,8 @@ class Group:
 
 def group(runs: Iterable[Run]) -> list[Group]:
     """The runs by everything but the seed, in the order of their first run, each group in order of
-    seeds."""
+    seeds.
+    """
     found: dict[bytes, list[Run]] = {}
     for run in runs:
         settings = {k: v for k, v in flat(run.config).items() if not _aside(k)}
@@ -69,7 +71,8 @@ def _labels(firsts: Sequence[Run]) -> list[str]:
     alpha=0.3".
 
     A setting that only one algorithm has (mu) is named where that algorithm itself stands with
-    several values."""
+    several values.
+    """
     configs = [{k: v for k, v in flat(r.config).items() if not _aside(k)} for r in firsts]
     labels = []
     for run, mine in zip(firsts, configs):
@@ -81,9 +84,8 @@ def _labels(firsts: Sequence[Run]) -> list[str]:
                 words.append(f"{key.rsplit('.', 1)[-1]}={_word(value)}")
         labels.append(" ".join(words))
     taken: dict[str, int] = {}
-    for i, text in enumerate(
-        labels
-    ):  # the same label twice: runs that differ in what one of them leaves out
+    # The same label twice: runs that differ in what one of them leaves out.
+    for i, text in enumerate(labels):
         taken[text] = taken.get(text, 0) + 1
         if taken[text] > 1:
             labels[i] = f"{text} ({firsts[i].name})"
@@ -103,14 +105,14 @@ def pairs(a: Group, b: Group) -> list[tuple[Run, Run]]:
 
 def unpaired(a: Run, b: Run) -> list[str]:
     """What makes two runs of one seed no pair: the partition, the initial weights, the
-    participants."""
+    participants.
+    """
     reasons = []
     if a.partition_sha256 != b.partition_sha256:
         reasons.append("their partitions differ")
     first, second = _initial(a), _initial(b)
-    if isinstance(first, str) != isinstance(
-        second, str
-    ):  # only one of them recorded the weights themselves
+    # Only one of them recorded the weights themselves.
+    if isinstance(first, str) != isinstance(second, str):
         first, second = _settings(a), _settings(b)
     if first != second:
         reasons.append("their initial weights differ")

@@ -2,7 +2,8 @@
 
 Accuracies are 0..1; a_t is the test accuracy after round t, on evaluated rounds only. MB is 10^6
 bytes, counted over all messages of `wire.jsonl`, spent for use or not: both directions, all
-clients, after compression, framing included."""
+clients, after compression, framing included.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +25,8 @@ from fednet.report.read import Record, Run, once, open_run
 BYTES = ("total", "up", "down")
 COSTS = ("rounds", "mb", "seconds")
 CURVES = ("accuracy", "client_accuracy", "personal_accuracy", "test_loss", "train_loss")
-JUDGED = (
-    "global",
-    "personal",
-    "balanced",
-    "finetuned",
-    "finetuned_balanced",
-)  # what a client is evaluated by, and on
+# What a client is evaluated by, and on.
+JUDGED = ("global", "personal", "balanced", "finetuned", "finetuned_balanced")
 
 
 # -- curves ----------------------------------------------------------------------------------------
@@ -39,7 +35,8 @@ def curve(run: Run, y: str = "accuracy") -> list[tuple[int, float]]:
 
     y: accuracy | test_loss (of the global model on the global test set), client_accuracy |
     personal_accuracy (of the global and of the personal models on the own tests of the clients
-    judged in that round, pooled), train_loss."""
+    judged in that round, pooled), train_loss.
+    """
     if y not in CURVES:
         raise ConfigError(unknown("curve", y, CURVES))
     return [(r.round, float(v)) for r in run.rounds if (v := _value(r, y)) is not None]
@@ -54,7 +51,8 @@ def _value(r: Record, y: str) -> float | None:
 @dataclass(frozen=True)
 class Ledger:
     """Spent bytes summed by (round, direction, kind); the kind `envelope` is all that is not
-    payload."""
+    payload.
+    """
 
     rows: dict[tuple[int, str, str], int]
     useful: dict[str, int]  # by direction
@@ -87,10 +85,10 @@ class Ledger:
 def used(run: Run) -> Iterator[Record]:
     """The rows of `wire.jsonl` that were of use, each payload once: where a server died between two
     checkpoints, the next one does rounds again, and what the first had received for them was of use
-    to nobody."""
-    servers: dict[int, set[int]] = defaultdict(
-        set
-    )  # by round: only where two had a part can there be doubles
+    to nobody.
+    """
+    # By round: only where two had a part can there be doubles.
+    servers: dict[int, set[int]] = defaultdict(set)
     for w in run.lines("wire"):
         servers[w.get("round") or 0].add(w.get("incarnation", 0))
     again = {r for r, who in servers.items() if len(who) > 1}
@@ -115,7 +113,8 @@ def _payload(w: Record) -> tuple[Any, ...]:
 @once
 def ledger(run: Run) -> Ledger:
     """One pass over `wire.jsonl`; where a run has none, the totals of `rounds.jsonl`, all booked as
-    `state`."""
+    `state`.
+    """
     rows: dict[tuple[int, str, str], int] = defaultdict(int)
     useful, raw, messages = ({"up": 0, "down": 0} for _ in range(3))
     for w in run.lines("wire"):
@@ -149,7 +148,8 @@ def cost(run: Run, by: str, bytes: str = "total") -> dict[int, float]:
     up | down.
 
     What was spent before round 1 (joins) counts into round 1, what a resumed run spent twice counts
-    twice."""
+    twice.
+    """
     if by not in COSTS:
         raise ConfigError(unknown("cost", by, COSTS))
     if bytes not in BYTES:
@@ -191,7 +191,8 @@ def last(values: Sequence[tuple[int, float]], n: int = 10) -> float | None:
 # -- targets ---------------------------------------------------------------------------------------
 def reached(values: Sequence[tuple[int, float]], target: float) -> int | None:
     """The first evaluated round at or above the target on the unsmoothed curve; None where none
-    is."""
+    is.
+    """
     return next((t for t, a in values if a >= target), None)
 
 
@@ -204,7 +205,8 @@ def to_target(run: Run, target: float, by: str = "rounds", bytes: str = "total")
 def speedup(run: Run, over: Run, at: int | None = None) -> dict[str, Any]:
     """R / t, where the target is `over`'s accuracy at round R (its last evaluated, or the last not
     after `at`) and t the first round at which `run` is there. Never: t and speedup are None and
-    `text` is "<1"."""
+    `text` is "<1".
+    """
     before = [(t, a) for t, a in curve(over) if at is None or t <= at]
     if not before:
         return {"target": None, "round": None, "speedup": None, "text": "-"}
@@ -224,7 +226,8 @@ def differences(values: Sequence[tuple[int, float]]) -> dict[str, float | None]:
     a_t - a_{t-1}.
 
     Zeros are in neither mean; an empty mean, and the max drop of a curve without differences, is
-    None."""
+    None.
+    """
     d = [b - a for (_, a), (_, b) in itertools.pairwise(values)]
     down, up = [x for x in d if x < 0], [x for x in d if x > 0]
     return {"max_drop": min(d) if d else None, "avg_drop": _mean(down), "avg_increase": _mean(up)}
@@ -232,7 +235,8 @@ def differences(values: Sequence[tuple[int, float]]) -> dict[str, float | None]:
 
 def class_accuracy(record: Record) -> np.ndarray | None:
     """(C,) accuracy by class of one round, NaN for a class without test samples; None where it was
-    not evaluated."""
+    not evaluated.
+    """
     if not record.correct_by_class or not record.total_by_class:
         return None
     correct, total = (
@@ -244,13 +248,15 @@ def class_accuracy(record: Record) -> np.ndarray | None:
 
 def spread(accuracy: np.ndarray) -> float:
     """Class spread of one round: sqrt(mean_c (A_c - mean_c A_c)^2), as a fraction (x 100:
-    percentage points)."""
+    percentage points).
+    """
     return float(np.nanstd(accuracy))
 
 
 def class_stability(run: Run) -> dict[str, float] | None:
     """FedDC's "class variance": mean over rounds of the class spread; beside it the mean of the
-    literal variance."""
+    literal variance.
+    """
     rounds = [a for r in run.rounds if (a := class_accuracy(r)) is not None]
     if not rounds:
         return None
@@ -270,7 +276,8 @@ def latest(run: Run, judged: str) -> dict[int, Record]:
 
 def pooled(records: Iterable[Record], judged: str) -> float | None:
     """FedABC Eq. 7 (Eq. 8 where `judged` is balanced): correct over all clients / test samples over
-    all clients."""
+    all clients.
+    """
     rows = list(records)
     total = sum(r[f"tested_{judged}"] for r in rows)
     return sum(r[f"correct_{judged}"] for r in rows) / total if total else None
@@ -312,7 +319,8 @@ def kinds_of(run: Run) -> dict[str, dict[str, int]]:
 @once
 def predicted(run: Run) -> dict[str, Any] | None:
     """The prediction the engine recorded (`summary.predicted`: bytes by direction and kind) beside
-    the useful payload bytes of the method's own messages; None where there is no prediction."""
+    the useful payload bytes of the method's own messages; None where there is no prediction.
+    """
     said = run.summary.get("predicted")
     if not isinstance(said, dict):
         return None
@@ -333,7 +341,8 @@ def predicted(run: Run) -> dict[str, Any] | None:
 # -- all of it -------------------------------------------------------------------------------------
 def summarise(run_dir: str | Path | Run) -> dict[str, Any]:
     """The metric part of `summary.json`. What does not apply is left out; a mean of nothing is
-    None."""
+    None.
+    """
     run = run_dir if isinstance(run_dir, Run) else open_run(run_dir)
     a = curve(run)
     top, at = best(a) or (None, None)
@@ -372,7 +381,8 @@ def summarise(run_dir: str | Path | Run) -> dict[str, Any]:
 
 def _bytes(run: Run) -> dict[str, Any]:
     """up, down, total: spent bytes. useful: of these, in messages that were used. raw: payload
-    before compression."""
+    before compression.
+    """
     book = ledger(run)
     up, down = book.sum(direction="up"), book.sum(direction="down")
     out: dict[str, Any] = {
@@ -392,7 +402,8 @@ def _bytes(run: Run) -> dict[str, Any]:
 
 def complete(run: Run) -> dict[str, Any]:
     """Writes the metrics into `summary.json`, aside and then into place; what else stands in it
-    stays."""
+    stays.
+    """
     summary = {**run.summary, **summarise(run)}
     path = run.dir / "summary.json"
     aside = path.with_name(f".summary.{os.getpid()}")

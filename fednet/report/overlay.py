@@ -2,7 +2,8 @@
 above, against MB below.
 
 Drawn from the rows of the curves' CSV alone, so that it can be drawn again where the runs are no
-longer."""
+longer.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def measure(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path, said: str = "") -> Path | None:
     """Writes the figure; None where no row has a value. said: a line above it, such as that it is
-    no test of the paper."""
+    no test of the paper.
+    """
     y = measure(rows)
     shown = {k: rs for k, rs in settings(rows).items() if any(r.get(y) is not None for r in rs)}
     if not shown:
@@ -115,7 +117,8 @@ def details(
 ) -> list[Path]:
     """What stands beside one setting's curves, from the runs themselves, by method: who holds what,
     accuracy by class over the rounds for the methods `classes`, condensed images where a run has
-    them."""
+    them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     found = [(f"{name}-partition", f) for f in plots.partition(next(iter(runs.values())))]
     found += [

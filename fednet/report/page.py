@@ -1,5 +1,6 @@
 """`fednet report`: one self-contained HTML page over one or several runs. No network, dark and
-light."""
+light.
+"""
 
 from __future__ import annotations
 
@@ -140,9 +141,8 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
 
 def _comparison(runs: Sequence[Run]) -> dict[str, Any]:
     best = [b[0] for r in runs if (b := metrics.best(metrics.curve(r)))]
-    target = (
-        int(100 * min(best)) / 100 if len(best) == len(runs) else 0.0
-    )  # what the least of them just reaches
+    # What the least of them just reaches.
+    target = int(100 * min(best)) / 100 if len(best) == len(runs) else 0.0
     made = tables.table(runs, [target] if target else [])
     rows = [
         [g.label, len(g.runs), *(c.text for c in cells)]
@@ -342,7 +342,8 @@ def _partition(run: Run) -> dict[str, Any] | None:
         return None
     names = figures.class_names(run, counts.shape[1])
     sizes = counts.sum(1)
-    note = f"{sizes.sum():,} samples; the smallest client holds {sizes.min():,}, the largest {sizes.max():,}."
+    note = f"{sizes.sum():,} samples; the smallest client holds {sizes.min():,}, "
+    note += f"the largest {sizes.max():,}."
     if counts.size > svg.MARKS:
         share = counts.T / max(1, counts.max())
         chart = svg.heat(

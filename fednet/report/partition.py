@@ -31,7 +31,8 @@ def rows(table: np.ndarray, names: Sequence[str] | None = None) -> list[list[str
 
 def bubble(table: np.ndarray, names: Sequence[str] | None, path: Path | str) -> None:
     """Draws clients against classes, a circle's area proportional to its samples, into `path`
-    (.png, .svg or .pdf)."""
+    (.png, .svg or .pdf).
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

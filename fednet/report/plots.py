@@ -20,10 +20,8 @@ from fednet.report import figures
 from fednet.report.groups import group
 from fednet.report.read import Run
 
-TIMELESS = {
-    ".pdf": {"CreationDate": None},
-    ".svg": {"Date": None},
-}  # so that the same run gives the same file
+# So that the same run gives the same file.
+TIMELESS = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 INCHES = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}
 BARS = 200
 STYLE = {
@@ -338,7 +336,8 @@ def _bars(
     ax: Any, x: Sequence[int], height: np.ndarray, base: np.ndarray, place: int, hatch: str = ""
 ) -> None:
     """Bars on `base`; where there are too many to be told apart, one stepped area, which draws
-    faster."""
+    faster.
+    """
     look = {
         "color": figures.COLOURS[place % 8],
         "hatch": hatch,
@@ -419,7 +418,8 @@ def figure(
 
     PDF with embedded TrueType (type 42). width: inches, or a text such as 3.4in, 8.6cm, 86mm.
     Raises ConfigError for an unknown axis, value, width or kind of file, or where no run was
-    evaluated."""
+    evaluated.
+    """
     path = Path(out)
     if not runs:
         raise ConfigError("figure: expected at least one run directory.")

@@ -4,7 +4,8 @@
     run.rounds[-1].test_accuracy, run.summary["bytes"], run.model()
 
 Files are read when they are first asked for. A run may be live: a line that is still being written
-is left out."""
+is left out.
+"""
 
 from __future__ import annotations
 
@@ -85,10 +86,8 @@ FIELDS = {
     ),
     "events": ("round", "client", "type", "bytes", "elapsed"),
 }
-APPEND_ONLY = (
-    "wire",
-    "events",
-)  # never cut on resume, so a line torn by a crash may stand in the middle
+# Never cut on resume, so a line torn by a crash may stand in the middle.
+APPEND_ONLY = ("wire", "events")
 _NAMES = {name for names in FIELDS.values() for name in names}
 
 
@@ -174,7 +173,8 @@ class Run:
 
     def lines(self, name: str) -> Iterator[Record]:
         """The records of `NAME.jsonl`, one at a time: `wire.jsonl` of a long run need not fit in
-        memory."""
+        memory.
+        """
         return lines(self.dir / f"{name}.jsonl", name in APPEND_ONLY)
 
     # -- what is often asked -----------------------------------------------------------------------
@@ -198,7 +198,8 @@ class Run:
     @cached_property
     def counts(self) -> np.ndarray | None:
         """(clients, C) training samples by client and class; None where the partition is not
-        known."""
+        known.
+        """
         table = self.partition.get("samples_by_class")
         return np.asarray(table, dtype=np.int64) if table else None
 
@@ -211,7 +212,8 @@ class Run:
         """The global model with its final weights, on the CPU, in eval mode.
 
         Raises StateError where the run has none (a method without a global model, a run that has
-        not ended), ConfigError where its model is a user's own that is not loaded."""
+        not ended), ConfigError where its model is a user's own that is not loaded.
+        """
         from safetensors.torch import load_file
 
         from fednet import config, models
@@ -222,9 +224,8 @@ class Run:
                 f"{path} is missing: the run has not ended, or its method keeps no global model."
             )
         tensors = load_file(path)
-        settings = config.load(
-            self.dir / "config.yaml"
-        )  # imports the user's own parts, those under code/
+        # Imports the user's own parts, those under code/.
+        settings = config.load(self.dir / "config.yaml")
         shape, outputs = self._shape(settings)
         chosen = {"name": settings.model.name, **settings.model.options}
         module = models.build(chosen, shape, outputs, settings.seed)
@@ -238,7 +239,8 @@ class Run:
 
     def _shape(self, settings: Any) -> tuple[tuple[int, ...], int]:
         """Of one model input, and the number of outputs: as recorded, else by looking at the data
-        again."""
+        again.
+        """
         facts = {**self.partition, **self.summary}
         if facts.get("input_shape"):
             return tuple(facts["input_shape"]), int(facts.get("classes") or 1)
@@ -268,7 +270,8 @@ class Run:
 
 def once(make: F) -> F:
     """A function of a run that is computed once a `Run`: like its lists, of the files as they were
-    when first read."""
+    when first read.
+    """
 
     @functools.wraps(make)
     def kept(run: Run, *more: Any) -> Any:

@@ -1,7 +1,8 @@
 """`fednet status RUN`: what a live or dead run is doing.
 
 The engine keeps OUT/NAME/status.json, written aside and renamed into place. Whether the run behind
-it lives is told by its process where it ran on this machine, and by the file's age elsewhere."""
+it lives is told by its process where it ran on this machine, and by the file's age elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     """A client that the round waits for.
 
     since: seconds since the epoch; deadline_s: left at `updated`, None: it is waited for while it
-    lives."""
+    lives.
+    """
 
     client: int
     host: str | None = None
@@ -144,7 +146,8 @@ def show(
     pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[str]:
     """The status as text, once, or with `watch` each time it changes until the run lives no more.
-    The caller prints."""
+    The caller prints.
+    """
     last = None
     while True:
         status = read(run)

@@ -2,7 +2,8 @@
 the dark.
 
 What a pointer may ask stands beside each mark as `<title>`, or for lines and heat maps as JSON in
-`data-hover`, which the page's script reads. Long runs are binned, so that a page stays a page."""
+`data-hover`, which the page's script reads. Long runs are binned, so that a page stays a page.
+"""
 
 from __future__ import annotations
 
@@ -203,7 +204,8 @@ def stacked(
     words: tuple[str, str] = ("", ""),
 ) -> Markup:
     """Stacked bars a round: `up` above the line, `down` below it. colour: kind -> number of its
-    colour."""
+    colour.
+    """
     names, _ = _binned(rounds, [0.0] * len(rounds))
     parts = [
         ({k: _binned(rounds, v)[1] for k, v in side.items()}, sign, word)
@@ -377,10 +379,10 @@ def participation(
     over = []
     for i, j in dropped[:MARKS]:
         why = reasons[grid[i, j] - 2]
+        tip = html.escape(f"round {rounds[j]}, client {i}\ndropped: {why}")
         over.append(
             f'<rect class="drop d{(grid[i, j] - 2) % 7}" x="{X(j)}" y="{Y(i)}" width="{cw}" '
-            f'height="{ch}">'
-            f"<title>{html.escape(f'round {rounds[j]}, client {i}' + chr(10) + f'dropped: {why}')}</title></rect>"
+            f'height="{ch}"><title>{tip}</title></rect>'
         )
     hover = None
     if grid.size <= HOVER:
@@ -425,9 +427,10 @@ def bubbles(counts: np.ndarray, names: Sequence[str], f: Frame) -> Markup:
     ]
     for i, k in np.argwhere(counts > 0):
         tip = html.escape(f"client {i}, class {names[k]}\n{counts[i, k]} samples")
+        r = max(0.8, top * math.sqrt(counts[i, k] / high))
         body.append(
             f'<circle class="f0 bubble" cx="{X(i)}" cy="{Y(k)}" '
-            f'r="{max(0.8, top * math.sqrt(counts[i, k] / high)):.2f}"><title>{tip}</title></circle>'
+            f'r="{r:.2f}"><title>{tip}</title></circle>'
         )
     return _svg(f, "".join(body), "samples by client and class")
 

@@ -1,7 +1,8 @@
 """`fednet compare`: methods side by side, over seeds.
 
 A cell is the mean over seeds and the half-width of its 95 % t-interval. Where some seeds never
-reach a target, the cell says which did, and no mean is made of those that did."""
+reach a target, the cell says which did, and no mean is made of those that did.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ FORMATS = ("table", "csv", "md", "latex")
 @dataclass(frozen=True)
 class Cell:
     """Values over seeds, and how they read. None: never reached; of a difference: one of the pair
-    never got there."""
+    never got there.
+    """
 
     values: tuple[float | None, ...]
     digits: int = 4
@@ -77,7 +79,8 @@ def compare(
     format: str = "table",
 ) -> str:
     """The comparison as text. by: rounds | mb | seconds, None for all three; bytes: total | up |
-    down; format: table | csv | md | latex. Raises ConfigError for an unknown name or no runs."""
+    down; format: table | csv | md | latex. Raises ConfigError for an unknown name or no runs.
+    """
     if format not in FORMATS:
         raise ConfigError(unknown("format", format, FORMATS))
     made = table(runs, targets, by, bytes)
@@ -145,7 +148,8 @@ def _values(g: Group, column: Column) -> list[float | None]:
 
 def _difference(first: Group, g: Group, column: Column) -> Cell:
     """Each run less the first group's run of its seed. A pair of which one never got there has no
-    difference."""
+    difference.
+    """
     found: list[float | None] = []
     for a, b in pairs(first, g):
         x, y = column.of(a), column.of(b)
@@ -170,7 +174,10 @@ def _notes(
             )
         for a, b in both:
             for why in unpaired(a, b):
-                text = f"warning: {g.label} and {groups[0].label} are not paired at seed {a.seed}: {why}."
+                text = (
+                    f"warning: {g.label} and {groups[0].label} are not paired "
+                    f"at seed {a.seed}: {why}."
+                )
                 if text not in seen:
                     notes.append(text)
                 seen.add(text)
@@ -266,7 +273,8 @@ def _tex(text: str) -> str:
 
 def as_csv(t: Table) -> str:
     """One line a group and column: means and half-widths are empty where some seeds never reached
-    the target."""
+    the target.
+    """
     out = io.StringIO()
     write = csv.writer(out, lineterminator="\n").writerow
     write(["method", "versus", "metric", "seeds", "reached", "mean", "half95", "values"])

@@ -13,7 +13,8 @@ class Verdict:
     tensors.
 
     `rounds` were compared. `same` is bit-identity of the model and of all clients' states over
-    these, and that neither run is longer."""
+    these, and that neither run is longer.
+    """
 
     same: bool
     rounds: int
@@ -43,12 +44,18 @@ def compare(a: Run, b: Run) -> Verdict:
         )
     unhashed = [t for t in shared if ours[t].model_sha256 is None or ours[t].clients_sha256 is None]
     if unhashed:
-        text = f"round {unhashed[0]} has no model_sha256 or no clients_sha256: whether they are the same cannot be told."
+        text = (
+            f"round {unhashed[0]} has no model_sha256 or no clients_sha256: "
+            "whether they are the same cannot be told."
+        )
         return Verdict(False, len(shared), unhashed[0], text=text)
     if ours.keys() != theirs.keys():
         longer, more = (a, ours) if len(ours) > len(theirs) else (b, theirs)
         first = min(more.keys() - set(shared))
-        text = f"the same to the bit in {len(shared)} round(s), but only {longer.name} has round {first}."
+        text = (
+            f"the same to the bit in {len(shared)} round(s), "
+            f"but only {longer.name} has round {first}."
+        )
         return Verdict(False, len(shared), first, text=text)
     said = [str(r.summary.get("model_sha256") or "") for r in (a, b)]
     if all(said) and said[0] != said[1]:
@@ -95,7 +102,10 @@ def _why(a: Record, b: Record) -> str:
         return "; other clients were selected"
     only = [sorted(set(x.completed or ()) - set(y.completed or ())) for x, y in ((a, b), (b, a))]
     if any(only):
-        return f"; other clients completed: {only[0]} in the first run only, {only[1]} in the second only"
+        return (
+            f"; other clients completed: {only[0]} in the first run only, "
+            f"{only[1]} in the second only"
+        )
     return ""
 
 

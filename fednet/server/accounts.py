@@ -27,7 +27,8 @@ class Accounts:
 
     def read(self, rows: Iterable[Row], round: int) -> None:
         """What an earlier server received and this one folds is as useful now as it was then.
-        round: the last that a checkpoint holds."""
+        round: the last that a checkpoint holds.
+        """
         for row in rows:
             if row["round"] > round and row["useful"] and row["purpose"] == "train":
                 self._replayed.setdefault(
@@ -36,13 +37,15 @@ class Accounts:
 
     def replay(self, key: Key) -> None:
         """A reply that an earlier server received is used: its task's bytes and its own were of use
-        then, and are so now."""
+        then, and are so now.
+        """
         for row in self._replayed.pop(key, ()):
             add_kinds(self._replayed_useful[row["direction"]], row["kinds"])
 
     def spent(self, round: int, progress: Progress) -> Tally:
         """What the books have since the last round's record, up to this round; added to the run's
-        sums."""
+        sums.
+        """
         tally = self._take(round)
         tally.merge(Tally(useful=self._replayed_useful))
         self._replayed_useful = nothing()
@@ -60,7 +63,8 @@ def predict(
     sums: Kinds,
 ) -> None:
     """Adds what an exchange's messages should amount to, from the declarations, for the clients
-    that completed it. enrolled: those of them that were given what is given once."""
+    that completed it. enrolled: those of them that were given what is given once.
+    """
     if not experiment.foretold:
         return
     predicted, enrolment = experiment.predicted, experiment.algorithm.Enrolment

@@ -1,5 +1,6 @@
 """Accuracies as the records have them: of the shared model on the server's test set, and of clients
-on their own."""
+on their own.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def global_scores(
 
 def pooled(judged: dict[int, dict[str, Counts]]) -> dict[str, float]:
     """Accuracy over all test samples of the clients judged (not a mean of accuracies), by what was
-    judged."""
+    judged.
+    """
     sums: dict[str, Counts] = {}
     for _, verdict in sorted(judged.items()):
         for name, counts in verdict.items():
@@ -70,7 +72,8 @@ def client_line(
     worker: dict[str, Any],
 ) -> dict[str, Any]:
     """A line of clients.jsonl: what a client's models are worth, and, where it trained in this
-    round, what that took."""
+    round, what that took.
+    """
     return {
         "round": round,
         "client": client,

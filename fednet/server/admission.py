@@ -1,5 +1,6 @@
 """What a server lets in: addresses and keys that may be used, messages and payloads that can be
-what they say."""
+what they say.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def beat_seconds(config: Config) -> float:
 
 def declared(exp: Any) -> Callable[[Any, Any], None]:
     """Refuses a reply whose form and sizes are not what the method declares, before its body is
-    asked for."""
+    asked for.
+    """
     from fednet.experiment.judging import Judgement
 
     def check(key: Any, form: Any) -> None:
@@ -45,7 +47,8 @@ def declared(exp: Any) -> Callable[[Any, Any], None]:
 def checker(exp: Any, sent: Callable[[int], Any]) -> Callable[[Any, memoryview], None]:
     """What a reply must be, beyond its form: finite values, samples as this federation has them, no
     more of them than there can be, and an update within `security.max_norm`. What passes, the
-    methods can fold. sent(client): the weights that a client was sent in this phase."""
+    methods can fold. sent(client): the weights that a client was sent in this phase.
+    """
     import torch
 
     from fednet.errors import RemoteProtocolError
@@ -112,7 +115,8 @@ def checker(exp: Any, sent: Callable[[int], Any]) -> Callable[[Any, memoryview],
 
 def judges(exp: Any, device: str) -> tuple[Any, Any]:
     """The server's test set and validation set as model inputs, where it has them and judges by
-    them."""
+    them.
+    """
     if exp.federation is None or not exp.config.evaluate.every:
         return None, None
     data = exp.data
@@ -126,9 +130,8 @@ def judges(exp: Any, device: str) -> tuple[Any, Any]:
 
 def check_bind(bind: str, curve: bool, insecure: bool) -> None:
     scheme, _, rest = bind.partition("://")
-    if (
-        scheme != "tcp" or curve or insecure or rest.startswith(LOOPBACK)
-    ):  # what is no address at all, the transport refuses
+    # What is no address at all, the transport refuses.
+    if scheme != "tcp" or curve or insecure or rest.startswith(LOOPBACK):
         return
     raise ConfigError(
         f"--bind {bind}: beyond loopback anyone could take part; use CURVE keys (security.curve: "
@@ -157,7 +160,8 @@ def keyring_of(config: Config, keys: Path | None) -> Any:
 
 def run_keys(config: Config, directory: Path) -> Path | None:
     """With CURVE, the keys of a run whose server and workers are in one hand: those that the
-    configuration names, as `fednet keys lab` lays them, or new ones in the run's directory."""
+    configuration names, as `fednet keys lab` lays them, or new ones in the run's directory.
+    """
     if not config.security.curve:
         return None
     from fednet.transport import keys

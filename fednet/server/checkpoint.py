@@ -2,7 +2,8 @@
 
 A file's name tells its content, so what did not change is not written again, and a crash while
 writing leaves the last checkpoint whole. Replies of rounds that no checkpoint holds yet lie in the
-spool beside it, as they came."""
+spool beside it, as they came.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +20,8 @@ from fednet.errors import StateError
 from fednet.experiment.rundir import plain, write_json
 from fednet.experiment.store import RowStore
 
-StateName = Annotated[
-    str, msgspec.Meta(pattern=r"^state-[0-9a-f]+\.safetensors$")
-]  # no file elsewhere
+# No file elsewhere.
+StateName = Annotated[str, msgspec.Meta(pattern=r"^state-[0-9a-f]+\.safetensors$")]
 
 
 class Progress(msgspec.Struct, kw_only=True):
@@ -29,7 +29,8 @@ class Progress(msgspec.Struct, kw_only=True):
     its state that was last used, and its hash. records: lines that belong to the checkpoint and may
     not have reached their files yet. totals: spent bytes; useful, predicted: payload bytes of the
     method's own messages by direction and kind, as measured and as its declarations say. stopped:
-    why the run ended before its last round."""
+    why the run ended before its last round.
+    """
 
     run: str
     round: int = 0
@@ -79,7 +80,8 @@ class Checkpoints:
         at: Callable[[str], None] = lambda point: None,
     ) -> None:
         """Makes (server, progress) the state that a resume starts from. `at` is told of the points
-        on the way."""
+        on the way.
+        """
         self.rows.settle()
         files = {"server": self._put(server)}
         if extra is not None:

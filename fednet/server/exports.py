@@ -2,7 +2,8 @@
 clients keep one.
 
 Condensed images are kept as they came, the newest of each client. Personal models never cross the
-wire: they are copied only where the clients' state lies beside the run, as under `fednet run`."""
+wire: they are copied only where the clients' state lies beside the run, as under `fednet run`.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def keep_condensed(directory: Path, client: int, up: Payload) -> None:
 
 def keep_class_means(directory: Path, experiment: Any) -> None:
     """Writes condensed/means.safetensors, the mean real image of each class, (C, c, h, w) as model
-    inputs."""
+    inputs.
+    """
     folder = directory / FOLDER
     if not folder.is_dir() or experiment.federation is None:
         return

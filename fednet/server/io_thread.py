@@ -2,7 +2,8 @@
 and the spool.
 
 The engine gives it commands by `call` and takes events from `wait`. In one process there is no
-thread: `wait` then pumps the same loop, and the clients' with it, until something has happened."""
+thread: `wait` then pumps the same loop, and the clients' with it, until something has happened.
+"""
 
 from __future__ import annotations
 
@@ -36,15 +37,15 @@ from fednet.wire.link import Link
 Answer = TypeVar("Answer")
 TICK_S = 0.05  # how often time passes for the protocol while something is awaited
 LOUD = ("refused", "late", "doubled", "failed")  # events that a peer can bring about at will
-QUIET_S = (
-    1.0  # of such events, those of one kind and worker have one line in this time, and are counted
-)
+# Of such events, those of one kind and worker have one line in this time, and are counted.
+QUIET_S = 1.0
 
 
 class Events:
     """The run's events, with those that a peer can bring about at will thinned out: the first of a
     kind and worker is written, and a moment later how many more there were. Called by one thread.
-    note(event, fields): writes one."""
+    note(event, fields): writes one.
+    """
 
     def __init__(self, note: Callable[[str, dict[str, Any]], None]) -> None:
         self._note = note
@@ -75,7 +76,8 @@ class Events:
 
 class ServerIO:
     """check(reply, body): raises RemoteProtocolError for a payload that the methods could not
-    use."""
+    use.
+    """
 
     def __init__(
         self,
@@ -105,9 +107,8 @@ class ServerIO:
         self._ticked = 0.0
         self._closing = threading.Event()
         self._gone: threading.Event | None = None
-        self._before = dict(
-            link.ledger.totals
-        )  # what earlier servers spent: no connection of this one's
+        # What earlier servers spent: no connection of this one's.
+        self._before = dict(link.ledger.totals)
         self._sent_task = self._sent_any = False
         self.snapshot: dict[str, Any] = {"waiting": [], "arrived": [], "present": 0}
         self.inline = pump is not None
@@ -122,7 +123,8 @@ class ServerIO:
     # -- the engine's side -------------------------------------------------------------------------
     def call(self, command: Callable[[float], list[Instruction]], wait: bool = False) -> None:
         """Runs `command(now)` where the protocol lives, and does what it returns. wait: until that
-        is done."""
+        is done.
+        """
         done = threading.Event()
 
         def run(now: float) -> list[Instruction]:
@@ -140,7 +142,8 @@ class ServerIO:
 
     def ask(self, question: Callable[[], Answer]) -> Answer:
         """What `question()` returns where the protocol lives, once all that was called before is
-        done."""
+        done.
+        """
         found: list[Answer] = []
         answered = threading.Event()
 
@@ -160,7 +163,9 @@ class ServerIO:
 
     def wait(self, timeout_s: float, phase: tuple[int, int, str]) -> Resolved | None:
         """The next client whose part in the phase (round, exchange, purpose) is over, or None after
-        `timeout_s`. What is left of earlier phases is passed over. Raises what broke the I/O thread."""
+        `timeout_s`. What is left of earlier phases is passed over. Raises what broke the I/O
+        thread.
+        """
         if self._thread is not None:
             try:
                 found = self._events.get(timeout=timeout_s)
@@ -289,9 +294,8 @@ class ServerIO:
                 self.spool.store(i.key, i.offset, i.data)
                 self._at("spooling", i.key.round)
             elif isinstance(i, Arrived):
-                pending.extend(
-                    self._arrived(i)
-                )  # after what was to be done before: a task goes out before it is called off
+                # After what was to be done before: a task goes out before it is called off.
+                pending.extend(self._arrived(i))
             elif isinstance(i, Resolved):
                 self._events.put(
                     ((self.protocol.round, self.protocol.phase, self.protocol.purpose), i)

@@ -54,9 +54,8 @@ class Phase:
     done: dict[int, Spooled] = field(default_factory=dict)
     dropped: dict[int, str] = field(default_factory=dict)
     virtual: dict[int, float] = field(default_factory=dict)
-    down: dict[int, int] = field(
-        default_factory=dict
-    )  # on the virtual clock: all bytes of each client's task
+    # On the virtual clock: all bytes of each client's task.
+    down: dict[int, int] = field(default_factory=dict)
     encoding: float = 0.0
     virtual_split: dict[int, dict[str, float]] = field(default_factory=dict)
     enrolled: set[int] = field(default_factory=set)  # who gets what is given once
@@ -67,8 +66,11 @@ class Phase:
 
 
 class Phases:
-    """Opens phases, one after the other, and waits for their replies. check_stop(): called every now and
-    then meanwhile; raises where the run is to stop. clock: None where time is real."""
+    """Opens phases, one after the other, and waits for their replies.
+
+    check_stop(): called every now and then meanwhile; raises where the run is to stop.
+    clock: None where time is real.
+    """
 
     def __init__(
         self,
@@ -114,7 +116,8 @@ class Phases:
     ) -> Phase:
         """Encodes each client's task of an exchange and hands them to the protocol. versions: of
         its state, where each client starts; keep: which it must not delete yet. residuals: what
-        earlier broadcasts left out; changed here."""
+        earlier broadcasts left out; changed here.
+        """
         method, host, config = self.method, self.host, self.config
         host.begin(round, index, cohort)
         phase = Phase(
@@ -172,10 +175,8 @@ class Phases:
                 )
                 check = body.check()
             known = phase.spooled.get((client, "train"))
-            if known is not None and known.task != (
-                check,
-                phase.start[client],
-            ):  # it answers what another server asked
+            # It answers what another server asked.
+            if known is not None and known.task != (check, phase.start[client]):
                 phase.spooled = {k: s for k, s in phase.spooled.items() if k[0] != client}
             if self.clock is not None:
                 phase.down[client] = task_bytes(
@@ -215,9 +216,8 @@ class Phases:
         }
         phase.encoding = time.monotonic() - phase.opened
         rules, here = self._rules(), sum(1 for _, purpose in phase.spooled if purpose == "train")
-        if (
-            rules.first is not None and here
-        ):  # what an earlier server received counts among the first
+        # What an earlier server received counts among the first.
+        if rules.first is not None and here:
             rules = dataclasses.replace(rules, first=max(1, rules.first - here))
             if here >= (config.round.first or 0):
                 phase.out |= {j.client: f"not among the first {config.round.first}" for j in jobs}
@@ -227,12 +227,10 @@ class Phases:
 
     def _rules(self) -> Rules:
         section = self.config.round
-        virtual = (
-            self.clock is not None or self.faults.replay is not None
-        )  # then who counts is not for the clock here to say
-        silent = (
-            None if self.io.inline else section.lost.silent
-        )  # a client that trains in this very thread sends no heartbeat
+        # Then who counts is not for the clock here to say.
+        virtual = self.clock is not None or self.faults.replay is not None
+        # A client that trains in this very thread sends no heartbeat.
+        silent = None if self.io.inline else section.lost.silent
         return Rules(
             deadline=None if virtual else section.deadline,
             closed=section.lost.closed,
@@ -266,7 +264,8 @@ class Phases:
     def replies(self, phase: Phase) -> Iterator[tuple[int, Spooled]]:
         """Waits for all of a phase. Yields each client whose reply counts, in ascending id, as soon
         as its turn has come; on the virtual clock once all are there. Raises CannotGoOn where a
-        client could not do its task and the configuration says to stop."""
+        client could not do its task and the configuration says to stop.
+        """
         outcomes: dict[int, str] = {
             c: "" for c, purpose in phase.spooled if purpose == phase.purpose and c in phase.cohort
         } | phase.out
@@ -311,10 +310,8 @@ class Phases:
 
     def _reply(self, phase: Phase, client: int, purpose: str) -> Spooled | None:
         came = self.io.replies.get((client, purpose))
-        if came is not None and (came.key.round, came.key.phase) == (
-            phase.round,
-            phase.index,
-        ):  # the I/O thread clears them when it gets to it
+        # The I/O thread clears them when it gets to it.
+        if came is not None and (came.key.round, came.key.phase) == (phase.round, phase.index):
             return came
         return phase.spooled.get((client, purpose))
 
@@ -344,7 +341,8 @@ class Phases:
     # -- judging -----------------------------------------------------------------------------------
     def judged(self, phase: Phase) -> dict[int, dict[str, Counts]]:
         """What the clients that completed the phase found their models to be worth, of those that
-        were asked to."""
+        were asked to.
+        """
         found = {}
         for client in phase.done:
             verdict = self._reply(phase, client, "evaluate")
@@ -367,7 +365,7 @@ class Phases:
             GlobalModel(x=model)
             if model is not None and exp.evaluation() is GlobalModel
             else Nothing()
-        )  # type: ignore[call-arg]
+        )
         encoded = exp.exact.encode(down)
         check = encoded.body.check()
         clients = tuple(range(self.config.clients))

@@ -22,9 +22,8 @@ from fednet.experiment.rundir import RunDirectory, cut, read_lines, write_json
 from fednet.server.admission import beat_seconds, check_bind, checker, declared, judges, keyring_of
 
 log = logging.getLogger(__name__)
-SLOW_BEAT_S = (
-    3600.0  # in one process: neither side hears the other while it works, and neither can be gone
-)
+# In one process: neither side hears the other while it works, and neither can be gone.
+SLOW_BEAT_S = 3600.0
 
 
 def host_rounds(
@@ -43,7 +42,8 @@ def host_rounds(
     welcome_ids: bool = True,
 ) -> dict[str, Any]:
     """Everything the server does in one process of its own; returns the summary. `bind` None:
-    clients live in this process."""
+    clients live in this process.
+    """
     from fednet.experiment import build as experiments
     from fednet.experiment import privacy
     from fednet.experiment.faults import Faults, struck
@@ -77,9 +77,8 @@ def host_rounds(
     if checkpoints.exists:
         cut(directory, checkpoints.progress().lengths)
     files = RunDirectory(directory)
-    if not checkpoints.exists and any(
-        read_lines(directory / "rounds.jsonl")
-    ):  # they would stand there twice
+    # They would stand there twice.
+    if not checkpoints.exists and any(read_lines(directory / "rounds.jsonl")):
         raise CannotGoOn(
             f"{directory} has rounds on record and no checkpoint to go on from; the run directory "
             f"was changed by hand."
@@ -87,9 +86,8 @@ def host_rounds(
     logs = log_to(directory / "log" / "server.log")
     incarnation = checkpoints.incarnation()
     keyring = keyring_of(config, keys) if bind is not None else None
-    curve = (
-        config.security.curve
-    )  # within one process nothing is encrypted, and the bytes are counted as if it were
+    # Within one process nothing is encrypted, and the bytes are counted as if it were.
+    curve = config.security.curve
     events = Events(lambda event, fields: files.event(event, **fields))
     transport: Any
     pump, loop = None, None
@@ -135,6 +133,7 @@ def host_rounds(
     else:
         run_id = secrets.token_hex(8)
     text = configuration.to_yaml(config)
+    # In one process loading the data may take longer than any silence.
     protocol = ServerProtocol(
         run_id,
         incarnation,
@@ -154,7 +153,7 @@ def host_rounds(
         may_speak_for=keyring.may_speak_for if keyring is not None else None,
         declared=declared(exp),
         rules=Rules(silent=None) if bind is None else None,
-    )  # in one process loading the data may take longer than any silence
+    )
     ledger = Ledger(files.wire.append, incarnation)
     for row in read_lines(directory / "wire.jsonl") if resumed is not None else ():
         ledger.recall(row)
@@ -289,9 +288,8 @@ def host_rounds(
             loop.step(0.0)
             loop.close()
         else:
-            io.farewell(
-                1.0 if over else 0.05
-            )  # where rounds are left, the workers stay and wait for a server
+            # Where rounds are left, the workers stay and wait for a server.
+            io.farewell(1.0 if over else 0.05)
         endings: list[Callable[[], object]] = [
             io.close,
             files.flush,

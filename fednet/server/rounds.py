@@ -1,9 +1,12 @@
 """The server's rounds, top to bottom.
 
-    select -> for each exchange: broadcast, collect, fold in id order, finish -> judge -> checkpoint -> records
+    select
+    for each exchange: broadcast, collect, fold in id order, finish
+    judge, checkpoint, record
 
 The next round's broadcast leaves before this round is judged and checkpointed, so that the clients
-train meanwhile; the records and the bits are the same either way."""
+train meanwhile; the records and the bits are the same either way.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,8 @@ class Outcome:
 
 class Rounds:
     """One server process's part in a run. Call `run`; it raises Stopped, or CannotGoOn, with
-    everything saved."""
+    everything saved.
+    """
 
     def __init__(
         self,
@@ -384,7 +388,8 @@ class Rounds:
         runs: dict[int, Run],
     ) -> Any:
         """Folds a reply, which was checked when it came. server: as the exchange has it, where
-        `self.server` is the round's."""
+        `self.server` is the round's.
+        """
         received = getattr(phase.seen.get(client), "x", None)
         x = received if isinstance(received, Tensors) else self.experiment.agreed
         up: Any = self.experiment.up.decode(
@@ -553,7 +558,8 @@ class Rounds:
     # -- saving ------------------------------------------------------------------------------------
     def _save(self, lines: dict[str, list[dict[str, Any]]] | None = None) -> None:
         """Checkpoint first, with the records in it; then the records to their files; then what is
-        spooled may go."""
+        spooled may go.
+        """
         self.progress.lengths = self.directory.flush()
         self.progress.records = lines or {}
         extra = Residuals(down=self.residuals) if self.residuals else None  # type: ignore[call-arg]

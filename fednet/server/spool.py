@@ -3,7 +3,8 @@ need not ask for again.
 
 A file that a round is done with is written over by a later one: that costs a tenth of writing a new
 one, whose pages the system would have to find and clear first (3 ms against 12 to 40 ms for 45 MB
-where this was measured)."""
+where this was measured).
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ SPARE_BYTES = 1 << 30  # of files that wait to be written over
 
 class Seal(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What vouches for a spooled reply, see `Spooled`. broken: nothing does any more, the payload
-    is being written over."""
+    is being written over.
+    """
 
     key: Key
     form: list[Field] = []
@@ -48,7 +50,8 @@ class Seal(msgspec.Struct, kw_only=True, omit_defaults=True):
 @dataclass(frozen=True, slots=True)
 class Spooled:
     """A reply on disk. `path` holds its payload as received; `task`: the checksum of what it
-    answers, and the version of the client's state that it started from."""
+    answers, and the version of the client's state that it started from.
+    """
 
     key: Key
     form: tuple[Field, ...]
@@ -65,7 +68,8 @@ class Spooled:
 
     def body(self) -> memoryview:
         """Its payload, in memory of its own: the file may be another reply's before what is decoded
-        from it is forgotten."""
+        from it is forgotten.
+        """
         file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             data = lend(os.fstat(file).st_size).data
@@ -80,7 +84,8 @@ class Spooled:
 
     def intact(self) -> bool:
         """Whether its payload is as it was received: a power cut may have lost it, or left an
-        earlier one's bytes in its place."""
+        earlier one's bytes in its place.
+        """
         size = sum(f.size for f in self.form)
         return (
             os.path.exists(self.path)
@@ -137,11 +142,11 @@ class Spool:
 
     def _begin(self, key: Key) -> None:
         """Opens a file to write to from its start. What an earlier attempt or a spare has in it is
-        written over."""
+        written over.
+        """
         path = self._path(key)
-        if path in self._sealed.get(
-            key.round, ()
-        ):  # before a byte of it changes: half of it must not be taken for the whole
+        # Before a byte of it changes: half of it must not be taken for the whole.
+        if path in self._sealed.get(key.round, ()):
             self._unseal(key)
         with self._lock:
             if key.round not in self._books:
@@ -158,7 +163,8 @@ class Spool:
 
     def abandon(self, key: Key) -> None:
         """No more of this payload comes. What is there of it may be overwritten by a later attempt
-        already."""
+        already.
+        """
         with self._lock:
             file = self._open.pop(key, None)
         if file is not None:
@@ -176,7 +182,8 @@ class Spool:
         worker: dict[str, Any],
     ) -> Spooled:
         """The payload is complete: it can be read, but counts for a resume only once `seal` was
-        called."""
+        called.
+        """
         with self._lock:
             file = self._open.pop(key)
         size = os.lseek(file, 0, os.SEEK_CUR)
@@ -221,7 +228,8 @@ class Spool:
     # -- reading -----------------------------------------------------------------------------------
     def found(self, round: int, phase: int) -> dict[tuple[int, str], Spooled]:
         """The sealed replies of a phase whose payloads are as they were received, by client and
-        purpose. Raises StateError where a whole line is no seal."""
+        purpose. Raises StateError where a whole line is no seal.
+        """
         book = self.folder / f"round-{round}" / SEALS
         if not book.exists():
             return {}
@@ -238,9 +246,8 @@ class Spool:
             if (seal.key.round, seal.key.phase) == (round, phase):
                 seals[self._path(seal.key)] = seal
         vouched = {path: seal for path, seal in seals.items() if not seal.broken}
-        self._sealed.setdefault(round, set()).update(
-            vouched
-        )  # whatever became of the payloads: the next ones are others
+        # Whatever became of the payloads: the next ones are others.
+        self._sealed.setdefault(round, set()).update(vouched)
         replies = (
             Spooled(
                 s.key,

@@ -22,7 +22,8 @@ def reached(config: Config, progress: Progress) -> str | None:
 
 def may_overlap(config: Config) -> bool:
     """Whether a round may start before the one before it is judged: not where what is found may end
-    the run, and not where the clients are asked for it in a phase of its own."""
+    the run, and not where the clients are asked for it in a phase of its own.
+    """
     stop, evaluate = config.stop, config.evaluate
     return (
         stop.accuracy is None

@@ -74,7 +74,8 @@ def finish(
 
 def bounded(experiment: Any) -> bool:
     """Whether a lossless compressor makes sizes depend on the values, so that a prediction is an
-    upper bound."""
+    upper bound.
+    """
     return any(
         c.lossless is not None
         for codec in (experiment.up, experiment.down)
@@ -84,11 +85,11 @@ def bounded(experiment: Any) -> bool:
 
 def final_scores(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Accuracy pooled over all clients at the last evaluation, by what was judged (Eq. 7 and 8 of
-    FedABC)."""
+    FedABC).
+    """
     found = {}
-    last = max(
-        (line["round"] for line in lines if line.get("final")), default=0
-    )  # a run given more rounds has been judged before
+    # A run given more rounds has been judged before.
+    last = max((line["round"] for line in lines if line.get("final")), default=0)
     for name in ("global", "personal", "balanced", "finetuned", "finetuned_balanced"):
         rows = [
             line
@@ -104,7 +105,8 @@ def final_scores(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def _privacy(config: Any, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What was spent by the last round; epsilon is null where there was no noise: clipping alone
-    promises nothing."""
+    promises nothing.
+    """
     last = records[-1]["algorithm"] if records else {}
     return {
         "epsilon": last.get("epsilon"),
@@ -118,7 +120,8 @@ def _privacy(config: Any, records: Sequence[Mapping[str, Any]]) -> dict[str, Any
 
 def _data_digest(experiment: Any) -> str | None:
     """SHA-256 over the training labels and the clients' index lists: two runs with the same have
-    the same data division."""
+    the same data division.
+    """
     if experiment.federation is None:
         return None
     whole = hashlib.sha256(experiment.data.train[1].numpy().tobytes())

@@ -18,7 +18,8 @@ def add_phase(
     """Adds what a phase took, `encoding` of it before its tasks went out. Its last client's task
     tells in what: its own training, evaluating and encoding; sending, down and up, is what else
     passed between hand-out and arrival; all before the hand-out, and what its site did besides, is
-    waiting."""
+    waiting.
+    """
     seconds["encoding"] += encoding
     left = max(0.0, took - encoding)
     last = max((r for r in replies if r.split), key=lambda r: r.arrived, default=None)
@@ -31,7 +32,8 @@ def add_phase(
 
 def taken(into: dict[str, float], shares: dict[str, float], limit: float) -> float:
     """Adds shares of a time, none below 0 and no more than `limit` together; a client says what it
-    likes. Returns their sum."""
+    likes. Returns their sum.
+    """
     total = 0.0
     for name, share in shares.items():
         part = min(max(share, 0.0), limit - total) if math.isfinite(share) else 0.0
@@ -42,7 +44,8 @@ def taken(into: dict[str, float], shares: dict[str, float], limit: float) -> flo
 
 def fitted(seconds: dict[str, float], elapsed: float, early: float) -> dict[str, float]:
     """The split of a round that began `early` seconds before it counts: what its clients had the
-    time for then is left out, first of waiting."""
+    time for then is left out, first of waiting.
+    """
     out = dict(seconds)
     for name in ("waiting", "sending", "training", "encoding", "evaluating"):
         cut = min(early, out[name])

@@ -3,7 +3,8 @@
 A claim on a piece of work is a file that is created exclusively, so that one process gets it; its
 holder touches it while it works. A claim whose holder is gone is not taken over in place (two might
 do so at once) but followed by the next in number, created exclusively again: the highest number
-holds."""
+holds.
+"""
 
 from __future__ import annotations
 

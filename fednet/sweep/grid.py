@@ -10,7 +10,8 @@ started.
 
 A cell is one run, in a process of its own, in OUT/SWEEP/CELL. Cells of one seed are paired: they
 see the same partition, initial weights and participants, since those depend on the seed alone. A
-cell that was cut short is resumed."""
+cell that was cut short is resumed.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ LOOK_S = 0.5  # between two looks at the process and at what was asked
 
 class Select(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Hyper-parameters to choose for each variation by a number of the validation split, the mean
-    over seeds."""
+    over seeds.
+    """
 
     grid: dict[str, list[Any]]
     by: str = "validation_accuracy"
@@ -63,7 +65,8 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 @dataclass(frozen=True)
 class Cell:
     """One run of a sweep. variation and point: its place in `vary` and in the grid of `select`, as
-    text."""
+    text.
+    """
 
     name: str
     variation: str
@@ -80,7 +83,8 @@ class Cell:
 @dataclass(frozen=True)
 class Outcome:
     """Run directories of the cells that are done, and, once all are, of those that `select` chose
-    (all, without it)."""
+    (all, without it).
+    """
 
     done: tuple[Path, ...]
     chosen: tuple[Path, ...]
@@ -90,7 +94,8 @@ class Outcome:
 # -- what there is to run --------------------------------------------------------------------------
 def load(path: str | Path) -> Sweep:
     """A sweep file; its `base` made absolute, its name the file's where it has none. Raises
-    ConfigError."""
+    ConfigError.
+    """
     path = Path(path)
     try:
         tree = compose(path.read_text(encoding="utf-8"), str(path))
@@ -108,7 +113,8 @@ def load(path: str | Path) -> Sweep:
 
 def from_grid(base: str | Path, grid: Sequence[str], seeds: str = "0") -> Sweep:
     """A sweep from flags. grid: `key.path=a,b` texts, values as in YAML; seeds: `0,1,2` or
-    `0-4`."""
+    `0-4`.
+    """
     vary = {}
     for text in grid:
         key, equals, values = text.partition("=")
@@ -166,7 +172,8 @@ def _check_values(sweep: Sweep, where: str) -> None:
 
 def cells(sweep: Sweep) -> list[Cell]:
     """Every combination, by seed, so that an unfinished sweep has whole comparisons. Names are
-    stable, and differ."""
+    stable, and differ.
+    """
     made, taken = [], set()
     grid = sweep.select.grid if sweep.select else {}
     for seed in sweep.seeds:
@@ -275,7 +282,8 @@ def state(folder: Path, cell: Cell) -> str:
 
 def command(sweep: Sweep, cell: Cell, out: str | Path, extra: Sequence[str] = ()) -> list[str]:
     """The command line of a cell. Always with --resume: it starts what has not begun and leaves
-    alone what is done."""
+    alone what is done.
+    """
     sets = itertools.chain.from_iterable(("--set", s) for s in cell.sets)
     return [
         sys.executable,
@@ -305,7 +313,8 @@ def run(
     arguments of `fednet run`.
 
     Raises ConfigError where a cell was done under another configuration, CannotGoOn (at the end)
-    where cells failed, Stopped on SIGTERM, SIGUSR1, Ctrl-C or where a cell itself was stopped."""
+    where cells failed, Stopped on SIGTERM, SIGUSR1, Ctrl-C or where a cell itself was stopped.
+    """
     sets = [value for flag, value in itertools.pairwise(extra) if flag == "--set"]
     hashes = check(sweep, load_files, sets)
     for file in load_files:
@@ -374,7 +383,8 @@ def _settle(books: Path, cell: Cell, status: int, sha256: str) -> None:
 
 def _one(line: list[str], log: Path, held: claims.Claim, stop: Stop) -> int:
     """Runs one cell's process to its end, or to a clean stop where one is asked for. Returns its
-    exit status."""
+    exit status.
+    """
     with log.open("ab") as out:
         process = subprocess.Popen(
             line,
@@ -408,7 +418,8 @@ def _one(line: list[str], log: Path, held: claims.Claim, stop: Stop) -> int:
 
 class Stop:
     """Whether SIGTERM, SIGUSR1 or Ctrl-C asked this process to stop. Entered, the handlers only
-    take note."""
+    take note.
+    """
 
     def __init__(self) -> None:
         self.asked: int | None = None
@@ -433,7 +444,8 @@ class Stop:
 # -- choosing --------------------------------------------------------------------------------------
 def _select(sweep: Sweep, all_cells: Sequence[Cell], folder: Path) -> list[str]:
     """The names of the chosen cells; what was chosen and why stands in `selection.json`. Ties go to
-    the first point."""
+    the first point.
+    """
     if sweep.select is None:
         return [c.name for c in all_cells]
     scores: dict[str, dict[str, list[float]]] = {}

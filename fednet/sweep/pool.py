@@ -8,7 +8,8 @@ A run's state is in marks beside it, FOLDER/.cells/NAME.done and .failed: the SH
 configuration, its exit status, the SHA-256 of its records and that of the user's own files that it
 stands on. A run whose records are no longer those is done again, as is one whose files were edited,
 one that failed under another configuration, and one that cannot be resumed; what there was is kept
-aside, as FOLDER/.cells/NAME.changedK."""
+aside, as FOLDER/.cells/NAME.changedK.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +35,8 @@ from fednet.sweep.grid import STOP_S, Stop
 LOOK_S = 0.2
 REFUSED = 2  # exit status: the configuration or the data are at fault, and may be mended
 TORN = 5  # exit status of a cell: what an earlier start left cannot be gone on with
-RECORDS = (
-    "config.yaml",
-    "summary.json",
-    "rounds.jsonl",
-    "clients.jsonl",
-    "partition.json",
-)  # that tables are made from
+# That tables are made from.
+RECORDS = ("config.yaml", "summary.json", "rounds.jsonl", "clients.jsonl", "partition.json")
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # glibc gives large blocks back to the system at once, and then takes them again for the next batch:
 # a third of a small run's processor time. What a run has had it keeps until it ends.
@@ -50,7 +46,8 @@ KEEP = {"MALLOC_TRIM_THRESHOLD_": str(2**31 - 1), "MALLOC_MMAP_THRESHOLD_": str(
 @dataclass(frozen=True)
 class Task:
     """A run to be made: `config` is its whole configuration; the directory is `folder` / its
-    name."""
+    name.
+    """
 
     config: dict[str, Any]
     folder: Path
@@ -80,7 +77,8 @@ class Running:
 def state(task: Task, asked: tuple[str, str]) -> str:
     """done | failed | changed | edited | to do | begun; asked: `digest`. edited: the user's own
     files are others now, or it failed under another configuration. Raises ConfigError where the run
-    is another configuration's."""
+    is another configuration's.
+    """
     found = _mark(task)
     if found is not None:
         word, said = found
@@ -88,10 +86,8 @@ def state(task: Task, asked: tuple[str, str]) -> str:
             raise ConfigError(
                 f"{task.run} was run under another configuration; give another --out."
             )
-        if (said[0], *said[3:4]) not in (
-            asked,
-            asked[:1],
-        ):  # a mark of before the files were in it is taken as it is
+        # A mark of before the files were in it is taken as it is.
+        if (said[0], *said[3:4]) not in (asked, asked[:1]):
             return "edited"
     return state_now(task)
 
@@ -115,7 +111,8 @@ def _mark(task: Task) -> tuple[str, list[str]] | None:
 
 def _intact(task: Task, said: Sequence[str]) -> bool:
     """Whether the records are those that the run ended with (a mark without their SHA-256: whether
-    they are there)."""
+    they are there).
+    """
     return (task.run / "summary.json").exists() and (len(said) < 3 or said[2] == records(task))
 
 
@@ -141,7 +138,8 @@ def why(task: Task) -> str:
 
 def set_aside(task: Task) -> Path:
     """A changed, edited or torn run out of the way, so that it is done again. Returns where it
-    is."""
+    is.
+    """
     aside = next(
         p for k in itertools.count(1) if not (p := task.books / f"{task.name}.changed{k}").exists()
     )
@@ -167,7 +165,8 @@ def work(
     told(task, state) is called when a run has ended, with "changed", "edited" or "torn" when one
     has to be done again, and with "held" at the end for one that another process is still at.
     Raises Stopped on SIGTERM, SIGUSR1 or Ctrl-C, once the runs have saved what they have; the same
-    call goes on."""
+    call goes on.
+    """
     hashes = {t.name: digest(t, load, sets) for t in tasks}
     for task in tasks:
         state(task, hashes[task.name])
@@ -234,7 +233,8 @@ def digest(task: Task, load: Sequence[str] = (), sets: Sequence[str] = ()) -> tu
     user's own files that it stands on ("-" for none). Defaults are left out: a new key of a later
     fednet does not make a finished run another one. So is where the data come from, and a file of
     which the run uses no part: a paper's own runs stay what they are beside a user's method, and
-    while it is worked on."""
+    while it is worked on.
+    """
     said = json.dumps([task.config, changes(sets)], sort_keys=True)
     files = [f for f in map(Path, load) if _stands_on(f, said, sets)]
     code = hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest() if files else "-"
@@ -243,7 +243,8 @@ def digest(task: Task, load: Sequence[str] = (), sets: Sequence[str] = ()) -> tu
 
 def _stands_on(file: Path, said: str, sets: Sequence[str]) -> bool:
     """Whether the run names a part of the file, or the file registers none: what it is there for,
-    nobody can tell."""
+    nobody can tell.
+    """
     module = loading.module_of(file)
     names = registry.of_module(module) if module else []
     return not names or any(f'"{n}"' in said or any(n in text for text in sets) for n in names)
@@ -263,9 +264,8 @@ def _write_down(task: Task, load: Sequence[str], sets: Sequence[str]) -> None:
         aside.write_text(text, encoding="utf-8")
         os.replace(aside, path)
     if sets:
-        configuration.load(
-            path, sets, load
-        )  # what is wrong with them is said before anything starts
+        # What is wrong with them is said before anything starts.
+        configuration.load(path, sets, load)
 
 
 def _begin(

@@ -2,7 +2,8 @@
 
 Each check says in a line what holds; the first that does not raises ConfigError with what was
 expected. An exception in the file itself passes through, so that the command line shows where it
-arose."""
+arose.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +86,8 @@ def algorithm(name: str) -> Iterator[str]:
                 isinstance(payload, type) and issubclass(payload, Payload),
                 f"{name}: {way} of {exchange.label} is {payload!r}, expected a Payload.",
             )
-            yield f"{way}: {', '.join(f'{n} ({f.kind})' for n, f in payload.fields.items()) or 'nothing'}"
+            crosses = ", ".join(f"{n} ({f.kind})" for n, f in payload.fields.items())
+            yield f"{way}: {crosses or 'nothing'}"
     for side in ("Server", "Client", "Fold"):
         kind = getattr(method, side)
         _must(
@@ -113,7 +115,8 @@ def algorithm(name: str) -> Iterator[str]:
         first[-1]["selected"] == first[-1]["completed"],
         f"{name}: clients were dropped: {first[-1].get('dropped')}.",
     )
-    yield f"two rounds in one process: training loss {first[0]['train_loss']:.4f}, then {first[-1]['train_loss']:.4f}"
+    losses = first[0]["train_loss"], first[-1]["train_loss"]
+    yield "two rounds in one process: training loss {:.4f}, then {:.4f}".format(*losses)
     same = all(
         (a["model_sha256"], a["clients_sha256"]) == (b["model_sha256"], b["clients_sha256"])
         for a, b in zip(first, second)
@@ -232,7 +235,8 @@ def dataset(name: str) -> Iterator[str]:
         {} if declared is None else msgspec.to_builtins(_built(declared, f"options of {name}"))
     )
     first, second = (made(name, options, root, False, 0) for _ in range(2))
-    yield f"{len(first.train[1])} training and {len(first.test[1])} test samples, classes {first.classes}"
+    sizes = f"{len(first.train[1])} training and {len(first.test[1])} test samples"
+    yield f"{sizes}, classes {first.classes}"
     _must(len(first.test[1]) > 0, f"{name}: has no test samples.")
     _must(
         torch.equal(torch.as_tensor(first.train[1]), torch.as_tensor(second.train[1])),
@@ -309,7 +313,8 @@ def compressor(name: str) -> Iterator[str]:
     )
     back = chain.decode(data, 1000)
     _must(tuple(back.shape) == (1000,), f"{name}: 1000 values came back as {tuple(back.shape)}.")
-    yield f"1000 values in {len(data)} of 4000 bytes, largest error {float((back - vector).abs().max()):.3g}"
+    error = float((back - vector).abs().max())
+    yield f"1000 values in {len(data)} of 4000 bytes, largest error {error:.3g}"
 
 
 def task(name: str) -> Iterator[str]:

@@ -14,7 +14,8 @@ from fednet.registry import algorithm, dataset
 def payload_bytes(config: Config, name: str) -> tuple[int, int, tuple[bool, bool]]:
     """(down, up, open): payload bytes of a client and a round for the configured model, before
     compression; open: whether that direction also has fields whose size depends on the client's
-    data."""
+    data.
+    """
     from fednet import models
     from fednet.tensors import Layout
 
@@ -46,14 +47,16 @@ def payload_bytes(config: Config, name: str) -> tuple[int, int, tuple[bool, bool
 
 def enrolment_bytes(config: Config, public: int) -> int:
     """What crosses to a client once, when it joins: of `public` samples that the server has, those
-    that the method shares."""
+    that the method shares.
+    """
     method = algorithm.get(config.algorithm.name)
     if method.Enrolment is None or not public:
         return 0
     shape, _ = _shape(config)
+    # Images of bytes.
     facts = ClientFacts(
         n=0, class_counts=(), sample_nbytes=math.prod(shape), input_shape=shape, public_n=public
-    )  # images of bytes
+    )
     sizes = method(msgspec.convert(config.algorithm.options, method.Config), config.clients).sizes(
         method.Enrolment, facts
     )

@@ -2,7 +2,8 @@
 
 Each check is a function that returns findings; none raises for what it finds. Two machines whose
 fingerprints agree compute the same bits for the operations that training is made of; where they
-differ, runs placed across them cannot be bit-identical."""
+differ, runs placed across them cannot be bit-identical.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +149,8 @@ def fingerprints(wanted: str) -> Iterator[Finding]:
 
 def fingerprint(device: str = "cpu") -> str:
     """SHA-256 over the bytes of a fixed matrix product, convolution, normalisation and five SGD
-    steps, in float32."""
+    steps, in float32.
+    """
     import torch
     from torch.nn import functional as F
 
@@ -304,7 +306,8 @@ def reachable(server: str) -> Iterator[Finding]:
 
 def admitted(server: str, path: Path | None) -> Iterator[Finding]:
     """Whether a client would get in: the handshake, as a client makes it. path: its key file, if it
-    has one."""
+    has one.
+    """
     from fednet.errors import ConfigError
     from fednet.transport import keys as keyfiles
     from fednet.transport.base import Opened

@@ -1,12 +1,15 @@
 """What a method puts between a gradient and its step: FedProx's pull, SCAFFOLD's and FedCM's
 constants.
 
-    gradient <- scale * gradient + added + proximal * (w - anchor);  a step of the optimizer;  w <- w + drift
+    gradient <- scale * gradient + added + proximal * (w - anchor)
+    a step of the optimizer
+    w <- w + drift
 
 where each part is there only if it does something. All but w and the gradient stays the same
 through a training, so what is added is one constant and a multiple of w: constant = added -
 proximal * anchor. A step of a large model is bound by memory; this way it costs what plain SGD's
-does and one more read."""
+does and one more read.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,8 @@ from fednet.training.scratch import Scratch
 class Correction:
     """gradient <- scale * gradient + constant + proximal * w. Constant, added and drift: one flat
     vector a parameter, in the order in which the parameter's own elements lie in memory. still: the
-    descent starts at the anchor itself, so that nothing pulls at its first step, to the bit."""
+    descent starts at the anchor itself, so that nothing pulls at its first step, to the bit.
+    """
 
     scale: float
     added: list[torch.Tensor] | None
@@ -69,7 +73,8 @@ class Correction:
         drift: list[torch.Tensor] | None,
     ) -> Correction | None:
         """From flat vectors, see above. anchor: what proximal pulls to; still: the descent starts
-        there."""
+        there.
+        """
         if proximal == 0.0 and added is None and scale == 1.0 and drift is None:
             return None
         constant = added
@@ -89,7 +94,8 @@ class Correction:
 
         where proximal * w joins the weight decay. Without momentum there is no v to keep: the raw
         gradient stands in its place, scale in that of the momentum and the constant in the
-        gradient's, and all of it is one pass."""
+        gradient's, and all of it is one pass.
+        """
         weights = [_vector(p.detach()) for p in parameters]
         velocity = [torch.empty_like(w) for w in weights] if momentum else []
         switches: dict[str, Any] = {
@@ -151,7 +157,8 @@ class Correction:
 
     def _gradients(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Each parameter's gradient as a vector of its order in memory, in place; 0 where the loss
-        does not reach it."""
+        does not reach it.
+        """
         found = []
         for p in parameters:
             if p.grad is None:

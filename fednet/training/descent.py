@@ -16,7 +16,8 @@ class SGD:
 
     Without the `Optimizer` around it, whose first step imports torch._dynamo (more than a second
     and 100 MB a process), and every step of which costs as much again as the update of a small
-    model."""
+    model.
+    """
 
     def __init__(
         self,
@@ -61,7 +62,8 @@ def optimizer(
     weight_decay: float = 0.0,
 ) -> Any:
     """A new optimizer, something with a `step()`; fused where the device has it. Momentum is SGD's;
-    Adam keeps its own betas."""
+    Adam keeps its own betas.
+    """
     if name == "sgd":
         return SGD(parameters, lr, momentum, weight_decay)
     kinds: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}

@@ -1,5 +1,6 @@
 """Evaluation as integer counts: sums over clients are then exact, and the same in whichever order
-they are added."""
+they are added.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from fednet.training.loop import length, piece
 @dataclass(frozen=True, eq=False, slots=True)
 class Counts:
     """What a model got right. table: (2, C) int64, correct and total by class; loss: sum over the n
-    samples."""
+    samples.
+    """
 
     table: np.ndarray
     loss: float = 0.0
@@ -58,7 +60,8 @@ def evaluate(
     """Counts of a model over samples (x, y) on its device, in eval mode.
 
     model: a module, or a function from inputs to outputs (`Algorithm.personal`). task: see
-    `fednet.training.tasks`."""
+    `fednet.training.tasks`.
+    """
     x, y = data
     n = length(x)
     if isinstance(model, nn.Module):

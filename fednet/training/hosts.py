@@ -2,7 +2,8 @@
 public set.
 
 `Setting` is what both sides of a run agree on; a `SiteHost` lives for one task of one logical
-client, a `ServerHost` for the run, and is told of each round."""
+client, a `ServerHost` for the run, and is told of each round.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class Setting:
     tensors; initial: the whole model as initialised. config: the run's configuration (`.seed`,
     `.rounds`, `.train`, `.evaluate`). factory(seed): a module freshly initialised from that seed.
     normalise: raw samples to model inputs (`Data.inputs`). augment(x, generator): what
-    `data.augment` names, or None."""
+    `data.augment` names, or None.
+    """
 
     layout: Layout
     shared: Layout
@@ -75,7 +77,8 @@ class SiteHost:
     do not cross (a client's own buffers), taken from `initial` if None. progress(step, steps):
     called after each optimizer step. pack: trains this client together with others (`train.pack`),
     where the method leaves the loss to the task. `trained` holds the whole local model, once there
-    is one."""
+    is one.
+    """
 
     def __init__(
         self,
@@ -141,7 +144,8 @@ class SiteHost:
         self, purpose: str, loss: Callable[..., torch.Tensor] | None = None
     ) -> AbstractContextManager[None]:
         """See `ClientHost.drawing`. Where something may draw, clients beside this one may not
-        meanwhile."""
+        meanwhile.
+        """
         drawn = (
             self.scratch.may_draw or may_draw(self.task) or (loss is not None and may_draw(loss))
         )
@@ -170,7 +174,8 @@ class SiteHost:
         stream: str = "order",
     ) -> Trained:
         """See `ClientHost.train`. x may be a part of the model (`shared`); what is returned has x's
-        layout."""
+        layout.
+        """
         config, seed = self.train_config, self.setting.config.seed
         start = self.whole(x)
         self.scratch.load(start)
@@ -240,12 +245,12 @@ class SiteHost:
 
     def gradient(self, x: Tensors, more: Samples | None = None) -> Trained:
         """See `ClientHost.gradient`. `.x` has x's layout: the gradient, beside x's own buffers. One
-        pass, no step."""
+        pass, no step.
+        """
         at = self.whole(x)
         self.scratch.load(at)
-        if (
-            self.trained is None
-        ):  # a method that never trains is judged where its gradient was taken
+        # A method that never trains is judged where its gradient was taken.
+        if self.trained is None:
             self.trained = at
         data, config = self._with(more), self.train_config
         gradient, loss = full_gradient(
@@ -263,7 +268,8 @@ class SiteHost:
         self, model: Tensors | Callable[[Any], torch.Tensor], data: Inputs | None = None
     ) -> Counts:
         """Counts on the client's test split (or on given inputs) of weights, or of what
-        `Algorithm.personal` gave."""
+        `Algorithm.personal` gave.
+        """
         data = self.test if data is None else data
         if data is None:
             return Counts.none(self.classes)
@@ -284,7 +290,8 @@ class SiteHost:
 class ServerHost:
     """A `ServerHost`. scratch: makes the model to work with, on `device`, once one is wanted: a
     server that only aggregates has no need of it. `public`: the held-out samples (`Data`), or None.
-    `begin` names the round; `reported` and `warnings` hold what the method said in it."""
+    `begin` names the round; `reported` and `warnings` hold what the method said in it.
+    """
 
     def __init__(
         self,
@@ -331,7 +338,8 @@ class ServerHost:
 
     def evaluate(self, x: Tensors, samples: Any = None) -> Counts:
         """Counts of x on the public set, or on `samples`: raw `Samples`, or inputs (x, y) on
-        `device`."""
+        `device`.
+        """
         data = self.public_inputs if samples is None else samples
         if isinstance(data, Samples):
             data = self.setting.inputs(data, self.device)

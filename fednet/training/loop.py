@@ -2,7 +2,8 @@
 sheets.
 
 Nothing in it waits for the device before the end of the training: the loss is summed where it is
-computed."""
+computed.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ Loss = Callable[..., torch.Tensor]
 @dataclass(frozen=True, slots=True)
 class Trained:
     """What `host.train` returns. x: the local model after training; run: n_i, K_i, mean loss;
-    extra: as given, trained."""
+    extra: as given, trained.
+    """
 
     x: Tensors
     run: Run
@@ -38,7 +40,8 @@ class Trained:
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """How to descend. steps: so many optimizer steps instead of epochs. clip_norm: of the raw
-    gradient, L2."""
+    gradient, L2.
+    """
 
     lr: float
     epochs: int = 1
@@ -48,15 +51,15 @@ class Recipe:
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip_norm: float | None = None
-    precision: str = (
-        "fp32"  # fp32 | tf32 (a switch of the device's, set elsewhere) | bf16 | fp16: autocast
-    )
+    # fp32 | tf32 (a switch of the device's, set elsewhere) | bf16 | fp16: autocast
+    precision: str = "fp32"
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
     """What a descent was. steps: optimizer steps; loss: mean over the samples of all steps (0 if
-    there were none)."""
+    there were none).
+    """
 
     steps: int
     loss: float
@@ -101,7 +104,8 @@ def joined(
 def autocast(precision: str, device: torch.device) -> tuple[Any, float]:
     """(context for the forward pass, factor on the loss). In fp16 small gradients would vanish: the
     loss is multiplied by a fixed power of two, exact to take back, and free of the wait for the
-    device that a dynamic factor costs."""
+    device that a dynamic factor costs.
+    """
     if precision == "bf16":
         return torch.autocast(device.type, torch.bfloat16), 1.0
     if precision == "fp16":
@@ -111,7 +115,8 @@ def autocast(precision: str, device: torch.device) -> tuple[Any, float]:
 
 def batches(n: int, size: int, batch_norm: bool) -> list[tuple[int, int]]:
     """(start, end) of the batches of one epoch. The last short one is kept, except that with
-    BatchNorm a last batch of one sample is dropped, unless all batches are of one."""
+    BatchNorm a last batch of one sample is dropped, unless all batches are of one.
+    """
     cuts = [(start, min(start + size, n)) for start in range(0, n, size)]
     if batch_norm and size > 1 and len(cuts) > 1 and cuts[-1][1] - cuts[-1][0] == 1:
         cuts.pop()
@@ -120,7 +125,8 @@ def batches(n: int, size: int, batch_norm: bool) -> list[tuple[int, int]]:
 
 def chosen(scratch: Scratch, only: Sequence[str] | None) -> list[str]:
     """The parameters of these names, None for all, in the model's order. ConfigError for a name
-    that it does not have."""
+    that it does not have.
+    """
     if only is None:
         return list(scratch.parameters)
     if missing := set(only) - set(scratch.parameters):
@@ -155,7 +161,8 @@ def descend(
     multiplied by `scale_grad`, then `add_to_grad` and proximal * (w - toward) are added to it;
     `add_to_step` is added to the weights after each optimizer step. A hook at its neutral value is
     skipped, not computed: it costs nothing and leaves the bits alone. `toward`: default, where the
-    descent starts."""
+    descent starts.
+    """
     module, (x, y) = scratch.module, data
     trained = chosen(scratch, only)
     if only is not None:
@@ -225,10 +232,11 @@ def _run(
     total = torch.zeros((), dtype=torch.float64, device=device)
     while step < steps:
         index = torch.from_numpy(order.permutation(n)).to(device, non_blocking=True)
+        # One gather an epoch: a batch is then a view.
         xs, ys = (
             take(x, index),
             y.index_select(0, index),
-        )  # one gather an epoch: a batch is then a view
+        )
         if augment is not None:
             xs = augment(xs)
         if scratch.channels_last and isinstance(xs, torch.Tensor) and xs.dim() == 4:
@@ -244,17 +252,13 @@ def _run(
                     [p.grad for p in (*parameters, *others) if p.grad is not None], 1.0 / scale
                 )
             if recipe.clip_norm is not None:
-                for group in (
-                    parameters,
-                    others,
-                ):  # what is trained beside the model must not change the model's step
+                # What is trained beside the model must not change the model's step.
+                for group in (parameters, others):
                     if group:
                         torch.nn.utils.clip_grad_norm_(group, recipe.clip_norm)
             take_step()
-            for p in (
-                *parameters,
-                *others,
-            ):  # to None, so that autograd hands over the next gradient, adding nothing
+            # To None, so that autograd hands over the next gradient, adding nothing.
+            for p in (*parameters, *others):
                 p.grad = None
             total.add_(value.detach(), alpha=end - start)
             seen += end - start
@@ -271,7 +275,8 @@ def _stepping(
     change: Correction | None,
 ) -> Callable[[], Any]:
     """What takes one step of a new optimizer, with the gradients there are; `others`, beside the
-    model, are not corrected."""
+    model, are not corrected.
+    """
     if change is None or recipe.optimizer != "sgd":
         descent = optimizer(
             recipe.optimizer,
@@ -308,7 +313,8 @@ def full_gradient(
 ) -> tuple[Tensors, float]:
     """(gradient, loss) of the mean loss over all samples at what `scratch` holds; the module in
     eval mode, so that its buffers stay as they are. Batches are accumulated, weighted by their
-    size."""
+    size.
+    """
     module, (x, y) = scratch.module.eval(), data
     n = length(x)
     total = torch.zeros((), dtype=torch.float64, device=scratch.device)

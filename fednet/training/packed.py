@@ -8,7 +8,8 @@ the step the same fused one as in `descend`, over stacked tensors.
 There are always exactly N lanes, whoever is in them: idle ones go through the motions with a copy
 of the first. So each operation has the same shape, and each lane the same arithmetic, whatever the
 others hold: a client's bits depend neither on its company nor on its place. They are not those of
-`descend`, whose kernels are others; the mathematics is the same."""
+`descend`, whose kernels are others; the mathematics is the same.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ CHUNK_BYTES = 128 << 20  # of samples that are gathered at once, for some steps
 @dataclass(eq=False)
 class Lane:
     """One client's descent, by the arguments of `training.descend`; course or error is what came of
-    it."""
+    it.
+    """
 
     scratch: Scratch
     data: tuple[Any, torch.Tensor]
@@ -80,7 +82,8 @@ class Lane:
     def width(self) -> int:
         """Rows of a batch as it is computed: the batch size, or the power of two above n where all
         samples are fewer. It depends on this client alone, else its bits would depend on the
-        others."""
+        others.
+        """
         return min(self.recipe.batch_size, 1 << (self.n - 1).bit_length())
 
     @property
@@ -111,7 +114,8 @@ class Lane:
 
     def draw(self) -> Iterator[tuple[np.ndarray, int]]:
         """(rows of each step's batch, filled up with its first one; how many of them count): the
-        order of `training.descend`."""
+        order of `training.descend`.
+        """
         step = 0
         while step < self.steps:
             order = self.order.permutation(self.n)
@@ -151,7 +155,8 @@ def check(module: nn.Module, stateful: bool) -> None:
 
 def check_lane(task: Any, lane: Lane) -> None:
     """Raises ConfigError where what a pack rests on does not hold for the run's model and task,
-    tried on a lane's own samples. Waits for the device: to be asked once."""
+    tried on a lane's own samples. Waits for the device: to be asked once.
+    """
     (x, y), module = lane.data, lane.scratch.module
     few, more = -(-min(lane.n, lane.width) // 2), min(lane.n, lane.width)
     lane.scratch.train_mode(alone=False)
@@ -175,9 +180,8 @@ def check_lane(task: Any, lane: Lane) -> None:
                 f"train.pack: the model cannot be computed for several clients at once "
                 f"({str(broken).splitlines()[0][:300]}){LEAVE}"
             ) from broken
-    largest = float(
-        outputs.nan_to_num().abs().max()
-    )  # what tf32 leaves of a small output is a share of what it was summed from
+    # What tf32 leaves of a small output is a share of what it was summed from.
+    largest = float(outputs.nan_to_num().abs().max())
     if not torch.allclose(
         batched[1][:few], outputs, rtol=1e-2, atol=max(1e-3, 1e-2 * largest), equal_nan=True
     ):
@@ -203,7 +207,8 @@ def check_lane(task: Any, lane: Lane) -> None:
 def descend(lanes: Sequence[Lane], n: int, task: Any) -> None:
     """Descends in at most n lanes of one kind, each from what its scratch holds, in place; sets
     each one's course, or its error where its own `progress` raised one. The module of the first
-    one's scratch does the work. Nothing waits for the device before the end."""
+    one's scratch does the work. Nothing waits for the device before the end.
+    """
     assert 0 < len(lanes) <= n
     first = lanes[0]
     for name, parameter in first.scratch.parameters.items():
@@ -214,9 +219,8 @@ def descend(lanes: Sequence[Lane], n: int, task: Any) -> None:
     finally:
         for parameter in first.scratch.parameters.values():
             parameter.requires_grad_(True)
-        if (
-            first.scratch.device.type == "cuda"
-        ):  # what a lane holds is its own thread's again, in another stream
+        # What a lane holds is its own thread's again, in another stream.
+        if first.scratch.device.type == "cuda":
             torch.cuda.current_stream(first.scratch.device).synchronize()
 
 
@@ -268,9 +272,9 @@ def _run(lanes: list[Lane], n: int, task: Any) -> None:
                     for name, p in zip(first.trained, parameters):
                         lane.scratch.parameters[name].detach().copy_(p.detach()[i])
                     losses[i] = total[i].clone()
-                still(
-                    i
-                )  # It goes on to no avail, without a gradient: to leave it out of each step would cost the others.
+                # It goes on to no avail, without a gradient: to leave it out of each step would
+                # cost the others.
+                still(i)
             if all(lane.error is not None or lane.steps <= step for lane in lanes):
                 break
         else:
@@ -292,7 +296,8 @@ def _stacked(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def _parts(x: Any, apart: bool, n: int = 1) -> Sequence[Any]:
     """A stacked tensor as what a step takes: whole, or each lane's row by itself. None, where the
-    loss does not reach it, stands for n."""
+    loss does not reach it, stands for n.
+    """
     return ([None] * n if x is None else x.unbind(0)) if apart else [x]
 
 
@@ -315,7 +320,8 @@ def _stepping(
 ) -> tuple[Callable[[], Any], Callable[[int], None]]:
     """One step of all lanes: `training.descend`'s own, with tensors that are N times as long or,
     apart, with N times as many. And what takes from a lane all that would drive it without a
-    gradient."""
+    gradient.
+    """
     first, recipe, n = lanes[0], lanes[0].recipe, len(lanes)
 
     def flat(which: Callable[[Lane], Tensors | None]) -> list[torch.Tensor] | None:
@@ -393,7 +399,8 @@ class _Feed:
     def next(self, steps: int) -> tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor]:
         """(x (N, steps, width, ...), y alike, shares (steps, N, width): of each sample in its
         batch's mean, sizes (steps, N): of the batches). Where a lane has no more steps its first
-        sample stands in, with a share of 0."""
+        sample stands in, with a share of 0.
+        """
         first = self.lanes[0]
         width, device = first.width, first.scratch.device
         index = np.zeros((self.n, steps, width), dtype=np.int64)

@@ -2,7 +2,8 @@
 role.
 
 A site's model is scratch (rule 4 of bit-identity): every task overwrites all of it, so that nothing
-of one logical client reaches the next one that the same process hosts."""
+of one logical client reaches the next one that the same process hosts.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +27,7 @@ DRAWS = (
     nn.RNNBase,
     nn.MultiheadAttention,
 )
+# Draw only where DRAWS does.
 KNOWN = (
     "torch.nn.",
     "fednet.models.",
@@ -33,7 +35,7 @@ KNOWN = (
     "fednet.training.",
     "torchvision.models.resnet",
     "torchvision.models.vgg",
-)  # draw only where DRAWS does
+)
 
 
 def draws(part: object) -> bool:
@@ -43,7 +45,8 @@ def draws(part: object) -> bool:
 
 def may_draw(part: object) -> bool:
     """The same of any module, task or loss function. A user's own is taken to, whatever it is made
-    from."""
+    from.
+    """
     return draws(part) or not getattr(part, "__module__", "").startswith(KNOWN)
 
 
@@ -57,7 +60,8 @@ class Scratch:
 
     channels_last: kernels of convolutions lie with their channels innermost, which the CPU's
     convolutions and pools are faster with. It changes bits, so it is the configuration's choice
-    (`train.memory_format`); what comes out of `values` has the usual order."""
+    (`train.memory_format`); what comes out of `values` has the usual order.
+    """
 
     def __init__(
         self,
@@ -104,10 +108,10 @@ class Scratch:
 
     def train_mode(self, alone: bool) -> None:
         """Train mode, but eval mode where all parameters of a module are frozen; `alone`: BatchNorm
-        in eval mode too, because a batch of one sample has no variance."""
-        if not all(
-            part.training for part, _ in self._parts
-        ):  # to ask is a tenth of setting it, and this is each task's
+        in eval mode too, because a batch of one sample has no variance.
+        """
+        # To ask is a tenth of setting it, and this is each task's.
+        if not all(part.training for part, _ in self._parts):
             self.module.train()
         for part, own in self._parts:
             if (own and not any(p.requires_grad for p in own)) or (
@@ -117,7 +121,8 @@ class Scratch:
 
     def load(self, x: Tensors) -> nn.Module:
         """Overwrites every tensor of the layout by `x` and returns the module. StateError: another
-        layout."""
+        layout.
+        """
         if x.layout != self.layout:
             raise StateError(
                 f"a model of {len(self.layout.slots)} tensors cannot hold {len(x.layout.slots)} "
@@ -153,7 +158,8 @@ class Scratch:
 
     def flat(self, x: Tensors, names: Iterable[str]) -> list[torch.Tensor]:
         """x's parameters of these names, each as one vector in the order in which the module's own
-        elements lie."""
+        elements lie.
+        """
         names = list(names)
         found = []
         for name, view in zip(names, self.views(x, names)):
@@ -168,7 +174,8 @@ class Scratch:
 
     def lend(self) -> Scratch:
         """A further scratch of the same architecture; each call a different one until
-        `take_back`."""
+        `take_back`.
+        """
         if self._lent == len(self._spares):
             self._spares.append(
                 Scratch(copy.deepcopy(self.module), self.layout, self.device, self.channels_last)

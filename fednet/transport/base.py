@@ -3,7 +3,8 @@ connection comes or goes.
 
 A message is one or two frames: a small header, and perhaps a body. Both ends are driven by one
 thread that calls `poll` and `send`; only `wake` may be called from another. Nothing here blocks but
-`poll`, for as long as it is told."""
+`poll`, for as long as it is told.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class Received:
 @dataclass(frozen=True, slots=True)
 class Opened:
     """A client: the connection stands, now or again. A server: just before the first message of
-    `conn`."""
+    `conn`.
+    """
 
     conn: bytes
 
@@ -47,7 +49,8 @@ class Closed:
     not come back.
 
     Messages that had arrived come before it. Should one still follow, which the threads behind a
-    socket cannot quite exclude, a second `Closed` follows that."""
+    socket cannot quite exclude, a second `Closed` follows that.
+    """
 
     conn: bytes
 
@@ -64,12 +67,14 @@ class ServerTransport(Protocol):
 
     def poll(self, timeout_s: float | None) -> list[Event]:
         """All that is ready; waits up to `timeout_s` (None: for ever) for a first event. Empty
-        after it, or a wake."""
+        after it, or a wake.
+        """
         ...
 
     def send(self, conn: bytes, frames: Frames) -> bool:
         """Queue a message; never blocks. False if `conn` is unknown or gone. The frames must not
-        change afterwards."""
+        change afterwards.
+        """
         ...
 
     def wake(self) -> None:
@@ -78,13 +83,15 @@ class ServerTransport(Protocol):
 
     def drop(self, conn: bytes, hang_up: bool = False) -> None:
         """Forget what is queued for `conn`. With `hang_up` also end its connection, as the network
-        might: what is on its way is lost, and `Closed` follows."""
+        might: what is on its way is lost, and `Closed` follows.
+        """
         ...
 
     def traffic(self) -> dict[bytes | int, tuple[int, int]]:
         """(sent, received) bytes of every connection so far, as the kernel counted them; by `conn`,
         or by a serial number where a connection never got that far. Empty where there is no kernel
-        between."""
+        between.
+        """
         ...
 
     def close(self, linger_s: float = 1.0) -> None:
@@ -106,7 +113,8 @@ class ClientTransport(Protocol):
 
     def reconnect(self, address: str | None = None) -> None:
         """Leave the connection, if one stands (`Closed` follows), and connect again: to `address`,
-        or where it was."""
+        or where it was.
+        """
         ...
 
     def traffic(self) -> dict[bytes | int, tuple[int, int]]: ...

@@ -1,5 +1,6 @@
 """Messages on hold until a time, in the order in which they came: a connection delays, it does not
-reorder."""
+reorder.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@ connections, as planned.
 
 A plan is asked about every message and answers with a fault or None. `Script` strikes at numbered
 messages, `Chances` at random ones; both repeat themselves exactly for the same messages in the same
-order."""
+order.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class Fault:
 
     drop: it is lost. duplicate: it comes twice. corrupt: one of its bytes is another. truncate: its
     last frame is shorter. delay: it, and what follows it, comes `delay_s` later. cut: it is lost
-    and the connection ends."""
+    and the connection ends.
+    """
 
     kind: Kind
     delay_s: float = 0.0
@@ -49,7 +51,8 @@ class Fault:
 @dataclass(frozen=True, slots=True)
 class Struck:
     """A fault that has happened, for the records. index: which message in this direction of this
-    transport, from 0."""
+    transport, from 0.
+    """
 
     fault: Fault
     direction: Direction
@@ -74,7 +77,8 @@ class Script:
 
 class Chances:
     """Faults with given probabilities a message, which sum to at most 1. A delay is uniform up to
-    `delay_s`."""
+    `delay_s`.
+    """
 
     def __init__(
         self, rng: np.random.Generator, chances: Mapping[str, float], delay_s: float = 1.0

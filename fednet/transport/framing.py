@@ -1,7 +1,8 @@
 """What ZMTP 3.1 adds to a message on TCP, to the byte.
 
 Measured against the kernel's own count of each connection; the tests do so again with whatever
-libzmq is installed."""
+libzmq is installed.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ CURVE_READY_BYTES = 2 + 6 + 8 + 16 + 22 + 13
 
 def header(nbytes: int) -> int:
     """The flags and length before a frame of `nbytes`: one byte of length up to 255, eight
-    above."""
+    above.
+    """
     return 2 if nbytes <= 255 else 9
 
 
@@ -33,14 +35,16 @@ def framing(nbytes: int, more: bool = False, curve: bool = False) -> int:
     """All bytes that one frame of `nbytes` takes on TCP, itself included.
 
     `more`, that another frame of the message follows, is a flag in a byte that is there anyway and
-    changes nothing."""
+    changes nothing.
+    """
     inner = nbytes + (CURVE_FRAME_BYTES if curve else 0)
     return inner + header(inner)
 
 
 def connection_bytes(curve: bool, role: Literal["server", "client"]) -> tuple[int, int]:
     """(sent, received) by `role` before the first message of a connection: greeting and
-    handshake."""
+    handshake.
+    """
     if curve:
         client = GREETING_BYTES + HELLO_BYTES + INITIATE_BYTES
         server = GREETING_BYTES + WELCOME_BYTES + CURVE_READY_BYTES

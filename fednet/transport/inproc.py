@@ -3,7 +3,8 @@ as a network would.
 
 Messages of one connection keep their order; those of different connections reach the server in an
 order drawn from a seed, so that whatever depends on the order of arrival is found out. `poll` never
-waits: there is nobody to wait for."""
+waits: there is nobody to wait for.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 libzmq tells the descriptor of a connection but offers neither. A duplicate of the descriptor gives
 both, and outlives libzmq's own long enough to read the last counts. It also keeps the connection
-open, so it is closed as soon as libzmq reports the end of its own."""
+open, so it is closed as soon as libzmq reports the end of its own.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ counts, like a byte."""
 
 class Tap:
     """A second handle on the connection with descriptor `fd`. Raises OSError if that is no open
-    socket."""
+    socket.
+    """
 
     def __init__(self, fd: int) -> None:
         duplicate = os.dup(fd)
@@ -43,7 +45,8 @@ class Tap:
 
     def bytes(self) -> tuple[int, int] | None:
         """(sent, received) so far, each byte counted once however often it was sent; None if it is
-        not TCP on Linux."""
+        not TCP on Linux.
+        """
         with contextlib.suppress(OSError, AttributeError, struct.error):
             info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
             acked, received = _ACKED_AND_RECEIVED.unpack_from(info, _ACKED_AT)

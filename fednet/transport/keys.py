@@ -1,8 +1,10 @@
 """CURVE keys on disk, and who may speak for whom.
 
     DIR/server.key        the server's pair, mode 0600
-    DIR/allowed/K         the public keys that may speak for client K, one a line; several ids may share a key
-    DIR/clients/K.key     pairs made by `lab`, for experiments in one hand; else a client's pair is made at its site
+    DIR/allowed/K         the public keys that may speak for client K, one a line;
+                          several ids may share a key
+    DIR/clients/K.key     pairs made by `lab`, for experiments in one hand;
+                          else a client's pair is made at its site
 
 A key is 40 characters of Z85. Secret keys are read only from files that nobody else can read.
 """
@@ -31,7 +33,8 @@ _Z85 = frozenset(
 @dataclass(frozen=True, slots=True)
 class KeyPair:
     """`server`, in a client's file: the public key of the server it is meant for, where that is
-    known."""
+    known.
+    """
 
     public: str
     secret: str = field(repr=False)
@@ -40,7 +43,8 @@ class KeyPair:
 
 def make_server_keys(directory: str | Path) -> str:
     """Make the server's pair in `directory`; returns the public key. Raises ConfigError if there is
-    one already."""
+    one already.
+    """
     directory = Path(directory)
     (directory / "allowed").mkdir(parents=True, exist_ok=True)
     return _make(directory / "server.key")
@@ -48,13 +52,15 @@ def make_server_keys(directory: str | Path) -> str:
 
 def make_client_keys(file: str | Path, server: str | None = None) -> str:
     """Make a client's pair in `file`; returns the public key, the half that travels to the server's
-    `allow`."""
+    `allow`.
+    """
     return _make(Path(file), server)
 
 
 def allow(directory: str | Path, ids: Iterable[int], public: str) -> None:
     """From now on the holder of `public` may speak for `ids`, beside whoever may already. A running
-    server notices."""
+    server notices.
+    """
     public = checked(public.strip(), "the public key")
     allowed = _allowed(directory)
     for k in ids:
@@ -92,7 +98,8 @@ def lab(directory: str | Path, clients: int) -> list[Path]:
 
 def load(file: str | Path) -> KeyPair:
     """The pair in `file`. Raises ConfigError if it is missing, no key file, or readable by
-    others."""
+    others.
+    """
     path = Path(file)
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
@@ -133,7 +140,8 @@ class Keyring:
     """The server's pair and its clients' public keys, as they stand in `directory` now.
 
     Every change goes through a rename or an unlink, so the directory's time tells whether to read
-    again."""
+    again.
+    """
 
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
@@ -174,9 +182,8 @@ class Keyring:
             except ConfigError as error:
                 if first:
                     raise
-                log.warning(
-                    "%s Nobody may speak for client %s.", error, entry.name
-                )  # no reason to stop a round
+                # No reason to stop a round.
+                log.warning("%s Nobody may speak for client %s.", error, entry.name)
         self._known = frozenset().union(*self._speakers.values())
         # The clock behind mtime ticks every few milliseconds: a change within the same tick would
         # go unseen, so a directory that changed just now is read once more next time.

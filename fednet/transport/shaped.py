@@ -2,7 +2,8 @@
 
 A message leaves the sender when those before it have, takes its bytes over the bandwidth, then
 travels for the latency and up to the jitter; it is on hold here for that long. `Link.time` is the
-same reckoning for a clock that is virtual."""
+same reckoning for a clock that is virtual.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ class Link:
 
     def flight(self, rng: np.random.Generator | None = None) -> float:
         """Seconds from the last byte's leaving to its arrival; the jitter is uniform, and nothing
-        without an `rng`."""
+        without an `rng`.
+        """
         jitter = self.jitter_ms * rng.random() if rng is not None and self.jitter_ms else 0.0
         return (self.latency_ms + jitter) / 1e3
 
@@ -93,7 +95,8 @@ class ShapedClient:
 
     `link_of(frames)` names the link of each message, and gives it, where one connection carries
     several clients that have one each. `curve` tells which framing to reckon with. `now` in
-    seconds. `poll` may return empty before its time is over, when something on hold has left."""
+    seconds. `poll` may return empty before its time is over, when something on hold has left.
+    """
 
     def __init__(
         self,

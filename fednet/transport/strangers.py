@@ -3,7 +3,8 @@
 libzmq gives a peer the memory of the frame that it announces, up to `MAXMSGSIZE`, before it has
 proved any key: measured, a thousand such peers of a server with CURVE took a gigabyte of it in
 their handshakes. So what all of them together have sent is bounded. An honest peer is done with its
-handshake and its join in moments: the oldest go first."""
+handshake and its join in moments: the oldest go first.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ Link = TypeVar("Link")
 
 def unwelcome(strangers: Iterable[tuple[Link, int]]) -> Iterator[tuple[Link, str]]:
     """strangers: (connection, bytes it has sent), the oldest first. Yields those to be hung up on,
-    and why."""
+    and why.
+    """
     left = []
     for link, sent in strangers:
         if sent > MAX_FIRST_BYTES:

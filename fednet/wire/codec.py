@@ -3,7 +3,8 @@
 The form of a payload is its declaration: field by field, tensors of the shared layout as one vector
 (with buffers and counters behind it), numbers as 8 bytes, samples as their arrays. Large values are
 not copied: a `Body` is a list of segments that are read in ranges, so that a broadcast is encoded
-once and all sends share it."""
+once and all sends share it.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +93,8 @@ def checksum(segments: Sequence[Buffer]) -> int:
 @dataclass(frozen=True, slots=True)
 class Encoded:
     """An encoded payload: its form for the header, its body, and the payload as the receiver will
-    see it."""
+    see it.
+    """
 
     form: tuple[Field, ...]
     body: Body
@@ -108,7 +110,8 @@ class Codec:
     """Encodes and decodes payloads of one direction.
 
     layout: of what crosses. chains: compressor chains by kind. buffers: whether they cross. exempt:
-    names of buffers that may hold what is not finite, since the initial model's do."""
+    names of buffers that may hold what is not finite, since the initial model's do.
+    """
 
     layout: Layout
     chains: Mapping[str, Any]
@@ -132,7 +135,8 @@ class Codec:
         """Encodes a payload. `residuals` (read and rewritten) feeds errors back, each under `slot`
         and its field's name, so that the exchanges of a round keep apart; `reference` is what a
         lossily compressed state is sent as a difference to; `cache`: what one broadcast has
-        compressed first, by field: what all its clients share."""
+        compressed first, by field: what all its clients share.
+        """
         form: list[Field] = []
         segments: list[Buffer] = []
         seen: dict[str, Any] = {}
@@ -184,7 +188,8 @@ class Codec:
 
     def base(self, kind: str, reference: Tensors | None) -> torch.Tensor | None:
         """What a field of that kind is sent as a difference to: a state, if its chain loses
-        anything (a difference and a sum would not give back every bit)."""
+        anything (a difference and a sum would not give back every bit).
+        """
         chain = self.chains.get(kind)
         return (
             reference.vector.cpu()
@@ -214,7 +219,8 @@ class Codec:
     ) -> None:
         """Raises RemoteProtocolError where a form is not what `kind` declares, before a byte of the
         body is asked for. bounds: the largest size in bytes of the fields whose declaration leaves
-        it open; None: what is here is here."""
+        it open; None: what is here is here.
+        """
         declared = list(kind.fields.items())
         if [f.name for f in form] != [name for name, _ in declared]:
             raise RemoteProtocolError(
@@ -271,7 +277,8 @@ class Codec:
         """The payload. `fill` gives the buffers of tensors whose own do not cross (`model.buffers:
         local | server`). sound: its tensors are known to be finite, or the caller asks by `finite`.
         Raises RemoteProtocolError where the form is not what `kind` declares, or the bytes are not
-        what the form says, or not finite."""
+        what the form says, or not finite.
+        """
         self.check(kind, form)
         view, at, values = memoryview(body).cast("B"), 0, {}
         if sum(f.size for f in form) != len(view):
@@ -314,7 +321,8 @@ class Codec:
 
     def finite(self, value: Tensors, name: str) -> None:
         """Raises RemoteProtocolError for a field with a value that is not finite, but in buffers
-        that were not in the initial model either."""
+        that were not in the initial model either.
+        """
         if value.is_finite():
             return
         if not self.exempt or not all(
@@ -325,7 +333,8 @@ class Codec:
 
 def _floats(data: Buffer) -> torch.Tensor:
     """Float32 values that share the memory of `data` where it may be written to and lies
-    aligned."""
+    aligned.
+    """
     values = np.frombuffer(data, dtype="<f4")
     return torch.from_numpy(
         values if values.flags.writeable and values.flags.aligned else values.copy()
@@ -334,7 +343,8 @@ def _floats(data: Buffer) -> torch.Tensor:
 
 def not_finite(initial: Tensors) -> frozenset[str]:
     """Names of the buffers that are not finite in a model as it begins (a mask of -inf, say): a
-    codec's `exempt`."""
+    codec's `exempt`.
+    """
     buffers = (s.name for s in initial.layout.slots if s.role == "buffer")
     return frozenset(n for n in buffers if not bool(torch.isfinite(initial[n]).all()))
 

@@ -5,7 +5,8 @@ A chain takes a vector of float32, and nothing else: integer counters and labels
 one. Its parts come in this order, each at most once: one that selects values (topk), one that
 writes them (fp16, bf16, qsgd, sign), one that shortens bytes (zstd). The number of values is known
 to both ends, so a chain adds no header, and the length of what it makes follows from that number
-(with zstd: a bound on it)."""
+(with zstd: a bound on it).
+"""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ class Chain:
     @property
     def needs_feedback(self) -> bool:
         """True if what is lost must be sent later (topk, sign); what qsgd loses has no bias, and
-        rounding is small."""
+        rounding is small.
+        """
         return any(p.biased for p in self.parts)
 
     def __str__(self) -> str:
@@ -51,7 +53,8 @@ class Chain:
 
     def nbytes(self, numel: int) -> tuple[int, bool]:
         """Length of numel encoded values, and whether that is exact; without, it is an upper
-        bound."""
+        bound.
+        """
         raw = self._raw(numel)
         return (raw, True) if self.lossless is None else (self.lossless.bound(raw), False)
 
@@ -79,7 +82,8 @@ class Chain:
 
     def decode(self, data: bytes | bytearray | memoryview, numel: int) -> torch.Tensor:
         """(numel,) float32. Raises RemoteProtocolError for what `encode` cannot have made of numel
-        values."""
+        values.
+        """
         expected, view = self._raw(numel), memoryview(data).cast("B")
         if self.lossless is not None:
             most = self.lossless.bound(expected)
@@ -117,7 +121,8 @@ class Chain:
 
 def parse(items: Sequence[str]) -> Chain:
     """The chain of a configuration's list, such as ["topk(0.01)", "qsgd(8)"]. Raises
-    ConfigError."""
+    ConfigError.
+    """
     chain = Chain()
     for item in items:
         part, text = _part(item), (*chain.text, str(item).replace(" ", ""))
@@ -138,7 +143,8 @@ def parse(items: Sequence[str]) -> Chain:
 
 def chains(section: Mapping[str, Sequence[str]], where: str = "wire.up") -> dict[str, Chain]:
     """The chains of `wire.up` or `wire.down`, by kind; kinds with an empty list are left out.
-    Errors name the key."""
+    Errors name the key.
+    """
     found = {}
     for kind, items in section.items():
         try:

@@ -2,7 +2,8 @@
 
 Each side keeps one: a row a message, the parts of a payload summed. A row's bytes are its payload
 by kind and its envelope (headers, ZMTP framing, and the parts' headers). An account stays open
-until it is known whether what crossed was useful; `settle` writes its row."""
+until it is known whether what crossed was useful; `settle` writes its row.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ Row = dict[str, Any]
 @dataclass(slots=True)
 class Account:
     """A row that is still being written. counted: its messages are alike, and their number stands
-    in the row."""
+    in the row.
+    """
 
     direction: Direction
     type: str
@@ -47,7 +49,8 @@ Kinds = dict[str, dict[str, int]]
 @dataclass(slots=True)
 class Tally:
     """Sums over settled rows. spent: all bytes by direction; useful: payload bytes of the method's
-    own messages, by direction and kind (evaluations are no part of a method's cost)."""
+    own messages, by direction and kind (evaluations are no part of a method's cost).
+    """
 
     spent: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
     useful: Kinds = field(default_factory=lambda: {"up": {}, "down": {}})
@@ -73,7 +76,8 @@ class Ledger:
     settled.
 
     totals: all bytes settled so far. useful: payload bytes that were of use, by direction and kind.
-    by_round: keeps what was settled for each round until it is taken."""
+    by_round: keeps what was settled for each round until it is taken.
+    """
 
     def __init__(
         self, write: Callable[[Row], None], incarnation: int = 0, by_round: bool = True
@@ -100,7 +104,8 @@ class Ledger:
 
     def settle(self, name: Any, useful: bool, **more: Any) -> None:
         """Closes an account and writes its row; no account of that name: nothing crossed, nothing
-        is written."""
+        is written.
+        """
         account = self._open.pop(name, None)
         if account is not None:
             self.write(account, useful, **more)
@@ -131,7 +136,8 @@ class Ledger:
 
     def recall(self, row: Row) -> None:
         """Counts a row: one just written, or by an earlier process of this side. What was spent is
-        spent."""
+        spent.
+        """
         with self._lock:
             self.totals[row["direction"]] += row["bytes"]
             if row["useful"]:
@@ -141,7 +147,8 @@ class Ledger:
 
     def taken(self, before: Mapping[str, int]) -> None:
         """So many bytes were taken by an earlier process; what else it spent is taken with the next
-        round's."""
+        round's.
+        """
         with self._lock:
             self._untaken = {
                 0: Tally(spent={d: self.totals[d] - before.get(d, 0) for d in ("up", "down")})
@@ -149,7 +156,8 @@ class Ledger:
 
     def take(self, round: int) -> Tally:
         """What was settled for rounds up to this one and not taken before. Safe to call from
-        another thread."""
+        another thread.
+        """
         taken = Tally()
         with self._lock:
             for r in [r for r in self._untaken if r <= round]:

@@ -3,7 +3,8 @@ comes.
 
 `send` is handed in, so the same link serves every transport. The parts of a payload share its
 announcement's account, the pulls that fetch them another, and a connection's heartbeats a third;
-every other message is a row at once."""
+every other message is a row at once.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ COUNTED = ("beat", "refused")  # one row for many
 class Link:
     """One side of all connections of a process. side: "server" or "client". framing: bytes on the
     wire of a frame of n bytes. greeting: (sent, received) bytes of a connection before its first
-    message."""
+    message.
+    """
 
     def __init__(
         self,
@@ -55,7 +57,8 @@ class Link:
 
     def receive(self, conn: bytes, frames: Sequence[Any]) -> tuple[m.Message, memoryview | None]:
         """Decodes; the caller bills by `book`, once it knows whose it is. What cannot be decoded is
-        billed as refused, and raises RemoteProtocolError."""
+        billed as refused, and raises RemoteProtocolError.
+        """
         try:
             return self._decode(frames)
         except RemoteProtocolError:
@@ -74,7 +77,8 @@ class Link:
     ) -> None:
         """Bills what was received. stray: why it belongs to nothing that is under way (late,
         doubled, refused): it gets a row of its own then, and leaves the account of what it
-        resembles alone."""
+        resembles alone.
+        """
         self._bill(
             conn, self.back, message, self._size(frames), 0 if body is None else len(body), stray
         )
@@ -157,7 +161,8 @@ class Link:
     ) -> None:
         """Writes the rows that a connection leaves open, but for payloads that are `still` of use.
         What was sent and not answered may not have arrived: it is `lost`, and its bytes are an
-        upper bound."""
+        upper bound.
+        """
         self.settle_counted(conn)
         for name in self.ledger.open():
             if name[0] != conn:
@@ -178,7 +183,8 @@ class Link:
 
 def split(form: Sequence[m.Field], start: int, end: int) -> tuple[dict[str, int], int]:
     """Bytes by kind of the range [start, end) of a payload of that form, and their share of the raw
-    bytes."""
+    bytes.
+    """
     kinds: dict[str, int] = {}
     raw, at = 0, 0
     for f in form:
@@ -186,8 +192,7 @@ def split(form: Sequence[m.Field], start: int, end: int) -> tuple[dict[str, int]
         if inside:
             kinds[f.kind] = kinds.get(f.kind, 0) + inside
             low, high = max(start, at) - at, min(end, at + f.size) - at
-            raw += (
-                f.raw * high // f.size - f.raw * low // f.size
-            )  # over all parts this sums to f.raw
+            # Over all parts this sums to f.raw.
+            raw += f.raw * high // f.size - f.raw * low // f.size
         at += f.size
     return kinds, raw

@@ -7,7 +7,8 @@ longer is announced without a body and pulled in parts.
 
 A header's last field `c` is the CRC-32 of all its bytes before those four, as a big-endian uint32:
 a header that was damaged on its way must never be taken for another one. A peer may leave it out;
-bodies have their own sums (`check`)."""
+bodies have their own sums (`check`).
+"""
 
 from __future__ import annotations
 
@@ -23,9 +24,9 @@ from fednet.errors import LocalProtocolError, RemoteProtocolError
 VERSION = 1
 PART = 1 << 20  # bytes of one body frame at most
 MAX_HEADER = 1 << 18  # bytes of one header frame at most
-MAX_LIST = (
-    1 << 16
-)  # items of a list in a header at most: an announced list takes its memory before its items are there
+# Items of a list in a header at most: an announced list takes its memory before its items are
+# there.
+MAX_LIST = 1 << 16
 MAX_REASON = 300  # characters of a refusal's reason: parts of it are the sender's
 
 Index = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
@@ -54,7 +55,8 @@ class Key(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
 
 class Field(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One payload field as encoded. size: bytes on the wire; raw: before compression; parts: (name,
-    dtype, shape) of the arrays inside, where the declaration leaves them open."""
+    dtype, shape) of the arrays inside, where the declaration leaves them open.
+    """
 
     name: Name
     kind: Name
@@ -71,7 +73,8 @@ Form = Annotated[list[Field], msgspec.Meta(max_length=64)]
 
 class Fault(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A planned fault that the client is to act out in a task. amount: seconds of delay, factor of
-    slowness, share of an upload that gets through, rounds that a crashed client stays away."""
+    slowness, share of an upload that gets through, rounds that a crashed client stays away.
+    """
 
     kind: Name
     amount: float = 0.0
@@ -79,7 +82,8 @@ class Fault(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 class Message(msgspec.Struct, frozen=True, tag_field="t", forbid_unknown_fields=True, kw_only=True):
     """Base of all messages. `run` and `inc` (incarnation of the server) mark what belongs to this
-    run."""
+    run.
+    """
 
     run: Name = ""
     inc: Index = 0
@@ -98,7 +102,8 @@ class SiteFacts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 class Join(Message, tag="join", frozen=True):
     """The first message of a connection. `worker`: this process's random name; `session`: the token
     that the server gave this process earlier, if any; `ids` or `share` (k of n) say whom it hosts;
-    `holding`: tasks it still has."""
+    `holding`: tasks it still has.
+    """
 
     worker: Name
     session: Name = ""
@@ -115,7 +120,8 @@ class Join(Message, tag="join", frozen=True):
 
 class Ready(Message, tag="ready", frozen=True):
     """Data and model are in place. `layout`: digest of the shared layout; `sites`: facts, where
-    data are the sites'."""
+    data are the sites'.
+    """
 
     layout: Name
     sites: list[SiteFacts] = []
@@ -126,7 +132,8 @@ UPLOADING = "uploading"  # a client's phase once its training is over
 
 class Beat(Message, tag="beat", frozen=True):
     """I am alive; from a client with what it does. slots: tasks that this process can do at once
-    from now on, 0 for as before."""
+    from now on, 0 for as before.
+    """
 
     client: Annotated[int, msgspec.Meta(ge=-1, le=1 << 40)] = -1
     phase: Name = ""
@@ -140,7 +147,8 @@ class Reply(Message, tag="reply", frozen=True):
     else to be pulled. check: sum of the payload's bytes as little-endian 64-bit words, modulo 2^63;
     state: SHA-256 of the client's new state ("" if the method keeps none); kept: whether a version
     of it was written, which the next task must name; seconds: that the task took; split: of these
-    in training, evaluating and encoding."""
+    in training, evaluating and encoding.
+    """
 
     key: Key
     form: Form
@@ -154,7 +162,8 @@ class Reply(Message, tag="reply", frozen=True):
 
 class Failed(Message, tag="failed", frozen=True):
     """The task could not be done. `again`: whether giving it to this client once more could
-    help."""
+    help.
+    """
 
     key: Key
     reason: Text
@@ -168,7 +177,8 @@ class Leave(Message, tag="leave", frozen=True):
 # -- from the server -------------------------------------------------------------------------------
 class Welcome(Message, tag="welcome", frozen=True):
     """Accepted. The configuration travels as YAML; `ids`: whom this process hosts; `beat_s`:
-    seconds between beats."""
+    seconds between beats.
+    """
 
     session: Name
     name: Text
@@ -179,7 +189,8 @@ class Welcome(Message, tag="welcome", frozen=True):
 
 class Refuse(Message, tag="refuse", frozen=True):
     """Not accepted. `final`: trying again cannot help. `unread`: the message was damaged, and what
-    it said is lost."""
+    it said is lost.
+    """
 
     reason: Text
     final: bool = False
@@ -189,7 +200,8 @@ class Refuse(Message, tag="refuse", frozen=True):
 class Task(Message, tag="task", frozen=True):
     """Work for a client. start: the state version it starts from ("" = its initial state); keep:
     the version that the server's last checkpoint names; enrol: how many of the form's fields are
-    the enrolment that comes before `Down`."""
+    the enrolment that comes before `Down`.
+    """
 
     key: Key
     form: Form
@@ -310,7 +322,8 @@ decode_from_server = _Decoder(FROM_SERVER)
 
 def encode(message: Message) -> bytes:
     """The header frame of a message. Raises LocalProtocolError for one that no receiver would
-    take."""
+    take.
+    """
     fields: dict[str, Any] = msgspec.to_builtins(message)
     header = bytearray(msgpack.packb({"v": VERSION, **fields, "c": 0xFFFFFFFF}, use_bin_type=True))
     header[-4:] = _sum(header).to_bytes(4, "big")

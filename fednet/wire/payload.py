@@ -9,7 +9,8 @@ value has and under which **kind** the ledger books it.
         run: Statistics    # n_i, K_i and the mean loss
 
 The declarations are all that is needed to encode, check, decode, bill and predict a message: see
-`codec`."""
+`codec`.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ class Field:
     """How a payload's field travels: its ledger kind and its form.
 
     tensors: the shared layout with its buffers; parameters: without them; float, int: 8 bytes; run:
-    a `Run` (24 bytes); samples: a `Samples`; array: one tensor of any shape."""
+    a `Run` (24 bytes); samples: a `Samples`; array: one tensor of any shape.
+    """
 
     kind: str
     form: Form
@@ -44,7 +46,8 @@ class Run:
     """What a local training was: every reply carries one.
 
     n: training samples (n_i). steps: optimizer steps taken (K_i). loss: mean training loss over the
-    steps' samples."""
+    steps' samples.
+    """
 
     n: int
     steps: int
@@ -54,7 +57,8 @@ class Run:
 @dataclass(frozen=True, eq=False, slots=True)
 class Samples:
     """Samples on the wire. x: (n, ...) uint8 or float32, or a dict of such tensors; y: (n,) int64
-    or float32."""
+    or float32.
+    """
 
     x: torch.Tensor | dict[str, torch.Tensor]
     y: torch.Tensor
@@ -96,7 +100,8 @@ def kind(name: str, form: Form = "array") -> Any:
 
 class Payload:
     """Base of declared messages. Subclasses become frozen dataclasses; every annotation must be a
-    kind."""
+    kind.
+    """
 
     fields: ClassVar[Mapping[str, Field]] = {}
 

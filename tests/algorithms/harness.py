@@ -1,8 +1,8 @@
 """A federation in memory: any method run through its functions alone, without wire, engine or
 files.
 
-    fed = Federation(clients=4); states = fed.run("scaffold", rounds=3)
-    # server states; states[0] is the first
+    fed = Federation(clients=4)
+    states = fed.run("scaffold", rounds=3)    # of the server; states[0] is the first
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def images(
     n: int = 200, classes: int = 5, shape: tuple[int, ...] = (1, 16, 16), seed: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """n random images, each its class's pattern under noise: separable, so that accuracies mean
-    something."""
+    something.
+    """
     draw = seeds.rng(seed, "test images")
     y = draw.integers(0, classes, n)
     patterns = draw.standard_normal((classes, *shape))
@@ -46,7 +47,8 @@ def images(
 @dataclass
 class Federation:
     """parts: indices of each client's samples; default: cut unevenly (33, 44, 56, 67 of 200 for
-    four)."""
+    four).
+    """
 
     clients: int = 4
     model: Mapping[str, Any] = field(default_factory=lambda: {"name": "mlp", "hidden": [16]})
@@ -127,7 +129,8 @@ class Federation:
         **options: Any,
     ) -> Run:
         """Runs `rounds` rounds. cohorts: ids by round; default all. saved: every state goes through
-        dump and load on its way, as in a run that is killed and resumed after each step."""
+        dump and load on its way, as in a run that is killed and resumed after each step.
+        """
         run = Run(self, self.make(name, **options), saved)
         for t in range(self.rounds):
             run.round(range(self.clients) if cohorts is None else cohorts[t])
@@ -138,7 +141,8 @@ class Federation:
 class Run:
     """One run. servers: the server's state after each round, the initial one first. clients: states
     by id. locals, ups, downs: of the last round, by client, the last exchange's; every exchange's
-    are in `trips`."""
+    are in `trips`.
+    """
 
     federation: Federation
     algorithm: Any
@@ -147,9 +151,8 @@ class Run:
     def __post_init__(self) -> None:
         fed, algorithm = self.federation, self.algorithm
         self.setting = fed.setting(algorithm)
-        self.scratch = Scratch(
-            fed.build(99), fed.layout
-        )  # initialised otherwise: a task must overwrite all of it
+        # Initialised otherwise: a task must overwrite all of it.
+        self.scratch = Scratch(fed.build(99), fed.layout)
         self.io = ServerHost(
             self.setting, lambda: Scratch(fed.build(98), fed.layout), fed.clients, fed.public_data
         )
@@ -180,7 +183,8 @@ class Run:
 
     def round(self, cohort: Sequence[int], lost: Sequence[int] = ()) -> Any:
         """One round of `cohort`. lost: clients whose last upload is dropped, and whose state is not
-        committed."""
+        committed.
+        """
         algorithm, server, t = self.algorithm, self.servers[-1], len(self.servers)
         self.trips = []
         for phase, exchange in enumerate(algorithm.exchanges):

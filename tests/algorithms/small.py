@@ -1,5 +1,6 @@
 """One method over four clients with raw images and a net of three layers: what tests of a single
-method look at."""
+method look at.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ def build(seed: int, kind: type[nn.Module] = Net, **options: Any) -> nn.Module:
 
 def images(rng: np.random.Generator, y: np.ndarray) -> torch.Tensor:
     """(n, 1, 8, 8) uint8: noise about a level of each class, so that there is something to
-    learn."""
+    learn.
+    """
     noise = rng.integers(0, 120, (len(y), 1, 8, 8))
     return torch.from_numpy((noise + 30 * y[:, None, None, None]).astype(np.uint8))
 
@@ -112,7 +114,8 @@ class Small(harness.Federation):
 class Federation(harness.Run):
     """A run of the method `name` that goes round by round. Options of the method go by keyword;
     `train` changes the run's train section. labels: by client the classes of its samples (default:
-    SIZES samples, classes unequally)."""
+    SIZES samples, classes unequally).
+    """
 
     def __init__(
         self,

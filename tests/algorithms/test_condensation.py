@@ -1,5 +1,6 @@
 """Condensation by gradient matching (sheet 3). Reduced setting throughout: K = 20, real batches of
-32, or less."""
+32, or less.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ def run(plan=REDUCED, xy=None, rng=rng, **options):
 
 def plainly(x, y, plan):
     """Algorithm 1 as it is written: for each net, for each class, one pass over real and one over
-    synthetic images."""
+    synthetic images.
+    """
     images = {
         c: torch.from_numpy(
             rng(f"condense/start/{c}").standard_normal((1, *x.shape[1:]), dtype=np.float32)
@@ -282,15 +284,13 @@ def test_the_distance_is_0_to_itself_and_2_a_term_to_its_opposite(match, terms):
 def test_rows_of_dc_are_output_rows_and_layer_takes_the_whole_tensor():
     a = {"w": torch.tensor([[[1.0, 0.0], [0.0, 2.0]]])}
     b = {"w": torch.tensor([[[3.0, 0.0], [2.0, 0.0]]])}
-    assert match_distance(a, b, "dc").item() == pytest.approx(
-        0 + 1, abs=1e-5
-    )  # parallel row, perpendicular row
+    # Parallel row, perpendicular row.
+    assert match_distance(a, b, "dc").item() == pytest.approx(0 + 1, abs=1e-5)
     assert match_distance(a, b, "layer").item() == pytest.approx(
         1 - 3 / (5**0.5 * 13**0.5), rel=1e-5
     )
-    by_row = {
-        "w": torch.tensor([[[5.0, 0.0], [0.0, 0.1]]])
-    }  # the rows of a, scaled each by its own factor
+    # The rows of a, scaled each by its own factor.
+    by_row = {"w": torch.tensor([[[5.0, 0.0], [0.0, 0.1]]])}
     assert match_distance(a, by_row, "dc").item() == pytest.approx(0, abs=1e-4)
     assert match_distance(a, by_row, "layer").item() > 0.3
 

@@ -1,5 +1,6 @@
 """The equality table between methods: which settings of one method are another one, and how
-exactly."""
+exactly.
+"""
 
 from __future__ import annotations
 

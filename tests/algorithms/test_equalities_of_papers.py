@@ -1,6 +1,7 @@
 """Rows of the equality table that concern the papers' methods and the personalised ones, on LeNet-5
 or an MLP over 200 random images, four clients, three rounds. With momentum and weight decay, under
-partial participation too."""
+partial participation too.
+"""
 
 from __future__ import annotations
 
@@ -90,9 +91,8 @@ def test_fedrod_with_equal_class_counts_is_fedavg():
     order = y.argsort(stable=True)
     x, y = x[order], y[order]
     starts = [int((y < c).sum()) for c in range(5)]
-    parts = [
-        [s + 7 * i + k for s in starts for k in range(7)] for i in range(4)
-    ]  # 7 of each class for each client
+    # 7 of each class for each client
+    parts = [[s + 7 * i + k for s in starts for k in range(7)] for i in range(4)]
     f = fed(data=(x, y), parts=parts)
     assert all_close(f.run("fedrod"), f.run("fedavg"), 1e-6)
 

@@ -48,21 +48,19 @@ def test_margins_that_keep_nothing_give_a_loss_of_0_that_can_be_stepped_on():
 def test_one_sample_worked_by_hand():
     # q = 1/2, 1/4, 1/2 for classes 0 (the sample's), 1 (in P_i), 2 (in N_i)
     z, y = torch.tensor([[0.0, -math.log(3), 0.0]], dtype=torch.float64), torch.tensor([0])
+    # (1-q)^2 -log q; q^2 -log(1-q)
     first, second, third = (
         math.log(2) / 4,
         -math.log(3 / 4) / 16,
         math.log(2) / 4,
-    )  # (1-q)^2 -log q; q^2 -log(1-q)
+    )
     assert abc_loss(z, y, HERE, 0.75, 0.2, 0.3, 2).item() == pytest.approx(first + second + third)
-    assert abc_loss(z, y, HERE, 0.75, 0.3, 0.3, 2).item() == pytest.approx(
-        first + third
-    )  # 1/4 <= m_n
-    assert abc_loss(z, y, HERE, 0.75, 0.2, 0.6, 2).item() == pytest.approx(
-        first + second
-    )  # 1/2 <= m_nn
-    assert abc_loss(z, y, HERE, 0.4, 0.2, 0.3, 2).item() == pytest.approx(
-        second + third
-    )  # 1/2 >= m_p: too easy
+    # 1/4 <= m_n
+    assert abc_loss(z, y, HERE, 0.75, 0.3, 0.3, 2).item() == pytest.approx(first + third)
+    # 1/2 <= m_nn
+    assert abc_loss(z, y, HERE, 0.75, 0.2, 0.6, 2).item() == pytest.approx(first + second)
+    # 1/2 >= m_p: too easy
+    assert abc_loss(z, y, HERE, 0.4, 0.2, 0.3, 2).item() == pytest.approx(second + third)
     assert abc_loss(z, y, HERE, 0.75, 0.2, 0.3, 0).item() == pytest.approx(
         2 * math.log(2) - math.log(3 / 4)
     )
@@ -131,9 +129,8 @@ def test_the_focal_factor_is_differentiated_and_the_mask_is_not():
         abc_loss(z, torch.tensor([0]), torch.tensor([True]), 0.9, 0, 0, 2), z
     )[0].item()
     q = 1 / (1 + math.exp(-0.3))
-    by_hand = (
-        -2 * (1 - q) ** 2 * q * -math.log(q) - (1 - q) ** 3
-    )  # d/dz (1-q)^2 (-log q), dq/dz = q(1-q)
+    # d/dz (1-q)^2 (-log q), dq/dz = q(1-q)
+    by_hand = -2 * (1 - q) ** 2 * q * -math.log(q) - (1 - q) ** 3
     assert gradient == pytest.approx(by_hand)
 
 

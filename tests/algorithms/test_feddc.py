@@ -175,9 +175,8 @@ def test_epochs_batch_and_learning_rate_of_the_fine_tuning():
         for o in ({"ft_epochs": 3}, {"ft_batch": 2}, {"ft_lr": 0.001})
     }
     assert all(distance(x, f.server.x) > 1e-6 for x in tuned.values())
-    again = f.io.fit(
-        average(f), Samples(*union(f)), epochs=10, lr=0.1, batch_size=256
-    )  # the clients' lr by default
+    # The clients' lr by default.
+    again = f.io.fit(average(f), Samples(*union(f)), epochs=10, lr=0.1, batch_size=256)
     assert same(f.server.x, again)
 
 

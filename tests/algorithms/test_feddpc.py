@@ -34,16 +34,15 @@ def test_the_mean_is_uniform_whatever_the_samples():
         i: algorithm.Up(d=vector(v), run=Run(n, 1, 0.0))
         for i, (v, n) in enumerate([(1.0, 1), (3.0, 99)])
     }
+    # 2 * mean
     assert numbers(serve(algorithm, algorithm.init_server(vector(0.0)), ups, Desk(2)).delta) == [
         4.0
-    ]  # 2 * mean
+    ]
 
 
 def test_lambda_may_be_any_number():
-    assert numbers(after([(3.0, 4.0)], (2.0, 0.0), **{"lambda": 0.0}).delta) == [
-        0.0,
-        5.0,
-    ]  # ||u|| = ||D||
+    # ||u|| = ||D||
+    assert numbers(after([(3.0, 4.0)], (2.0, 0.0), **{"lambda": 0.0}).delta) == [0.0, 5.0]
     assert numbers(after([(3.0, 4.0)], (2.0, 0.0), **{"lambda": -2.0}).delta) == [0.0, -3.0]
 
 
@@ -56,10 +55,8 @@ def test_scaling_g_changes_nothing():
 
 
 def test_without_a_last_update_nothing_is_projected():
-    assert numbers(after([(1.0, 2.0), (3.0, 4.0)], (0.0, 0.0)).delta) == [
-        4.0,
-        6.0,
-    ]  # (1 + lambda) mean
+    # (1 + lambda) mean
+    assert numbers(after([(1.0, 2.0), (3.0, 4.0)], (0.0, 0.0)).delta) == [4.0, 6.0]
 
 
 def test_an_update_along_the_last_one_counts_as_zero_and_is_said():
@@ -105,9 +102,8 @@ def test_each_scaled_residual_has_the_length_the_identity_says(lam):
     run = F.run("feddpc", cohorts=[[0, 1], [2], [1]], **{"lambda": lam})
     g, d = run.servers[2].delta, run.ups[1].d
     r = d.params - d.dot(g) / g.dot(g) * g
-    assert run.servers[3].delta.norm() == pytest.approx(
-        lam * r.norm() + d.norm(), rel=1e-5
-    )  # m = 1: Delta = u
+    # m = 1: Delta = u
+    assert run.servers[3].delta.norm() == pytest.approx(lam * r.norm() + d.norm(), rel=1e-5)
 
 
 def test_updates_are_divided_by_the_rate_of_the_round():

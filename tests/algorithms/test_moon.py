@@ -16,10 +16,11 @@ from tests.algorithms.small import Federation, Net, Projected, batch, build, dis
 
 def test_contrast_is_a_softmax_over_the_two_similarities():
     z = torch.tensor([[1.0, 0.0]])
+    # s = 1 and 0; tau 0.5: e^2 / (e^2 + e^0)
     near, far = (
         torch.tensor([[1.0, 0.0]]),
         torch.tensor([[0.0, 1.0]]),
-    )  # s = 1 and 0; tau 0.5: e^2 / (e^2 + e^0)
+    )
     assert contrast(z, near, far, 0.5).item() == pytest.approx(
         -math.log(math.exp(2) / (math.exp(2) + 1)), rel=1e-6
     )

@@ -83,7 +83,8 @@ def test_effective_steps_are_the_total_weight_of_all_gradients(k, rho, expected)
 
 def quadratic(rho, divisor, rounds=30, clients=10, steps=10, lr=0.02):
     """Distance to the optimum of the mean of f_i(y) = a_i / 2 (y - b_i)^2, in NumPy's floats:
-    Algorithm 1 by hand."""
+    Algorithm 1 by hand.
+    """
     draw = torch.Generator().manual_seed(0)
     a = 0.5 + torch.rand(clients, generator=draw, dtype=torch.float64)
     b = 10 * torch.randn(clients, generator=draw, dtype=torch.float64)

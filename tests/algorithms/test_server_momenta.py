@@ -1,5 +1,6 @@
 """The methods whose server keeps a direction, a memory or a rule: FedCM, FedVARP, FedExP, FedGA, by
-hand."""
+hand.
+"""
 
 from __future__ import annotations
 

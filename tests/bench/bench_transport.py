@@ -5,7 +5,8 @@ bare/whole   a plain ROUTER and DEALERs, each payload one frame: the floor, with
 bare/pulled  the same sockets, parts of 1 MiB pulled with a window
 fednet       our classes, parts of 1 MiB pulled with a window
 Clients are processes of their own; what is measured runs from "all are connected" to "the last byte
-is in"."""
+is in".
+"""
 
 from __future__ import annotations
 

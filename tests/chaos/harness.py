@@ -6,7 +6,8 @@ what they leave.
         fed.hashes()    # [(round, model_sha256, clients_sha256), ...]
 
 Processes are forked by a server that has imported all they need, so that one starts in a few
-hundredths of a second."""
+hundredths of a second.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ def settings(**changes: Any) -> dict[str, Any]:
 
 class Federation:
     """One run's directory under `out`, and the processes that work on it. On leaving, none may be
-    left."""
+    left.
+    """
 
     def __init__(self, out: Path, **changes: Any) -> None:
         self.out = out
@@ -103,7 +105,8 @@ class Federation:
     ) -> Any:
         """limit: the largest size in bytes of a file that it can write, as on a disk that is full
         then. network: a seed, and the probability by kind of what the network does to a message, or
-        what it does to the server's messages by number."""
+        what it does to the server's messages by number.
+        """
         self.last = self._start(
             _serve, self.mapping | changes, self.out, resume, bind, limit, network
         )
@@ -139,7 +142,8 @@ class Federation:
 
     def finish(self) -> None:
         """Waits for the last server, starting it anew each time that a planned crash has ended it;
-        then for the rest."""
+        then for the rest.
+        """
         while (status := self.status()) == -signal.SIGKILL:
             self.server(resume=True)
         assert status == 0, (status, self.output())
@@ -180,7 +184,8 @@ class Federation:
     def check(self, killed: int = 0) -> None:
         """Of a finished run: every round once, no temporary file, one whole checkpoint, the books
         agree. killed: clients that were, each of which may have taken the row of a reply just sent
-        with it."""
+        with it.
+        """
         assert [r["round"] for r in self.rounds()] == list(range(1, len(self.rounds()) + 1))
         left = [
             p
@@ -225,7 +230,8 @@ def _row(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _warm() -> None:
     """Starts the server that forks, where its imports find this tree: it looks at the environment
-    alone."""
+    alone.
+    """
     root, before = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = root
     try:

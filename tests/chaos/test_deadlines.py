@@ -1,5 +1,6 @@
 """When a round closes, on the real clock over real processes: who is late is made certain by
-planned faults and signals."""
+planned faults and signals.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def run(
     out: Path, late: int, kind: str = "delay", rounds: tuple[int, ...] = (2,), **changes: Any
 ) -> Federation:
     """A run in which client `late` has a process of its own and the fault in these rounds. Not
-    waited for."""
+    waited for.
+    """
     faults = {
         "schedule": [
             {"round": r, "client": late, "kind": kind, "seconds": LONG_S, "factor": 1e6}

@@ -1,5 +1,6 @@
 """Planned faults strike for real, are written down, and change who completes a round, never what
-comes of it."""
+comes of it.
+"""
 
 from __future__ import annotations
 
@@ -84,9 +85,8 @@ def test_a_crashed_client_stays_away_for_its_rounds_while_its_neighbours_go_on(
         rounds=4,
         faults=planned("crash", rounds=2, round=1),
     ) as fed:
-        fed.supervisor(
-            workers=1
-        )  # which hosts them all: the others' tasks are given on to the worker that is started anew
+        # Which hosts them all: the others' tasks are given on to the worker that is started anew.
+        fed.supervisor(workers=1)
         assert fed.status() == 0
         assert [r["completed"] for r in fed.rounds()] == [
             [0, 2, 3],

@@ -1,5 +1,6 @@
 """A live server under attack: what is sent at it is refused with a reason and billed, and the model
-is the same to the bit."""
+is the same to the bit.
+"""
 
 from __future__ import annotations
 
@@ -134,7 +135,8 @@ class Poison:
 
     def answers(self, task: m.Task):
         """(message, body) pairs that are all to be refused, late, or doubled; the last costs
-        mallory the task."""
+        mallory the task.
+        """
         key, exp = task.key, self.exp
         if key.purpose == "evaluate":
             counts = torch.zeros(len(JUDGED), 2, 4, dtype=torch.int64)

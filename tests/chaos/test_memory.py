@@ -2,7 +2,8 @@
 declared sizes say, rounds go on, and they are the same to the bit.
 
     FEDNET_ATTACK_S=300 pytest tests/chaos/test_memory.py -m slow -s
-    as long as you like; prints what was sent
+
+lasts as long as you like, and prints what was sent.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ strangers send between two looks."""
 def bound(payload: int) -> int:
     """How much the server may take beyond what it took before, in bytes: what strangers may have
     sent; of each insider's connection what is received and not read, and one message that never
-    ends; parts granted; some copies of a payload."""
+    ends; parts granted; some copies of a payload.
+    """
     insider = RECEIVE_MESSAGES * MAX_FRAME_BYTES + MAX_UNFINISHED_BYTES
     return strangers.MAX_ALL_BYTES + INSIDERS * insider + 64 * m.PART + 4 * payload + ALLOWANCE
 
@@ -134,7 +136,8 @@ class Attack:
     # -- without a key -----------------------------------------------------------------------------
     def giants(self) -> None:
         """Handshakes of a megabyte each, hundreds at a time; and multiparts that never end, before
-        any handshake."""
+        any handshake.
+        """
         greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
         with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
             for n in range(200):
@@ -220,14 +223,14 @@ class Attack:
 
     def poison(self) -> None:
         """Takes a task and answers it by something that it is not; the next time under another
-        name, as this one is known now."""
+        name, as this one is known now.
+        """
         exp = experiment.build(configuration.from_mapping(CONFIG))
         insider = Mallory(self.address, keys.load(self.folder / "clients" / "1.key"))
         with contextlib.closing(insider.transport):
             insider.say(m.Join(worker=f"poison-{self.sent['tasks']}", ids=[1], slots=1024))
-            insider.say(
-                m.Join(worker="poison", ids=[0])
-            )  # another's, and over a connection that has joined
+            # Another's, and over a connection that has joined.
+            insider.say(m.Join(worker="poison", ids=[0]))
             insider.listen(lambda: bool(insider.run) or not insider.open)
             insider.say(m.Ready(layout=exp.shared.digest))
             beaten, taken = 0.0, None
@@ -246,9 +249,8 @@ class Attack:
                         insider.frames(*self.earlier[-1])
                     self.sent["tasks"] += 1
                     beaten, taken = 0.0, time.monotonic()
-                if (
-                    taken is not None and time.monotonic() - taken > 1.0
-                ):  # what was announced last was never sent
+                # What was announced last was never sent.
+                if taken is not None and time.monotonic() - taken > 1.0:
                     return
 
     def _answers(self, exp, task: m.Task, turn: int):
@@ -263,10 +265,11 @@ class Attack:
         good = m.Reply(
             key=task.key, form=list(encoded.form), size=len(body), check=encoded.body.check()
         )
+        # Forged: another's id.
         yield (
             msgspec.structs.replace(good, key=msgspec.structs.replace(task.key, client=0)),
             body,
-        )  # forged: another's id
+        )
         yield (
             msgspec.structs.replace(
                 good, key=msgspec.structs.replace(task.key, round=task.key.round + 1)

@@ -1,5 +1,6 @@
 """Processes die or are asked to stop: their tasks are given on, they are started anew, nothing is
-left behind."""
+left behind.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """The server dies, at any instant, and is started again: what was done is not done again, and the
-bits are the same."""
+bits are the same.
+"""
 
 from __future__ import annotations
 
@@ -68,26 +69,27 @@ def test_a_server_that_dies_at_every_point_there_is_goes_on_with_the_same_bits(
         fed.client("2-3")
         fed.server()
         fed.finish()
-        assert (
-            len(fed.faults()) == len(POINTS) - 1
-        )  # a round whose manifest is written is not come by again
+        # A round whose manifest is written is not come by again.
+        assert len(fed.faults()) == len(POINTS) - 1
         assert fed.hashes() == undisturbed("fedavg")
         fed.check()
 
 
 def test_replies_that_were_spooled_are_not_asked_for_again(tmp_path: Path, undisturbed) -> None:
     """Client 3 has no process when the server dies: what comes before is all there can be in the
-    spool."""
+    spool.
+    """
     with Federation(tmp_path, algorithm="scaffold", round={"start": 3}) as fed:
         fed.client("0-2")
         fed.server(faults=crashes())
         seals = fed.path / "checkpoint" / "round-1" / "seals.jsonl"
+        # Beside evaluations.
         fed.until(
             lambda: (
                 seals.exists()
                 and sum('"train"' in line for line in seals.read_text().split("\n")[:-1]) == 3
             )
-        )  # beside evaluations
+        )
         os.kill(fed.last.pid, signal.SIGKILL)
         assert fed.status() == -signal.SIGKILL
         fed.client("3")
@@ -162,7 +164,8 @@ def test_bytes_of_rounds_that_were_done_again_are_counted_as_useful_once(
     tmp_path: Path, spool: str
 ) -> None:
     """Between two checkpoints a round's replies lie in the spool; where that is lost too, they are
-    asked for again."""
+    asked for again.
+    """
     found = {}
     for name, planned in (("calm", ()), ("died", ((2, "aggregating"),))):
         with Federation(
@@ -228,9 +231,8 @@ def test_a_full_disk_stops_the_run_with_its_last_checkpoint_whole(
 ) -> None:
     with Federation(tmp_path, algorithm="scaffold") as fed:
         fed.client("0-3")
-        fed.server(
-            limit=7000
-        )  # wire.jsonl reaches this in the second round, whatever else is written
+        # wire.jsonl reaches this in the second round, whatever else is written
+        fed.server(limit=7000)
         assert fed.status() == 3
         assert "the last checkpoint is whole" in fed.output()
         assert len(fed.rounds()) < 3

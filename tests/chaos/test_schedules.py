@@ -2,7 +2,8 @@
 that keeps state at its clients.
 
 FEDNET_CHAOS_SEED chooses another schedule; FEDNET_CHAOS_MINUTES is how long the slow test goes on,
-with a new one each time."""
+with a new one each time.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ LOSING = ("drop_before_training", "drop_before_sending", "drop_during_upload")
 
 def schedule(method: str, seed: int, rounds: int, losing: bool) -> list[dict[str, object]]:
     """One or two of the faults that lose no reply and a crash of the server a round; `losing`: a
-    client a round besides."""
+    client a round besides.
+    """
     draw, found = seeds.rng(seed, f"chaos/{method}"), list[dict[str, object]]()
     for round in range(1, rounds + 1):
         for client in draw.choice(4, size=int(draw.integers(1, 3)), replace=False):

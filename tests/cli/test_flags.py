@@ -14,7 +14,8 @@ from fednet.errors import CannotGoOn, Stopped
 @pytest.fixture
 def engine(monkeypatch, tmp_path):
     """The engine's functions, written down instead of run; `answer` is what they return or
-    raise."""
+    raise.
+    """
     seen = types.SimpleNamespace(calls=[], answer=0)
 
     def called(name):

@@ -1,5 +1,6 @@
 """The quick start: shipped inside the package, the same as the file a reader finds under
-configs/."""
+configs/.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """A federation over real network stacks: a server and three client hosts, each a network namespace,
-joined by a bridge."""
+joined by a bridge.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ CLIENTS = 3
 
 class Network:
     """Namespaces fednetPID-sw (the bridge), -s (the server, 10.77.0.1) and -c0, ... (the clients,
-    10.77.0.10, ...)."""
+    10.77.0.10, ...).
+    """
 
     def __init__(self) -> None:
         self.name = f"fednet{os.getpid()}"

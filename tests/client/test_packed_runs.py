@@ -1,5 +1,6 @@
 """Whole runs with `train.pack`: near to those without, and the same to the bit wherever they run
-and whoever meets whom."""
+and whoever meets whom.
+"""
 
 from __future__ import annotations
 
@@ -69,9 +70,8 @@ def test_the_same_bits_in_one_process_and_in_several_whoever_meets_whom(tmp_path
 
 
 def test_the_same_bits_where_some_are_lost_in_the_middle_of_a_pack(tmp_path, lanes):
-    struck = [
-        {"round": 1, "client": k, "kind": "crash", "rounds": 1} for k in (0, 1, 2)
-    ]  # in the middle of their training
+    # In the middle of their training.
+    struck = [{"round": 1, "client": k, "kind": "crash", "rounds": 1} for k in (0, 1, 2)]
     first, second = (
         rooms.run(tmp_path / name, **RUN, faults={"schedule": struck})
         for name in ("first", "second")

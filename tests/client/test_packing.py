@@ -1,5 +1,6 @@
 """Who is trained with whom: threads come and go, and nobody waits for ever. No training: a pack is
-what the test says it is."""
+what the test says it is.
+"""
 
 from __future__ import annotations
 

@@ -24,9 +24,8 @@ from tests.client.test_slots import Fake
 def test_clients_that_do_not_fit_wait_and_the_bits_are_the_same(tmp_path, monkeypatch):
     alone = serve(tmp_path / "alone", None)
     monkeypatch.setattr(placement, "place", lambda device: ["cpu", "cpu"])
-    monkeypatch.setattr(
-        join, "card_of", lambda device, share: Fake(100, 20)
-    )  # room for four, says the first; there is none for two
+    # Room for four, says the first; there is none for two.
+    monkeypatch.setattr(join, "card_of", lambda device, share: Fake(100, 20))
     do, changed, at_work, done, short = (
         site.Workplace.do,
         threading.Condition(),
@@ -39,9 +38,8 @@ def test_clients_that_do_not_fit_wait_and_the_bits_are_the_same(tmp_path, monkey
         with changed:
             at_work[self] += 1
             changed.notify_all()
-            if (
-                task.key.round >= 3 and not short
-            ):  # both have been measured: four tasks at once, so two at one device
+            # Both have been measured: four tasks at once, so two at one device.
+            if task.key.round >= 3 and not short:
                 changed.wait_for(lambda: short or sum(at_work.values()) == CONFIG["clients"], 10.0)
             full = at_work[self] > 1
             if full:

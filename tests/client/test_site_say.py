@@ -1,5 +1,6 @@
 """What a site may ask and refuse before it takes part: --explain and --allow, with real
-processes."""
+processes.
+"""
 
 from __future__ import annotations
 

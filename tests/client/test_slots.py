@@ -1,5 +1,6 @@
 """Who may be at work on a device at once: events in, numbers out. The card is made up; its bytes
-are small numbers."""
+are small numbers.
+"""
 
 from __future__ import annotations
 

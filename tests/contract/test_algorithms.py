@@ -76,9 +76,8 @@ def test_is_described(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_runs_with_all_kinds_of_participation(name):
-    run = small(rounds=4).run(
-        name, cohorts=[[0], [0, 2], [1], [0, 1, 2]], **options(name)
-    )  # 2 is new in round 2
+    # 2 is new in round 2
+    run = small(rounds=4).run(name, cohorts=[[0], [0, 2], [1], [0, 1, 2]], **options(name))
     for state in [*run.servers, *run.clients.values()]:
         assert isinstance(state, State)
         finite(state)

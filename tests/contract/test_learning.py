@@ -2,7 +2,8 @@
 small MLP.
 
 Chance is 0.1; after eight such rounds the methods stand between 0.6 and 0.95, those that average
-uniformly lowest."""
+uniformly lowest.
+"""
 
 from __future__ import annotations
 
@@ -40,16 +41,10 @@ OWN: dict[str, dict[str, Any]] = {
     "fedrds": {"data": {**COMMON["data"], "public": {"fraction": 0.05}}},
     "feddc": {"algorithm": {"name": "feddc", "iterations": 5, "real_batch": 32}},
     "feddcplus": {"algorithm": {"name": "feddcplus", "iterations": 5, "real_batch": 32}},
-    "fedsgd": {
-        "train.lr": 0.5,
-        "train.momentum": 0.0,
-        "rounds": 40,
-        "evaluate.every": 40,
-    },  # one gradient a round
-    "fedcm": {
-        "train.lr": 0.5,
-        "train.momentum": 0.0,
-    },  # its own gradient counts for a tenth; it refuses local momentum
+    # One gradient a round.
+    "fedsgd": {"train.lr": 0.5, "train.momentum": 0.0, "rounds": 40, "evaluate.every": 40},
+    # Its own gradient counts for a tenth; it refuses local momentum.
+    "fedcm": {"train.lr": 0.5, "train.momentum": 0.0},
 }
 
 

@@ -1,5 +1,6 @@
 """What every registered method costs: the formula from its declarations is what crosses, to the
-byte."""
+byte.
+"""
 
 from __future__ import annotations
 

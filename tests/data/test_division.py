@@ -1,5 +1,6 @@
 """The division of a dataset: disjoint, complete, deterministic, and exact in its counts
-(algorithms.md 6.2-6.4)."""
+(algorithms.md 6.2-6.4).
+"""
 
 from __future__ import annotations
 

@@ -142,7 +142,10 @@ def test_real_benchmarks_have_their_sizes_and_normalise_to_zero_mean_and_unit_de
 
 
 def test_listing_what_there_is_imports_no_torch():
-    code = "import sys; from fednet.registry import ALL; print(*ALL['datasets'].names(), 'torch' in sys.modules)"
+    code = (
+        "import sys; from fednet.registry import ALL; "
+        "print(*ALL['datasets'].names(), 'torch' in sys.modules)"
+    )
     said = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()

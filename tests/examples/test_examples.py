@@ -37,11 +37,8 @@ def test_server_momentum_is_that_of_the_paper():
     method = registry.algorithm.get("fedavgm")
     mine = method(method.Config(beta=0.5), clients=1)
     server = mine.init_server(vector(0.0))
-    for mean, v, x in (
-        (1.0, 1.0, 1.0),
-        (2.0, 1.5, 2.5),
-        (2.5, 0.75, 3.25),
-    ):  # v <- v / 2 + mean - w, w <- w + v
+    # v <- v / 2 + mean - w, w <- w + v
+    for mean, v, x in ((1.0, 1.0, 1.0), (2.0, 1.5, 2.5), (2.5, 0.75, 3.25)):
         up = mine.Up(x=vector(mean), run=fednet.Run(n=3, steps=1, loss=0.0))
         server = serve(mine, server, {0: up}, Desk(1))
         assert (float(server.v.vector), float(server.x.vector)) == (v, x)
@@ -61,7 +58,6 @@ def test_example_runs_and_learns(file, clients, tmp_path):
     accuracy = run.rounds[-1].test_accuracy
     assert accuracy > 0.35  # by chance: 1/6
     assert (run.dir / "code" / "sensors.py").read_bytes() == (EXAMPLES / "sensors.py").read_bytes()
-    again = fednet.run(
-        run.dir / "config.yaml", in_process=True, out=tmp_path / "again"
-    )  # needs nothing but the run's directory
+    # Needs nothing but the run's directory.
+    again = fednet.run(run.dir / "config.yaml", in_process=True, out=tmp_path / "again")
     assert again.summary["model_sha256"] == run.summary["model_sha256"]

@@ -1,5 +1,6 @@
 """Compressors in whole runs: what both ends compute from, what is fed back, and what is left
-alone."""
+alone.
+"""
 
 from __future__ import annotations
 
@@ -167,6 +168,5 @@ def test_a_kind_that_holds_no_tensors_of_the_model_is_refused():
         r"model; compressors apply to state\.",
     ):
         experiment.build(small(wire={"up": {"statistics": ["zstd"]}}))
-    experiment.build(
-        small(wire={"up": {"control": ["fp16"]}})
-    )  # fedavg sends none: the configuration may serve others too
+    # Fedavg sends none: the configuration may serve others too.
+    experiment.build(small(wire={"up": {"control": ["fp16"]}}))

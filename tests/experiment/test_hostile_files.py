@@ -1,5 +1,6 @@
 """Configurations, checkpoints, client states and data that someone else wrote: an error, and
-nothing of them is run."""
+nothing of them is run.
+"""
 
 from __future__ import annotations
 
@@ -136,7 +137,8 @@ def test_objects_in_an_npz_are_not_unpickled(tmp_path):
 
 def test_nothing_in_the_package_can_run_what_it_reads():
     """No pickle, marshal or shelve; no eval, exec or compile; no torch.load, no YAML loader that
-    makes objects."""
+    makes objects.
+    """
     found = []
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

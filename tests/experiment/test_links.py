@@ -25,9 +25,8 @@ def test_a_figure_is_drawn_once_a_client_from_the_seed():
     rates = sorted(links.of(config, c).up_mbps for c in range(400))
     delays = [links.of(config, c).latency_ms for c in range(400)]
     assert 8 < rates[200] < 12.5  # the median
-    assert (
-        2.2 < rates[336] / rates[200] < 3.3
-    )  # e: a share of 0.84 lies below one sigma above the median
+    # e: a share of 0.84 lies below one sigma above the median
+    assert 2.2 < rates[336] / rates[200] < 3.3
     assert 5 <= min(delays) < 5.5 < 19.5 < max(delays) <= 20
     again = small(clients=3, rounds=9, link={"up_mbps": "lognormal(10, 1)"})
     assert [links.of(again, c).up_mbps for c in range(3)] == [
@@ -142,9 +141,8 @@ def test_an_emulated_link_takes_its_time_and_changes_no_bit(tmp_path):
     directory = processes(tmp_path / "slow", workers=1, **slow)
     (record,) = lines(directory / "rounds.jsonl")
     (reply,) = {r["bytes"] for r in lines(directory / "wire.jsonl") if r["type"] == "reply"}
-    assert (
-        record["seconds_by_phase"]["sending"] >= reply / 20_000 + 0.06
-    )  # up at 20 kB/s, and twice the latency
+    # Up at 20 kB/s, and twice the latency.
+    assert record["seconds_by_phase"]["sending"] >= reply / 20_000 + 0.06
     assert hashes(directory) == hashes(run(tmp_path / "fast", rounds=1))
 
 
@@ -179,10 +177,8 @@ def test_while_a_reply_waits_for_its_link_the_worker_gets_its_next_client():
             if isinstance(i, Send) and isinstance(i.message, m.Task)
         ]
 
-    assert given(protocol.begin(1, 0, "train", jobs, Rules(deadline=10.0), 1.0)) == [
-        0,
-        1,
-    ]  # one to do, one at hand
+    # One to do, one at hand.
+    assert given(protocol.begin(1, 0, "train", jobs, Rules(deadline=10.0), 1.0)) == [0, 1]
     assert (
         given(
             protocol.received(b"c", m.Beat(run="run", inc=1, client=0, phase="training"), None, 2.0)
@@ -193,10 +189,8 @@ def test_while_a_reply_waits_for_its_link_the_worker_gets_its_next_client():
         protocol.received(b"c", m.Beat(run="run", inc=1, client=0, phase=m.UPLOADING), None, 3.0)
     ) == [2]
     assert protocol.work[0].status == "handed"  # its reply is still to come
-    assert (protocol.work[1].since, protocol.work[0].since) == (
-        3.0,
-        1.0,
-    )  # the next one's deadline runs from now
+    # The next one's deadline runs from now.
+    assert (protocol.work[1].since, protocol.work[0].since) == (3.0, 1.0)
 
 
 # -- a round's time --------------------------------------------------------------------------------

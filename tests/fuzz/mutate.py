@@ -1,5 +1,6 @@
 """Inputs made from others: bytes changed, and, where an input is made of frames, fields of its
-headers."""
+headers.
+"""
 
 from __future__ import annotations
 

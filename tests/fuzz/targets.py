@@ -1,5 +1,6 @@
 """What is fuzzed: each takes bytes, and returns a short word for what became of them. Anything
-raised is a failure."""
+raised is a failure.
+"""
 
 from __future__ import annotations
 
@@ -79,12 +80,8 @@ def payload(data: bytes) -> str:
     codec = Codec(LAYOUT, chained(CHAINS[(frames[0] or b"\0")[0] % len(CHAINS)]))
     try:
         form = msgspec.convert(msgpack.unpackb(frames[1], raw=False), list[m.Field])
-    except (
-        ValueError,
-        TypeError,
-        RecursionError,
-        msgpack.exceptions.UnpackException,
-    ):  # ValidationError is a ValueError
+    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException):
+        # ValidationError is a ValueError
         return "no form"
     try:
         codec.check(Everything, form, BOUNDS)
@@ -224,7 +221,8 @@ class Server:
 
 def server(data: bytes) -> str:
     """Frames: a byte that names one of two bad connections, or lets time pass, or cuts one; then a
-    message's two."""
+    message's two.
+    """
     world, frames, told = Server(), unpack(data)[:300], 0
     for at in range(0, len(frames) - 2, 3):
         control = (frames[at] or b"\0")[0]
@@ -245,7 +243,8 @@ def server(data: bytes) -> str:
     refused = world.machine.refused
     world.finish()
     assert world.done == set(range(4))
-    return f"{min(told, 5)} heard, {min(refused, 5)} refused, {len(world.machine.workers)} workers, {len(world.stored)} stored"
+    left = f"{len(world.machine.workers)} workers, {len(world.stored)} stored"
+    return f"{min(told, 5)} heard, {min(refused, 5)} refused, {left}"
 
 
 def server_seeds() -> list[bytes]:

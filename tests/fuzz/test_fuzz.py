@@ -1,11 +1,12 @@
 """Whatever the bytes, they are taken or refused: what is sent to either side, and the files that
 are read.
 
-    pytest tests/fuzz    every kept input, and a few hundred new ones of each
+    pytest tests/fuzz
+        every kept input, and a few hundred new ones of each
     FEDNET_FUZZ_S=600 pytest -m slow tests/fuzz -s
-    so many seconds a target; what fails is written to its corpus
+        so many seconds a target; what fails is written to its corpus
     FEDNET_FUZZ_S=60 FEDNET_FUZZ_KEEP=1 pytest -m slow ...
-    keeps an input for each new outcome too
+        keeps an input for each new outcome too
 
 An input that failed stays in `corpus/TARGET/` for good, under the name of its SHA-256.
 """
@@ -62,7 +63,8 @@ def test_what_is_made_from_them_is_taken_or_refused(name, seed):
 @pytest.mark.parametrize("name", TARGETS)
 def test_for_as_long_as_it_is_told(name):
     """New outcomes are inputs to go on from; a failure is kept, as short as leaving out pieces
-    makes it."""
+    makes it.
+    """
     target, seconds = TARGETS[name], float(os.environ.get("FEDNET_FUZZ_S", "30"))
     seed = int(os.environ.get("FEDNET_FUZZ_SEED", time.time_ns()))
     draw, inputs, outcomes, tried = (
@@ -82,9 +84,8 @@ def test_for_as_long_as_it_is_told(name):
         except Exception as broken:
             why = f"{type(broken).__name__}: {broken}"
             if shape_of(why) not in failures:
-                failures[shape_of(why)] = (
-                    f"{keep(name, smaller(target.run, data, type(broken), time.monotonic() + 5))}: {why}"
-                )
+                least = smaller(target.run, data, type(broken), time.monotonic() + 5)
+                failures[shape_of(why)] = f"{keep(name, least)}: {why}"
             continue
         if word not in outcomes:
             outcomes[word] = data

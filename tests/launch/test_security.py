@@ -23,7 +23,8 @@ def keys(*words: object) -> None:
 @pytest.fixture
 def own_keys(tmp_path):
     """The server's keys, and those of two clients made at their sites, who know nothing of the
-    server."""
+    server.
+    """
     keys("server", tmp_path / "server")
     for k in (0, 1):
         keys("client", tmp_path / f"{k}.key")
@@ -64,9 +65,8 @@ def test_only_whoever_holds_the_key_of_an_id_speaks_for_it(own_keys):
 
 def test_a_client_revoked_amid_a_run_is_counted_out_and_the_run_goes_on(own_keys):
     tmp = own_keys
-    keys(
-        "allow", tmp / "server", 0, load(tmp / "1.key").public
-    )  # so that the key still connects after it lost client 1
+    # So that the key still connects after it lost client 1.
+    keys("allow", tmp / "server", 0, load(tmp / "1.key").public)
     with processes(tmp) as all:
         server = all.server(
             "--keys",

@@ -134,12 +134,10 @@ def test_figures_stand_on_the_runs_of_their_tables():
             "feddpc/figure7",
         )
     }
-    assert (
-        len(names["fedrds/figure6"] & names["fedrds/table3"]) == 8
-    )  # FedAvg and FedRDS, four datasets
-    assert (
-        len(names["feddpc/figure6"] & names["feddpc/figure7"] & names["feddpc/table2"]) == 2
-    )  # FedDPC, two alphas
+    # FedAvg and FedRDS, four datasets
+    assert len(names["fedrds/figure6"] & names["fedrds/table3"]) == 8
+    # FedDPC, two alphas
+    assert len(names["feddpc/figure6"] & names["feddpc/figure7"] & names["feddpc/table2"]) == 2
 
 
 def test_within_a_table_no_two_cells_share_a_run():

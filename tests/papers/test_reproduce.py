@@ -310,12 +310,10 @@ def test_a_plan_counts_runs_hours_and_megabytes(tmp_path, monkeypatch):
     said = forecast.forecast(found, tmp_path, "cpu", 2)
     assert "4 runs" in said
     assert "4 left" in said
-    assert (
-        "3.78 hours of one process, 1.89 hours with --jobs 2" in said
-    )  # 4 runs x 400 rounds x 8.5 s
-    assert (
-        "7937 MB" in said
-    )  # 4 x 400 rounds x 10 clients x (down + up) of LeNet5's 62,006 parameters in 4 bytes
+    # 4 runs x 400 rounds x 8.5 s
+    assert "3.78 hours of one process, 1.89 hours with --jobs 2" in said
+    # 4 x 400 rounds x 10 clients x (down + up) of LeNet5's 62,006 parameters in 4 bytes
+    assert "7937 MB" in said
     assert "10 points" in said  # 5 learning rates, 2 settings
 
 
@@ -345,7 +343,8 @@ def test_fedrds_is_foretold_the_steps_on_its_shared_samples_and_a_mini_its_own()
 
 def test_what_is_shared_once_is_in_the_plan_s_megabytes():
     """As a run of this cell counted them: 74.5 MB of models, and 2,500 samples of 3,080 bytes to
-    each of 20 clients."""
+    each of 20 clients.
+    """
     average, own = (
         next(
             c
@@ -636,9 +635,8 @@ def test_what_failed_under_another_configuration_is_tried_again_under_this_one(t
     assert pool.state(task, pool.digest(task)) == "edited"
     assert pool.set_aside(task).exists()
     assert pool.state(task, pool.digest(task)) == "to do"
-    (task.books / "a.failed").write_text(
-        f"{pool.digest(task)[0]} 1 4567\n"
-    )  # as earlier versions wrote it
+    # As earlier versions wrote it.
+    (task.books / "a.failed").write_text(f"{pool.digest(task)[0]} 1 4567\n")
     assert pool.state(task, pool.digest(task)) == "failed"
 
 
@@ -762,10 +760,8 @@ def test_new_rows_replace_those_of_the_same_run_and_leave_the_others(tmp_path):
     path = tmp_path / "t.csv"
     reproduction.merge(path, [row, {**row, "seed": 1}], reproduction.FIXED)
     reproduction.merge(path, [{**row, "ours": 2}], reproduction.FIXED)
-    assert [(r["seed"], r["ours"]) for r in reproduction.read_csv(path)] == [
-        (0, 2),
-        (1, 1),
-    ]  # in their places
+    # In their places.
+    assert [(r["seed"], r["ours"]) for r in reproduction.read_csv(path)] == [(0, 2), (1, 1)]
 
 
 def test_what_only_a_search_can_find_is_run_with_a_search_alone():

@@ -49,9 +49,8 @@ def test_a_measure_is_what_the_paper_prints_it_as(tmp_path, name, value):
 
 def test_rounds_to_a_target_are_counted_against_the_other_method_up_to_the_papers_round(tmp_path):
     other, mine = run(tmp_path, "a", 0.1, 0.2, 0.3, 0.4), run(tmp_path, "b", 0.2, 0.3, 0.3, 0.2)
-    assert (
-        reproduction.measured("rounds_to_target", mine, other, 3) == 2
-    )  # 0.3, which the other has in round 3
+    # 0.3, which the other has in round 3
+    assert reproduction.measured("rounds_to_target", mine, other, 3) == 2
     assert reproduction.measured("speedup", mine, other, 3) == 1.5
     assert reproduction.measured("rounds_to_target", mine, other, 4) is None  # never
     assert reproduction.measured("points_gained", mine, other) == pytest.approx(-10)
@@ -89,7 +88,8 @@ def test_ours_is_the_mean_with_its_deviation_over_seeds_beside_the_papers_figure
 
 def test_the_own_methods_lead_is_taken_seed_by_seed():
     """Two seeds that differ by 20 points, and a lead of 2 and 4 in both: 3 on average, with a
-    deviation of 1.41."""
+    deviation of 1.41.
+    """
     made = [
         {**r, "table": "feddc/table1"}
         for r in rows(FedDC=(50.0, [52.0, 34.0]), FedAvg=(49.0, [50.0, 30.0]), Late=(48.0, [10.0]))
@@ -116,7 +116,8 @@ def test_what_was_run_at_a_changed_setting_has_no_difference_from_the_paper():
 
 def test_a_method_has_one_place_in_the_order_at_the_tables_own_values_if_it_was_run_at_these():
     """B at 40 is behind A; as its search chose, at 60, it would be before it, and would count
-    twice."""
+    twice.
+    """
     (both,) = reproduction.grouped(
         rows(A=(50.0, [50.0]), B=(45.0, [40.0]))
         + [{**r, "method": "B [lr 1]"} for r in rows(B=(45.0, [60.0]))]
@@ -155,11 +156,8 @@ def test_who_never_gets_to_the_target_stands_behind_all_who_do():
         for r in rows(A=(40.0, [30.0, None]), B=(60.0, [None, None]), C=(80.0, [90.0]))
     ]
     (methods,) = reproduction.grouped(made).values()
-    assert reproduction.order(methods) == (
-        0,
-        2,
-        False,
-    )  # A and B are before C in the paper; half of A's seeds never got there, as B's
+    # A and B are before C in the paper; half of A's seeds never got there, as B's
+    assert reproduction.order(methods) == (0, 2, False)
     (most,) = reproduction.grouped([*made, {**made[0], "seed": 2}]).values()
     assert reproduction.order(most) == (2, 3, True)  # two of A's three did
     head, lines = reproduction.table(made)
@@ -171,7 +169,7 @@ def test_who_never_gets_to_the_target_stands_behind_all_who_do():
     assert [dict(zip(head, line))["difference"] for line in lines] == ["", "", "+10.00"]
 
 
-def test_the_notes_name_whose_measure_is_another_what_was_searched_and_how_many_methods_stand_behind_the_order():
+def test_the_notes_name_another_measure_what_was_searched_and_how_many_methods_the_order_has():
     made = rows(A=(60.0, [50.0]), B=(55.0, [50.5]), C=(70.0, [None]), own=(None, [9.0]))
     made[0]["hyperparameters"] = '{"train.lr": 0.1}'
     made[2]["status"] = "not run"

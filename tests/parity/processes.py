@@ -1,5 +1,6 @@
 """The three commands as a user starts them: real processes, each with a time limit, none left
-behind."""
+behind.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ COMMANDS = {
 
 class Processes:
     """A context in which commands run; what still runs at its end is killed, with all it
-    started."""
+    started.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

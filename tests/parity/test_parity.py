@@ -1,5 +1,6 @@
 """The same bits whatever the placement: one process, one worker, four, and clients started one by
-one in any order."""
+one in any order.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +13,8 @@ import pytest
 
 from tests.parity.processes import Processes, rounds
 
-METHODS = [
-    "fedavg",
-    "scaffold",
-    "fedper",
-]  # scaffold: what a client keeps is folded; fedper: part of the model never crosses
+# Scaffold: what a client keeps is folded; fedper: part of the model never crosses.
+METHODS = ["fedavg", "scaffold", "fedper"]
 CLIENTS = 5
 
 # `start: 4`: the round begins with one client missing, so that one can join in the middle of the
@@ -28,7 +26,9 @@ clients: 5
 participation: 0.6
 algorithm: {{name: {method}}}
 model: {{name: mlp, hidden: [16]}}
-data: {{dataset: synthetic, samples: 300, shape: [1, 8, 8], classes: 4, partition: {{scheme: dirichlet, alpha: 0.5}}}}
+data:
+  {{dataset: synthetic, samples: 300, shape: [1, 8, 8], classes: 4,
+    partition: {{scheme: dirichlet, alpha: 0.5}}}}
 train: {{epochs: 2, batch_size: 16, lr: 0.05, momentum: 0.9}}
 round: {{start: 4, join: null}}
 """
@@ -73,7 +73,8 @@ def personal(run: Path) -> list[tuple[Any, ...]]:
 
 def files(run: Path) -> dict[str, bytes]:
     """What is left of a run for use elsewhere: the models, and each client's own part where its
-    state lies here too."""
+    state lies here too.
+    """
     return {
         str(f.relative_to(run)): f.read_bytes()
         for f in [*run.glob("*.safetensors"), *run.glob("personal/*")]
@@ -122,7 +123,7 @@ def test_worker_processes_give_the_bits_of_one_process(reference, workers, tmp_p
     check(one, tmp_path / "same", at_home=True)
 
 
-def test_clients_started_one_by_one_before_the_server_after_it_and_during_the_run_give_the_same_bits(
+def test_clients_started_before_the_server_after_it_and_during_the_run_give_the_same_bits(
     reference, tmp_path
 ):
     config, one = reference
@@ -131,9 +132,10 @@ def test_clients_started_one_by_one_before_the_server_after_it_and_during_the_ru
     first, *rest = [c for c in range(CLIENTS) if c != late][::-1]
     run, state = tmp_path / "same", tmp_path / "state"
     with Processes(tmp_path) as processes:
+        # There is no server yet.
         clients = [
             processes.start("fednet-client", "--id", str(first), "--run", run, "--state", state)
-        ]  # there is no server yet
+        ]
         server = processes.start(
             "fednet-server", config, "--bind", "tcp://127.0.0.1:0", "--out", tmp_path
         )
@@ -141,9 +143,10 @@ def test_clients_started_one_by_one_before_the_server_after_it_and_during_the_ru
         processes.until(file.exists, "server.json")
         address = json.loads(file.read_text())["address"]
         ids = ",".join(map(str, rest))
+        # Several in one.
         clients.append(
             processes.start("fednet-client", "--id", ids, "--server", address, "--state", state)
-        )  # several in one
+        )
         processes.until(lambda: rounds(run), "round 1")
         clients.append(
             processes.start("fednet-client", "--id", str(late), "--run", run, "--state", state)

@@ -1,5 +1,6 @@
 """Both protocol machines, with their links and books, joined by wires in memory. Time is a number,
-parts are 8 bytes."""
+parts are 8 bytes.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ def job(client: int, size: int = 5, cost: int = 0, **more) -> s.Job:
 
 class Site:
     """A client process. given: tasks that it has and has not answered; work: (key, payload of the
-    task) it was given."""
+    task) it was given.
+    """
 
     def __init__(self, net: Net, name: str, ids, slots: int = 1) -> None:
         self.net, self.name = net, name

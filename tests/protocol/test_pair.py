@@ -66,11 +66,8 @@ def test_long_payloads_are_pulled_in_windows_of_four_parts_both_ways():
     (key,) = site.given
     assert bytes(site.given[key].body) == bytes(51)
     pulls = [i.message for i in site.seen if isinstance(getattr(i, "message", None), m.Pull)]
-    assert [(p.first, p.count) for p in pulls] == [
-        (0, 4),
-        (4, 2),
-        (6, 1),
-    ]  # four; again once two have come; the rest
+    # Four; again once two have come; the rest.
+    assert [(p.first, p.count) for p in pulls] == [(0, 4), (4, 2), (6, 1)]
     payload = bytes(range(8 * 6 + 1))
     site.answer(key, payload)
     net.settle()
@@ -214,10 +211,8 @@ def test_long_task_asked_for_again_after_a_restart_goes_on_after_a_cut():
     site.answer(key, b"answer")
     net.settle()
     assert net.done == {key: b"answer"}
-    assert [t.inc for t in net.sent if isinstance(t, m.Task)] == [
-        1,
-        2,
-    ]  # not once more after the cut
+    # Not once more after the cut.
+    assert [t.inc for t in net.sent if isinstance(t, m.Task)] == [1, 2]
 
 
 def test_reply_that_was_refused_is_given_out_three_times_then_dropped():
@@ -302,7 +297,8 @@ def test_refused_join_is_tried_again_until_the_name_is_free():
 class Federation(RuleBasedStateMachine):
     """Random runs: several workers that host the same ids, cuts, silence, lost, doubled and swapped
     messages, refused replies, deadlines and first-k. A phase always ends, and the books are in
-    order then."""
+    order then.
+    """
 
     CLIENTS = 4
 

@@ -655,10 +655,11 @@ def test_worker_that_can_do_more_at_once_says_so_and_is_given_more():
     assert [x.key.client for x in sent(out, m.Task)] == [2]  # the last one is not handed out ahead
     assert [s.work[i].running for i in range(4)] == [True, True, True, False]
     assert [(x.client, x.reason) for x in of(s.tick(10.0), Resolved)] == [(0, "deadline")]
+    # Their turn came at 5.
     assert [(x.client, x.reason) for x in of(s.tick(15.0), Resolved)] == [
         (1, "deadline"),
         (2, "deadline"),
-    ]  # their turn came at 5
+    ]
     say(s, b"1", m.Beat(run="r", inc=1), 16.0)
     assert s.workers["w"].slots == 3
 

@@ -2,7 +2,8 @@
 
 The numbers are made up but consistent: the bytes of `rounds.jsonl` are the sums of `wire.jsonl`,
 accuracies are counts over test samples, and two runs of one seed share partition, initial weights
-and participants."""
+and participants.
+"""
 
 from __future__ import annotations
 
@@ -72,14 +73,16 @@ def write(
     **more: Any,
 ) -> Path:
     """A run directory at `path`. accuracy: a_t by round (None: not evaluated); drop: {round:
-    {client: reason}}."""
+    {client: reason}}.
+    """
     path.mkdir(parents=True)
     rng = np.random.default_rng([seed, 7])
     share = np.random.default_rng(seed)
+    # (clients, C)
     counts = np.stack(
         [share.multinomial(120, share.dirichlet(np.full(clients, 0.3))) for _ in range(CLASSES)],
         axis=1,
-    )  # (clients, C)
+    )
     chosen = [
         sorted(share.choice(clients, max(1, clients // 2), replace=False).tolist())
         for _ in range(rounds)

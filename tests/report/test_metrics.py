@@ -51,9 +51,8 @@ def test_class_spread_is_the_population_deviation_over_classes():
     a = metrics.class_accuracy(Record(correct_by_class=[1, 3, 0], total_by_class=[4, 4, 0]))
     assert a is not None
     assert np.isnan(a[2])
-    assert metrics.spread(a) == pytest.approx(
-        0.25
-    )  # 0.25 and 0.75 about 0.5; the class without samples does not count
+    # 0.25 and 0.75 about 0.5; the class without samples does not count
+    assert metrics.spread(a) == pytest.approx(0.25)
 
 
 def test_personal_accuracy_is_pooled_over_test_samples():
@@ -61,9 +60,8 @@ def test_personal_accuracy_is_pooled_over_test_samples():
         Record(correct_personal=10, tested_personal=10),
         Record(correct_personal=10, tested_personal=30),
     ]
-    assert (
-        metrics.pooled(people, "personal") == 0.5
-    )  # (10 + 10) / 40, where the mean of accuracies is 2/3
+    # (10 + 10) / 40, where the mean of accuracies is 2/3
+    assert metrics.pooled(people, "personal") == 0.5
 
 
 def test_megabytes_count_both_directions_joins_framing_and_lost_work(tmp_path):

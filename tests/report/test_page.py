@@ -168,9 +168,11 @@ def test_every_element_that_opens_closes(runs):
 LOOK = """
 say('wide ' + document.documentElement.scrollWidth + ' of ' + innerWidth);
 const box = e => e.getBoundingClientRect(), all = q => [...document.querySelectorAll(q)];
-const over = all('main *').filter(e => !e.closest('svg,.scroll,pre') && box(e).right > innerWidth + 1);
+const over = all('main *').filter(
+  e => !e.closest('svg,.scroll,pre') && box(e).right > innerWidth + 1);
 say('outside ' + over.map(e => e.tagName + '.' + e.className).join(' '));
-const cut = all('.tile b, button, h1, h2, h3').filter(e => e.clientWidth && e.scrollWidth > e.clientWidth + 1);
+const cut = all('.tile b, button, h1, h2, h3').filter(
+  e => e.clientWidth && e.scrollWidth > e.clientWidth + 1);
 say('cut ' + cut.map(e => e.textContent).join('|'));
 const low = all('.pane:not([hidden]) svg, .card > svg').filter(e => box(e).height < 80);
 say('flat ' + low.length + ' charts ' + document.querySelectorAll('.card > svg').length);
@@ -178,7 +180,8 @@ say('flat ' + low.length + ' charts ' + document.querySelectorAll('.card > svg')
 POINT = """
 const tip = document.getElementById('tip');
 const point = (e, x, y) => {
-  const r = e.getBoundingClientRect(), at = {clientX: r.left + x * r.width, clientY: r.top + y * r.height};
+  const r = e.getBoundingClientRect();
+  const at = {clientX: r.left + x * r.width, clientY: r.top + y * r.height};
   e.dispatchEvent(new PointerEvent('pointermove', {bubbles: true, ...at}));
 };
 point(document.querySelector('.pane:not([hidden]) svg'), 0.97, 0.5);
@@ -190,7 +193,8 @@ document.querySelector('[data-x="1"]').click();
 say('pane ' + document.querySelector('.pane:not([hidden])').dataset.pane);
 document.querySelector('[data-toggle="0"]').click();
 say('hidden ' + document.querySelectorAll('.series.off').length);
-const before = getComputedStyle(document.body).backgroundColor; document.getElementById('theme').click();
+const before = getComputedStyle(document.body).backgroundColor;
+document.getElementById('theme').click();
 say('theme ' + (before !== getComputedStyle(document.body).backgroundColor));
 """
 

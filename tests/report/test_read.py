@@ -10,9 +10,8 @@ from tests.report.fake_run import write
 def test_a_record_reads_by_attribute_and_by_key(tmp_path):
     run = open_run(write(tmp_path / "a", accuracy=[0.1, 0.2, 0.3], rounds=3))
     assert run.rounds[-1].test_accuracy == run.rounds[-1]["test_accuracy"] == 0.3
-    assert (
-        run.rounds[-1].evaluated_sha256 is None
-    )  # a field of the format that this line leaves out
+    # A field of the format that this line leaves out.
+    assert run.rounds[-1].evaluated_sha256 is None
     with pytest.raises(AttributeError, match="test_accuracy"):
         _ = run.rounds[-1].test_acuracy
 

@@ -35,9 +35,8 @@ def test_random_faults_strike_at_their_rate_and_the_same_ones_again() -> None:
     plan = Plan.of(config(seed=1, random={"duplicate": 0.25}))
     hits = [(t, c) for t in range(1, 401) for c in range(10) if plan.strike(t, c)]
     assert abs(len(hits) / 4000 - 0.25) < 0.025
-    again = Plan.of(
-        config(seed=1, random={"duplicate": 0.25, "corrupt": 0.5})
-    )  # another kind shifts nobody's luck
+    # Another kind shifts nobody's luck.
+    again = Plan.of(config(seed=1, random={"duplicate": 0.25, "corrupt": 0.5}))
     assert [
         (t, c) for t in range(1, 401) for c in range(10) if Fault("duplicate") in again.strike(t, c)
     ] == hits

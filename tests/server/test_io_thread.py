@@ -1,5 +1,6 @@
 """The server's and the client's loops over real sockets: the books against the kernel's count, and
-events against floods."""
+events against floods.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ BIG = 2 * m.PART + 1000
 
 class Work:
     """Answers each task with as many bytes as it was given, and a small evaluation if it is asked
-    to judge."""
+    to judge.
+    """
 
     def do(self, task, body, progress, cancelled):
         def answer(key, payload, kind):
@@ -180,9 +182,8 @@ def test_one_process_keeps_the_same_books_as_sockets(tmp_path):
         for book in (both.rows, both.loop._rows)
     ]
     assert books[0] == books[1]
-    assert (
-        len(books[0]) == 2 + 2 * 5
-    )  # a connection each way; by client a task, a reply, an evaluation, the pulls of two transfers
+    # A connection each way; by client a task, a reply, an evaluation, the pulls of two transfers.
+    assert len(books[0]) == 2 + 2 * 5
     assert all(r["useful"] for r in both.rows if r["type"] in keyed[:-1])
 
 

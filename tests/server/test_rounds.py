@@ -1,5 +1,6 @@
 """Rounds with clients that are late, lost or away, in one process: what counts, what is recorded,
-what is left behind."""
+what is left behind.
+"""
 
 from __future__ import annotations
 
@@ -170,12 +171,14 @@ def test_a_round_whose_spool_is_lost_does_not_lend_its_replies_to_the_next(
     tmp_path: Path, method: str
 ) -> None:
     """Round 2's replies lie in the spool when the run goes on and round 1's do not: each is folded
-    from its own."""
+    from its own.
+    """
+    # No round opens early.
     changes: dict[str, Any] = {
         "algorithm": {"name": method},
         "checkpoint": {"every": 3},
         "stop": {"megabytes": 1000.0},
-    }  # no round opens early
+    }
     _, calm = run(tmp_path / "calm", **changes)
 
     def dies(record: dict[str, Any]) -> None:

@@ -108,9 +108,8 @@ def test_what_was_sealed_is_found_by_the_next_server_as_it_was(tmp_path):
 def test_nothing_vouches_for_a_payload_that_is_being_written_over(tmp_path):
     spool = sealed_by_an_earlier_server(tmp_path)
     assert spool.found(1, 0)
-    spool.store(
-        Key(1, 0, 1, 3), 0, memoryview(b"seal")
-    )  # of another attempt, of which the rest may never come
+    # Of another attempt, of which the rest may never come.
+    spool.store(Key(1, 0, 1, 3), 0, memoryview(b"seal"))
     assert Spool(tmp_path).found(1, 0) == {}
     spool.store(Key(1, 0, 1, 3), 4, memoryview(b"2!"))
     spool.seal(ended(spool, Key(1, 0, 1, 3), b"seal2!"))
@@ -143,9 +142,8 @@ def test_a_payload_cut_short_is_not_found(tmp_path):
 
 def test_a_payload_that_is_not_what_was_received_is_not_found(tmp_path):
     sealed_by_an_earlier_server(tmp_path)
-    (tmp_path / "round-1" / "0-3-train.bin").write_bytes(
-        b"spared"
-    )  # as after a power cut: the file's place on the disk was another reply's
+    # As after a power cut: the file's place on the disk was another reply's.
+    (tmp_path / "round-1" / "0-3-train.bin").write_bytes(b"spared")
     assert Spool(tmp_path).found(1, 0) == {}
 
 
@@ -156,7 +154,6 @@ def test_a_seal_whose_payload_was_lost_does_not_vouch_for_the_next_one(left, tmp
     payload.unlink() if left is None else payload.write_bytes(left)
     spool = Spool(tmp_path)
     assert spool.found(1, 0) == {}
-    whole(
-        spool, Key(1, 0, 1, 3), b"sealed"
-    )  # the same bytes, in answer to another task, and never sealed
+    # The same bytes, in answer to another task, and never sealed.
+    whole(spool, Key(1, 0, 1, 3), b"sealed")
     assert Spool(tmp_path).found(1, 0) == {}

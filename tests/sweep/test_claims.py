@@ -49,9 +49,8 @@ def test_work_whose_own_process_still_runs_is_not_free(tmp_path):
     assert held is not None
     held.add(os.getpid())
     said = json.loads(held.path.read_text())["processes"]
-    holders(
-        tmp_path, {"pid": said[0]["pid"], "started": "gone"}, said[1]
-    )  # the sweep died, the run it started did not
+    # The sweep died, the run it started did not.
+    holders(tmp_path, {"pid": said[0]["pid"], "started": "gone"}, said[1])
     assert claims.claim(tmp_path, "a") is None
 
 
@@ -68,7 +67,6 @@ def test_of_two_that_find_the_holder_gone_one_gets_the_claim(tmp_path, monkeypat
     claims.claim(tmp_path, "a")
     holders(tmp_path)
     stale = claims._claims(tmp_path, "a")
-    monkeypatch.setattr(
-        claims, "_claims", lambda folder, work: stale
-    )  # both looked before either claimed
+    # Both looked before either claimed.
+    monkeypatch.setattr(claims, "_claims", lambda folder, work: stale)
     assert [claims.claim(tmp_path, "a") is not None for _ in range(2)] == [True, False]

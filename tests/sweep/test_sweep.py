@@ -22,7 +22,8 @@ seeds: [0, 1]
 @pytest.fixture
 def path(tmp_path, monkeypatch):
     """A sweep file. What the parts themselves check is theirs to test: here a cell's configuration
-    is its settings."""
+    is its settings.
+    """
     (tmp_path / "base.yaml").write_text("rounds: 2\n")
     (tmp_path / "s.yaml").write_text(FILE)
     monkeypatch.setattr(
@@ -36,8 +37,8 @@ def stand_in(code):
 
     def line(s, cell, out, extra):
         where = sweep.home(s, out) / cell.name
-        head = f"import pathlib, sys; cell = {cell.name!r}; seed = {cell.seed}; run = pathlib.Path({str(where)!r})\n"
-        head += "run.mkdir(exist_ok=True)\n"
+        head = f"import pathlib, sys; cell = {cell.name!r}; seed = {cell.seed}\n"
+        head += f"run = pathlib.Path({str(where)!r}); run.mkdir(exist_ok=True)\n"
         return [sys.executable, "-c", head + code]
 
     return line
@@ -164,7 +165,8 @@ def test_select_takes_the_point_with_the_best_mean_over_seeds(path, tmp_path):
         "[0.1, 0.01]}}\n"
     )
     code = """
-a = {('0.1', 0): 0.9, ('0.1', 1): 0.1, ('0.01', 0): 0.6, ('0.01', 1): 0.6}[cell.split('_lr')[1].split('_')[0], seed]
+point = cell.split('_lr')[1].split('_')[0]
+a = {('0.1', 0): 0.9, ('0.1', 1): 0.1, ('0.01', 0): 0.6, ('0.01', 1): 0.6}[point, seed]
 (run / 'rounds.jsonl').write_text('{"round": 1, "validation_accuracy": %s}\\n{"round": 2}\\n' % a)
 """
     outcome = sweep.run(sweep.load(path), tmp_path, line=stand_in(code))

@@ -48,7 +48,11 @@ class Mine(FedAvg):
 
 
 def test_method_that_keeps_state_on_self_is_refused(checked):
-    body = "def __init__(self, config=None, clients=1):\n        super().__init__(config, clients)\n        self.memory = {}"
+    body = (
+        "def __init__(self, config=None, clients=1):\n"
+        "        super().__init__(config, clients)\n"
+        "        self.memory = {}"
+    )
     with pytest.raises(
         ConfigError,
         match="keeps memory on self; what lives between rounds belongs in Server or Client",

@@ -55,7 +55,8 @@ def test_a_step_is_the_same_step_up_to_rounding(model):
 
 def test_corrections_reach_the_right_elements(model):
     """`views` gives a control variate in the usual order: adding it to a kernel must not permute
-    it."""
+    it.
+    """
     scratch = Scratch(small(), model.layout, channels_last=True)
     scratch.load(model)
     for parameter, view in zip(

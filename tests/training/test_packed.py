@@ -1,5 +1,6 @@
 """Clients trained as one: what each would have become by itself, and the same bits in any
-company."""
+company.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +24,12 @@ from fednet.training.scratch import Scratch
 from tests.algorithms import harness
 from tests.algorithms.harness import Federation, close, images
 
+# Of unlike numbers of batches; the third has fewer than one.
 SHAPE, CLASSES, SIZES = (
     (1, 16, 16),
     5,
     (40, 33, 7, 64),
-)  # of unlike numbers of batches; the third has fewer than one
+)
 TASK = registry.task.get("classification")()
 RECIPE = Recipe(lr=0.05, epochs=2, batch_size=16)
 
@@ -108,9 +110,8 @@ def test_a_pack_comes_to_what_each_comes_to_by_itself(recipe, hooks, apart, monk
     recipe = dataclasses.replace(RECIPE, **recipe)
     lanes, others = ([client(k, recipe=recipe, **hooks) for k in range(3)] for _ in range(2))
     packed.descend([lane for lane in lanes if lane.kind == lanes[0].kind], 4, TASK)
-    packed.descend(
-        [lane for lane in lanes if lane.kind != lanes[0].kind], 4, TASK
-    )  # the one of fewer samples than a batch
+    # The one of fewer samples than a batch.
+    packed.descend([lane for lane in lanes if lane.kind != lanes[0].kind], 4, TASK)
     for lane, other in zip(lanes, others):
         course = alone(other)
         assert lane.course.steps == course.steps
@@ -170,7 +171,8 @@ def test_bits_depend_neither_on_company_nor_on_place(name, batch_size):
 
 def test_nor_where_a_lanes_tensors_are_no_multiple_of_what_a_processor_takes_at_once(monkeypatch):
     """Biases of 3 lie in one tensor of 15: the last few elements of a vector are not computed as
-    the first."""
+    the first.
+    """
     monkeypatch.setattr(
         sys.modules[__name__],
         "build",
@@ -240,9 +242,8 @@ def test_who_is_done_is_driven_no_further(apart, monkeypatch):
         ),
     )
     recipe = dataclasses.replace(RECIPE, clip_norm=1.0)
-    lanes = [
-        client(k, recipe=recipe, add_to_step=..., add_to_grad=...) for k in (0, 3)
-    ]  # 6 steps, and 8
+    # 6 steps, and 8
+    lanes = [client(k, recipe=recipe, add_to_step=..., add_to_grad=...) for k in (0, 3)]
     given = lanes[0].add_to_step.vector.clone()
     packed.descend(lanes, 3, TASK)  # one is idle from the first on
     assert [
@@ -269,9 +270,8 @@ def test_a_pack_ends_when_nobody_is_left_in_it():
 def test_more_steps_than_are_gathered_at_once(monkeypatch):
     whole, parts = client(0), client(0)
     packed.descend([whole, client(1)], 2, TASK)
-    monkeypatch.setattr(
-        packed, "CHUNK_BYTES", 4 * 2 * 16 * 256 * 4
-    )  # of two lanes of 16 images: 4 steps
+    # Of two lanes of 16 images: 4 steps.
+    monkeypatch.setattr(packed, "CHUNK_BYTES", 4 * 2 * 16 * 256 * 4)
     packed.descend([parts, client(1)], 2, TASK)
     assert whole.steps > 4
     assert bits(whole) == bits(parts)
@@ -384,9 +384,8 @@ def test_a_method_learns_the_same_with_packs(method, descents, monkeypatch):
     monkeypatch.setattr(harness, "SiteHost", lambda *args, **more: site(*args, pack=pack, **more))
     together = Federation(rounds=2, train={"epochs": 1}, **options).run(method)
     assert close(together.x, plain.x, 1e-4)
-    assert (
-        pack.lanes == descents
-    )  # MOON's loss is its own from its second round on: no pack, the same result
+    # MOON's loss is its own from its second round on: no pack, the same result
+    assert pack.lanes == descents
 
 
 def test_samples_beside_the_local_ones_are_in_the_pack_too(monkeypatch):

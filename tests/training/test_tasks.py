@@ -11,9 +11,8 @@ from fednet.registry import task
 def test_classification_counts_correct_and_total_by_true_class():
     counts = task.get("classification")().counts
     logits = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 2.0], [0.0, 3.0, 0.0], [5.0, 5.0, 0.0]])
-    y = torch.tensor(
-        [0, 0, 1, 1]
-    )  # right, wrong, right, wrong (of equal logits the first is predicted)
+    # Right, wrong, right, wrong (of equal logits the first is predicted).
+    y = torch.tensor([0, 0, 1, 1])
     assert counts(logits, y).tolist() == [[1, 1, 0], [2, 2, 0]]
     assert counts(logits, y).dtype == torch.int64
 

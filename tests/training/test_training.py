@@ -1,7 +1,8 @@
 """Local training, on a model of one weight whose steps fit in the head.
 
 x = (1, 2), y = (3, 3), loss = mean (w x - y)^2, so that its gradient is 5 w - 9: -4 at w = 1, -2 at
-w = 1.4."""
+w = 1.4.
+"""
 
 from __future__ import annotations
 
@@ -83,17 +84,11 @@ def w(trained):
         ({}, {"scale_grad": 0.5, "add_to_grad": 1.0}, 1.1),  # 2 - 1
         ({}, {"add_to_grad": 1.0}, 1.3),
         ({"clip_norm": 1.0}, {}, 1.1),
-        (
-            {"clip_norm": 1.0},
-            {"add_to_grad": -3.0},
-            1.4,
-        ),  # the raw gradient is clipped, the correction is not
+        # The raw gradient is clipped, the correction is not.
+        ({"clip_norm": 1.0}, {"add_to_grad": -3.0}, 1.4),
         ({"clip_norm": 1.0}, {"scale_grad": 2.0}, 1.2),
-        (
-            {"epochs": 2},
-            {"add_to_step": 0.25},
-            1.975,
-        ),  # 1.65, where the gradient is -0.75: 1.725 + 0.25
+        # 1.65, where the gradient is -0.75: 1.725 + 0.25
+        ({"epochs": 2}, {"add_to_step": 0.25}, 1.975),
     ],
 )
 def test_a_step_is_what_the_formula_says(train, hooks, expected):
@@ -115,9 +110,8 @@ def test_steps_replace_epochs_and_may_end_within_one():
     x, y = torch.ones(5, 1), torch.ones(5)
     assert host(x=x, y=y, steps=4, epochs=9).train(weight()).run.steps == 4
     assert host(x=x, y=y, epochs=2).train(weight()).run.steps == 6  # the last short batch is kept
-    assert (
-        host(x=x, y=y, steps=4).train(weight(), epochs=1).run.steps == 3
-    )  # a method's own epochs come first
+    # A method's own epochs come first.
+    assert host(x=x, y=y, steps=4).train(weight(), epochs=1).run.steps == 3
 
 
 def test_cosine_schedule_gives_each_round_its_rate():
@@ -169,9 +163,10 @@ def test_what_is_trained_beside_the_model_is_returned_and_leaves_the_model_alone
             host(clip_norm=clip).train(weight(), loss=loss, extra=extra),
         )
         assert same(alone.x, both.x)
+    # 0.1 * 2 * 2
     assert float(host().train(weight(), loss=loss, extra=extra).extra.vector[0]) == pytest.approx(
         0.4
-    )  # 0.1 * 2 * 2
+    )
     assert float(extra.vector[0]) == 0.0
 
 
@@ -199,9 +194,8 @@ def test_frozen_parameters_keep_their_bits_under_momentum_and_weight_decay():
     h = net_host(momentum=0.9, weight_decay=0.1, epochs=3)
     trained = h.train(h.initial, only=["head.weight", "head.bias"]).x
     for name, value in trained.items():
-        assert torch.equal(value, h.initial[name]) == (not name.startswith("head")), (
-            name
-        )  # BatchNorm's buffers too
+        # BatchNorm's buffers too
+        assert torch.equal(value, h.initial[name]) == (not name.startswith("head")), name
     again = h.train(h.initial)  # and afterwards all train again
     assert not torch.equal(again.x["base.0.weight"], h.initial["base.0.weight"])
     with pytest.raises(ConfigError, match="nose"):

@@ -26,7 +26,8 @@ class Pair:
 
 def pump(server: ServerTransport, *clients: ClientTransport, until) -> list[tuple[object, Event]]:
     """Poll all of them in turn until `until(events)` holds, and return the (transport, event)
-    pairs."""
+    pairs.
+    """
     events: list[tuple[object, Event]] = []
     limit = time.monotonic() + LIMIT_S
     while not until(events):

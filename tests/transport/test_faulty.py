@@ -137,9 +137,8 @@ def test_chances_strike_about_as_often_as_said_and_the_same_for_the_same_seed():
     first = drawn()
     assert first == drawn()
     assert set(first) == {"drop", "corrupt", None}
-    assert (
-        abs(first.count("drop") - 500) < 80
-    )  # four standard deviations: 4 * sqrt(2000 * 0.25 * 0.75) = 77
+    # four standard deviations: 4 * sqrt(2000 * 0.25 * 0.75) = 77
+    assert abs(first.count("drop") - 500) < 80
     assert abs(first.count("corrupt") - 1000) < 90
 
 

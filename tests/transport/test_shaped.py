@@ -10,9 +10,8 @@ from fednet.transport.base import ClientTransport, Closed, Event, Opened, Receiv
 from fednet.transport.inproc import Inproc
 from fednet.transport.shaped import PROFILES, Link, ShapedClient, profile
 
-SLOW = Link(
-    up_mbps=0.008, down_mbps=0.016, latency_ms=500
-)  # 1000 and 2000 bytes a second, half a second away
+# 1000 and 2000 bytes a second, half a second away
+SLOW = Link(up_mbps=0.008, down_mbps=0.016, latency_ms=500)
 
 
 class Lab:
@@ -150,9 +149,8 @@ def test_a_poll_waits_no_longer_than_until_something_is_due():
 
 def test_profiles_are_the_published_figures_in_order_of_speed():
     assert PROFILES["3g"] == Link(up_mbps=0.768, down_mbps=1.6, latency_ms=150)
-    assert profile("dsl").time(48_000, "up") == pytest.approx(
-        1.025
-    )  # 384 kbit at 384 kbit/s, 25 ms
+    # 384 kbit at 384 kbit/s, 25 ms
+    assert profile("dsl").time(48_000, "up") == pytest.approx(1.025)
     assert sorted(PROFILES, key=lambda name: PROFILES[name].time(10**6, "up")) == [
         "lan",
         "wifi",

@@ -1,5 +1,6 @@
 """Real sockets on free ports; every wait is a poll with a limit that a working transport never
-reaches."""
+reaches.
+"""
 
 from __future__ import annotations
 
@@ -150,7 +151,8 @@ def test_dropping_a_connection_forgets_its_queue(pair):
 
 def test_what_waits_for_a_connection_is_not_for_the_next_one_on_its_descriptor(pair):
     """As when an older connection's last words come after the newer one has got its descriptor, and
-    were answered."""
+    were answered.
+    """
     _client, older = joined(pair)
     while not pair.server._blocked:
         pair.server.send(older, [b"for the older", b"x" * 2**20])
@@ -317,14 +319,10 @@ def test_what_a_server_sent_last_comes_before_closed(pair):
 @pytest.mark.parametrize(
     ("bytes_sent", "counted_as"),
     [
-        (
-            b"GET / HTTP/1.1\r\nHost: example\r\n\r\n" * 8,
-            "identity",
-        ),  # to libzmq: ZMTP 1 with an identity of 70 bytes
-        (
-            bytes([1, 0, 6, 0]) + b"hello",
-            "version",
-        ),  # ZMTP 1, empty identity, a message of five bytes
+        # To libzmq: ZMTP 1 with an identity of 70 bytes.
+        (b"GET / HTTP/1.1\r\nHost: example\r\n\r\n" * 8, "identity"),
+        # ZMTP 1, empty identity, a message of five bytes
+        (bytes([1, 0, 6, 0]) + b"hello", "version"),
     ],
 )
 def test_noise_and_old_versions_are_refused_and_disturb_nobody(pair, bytes_sent, counted_as):

@@ -124,9 +124,8 @@ def test_receiver_sees_what_the_sender_says_it_sees(items, buffers, seed, sample
     for name, field in Everything.fields.items():
         seen, got = getattr(encoded.seen, name), getattr(decoded, name)
         if field.form == "tensors" and not buffers and name == "dy":
-            assert torch.equal(
-                seen.vector, got.vector
-            )  # its own buffers stay at home: they are filled in
+            # Its own buffers stay at home: they are filled in.
+            assert torch.equal(seen.vector, got.vector)
             assert torch.equal(got.buffers, payload.x.buffers)
         else:
             assert same(seen, got), name

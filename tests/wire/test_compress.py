@@ -189,11 +189,8 @@ def test_qsgd_of_8_bits_takes_a_byte_a_value_and_a_scale_a_bucket():
 def test_qsgd_refuses_a_code_beyond_its_levels_and_a_scale_that_is_none():
     chain = compress.parse(["qsgd(4)"])
     scale = np.array([1.0], dtype="<f4").tobytes()
-    assert chain.decode(scale + bytes([0xE0, 0x07]), 3).tolist() == [
-        -1.0,
-        1.0,
-        0.0,
-    ]  # s = 7, codes 0, 14, 7
+    # s = 7, codes 0, 14, 7
+    assert chain.decode(scale + bytes([0xE0, 0x07]), 3).tolist() == [-1.0, 1.0, 0.0]
     with pytest.raises(RemoteProtocolError, match="above 14"):
         chain.decode(scale + bytes([0xF0, 0x07]), 3)
     with pytest.raises(RemoteProtocolError, match="after the last"):
@@ -293,9 +290,8 @@ def test_with_feedback_nothing_is_lost_but_only_late(items):
     chain, source = compress.parse(items), rng(2)
     assert chain.needs_feedback
     residual, arrived, wanted = torch.zeros(200), torch.zeros(200), torch.zeros(200)
-    for _ in range(
-        400
-    ):  # the same update each round: what arrives on average comes ever closer to it
+    # The same update each round: what arrives on average comes ever closer to it.
+    for _ in range(400):
         x = torch.linspace(-1, 1, 200)
         decoded = chain.decode(chain.encode(x + residual, source), 200)
         residual = x + residual - decoded

@@ -15,7 +15,8 @@ FORM = [m.Field("x", "state", 8, 16), m.Field("run", "statistics", 4, 4)]
 
 class Ends:
     """A client's and a server's link, joined by a list. Frames cost one byte more than they
-    hold."""
+    hold.
+    """
 
     def __init__(self) -> None:
         self.wire: list[list] = []

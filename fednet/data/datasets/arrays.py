@@ -30,7 +30,8 @@ def arrays(
     path: as it stands, else under data.root. classes: a number, or names in order; else the largest
     label plus one; where y holds floats it is values. uint8 images may lie as (n, h, w), (n, h, w,
     c) or (n, c, h, w); their mean and std are computed unless given. x_test and y_test may be
-    missing (a site without its own test samples)."""
+    missing (a site without its own test samples).
+    """
     file = Path(path) if Path(path).exists() else root / path
     held = _read(file)
     for name in ("x_train", "y_train"):

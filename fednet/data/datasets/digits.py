@@ -15,7 +15,8 @@ TEST_SHARE = 5  # one in five of each class
 @dataset("digits")
 def digits() -> Data:
     """scikit-learn's 1797 handwritten digits, scaled to uint8 1x28x28, one in five for testing; no
-    download."""
+    download.
+    """
     from sklearn.datasets import load_digits
 
     found = load_digits()
@@ -41,7 +42,8 @@ def bilinear(small: np.ndarray) -> np.ndarray:
     half up.
 
     In whole numbers, so that every machine makes the same bytes: pixel i lies at (i + 1/2) 8/28 -
-    1/2 = (4i - 5)/14 of the source, so both weights are whole 14ths."""
+    1/2 = (4i - 5)/14 of the source, so both weights are whole 14ths.
+    """
     at = np.clip(4 * np.arange(SIDE) - 5, 0, 14 * 7)
     low, right = at // 14, at % 14
     high = np.minimum(low + 1, 7)

@@ -39,7 +39,8 @@ def folder(
     path: as it stands, else under data.root. Classes are the folders of train/ in order of name, or
     as listed. Without test images, test_share of each class is kept for testing. size: [h, w] or
     one side, to which images are resized (else all must be alike). grey: one channel instead of
-    three. mean, std: by channel; computed unless given."""
+    three. mean, std: by channel; computed unless given.
+    """
     top = (
         Path(path)
         if Path(path).is_absolute() or (path != "." and Path(path).exists())
@@ -78,7 +79,8 @@ def folder(
 @dataset("tiny-imagenet")
 def tiny_imagenet(root: Path, download: bool, *, path: str | None = None) -> Data:
     """Tiny-ImageNet: 100,000 + 10,000 photographs (its val set), 3x64x64, 200 classes; unpacked by
-    hand."""
+    hand.
+    """
     places = [Path(path), root / path] if path else [root / "tiny-imagenet-200", root]
     top = next((p for p in places if (p / "train").is_dir()), None)
     if top is None:
@@ -93,7 +95,8 @@ def tiny_imagenet(root: Path, download: bool, *, path: str | None = None) -> Dat
 
 def _whole(top: Path) -> None:
     """Raises DataError where part of Tiny-ImageNet is missing: what is left of it would be another
-    benchmark."""
+    benchmark.
+    """
     listed = top / "wnids.txt"
     found = {p.name for p in (top / "train").iterdir() if p.is_dir() and not p.name.startswith(".")}
     names = listed.read_text(encoding="utf-8").split() if listed.is_file() else sorted(found)
@@ -153,7 +156,8 @@ def _of_classes(top: Path, names: Iterable[str]) -> Labelled:
 
 def _test(top: Path, names: list[str]) -> Labelled:
     """test/<class>, else val/<class>, else val/images with its notes. (Tiny-ImageNet's test/ has no
-    labels.)"""
+    labels.)
+    """
     for which in ("test", "val"):
         found = _of_classes(top / which, names)
         if found:
@@ -174,7 +178,8 @@ def _test(top: Path, names: list[str]) -> Labelled:
 
 def _held_out(images: Labelled, classes: int, share: float) -> tuple[Labelled, Labelled]:
     """A fixed share of each class, the same for every run; a class of one image keeps it for
-    training."""
+    training.
+    """
     draw = rng(0, "folder")
     labels = np.array([c for _, c in images])
     test: set[int] = set()
@@ -188,7 +193,8 @@ def _pixels(
     images: Labelled, size: tuple[int, ...] | None, grey: bool, resize: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(n, c, h, w) uint8 and (n,) int64. size: (h, w) to resize to, or only to expect; None: the
-    first image's."""
+    first image's.
+    """
     first = _decode(images[0][0], size if resize else None, grey)
     expected = size or first.shape[:2]
     shape = len(images), first.shape[2], *expected
@@ -204,9 +210,8 @@ def _pixels(
 
     def decoded() -> Iterator[np.ndarray]:
         with ThreadPoolExecutor(4) as pool:  # decoding releases the interpreter's lock
-            for start in range(
-                0, len(images), AHEAD
-            ):  # else what is decoded would wait in memory for a slow disk, up to the whole set
+            # Else what is decoded would wait in memory for a slow disk, up to the whole set.
+            for start in range(0, len(images), AHEAD):
                 yield from pool.map(one, images[start : start + AHEAD])
 
     y = torch.tensor([c for _, c in images])

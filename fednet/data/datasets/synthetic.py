@@ -14,12 +14,10 @@ from fednet.errors import ConfigError
 from fednet.registry import dataset
 from fednet.seeds import rng
 
-COARSE = (
-    4  # an image class is a pattern of COARSE x COARSE patches, so that convolutions can see it too
-)
-SHARED_FROM = (
-    1 << 26
-)  # values: a larger set is kept in the user's cache, and mapped by all who use it
+# An image class is a pattern of COARSE x COARSE patches, so that convolutions can see it too.
+COARSE = 4
+# Values: a larger set is kept in the user's cache, and mapped by all who use it.
+SHARED_FROM = 1 << 26
 BLOCK = 1000  # samples made at a time, to bound memory
 
 
@@ -37,7 +35,8 @@ def synthetic(
 
     Images (three sides) are uint8 and hold 128 + 40 (mean + noise * N(0, 1)) clipped to 0..255; any
     other shape is float32 and holds mean + noise * N(0, 1). Labels are 0, 1, ..., C-1, 0, ...
-    shuffled, so that classes are even."""
+    shuffled, so that classes are even.
+    """
     if samples < 1 or classes < 2 or not shape or min(shape) < 1 or noise < 0:
         raise ConfigError(
             f"data (dataset 'synthetic'): expected samples >= 1, classes >= 2, positive sides and "

@@ -1,5 +1,6 @@
 """The usual image benchmarks, read (and, if asked, fetched) by torchvision, which is imported only
-here."""
+here.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +21,8 @@ GREY = tuple(
     for which in ("train", "t10k")
     for what in ("images-idx3", "labels-idx1")
 )
-PUBLISHED: dict[
-    str, tuple[str, tuple[str, ...], str]
-] = {  # name -> (folder under the root, files in it, archive beside it)
+# name -> (folder under the root, files in it, archive beside it)
+PUBLISHED: dict[str, tuple[str, tuple[str, ...], str]] = {
     "MNIST": ("MNIST/raw", GREY, ""),
     "FashionMNIST": ("FashionMNIST/raw", GREY, ""),
     "SVHN": ("", ("train_32x32.mat", "test_32x32.mat"), ""),
@@ -131,5 +131,6 @@ def _there(name: str, root: Path, reason: str) -> str:
     if missing and packed:
         return f"{packed} is not unpacked"
     if missing:
-        return f"expected {', '.join(missing)}, found {'the others of its files only' if len(missing) < len(paths) else 'none of them'}"
+        found = "the others of its files only" if len(missing) < len(paths) else "none of them"
+        return f"expected {', '.join(missing)}, found {found}"
     return f"its {len(files)} files are there, but not as published ({reason})"

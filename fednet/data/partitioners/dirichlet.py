@@ -24,7 +24,8 @@ def dirichlet(
 
     cap: a client that already holds n/N samples gets none of the following classes, and the rest
     shares them (with min_samples 10: Yurochkin et al.). Tried again from scratch until every client
-    has min_samples, at most 1000 times; then ConfigError."""
+    has min_samples, at most 1000 times; then ConfigError.
+    """
     n, least = len(y), max(1, min_samples)
     if not alpha > 0 or not np.isfinite(alpha):
         raise ConfigError(f"data.partition.alpha: expected a number > 0, got {alpha}.")
@@ -63,7 +64,8 @@ def _sizes(
 
 def proportions(rng: np.random.Generator, clients: int, alpha: float) -> np.ndarray:
     """One p ~ Dir(alpha) over clients. For very small alpha NumPy may return NaN or a row of zeros:
-    drawn again."""
+    drawn again.
+    """
     for _ in range(TRIES):
         p = rng.dirichlet(np.full(clients, alpha))
         if np.isfinite(p).all() and p.sum() > 0:

@@ -25,7 +25,8 @@ def file(clients: int, pool: np.ndarray, *, path: str) -> list[np.ndarray]:
 
     Either [[...], ...] or {"train": [[...], ...], "test": [[...], ...]}: for each client its
     indices into the whole training set, and (optional) into the test set. Samples that no list
-    names are used by nobody; one that is public or kept for validation is an error."""
+    names are used by nobody; one that is public or kept for validation is an error.
+    """
     lists = _lists(path, "train", clients)
     assert lists is not None
     places = []

@@ -13,6 +13,7 @@ def iid(
     y: np.ndarray, clients: int, rng: np.random.Generator, *, min_samples: int = 1
 ) -> list[np.ndarray]:
     """No skew: a permutation cut into N parts whose sizes differ by one at most. Option:
-    min_samples."""
+    min_samples.
+    """
     enough(len(y), clients, max(1, min_samples))
     return np.array_split(rng.permutation(len(y)), clients)

@@ -23,7 +23,8 @@ def quantity(
 
     As in Li et al., ICDE 2022 (arXiv:2102.02079), section IV: a shuffled pool is cut at
     floor(cumsum(q) n). Drawn again until every client has min_samples, 1000 times at most; then
-    ConfigError."""
+    ConfigError.
+    """
     n, least = len(y), max(1, min_samples)
     if not alpha > 0 or not np.isfinite(alpha):
         raise ConfigError(f"data.partition.alpha: expected a number > 0, got {alpha}.")

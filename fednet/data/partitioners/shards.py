@@ -16,13 +16,15 @@ def shards(
     to each client.
 
     The shards hold floor(n / (N * per_client)) samples; the remainder is used by nobody. A client
-    sees at most per_client labels, or more where a shard straddles two."""
+    sees at most per_client labels, or more where a shard straddles two.
+    """
     return _deal(y, assignment(clients, per_client, rng), rng, "training")
 
 
 def assignment(clients: int, per_client: int, rng: np.random.Generator) -> np.ndarray:
     """(N, per_client) numbers of each client's shards: the stream's first draw, so the test set
-    repeats it."""
+    repeats it.
+    """
     if per_client < 1:
         raise ConfigError(
             f"data.partition.per_client: expected a whole number >= 1, got {per_client}."

@@ -2,4 +2,5 @@
 counts to judge by.
 
 Counts are int64, so that sums over clients, workers and any order of arrival are the same to the
-bit."""
+bit.
+"""

@@ -1,5 +1,6 @@
 """Who may connect to a server with CURVE: its answers to ZAP, rfc.zeromq.org/spec/27, from the
-keyring as it stands."""
+keyring as it stands.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ class Access:
 
     def changed(self) -> bool:
         """Whether the keyring has, since the last time this was asked: who was let in may be
-        welcome no more."""
+        welcome no more.
+        """
         self._keyring.refresh()
         before, self._version = self._version, self._keyring.version
         return self._version != before

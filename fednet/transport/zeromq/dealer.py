@@ -2,7 +2,8 @@
 
 libzmq keeps what a DEALER sent to a connection that ended and delivers it to the next; `IMMEDIATE`
 forbids that, but also throws away what had arrived and was not read yet, such as a server's last
-words: here each connection has a DEALER of its own."""
+words: here each connection has a DEALER of its own.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ class ZmqClient:
     to 2 s.
 
     With `keys`, CURVE; `keys.server` must be known. Raises ConfigError if the address is none, or
-    that key is missing."""
+    that key is missing.
+    """
 
     def __init__(
         self, address: str, *, keys: KeyPair | None = None, on_refused: Refused | None = None
@@ -138,7 +140,8 @@ class ZmqClient:
 
     def _connect(self) -> None:
         """A new socket: nothing of the connection before is in it. libzmq tries until it is
-        connected."""
+        connected.
+        """
         dealer = self._context.socket(zmq.DEALER)
         common_options(dealer, self.address)
         dealer.setsockopt(zmq.RECONNECT_IVL, 100)
@@ -204,7 +207,8 @@ class ZmqClient:
 
     def _read_monitor(self, changes: list[Event]) -> None:
         """What has become of this socket's connection, as far as its end: libzmq might have begun
-        another since."""
+        another since.
+        """
         for event, value in monitor_events(self._monitor):
             if event == zmq.EVENT_CONNECTED:
                 serial = next(self._serial)

@@ -63,7 +63,8 @@ class ZmqServer:
 
     With a `keyring`, CURVE: a key that it does not allow never completes the handshake, and
     `Received.user` is the key that was proved. Raises ConfigError if the address cannot be bound.
-    `refusals` counts what was refused, by reason."""
+    `refusals` counts what was refused, by reason.
+    """
 
     def __init__(
         self,
@@ -161,7 +162,8 @@ class ZmqServer:
 
     def drop(self, conn: bytes, hang_up: bool = False) -> None:
         """libzmq cannot close one peer of a socket, nor take back what it has; `hang_up` goes by
-        the kernel."""
+        the kernel.
+        """
         self._blocked.pop(conn, None)
         link = self._conns.get(conn)
         if link is not None:
@@ -270,7 +272,8 @@ class ZmqServer:
 
         The kernel gives a closed descriptor to the next connection, so `fd` may have had another
         owner or have got a new one. libzmq reports the end of a connection before it closes the
-        descriptor, and routing ids count upwards: the two decide."""
+        descriptor, and routing ids count upwards: the two decide.
+        """
         self._read_monitor()
         events.append(Opened(conn))
         link = self._links.get(fd)
@@ -368,7 +371,8 @@ class ZmqServer:
 
     def _try(self, conn: bytes, frames: Frames) -> bool | None:
         """True: handed to libzmq. False: the peer is gone. None: it has as much as it may have
-        unread."""
+        unread.
+        """
         try:
             self._router.send_multipart([conn, *frames], zmq.NOBLOCK, copy=False)
         except zmq.Again:
@@ -431,15 +435,15 @@ class Link:
         self.conn: bytes | None = None  # known from its first message
         self.user: str | None = None
         self.tap: Tap | None = None
-        self.received = self.received_then = (
-            0  # bytes of its finished messages; as of the last look
-        )
+        # Bytes of its finished messages; as of the last look.
+        self.received = self.received_then = 0
         self.queue: deque[Frames] = deque()
 
 
 def _descriptor(frame: zmq.Frame) -> int | None:
     """None where the peer's ZMTP knows no metadata: version 1, which libzmq also takes noise for,
-    and 2."""
+    and 2.
+    """
     try:
         return int(frame.get(zmq.SRCFD))
     except zmq.ZMQError:

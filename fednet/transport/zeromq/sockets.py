@@ -1,5 +1,6 @@
 """What both ends of a ZeroMQ connection share: options, the monitor, frames, and a way to be
-woken."""
+woken.
+"""
 
 from __future__ import annotations
 
@@ -68,10 +69,11 @@ class Waker:
 
     def close(self) -> None:
         os.close(self.fd)
+        # A late `wake` must not write into a descriptor that someone else got.
         end, self._in = (
             self._in,
             -1,
-        )  # a late `wake` must not write into a descriptor that someone else got
+        )
         os.close(end)
 
 
@@ -98,7 +100,8 @@ def monitor_of(
     context: zmq.Context[Any], socket: zmq.Socket[bytes], number: int = 0
 ) -> zmq.Socket[bytes]:
     """Where `monitor_events` of that socket are read; a second one of the same context takes
-    another number."""
+    another number.
+    """
     address = f"inproc://monitor-{number}"
     socket.monitor(address, _MONITORED)
     events = context.socket(zmq.PAIR)
@@ -109,7 +112,8 @@ def monitor_of(
 
 def monitor_events(monitor: zmq.Socket[bytes]) -> list[tuple[int, int]]:
     """(event, value) of what has happened since; the value of a connection's event is its
-    descriptor."""
+    descriptor.
+    """
     events: list[tuple[int, int]] = []
     while True:
         try:

@@ -4,7 +4,8 @@ A part is a class under `@compressor("name")` that derives from one of these; th
 `__init__` are those in the parentheses of `topk(0.01)`, and it raises ConfigError where they are
 out of range. Its attribute `paper` cites what it was taken from. What is encoded must be of a
 length that follows from the number of values alone (except `Lossless`), and `decode` raises
-RemoteProtocolError for what it cannot make sense of."""
+RemoteProtocolError for what it cannot make sense of.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ Indices = npt.NDArray[np.uint32]
 
 class Part:
     """biased: the mean of what is decoded is not what was encoded, so that error feedback is
-    needed."""
+    needed.
+    """
 
     paper: ClassVar[str] = ""
     lossy: ClassVar[bool] = True
@@ -49,7 +51,8 @@ class Values(Part):
 
     def encode(self, x: Floats, rng: np.random.Generator) -> bytes:
         """x: (n,) to nbytes(n) bytes. What is not finite must come out not finite, or be refused by
-        `decode`."""
+        `decode`.
+        """
         raise NotImplementedError
 
     def decode(self, data: memoryview, n: int) -> Floats:

@@ -12,7 +12,8 @@ LARGEST = torch.finfo(torch.bfloat16).max  # 3.39e38
 @compressor("bf16")
 class Bf16(Values):
     """bfloat16: 2 bytes a value, float32's range with 8 significant bits, rounded to the
-    nearest."""
+    nearest.
+    """
 
     paper = "Kalamkar et al. 2019, A Study of BFLOAT16 for Deep Learning Training, arXiv:1905.12322"
 

@@ -23,9 +23,13 @@ class Qsgd(Values):
     experiments have it). So abs(Q(v) - v) < m/s, and Var Q(v) <= (m/2s)**2.
 
     On the wire: float32 m of each bucket, then l*sgn(v) + s in `bits` bits, the first value in the
-    lowest."""
+    lowest.
+    """
 
-    paper = "Alistarh et al. 2017, QSGD, arXiv:1610.02132; as in FedPAQ, Reisizadeh et al. 2020, arXiv:1909.13014"
+    paper = (
+        "Alistarh et al. 2017, QSGD, arXiv:1610.02132; "
+        "as in FedPAQ, Reisizadeh et al. 2020, arXiv:1909.13014"
+    )
 
     def __init__(self, bits: int) -> None:
         if bits not in BITS:
@@ -40,9 +44,8 @@ class Qsgd(Values):
         n = x.size
         rows = np.zeros((_buckets(n), BUCKET), dtype=np.float32)
         rows.reshape(-1)[:n] = x
-        m = np.abs(rows).max(
-            axis=1
-        )  # NaN or infinite where a value is: `decode` refuses such a scale
+        # NaN or infinite where a value is: `decode` refuses such a scale
+        m = np.abs(rows).max(axis=1)
         rows[~np.isfinite(m)] = 0
         level = (
             np.abs(rows)

@@ -15,7 +15,8 @@ class TopK(Select):
     those that come first.
 
     With error feedback: what was not sent is added to what is sent next. On the wire: uint32
-    indices, ascending, then the values, as the rest of the chain writes them."""
+    indices, ascending, then the values, as the rest of the chain writes them.
+    """
 
     paper = "Stich et al. 2018, Sparsified SGD with Memory, arXiv:1809.07599"
     biased = True
@@ -34,9 +35,8 @@ class TopK(Select):
         k = self.count(x.size)
         if k == 0:
             return np.zeros(0, dtype=np.uint32)
-        size = np.nan_to_num(
-            np.abs(x), nan=np.inf, posinf=np.inf
-        )  # what is not finite is sent, and refused there
+        # What is not finite is sent, and refused there.
+        size = np.nan_to_num(np.abs(x), nan=np.inf, posinf=np.inf)
         least = np.partition(size, x.size - k)[x.size - k]  # the k-th largest
         keep = size > least
         ties = np.flatnonzero(size == least)
