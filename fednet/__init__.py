@@ -2,7 +2,7 @@
 placement.
 
 Everything here is imported when it is first asked for (PEP 562): `import fednet` itself costs no
-torch.
+torch. The loop of local training is not among it: a method's client half has it as `host.train`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ _FROM = {
         "Count",
     ),
     "fednet.algorithms.state": ("State", "Empty", "PerClient"),
-    "fednet.training.loop": ("train",),
     "fednet.wire.payload": (
         "Payload",
         "Nothing",
@@ -89,7 +88,6 @@ __all__ = [
     "partitioner",
     "run",
     "task",
-    "train",
 ]
 
 if TYPE_CHECKING:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import fednet
+
 ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "torchvision", "zmq", "matplotlib", "sklearn")
 
@@ -94,3 +96,12 @@ def test_top_level_names_are_those_of_the_manual():
         fednet.nothing  # noqa: B018
     assert fednet.Algorithm.__module__ == "fednet.algorithms.base"
     assert fednet.Delta is not None
+
+
+def test_everything_that_is_exported_is_there():
+    code = "from fednet import *\nimport fednet\nassert set(fednet.__all__) <= set(globals())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert set(fednet._HOME) == set(fednet.__all__) - {"__version__"}

@@ -49,10 +49,9 @@ def round_line(record: Mapping[str, Any]) -> str:
         pieces.append("void: too few replies")
     if record.get("test_accuracy") is not None:
         pieces.append(f"accuracy {percent(record['test_accuracy'])}")
-    if record.get("client_accuracy") is not None and not isinstance(
-        record["client_accuracy"], Mapping
-    ):
-        pieces.append(f"clients' {percent(record['client_accuracy'])}")
+    personal = (record.get("client_accuracy") or {}).get("personal")
+    if personal is not None and record.get("test_accuracy") is None:
+        pieces.append(f"clients' accuracy {percent(personal)}")
     if record.get("train_loss") is not None:
         pieces.append(f"train loss {record['train_loss']:.4f}")
     if "completed" in record and "selected" in record:

@@ -37,6 +37,14 @@ def test_round_is_one_plain_line_away_from_a_terminal():
     )
 
 
+def test_a_method_without_a_global_model_shows_its_clients_accuracy():
+    judged = {"received": 0.25, "personal": 0.75}
+    record = {"round": 3, "test_accuracy": None, "client_accuracy": judged}
+    assert words.round_line(record) == "round 3  clients' accuracy 75.00 %"
+    both = words.round_line({"round": 3, "test_accuracy": 0.5, "client_accuracy": judged})
+    assert both == "round 3  accuracy 50.00 %"  # of a global model, that alone
+
+
 def test_quiet_says_nothing():
     def everything(d):
         d.round_started(1, 2, [0])

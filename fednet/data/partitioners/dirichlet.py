@@ -1,6 +1,9 @@
-"""Label skew: each class is dealt to the clients by its own Dirichlet draw (algorithms.md 6.2)."""
+"""Label skew: each class is dealt to the clients by its own Dirichlet draw."""
 
 from __future__ import annotations
+
+import heapq
+import logging
 
 import numpy as np
 
@@ -8,6 +11,10 @@ from fednet.errors import ConfigError
 from fednet.registry import partitioner
 
 TRIES = 1000
+LOOK = 20  # tries after which it is asked whether a further one can succeed
+HOPELESS = 50  # clients that were short in each of these: the chance of none is below exp(-50)
+
+log = logging.getLogger(__name__)
 
 
 @partitioner("dirichlet")
@@ -23,34 +30,58 @@ def dirichlet(
     """Label skew: for each class p ~ Dir(alpha) over clients. Options: alpha, min_samples, cap.
 
     cap: a client that already holds n/N samples gets none of the following classes, and the rest
-    shares them (with min_samples 10: Yurochkin et al.). Tried again from scratch until every client
-    has min_samples, at most 1000 times; then ConfigError.
+    shares them (with min_samples 10: Yurochkin et al.). As there, the whole draw is repeated until
+    every client has min_samples, at least one. Where 1000 tries do not succeed (fewer where it is
+    plain after 20 that none can), as with thousands of clients, the last one is repaired: each
+    client that is short gets samples of the class that its own draw gave it the largest share of,
+    one at a time from the client that holds most of that class (see `repaired`).
     """
     n, least = len(y), max(1, min_samples)
     if not alpha > 0 or not np.isfinite(alpha):
         raise ConfigError(f"data.partition.alpha: expected a number > 0, got {alpha}.")
     enough(n, clients, least)
     totals = np.bincount(y)
-    for _ in range(TRIES):
+    fewest = clients
+    for tried in range(1, TRIES + 1):
         # Only sizes are drawn until a try holds: which samples they are is decided once.
-        sizes = _sizes(totals, clients, rng, alpha, n / clients if cap else None)
-        if sizes.sum(axis=0).min() >= least:
+        sizes, shares = _sizes(totals, clients, rng, alpha, n / clients if cap else None)
+        short = int((sizes.sum(axis=0) < least).sum())
+        if not short:
             return _deal(y, sizes, rng)
-    raise ConfigError(
-        f"data.partition: no draw of {TRIES} gave each of {clients} clients {least} of {n} "
-        f"samples "
-        f"(dirichlet, alpha {alpha}); use a larger alpha, fewer clients or a smaller min_samples."
+        fewest = min(fewest, short)
+        if hopeless(tried, fewest):
+            break
+    log.info(
+        "dirichlet, alpha %g: %d of %d clients were short of %d samples after %d tries; they got "
+        "them from those that hold most",
+        alpha,
+        short,
+        clients,
+        least,
+        tried,
     )
+    return _deal(y, repaired(sizes, shares, least), rng)
 
 
 dirichlet.by_class = True  # type: ignore[attr-defined]
 
 
+def hopeless(tried: int, fewest: int) -> bool:
+    """Whether no further try can be expected to leave no client short. fewest: that any try left
+    short. Who is short in a draw is nearly independent from client to client, so that a draw of
+    none where the mean is 50 or more does not happen.
+    """
+    return tried >= LOOK and fewest >= HOPELESS
+
+
 def _sizes(
     totals: np.ndarray, clients: int, rng: np.random.Generator, alpha: float, cap: float | None
-) -> np.ndarray:
-    """(C, N) samples of each class for each client."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """(C, N) samples of each class for each client, and (C, N) as drawn, before they were cut to
+    whole numbers.
+    """
     sizes = np.zeros((len(totals), clients), dtype=np.int64)
+    shares = np.zeros((len(totals), clients))
     held = np.zeros(clients, dtype=np.int64)
     for c, total in enumerate(totals):
         p = proportions(rng, clients, alpha)
@@ -58,8 +89,45 @@ def _sizes(
             p = capped(p, held < cap)
         cuts = np.floor(np.cumsum(p) * total).astype(np.int64)[:-1]
         sizes[c] = np.diff(np.clip(cuts, 0, total), prepend=0, append=total)
+        shares[c] = p * total
         held += sizes[c]
+    return sizes, shares
+
+
+def repaired(sizes: np.ndarray, shares: np.ndarray, least: int) -> np.ndarray:
+    """(C, N) sizes with every client at `least` or more, the sum of each class as it was.
+
+    In ascending id, a client that is short takes one sample at a time: of the class with its
+    largest share that anybody can spare, from whoever holds most of it (of equals the lowest id)
+    and has more than `least` in all. There is always one, as there are samples enough for all.
+    """
+    sizes, held = sizes.copy(), sizes.sum(axis=0)
+    richest = [[(-int(k), i) for i, k in enumerate(row) if k] for row in sizes]
+    for heap in richest:
+        heapq.heapify(heap)
+    for client in np.flatnonzero(held < least):
+        for c in np.argsort(-shares[:, client], kind="stable"):
+            while (
+                held[client] < least and (giver := _giver(richest[c], sizes[c], held, least)) >= 0
+            ):
+                sizes[c, giver] -= 1
+                sizes[c, client] += 1
+                held[giver] -= 1
+                held[client] += 1
+                if sizes[c, giver]:
+                    heapq.heappush(richest[c], (-int(sizes[c, giver]), giver))
     return sizes
+
+
+def _giver(heap: list[tuple[int, int]], row: np.ndarray, held: np.ndarray, least: int) -> int:
+    """Who holds most of a class and can spare a sample, taken off the heap; -1 for nobody. A client
+    never gains what it could give, so one that cannot spare a sample now never can.
+    """
+    while heap:
+        count, client = heapq.heappop(heap)
+        if row[client] == -count and held[client] > least:
+            return client
+    return -1
 
 
 def proportions(rng: np.random.Generator, clients: int, alpha: float) -> np.ndarray:
