@@ -7,6 +7,7 @@ import pytest
 
 from fednet import config as configuration
 from fednet import loading, registry
+from fednet.algorithms.base import Algorithm
 from fednet.config import from_mapping, load, to_mapping, to_yaml
 from fednet.errors import ConfigError
 
@@ -23,19 +24,11 @@ HEAD = (
 )
 
 
-class _Method:
-    sgd_only = momentum_free = needs_public = sums_updates = False
-    exchanges = ()
-
-    class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-        pass
-
-
-class ToyAvg(_Method):
+class ToyAvg(Algorithm):
     sums_updates = True
 
 
-class ToyProx(_Method):
+class ToyProx(Algorithm):
     sgd_only = momentum_free = True
 
     class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -43,7 +36,7 @@ class ToyProx(_Method):
         lambda_: float = msgspec.field(default=1.0, name="lambda")
 
 
-class ToyPublic(_Method):
+class ToyPublic(Algorithm):
     needs_public = True
 
 

@@ -271,6 +271,7 @@ class Algorithm:
     has_global: ClassVar[bool] = True
     sgd_only: ClassVar[bool] = False  # refuses another optimizer than SGD
     momentum_free: ClassVar[bool] = False  # refuses local momentum
+    classes_only: ClassVar[bool] = False  # its own loss is about classes, whatever the task's is
     needs_public: ClassVar[bool] = False  # an error without a public set
     # What is held out for the server is for this method (see data.baseline_pool).
     uses_public: ClassVar[bool] = False
@@ -306,6 +307,12 @@ class Algorithm:
         super().__init_subclass__(**kwargs)
         if "exchanges" not in cls.__dict__:
             cls.exchanges = (Exchange(cls.Down, cls.Up),)
+
+    def refusal(self, run: Any) -> tuple[str, str] | None:
+        """(key, sentence) where the run's configuration asks for what this method cannot do: said
+        before anything starts. run: the whole configuration (`fednet.config.Config`).
+        """
+        return None
 
     # -- what crosses ------------------------------------------------------------------------------
     def shared(self, layout: Layout, module: nn.Module) -> Layout:

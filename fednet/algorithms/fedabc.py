@@ -50,6 +50,7 @@ class FedABC(Algorithm):
     cost = ("|w|", "|w|")
     keeps = ("w", "-")
     personalised = True
+    classes_only = True
 
     class Config(AlgorithmConfig):
         m_p: Fraction = 0.75  # MNIST's; CIFAR-10: 0.85, 0.2, 0.3

@@ -54,6 +54,7 @@ class FedDC(Algorithm):
     paper = "Kim & Choi, JCSE 2022 (doi:10.5626/JCSE.2022.16.1.52)"
     cost = ("|w|", "|w| + C_i * c*h*w")
     keeps = ("w", "condensed images")
+    classes_only = True
 
     class Config(AlgorithmConfig):
         iterations: Count = 500  # K

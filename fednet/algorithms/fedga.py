@@ -7,12 +7,14 @@ g     mean of g_i over the participants
 beta  displacement: client i starts its local training from w - beta (g - g_i)
 
 `mode: exact` takes two trips a round, gradients first, then training. `mode: stale` takes one: g_i
-is the client's own pseudo-gradient of its last training, (start - w_i) / (eta_l K_i), and g the
-server's mean of those of the last round; a client without one is not displaced.
+is the client's own pseudo-gradient of its last training, (start - w_i) / (eta_l tau_i), and g the
+server's mean of those of the last round; a client without one is not displaced. tau_i is K_i; with
+momentum it is the effective number of steps, without which g_i would be too long by about
+1 / (1 - rho).
 
 Departs from the paper in stale mode: displacements then do not sum to 0 over the participants, so
 the mean of the models and the mean of what training did differ. The latter is used, since otherwise
-beta > eta_l K_i would feed each displacement back into g, enlarged.
+beta > eta_l tau_i would feed each displacement back into g, enlarged.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from fednet.algorithms.base import (
     blockwise,
 )
 from fednet.registry import algorithm
+from fednet.training.descent import tau
 
 
 @algorithm("fedga")
@@ -110,7 +113,9 @@ class FedGA(Algorithm):
             start = self.displaced(down.x, down.g, client.g)
             y = host.train(start)
             d = start - y.x
-            g_i = d.params / (host.lr * y.run.steps) if y.run.steps else client.g
+            g_i = (
+                d.params / (host.lr * tau(y.run.steps, host.momentum)) if y.run.steps else client.g
+            )
             return self.Client(g=g_i), self.Up(d=d.with_buffers(y.x), run=y.run)
         if phase == 0:
             found = host.gradient(down.x)
@@ -126,7 +131,7 @@ class FedGA(Algorithm):
         if isinstance(up, self.Gradient):
             return self.Fold(d=fold.d, g=fold.g.add(up.g))
         trained = self.config.mode == "stale" and up.run.steps > 0
-        share = 1.0 / (host.lr * up.run.steps) if trained else 0.0
+        share = 1.0 / (host.lr * tau(up.run.steps, host.momentum)) if trained else 0.0
         return self.Fold(d=fold.d.add(up.d, share), g=fold.g, trained=fold.trained + trained)
 
     def finish(self, fold, server, cohort, host):

@@ -7,7 +7,8 @@ p_send_i  what a participant is sent: its p_i of the round before, or 1 if it to
 lambda_n  weight of the penalty in round n (from 1): a constant, or 0.5 n (Eq. 9)
 
 What the paper leaves open. The penalty lambda (1 - p) of Eq. 6/8 does not depend on w, so it has no
-gradient: `literal` adds it to the reported loss and trains as FedAvg does. Two readings act:
+gradient: `literal` trains as FedAvg does, whatever lambda is, and the reported loss is the
+cross-entropy, so that losses of two lambdas can be compared. Two readings act:
 `prox`, + lambda (1 - p) / 2 ||w - w^t||^2, from which the paper's own proof (A.1) starts, and
 `scale`, (1 + lambda (1 - p)) CE. Each w_i is measured once, after training (section IV-A's order);
 the figure serves this round's mean and the next round's message. Were all p_i 0, the mean is by
@@ -24,7 +25,6 @@ from fednet.algorithms.base import (
     AlgorithmConfig,
     NonNegative,
     Payload,
-    Run,
     State,
     Statistics,
     Sum,
@@ -97,8 +97,8 @@ class FedPDC(Algorithm):
                 loss=(lambda m, x, y: (1 + pull) * host.task.loss(m(x), y)) if pull else None,
             )
             return client, self.Up(x=y.x, run=y.run)
-        y = host.train(down.x)
-        return client, self.Up(x=y.x, run=Run(y.run.n, y.run.steps, y.run.loss + pull))  # Eq. 6
+        y = host.train(down.x)  # Eq. 6 as printed: its constant has no gradient
+        return client, self.Up(x=y.x, run=y.run)
 
     def strength(self, n: int) -> float:
         """lambda_n, n from 1."""

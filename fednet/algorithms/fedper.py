@@ -22,7 +22,7 @@ from fednet.algorithms.base import (
     Tensors,
     Weights,
 )
-from fednet.algorithms.split import joined, last_linears, parted
+from fednet.algorithms.split import joined, last_linears, parted, say_if_whole
 from fednet.registry import algorithm
 
 
@@ -59,4 +59,6 @@ class FedPer(Algorithm):
         base, head = parted(y.x, host)
         return self.Client(head=head), self.Up(x=base, run=y.run)
 
-    # The server's half is the default: the mean of the bases.
+    def finish(self, fold, server, cohort, host):
+        say_if_whole(host)
+        return super().finish(fold, server, cohort, host)  # the mean of the bases

@@ -28,8 +28,7 @@ from fednet.algorithms.base import (
     Tensors,
     Weights,
 )
-from fednet.algorithms.split import joined, last_linears, parted
-from fednet.errors import ConfigError
+from fednet.algorithms.split import joined, last_linears, parted, say_if_whole
 from fednet.registry import algorithm
 
 
@@ -81,17 +80,21 @@ class FedRep(Algorithm):
         return self.Client(head=own), self.Up(x=up, run=together(runs, host.n))
 
     def head_epochs(self, host) -> int:
-        if self.config.head_epochs is not None:
-            return self.config.head_epochs
-        if host.train_config.steps is not None:
-            raise ConfigError(
-                "algorithm.head_epochs: fedrep divides train.steps between head and body as "
-                "head_epochs to "
-                "body_epochs; say how many epochs the head has."
-            )
-        return max(1, host.train_config.epochs - 1)
+        own = self.config.head_epochs
+        return max(1, host.train_config.epochs - 1) if own is None else own
 
-    # The server's half is the default: the mean of the bases.
+    def refusal(self, run):
+        if run.train.steps is not None and self.config.head_epochs is None:
+            return (
+                "algorithm.head_epochs",
+                "fedrep divides train.steps between head and body as head_epochs to body_epochs; "
+                "say how many epochs the head has.",
+            )
+        return None
+
+    def finish(self, fold, server, cohort, host):
+        say_if_whole(host)
+        return super().finish(fold, server, cohort, host)  # the mean of the bases
 
 
 def divided(steps: int, h: int, b: int) -> tuple[int, int]:

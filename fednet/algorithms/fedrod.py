@@ -46,6 +46,7 @@ class FedRoD(Algorithm):
     cost = ("|w|", "|w|")
     keeps = ("w", "P-head")
     personalised = True
+    classes_only = True
     sums_updates = True
 
     class Config(AlgorithmConfig):

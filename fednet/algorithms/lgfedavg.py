@@ -25,7 +25,7 @@ from fednet.algorithms.base import (
     Tensors,
     Weights,
 )
-from fednet.algorithms.split import joined, last_linears, parted
+from fednet.algorithms.split import joined, last_linears, parted, say_if_whole
 from fednet.registry import algorithm
 
 
@@ -64,4 +64,6 @@ class LGFedAvg(Algorithm):
         up, own = parted(y.x, host)
         return self.Client(own=own), self.Up(x=up, run=y.run)
 
-    # The server's half is the default: the mean of the global layers.
+    def finish(self, fold, server, cohort, host):
+        say_if_whole(host)
+        return super().finish(fold, server, cohort, host)  # the mean of the global layers

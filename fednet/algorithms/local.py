@@ -29,7 +29,7 @@ class Local(Algorithm):
     """No federation: each client trains its own model."""
 
     paper = "the baseline without communication"
-    cost = ("0", "0")
+    cost = ("0 (once: |w|)", "0")
     keeps = ("w^0", "w_i")
     personalised = True
     has_global = False

@@ -92,12 +92,12 @@ def features(
     model: nn.Module, x: Any, feature: str, outputs: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(z, outputs): the contrastive feature of a batch, (n, d), and the model's outputs (if asked
-    for; else empty).
+    for; else empty). The body sees the batch once: a second pass would count it twice in the
+    statistics of BatchNorm.
     """
-    # The only case that needs a second pass.
     if feature == "penultimate" and hasattr(model, "encode"):
         z = model.encode(x)
-        return z.flatten(1), model(x) if outputs else z[:0]
+        return z.flatten(1), model.head(model.projector(z)) if outputs else z[:0]
     z = model.features(x)
     return z.flatten(1), model.head(z) if outputs else z[:0]
 

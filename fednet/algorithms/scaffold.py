@@ -8,7 +8,8 @@ eta_l, eta_g       local and server rate                            momentum
 Departs from the paper: buffers (BatchNorm statistics) are averaged and carry no variate; with
 momentum rho the divisor of option II is tau(K, rho) instead of K, without which c_i is too large by
 about 1 / (1 - rho) and the method diverges. `correction: post` is the other consistent variant: a
-plain momentum step, then y <- y - eta_l (c - c_i), divisor K.
+plain momentum step, then y <- y - eta_l (c - c_i), divisor K. With option I its c_i is one plain
+gradient, while momentum moves y by about 1 / (1 - rho) of them a step: that pair is refused.
 """
 
 from __future__ import annotations
@@ -30,13 +31,7 @@ from fednet.algorithms.base import (
     blockwise,
 )
 from fednet.registry import algorithm
-
-
-def tau(k: int, rho: float) -> float:
-    """Effective steps of k steps of SGD with momentum rho from rest: the sum of each gradient's
-    total weight.
-    """
-    return (k - rho * (1 - rho**k) / (1 - rho)) / (1 - rho)
+from fednet.training.descent import tau
 
 
 @algorithm("scaffold")
@@ -73,6 +68,15 @@ class Scaffold(Algorithm):
     class Fold(State):
         dy: Sum
         dc: Sum
+
+    def refusal(self, run):
+        if (self.config.option, self.config.correction) == ("I", "post") and run.train.momentum:
+            return (
+                "algorithm.correction",
+                f"post with option I corrects too little under momentum, here "
+                f"{run.train.momentum:g}; take correction: grad, option: II, or train.momentum: 0.",
+            )
+        return None
 
     def init_server(self, x):
         return self.Server(x=x, c=x.params.zeros_like())

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from fednet.algorithms.base import ClientHost, Tensors
+from fednet.algorithms.base import ClientHost, ServerHost, Tensors
 
 
 def last_linears(module: nn.Module, k: int) -> set[str]:
@@ -32,3 +32,12 @@ def joined(part: Tensors, own: Tensors | None, host: ClientHost) -> Tensors:
 def parted(whole: Tensors, host: ClientHost) -> tuple[Tensors, Tensors]:
     """(what goes up, what stays)."""
     return whole.select(host.shared), whole.select(host.layout.without(host.shared.names))
+
+
+def say_if_whole(host: ServerHost) -> None:
+    """Warns, in the first round, where the split is none: nothing crosses, or all of it does."""
+    kept, sent = len(host.layout.slots) - len(host.shared.slots), len(host.shared.slots)
+    if host.round == 1 and not sent:
+        host.warn("no part of the model is shared: every client trains alone (as `local` does).")
+    elif host.round == 1 and not kept:
+        host.warn("the whole model is shared and no part stays at the clients: this is FedAvg.")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from fednet import ids, registry
 from fednet.config.parts import at
 from fednet.config.sections import Config, drawn
@@ -171,12 +173,21 @@ def _faults(c: Config, refuse: Any) -> None:
 def check_method(config: Config, tree: Node) -> set[str]:
     """The rules that a method's class declares. Returns the kinds that can cross."""
     method = registry.algorithm.get(config.algorithm.name)
+    made = method(msgspec.convert(config.algorithm.options, method.Config), config.clients)
     name = config.algorithm.name
 
     def refuse(key: str, sentence: str) -> ConfigError:
         node = at(tree, key)
         return ConfigError(f"{node.key_at or node.at}: {key}: {sentence}")
 
+    if found := made.refusal(config):
+        raise refuse(*found)
+    if method.classes_only and config.task != "classification":
+        raise refuse(
+            "task",
+            f"{name} trains with a loss of its own about classes; expected classification, got "
+            f"{config.task!r}.",
+        )
     if method.sgd_only and config.train.optimizer != "sgd":
         raise refuse(
             "train.optimizer",
@@ -201,6 +212,6 @@ def check_method(config: Config, tree: Node) -> set[str]:
             f"be applied to it.",
         )
     kinds = {"state", "delta", "control", "condensed", "accuracy", "shared", "statistics"}
-    for exchange in method.exchanges:
+    for exchange in made.exchanges:
         kinds |= exchange.down.kinds() | exchange.up.kinds()
     return kinds

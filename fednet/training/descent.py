@@ -11,6 +11,13 @@ from torch.optim.sgd import sgd
 from fednet.errors import ConfigError, unknown
 
 
+def tau(k: int, rho: float) -> float:
+    """Effective steps of k steps of SGD with momentum rho from rest: the sum of each gradient's
+    total weight.
+    """
+    return (k - rho * (1 - rho**k) / (1 - rho)) / (1 - rho)
+
+
 class SGD:
     """torch.optim.SGD, bit for bit, by torch's own function of it.
 

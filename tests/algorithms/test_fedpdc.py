@@ -114,15 +114,13 @@ def test_all_clients_of_a_round_get_one_and_the_same_model():
     assert FedPDC.Down.kinds() == {"state", "accuracy"}
 
 
-def test_the_literal_penalty_is_reported_and_moves_nothing():
+def test_the_literal_penalty_moves_nothing_and_is_not_in_the_reported_loss():
     runs = [Federation("fedpdc", **{"lambda": v}) for v in (0.0, 1.0, 10.0, "adaptive")]
     for f in runs:
         f.rounds(3)
         assert same(f.server.x, runs[0].server.x)
-    for f, strength in zip(runs, (0, 1, 10, 0.5 * 3)):
-        for i in range(4):
-            extra = f.ups[i].run.loss - runs[0].ups[i].run.loss
-            assert extra == pytest.approx(strength * (1 - f.downs[i].p), abs=1e-6)
+        assert min(f.downs[i].p for i in range(4)) < 1
+        assert all(f.ups[i].run.loss == runs[0].ups[i].run.loss for i in range(4))
 
 
 def test_the_adaptive_strength_is_half_the_number_of_the_round():

@@ -114,3 +114,13 @@ def test_feature_and_tau_change_what_is_learned():
         for o in ({}, {"feature": "penultimate"}, {"tau": 2.0}, {"mu": 1.0})
     ]
     assert all(distance(a, runs[0]) > 1e-6 for a in runs[1:])
+
+
+@pytest.mark.parametrize("feature", ["projection", "penultimate"])
+def test_each_batch_counts_once_in_the_statistics_of_batch_norm(feature):
+    f = Federation("moon", kind=Projected, batch_norm=True, feature=feature)
+    f.rounds(1, (0,))
+    before = int(f.downs[0].x.counters[0])
+    f.rounds(1, (0,))  # the second participation has a contrast
+    assert int(f.ups[0].x.counters[0]) - int(f.downs[0].x.counters[0]) == f.ups[0].run.steps
+    assert before == 0

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from fednet.algorithms.base import Run
-from fednet.algorithms.scaffold import tau
+from fednet.config import from_mapping
+from fednet.errors import ConfigError
 from fednet.tensors import Tensors
+from fednet.training.descent import tau
 from tests.algorithms.harness import Desk, Federation, close, images, same, serve, vector
 
 COHORTS = [[0, 2], [1, 2], [0, 2]]
@@ -139,3 +141,20 @@ def test_a_client_without_samples_leaves_its_variate():
     run = f.run("scaffold")
     assert run.clients[2].c.norm() == 0.0
     assert run.x.is_finite()
+
+
+def test_option_i_with_the_correction_outside_momentum_is_refused():
+    both = {"name": "scaffold", "option": "I", "correction": "post"}
+    with pytest.raises(
+        ConfigError, match=r"algorithm\.correction: post with option I corrects too"
+    ):
+        from_mapping({"algorithm": both, "train": {"momentum": 0.9}})
+    from_mapping({"algorithm": both})
+    for one in ({"option": "I"}, {"correction": "post"}):
+        from_mapping({"algorithm": {"name": "scaffold", **one}, "train": {"momentum": 0.9}})
+
+
+@pytest.mark.parametrize("method", ["fedrod", "fedabc", "feddc", "feddcplus"])
+def test_methods_with_a_loss_about_classes_are_refused_for_other_tasks(method):
+    with pytest.raises(ConfigError, match=f"task: {method} trains with a loss of its own about"):
+        from_mapping({"algorithm": method, "task": "regression"})

@@ -213,3 +213,15 @@ def test_fedga_stale_mean_is_of_each_clients_pseudo_gradient():
     }
     after = serve(algorithm, algorithm.init_server(vector(10.0)), ups, Desk(2, lr=0.5))
     assert (float(after.x.vector[0]), float(after.g.vector[0])) == (5.0, 3.0)
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.9])
+def test_fedga_stale_pseudo_gradient_is_a_gradient_under_momentum_too(rho):
+    few = {"lr": 1e-5, "momentum": rho, "batch_size": 1000, "steps": 8}
+    f = Federation(rounds=1, train=few)
+    run = f.run("fedga", mode="stale")
+    true = [run.site(i, round=1).gradient(f.initial).x.params for i in range(f.clients)]
+    for i, g in enumerate(true):
+        assert float((run.clients[i].g - g).norm() / g.norm()) < 0.1
+    mean = sum(g.vector for g in true) / len(true)
+    assert float((run.servers[-1].g.vector - mean).norm() / mean.norm()) < 0.1

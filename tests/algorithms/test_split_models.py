@@ -9,6 +9,7 @@ from fednet.algorithms import fedrep
 from fednet.algorithms.base import Run
 from fednet.algorithms.fedrep import together
 from fednet.algorithms.split import last_linears
+from fednet.config import from_mapping
 from fednet.errors import ConfigError
 from tests.algorithms.small import SIZES, Federation, Net, build, same
 
@@ -144,9 +145,28 @@ def test_fedrep_splits_the_epochs_head_first(epochs, options, head, body):
     assert f.ups[0].run.n == 50
 
 
-def test_fedrep_asks_for_head_epochs_where_the_run_counts_steps():
-    with pytest.raises(ConfigError, match="head_epochs"):
-        Federation("fedrep", train={"steps": 7}).rounds(1)
+def test_fedrep_asks_for_head_epochs_where_the_run_counts_steps_before_anything_starts():
+    with pytest.raises(ConfigError, match=r"algorithm\.head_epochs: fedrep divides train\.steps"):
+        from_mapping({"algorithm": "fedrep", "train": {"steps": 7}})
+    from_mapping({"algorithm": {"name": "fedrep", "head_epochs": 1}, "train": {"steps": 7}})
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "said"),
+    [
+        ("lgfedavg", {"global_layers": 0}, "every client trains alone"),
+        ("lgfedavg", {"global_layers": "all"}, "this is FedAvg"),
+        ("fedper", {"personal_layers": 0}, "this is FedAvg"),
+        ("fedrep", {"personal_layers": 0}, "this is FedAvg"),
+        ("lgfedavg", {"global_layers": 1}, ""),
+        ("fedper", {"personal_layers": 1}, ""),
+    ],
+)
+def test_a_split_that_is_none_is_said_once(method, options, said):
+    f = Federation(method, **options).rounds(1)
+    assert said in " ".join(f.io.warnings)
+    assert bool(f.io.warnings) is bool(said)
+    assert not f.rounds(1).io.warnings
 
 
 @pytest.mark.parametrize(
