@@ -643,3 +643,18 @@ def test_exception_in_a_users_file_keeps_its_cause(tmp_path):
 def test_a_parts_bare_name_and_its_option_may_be_set_apart_in_any_order(sets):
     made = load(None, sets).algorithm
     assert (made.name, made.options["mu"]) == ("fedprox", 0.5)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"name": "run\n"},
+        {"train": {"schedule": "cosine\n"}},
+        {"link": {"up_mbps": "uniform(1,2)\n"}},
+        {"link": {"profile": "3g\n"}},
+    ],
+    ids=str,
+)
+def test_no_text_of_a_pattern_ends_in_a_new_line(given):
+    with pytest.raises(ConfigError, match="got "):
+        from_mapping({**PARTS, **given})

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import re
 
-_SPAN = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?:in)?)?(?:(\d+(?:\.\d+)?)s?)?$")
+_SPAN = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?:in)?)?(?:(\d+(?:\.\d+)?)s?)?")
 
 
 def seconds(text: str) -> float:
     """`3h50m`, `90s`, `1d`, `90` (seconds)."""
-    found = _SPAN.match(text.strip())
+    found = _SPAN.fullmatch(text.strip())
     if not text.strip() or found is None:
         raise argparse.ArgumentTypeError(
             f"expected a length of time such as 3h50m, 45m or 90s, got {text!r}"

@@ -150,14 +150,14 @@ def _with(section: Any, options: dict[str, Any]) -> Any:
 
 
 # -- compressors -----------------------------------------------------------------------------------
-_CALL = re.compile(r"([a-z0-9][a-z0-9_-]*)\s*(?:\((.*)\))?$")
+_CALL = re.compile(r"([a-z0-9][a-z0-9_-]*)\s*(?:\((.*)\))?")
 
 
 def call(text: str) -> tuple[str, tuple[float | int, ...]]:
     """`topk(0.01)` as ('topk', (0.01,)). Raises ConfigError for anything but a name with
     numbers.
     """
-    found = _CALL.match(text.strip())
+    found = _CALL.fullmatch(text.strip())
     if found is None:
         raise ConfigError(f"expected a compressor such as fp16 or topk(0.01), got {text!r}.")
     inside = [a.strip() for a in (found[2] or "").split(",") if a.strip()]

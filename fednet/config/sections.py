@@ -21,14 +21,14 @@ AtLeast1 = Annotated[int, msgspec.Meta(ge=1)]
 RunName = Annotated[
     str,
     msgspec.Meta(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._+=@-]{0,99}$",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._+=@-]{0,99}\Z",
         description="a directory's name of letters, digits and . _ - + = @, at most 100",
     ),
 ]
 Schedule = Annotated[
     str,
     msgspec.Meta(
-        pattern=r"^(constant|cosine|exponential\(\s*[0-9.eE+-]+\s*\)|step\(\s*[0-9]+\s*,\s*[0-9.eE+-]+\s*\))$",
+        pattern=r"^(constant|cosine|exponential\(\s*[0-9.eE+-]+\s*\)|step\(\s*[0-9]+\s*,\s*[0-9.eE+-]+\s*\))\Z",
         description="constant, cosine, exponential(factor) or step(rounds, factor)",
     ),
 ]
@@ -195,7 +195,7 @@ _NUMBER = r"\s*[0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?\s*"
 Drawn = Annotated[
     str,
     msgspec.Meta(
-        pattern=rf"^(?:lognormal|uniform)\({_NUMBER},{_NUMBER}\)$",
+        pattern=rf"^(?:lognormal|uniform)\({_NUMBER},{_NUMBER}\)\Z",
         description="lognormal(median, sigma) or uniform(low, high)",
     ),
 ]
@@ -204,7 +204,7 @@ _NAME = r"(?:3g|4g|dsl|wifi|lan)"
 Chosen = Annotated[
     str,
     msgspec.Meta(
-        pattern=rf"^(?:{_NAME}|choice\(\s*{_NAME}\s*(?:,\s*{_NAME}\s*)*\))$",
+        pattern=rf"^(?:{_NAME}|choice\(\s*{_NAME}\s*(?:,\s*{_NAME}\s*)*\))\Z",
         description="one of 3g, 4g, dsl, wifi, lan or choice(NAME, NAME, ...) of these",
     ),
 ]

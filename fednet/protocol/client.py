@@ -290,7 +290,7 @@ class ClientProtocol:
                     run=self.run,
                     inc=self.inc,
                     key=key,
-                    reason=m.printable(reason, 4000),
+                    reason=m.clean(reason, 4000),
                     again=again,
                 )
             )

@@ -25,7 +25,7 @@ class Refusals:
         self._turn.say(
             Note(
                 "refused",
-                {"what": what, **more, "reason": reason[: m.MAX_REASON], "worker": worker},
+                {"what": what, **more, "reason": m.clean(reason), "worker": worker},
             )
         )
 
@@ -46,7 +46,7 @@ class Refusals:
                 m.Refuse(
                     run=turn.run,
                     inc=turn.incarnation,
-                    reason=m.printable(reason),
+                    reason=m.clean(reason),
                     final=final,
                     unread=unread,
                 ),

@@ -200,7 +200,7 @@ class ServerProtocol:
                         run=self.run,
                         inc=self.incarnation,
                         over=over,
-                        reason=m.printable(reason, 4000),
+                        reason=m.clean(reason, 4000),
                     ),
                 )
         return self._turn.take()

@@ -12,6 +12,7 @@ from typing import Any
 
 from fednet.config import Config
 from fednet.errors import ConfigError
+from fednet.wire.messages import MIN_BEAT_S
 
 HUGE = 1.8e19  # the square of a larger norm is no float32
 LOOPBACK = ("127.", "localhost", "[::1]")
@@ -20,7 +21,7 @@ LOOPBACK = ("127.", "localhost", "[::1]")
 def beat_seconds(config: Config) -> float:
     lost = config.round.lost
     return max(
-        0.1,
+        MIN_BEAT_S,
         min(
             [
                 2.0,

@@ -21,7 +21,7 @@ from fednet.experiment.rundir import plain, write_json
 from fednet.experiment.store import RowStore
 
 # No file elsewhere.
-StateName = Annotated[str, msgspec.Meta(pattern=r"^state-[0-9a-f]+\.safetensors$")]
+StateName = Annotated[str, msgspec.Meta(pattern=r"^state-[0-9a-f]+\.safetensors\Z")]
 
 
 class Progress(msgspec.Struct, kw_only=True):

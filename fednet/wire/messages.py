@@ -27,13 +27,25 @@ MAX_HEADER = 1 << 18  # bytes of one header frame at most
 # Items of a list in a header at most: an announced list takes its memory before its items are
 # there.
 MAX_LIST = 1 << 16
+MIN_BEAT_S = 0.1  # a server that asked for more beats than that would take a client's processor
 MAX_REASON = 300  # characters of a refusal's reason: parts of it are the sender's
 
 Index = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Check = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-# What a peer writes is shown on terminals: nothing of it may move a cursor.
-Text = Annotated[str, msgspec.Meta(max_length=4096, pattern=r"^[^\x00-\x08\x0b-\x1f\x7f-\x9f]*$")]
-Name = Annotated[str, msgspec.Meta(max_length=128, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
+# What a peer writes is shown on terminals and in logs: nothing of it may move a cursor, begin a
+# line, or turn the direction of what stands beside it. `clean` makes any text such a one.
+_UNSEEN = (
+    r"\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    r"\ud800-\udfff"
+)
+Text = Annotated[str, msgspec.Meta(max_length=4096, pattern=rf"^[^{_UNSEEN}]*\Z")]
+Name = Annotated[str, msgspec.Meta(max_length=128, pattern=rf"^[^{_UNSEEN}]*\Z")]
+# What may become a path: one name within a folder, and never the folder itself or the one above.
+_PATH_NAME = r"^(?!\.{1,2}\Z)[A-Za-z0-9._-]"
+Id = Annotated[str, msgspec.Meta(max_length=128, pattern=rf"{_PATH_NAME}*\Z")]
+RunId = Annotated[str, msgspec.Meta(max_length=128, pattern=rf"{_PATH_NAME}+\Z")]
+Version = Annotated[str, msgspec.Meta(max_length=64, pattern=r"^([0-9]+-[0-9]+-[0-9]+)?\Z")]
+Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{0,64}\Z")]  # SHA-256, or none
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # neither negative nor NaN
 Purpose = Literal["train", "evaluate"]
 
@@ -77,7 +89,7 @@ class Fault(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     """
 
     kind: Name
-    amount: float = 0.0
+    amount: Seconds = 0.0
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="t", forbid_unknown_fields=True, kw_only=True):
@@ -85,7 +97,7 @@ class Message(msgspec.Struct, frozen=True, tag_field="t", forbid_unknown_fields=
     run.
     """
 
-    run: Name = ""
+    run: Id = ""
     inc: Index = 0
 
 
@@ -105,8 +117,8 @@ class Join(Message, tag="join", frozen=True):
     `holding`: tasks it still has.
     """
 
-    worker: Name
-    session: Name = ""
+    worker: Id
+    session: Id = ""
     ids: list[Index] = []
     share: tuple[Index, Index] | None = None
     host: Name = ""
@@ -154,7 +166,7 @@ class Reply(Message, tag="reply", frozen=True):
     form: Form
     size: Index
     check: Check = 0
-    state: Name = ""
+    state: Digest = ""
     kept: bool = False
     seconds: Seconds = 0.0
     split: Annotated[list[Seconds], msgspec.Meta(max_length=3)] = []
@@ -176,15 +188,16 @@ class Leave(Message, tag="leave", frozen=True):
 
 # -- from the server -------------------------------------------------------------------------------
 class Welcome(Message, tag="welcome", frozen=True):
-    """Accepted. The configuration travels as YAML; `ids`: whom this process hosts; `beat_s`:
-    seconds between beats.
+    """Accepted. `run` names the client's folder for this run; the configuration travels as YAML;
+    `ids`: whom this process hosts; `beat_s`: seconds between beats.
     """
 
-    session: Name
+    run: RunId
+    session: Id
     name: Text
     config: Annotated[str, msgspec.Meta(max_length=MAX_HEADER)]
     ids: list[Index]
-    beat_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 2.0
+    beat_s: Annotated[float, msgspec.Meta(ge=MIN_BEAT_S, le=3600)] = 2.0
 
 
 class Refuse(Message, tag="refuse", frozen=True):
@@ -207,8 +220,8 @@ class Task(Message, tag="task", frozen=True):
     form: Form
     size: Index
     check: Check = 0
-    start: Name = ""
-    keep: Name = ""
+    start: Version = ""
+    keep: Version = ""
     enrol: Index = 0
     judge: bool = False  # evaluate within this task
     deadline_s: Seconds | None = None
@@ -249,10 +262,11 @@ FROM_SERVER = (Welcome, Refuse, Task, Cancel, End, Beat, Pull, Part)
 WITH_BODY = (Reply, Task, Part)
 
 
-def printable(text: str, most: int = MAX_REASON) -> str:
-    """A text as its receiver takes it."""
-    kept = "".join(c if c.isprintable() or c in "\n\t" else " " for c in text[:most])
-    return kept.encode(errors="replace").decode()
+def clean(text: object, most: int = MAX_REASON) -> str:
+    """What a peer, or an exception that quotes one, wrote: as one line that a terminal, a log and a
+    receiver take as it stands.
+    """
+    return "".join(c if c.isprintable() else " " for c in str(text)[:most])
 
 
 class _Decoder:
@@ -300,7 +314,7 @@ class _Decoder:
         try:
             message = msgspec.convert(fields, kind)
         except (msgspec.ValidationError, RecursionError) as broken:
-            raise RemoteProtocolError(f"{tag}: {broken}"[:MAX_REASON]) from broken
+            raise RemoteProtocolError(clean(f"{tag}: {broken}")) from broken
         body = memoryview(frames[1]) if len(frames) == 2 else None
         if body is not None and (kind not in WITH_BODY or len(body) > PART):
             raise RemoteProtocolError(f"{tag}: a body of {len(body)} bytes is not allowed here")

@@ -189,9 +189,42 @@ def test_what_would_move_a_terminals_cursor_is_refused(fields):
     refused([header(**fields)])
 
 
+@pytest.mark.parametrize(
+    "mark", ["\n", "\r", "\u202e", "\u2066", "\u200f", "\u2028", "\x85", "\ufeff"]
+)
+def test_no_text_of_a_peer_begins_a_line_or_turns_the_direction_of_another(mark):
+    for at in (f"{mark}a", f"a{mark}b", f"a{mark}"):
+        refused([header(t="failed", key=[0, 0, 0, 0], reason=at)], "regex")
+        refused([header(t="join", worker="w", host=at)], "regex")
+        refused([header(t="refuse", reason=at)], "regex", m.decode_from_server)
+    told = refused([header(t="leave", **{f"x{mark}y": 1})], "unknown field `x y`")
+    assert told.isprintable()
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "a/b", "..", ".", "", "a\n", "\u202ea", "a\x00"])
+def test_a_run_is_called_by_a_name_that_is_no_way_out_of_a_folder(name):
+    welcome = {"t": "welcome", "session": "s", "name": "n", "config": "c", "ids": [0]}
+    refused([header(**welcome, run=name)], "run", m.decode_from_server)
+    if name:
+        refused([header(t="beat", run=name)], "run", m.decode_from_server)
+
+
+@pytest.mark.parametrize("version", ["../1-0-0", "1-0", "1-0-0\n", "1-0-0/x", "x", "1-0-0.local"])
+def test_a_states_version_is_three_numbers(version):
+    task = {"t": "task", "key": [1, 0, 0, 0], "form": [], "size": 0}
+    for key in ("start", "keep"):
+        refused([header(**task, **{key: version})], key, m.decode_from_server)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e-9, 0.05, float("nan"), float("inf")])
+def test_a_server_cannot_ask_for_so_many_beats_that_they_take_the_processor(seconds):
+    welcome = {"t": "welcome", "run": "r", "session": "s", "name": "n", "config": "c", "ids": [0]}
+    refused([header(**welcome, beat_s=seconds)], "beat_s", m.decode_from_server)
+
+
 @given(st.text(max_size=400))
-def test_a_text_made_printable_is_taken(text):
-    reason = m.printable(text)
+def test_a_text_made_clean_is_taken(text):
+    reason = m.clean(text)
     assert m.decode_from_server([m.encode(m.Refuse(reason=reason))])[0].reason == reason
     assert len(reason) <= m.MAX_REASON
 
@@ -210,7 +243,7 @@ def test_list_announced_long_takes_no_memory_before_its_items_are_there():
 
 def test_header_that_no_receiver_would_take_is_not_sent():
     with pytest.raises(LocalProtocolError, match="welcome"):
-        m.encode(m.Welcome(session="", name="", config="x" * m.MAX_HEADER, ids=[]))
+        m.encode(m.Welcome(run="r", session="", name="", config="x" * m.MAX_HEADER, ids=[]))
 
 
 @pytest.mark.parametrize("message", FROM_SERVER, ids=lambda x: type(x).__name__)
