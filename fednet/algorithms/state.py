@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 import torch
 
 from fednet.errors import StateError
+from fednet.files import appear, digest
 from fednet.tensors import Layout, Slot, Sum, Tensors, TwoSums
 
 
@@ -200,22 +201,39 @@ def _up(tree: Any, tensors: Mapping[str, torch.Tensor], kind: type | None, store
     return kind(**fields)
 
 
-def write_state(path: Path, value: Any) -> None:
-    """Writes one state as a safetensors file (its tree in the metadata), aside and then renamed.
-    Raises OSError.
+def write_state(
+    path: Path, value: Any, fsync: bool = False, beside: Mapping[str, Any] | None = None
+) -> None:
+    """Writes one state as a safetensors file, aside and then renamed: its tree in the metadata,
+    `beside` among the tree's own keys, and the digest of it all. Raises OSError.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     tree, tensors = dump(value)
+    text = json.dumps({**tree, **(beside or {})}, sort_keys=True)
     aside = path.with_suffix(".part")
     try:
-        save_file(tensors, aside, metadata={"tree": json.dumps(tree, sort_keys=True)})
+        save_file(tensors, aside, metadata={"tree": text, "check": check_of(text, tensors)})
     except SafetensorError as broken:  # what the system said is in its text only
         found = re.search(r"os error (\d+)", str(broken))
         number = int(found[1]) if found else errno.EIO
         raise OSError(number, os.strerror(number), str(aside)) from broken
-    aside.replace(path)
+    if fsync:
+        with aside.open("rb") as file:
+            os.fsync(file.fileno())
+    appear(aside, path)
+
+
+def check_of(tree: str, tensors: Mapping[str, torch.Tensor]) -> str:
+    """The digest of a state's file, whatever order its tensors lie in."""
+    segments: list[Any] = [tree.encode()]
+    for name in sorted(tensors):
+        one = tensors[name]
+        segments.append(f"{name} {one.dtype} {tuple(one.shape)}".encode())
+        if one.numel():
+            segments.append(memoryview(one.reshape(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
+    return digest(segments).hex()
 
 
 def read_state(path: Path, kind: type, store: Any = None) -> Any:
@@ -228,16 +246,23 @@ def read_state(path: Path, kind: type, store: Any = None) -> Any:
 
 
 def read_tree(path: Path) -> tuple[Any, dict[str, torch.Tensor]]:
-    """(tree, tensors) as `dump` gave them. Raises StateError for a torn or foreign file."""
+    """(tree, tensors) as `dump` gave them, what was written beside the tree among its keys. Raises
+    StateError for a torn, altered or foreign file.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, "pt") as file:
-            tree = json.loads((file.metadata() or {})["tree"])
+            about = file.metadata() or {}
             # (safe_open is no mapping)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, KeyError, json.JSONDecodeError, RecursionError) as broken:
-        raise StateError(f"{path}: not a whole fednet state file ({broken}).") from broken
+        if about.get("check") != check_of(about["tree"], tensors):
+            raise ValueError("its content is not what was written there")
+        tree = json.loads(about["tree"])
+    except (OSError, SafetensorError, KeyError, ValueError, RecursionError) as broken:
+        raise StateError(
+            f"{path}: not a whole fednet state file ({broken}); put back what was there."
+        ) from broken
     return tree, tensors
 
 

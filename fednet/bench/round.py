@@ -23,6 +23,7 @@ from typing import Any
 
 from fednet.errors import CannotGoOn
 from fednet.experiment import placement
+from fednet.files import read_lines
 
 LENET = {"name": "lenet5"}
 
@@ -393,8 +394,8 @@ def _fednet(work: Workload, workers: int, folder: Path, curve: bool = False) -> 
         for p in sorted(folder.glob("bench*"), key=lambda p: p.stat().st_mtime, reverse=True)
         if p.is_dir()
     )
-    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    rounds = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    events = list(read_lines(run / "events.jsonl"))
+    rounds = list(read_lines(run / "rounds.jsonl"))
     ends = [e["time"] for e in events if e["type"] == "round"]
     phases = {
         p: statistics.median(r["seconds_by_phase"].get(p, 0.0) for r in rounds[2:])

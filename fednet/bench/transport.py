@@ -8,7 +8,6 @@ made in which nothing else speaks, the loopback interface's bytes less the heade
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -20,6 +19,7 @@ from typing import Any
 
 from fednet import config as configuration
 from fednet.errors import CannotGoOn
+from fednet.files import read_lines
 
 HEADERS = 20 + 32  # of IPv4, and of TCP with its timestamps; loopback has no Ethernet header
 # /sys would show the interfaces of where it was mounted; /proc those of who reads.
@@ -92,10 +92,9 @@ def reckon(mapping: Mapping[str, Any], folder: Path, workers: int = 2) -> Reckon
         raise CannotGoOn(f"the run for `bench transport` failed: {done.stderr.strip()[-2000:]}")
     directory = folder / str(mapping["name"])
     booked = {"up": 0, "down": 0}
-    for line in (directory / "wire.jsonl").read_text().splitlines():
-        row = json.loads(line)
+    for row in read_lines(directory / "wire.jsonl"):
         booked[row["direction"]] += row["bytes"]
-    events = [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
+    events = list(read_lines(directory / "events.jsonl"))
     kernel = next(e for e in reversed(events) if e["type"] == "kernel")
     interface = packets = None
     if apart is not None:

@@ -5,7 +5,6 @@ over.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import signal
@@ -21,6 +20,7 @@ from fednet.client.prepare import Explained, explaining, preparer
 from fednet.client.slots import MOST, Slots, card_of
 from fednet.errors import CannotGoOn, ConfigError
 from fednet.experiment import determinism, memory
+from fednet.files import read_record
 from fednet.protocol import client as p
 
 # a client that came when the run was over waits so long for a server that goes on with more rounds
@@ -190,10 +190,12 @@ def versions() -> dict[str, str]:
 
 
 def read_server(run: Path) -> tuple[str, str | None] | None:
-    """(address, public key) of the server of a run directory; None while there is none."""
+    """(address, public key) of the server of a run directory; None while there is none. Raises
+    StateError where what stands there was damaged.
+    """
     try:
-        found = json.loads((run / "server.json").read_text())
-    except (OSError, json.JSONDecodeError):
+        found = read_record(run / "server.json", "the server writes it anew when it is started")
+    except OSError:
         return None
     address = found["address"]
     host = found.get("host", "")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from fednet.client.slots import Cpu, Slots, out_of_memory
 from fednet.errors import FednetError, RemoteProtocolError, StateError
-from fednet.experiment.rundir import Lines, repair
+from fednet.files import Lines, repair
 from fednet.protocol import client as p
 from fednet.transport.base import ClientTransport, Closed, Opened, Received
 from fednet.wire import messages as m

@@ -24,11 +24,12 @@ from fednet.experiment import privacy
 from fednet.experiment.build import Experiment
 from fednet.experiment.judging import JUDGED, SPLIT, GlobalModel, Judgement
 from fednet.experiment.store import ClientStore, Record
+from fednet.files import digest
 from fednet.training.evaluation import Counts
 from fednet.training.hosts import SiteHost
 from fednet.training.packed import Pack
 from fednet.wire import messages as m
-from fednet.wire.codec import Body, Encoded, checksum
+from fednet.wire.codec import Body, Encoded
 from fednet.wire.messages import Key
 
 CACHED_BYTES = 96 << 20  # of clients' data that stay in memory, per process
@@ -159,11 +160,11 @@ class Workplace:
         RemoteProtocolError for a broken payload.
         """
         started = time.perf_counter()
-        if checksum([body]) != task.check:
+        if digest([body]) != task.check:
             raise RemoteProtocolError("the payload was damaged on its way")
         client = task.key.client
         try:
-            record = self.store.load(client, task.start) or Record()
+            record = self.store.load(client, task.start, task.state) or Record()
             start = task.start
         except StateError:
             if not self._state_lost:

@@ -10,7 +10,6 @@ forces what another run's records say.
 from __future__ import annotations
 
 import functools
-import json
 import os
 import signal
 from collections.abc import Callable, Iterable
@@ -23,6 +22,7 @@ from fednet.config import Config
 from fednet.config.sections import FaultKind, ServerPoint
 from fednet.errors import ConfigError
 from fednet.experiment import selection
+from fednet.files import read_lines
 from fednet.wire.messages import Fault
 
 POINTS: tuple[str, ...] = get_args(ServerPoint)
@@ -138,11 +138,7 @@ def struck(events: Path) -> set[tuple[int, int, str]]:
     """
     if not events.exists():
         return set()
-    rows = (
-        json.loads(line)
-        for line in events.read_text(encoding="utf-8").splitlines()
-        if '"type":"fault"' in line
-    )
+    rows = (row for row in read_lines(events) if row["type"] == "fault")
     return {(row["round"], row["client"], row["kind"]) for row in rows}
 
 
@@ -164,7 +160,7 @@ class Replay:
             return None
         path = Path(where) / "rounds.jsonl"
         try:
-            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            rows = list(read_lines(path, old=True))
         except OSError as broken:
             raise ConfigError(
                 f"faults.replay: {path}: {broken.strerror}; expected the directory of a run."

@@ -14,6 +14,7 @@ are. Buffers would leave unclipped, so a model whose buffers cross is refused.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -26,8 +27,9 @@ import numpy as np
 import torch
 
 from fednet.config.sections import PrivacySection
-from fednet.errors import ConfigError
+from fednet.errors import ConfigError, StateError
 from fednet.experiment import selection
+from fednet.files import digest
 from fednet.tensors import Sum, Tensors
 
 SLACK = 1.0001
@@ -72,18 +74,23 @@ class Noise:
     def __init__(self, file: Path) -> None:
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
+            # Linked, not renamed: of two processes that share the directory the first stays.
             aside = file.with_name(f".{file.name}.{os.getpid()}")
             with os.fdopen(
                 os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb"
             ) as out:
-                out.write(secrets.token_bytes(32))
-            try:
+                secret = secrets.token_bytes(32)
+                out.write(secret + digest([secret]))
+            with contextlib.suppress(FileExistsError):
                 os.link(aside, file)
-            except FileExistsError:  # another process that shares the directory was first
-                pass
-            finally:
-                aside.unlink()
-        self._secret = file.read_bytes()
+            aside.unlink()
+        found = file.read_bytes()
+        self._secret = found[:32]
+        if digest([self._secret]) != found[32:]:
+            raise StateError(
+                f"{file}: not the secret that was written there, and other noise would show what "
+                f"the first has hidden; put it back, or begin the run anew under another name."
+            )
 
     def draw(self, n: int, scale: float, round: int, client: int = -1) -> torch.Tensor:
         """(n,) float64 of N(0, scale^2)."""

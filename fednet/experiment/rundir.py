@@ -8,66 +8,19 @@ repaired before anything is appended.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from fednet.errors import CannotGoOn, ConfigError
+from fednet.errors import ConfigError, StateError
+from fednet.files import Lines, read_lines, repair, write_json
 
 CUT = ("rounds.jsonl", "clients.jsonl")
 NEVER_CUT = ("wire.jsonl", "events.jsonl")
-
-
-class Lines:
-    """An append-only file of JSON lines."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file: BinaryIO = path.open("ab")
-
-    def append(self, record: dict[str, Any]) -> None:
-        self._file.write(json.dumps(record, separators=(",", ":"), default=plain).encode() + b"\n")
-
-    def flush(self) -> int:
-        """Everything is with the operating system; returns the file's length."""
-        self._file.flush()
-        return self._file.tell()
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a file of JSON lines that `repair` has been over."""
-    with path.open("rb") as file:
-        for line in file:
-            yield json.loads(line)
-
-
-def plain(value: Any) -> Any:
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if isinstance(value, (set, frozenset)):
-        return sorted(value)
-    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
-
-
-def write_json(path: Path, value: Any, indent: int | None = 1, mode: int | None = None) -> None:
-    """Written aside, then renamed: a reader sees the old or the new file, never half of one."""
-    aside = path.with_name(path.name + ".part")
-    text = json.dumps(value, indent=indent, default=plain)
-    if mode is not None:
-        handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
-    else:
-        aside.write_text(text + "\n", encoding="utf-8")
-    aside.replace(path)
 
 
 def writable(folder: Path, flag: str) -> None:
@@ -157,13 +110,12 @@ class RunDirectory:
         # what a resume must know, a fault that struck above all, may not be lost with this process
         self.events.flush()
 
-    def flush(self) -> dict[str, int]:
-        """All lines are with the operating system; returns the lengths of the files that a resume
-        cuts.
+    def flush(self, fsync: bool = False) -> dict[str, int]:
+        """All lines are with the operating system, and with `fsync` on the disk; returns the
+        lengths of the files.
         """
-        self.wire.flush()
-        self.events.flush()
-        return {"rounds.jsonl": self.rounds.flush(), "clients.jsonl": self.clients.flush()}
+        files = self.rounds, self.clients, self.wire, self.events
+        return {lines.path.name: lines.flush(fsync) for lines in files}
 
     def status(self, **fields: Any) -> None:
         write_json(
@@ -181,34 +133,43 @@ def round_ms(seconds: float) -> float:
     return round(seconds, 3)
 
 
-def repair(path: Path) -> None:
-    """Cuts a torn last line off a file of JSON lines."""
-    if not path.exists():
-        return
-    with path.open("r+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        at = size
-        while at > 0:
-            step = min(4096, at)
-            file.seek(at - step)
-            found = file.read(step).rfind(b"\n")
-            if found >= 0:
-                at = at - step + found + 1
-                break
-            at -= step
-        if at != size:
-            file.truncate(at)
-
-
-def cut(path: Path, lengths: dict[str, int]) -> None:
-    """Cuts the files to the lengths that a checkpoint recorded."""
-    for name, length in lengths.items():
-        file = path / name
+def cut(path: Path, lengths: Mapping[str, int]) -> None:
+    """Makes the files of a run those that a checkpoint recorded: cuts what comes after, of those
+    that are cut at all. Raises StateError where less is there than the checkpoint knows.
+    """
+    for name in (n for n in (*CUT, *NEVER_CUT) if n in lengths):
+        file, length = path / name, lengths[name]
         if not file.exists():
             file.touch()
-        if file.stat().st_size < length:
-            raise CannotGoOn(
-                f"{file} is shorter than the checkpoint says; the run directory was changed by "
-                f"hand."
+        if (found := file.stat().st_size) < length:
+            raise StateError(
+                f"{file}: {found} bytes, and the checkpoint knows of {length}; put the file back "
+                f"as it was, or begin the run anew under another name."
             )
-        os.truncate(file, length)
+        with file.open("rb") as lines:
+            lines.seek(max(0, length - 1))
+            whole = not length or lines.read(1) == b"\n"
+        if not whole:
+            raise StateError(
+                f"{file}: no line ends at byte {length}, as the checkpoint has it; put the file "
+                f"back as it was, or begin the run anew under another name."
+            )
+        if name in CUT:
+            os.truncate(file, length)
+
+
+def check_records(path: Path, rounds: int) -> None:
+    """Reads the lines that a resume goes on from, after `cut`, so that what is damaged is said
+    before anything starts. rounds: how many are on record. Raises StateError.
+    """
+    book = path / "rounds.jsonl"
+    found = [row["round"] for row in read_lines(book)]
+    if found != list(range(1, rounds + 1)):
+        wrong = next((i for i, n in enumerate(found, 1) if i != n), len(found) + 1)
+        raise StateError(
+            f"{book}:{wrong}: expected the record of round {wrong} of the {rounds} that the "
+            f"checkpoint knows of; put the file back as it was, or begin the run anew under "
+            f"another name."
+        )
+    for _ in read_lines(path / "clients.jsonl"):
+        pass

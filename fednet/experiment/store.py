@@ -8,8 +8,10 @@ no trace: the next task simply names another version.
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from fednet.algorithms.state import (
     write_state,
 )
 from fednet.errors import StateError
+from fednet.files import appear, digest, write_all
 from fednet.tensors import Layout, Tensors
 
 
@@ -49,6 +52,11 @@ class Record(State):
         return own and self.buffers is None and not self.residuals
 
     def sha256(self) -> str:
+        """ "" where nothing is kept."""
+        return self._sha256
+
+    @functools.cached_property
+    def _sha256(self) -> str:  # the reply says it, and the file
         return "" if self.empty else state_sha256(self)
 
 
@@ -70,9 +78,10 @@ class ClientStore:
     def _folder(self, client: int) -> Path:
         return self.root / f"client-{client}"
 
-    def load(self, client: int, version: str) -> Record | None:
-        """That version of a client's record; None for "": it has none yet. StateError where it is
-        not here.
+    def load(self, client: int, version: str, sha256: str = "") -> Record | None:
+        """That version of a client's record; None for "": it has none yet. sha256: of the record
+        as the server knows it, "" where it does not. StateError where it is not here, or is
+        another.
         """
         if not version:
             return None
@@ -83,7 +92,14 @@ class ClientStore:
                 f"{self.root}; start the client with the --state "
                 "directory it had, or with --state-lost reset to let it begin anew."
             )
-        return read_record(path, self._type)
+        found, known = read_client(path, self._type)
+        if sha256 and known != sha256:
+            raise StateError(
+                f"{path}: client {client}'s state of another run than the server's; start the "
+                f"client with the --state directory it had, or with --state-lost reset to let it "
+                f"begin anew."
+            )
+        return found
 
     def local(self, client: int, version: str) -> Tensors | None:
         path = self._folder(client) / f"{version}.local.safetensors"
@@ -95,15 +111,15 @@ class ClientStore:
         folder.mkdir(parents=True, exist_ok=True)
         if local is not None:
             self._write(folder / f"{version}.local.safetensors", Local(local))
-        self._write(folder / f"{version}.safetensors", record)
+        self._write(folder / f"{version}.safetensors", record, {"sha256": record.sha256()})
 
-    def _write(self, path: Path, state: State) -> None:
+    def _write(self, path: Path, state: State, beside: Mapping[str, Any] | None = None) -> None:
         """Two workers may write the same version, the same bits: one that was given up, and the one
         it was given on to.
         """
         aside = path.with_suffix(f".{os.getpid()}.new")
-        write_state(aside, state)
-        aside.replace(path)
+        write_state(aside, state, beside=beside)
+        appear(aside, path)
 
     def prune(self, client: int, version: str, keep: Sequence[str]) -> None:
         """Deletes the versions of earlier rounds than `version`, but for those to keep. Later ones
@@ -120,28 +136,32 @@ class ClientStore:
                 path.unlink(missing_ok=True)
 
 
-def read_record(path: Path, client_state: type[State]) -> Record:
-    """A record whose `algorithm` field is of the method's own type."""
+def read_client(path: Path, client_state: type[State]) -> tuple[Record, str]:
+    """A record whose `algorithm` field is of the method's own type, and its SHA-256 as it was when
+    it was written: the file's digest vouches for both.
+    """
     tree, tensors = read_tree(path)
     try:
-        return Record(
+        kept = Record(
             **{
                 name: load(client_state if name == "algorithm" else State, value, tensors)
                 for name, value in tree["$record"].items()
             }
         )
+        return kept, str(tree["sha256"])
     except (AttributeError, KeyError, TypeError) as broken:
         raise StateError(f"{path}: not a client's state ({broken}).") from broken
 
 
 AT_ONCE = 1 << 20  # bytes of a row up to which writing it costs less than handing it to a thread
 PENDING_BYTES = 128 << 20  # of rows that may wait to be written
+ROW_NAME = re.compile(r"([1-9][0-9]*)-([0-9a-f]{32})")
 
 
 class RowStore:
     """Rows of a `PerClient` on disk, a file a row: its parameters, buffers and counters as they lie
-    in memory. Names are numbers that are given once, so that no row of a checkpoint is ever written
-    over; `prune` deletes what none names.
+    in memory. A name is a number that is given once and the digest of the row, so that no row of a
+    checkpoint is ever written over, nor taken for another; `prune` deletes what none names.
 
     Large rows are written by a thread of its own, while the next reply is folded; `settle` waits
     for it, and raises what went wrong there.
@@ -152,12 +172,34 @@ class RowStore:
         self._fsync = fsync
         root.mkdir(parents=True, exist_ok=True)
         self._names = {path.stem for path in root.glob("*.row")}
-        self._next = 1 + max((int(name) for name in self._names if name.isdecimal()), default=0)
+        self._next = 1 + max(map(_number, self._names), default=0)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="fednet-rows")
         self._pending: dict[str, tuple[Future[None], Tensors]] = {}
 
+    def known(self, rows: PerClient) -> None:
+        """These rows are a checkpoint's. Raises StateError where one is gone or not of its size;
+        its bytes are held against its name whenever it is read.
+        """
+        names = list(rows.rows.values())
+        self._next = max(self._next, 1 + max(map(_number, names), default=0))
+        for name in names:
+            self._find(name, rows.layout)
+
     def _path(self, name: str) -> Path:
         return self.root / f"{name}.row"
+
+    def _find(self, name: Any, layout: Layout) -> Path:
+        """A checkpoint from elsewhere must not name files elsewhere."""
+        if not isinstance(name, str) or not ROW_NAME.fullmatch(name):
+            raise StateError(f"{name!r} is not the name of a row.")
+        path = self._path(name)
+        size = path.stat().st_size if path.exists() else -1
+        if size != layout.nbytes:
+            raise StateError(
+                f"{path}: {'is missing' if size < 0 else f'holds {size} bytes'}; a row has "
+                f"{layout.nbytes}. Put it back, or begin the run anew under another name."
+            )
+        return path
 
     def write(self, row: Tensors) -> str:
         """Takes a row over, and returns the name to read it by, at once."""
@@ -165,7 +207,7 @@ class RowStore:
             self._pending.pop(done)[0].result()
         if sum(waiting.layout.nbytes for _, waiting in self._pending.values()) > PENDING_BYTES:
             self.settle()
-        name = str(self._next)
+        name = f"{self._next}-{digest(_segments(row)).hex()}"
         self._next += 1
         self._names.add(name)
         if row.layout.nbytes <= AT_ONCE:
@@ -177,17 +219,11 @@ class RowStore:
     def _write(self, name: str, row: Tensors) -> None:
         aside = self.root / f"{name}.new"
         with aside.open("wb", buffering=0) as file:
-            for part in (row.vector, row.buffers, row.counters):
-                left = (
-                    memoryview(part.to("cpu").contiguous().numpy()).cast("B")  # type: ignore[arg-type]
-                    if part.numel()
-                    else memoryview(b"")
-                )
-                while left:
-                    left = left[file.write(left) :]
+            for part in _segments(row):
+                write_all(file.fileno(), part)
             if self._fsync:
                 os.fsync(file.fileno())
-        aside.replace(self._path(name))
+        appear(aside, self._path(name))
 
     def settle(self) -> None:
         """All rows are on disk once this returns: before a checkpoint names them."""
@@ -196,21 +232,21 @@ class RowStore:
 
     def read(self, name: str, layout: Layout) -> Tensors:
         """The row, mapped from its file: what is read of it comes from the disk's cache. Raises
-        StateError where it is not whole, or not a name that `write` gave: a checkpoint from
-        elsewhere must not name files elsewhere.
+        StateError where it is not what was written, or not a name that `write` gave.
         """
-        if not name.isdecimal():
-            raise StateError(f"{name!r} is not the name of a row.")
         if name in self._pending:
             return self._pending[name][1]
-        path, (p, b, _) = self._path(name), layout.sizes
-        size = path.stat().st_size if path.exists() else -1
-        if size != layout.nbytes:
+        path, (p, b, _) = self._find(name, layout), layout.sizes
+        raw = (
+            np.memmap(path, dtype=np.uint8, mode="c")
+            if layout.nbytes
+            else np.zeros(0, dtype=np.uint8)
+        )
+        if digest([raw.data]).hex() != name.partition("-")[2]:
             raise StateError(
-                f"{path}: {'is missing' if size < 0 else f'holds {size} bytes'}; a row has "
-                f"{layout.nbytes}."
+                f"{path}: not the row that was written there; put it back, or begin the run anew "
+                f"under another name."
             )
-        raw = np.memmap(path, dtype=np.uint8, mode="c") if size else np.zeros(0, dtype=np.uint8)
         floats = torch.from_numpy(raw[: 4 * (p + b)].view(np.float32))
         counters = torch.from_numpy(
             np.frombuffer(raw[4 * (p + b) :].tobytes(), dtype=np.int64).copy()
@@ -221,6 +257,17 @@ class RowStore:
         for name in self._names - keep:
             self._path(name).unlink(missing_ok=True)
         self._names &= keep
+
+
+def _number(name: str) -> int:
+    number = name.partition("-")[0]
+    return int(number) if number.isdecimal() else 0
+
+
+def _segments(row: Tensors) -> list[memoryview]:
+    """A row's bytes, in the order of its file."""
+    parts = (p.to("cpu").contiguous() for p in (row.vector, row.buffers, row.counters) if p.numel())
+    return [memoryview(p.numpy()).cast("B") for p in parts]  # type: ignore[arg-type]
 
 
 def on_disk(state: Any, rows: RowStore) -> Any:

@@ -15,6 +15,7 @@ from fednet import config as configuration
 from fednet.config import Config
 from fednet.errors import ConfigError, FednetError
 from fednet.experiment.rundir import claim, forget
+from fednet.files import write_aside
 from fednet.launch.supervisor import Supervisor
 from fednet.server.admission import check_bind, keyring_of
 from fednet.server.process import host_rounds, on_stop, stop_early
@@ -47,9 +48,7 @@ def open_directory(config: Config, out: Path, resume: bool) -> tuple[Config, Pat
             shutil.copyfile(file, target)
         copies.append(str(Path("code") / target.name))
     written = config.replace(load=tuple(copies)) if copies else config
-    aside = path / "config.yaml.part"
-    aside.write_text(configuration.to_yaml(written), encoding="utf-8")
-    aside.replace(known)
+    write_aside(known, configuration.to_yaml(written))
     return config, path, False
 
 

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from fednet.config import Config
-from fednet.errors import CannotGoOn, ConfigError, FednetError
+from fednet.errors import CannotGoOn, ConfigError, FednetError, StateError
 from fednet.experiment import memory, placement
 from fednet.experiment.faults import struck
+from fednet.files import read_record
 from fednet.server.admission import run_keys
 from fednet.server.process import host_rounds, log_to, on_stop
 
@@ -210,8 +211,9 @@ class Supervisor:
         planned = sum(1 for _, client, _ in struck(self.directory / "events.jsonl") if client < 0)
         manifest = self.directory / "checkpoint" / "manifest.json"
         round = 0
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            round = json.loads(manifest.read_text())["progress"]["round"]
+        # What is wrong with it, the next server says.
+        with contextlib.suppress(OSError, StateError):
+            round = read_record(manifest, "")["progress"]["round"]
         if planned > self.planned:
             self.planned = planned
         elif self.server_rounds.count(round) >= 1:

@@ -23,6 +23,7 @@ from typing import Any
 import yaml
 
 from fednet import papers
+from fednet.files import write_aside
 from fednet.papers import reproduction, settled, sweeps
 from fednet.papers.mini import SAID
 from fednet.papers.reproduce import MINI, Job
@@ -150,7 +151,7 @@ def write(folder: Path) -> Path:
         for name in (n for n in papers.results() if n.startswith(f"{paper}/")):
             parts += _table(name, books)
     path = folder / "RESULTS.md"
-    reproduction.write(path, "\n".join(parts).rstrip() + "\n")
+    write_aside(path, "\n".join(parts).rstrip() + "\n")
     return path
 
 

@@ -23,6 +23,7 @@ from fednet import loading, papers
 from fednet.config.tree import compose
 from fednet.errors import ConfigError, unknown
 from fednet.experiment.rundir import writable
+from fednet.files import write_aside
 from fednet.papers import mini as small
 from fednet.papers import reproduction
 from fednet.papers.cell import Cell
@@ -185,7 +186,7 @@ def _measure(args: argparse.Namespace) -> int:
     text = report()
     print(text)
     if args.results is not None:
-        reproduction.write(args.results / "results" / "feddpc-table1.txt", text + "\n")
+        write_aside(args.results / "results" / "feddpc-table1.txt", text + "\n")
         print(write(args.results))
     return 0
 
@@ -440,7 +441,7 @@ def publish(job: Job, out: Path) -> list[Path]:
     for path, text in zip(
         written[2:], (reproduction.as_text(whole) + "\n", reproduction.as_md(whole))
     ):
-        reproduction.write(path, text)
+        write_aside(path, text)
     curves = reproduction.read_csv(points)
     drawn = overlay.draw(curves, out / f"{job.stem}.svg", MINI if job.scale == "mini" else "")
     return [*written, *([drawn] if drawn is not None else []), *pages(job, out, runs)]

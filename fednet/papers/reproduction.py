@@ -12,13 +12,13 @@ import io
 import itertools
 import json
 import math
-import os
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fednet.files import write_aside
 from fednet.report import metrics
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ def merge(target: Path, new: Sequence[Mapping[str, Any]], columns: Sequence[str]
     for r in old:  # in their places: a table must not change its order with what was run last
         k = identity(r)
         out += by_run.pop(k, []) if k in replaced else [r]
-    write(target, as_csv([*out, *(r for rs in by_run.values() for r in rs)], columns))
+    write_aside(target, as_csv([*out, *(r for rs in by_run.values() for r in rs)], columns))
 
 
 def plain(method: str) -> str:
@@ -294,17 +294,10 @@ def run_of(row: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(row.get(k) or "") for k in KEY if k != "changed")
 
 
-def write(path: Path, text: str) -> None:
-    """Aside, then into place: a reader sees the old or the new file."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, path)
-
-
 def add(path: Path, entries: Mapping[str, Any]) -> None:
     """Entries into a JSON mapping; others stay."""
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    write(path, json.dumps({**known, **entries}, indent=1) + "\n")
+    write_aside(path, json.dumps({**known, **entries}, indent=1) + "\n")
 
 
 def _value(text: str | None) -> Any:

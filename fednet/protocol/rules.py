@@ -30,17 +30,18 @@ HOSTED = 32_768  # clients that one process may host: their ids must fit into a 
 @dataclass(frozen=True, slots=True)
 class Job:
     """A task for one client. cost: SGD steps, for longest-first; start, keep: client state
-    versions; enrol: how many leading fields of the form are the client's enrolment; judge: evaluate
-    within the task; faults: to be acted out at the first hand-out; lost: the one of them after
-    which no reply will come.
+    versions; state: the SHA-256 of the one it starts from; enrol: how many leading fields of the
+    form are the client's enrolment; judge: evaluate within the task; faults: to be acted out at the
+    first hand-out; lost: the one of them after which no reply will come.
     """
 
     client: int
     form: Sequence[Field]
     body: Body
-    check: int
+    check: bytes
     cost: int = 0
     start: str = ""
+    state: str = ""
     keep: str = ""
     enrol: int = 0
     judge: bool = False
@@ -101,7 +102,7 @@ class Arrived:
     key: Key
     form: Sequence[Field]
     size: int
-    check: int
+    check: bytes
     state: str
     kept: bool
     seconds: float

@@ -273,6 +273,7 @@ class Tasks:
             size=job.body.size,
             check=job.check,
             start=job.start,
+            state=job.state,
             keep=job.keep,
             enrol=job.enrol,
             judge=job.judge,

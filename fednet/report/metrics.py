@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from fednet.errors import ConfigError, unknown
+from fednet.files import write_aside
 from fednet.report.read import Record, Run, once, open_run
 
 BYTES = ("total", "up", "down")
@@ -406,9 +406,7 @@ def complete(run: Run) -> dict[str, Any]:
     """
     summary = {**run.summary, **summarise(run)}
     path = run.dir / "summary.json"
-    aside = path.with_name(f".summary.{os.getpid()}")
-    aside.write_text(json.dumps(summary, indent=1, default=_plain) + "\n", encoding="utf-8")
-    os.replace(aside, path)
+    write_aside(path, json.dumps(summary, indent=1, default=_plain) + "\n")
     run.__dict__["summary"] = summary  # what this Run has read is no longer so
     return summary
 

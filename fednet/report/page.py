@@ -5,7 +5,6 @@ light.
 from __future__ import annotations
 
 import base64
-import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from markupsafe import Markup
 
 from fednet.errors import ConfigError
+from fednet.files import write_aside
 from fednet.report import condensed, figures, metrics, svg, tables
 from fednet.report.groups import Group, flat, group
 from fednet.report.read import Run
@@ -27,9 +27,7 @@ def write(runs: Sequence[Run], out: str | Path) -> Path:
     path = Path(out)
     text = render(runs)
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, path)
+    write_aside(path, text)
     return path
 
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from fednet.config import tree
 from fednet.errors import ConfigError, StateError, unknown
+from fednet.files import read_lines
 
 if TYPE_CHECKING:
     from torch import nn
@@ -86,8 +87,6 @@ FIELDS = {
     ),
     "events": ("round", "client", "type", "bytes", "elapsed"),
 }
-# Never cut on resume, so a line torn by a crash may stand in the middle.
-APPEND_ONLY = ("wire", "events")
 _NAMES = {name for names in FIELDS.values() for name in names}
 
 
@@ -102,28 +101,12 @@ class Record(dict[str, Any]):
         raise AttributeError(unknown("field", name, self))
 
 
-def lines(path: Path, append_only: bool = False) -> Iterator[Record]:
-    """The records of a JSON-lines file. A torn last line is left out, as is any torn line of an
-    append-only file.
-
-    Raises StateError for a line in the middle of another file that is no JSON object.
+def lines(path: Path) -> Iterator[Record]:
+    """The records of a file of lines; none where it is not there. A last line that is being written
+    is left out. Raises StateError for a line that is not as it was written.
     """
-    if not path.exists():
-        return
-    decode = msgspec.json.Decoder(dict).decode
-    torn = None
-    with path.open("rb") as file:
-        for number, text in enumerate(file, 1):
-            if torn is not None and not append_only:
-                raise StateError(
-                    f"{path}:{torn}: expected a JSON object a line; the file is damaged."
-                )
-            if not text.strip():
-                continue
-            try:
-                yield Record(decode(text))
-            except msgspec.DecodeError:
-                torn = number
+    if path.exists():
+        yield from map(Record, read_lines(path, old=True))
 
 
 @dataclass(frozen=True)
@@ -175,7 +158,7 @@ class Run:
         """The records of `NAME.jsonl`, one at a time: `wire.jsonl` of a long run need not fit in
         memory.
         """
-        return lines(self.dir / f"{name}.jsonl", name in APPEND_ONLY)
+        return lines(self.dir / f"{name}.jsonl")
 
     # -- what is often asked -----------------------------------------------------------------------
     @property

@@ -1,14 +1,14 @@
 """What `--resume` needs: a manifest of content-named files, renamed into place.
 
 A file's name tells its content, so what did not change is not written again, and a crash while
-writing leaves the last checkpoint whole. Replies of rounds that no checkpoint holds yet lie in the
-spool beside it, as they came.
+writing leaves the last checkpoint whole. What is loaded is held against its name: a file that was
+changed or is gone is an error that names it, never another model. Replies of rounds that no
+checkpoint holds yet lie in the spool beside it, as they came.
 """
 
 from __future__ import annotations
 
-import json
-import os
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,19 +17,20 @@ import msgspec
 
 from fednet.algorithms.state import PerClient, State, content_sha256, read_state, write_state
 from fednet.errors import StateError
-from fednet.experiment.rundir import plain, write_json
 from fednet.experiment.store import RowStore
+from fednet.files import appear, plain, read_lines, read_record, write_record
 
 # No file elsewhere.
 StateName = Annotated[str, msgspec.Meta(pattern=r"^state-[0-9a-f]+\.safetensors\Z")]
+ANEW = "put back what was there, or begin the run anew under another name"
 
 
 class Progress(msgspec.Struct, kw_only=True):
     """How far a run is, beside the method's own state. versions, states: by client, the version of
-    its state that was last used, and its hash. records: lines that belong to the checkpoint and may
-    not have reached their files yet. totals: spent bytes; useful, predicted: payload bytes of the
-    method's own messages by direction and kind, as measured and as its declarations say. stopped:
-    why the run ended before its last round.
+    its state that was last used, and its hash. lengths: of the files of lines, in bytes. records:
+    lines that belong to the checkpoint and may not have reached their files yet. totals: spent
+    bytes; useful, predicted: payload bytes of the method's own messages by direction and kind, as
+    measured and as its declarations say. stopped: why the run ended before its last round.
     """
 
     run: str
@@ -63,13 +64,18 @@ class Checkpoints:
     def exists(self) -> bool:
         return (self.folder / "manifest.json").exists()
 
-    def incarnation(self) -> int:
-        """Counts the server processes of this run, from 1."""
+    def incarnation(self, events: Path) -> int:
+        """Counts the server processes of this run, from 1. Where the count was damaged, as by a
+        power cut, or deleted, it goes on from the run's events, which say each start.
+        """
         path = self.folder / "incarnation"
-        number = int(path.read_text()) + 1 if path.exists() else 1
-        aside = path.with_suffix(".part")
-        aside.write_text(str(number))
-        aside.replace(path)
+        try:
+            number = int(read_record(path, "it is counted anew")["incarnation"]) + 1
+        except (FileNotFoundError, StateError):
+            starts = [e["incarnation"] for e in read_lines(events) if e["type"] == "started"]
+            # One more, where there was any: the last may have got no further than its count.
+            number = max(starts) + 2 if starts else 1
+        write_record(path, {"incarnation": number}, fsync=self._fsync)
         return number
 
     def save(
@@ -87,35 +93,28 @@ class Checkpoints:
         if extra is not None:
             files["extra"] = self._put(extra)
         at("checkpointing")
-        write_json(
+        write_record(
             self.folder / "manifest.json",
             {
                 "files": files,
                 "progress": msgspec.to_builtins(progress, str_keys=True, enc_hook=plain),
             },
-            indent=None,
+            fsync=self._fsync,
         )
-        if self._fsync:
-            handle = os.open(self.folder, os.O_RDONLY)
-            os.fsync(handle)
-            os.close(handle)
         at("recording")
         for old in self.folder.glob("state-*.safetensors"):
             if old.name not in files.values():
                 old.unlink()
-        rows = {r for r in _rows(server) if isinstance(r, str)}
+        rows = {r for kept in _per_client(server) for r in kept.rows.values() if isinstance(r, str)}
         if rows:
             self.rows.prune(rows)
 
     def _put(self, value: State) -> str:
-        name = f"state-{content_sha256(value)[:24]}.safetensors"
+        name = content_name(value)
         if not (self.folder / name).exists():
             aside = self.folder / "state.new"
-            write_state(aside, value)
-            if self._fsync:
-                with aside.open("rb") as file:
-                    os.fsync(file.fileno())
-            aside.replace(self.folder / name)
+            write_state(aside, value, self._fsync)
+            appear(aside, self.folder / name, self._fsync)
         return name
 
     def progress(self) -> Progress:
@@ -125,39 +124,40 @@ class Checkpoints:
     def _manifest(self) -> tuple[Progress, dict[str, str]]:
         path = self.folder / "manifest.json"
         try:
-            manifest = json.loads(path.read_text())
+            manifest = read_record(path, ANEW)
             files = msgspec.convert(manifest["files"], dict[str, StateName])
             return msgspec.convert(manifest["progress"], Progress, strict=False), {
                 "server": files.pop("server"),
                 **files,
             }
-        except (
-            OSError,
-            KeyError,
-            TypeError,
-            ValueError,
-            RecursionError,
-        ) as broken:  # what json and msgspec raise are ValueErrors
-            raise StateError(f"{path}: not a whole checkpoint ({broken}).") from broken
+        except (OSError, KeyError, TypeError, ValueError) as broken:  # msgspec's are ValueErrors
+            raise StateError(f"{path}: not a whole checkpoint ({broken}); {ANEW}.") from broken
 
     def load(
         self, server: type[State], extra: type[State] | None = None
     ) -> tuple[Any, Progress, Any]:
-        """Raises StateError where the checkpoint is torn or of another kind."""
+        """Raises StateError where the checkpoint is torn, altered or of another kind."""
         progress, files = self._manifest()
-        state = read_state(self.folder / files["server"], server, self.rows)
-        more = (
-            read_state(self.folder / files["extra"], extra, self.rows)
-            if extra is not None and "extra" in files
-            else None
-        )
+        state = self._get(files["server"], server)
+        more = self._get(files["extra"], extra) if extra is not None and "extra" in files else None
         return state, progress, more
 
+    def _get(self, name: str, kind: type[State]) -> Any:
+        path = self.folder / name
+        value = read_state(path, kind, self.rows)
+        if content_name(value) != name:
+            raise StateError(f"{path}: holds another state than the one it is named for; {ANEW}.")
+        for rows in _per_client(value):
+            self.rows.known(rows)
+        return value
 
-def _rows(state: State) -> Iterator[Any]:
-    import dataclasses
 
+def content_name(value: State) -> str:
+    return f"state-{content_sha256(value)[:24]}.safetensors"
+
+
+def _per_client(state: State) -> Iterator[PerClient]:
     for f in dataclasses.fields(state):  # type: ignore[arg-type]
         value = getattr(state, f.name)
         if isinstance(value, PerClient):
-            yield from value.rows.values()
+            yield value

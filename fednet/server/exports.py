@@ -16,6 +16,7 @@ from safetensors.torch import save, save_file
 
 from fednet.algorithms.state import read_state
 from fednet.experiment.store import Local
+from fednet.files import write_aside
 from fednet.tensors import Tensors
 from fednet.wire.payload import Payload, Samples
 
@@ -74,6 +75,4 @@ def keep_personal(directory: Path, run_id: str, versions: dict[int, str]) -> Non
 
 def save_model(path: Path, model: Tensors) -> None:
     """Plain named tensors, as any PyTorch user would expect of model.safetensors."""
-    aside = path.with_suffix(".part")
-    aside.write_bytes(save({name: value.detach().cpu().clone() for name, value in model.items()}))
-    aside.replace(path)
+    write_aside(path, save({name: value.detach().cpu().clone() for name, value in model.items()}))

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from fednet.errors import FednetError, RemoteProtocolError
+from fednet.files import digest
 from fednet.protocol.rules import (
     Arrived,
     Forget,
@@ -31,7 +32,6 @@ from fednet.protocol.server import ServerProtocol
 from fednet.server.spool import Spool, Spooled
 from fednet.transport.base import Closed, Opened, Received, ServerTransport
 from fednet.wire import messages as m
-from fednet.wire.codec import checksum
 from fednet.wire.link import Link
 
 Answer = TypeVar("Answer")
@@ -332,7 +332,7 @@ class ServerIO:
         now = time.monotonic()
         try:
             body = reply.glance()
-            if checksum([body]) != reply.check:
+            if digest([body]) != reply.check:
                 raise RemoteProtocolError("the payload was damaged on its way")
             self._check(reply, body)
         except RemoteProtocolError as broken:

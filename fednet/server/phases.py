@@ -111,12 +111,13 @@ class Phases:
         cohort: Sequence[int],
         server: Any,
         versions: Mapping[int, str],
+        states: Mapping[int, str],
         keep: Mapping[int, str],
         residuals: dict[str, torch.Tensor],
     ) -> Phase:
-        """Encodes each client's task of an exchange and hands them to the protocol. versions: of
-        its state, where each client starts; keep: which it must not delete yet. residuals: what
-        earlier broadcasts left out; changed here.
+        """Encodes each client's task of an exchange and hands them to the protocol. versions,
+        states: of its state, where each client starts, and that one's hash; keep: which it must not
+        delete yet. residuals: what earlier broadcasts left out; changed here.
         """
         method, host, config = self.method, self.host, self.config
         host.begin(round, index, cohort)
@@ -186,6 +187,7 @@ class Phases:
                     body.size,
                     check,
                     phase.start[client],
+                    states.get(client, ""),
                     keep.get(client, ""),
                     enrol,
                     judge,
@@ -202,6 +204,7 @@ class Phases:
                         check,
                         cost=self._cost(client),
                         start=phase.start[client],
+                        state=states.get(client, ""),
                         keep=keep.get(client, ""),
                         enrol=enrol,
                         judge=judge,
@@ -356,6 +359,7 @@ class Phases:
         round: int,
         model: Tensors | None,
         versions: Mapping[int, str],
+        states: Mapping[int, str],
         keep: Mapping[int, str],
         final: bool,
     ) -> dict[int, dict[str, Counts]]:
@@ -387,6 +391,7 @@ class Phases:
                 check,
                 cost=self._cost(c),
                 start=phase.start[c],
+                state=states.get(c, ""),
                 keep=keep.get(c, ""),
                 judge=final,
             )

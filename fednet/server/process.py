@@ -18,7 +18,8 @@ from fednet import loading
 from fednet.config import Config
 from fednet.errors import CannotGoOn, FednetError, Stopped
 from fednet.experiment import determinism, placement
-from fednet.experiment.rundir import RunDirectory, cut, read_lines, write_json
+from fednet.experiment.rundir import RunDirectory, check_records, cut
+from fednet.files import read_lines, write_json, write_record
 from fednet.server.admission import beat_seconds, check_bind, checker, declared, judges, keyring_of
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,9 @@ def host_rounds(
         Spool(directory / "checkpoint"),
     )
     if checkpoints.exists:
-        cut(directory, checkpoints.progress().lengths)
+        progress = checkpoints.progress()
+        cut(directory, progress.lengths)
+        check_records(directory, progress.round - len(progress.records.get("rounds", ())))
     files = RunDirectory(directory)
     # They would stand there twice.
     if not checkpoints.exists and any(read_lines(directory / "rounds.jsonl")):
@@ -84,7 +87,7 @@ def host_rounds(
             f"was changed by hand."
         )
     logs = log_to(directory / "log" / "server.log")
-    incarnation = checkpoints.incarnation()
+    incarnation = checkpoints.incarnation(directory / "events.jsonl")
     keyring = keyring_of(config, keys) if bind is not None else None
     # Within one process nothing is encrypted, and the bytes are counted as if it were.
     curve = config.security.curve
@@ -107,7 +110,7 @@ def host_rounds(
                 "refused", {"what": "connection", "reason": reason, "address": address}
             ),
         )
-        write_json(
+        write_record(
             directory / "server.json",
             {
                 "address": transport.address,

@@ -23,8 +23,9 @@ from fednet.experiment import privacy, selection
 from fednet.experiment.build import Experiment
 from fednet.experiment.clock import VirtualClock
 from fednet.experiment.faults import Faults
-from fednet.experiment.rundir import RunDirectory, read_lines
+from fednet.experiment.rundir import RunDirectory
 from fednet.experiment.store import on_disk
+from fednet.files import read_lines
 from fednet.server import accuracies as scores
 from fednet.server import exports
 from fednet.server.accounts import Accounts, nothing, predict
@@ -271,10 +272,18 @@ class Rounds:
         """Opens a round's first exchange."""
         cohort = selection.cohort(self.config, round)
         versions = self.progress.versions if before is None else before.versions
+        states = self.progress.states if before is None else before.states
         residuals = self.residuals if before is None else before.residuals
         self.display.round_started(round, self.config.rounds, cohort)
         return self.phases.open(
-            round, 0, cohort, self.server, dict(versions), self.durable, dict(residuals)
+            round,
+            0,
+            cohort,
+            self.server,
+            dict(versions),
+            dict(states),
+            self.durable,
+            dict(residuals),
         )
 
     def _collect_round(self, phase: Phase) -> Outcome:
@@ -337,6 +346,7 @@ class Rounds:
                 completed,
                 server,
                 versions,
+                states,
                 self.durable,
                 phase.residuals,
             )
@@ -552,7 +562,12 @@ class Rounds:
 
     def _ask_all(self, round: int, server: Any, final: bool) -> dict[int, dict[str, Counts]]:
         return self.phases.evaluation(
-            round, self.method.global_model(server), self.progress.versions, self.durable, final
+            round,
+            self.method.global_model(server),
+            self.progress.versions,
+            self.progress.states,
+            self.durable,
+            final,
         )
 
     # -- saving ------------------------------------------------------------------------------------
@@ -560,7 +575,7 @@ class Rounds:
         """Checkpoint first, with the records in it; then the records to their files; then what is
         spooled may go.
         """
-        self.progress.lengths = self.directory.flush()
+        self.progress.lengths = self.directory.flush(self.config.checkpoint.fsync)
         self.progress.records = lines or {}
         extra = Residuals(down=self.residuals) if self.residuals else None  # type: ignore[call-arg]
         self.checkpoints.save(

@@ -21,8 +21,7 @@ import msgspec
 
 from fednet.buffers import lend
 from fednet.errors import StateError
-from fednet.experiment.rundir import repair
-from fednet.wire.codec import checksum
+from fednet.files import checked, digest, read_lines, repair, write_all
 from fednet.wire.messages import Field, Key
 
 SEALS = "seals.jsonl"
@@ -36,10 +35,10 @@ class Seal(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     key: Key
     form: list[Field] = []
-    check: int = 0
+    check: bytes = b""
     state: str = ""
     kept: bool = False
-    task: tuple[int, str] = (0, "")
+    task: tuple[bytes, str] = (b"", "")
     seconds: float = 0.0
     worker: dict[str, Any] = {}
     split: list[float] = []
@@ -49,17 +48,17 @@ class Seal(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Spooled:
-    """A reply on disk. `path` holds its payload as received; `task`: the checksum of what it
+    """A reply on disk. `path` holds its payload as received; `task`: the digest of what it
     answers, and the version of the client's state that it started from.
     """
 
     key: Key
     form: tuple[Field, ...]
     path: str
-    check: int
+    check: bytes
     state: str
     kept: bool
-    task: tuple[int, str]
+    task: tuple[bytes, str]
     seconds: float = 0.0
     worker: dict[str, Any] = field(default_factory=dict)
     split: tuple[float, ...] = ()  # of `seconds`: training, evaluating, encoding
@@ -90,7 +89,7 @@ class Spooled:
         return (
             os.path.exists(self.path)
             and os.path.getsize(self.path) == size
-            and checksum([self.glance()]) == self.check
+            and digest([self.glance()]) == self.check
         )
 
     def glance(self) -> memoryview:
@@ -174,10 +173,10 @@ class Spool:
         self,
         key: Key,
         form: Sequence[Field],
-        check: int,
+        check: bytes,
         state: str,
         kept: bool,
-        task: tuple[int, str],
+        task: tuple[bytes, str],
         seconds: float,
         worker: dict[str, Any],
     ) -> Spooled:
@@ -219,7 +218,7 @@ class Spool:
         with self._lock:
             if round not in self._books:
                 self._books[round] = self._book(round)
-            write_all(self._books[round], msgspec.json.encode(seal) + b"\n")
+            write_all(self._books[round], checked(msgspec.json.encode(seal)))
 
     def discard(self, key: Key) -> None:
         """The payload is of no use. It was begun, so that nothing vouches for it."""
@@ -228,20 +227,19 @@ class Spool:
     # -- reading -----------------------------------------------------------------------------------
     def found(self, round: int, phase: int) -> dict[tuple[int, str], Spooled]:
         """The sealed replies of a phase whose payloads are as they were received, by client and
-        purpose. Raises StateError where a whole line is no seal.
+        purpose. Raises StateError where a whole line is not the seal that was written.
         """
         book = self.folder / f"round-{round}" / SEALS
         if not book.exists():
             return {}
-        *lines, _torn = book.read_bytes().split(b"\n")
         seals: dict[str, Seal] = {}  # by path: of several the last counts
-        for number, line in enumerate(lines, 1):
+        for number, record in enumerate(read_lines(book), 1):
             try:
-                seal = msgspec.json.decode(line, type=Seal)
-            except (ValueError, RecursionError) as broken:
+                seal = msgspec.convert(record, Seal)
+            except ValueError as broken:
                 raise StateError(
-                    f"{book}, line {number}: not what was written there ({broken}); without it, "
-                    f"its client is asked again."
+                    f"{book}:{number}: no seal ({broken}); without this line, its client is asked "
+                    f"again."
                 ) from broken
             if (seal.key.round, seal.key.phase) == (round, phase):
                 seals[self._path(seal.key)] = seal
@@ -302,9 +300,3 @@ class Spool:
                 if str(path) not in busy:
                     self._named += 1
                     self._spares.append(str(path.replace(place / f"{self._named}.bin")))
-
-
-def write_all(file: int, data: Any) -> None:
-    view = memoryview(data)
-    while len(view):
-        view = view[os.write(file, view) :]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import platform
 import socket
 import subprocess
@@ -13,7 +12,7 @@ from typing import Any
 
 from fednet import __version__, loading
 from fednet.config import Config
-from fednet.experiment.rundir import write_json
+from fednet.files import read_lines, write_json
 from fednet.server.exports import keep_class_means, keep_personal, save_model
 from fednet.server.rounds import Rounds
 
@@ -36,8 +35,8 @@ def finish(
     keep_personal(directory, progress.run, progress.versions)
     rounds.directory.flush()
     rounds.accounts.spent(progress.round, progress)  # the last evaluation
-    records = [json.loads(line) for line in (directory / "rounds.jsonl").read_text().splitlines()]
-    clients = [json.loads(line) for line in (directory / "clients.jsonl").read_text().splitlines()]
+    records = list(read_lines(directory / "rounds.jsonl"))
+    clients = list(read_lines(directory / "clients.jsonl"))
     curve = [
         (r["round"], r["test_accuracy"]) for r in records if r.get("test_accuracy") is not None
     ]

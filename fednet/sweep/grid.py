@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 import re
 import signal
 import subprocess
@@ -37,6 +36,7 @@ from fednet.config import fit
 from fednet.config.tree import compose
 from fednet.errors import CannotGoOn, ConfigError, Stopped
 from fednet.experiment.rundir import writable
+from fednet.files import read_lines, write_aside, write_json
 from fednet.sweep import claims
 
 STOP_S = 30.0  # a run stops cleanly within 10 s of being asked
@@ -374,9 +374,7 @@ def _settle(books: Path, cell: Cell, status: int, sha256: str) -> None:
     bad = books / f"{cell.name}.failed"
     bad.unlink(missing_ok=True)
     if status == 0:
-        aside = books / f".{cell.name}.done.{os.getpid()}"
-        aside.write_text(sha256 + "\n", encoding="utf-8")
-        os.replace(aside, books / f"{cell.name}.done")
+        write_aside(books / f"{cell.name}.done", sha256 + "\n")
     elif status not in (4, 130):
         bad.write_text(f"{status}\n", encoding="utf-8")
 
@@ -457,22 +455,16 @@ def _select(sweep: Sweep, all_cells: Sequence[Cell], folder: Path) -> list[str]:
     means = {v: {p: sum(s) / len(s) for p, s in points.items()} for v, points in scores.items()}
     best = {v: max(points, key=lambda p: sign * points[p]) for v, points in means.items()}
     chosen = [c.name for c in all_cells if best[c.variation] == c.point]
-    text = json.dumps(
-        {"by": sweep.select.by, "chosen": best, "means": means, "runs": chosen}, indent=1
+    write_json(
+        folder / "selection.json",
+        {"by": sweep.select.by, "chosen": best, "means": means, "runs": chosen},
     )
-    aside = folder / f".selection.{os.getpid()}"
-    aside.write_text(text + "\n", encoding="utf-8")
-    os.replace(aside, folder / "selection.json")
     return chosen
 
 
 def _score(run: Path, by: str) -> float:
     """The last value of `by` in `rounds.jsonl`."""
-    values = [
-        r[by]
-        for r in map(json.loads, (run / "rounds.jsonl").read_text(encoding="utf-8").splitlines())
-        if r.get(by) is not None
-    ]
+    values = [r[by] for r in read_lines(run / "rounds.jsonl", old=True) if r.get(by) is not None]
     if not values:
         raise ConfigError(f"{run / 'rounds.jsonl'}: no round has {by}, by which select chooses.")
     return float(values[-1])

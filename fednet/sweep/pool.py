@@ -29,6 +29,7 @@ from typing import Any
 from fednet import config as configuration
 from fednet import loading, registry
 from fednet.errors import ConfigError, Stopped
+from fednet.files import write_aside
 from fednet.sweep import claims
 from fednet.sweep.grid import STOP_S, Stop
 
@@ -260,9 +261,7 @@ def _write_down(task: Task, load: Sequence[str], sets: Sequence[str]) -> None:
     path = task.books / f"{task.name}.yaml"
     text = configuration.to_yaml(configuration.from_mapping(task.config, str(path)))
     if not path.exists() or path.read_text(encoding="utf-8") != text:
-        aside = path.with_name(f".{path.name}.{os.getpid()}")
-        aside.write_text(text, encoding="utf-8")
-        os.replace(aside, path)
+        write_aside(path, text)
     if sets:
         # What is wrong with them is said before anything starts.
         configuration.load(path, sets, load)
@@ -322,11 +321,7 @@ def _settle(one: Running) -> str:
         word = "begun"
     if word in ("done", "failed"):
         mark = one.task.books / f"{one.task.name}.{word}"
-        aside = one.task.books / f".{mark.name}.{os.getpid()}"
-        aside.write_text(
-            f"{one.asked[0]} {status} {records(one.task)} {one.asked[1]}\n", encoding="utf-8"
-        )
-        os.replace(aside, mark)
+        write_aside(mark, f"{one.asked[0]} {status} {records(one.task)} {one.asked[1]}\n")
     one.claim.release()
     return word
 

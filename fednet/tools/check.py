@@ -131,9 +131,8 @@ def algorithm(name: str) -> Iterator[str]:
 
 def _trained(changes: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The rounds of a small federation, in this process."""
-    import json
-
     from fednet.config import from_mapping
+    from fednet.files import read_lines
     from fednet.launch.start import Silent, open_directory
     from fednet.server.process import host_rounds
 
@@ -152,10 +151,7 @@ def _trained(changes: Mapping[str, Any]) -> list[dict[str, Any]]:
             command=["fednet", "check"],
             display=Silent(),
         )
-        return [
-            json.loads(line)
-            for line in (directory / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
-        ]
+        return list(read_lines(directory / "rounds.jsonl"))
 
 
 # -- models, datasets, partitioners, compressors, tasks --------------------------------------------

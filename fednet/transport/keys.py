@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fednet.errors import ConfigError
+from fednet.files import write_aside
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ def allow(directory: str | Path, ids: Iterable[int], public: str) -> None:
     for k in ids:
         keys = _read_keys(allowed / str(k)) if (allowed / str(k)).exists() else []
         if public not in keys:
-            _replace(allowed / str(k), "".join(f"{key}\n" for key in [*keys, public]), 0o644)
+            write_aside(allowed / str(k), "".join(f"{key}\n" for key in [*keys, public]), 0o644)
 
 
 def revoke(directory: str | Path, ids: Iterable[int]) -> None:
@@ -242,11 +243,3 @@ def _make(path: Path, server: str | None = None) -> str:
         json.dump(record, out, indent=1)
         out.write("\n")
     return public
-
-
-def _replace(path: Path, text: str, mode: int) -> None:
-    """Write aside, then rename, so that a running server reads the old file or the new one."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(text, encoding="ascii")
-    aside.chmod(mode)
-    os.replace(aside, path)

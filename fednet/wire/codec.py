@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from fednet.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from fednet.files import Buffer, digest
 from fednet.tensors import Layout, Tensors
 from fednet.wire.messages import PART, Field
 from fednet.wire.payload import Payload, Run, Samples
@@ -36,8 +37,6 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 SAMPLE_DTYPES = (torch.uint8, torch.int64, torch.float32)
 MAX_AXES = 8
 MAX_ELEMENTS = 1 << 40
-
-Buffer = bytes | bytearray | memoryview
 
 
 class Body:
@@ -65,29 +64,9 @@ class Body:
     def whole(self) -> memoryview:
         return self.slice(0, self.size)
 
-    def check(self) -> int:
-        return checksum(self.segments)
-
-
-def checksum(segments: Sequence[Buffer]) -> int:
-    """Sum of all bytes as little-endian 64-bit words (each segment's tail padded), modulo 2^63.
-
-    It guards against faults, not against forgery (CURVE does), and costs a tenth of a CRC.
-    """
-    total, carry = 0, b""
-    for segment in segments:
-        view = memoryview(segment).cast("B")
-        if carry:
-            need = min(8 - len(carry), len(view))
-            carry, view = carry + bytes(view[:need]), view[need:]
-            if len(carry) < 8:
-                continue
-            total, carry = total + int.from_bytes(carry, "little"), b""
-        whole = len(view) & ~7
-        words = np.frombuffer(view[:whole], dtype="<u8")
-        total += int(np.add.reduce(words, dtype=np.uint64)) if whole else 0
-        carry = bytes(view[whole:])
-    return (total + int.from_bytes(carry, "little")) & ((1 << 63) - 1)
+    def check(self) -> bytes:
+        """The digest of its bytes, however they are cut into segments."""
+        return digest(self.segments)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ longer is announced without a body and pulled in parts.
 
 A header's last field `c` is the CRC-32 of all its bytes before those four, as a big-endian uint32:
 a header that was damaged on its way must never be taken for another one. A peer may leave it out;
-bodies have their own sums (`check`).
+payloads have digests of their own (`check`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import msgpack
 import msgspec
 
 from fednet.errors import LocalProtocolError, RemoteProtocolError
+from fednet.files import CHECK_BYTES
 
 VERSION = 1
 PART = 1 << 20  # bytes of one body frame at most
@@ -31,7 +32,8 @@ MIN_BEAT_S = 0.1  # a server that asked for more beats than that would take a cl
 MAX_REASON = 300  # characters of a refusal's reason: parts of it are the sender's
 
 Index = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
-Check = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+# Of a payload's bytes, by `files.digest`.
+Check = Annotated[bytes, msgspec.Meta(max_length=CHECK_BYTES)]
 # What a peer writes is shown on terminals and in logs: nothing of it may move a cursor, begin a
 # line, or turn the direction of what stands beside it. `clean` makes any text such a one.
 _UNSEEN = (
@@ -156,16 +158,16 @@ class Beat(Message, tag="beat", frozen=True):
 
 class Reply(Message, tag="reply", frozen=True):
     """What came of a task: announced with its form, the body beside it if it fits into one part,
-    else to be pulled. check: sum of the payload's bytes as little-endian 64-bit words, modulo 2^63;
-    state: SHA-256 of the client's new state ("" if the method keeps none); kept: whether a version
-    of it was written, which the next task must name; seconds: that the task took; split: of these
-    in training, evaluating and encoding.
+    else to be pulled. check: digest of the payload's bytes; state: SHA-256 of the client's new
+    state ("" if the method keeps none); kept: whether a version of it was written, which the next
+    task must name; seconds: that the task took; split: of these in training, evaluating and
+    encoding.
     """
 
     key: Key
     form: Form
     size: Index
-    check: Check = 0
+    check: Check = b""
     state: Digest = ""
     kept: bool = False
     seconds: Seconds = 0.0
@@ -211,16 +213,18 @@ class Refuse(Message, tag="refuse", frozen=True):
 
 
 class Task(Message, tag="task", frozen=True):
-    """Work for a client. start: the state version it starts from ("" = its initial state); keep:
-    the version that the server's last checkpoint names; enrol: how many of the form's fields are
-    the enrolment that comes before `Down`.
+    """Work for a client. start: the state version it starts from ("" = its initial state); state:
+    that state's SHA-256, "" where the server has none on record; keep: the version that the
+    server's last checkpoint names; enrol: how many of the form's fields are the enrolment that
+    comes before `Down`.
     """
 
     key: Key
     form: Form
     size: Index
-    check: Check = 0
+    check: Check = b""
     start: Version = ""
+    state: Digest = ""
     keep: Version = ""
     enrol: Index = 0
     judge: bool = False  # evaluate within this task
@@ -312,7 +316,7 @@ class _Decoder:
         if kind is None:
             raise RemoteProtocolError(f"unknown message type {_shown(tag)}")
         try:
-            message = msgspec.convert(fields, kind)
+            message = msgspec.convert(fields, kind, builtin_types=(bytes,))
         except (msgspec.ValidationError, RecursionError) as broken:
             raise RemoteProtocolError(clean(f"{tag}: {broken}")) from broken
         body = memoryview(frames[1]) if len(frames) == 2 else None
@@ -338,7 +342,7 @@ def encode(message: Message) -> bytes:
     """The header frame of a message. Raises LocalProtocolError for one that no receiver would
     take.
     """
-    fields: dict[str, Any] = msgspec.to_builtins(message)
+    fields: dict[str, Any] = msgspec.to_builtins(message, builtin_types=(bytes,))
     header = bytearray(msgpack.packb({"v": VERSION, **fields, "c": 0xFFFFFFFF}, use_bin_type=True))
     header[-4:] = _sum(header).to_bytes(4, "big")
     if len(header) > MAX_HEADER:

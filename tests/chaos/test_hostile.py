@@ -179,7 +179,7 @@ class Poison:
                 ),
                 None,
             ),
-            (change(check=good.check ^ 1), body),
+            (change(check=bytes(16)), body),
             (change(form=[msgspec.structs.replace(f, raw=1 << 40) for f in good.form]), body),
             (change(form=[]), b""),
             (change(size=good.size + 1), body),

@@ -11,7 +11,7 @@ import torch
 from fednet.algorithms.base import Payload, Weights
 from fednet.errors import ConfigError, Stopped
 from fednet.experiment import build as experiment
-from fednet.experiment.store import read_record
+from fednet.experiment.store import read_client
 from fednet.registry import algorithm
 from fednet.tensors import Layout, Slot, Tensors
 from fednet.wire import compress
@@ -127,7 +127,7 @@ def test_residuals_are_the_clients_own_and_one_of_the_server(alone):
     saved = [
         f for f in (alone / "state").glob("*/client-*/*.safetensors") if ".local." not in f.name
     ]
-    found = [read_record(f, method.Client).residuals for f in saved]
+    found = [read_client(f, method.Client)[0].residuals for f in saved]
     assert found
     assert all(set(r) == {"0/dy", "0/dc"} and r["0/dy"].abs().sum() > 0 for r in found)
     assert any((alone / "checkpoint").glob("state-*"))

@@ -16,10 +16,11 @@ from safetensors.torch import save_file
 from fednet import config
 from fednet.algorithms.base import Empty
 from fednet.algorithms.fedavg import FedAvg
-from fednet.algorithms.state import read_state
+from fednet.algorithms.state import check_of, read_state
 from fednet.data.datasets.arrays import arrays
 from fednet.errors import ConfigError, DataError, StateError
-from fednet.experiment.store import RowStore, read_record
+from fednet.experiment.store import RowStore, read_client
+from fednet.files import write_record
 from fednet.server.checkpoint import Checkpoints
 from fednet.tensors import Layout
 
@@ -51,12 +52,13 @@ TREES = {
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
 def test_a_state_file_that_is_not_what_was_declared_is_an_error(tmp_path, tree):
     file = tmp_path / "s.safetensors"
-    save_file({"a": torch.zeros(4)}, file, metadata={"tree": tree})
+    named = {"a": torch.zeros(4)}
+    save_file(named, file, metadata={"tree": tree, "check": check_of(tree, named)})
     with pytest.raises(StateError):
         read_state(file, FedAvg.Server)
     if tree != TREES["no field"]:  # of a client's record, all fields have defaults
         with pytest.raises(StateError):
-            read_record(file, Empty)
+            read_client(file, Empty)
 
 
 def test_a_pickle_in_the_place_of_a_state_is_an_error(tmp_path):
@@ -70,9 +72,7 @@ def test_a_pickle_in_the_place_of_a_state_is_an_error(tmp_path):
     "name", ["../../secret.safetensors", "/etc/state-00.safetensors", "state-00.safetensors/../x"]
 )
 def test_a_checkpoint_names_no_file_outside_its_folder(tmp_path, name):
-    (tmp_path / "manifest.json").write_text(
-        json.dumps({"files": {"server": name}, "progress": {"run": "r"}})
-    )
+    write_record(tmp_path / "manifest.json", {"files": {"server": name}, "progress": {"run": "r"}})
     with pytest.raises(StateError, match="not a whole checkpoint"):
         Checkpoints(tmp_path).load(FedAvg.Server)
 

@@ -92,7 +92,7 @@ def test_task_that_a_restarted_server_asks_for_again_is_not_done_again():
 
 def test_task_that_a_restarted_server_asks_for_with_other_contents_is_done_anew():
     c = restarted()
-    out = c.received(task(3, inc=2, check=7), memoryview(b"abc"), 2.0)
+    out = c.received(task(3, inc=2, check=b"7"), memoryview(b"abc"), 2.0)
     assert [type(i) for i in out] == [Cancelled, Booked, Given]
 
 

@@ -100,7 +100,7 @@ def test_task_goes_out_when_its_worker_is_ready_and_its_reply_settles_it():
     got = say(s, b"1", reply(), body=memoryview(b"abc"))
     assert got == [
         Store(key(), 0, memoryview(b"abc")),
-        Arrived(key(), form(3), 3, 0, "", False, 0.0, "w"),
+        Arrived(key(), form(3), 3, b"", "", False, 0.0, "w"),
     ]
     assert s.accept(key(), 1.0) == [
         Settle(b"1", "down", key(), True),

@@ -23,11 +23,12 @@ def test_a_line_still_being_written_is_left_out(tmp_path):
     assert [r.round for r in open_run(path).rounds] == [1, 2, 3]
 
 
-def test_a_torn_line_amid_an_append_only_file_is_passed_over(tmp_path):
+def test_a_torn_line_amid_the_book_is_damage(tmp_path):
     path = write(tmp_path / "a", rounds=1)
     whole = (path / "wire.jsonl").read_text()
     (path / "wire.jsonl").write_text(whole + '{"round": 1, "dir\n' + whole)
-    assert len(open_run(path).wire) == 2 * len(whole.splitlines())
+    with pytest.raises(StateError, match=rf"wire\.jsonl:{len(whole.splitlines()) + 1}: not what"):
+        _ = open_run(path).wire
 
 
 def test_a_torn_line_amid_the_rounds_is_damage(tmp_path):

@@ -5,8 +5,8 @@ import os
 import pytest
 
 from fednet.errors import StateError
+from fednet.files import digest
 from fednet.server.spool import Spool
-from fednet.wire.codec import checksum
 from fednet.wire.messages import Field, Key
 
 KEY = Key(1, 0, 0, 3)
@@ -21,10 +21,10 @@ def ended(spool, key, data):
     return spool.whole(
         key,
         (Field("x", "state", len(data), len(data)),),
-        checksum([data]),
+        digest([data]),
         "",
         False,
-        (0, ""),
+        (b"", ""),
         0.0,
         {},
     )
@@ -44,7 +44,7 @@ def test_an_upload_begun_anew_replaces_what_was_there_of_it(tmp_path):
     spool.store(KEY, 0, memoryview(b"older"))
     spool.store(KEY, 0, memoryview(b"ne"))
     spool.store(KEY, 2, memoryview(b"w"))
-    assert bytes(spool.whole(KEY, (), 0, "", False, (0, ""), 0.0, {}).body()) == b"new"
+    assert bytes(spool.whole(KEY, (), b"", "", False, (b"", ""), 0.0, {}).body()) == b"new"
 
 
 def test_a_later_round_writes_over_the_files_of_an_earlier_one(tmp_path):
@@ -130,7 +130,7 @@ def test_a_whole_line_that_is_no_seal_is_told_of(tmp_path):
     sealed_by_an_earlier_server(tmp_path)
     with (tmp_path / "round-1" / "seals.jsonl").open("ab") as book:
         book.write(b"5\n")
-    with pytest.raises(StateError, match="line 2: not what was written there"):
+    with pytest.raises(StateError, match=r"seals\.jsonl:2: not what was written there"):
         Spool(tmp_path).found(1, 0)
 
 

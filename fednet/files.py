@@ -1,0 +1,227 @@
+"""Files that tell when they are not what was written: digests, records of JSON, writing aside.
+
+A file that a run goes on from must be whole and unchanged, or be refused by name. So each record
+carries the digest of its own text as its last field, `check`, whether it is a file of its own
+(`write_record`) or a line of many (`Lines`), and appears only when it is whole: written aside, then
+renamed.
+
+The digests guard against faults of disks, memory and networks, not against forgery (CURVE and the
+file's owner do). XXH3 reads at the speed of memory: 45 MB took 1.6 ms, where a copy took 4 and a
+SHA-256 28.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import xxhash
+
+from fednet.errors import StateError
+
+Buffer = bytes | bytearray | memoryview
+
+CHECK_BYTES = 16
+_CHECK = b',"check":"'
+_TAIL = re.compile(rb',"check":"([0-9a-f]{16})"\}$')
+_TAIL_BYTES = len(_CHECK) + 16 + 2
+
+
+# -- digests ---------------------------------------------------------------------------------------
+def digest(segments: Iterable[Buffer]) -> bytes:
+    """The 16 bytes of XXH3-128 over segments that lie one behind the other."""
+    whole = xxhash.xxh3_128()
+    for segment in segments:
+        whole.update(segment)
+    return whole.digest()
+
+
+# -- writing aside ---------------------------------------------------------------------------------
+def write_aside(
+    path: Path, data: Buffer | str, mode: int | None = None, fsync: bool = False
+) -> None:
+    """Written aside, then renamed: a reader sees the old or the new file, never half of one. mode:
+    of the new file, from its first byte on. fsync: it is there after a power cut too.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    try:
+        if mode is not None:  # what a process of that id left would keep its own
+            aside.unlink(missing_ok=True)
+        file = os.open(aside, flags, 0o666 if mode is None else mode)
+        try:
+            if mode is not None:
+                os.fchmod(file, mode)  # whatever this process masks
+            write_all(file, data.encode() if isinstance(data, str) else data)
+            if fsync:
+                os.fsync(file)
+        finally:
+            os.close(file)
+        appear(aside, path, fsync)
+    except OSError:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise
+
+
+def appear(aside: Path, path: Path, fsync: bool = False) -> None:
+    """Renames a file that is whole to its own name. fsync: the name is there after a power cut
+    too.
+    """
+    aside.replace(path)
+    if fsync:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def write_all(file: int, data: Buffer) -> None:
+    view = memoryview(data)
+    while len(view):
+        view = view[os.write(file, view) :]
+
+
+def write_json(path: Path, value: Any, indent: int | None = 1) -> None:
+    """A file for people and other programs to read, which no run goes on from."""
+    write_aside(path, json.dumps(value, indent=indent, default=plain) + "\n")
+
+
+def plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+
+
+# -- records ---------------------------------------------------------------------------------------
+def line(record: dict[str, Any]) -> bytes:
+    """A record's line, with the digest of all before it as its last field."""
+    return checked(json.dumps(record, separators=(",", ":"), default=plain).encode())
+
+
+def checked(text: bytes) -> bytes:
+    """A JSON object's text as a line that carries its digest. It must have a field."""
+    return b'%b%b%b"}\n' % (text[:-1], _CHECK, xxhash.xxh3_64_hexdigest(text).encode())
+
+
+def unchecked(text: bytes) -> bytes:
+    """The text that `checked` was given. Raises ValueError where the line is not what it made."""
+    text = text.removesuffix(b"\n")
+    found = _TAIL.search(text, max(0, len(text) - _TAIL_BYTES))
+    if found is None:
+        raise ValueError("its check is missing")
+    said = text[: found.start()] + b"}"
+    if xxhash.xxh3_64_hexdigest(said).encode() != found[1]:
+        raise ValueError("its check is that of another text")
+    return said
+
+
+def write_record(
+    path: Path, record: dict[str, Any], mode: int | None = None, fsync: bool = False
+) -> None:
+    """A file that holds one record."""
+    write_aside(path, line(record), mode, fsync)
+
+
+def read_record(path: Path, remedy: str) -> dict[str, Any]:
+    """What `write_record` wrote. Raises StateError where the file is not as it was written, and
+    FileNotFoundError. remedy: what the reader of that error can do.
+    """
+    try:
+        text = path.read_bytes()
+        if not text.endswith(b"\n"):
+            raise ValueError("its end is missing" if text else "it is empty")
+        return _decoded(unchecked(text))
+    except (ValueError, RecursionError) as broken:
+        raise StateError(f"{path}: not what was written there ({broken}); {remedy}.") from broken
+
+
+def _decoded(text: bytes) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError:  # a NaN, which JSON has not
+        found = json.loads(text)
+        if not isinstance(found, dict):
+            raise ValueError("it is no JSON object") from None
+        return found
+
+
+# -- files of lines --------------------------------------------------------------------------------
+class Lines:
+    """An append-only file of records, a line each."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: BinaryIO = path.open("ab")
+
+    def append(self, record: dict[str, Any]) -> None:
+        self._file.write(line(record))
+
+    def flush(self, fsync: bool = False) -> int:
+        """Everything is with the operating system, and with `fsync` on the disk; returns the file's
+        length.
+        """
+        self._file.flush()
+        if fsync:
+            os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_lines(path: Path, old: bool = False) -> Iterator[dict[str, Any]]:
+    """The records of a file of lines, without their checks. A last line without its end is being
+    written, or was torn by a crash, and is left out. Raises StateError for any other line that is
+    not as it was written. old: lines that carry no check are taken too, as earlier releases wrote
+    them, in a file that has none at all.
+    """
+    bare: bool | None = None  # whether this file's lines carry no check
+    with path.open("rb") as file:
+        for number, text in enumerate(file, 1):
+            if not text.endswith(b"\n"):
+                return
+            try:
+                found = _TAIL.search(text, max(0, len(text) - _TAIL_BYTES - 1))
+                if old and found is None and bare is not False:
+                    bare = True
+                    if text.strip():
+                        yield _decoded(text)
+                    continue
+                if bare:
+                    raise ValueError("it carries a check, and the lines before it do not")
+                bare = False
+                yield _decoded(unchecked(text))
+            except (ValueError, RecursionError) as broken:
+                raise StateError(
+                    f"{path}:{number}: not what was written there ({broken}); put the file back as "
+                    f"it was, or delete this line to go on without what it said."
+                ) from broken
+
+
+def repair(path: Path) -> None:
+    """Cuts a torn last line off a file of lines: a crash ended the process that wrote it."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        at = size
+        while at > 0:
+            step = min(4096, at)
+            file.seek(at - step)
+            found = file.read(step).rfind(b"\n")
+            if found >= 0:
+                at = at - step + found + 1
+                break
+            at -= step
+        if at != size:
+            file.truncate(at)

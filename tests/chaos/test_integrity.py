@@ -1,0 +1,372 @@
+"""Whatever becomes of bytes on their way or on the disk, what is read is what was written, or it is
+refused with an error that names the place.
+
+    pytest tests/chaos/test_integrity.py             a few hundred of each
+    pytest -m slow tests/chaos/test_integrity.py -s  10,000 of each, with counts
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from fednet.algorithms.fedvarp import FedVARP
+from fednet.algorithms.scaffold import Scaffold
+from fednet.algorithms.state import PerClient, content_sha256, state_sha256
+from fednet.client.join import read_server
+from fednet.errors import FednetError, RemoteProtocolError, StateError
+from fednet.experiment.privacy import Noise
+from fednet.experiment.rundir import check_records, cut
+from fednet.experiment.store import ClientStore, Record, on_disk
+from fednet.files import Lines, digest, read_lines, write_record
+from fednet.server.checkpoint import Checkpoints, Progress
+from fednet.server.rounds import Residuals
+from fednet.server.spool import Spool
+from fednet.tensors import Layout, Slot, Tensors
+from fednet.wire import messages as m
+from fednet.wire.codec import Body
+from tests.rooms import hashes, run
+
+LAYOUT = Layout(
+    (Slot("w", (40,), "parameter"), Slot("mean", (6,), "buffer"), Slot("n", (), "counter"))
+)
+
+
+def tensors(seed: int) -> Tensors:
+    draw = torch.Generator().manual_seed(seed)
+    return Tensors(
+        LAYOUT,
+        torch.randn(40, generator=draw),
+        torch.randn(6, generator=draw),
+        torch.tensor([seed]),
+    )
+
+
+# -- damage ----------------------------------------------------------------------------------------
+def flipped(draw: random.Random, data: bytearray) -> None:
+    for _ in range(draw.choice((1, 1, 2, 3))):
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+
+
+def swapped(draw: random.Random, data: bytearray) -> None:
+    """Two stretches of the same length, as often as not of whole words."""
+    size = draw.choice((1, 4, 8, draw.randint(1, 64)))
+    grain = size if draw.random() < 0.5 else 1
+    places = max(1, (len(data) - size) // grain)
+    a, b = (grain * draw.randrange(places) for _ in range(2))
+    data[a : a + size], data[b : b + size] = data[b : b + size], data[a : a + size]
+
+
+def torn(draw: random.Random, data: bytearray) -> None:
+    del data[draw.randrange(len(data)) :]
+
+
+def zeroed(draw: random.Random, data: bytearray) -> None:
+    """As a power cut leaves a block that was never written."""
+    start = draw.randrange(len(data))
+    size = min(draw.choice((8, 64, 512)), len(data) - start)
+    data[start : start + size] = bytes(size)
+
+
+def damaged(draw: random.Random, data: bytes) -> bytes:
+    """Other bytes, nearly these."""
+    while True:
+        out = bytearray(data)
+        if out:
+            draw.choice((flipped, flipped, swapped, swapped, torn, zeroed))(draw, out)
+        else:
+            out += b"x"
+        if out != data:
+            return bytes(out)
+
+
+def spoil(draw: random.Random, folder: Path, gone: bool = True) -> Callable[[], None]:
+    """Damages one of a folder's files, or deletes it; returns what puts it back."""
+    path = draw.choice(sorted(p for p in folder.rglob("*") if p.is_file()))
+    whole = path.read_bytes()
+    if gone and draw.random() < 0.1:
+        path.unlink()
+    else:
+        path.write_bytes(damaged(draw, whole))
+    return lambda: void(path.write_bytes(whole))
+
+
+def void(_: object) -> None:
+    return None
+
+
+# -- what is spoilt: each returns what was read, once as it was written, then after each damage ----
+def connection(draw: random.Random, folder: Path) -> Callable[[], object]:
+    """A message each way, of which the receiver takes what either side's own checks let through."""
+    body = Body([tensors(1).vector.numpy(), bytes(draw.randbytes(48))])
+    form = [m.Field("x", "state", 160, 160), m.Field("y", "state", 48, 48)]
+    key = m.Key(3, 0, 0, 5)
+    task = m.Task(run="r", inc=1, key=key, form=form, size=208, check=body.check(), start="2-0-0")
+    reply = m.Reply(run="r", inc=1, key=key, form=form, size=208, check=body.check(), state="ab")
+    for name, message in (("task", task), ("reply", reply)):
+        (folder / name).mkdir()
+        (folder / name / "header").write_bytes(m.encode(message))
+        (folder / name / "body").write_bytes(body.whole())
+
+    def read() -> object:
+        found = []
+        for name, decode in (("task", m.decode_from_server), ("reply", m.decode_from_client)):
+            frames = [(folder / name / part).read_bytes() for part in ("header", "body")]
+            message, payload = decode(frames)
+            if digest([payload]) != message.check or len(payload) != message.size:
+                raise RemoteProtocolError("the payload was damaged on its way")
+            found.append((message, bytes(payload)))
+        return found
+
+    return read
+
+
+def spool(draw: random.Random, folder: Path) -> Callable[[], object]:
+    made = Spool(folder)
+    for client in range(4):
+        key, data = m.Key(1, 0, client % 2, client), draw.randbytes(200)
+        made.store(key, 0, memoryview(data))
+        form = (m.Field("x", "state", 200, 200),)
+        task = (bytes(16), "0-0-0")
+        made.seal(made.whole(key, form, digest([data]), "ab" * 32, True, task, 0.5, {"host": "h"}))
+    whole: dict = {}
+
+    def read() -> object:
+        found = {
+            c: (r.key, bytes(r.body()), r.task, r.state)
+            for c, r in Spool(folder).found(1, 0).items()
+        }
+        whole.update(found if not whole else {})
+        assert found.items() <= whole.items()  # whom it lacks is asked again
+        return True
+
+    return read
+
+
+def state(draw: random.Random, folder: Path) -> Callable[[], object]:
+    store = ClientStore(folder, Scaffold.Client)
+    record = Record(algorithm=Scaffold.Client(c=tensors(1)), residuals={"0/dy": torch.ones(40)})
+    store.save(3, "2-0-0", record, tensors(2))
+
+    def read() -> object:
+        kept, local = store.load(3, "2-0-0", record.sha256()), store.local(3, "2-0-0")
+        if local is None:
+            raise StateError("no local model is kept: what is asked of it is answered without")
+        return state_sha256(kept), local.sha256()
+
+    return read
+
+
+def checkpoint(draw: random.Random, folder: Path) -> Callable[[], object]:
+    made = Checkpoints(folder)
+    server = FedVARP.Server(x=tensors(0), y=PerClient(LAYOUT), ybar=tensors(9))
+    server = on_disk(server, made.rows)
+    y = PerClient(LAYOUT, None, made.rows)
+    for client in range(5):
+        y = y.put(client, tensors(client))
+    progress = Progress(run="r", round=3, versions={0: "3-0-0"}, states={0: "ab"}, best=0.5)
+    made.save(server.replace(y=y), progress, Residuals(down={"0/x": torch.ones(40)}))
+    Noise(folder / "noise.key")
+    first = []
+
+    def read() -> object:
+        if not made.exists:
+            raise StateError("without one the run is not gone on with, see `process`")
+        server, progress, more = Checkpoints(folder).load(FedVARP.Server, Residuals)
+        rows = [server.y.known(c).sha256() for c in sorted(server.y.rows)]
+        noise = torch.zeros(1)
+        if first and not (folder / "noise.key").exists():
+            raise StateError("a secret that was deleted is made anew: nothing tells it was there")
+        noise = Noise(folder / "noise.key").draw(3, 1.0, 1)
+        first.append(noise)
+        return content_sha256(server), progress, content_sha256(more), rows, noise.tolist()
+
+    return read
+
+
+def book(rows: list[dict], name: str) -> Callable[[random.Random, Path], Callable[[], object]]:
+    """A file of lines that a checkpoint knows in full."""
+
+    def make(draw: random.Random, folder: Path) -> Callable[[], object]:
+        lines = Lines(folder / name)
+        for row in rows:
+            lines.append(row)
+        known = {name: lines.flush()}
+        lines.close()
+
+        def read() -> object:
+            cut(folder, known)
+            for other in ("rounds.jsonl", "clients.jsonl"):
+                (folder / other).touch()
+            check_records(folder, len(rows) if name == "rounds.jsonl" else 0)
+            return list(read_lines(folder / name))
+
+        return read
+
+    return make
+
+
+def server_file(draw: random.Random, folder: Path) -> Callable[[], object]:
+    said = {"address": "tcp://127.0.0.1:5555", "host": "h", "pid": 7, "public_key": "k" * 40}
+    write_record(folder / "server.json", said, 0o600)
+
+    def read() -> object:
+        found = read_server(folder)
+        if found is None:
+            raise StateError("there is no server yet")
+        return found
+
+    return read
+
+
+ROUNDS = [
+    {"round": r, "selected": [0, 2], "train_loss": 1 / r, "model_sha256": f"{r:064x}"}
+    for r in range(1, 7)
+]
+WIRE = [
+    {
+        "round": r,
+        "client": c,
+        "direction": d,
+        "type": "task",
+        "kinds": {"state": 1000 + r},
+        "bytes": 1050 + r,
+        "useful": True,
+    }
+    for r in (1, 2)
+    for c in (0, 1)
+    for d in ("up", "down")
+]
+EVENTS = [{"round": r, "client": 1, "type": "fault", "kind": "crash"} for r in range(5)]
+THINGS = {
+    "connection": connection,
+    "spool": spool,
+    "state": state,
+    "checkpoint": checkpoint,
+    "rounds.jsonl": book(ROUNDS, "rounds.jsonl"),
+    "clients.jsonl": book(ROUNDS, "clients.jsonl"),
+    "wire.jsonl": book(WIRE, "wire.jsonl"),
+    "events.jsonl": book(EVENTS, "events.jsonl"),
+    "server.json": server_file,
+}
+
+
+def trials(name: str, folder: Path, count: int, seed: int = 0) -> Counter[str]:
+    """Raises for anything read that is not what was written, and for anything raised that is not
+    an error of fednet's own.
+    """
+    draw, found = random.Random(f"{name}/{seed}"), Counter[str]()
+    read = THINGS[name](draw, folder)
+    whole = read()
+    for _ in range(count):
+        back = spoil(draw, folder, gone=name != "connection")
+        try:
+            now = read()
+            assert now == whole, f"{name}: something else was read, and nothing was said"
+            found["the same"] += 1
+        except (StateError, RemoteProtocolError):
+            found["an error"] += 1
+        for path in folder.rglob("*.jsonl"):
+            if path.name != name and name.endswith("jsonl"):
+                path.unlink()
+        back()
+    assert read() == whole
+    return found
+
+
+@pytest.mark.parametrize("name", THINGS)
+def test_what_was_damaged_is_the_same_or_an_error(name: str, tmp_path: Path) -> None:
+    found = trials(name, tmp_path, 300)
+    assert found["an error"] > 0 or name == "spool"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("name", THINGS)
+def test_what_was_damaged_is_the_same_or_an_error_ten_thousand_times(
+    name: str, tmp_path: Path
+) -> None:
+    print(f"\n{name}: {dict(trials(name, tmp_path, 10_000, seed=1))}")
+
+
+# -- whole runs ------------------------------------------------------------------------------------
+CHANGES = {"algorithm": {"name": "fedvarp"}, "participation": 0.67, "evaluate": {"clients": "auto"}}
+
+
+def resumed(tmp_path: Path, count: int, **changes: object) -> Counter[str]:
+    """Resumes of a run that stopped after its second round, each with one file damaged."""
+    whole = hashes(run(tmp_path / "whole", rounds=4, **changes))
+    stopped = run(tmp_path / "stopped", rounds=2, **changes)
+    (stopped / "config.yaml").with_name("summary.json").unlink()
+    draw, found = random.Random(5), Counter[str]()
+    for _ in range(count):
+        shutil.rmtree(tmp_path / "again", ignore_errors=True)
+        shutil.copytree(stopped.parent, tmp_path / "again")
+        again = tmp_path / "again" / stopped.name
+        for outcome in ("log", "code", "figures", "personal"):
+            shutil.rmtree(again / outcome, ignore_errors=True)
+        for outcome in ("status.json", "partition.json", "model.safetensors", "config.yaml"):
+            (again / outcome).unlink(missing_ok=True)
+        spoil(draw, again, gone=False)
+        shutil.copy(stopped / "config.yaml", again / "config.yaml")
+        try:
+            run(tmp_path / "again", rounds=4, resume=True, **changes)
+            assert hashes(again) == whole
+            found["the same"] += 1
+        except FednetError as refused:
+            found[type(refused).__name__] += 1
+    return found
+
+
+@pytest.mark.parametrize("name", ["fedvarp", "scaffold"])
+def test_a_run_of_which_a_file_was_damaged_goes_on_as_it_would_or_says_so(
+    name: str, tmp_path: Path
+) -> None:
+    found = resumed(tmp_path, 12, **{**CHANGES, "algorithm": {"name": name}})
+    assert set(found) <= {"the same", "StateError", "CannotGoOn"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("name", ["fedvarp", "scaffold", "moon"])
+def test_many_runs_of_which_a_file_was_damaged_go_on_as_they_would_or_say_so(
+    name: str, tmp_path: Path
+) -> None:
+    print(f"\n{name}: {dict(resumed(tmp_path, 300, **{**CHANGES, 'algorithm': {'name': name}}))}")
+
+
+# -- rows ------------------------------------------------------------------------------------------
+def test_the_highest_row_deleted_is_missed_and_its_name_is_not_given_again(tmp_path: Path) -> None:
+    made = Checkpoints(tmp_path)
+    y = PerClient(LAYOUT, None, made.rows)
+    for client in range(3):
+        y = y.put(client, tensors(client))
+    made.save(FedVARP.Server(x=tensors(0), y=y, ybar=tensors(9)), Progress(run="r"))
+    (tmp_path / "rows" / f"{y.rows[2]}.row").unlink()
+    again = Checkpoints(tmp_path)
+    with pytest.raises(StateError, match=rf"{y.rows[2]}\.row: is missing"):
+        again.load(FedVARP.Server)
+    assert again.rows.write(tensors(2)).startswith("4-")
+
+
+@pytest.mark.parametrize("left", [b"", b"2", None])
+def test_the_count_of_servers_goes_on_from_the_events_where_it_was_lost(
+    left: bytes | None, tmp_path: Path
+) -> None:
+    events = Lines(tmp_path / "events.jsonl")
+    made = Checkpoints(tmp_path / "checkpoint")
+    made.folder.mkdir(exist_ok=True)
+    for _ in range(2):
+        events.append({"type": "started", "incarnation": made.incarnation(events.path)})
+        events.flush()
+    path = made.folder / "incarnation"
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink() if left is None else path.write_bytes(left)
+    assert made.incarnation(events.path) > 2
