@@ -242,9 +242,10 @@ class ServerHost(Protocol):
         weight_decay: float = 0.0,
         weights: torch.Tensor | None = None,
         train_mode: bool = True,
+        loss: Callable[[nn.Module, Any, torch.Tensor], torch.Tensor] | None = None,
     ) -> Tensors:
         """SGD on the server from x over samples of model inputs; `weights`: (C,) class weights of
-        the loss.
+        the loss; loss(model, x, y): another mean loss of a batch than the task's.
         """
         ...
 

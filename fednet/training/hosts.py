@@ -357,21 +357,12 @@ class ServerHost:
         weight_decay: float = 0.0,
         weights: torch.Tensor | None = None,
         train_mode: bool = True,
+        loss: Callable[[nn.Module, Any, torch.Tensor], torch.Tensor] | None = None,
     ) -> Tensors:
         """See `ServerHost.fit`. The class-weighted loss is the weighted mean over each batch."""
         self.model(x)
         inputs = moved(samples.x, self.device), samples.y.to(self.device)
-        task = self.task
-        if weights is None:
-
-            def loss(module: nn.Module, x: Any, y: torch.Tensor) -> torch.Tensor:
-                return task.loss(module(x), y)
-        else:
-            by_class = weights.to(self.device)
-
-            def loss(module: nn.Module, x: Any, y: torch.Tensor) -> torch.Tensor:
-                return (task.losses(module(x), y) * by_class[y]).sum() / by_class[y].sum()
-
+        chosen = self._loss(weights) if loss is None else loss
         recipe = Recipe(
             lr=lr,
             epochs=epochs,
@@ -381,8 +372,18 @@ class ServerHost:
             precision=self.setting.config.train.precision,
         )
         with seeds.scope(self.setting.config.seed, "dropout/fit", self.round, device=self.device):
-            descend(self.scratch, inputs, recipe, self.rng("fit"), loss, train_mode=train_mode)
+            descend(self.scratch, inputs, recipe, self.rng("fit"), chosen, train_mode=train_mode)
         return self.scratch.values().select(x.layout)
+
+    def _loss(self, weights: torch.Tensor | None) -> Callable[..., torch.Tensor]:
+        """The task's loss; with `weights` (C,), its class-weighted mean over a batch."""
+        task = self.task
+        if weights is None:
+            return lambda module, x, y: task.loss(module(x), y)
+        by_class = weights.to(self.device)
+        return lambda module, x, y: (
+            (task.losses(module(x), y) * by_class[y]).sum() / by_class[y].sum()
+        )
 
     def rng(self, purpose: str, client: int = -1) -> np.random.Generator:
         return seeds.rng(self.setting.config.seed, purpose, self.round, client)

@@ -1,0 +1,98 @@
+"""APFL: Deng, Kamani and Mahdavi, "Adaptive Personalized Federated Learning", 2020
+(arXiv:2003.13461), Algorithm 1.
+
+w_i      local version of the global model    v_i  local model    alpha_i  weight of v_i
+vbar_i   = alpha_i v_i + (1 - alpha_i) w_i, the personal model
+
+    each local step:  w_i <- w_i - eta grad f_i(w_i);    v_i <- v_i - eta grad_v f_i(vbar_i)
+    adaptive:         alpha_i <- alpha_i - eta <v_i - w_i, grad f_i(vbar_i)>, kept in [0, 1]
+
+What the paper leaves open: v_i starts at w^0; alpha_i is adapted once a round, before its steps,
+by the gradient over the whole local set. vbar_i has the buffers of w_i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from fednet.algorithms.base import (
+    Algorithm,
+    AlgorithmConfig,
+    Fraction,
+    Payload,
+    State,
+    Statistics,
+    Tensors,
+    Weights,
+)
+from fednet.registry import algorithm
+
+
+@algorithm("apfl")
+class APFL(Algorithm):
+    """A personal model is a mixture of the global one and a local one, trained together."""
+
+    paper = "Deng et al., 2020 (arXiv:2003.13461)"
+    cost = ("|w|", "|w|")
+    keeps = ("w", "v_i, alpha_i")
+    personalised = True
+    sums_updates = True
+
+    class Config(AlgorithmConfig):
+        alpha: Fraction = 0.5
+        adaptive: bool = False
+        weighting: Literal["samples", "uniform"] = "samples"
+
+    class Down(Payload):
+        x: Weights
+
+    class Up(Payload):
+        x: Weights
+        run: Statistics
+
+    class Client(State):
+        v: Tensors | None = None
+        alpha: float | None = None
+
+    def local(self, phase, client, down, host):
+        v = host.initial.params.select(down.x.params.layout) if client.v is None else client.v
+        alpha = self.config.alpha if client.alpha is None else client.alpha
+        if self.config.adaptive:
+            slope = host.gradient(mixed(down.x, v, alpha)).x.params.dot(v - down.x.params)
+            alpha = min(1.0, max(0.0, alpha - host.lr * slope))
+            host.report(alpha=alpha)
+        y = host.train(down.x, loss=both(host.task, alpha), extra=v)
+        return self.Client(v=y.extra, alpha=alpha), self.Up(x=y.x, run=y.run)
+
+    def personal(self, client, local, host):
+        return local if client.v is None else mixed(local, client.v, client.alpha)
+
+
+def mixed(w: Tensors, v: Tensors, alpha: float) -> Tensors:
+    """alpha v + (1 - alpha) w, with the buffers of w."""
+    part = w.select(v.layout) if w.params.layout != v.layout else w.params
+    between = (1 - alpha) * part + alpha * v.to(w.device)
+    return w.merge(between)
+
+
+def both(task: Any, alpha: float) -> Any:
+    """loss(model, x, y, v) with the value at w_i, and the gradients of f(w_i) for w_i and of
+    f(vbar_i) for v_i.
+    """
+
+    def loss(
+        model: nn.Module, x: Any, y: torch.Tensor, v: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor:
+        w = dict(model.named_parameters())
+        between = {name: alpha * part + (1 - alpha) * w[name].detach() for name, part in v.items()}
+        # On copies of the buffers: w_i's running statistics are not vbar_i's.
+        buffers = {name: b.clone() for name, b in model.named_buffers()}
+        personal = task.loss(functional_call(model, {**between, **buffers}, (x,)), y)
+        return task.loss(model(x), y) + (personal - personal.detach())
+
+    return loss

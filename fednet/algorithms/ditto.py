@@ -1,0 +1,68 @@
+"""Ditto: Li, Hu, Beirami and Smith, "Ditto: Fair and Robust Federated Learning Through
+Personalization", ICML 2021 (arXiv:2012.04221), Algorithm 1.
+
+w    global model, trained as FedAvg trains it        v_k  personal model of client k
+lambda  strength of the pull of v_k to w
+
+    v_k <- v_k - eta (grad F_k(v_k) + lambda (v_k - w)), `personal_epochs` epochs
+
+What the paper leaves open: v_k starts at w^0 and is trained before w_k, from the w that came down;
+it has an order of samples of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fednet.algorithms.base import (
+    Algorithm,
+    AlgorithmConfig,
+    Count,
+    NonNegative,
+    Payload,
+    State,
+    Statistics,
+    Tensors,
+    Weights,
+)
+from fednet.registry import algorithm
+
+
+@algorithm("ditto")
+class Ditto(Algorithm):
+    """Beside the global model each client trains one of its own, held near it."""
+
+    paper = "Li et al., ICML 2021 (arXiv:2012.04221)"
+    cost = ("|w|", "|w|")
+    keeps = ("w", "v_k")
+    personalised = True
+    sums_updates = True
+
+    class Config(AlgorithmConfig, rename={"lambda_": "lambda"}):
+        lambda_: NonNegative = 1.0
+        personal_epochs: Count | None = None  # as many epochs or steps as the run's, if not given
+        weighting: Literal["samples", "uniform"] = "samples"
+
+    class Down(Payload):
+        x: Weights
+
+    class Up(Payload):
+        x: Weights
+        run: Statistics
+
+    class Client(State):
+        v: Tensors | None = None
+
+    def local(self, phase, client, down, host):
+        v = host.train(
+            host.initial.select(host.shared) if client.v is None else client.v,
+            epochs=self.config.personal_epochs,
+            proximal=self.config.lambda_,
+            toward=down.x,
+            stream="personal",
+        )
+        y = host.train(down.x)
+        return self.Client(v=v.x), self.Up(x=y.x, run=y.run)
+
+    def personal(self, client, local, host):
+        return local if client.v is None else client.v

@@ -1,0 +1,45 @@
+"""FedBABU: Oh, Kim and Yun, "FedBABU: Toward Enhanced Representation for Federated Image
+Classification", ICLR 2022 (arXiv:2106.06042), Algorithm 1.
+
+theta_ext  the body, shared
+theta_cls  the head: its random start, the same for all, never trained
+
+The body alone is trained and crosses. Personal models come from fine-tuning the whole model at the
+end: `evaluate.finetune: true`, with `train.epochs` local epochs.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fednet.algorithms.base import Algorithm, AlgorithmConfig, Payload, Statistics, Weights
+from fednet.algorithms.split import last_linears
+from fednet.registry import algorithm
+
+
+@algorithm("fedbabu")
+class FedBABU(Algorithm):
+    """Only the body is trained; the head stays as it was initialised until the end."""
+
+    paper = "Oh et al., ICLR 2022 (arXiv:2106.06042)"
+    cost = ("|base|", "|base|")
+    keeps = ("base", "-")
+    sums_updates = True
+
+    class Config(AlgorithmConfig):
+        weighting: Literal["samples", "uniform"] = "samples"
+
+    class Down(Payload):
+        x: Weights
+
+    class Up(Payload):
+        x: Weights
+        run: Statistics
+
+    def shared(self, layout, module):
+        return layout.without(last_linears(module, 1))
+
+    def local(self, phase, client, down, host):
+        body = [slot.name for slot in down.x.params.layout.slots]
+        y = host.train(down.x, only=body)
+        return client, self.Up(x=y.x, run=y.run)

@@ -1,0 +1,65 @@
+"""FedBN: Li, Jiang, Zhang, Kamp and Dou, "FedBN: Federated Learning on Non-IID Features via Local
+Batch Normalization", ICLR 2021 (arXiv:2102.07623), Algorithm 1.
+
+w        all layers but the batch normalisation, shared
+w_bn,k   the batch normalisation of client k: scale, shift and running statistics; never crosses
+
+A model without batch normalisation makes this FedAvg.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fednet.algorithms.base import (
+    Algorithm,
+    AlgorithmConfig,
+    Payload,
+    State,
+    Statistics,
+    Tensors,
+    Weights,
+)
+from fednet.algorithms.split import joined, parted
+from fednet.registry import algorithm
+
+
+@algorithm("fedbn")
+class FedBN(Algorithm):
+    """Each client keeps its own batch normalisation; all else is averaged."""
+
+    paper = "Li et al., ICLR 2021 (arXiv:2102.07623)"
+    cost = ("|base|", "|base|")
+    keeps = ("base", "batch normalisation")
+    personalised = True
+    has_global = False
+    sums_updates = True
+
+    class Config(AlgorithmConfig):
+        weighting: Literal["samples", "uniform"] = "samples"
+
+    class Down(Payload):
+        x: Weights
+
+    class Up(Payload):
+        x: Weights
+        run: Statistics
+
+    class Client(State):
+        bn: Tensors | None = None
+
+    def shared(self, layout, module):
+        own = {
+            f"{name}.{leaf}"
+            for name, part in module.named_modules()
+            if isinstance(part, _BatchNorm)
+            for leaf in part.state_dict()
+        }
+        return layout.without(own & set(layout.names))
+
+    def local(self, phase, client, down, host):
+        y = host.train(joined(down.x, client.bn, host))
+        up, own = parted(y.x, host)
+        return self.Client(bn=own), self.Up(x=up, run=y.run)

@@ -1,0 +1,108 @@
+"""FedDF: Lin, Kong, Stich and Jaggi, "Ensemble Distillation for Robust Model Fusion in Federated
+Learning", NeurIPS 2020 (arXiv:2006.07242), Algorithm 1.
+
+x_k    local model of client k    x  global model    d  public samples, labels unused
+f(x_k, d)  logits of client k's model on d
+
+    x_0 <- mean of x_k weighted by samples
+    x_j <- x_{j-1} - eta grad KL(softmax(mean_k f(x_k, d)), softmax(f(x_{j-1}, d)))
+
+The logits are averaged uniformly, as printed. `distill_epochs` passes over the public set by plain
+SGD; the paper takes 10,000 steps of Adam with a cosine schedule and stops early on a validation
+set, which a server of ours does not have.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fednet.algorithms.base import (
+    Algorithm,
+    AlgorithmConfig,
+    Count,
+    Payload,
+    Positive,
+    Samples,
+    State,
+    Statistics,
+    Sum,
+    Weights,
+)
+from fednet.errors import ConfigError
+from fednet.registry import algorithm
+
+
+@algorithm("feddf")
+class FedDF(Algorithm):
+    """The server distils the clients' ensemble into their mean, on public samples."""
+
+    paper = "Lin et al., NeurIPS 2020 (arXiv:2006.07242)"
+    cost = ("|w|", "|w|")
+    keeps = ("w, public set", "-")
+    needs_public = True
+    uses_public = True
+
+    class Config(AlgorithmConfig):
+        distill_epochs: Count = 1
+        distill_lr: Positive = 0.01
+        distill_batch: Count = 128
+        weighting: Literal["samples", "uniform"] = "samples"
+
+    class Down(Payload):
+        x: Weights
+
+    class Up(Payload):
+        x: Weights
+        run: Statistics
+
+    class Fold(State):
+        x: Sum
+        logits: torch.Tensor | None = None  # sum of f(x_k, d), (n, C) float64
+        models: int = 0
+
+    def prepare(self, server, host):
+        if host.public is None:
+            raise ConfigError(
+                "algorithm: feddf distils on a public set; set data.public.samples, e.g. to 1000."
+            )
+        return server
+
+    def local(self, phase, client, down, host):
+        y = host.train(down.x)
+        return client, self.Up(x=y.x, run=y.run)
+
+    def fold(self, fold, server, client_id, up, host):
+        f = logits(host.model(up.x), host.public_inputs[0], self.config.distill_batch)
+        return self.Fold(
+            x=fold.x.add(up.x, self.weight(up.run)),
+            logits=f if fold.logits is None else fold.logits + f,
+            models=fold.models + 1,
+        )
+
+    def finish(self, fold, server, cohort, host):
+        target = (fold.logits / fold.models).softmax(dim=1).float()
+        samples = Samples(host.public_inputs[0], target)
+        x = host.fit(
+            fold.x.mean(),
+            samples,
+            epochs=self.config.distill_epochs,
+            lr=self.config.distill_lr,
+            batch_size=self.config.distill_batch,
+            loss=divergence,
+        )
+        return self.Server(x=x)
+
+
+def divergence(model: nn.Module, x: Any, target: torch.Tensor) -> torch.Tensor:
+    """KL(target, softmax(f(x))), the mean over a batch. target: (n, C) probabilities."""
+    return F.kl_div(model(x).log_softmax(dim=1), target, reduction="batchmean")
+
+
+@torch.no_grad()
+def logits(model: nn.Module, x: torch.Tensor, batch: int) -> torch.Tensor:
+    """(n, C) float64, in batches."""
+    return torch.cat([model(part) for part in x.split(batch)]).double()

@@ -1,0 +1,90 @@
+"""FedNova: Wang, Liu, Liang, Joshi and Poor, "Tackling the Objective Inconsistency Problem in
+Heterogeneous Federated Optimization", NeurIPS 2020 (arXiv:2007.07481).
+
+w      global model    w_i  local model    Delta_i = w - w_i    p_i  share of the samples
+a_i    total weight of each of client i's K_i gradients in Delta_i / eta_l; ||a_i||_1 their sum
+d_i    = Delta_i / ||a_i||_1, the normalised update
+
+    w <- w - tau_eff * sum_i p_i d_i,    tau_eff = sum_i p_i ||a_i||_1
+
+With plain SGD ||a_i||_1 is K_i. With momentum and with the proximal term mu it is what a constant
+gradient of 1 adds up to, so one recurrence serves all of the paper's local solvers. The authors'
+code takes sum_i p_i K_i for tau_eff where mu > 0: `tau_eff: steps`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fednet.algorithms.base import (
+    Algorithm,
+    AlgorithmConfig,
+    Delta,
+    NonNegative,
+    Payload,
+    State,
+    Statistics,
+    Sum,
+    Weights,
+)
+from fednet.registry import algorithm
+
+
+def gradient_weight(steps: int, lr: float, momentum: float, mu: float) -> float:
+    """||a_i||_1 of that many steps of SGD with momentum and a pull mu to the start: what a constant
+    gradient of 1 moves, over lr.
+    """
+    if not mu and not momentum:
+        return float(steps)
+    moved = velocity = 0.0
+    for _ in range(steps):
+        velocity = momentum * velocity + 1.0 - mu * lr * moved
+        moved += velocity
+    return moved
+
+
+@algorithm("fednova")
+class FedNova(Algorithm):
+    """Updates are divided by how much their client did, then scaled together."""
+
+    paper = "Wang et al., NeurIPS 2020 (arXiv:2007.07481)"
+    cost = ("|w|", "|w|")
+    keeps = ("w", "-")
+    sgd_only = True
+
+    class Config(AlgorithmConfig):
+        mu: NonNegative = 0.0  # of the local proximal term
+        tau_eff: Literal["norm", "steps"] = "norm"
+        weighting: Literal["samples", "uniform"] = "samples"
+
+    class Down(Payload):
+        x: Weights
+
+    class Up(Payload):
+        d: Delta  # Delta_i
+        run: Statistics
+
+    class Fold(State):
+        d: Sum  # of p_i d_i, p_i not yet normalised
+        effective: float = 0.0  # sum of p_i ||a_i||_1, or of p_i K_i
+
+    def local(self, phase, client, down, host):
+        y = host.train(down.x, proximal=self.config.mu)
+        return client, self.Up(d=(down.x - y.x).with_buffers(y.x), run=y.run)
+
+    def start(self, server, phase):
+        return self.Fold(d=Sum.empty())
+
+    def fold(self, fold, server, client_id, up, host):
+        p = self.weight(up.run)
+        norm = gradient_weight(up.run.steps, host.lr, host.momentum, self.config.mu)
+        effective = up.run.steps if self.config.tau_eff == "steps" else norm
+        return self.Fold(
+            d=fold.d.add(up.d, p, scale=1.0 / norm if norm else 0.0),
+            effective=fold.effective + p * effective,
+        )
+
+    def finish(self, fold, server, cohort, host):
+        tau_eff = fold.effective / fold.d.weight
+        host.report(tau_eff=tau_eff)
+        return self.Server(x=fold.d.step(server.x, -tau_eff))

@@ -1,0 +1,182 @@
+"""Server optimizers. FedAdam, FedYogi and FedAdagrad: Reddi et al., "Adaptive Federated
+Optimization", ICLR 2021 (arXiv:2003.00295), Algorithm 2. FedAvgM: Hsu, Qi and Brown, "Measuring the
+Effects of Non-Identical Data Distribution for Federated Visual Classification", 2019
+(arXiv:1909.06335).
+
+x      global model    x_i  local model    Delta  mean of x_i - x: the server's pseudo-gradient
+m, v   first and second moment; beta_1, beta_2 their decay; tau  degree of adaptivity
+eta    server rate
+
+    adaptive:  m <- beta_1 m + (1 - beta_1) Delta;  v by the method
+               x <- x + eta m / (sqrt(v) + tau)
+    momentum:  v <- beta v + Delta;  x <- x + eta v
+
+v starts at tau^2, the least that the paper allows. There is no bias correction, as in the paper.
+Delta is weighted by samples; `weighting: uniform` is as its Algorithm 2 is printed. Buffers are
+averaged and take no part.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from fednet.algorithms.base import (
+    Algorithm,
+    AlgorithmConfig,
+    Fraction,
+    Payload,
+    Positive,
+    State,
+    Statistics,
+    Tensors,
+    Weights,
+    blockwise,
+)
+from fednet.registry import algorithm
+
+
+@algorithm("fedavgm")
+class FedAvgM(Algorithm):
+    """Federated averaging with momentum at the server."""
+
+    paper = "Hsu et al., 2019 (arXiv:1909.06335)"
+    cost = ("|w|", "|w|")
+    keeps = ("w, v", "-")
+    sums_updates = True
+
+    class Config(AlgorithmConfig):
+        beta: Fraction = 0.9
+        server_lr: Positive = 1.0
+        weighting: Literal["samples", "uniform"] = "samples"
+
+    class Down(Payload):
+        x: Weights
+
+    class Up(Payload):
+        x: Weights
+        run: Statistics
+
+    class Server(State):
+        x: Tensors
+        v: Tensors
+
+    def init_server(self, x):
+        return self.Server(x=x, v=x.params.zeros_like())
+
+    def local(self, phase, client, down, host):
+        y = host.train(down.x)
+        return client, self.Up(x=y.x, run=y.run)
+
+    def finish(self, fold, server, cohort, host):
+        mean, beta, eta = fold.x.mean(), self.config.beta, self.config.server_lr
+
+        def step(mean, x, v):
+            v_new = beta * v + (mean - x)
+            return x + eta * v_new, v_new
+
+        x, v = blockwise(step, mean, server.x, server.v)
+        return self.Server(x=mean.with_vector(x), v=server.v.with_vector(v))
+
+
+class Adaptive(Algorithm):
+    """What the three adaptive methods share; each says how v follows Delta^2."""
+
+    sums_updates = True
+
+    class Down(Payload):
+        x: Weights
+
+    class Up(Payload):
+        x: Weights
+        run: Statistics
+
+    class Server(State):
+        x: Tensors
+        m: Tensors
+        v: Tensors
+
+    def second(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
+        """The next v. square: Delta^2, elementwise."""
+        raise NotImplementedError(f"{type(self).__name__}.second")
+
+    def init_server(self, x):
+        zero = x.params.zeros_like()
+        return self.Server(
+            x=x, m=zero, v=zero.with_vector(torch.full_like(zero.vector, self.config.tau**2))
+        )
+
+    def local(self, phase, client, down, host):
+        y = host.train(down.x)
+        return client, self.Up(x=y.x, run=y.run)
+
+    def finish(self, fold, server, cohort, host):
+        mean, c = fold.x.mean(), self.config
+
+        def step(mean, x, m, v):
+            delta = mean - x
+            m_new = c.beta_1 * m + (1 - c.beta_1) * delta
+            v_new = self.second(v, delta * delta)
+            return x + c.server_lr * m_new / (v_new.sqrt() + c.tau), m_new, v_new
+
+        x, m, v = blockwise(step, mean, server.x, server.m, server.v)
+        return self.Server(
+            x=mean.with_vector(x), m=server.m.with_vector(m), v=server.v.with_vector(v)
+        )
+
+
+@algorithm("fedadagrad")
+class FedAdagrad(Adaptive):
+    """Adagrad at the server."""
+
+    paper = "Reddi et al., ICLR 2021 (arXiv:2003.00295)"
+    cost = ("|w|", "|w|")
+    keeps = ("w, m, v", "-")
+
+    class Config(AlgorithmConfig):
+        server_lr: Positive = 0.1
+        beta_1: Fraction = 0.0
+        tau: Positive = 1e-3
+        weighting: Literal["samples", "uniform"] = "samples"
+
+    def second(self, v, square):
+        return v + square
+
+
+@algorithm("fedadam")
+class FedAdam(Adaptive):
+    """Adam at the server."""
+
+    paper = "Reddi et al., ICLR 2021 (arXiv:2003.00295)"
+    cost = ("|w|", "|w|")
+    keeps = ("w, m, v", "-")
+
+    class Config(AlgorithmConfig):
+        server_lr: Positive = 0.01
+        beta_1: Fraction = 0.9
+        beta_2: Fraction = 0.99
+        tau: Positive = 1e-3
+        weighting: Literal["samples", "uniform"] = "samples"
+
+    def second(self, v, square):
+        return self.config.beta_2 * v + (1 - self.config.beta_2) * square
+
+
+@algorithm("fedyogi")
+class FedYogi(Adaptive):
+    """Yogi at the server."""
+
+    paper = "Reddi et al., ICLR 2021 (arXiv:2003.00295)"
+    cost = ("|w|", "|w|")
+    keeps = ("w, m, v", "-")
+
+    class Config(AlgorithmConfig):
+        server_lr: Positive = 0.01
+        beta_1: Fraction = 0.9
+        beta_2: Fraction = 0.99
+        tau: Positive = 1e-3
+        weighting: Literal["samples", "uniform"] = "samples"
+
+    def second(self, v, square):
+        return v - (1 - self.config.beta_2) * square * torch.sign(v - square)

@@ -1,0 +1,75 @@
+"""FedSAM: Qu et al., "Generalized Federated Learning via Sharpness Aware Minimization", ICML 2022
+(arXiv:2206.02618), Algorithm 1.
+
+w    global model    w_i  local model    rho  radius of the perturbation
+g    gradient of a batch's loss at w_i
+
+    each local step:  w_i <- w_i - eta_l * grad of the batch's loss at w_i + rho g / ||g||
+
+The norm is over all trained parameters. BatchNorm's running statistics see each batch once, at w_i
+itself. The default radius is that of SAM (Foret et al., ICLR 2021).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from fednet.algorithms.base import (
+    Algorithm,
+    AlgorithmConfig,
+    NonNegative,
+    Payload,
+    Statistics,
+    Weights,
+)
+from fednet.registry import algorithm
+
+
+@algorithm("fedsam")
+class FedSAM(Algorithm):
+    """Local steps along the gradient at the worst point nearby, so that flat minima are found."""
+
+    paper = "Qu et al., ICML 2022 (arXiv:2206.02618)"
+    cost = ("|w|", "|w|")
+    keeps = ("w", "-")
+    sums_updates = True
+
+    class Config(AlgorithmConfig):
+        rho: NonNegative = 0.05
+        weighting: Literal["samples", "uniform"] = "samples"
+
+    class Down(Payload):
+        x: Weights
+
+    class Up(Payload):
+        x: Weights
+        run: Statistics
+
+    def local(self, phase, client, down, host):
+        y = host.train(down.x, loss=sharp(host.task, self.config.rho) if self.config.rho else None)
+        return client, self.Up(x=y.x, run=y.run)
+
+
+def sharp(task: Any, rho: float) -> Any:
+    """loss(model, x, y) with the value at w_i and the gradient at w_i + rho g / ||g||."""
+
+    def loss(model: nn.Module, x: Any, y: torch.Tensor) -> torch.Tensor:
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        here = task.loss(model(x), y)
+        g = torch.autograd.grad(here, list(trained.values()), allow_unused=True)
+        squares = [part.square().sum() for part in g if part is not None]
+        scale = rho / (torch.stack(squares).sum().sqrt() + 1e-12)
+        moved = {
+            name: p if part is None else p + scale * part
+            for (name, p), part in zip(trained.items(), g)
+        }
+        # On copies of the buffers: the running statistics have seen this batch already.
+        buffers = {name: b.clone() for name, b in model.named_buffers()}
+        there = task.loss(functional_call(model, {**moved, **buffers}, (x,)), y)
+        return there + (here - there).detach()
+
+    return loss

@@ -1,0 +1,110 @@
+"""pFedMe: Dinh, Tran and Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS
+2020 (arXiv:2006.08848), Algorithm 1.
+
+w      global model    w_i  client i's copy of it    theta_i  personal model of client i
+R      local rounds    K    steps on one minibatch   lambda   strength of the pull of theta_i to w_i
+eta    rate of w_i     beta weight of the new mean in w
+
+    each local round, with one minibatch D:
+        theta_i by K steps on f_i(theta; D) + lambda/2 ||theta - w_i||^2
+        w_i <- w_i - eta lambda (w_i - theta_i)
+    server: w <- (1 - beta) w + beta * mean w_i
+
+R is the number of steps that the run's other methods take (`train.steps`, or epochs times batches);
+`train.lr` is the rate of the K steps. As in the authors' code theta_i goes on from where the local
+round before left it, and starts at w.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from fednet.algorithms.base import (
+    Algorithm,
+    AlgorithmConfig,
+    Payload,
+    Positive,
+    Run,
+    State,
+    Statistics,
+    Tensors,
+    Weights,
+)
+from fednet.registry import algorithm
+
+
+@algorithm("pfedme")
+class PFedMe(Algorithm):
+    """Personal models by the Moreau envelope; clients move the global model toward them."""
+
+    paper = "Dinh et al., NeurIPS 2020 (arXiv:2006.08848)"
+    cost = ("|w|", "|w|")
+    keeps = ("w", "theta_i")
+    personalised = True
+
+    class Config(AlgorithmConfig, rename={"lambda_": "lambda", "k": "K"}):
+        k: Positive = 5
+        lambda_: Positive = 15.0
+        eta: Positive = 0.005
+        beta: Positive = 1.0
+        weighting: Literal["uniform", "samples"] = "uniform"
+
+    class Down(Payload):
+        x: Weights
+
+    class Up(Payload):
+        x: Weights  # w_i
+        run: Statistics
+
+    class Client(State):
+        theta: Tensors | None = None
+
+    def local(self, phase, client, down, host):
+        w = theta = down.x
+        steps, loss = local_rounds(host), 0.0
+        for r in range(steps):
+            found = host.train(
+                theta,
+                steps=int(self.config.k),
+                loss=on_one_batch(host.task),
+                proximal=self.config.lambda_,
+                toward=w,
+                stream=f"local round {r}",
+            )
+            theta = found.x
+            w = w.plus(w - theta, -self.config.eta * self.config.lambda_).with_buffers(theta)
+            loss += found.run.loss
+        run = Run(n=host.n, steps=steps, loss=loss / steps if steps else 0.0)
+        return self.Client(theta=theta), self.Up(x=w, run=run)
+
+    def finish(self, fold, server, cohort, host):
+        mean = fold.x.mean()
+        x = server.x.plus(mean - server.x, self.config.beta)
+        return self.Server(x=x.with_buffers(mean))
+
+    def personal(self, client, local, host):
+        return local if client.theta is None else client.theta
+
+
+def local_rounds(host: Any) -> int:
+    """R: the steps that the run's plain training would take."""
+    train = host.train_config
+    if train.steps is not None:
+        return int(train.steps)
+    return int(train.epochs * -(-host.n // train.batch_size))
+
+
+def on_one_batch(task: Any) -> Any:
+    """A loss that keeps to the first batch it is given: K steps on one minibatch."""
+    kept: list[tuple[Any, torch.Tensor]] = []
+
+    def loss(model: nn.Module, x: Any, y: torch.Tensor) -> torch.Tensor:
+        if not kept:
+            kept.append((x, y))
+        x, y = kept[0]
+        return task.loss(model(x), y)
+
+    return loss

@@ -1,0 +1,71 @@
+"""q-FedAvg: Li, Sanjabi, Beirami and Smith, "Fair Resource Allocation in Federated Learning", ICLR
+2020 (arXiv:1905.10497), Algorithm 2.
+
+w    global model    w_k  local model    F_k  mean loss of w on client k's training samples
+L    1 / eta_l       q    how much a client's loss counts: 0 is the uniform mean
+
+    Delta_k = L (w - w_k)
+    h_k     = q F_k^(q-1) ||Delta_k||^2 + L F_k^q
+    w      <- w - sum_k F_k^q Delta_k / sum_k h_k
+
+As in the authors' code 1e-10 is added to F_k. Both sums are taken over L here, which cancels.
+"""
+
+from __future__ import annotations
+
+from fednet.algorithms.base import (
+    Algorithm,
+    AlgorithmConfig,
+    Delta,
+    NonNegative,
+    Payload,
+    Scalar,
+    State,
+    Statistics,
+    Sum,
+    Weights,
+)
+from fednet.registry import algorithm
+
+EPSILON = 1e-10
+
+
+@algorithm("qfedavg")
+class QFedAvg(Algorithm):
+    """Clients with a higher loss count more, so that accuracies are more alike."""
+
+    paper = "Li et al., ICLR 2020 (arXiv:1905.10497)"
+    cost = ("|w|", "|w| + 1")
+    keeps = ("w", "-")
+
+    class Config(AlgorithmConfig):
+        q: NonNegative = 1.0
+
+    class Down(Payload):
+        x: Weights
+
+    class Up(Payload):
+        d: Delta  # w - w_k
+        loss: Scalar  # F_k
+        run: Statistics
+
+    class Fold(State):
+        d: Sum  # of F_k^q (w - w_k)
+        h: float = 0.0  # sum of h_k / L
+
+    def local(self, phase, client, down, host):
+        loss = host.evaluate(down.x, host.data).mean_loss
+        y = host.train(down.x)
+        return client, self.Up(d=(down.x - y.x).with_buffers(y.x), loss=loss, run=y.run)
+
+    def start(self, server, phase):
+        return self.Fold(d=Sum.empty())
+
+    def fold(self, fold, server, client_id, up, host):
+        q, loss = self.config.q, up.loss + EPSILON
+        d, square = fold.d.measure(up.d, loss**q)
+        return self.Fold(d=d, h=fold.h + q * loss ** (q - 1) * square / host.lr + loss**q)
+
+    def finish(self, fold, server, cohort, host):
+        host.report(step=fold.d.weight / fold.h)
+        return self.Server(x=fold.d.step(server.x, -1.0, divisor=fold.h))

@@ -1,0 +1,61 @@
+"""FedBN and FedBABU: what crosses, what stays, and what is trained."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.algorithms.harness import Federation, images, same
+from tests.algorithms.reference import Reference, agrees, whole_batches
+
+
+def pictured(**changes):
+    x, y = images(24, shape=(3, 32, 32))
+    parts = [range(12), range(12, 24)]
+    model = {"name": "vgg11", "norm": "batch"}
+    return Federation(clients=2, model=model, data=(x, y), parts=parts, **changes)
+
+
+def test_fedbn_keeps_all_of_batch_normalisation_at_the_client():
+    run = pictured(rounds=1).run("fedbn")
+    norms = [n for n, m in run.federation.build(0).named_modules() if "BatchNorm" in str(type(m))]
+    crossed = set(run.servers[-1].x.layout.names)
+    assert norms
+    assert not any(name.startswith(tuple(f"{n}." for n in norms)) for name in crossed)
+    own = run.clients[0].bn
+    leaves = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    assert set(own.layout.names) == {f"{n}.{leaf}" for n in norms for leaf in leaves}
+    assert not torch.equal(own.vector, run.clients[1].bn.vector)
+
+
+def test_fedbn_judges_a_client_with_its_own_normalisation():
+    run = pictured(rounds=2).run("fedbn")
+    judged = run.algorithm.personal(run.clients[1], run.locals[1], run.site(1))
+    for name, value in run.clients[1].bn.items():
+        assert torch.equal(judged[name], value), name
+
+
+def test_fedbn_without_batch_normalisation_is_fedavg_to_the_bit():
+    f = Federation()
+    assert same(f.run("fedbn").x, f.run("fedavg").x)
+
+
+def test_fedbabu_never_trains_the_head():
+    f = whole_batches(train={"epochs": 2, "weight_decay": 0.1}, rounds=2)
+    run = f.run("fedbabu")
+    head = {name for name in f.layout.names if name not in run.servers[-1].x.layout.names}
+    assert head == set(run.setting.head)
+    for name in head:
+        assert torch.equal(run.locals[0][name], f.initial[name])
+
+
+def test_fedbabus_body_recomputed_in_float64():
+    f = whole_batches(train={"epochs": 3}, rounds=1)
+    reference = Reference(f)
+    n = len(f.run("fedbabu").servers[0].x.vector)
+    free = (torch.arange(len(reference.start)) < n).double()  # the head's parameters come last
+    local = [
+        reference.descend(reference.start, k, 3, change=lambda g, w: free * g) for k in range(4)
+    ]
+    sizes = [len(p) for p in f.parts]
+    mean = sum(s * w for s, w in zip(sizes, local)) / sum(sizes)
+    assert agrees(f.run("fedbabu").x, mean[:n])

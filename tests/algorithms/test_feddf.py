@@ -1,0 +1,46 @@
+"""FedDF: the ensemble's target and one step of distillation, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fednet.errors import ConfigError
+from tests.algorithms.harness import close, same
+from tests.algorithms.reference import Reference, agrees, whole_batches
+
+
+def test_one_step_of_distillation_recomputed_in_float64():
+    f = whole_batches(train={"epochs": 2}, rounds=1)
+    run = f.run("feddf", distill_lr=0.5, distill_batch=1000)
+    reference = Reference(f)
+    d = f.public_data.train[0].double()
+    local = [reference.descend(reference.start, k, 2) for k in range(4)]
+    with torch.no_grad():
+        target = sum(reference.load(w)(d) for w in local).div(4).softmax(1)
+    sizes = [len(p) for p in f.parts]
+    x = sum(n * w for n, w in zip(sizes, local)) / sum(sizes)
+    gradient = reference.gradient(
+        x,
+        0,
+        lambda module, _x, _y: F.kl_div(module(d).log_softmax(1), target, reduction="batchmean"),
+    )
+    assert agrees(run.x, x - 0.5 * gradient)
+
+
+def test_without_distillation_it_is_fedavg():
+    f = whole_batches()
+    assert same(f.run("feddf", distill_epochs=0).x, f.run("fedavg").x)
+
+
+def test_a_single_client_teaches_itself_nothing_new():
+    f = whole_batches(rounds=1)
+    run = f.run("feddf", cohorts=[[2]], distill_lr=0.5)
+    assert close(run.x, f.run("fedavg", cohorts=[[2]]).x, 1e-5)
+
+
+def test_a_public_set_is_asked_for():
+    f = whole_batches(public=0)
+    with pytest.raises(ConfigError, match=r"data\.public\.samples"):
+        f.run("feddf")

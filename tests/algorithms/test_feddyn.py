@@ -1,0 +1,55 @@
+"""FedDyn: by hand, and recomputed in float64 over rounds of partial participation."""
+
+from __future__ import annotations
+
+import torch
+
+from fednet.algorithms.base import Run
+from tests.algorithms.harness import Desk, Federation, serve, vector
+from tests.algorithms.reference import Reference, agrees, whole_batches
+
+
+def test_servers_step_by_hand():
+    algorithm = Federation().make("feddyn", alpha=0.5)
+    ups = {i: algorithm.Up(x=vector(v), run=Run(1, 1, 0.0)) for i, v in ((0, 2.0), (1, 4.0))}
+    after = serve(algorithm, algorithm.init_server(vector(1.0)), ups, Desk(clients=4))
+    # h = 0 - 0.5/4 * ((2 - 1) + (4 - 1)) = -0.5; theta = 3 + 0.5 / 0.5
+    assert float(after.h.vector[0]) == -0.5
+    assert float(after.x.vector[0]) == 4.0
+
+
+def test_recomputed_in_float64():
+    alpha, epochs, cohorts = 0.1, 3, [[0, 1], [1, 2, 3], [0, 3]]
+    f = whole_batches(train={"epochs": epochs})
+    run = f.run("feddyn", cohorts=cohorts, alpha=alpha)
+    reference = Reference(f)
+    theta, h = reference.start, torch.zeros_like(reference.start)
+    g = {k: torch.zeros_like(h) for k in range(4)}
+    for cohort in cohorts:
+        local = {}
+        for k in cohort:
+
+            def change(gradient, w, k=k, theta=theta):
+                return gradient - g[k] + alpha * (w - theta)
+
+            local[k] = reference.descend(theta, k, epochs, change=change)
+        for k in cohort:
+            g[k] = g[k] - alpha * (local[k] - theta)
+        h = h - alpha / 4 * sum(local[k] - theta for k in cohort)
+        theta = sum(local.values()) / len(cohort) - h / alpha
+    assert agrees(run.x, theta)
+    for k in range(4):
+        assert agrees(run.clients[k].g, g[k], 1e-4)
+
+
+def test_state_of_a_client_is_the_gradient_at_its_own_optimum():
+    """What makes all agree: after exact local minimisation g_k is the gradient of L_k there."""
+    linear = {"name": "mlp", "hidden": []}  # smooth, so that the descent settles
+    f = whole_batches(train={"epochs": 600, "lr": 0.02}, rounds=1, model=linear)
+    run = f.run("feddyn", cohorts=[[0]], alpha=1.0)
+    reference = Reference(f)
+    local = run.trips[-1][0][1].x.vector.double()
+    gradient = reference.gradient(local, 0)
+    assert float((run.clients[0].g.vector.double() - gradient).norm()) < 0.01 * float(
+        gradient.norm()
+    )
