@@ -53,7 +53,7 @@ class FedAvgM(Algorithm):
         run: Statistics  # samples, steps, mean loss
 
     class Server(State):  # what the server keeps from round to round; a client keeps nothing here
-        x: Tensors
+        x: Weights  # the shared model
         v: Tensors
 
     def init_server(self, x):

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, get_type_hints
 
 import msgspec
 import numpy as np
@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from fednet.algorithms.state import Empty, PerClient, State
+from fednet.errors import ConfigError
 from fednet.tensors import Layout, Sum, Tensors, TwoSums, blockwise, mean
 from fednet.training.loop import Trained
 from fednet.wire.payload import (
@@ -299,6 +300,9 @@ class Algorithm:
 
     exchanges: tuple[Exchange, ...] = ()
     Enrolment: type[Payload] | None = None
+    # of Server, the shared model: the field declared `Weights`, or the only one declared `Tensors`;
+    # None for a method that has none
+    model_field: ClassVar[str | None] = "x"
 
     def __init__(self, config: Any = None, clients: int = 1) -> None:
         self.config = self.Config() if config is None else config
@@ -308,6 +312,8 @@ class Algorithm:
         super().__init_subclass__(**kwargs)
         if "exchanges" not in cls.__dict__:
             cls.exchanges = (Exchange(cls.Down, cls.Up),)
+        if "Server" in cls.__dict__:
+            cls.model_field = _model_field(cls.Server)
 
     def refusal(self, run: Any) -> tuple[str, str] | None:
         """(key, sentence) where the run's configuration asks for what this method cannot do: said
@@ -329,7 +335,7 @@ class Algorithm:
     # -- state -------------------------------------------------------------------------------------
     def init_server(self, x: Tensors) -> Any:
         """x: the shared part of the initial model."""
-        return self.Server(x=x)  # type: ignore[call-arg]
+        return self.Server(**{self._field(self.model_field, "Server"): x})
 
     def prepare(self, server: Any, host: ServerHost) -> Any:
         """What the server does once, before round 1 and not again after a resume: its state to
@@ -351,7 +357,9 @@ class Algorithm:
 
     # -- a round -----------------------------------------------------------------------------------
     def broadcast(self, server: Any, phase: int, client_id: int) -> Any:
-        return self.Down(x=server.x)  # type: ignore[call-arg]
+        return self.Down(
+            **{self._field(self.Down.roles.weights, "Down"): self.shared_model(server)}
+        )
 
     def local(self, phase: int, client: Any, down: Any, host: ClientHost) -> tuple[Any, Any]:
         raise NotImplementedError(f"{type(self).__name__}.local")
@@ -361,11 +369,13 @@ class Algorithm:
 
     def fold(self, fold: Any, server: Any, client_id: int, up: Any, host: ServerHost) -> Any:
         """Weighted by samples unless the configuration says `weighting: uniform`."""
-        return self.Fold(x=fold.x.add(up.x, self.weight(up.run)))  # type: ignore[call-arg]
+        x = getattr(up, self._field(up.roles.weights, "Up"))
+        run = getattr(up, self._field(up.roles.run, "Up"))
+        return self.Fold(x=fold.x.add(x, self.weight(run)))  # type: ignore[call-arg]
 
     def finish(self, fold: Any, server: Any, cohort: Sequence[int], host: ServerHost) -> Any:
         """Next server state; between exchanges, what the next exchange needs as part of it."""
-        return server.replace(x=fold.x.mean())
+        return self.with_model(server, fold.x.mean())
 
     def weight(self, run: Run) -> float:
         return 1.0 if getattr(self.config, "weighting", "samples") == "uniform" else float(run.n)
@@ -373,7 +383,27 @@ class Algorithm:
     # -- what is judged ----------------------------------------------------------------------------
     def global_model(self, server: Any) -> Tensors | None:
         """The shared model that is evaluated; None where there is no complete global model."""
-        return server.x if self.has_global else None
+        return self.shared_model(server) if self.has_global else None
+
+    # -- the shared model --------------------------------------------------------------------------
+    def shared_model(self, server: Any) -> Tensors | None:
+        """The model, or its shared part, that the server's state holds; None for a method that
+        keeps none there.
+        """
+        return None if self.model_field is None else getattr(server, self.model_field)
+
+    def with_model(self, server: Any, x: Tensors) -> Any:
+        """The server's state with this shared model."""
+        return server.replace(**{self._field(self.model_field, "Server"): x})
+
+    def _field(self, name: str | None, where: str) -> str:
+        """The field of that role, for what this base class does by default."""
+        if name is None:
+            raise ConfigError(
+                f"{type(self).__name__}.{where} declares no field that the defaults of Algorithm "
+                f"could use; declare one, or write the method that this default stands for."
+            )
+        return name
 
     def personal(
         self, client: Any, local: Tensors, host: ClientHost
@@ -382,3 +412,16 @@ class Algorithm:
         last local model.
         """
         return local
+
+
+def _model_field(server: type[State]) -> str | None:
+    """See `Algorithm.model_field`."""
+    hints = get_type_hints(server, include_extras=True)
+    marked = [n for n, hint in hints.items() if hint == Weights]
+    plain = [n for n, hint in hints.items() if hint is Tensors]
+    if len(marked) > 1 or (not marked and len(plain) > 1):
+        raise ConfigError(
+            f"{server.__qualname__}: {' and '.join(marked or plain)} may each be the shared model; "
+            f"declare it alone as Weights, and other tensors as Tensors."
+        )
+    return next(iter(marked or plain), None)

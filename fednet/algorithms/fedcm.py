@@ -51,7 +51,7 @@ class FedCM(Algorithm):
         run: Statistics
 
     class Server(State):
-        x: Tensors
+        x: Weights
         delta: Tensors
 
     class Fold(State):

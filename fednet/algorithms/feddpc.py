@@ -71,7 +71,7 @@ class FedDPC(Algorithm):
         run: Statistics
 
     class Server(State):
-        x: Tensors
+        x: Weights
         delta: Tensors  # G
 
     class Fold(State):

@@ -45,7 +45,7 @@ class FedVARP(Algorithm):
         run: Statistics
 
     class Server(State):
-        x: Tensors
+        x: Weights
         y: PerClient
         ybar: Tensors
 

@@ -59,7 +59,7 @@ class Scaffold(Algorithm):
         run: Statistics
 
     class Server(State):
-        x: Tensors
+        x: Weights
         c: Tensors
 
     class Client(State):

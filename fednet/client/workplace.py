@@ -31,6 +31,7 @@ from fednet.training.packed import Pack
 from fednet.wire import messages as m
 from fednet.wire.codec import Body, Encoded
 from fednet.wire.messages import Key
+from fednet.wire.payload import weights_of
 
 CACHED_BYTES = 96 << 20  # of clients' data that stay in memory, per process
 CACHED_SHARE = 0.1  # of a GPU's memory, likewise: what `slots.SPARE` leaves
@@ -235,7 +236,7 @@ class Workplace:
         down = exp.down.decode(
             exchange.down, task.form[task.enrol :], body[cut:], exp.agreed, fill=self._fill(record)
         )
-        received = getattr(down, "x", None)
+        x = weights_of(down)
         progress("training", 0, 0)
         state, up = method.local(key.phase, state, down, host)
         for name, value in ((n, getattr(up, n)) for n in up.fields):
@@ -244,7 +245,6 @@ class Workplace:
                     f"{name} is not finite after training; a smaller train.lr, or "
                     f"train.clip_norm, may help"
                 )
-        x = received if isinstance(received, Tensors) else None
         if exp.config.privacy.clip is not None:
             up = privacy.protect(up, x, exp.config.privacy, self._noise, key.round, key.client)
         progress("encoding", 0, 0)
@@ -272,9 +272,7 @@ class Workplace:
                 self._judgement(
                     task.key,
                     {
-                        "global": host.evaluate(received)
-                        if isinstance(received, Tensors) and method.has_global
-                        else None,
+                        "global": host.evaluate(x) if x is not None and method.has_global else None,
                         "personal": host.evaluate(method.personal(state, whole, host)),
                     },
                 )

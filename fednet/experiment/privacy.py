@@ -31,6 +31,7 @@ from fednet.errors import ConfigError, StateError
 from fednet.experiment import selection
 from fednet.files import digest
 from fednet.tensors import Sum, Tensors
+from fednet.wire.payload import run_of
 
 SLACK = 1.0001
 """The server takes an update for clipped up to this factor: float32 rounds x + (y - x)."""
@@ -124,8 +125,10 @@ def received(up: Any, x: Tensors | None, section: PrivacySection) -> Any:
     assert section.clip is not None
     if section.where == "server":
         up = clipped(up, x, section.clip, SLACK)
-    run = getattr(up, "run", None)
-    return up if run is None else dataclasses.replace(up, run=dataclasses.replace(run, n=1))
+    run = run_of(up)
+    if run is None:
+        return up
+    return dataclasses.replace(up, **{up.roles.run: dataclasses.replace(run, n=1)})
 
 
 def noised(fold: Any, section: PrivacySection, noise: Noise | None, round: int) -> Any:

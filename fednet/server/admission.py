@@ -56,7 +56,7 @@ def checker(exp: Any, sent: Callable[[int], Any]) -> Callable[[Any, memoryview],
     from fednet.experiment.judging import Judgement
     from fednet.experiment.privacy import updates
     from fednet.tensors import Tensors
-    from fednet.wire.payload import Run, Samples
+    from fednet.wire.payload import Samples, run_of
 
     reference = exp.setting.initial.select(exp.shared)
 
@@ -91,8 +91,8 @@ def checker(exp: Any, sent: Callable[[int], Any]) -> Callable[[Any, memoryview],
                         f"field {name}: samples of shape {tuple(value.x.shape[1:])} or labels "
                         f"that this federation does not have"
                     )
-        run = getattr(payload, "run", None)
-        if isinstance(run, Run) and exp.federation is not None:
+        run = run_of(payload)
+        if run is not None and exp.federation is not None:
             most_samples = exp.samples(key.client)
             if run.n > most_samples:
                 raise RemoteProtocolError(

@@ -33,6 +33,7 @@ from fednet.training.hosts import ServerHost
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
 from fednet.wire.messages import Key, Purpose
+from fednet.wire.payload import weights_of
 
 POLL_S = 0.2  # how often a request to stop is looked for
 
@@ -212,11 +213,8 @@ class Phases:
                         lost=drops(faults),
                     )
                 )
-        self.sent = {
-            c: down.x
-            for c, down in phase.seen.items()
-            if isinstance(getattr(down, "x", None), Tensors)
-        }
+        sent = {c: weights_of(down) for c, down in phase.seen.items()}
+        self.sent = {c: x for c, x in sent.items() if x is not None}
         phase.encoding = time.monotonic() - phase.opened
         rules, here = self._rules(), sum(1 for _, purpose in phase.spooled if purpose == "train")
         # What an earlier server received counts among the first.

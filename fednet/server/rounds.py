@@ -30,6 +30,7 @@ from fednet.server import accuracies as scores
 from fednet.server import exports
 from fednet.server.accounts import Accounts, nothing, predict
 from fednet.server.checkpoint import Checkpoints, Progress
+from fednet.server.hashes import model_hashes
 from fednet.server.io_thread import ServerIO
 from fednet.server.phases import Phase, Phases
 from fednet.server.spool import Spool, Spooled
@@ -39,7 +40,7 @@ from fednet.tensors import combine
 from fednet.training.evaluation import Counts
 from fednet.training.hosts import ServerHost
 from fednet.wire.ledger import Kinds, add_kinds
-from fednet.wire.payload import Run
+from fednet.wire.payload import Run, run_of, weights_of
 
 
 class Residuals(State):
@@ -400,8 +401,8 @@ class Rounds:
         """Folds a reply, which was checked when it came. server: as the exchange has it, where
         `self.server` is the round's.
         """
-        received = getattr(phase.seen.get(client), "x", None)
-        x = received if isinstance(received, Tensors) else self.experiment.agreed
+        received = weights_of(phase.seen.get(client))
+        x = received if received is not None else self.experiment.agreed
         up: Any = self.experiment.up.decode(
             self.method.exchanges[phase.index].up,
             reply.form,
@@ -412,30 +413,28 @@ class Rounds:
         )
         if any(f.kind == "condensed" for f in up.fields.values()):
             exports.keep_condensed(self.directory.path, client, up)
-        if isinstance(getattr(up, "run", None), Run):
-            runs[client] = up.run
+        run = run_of(up)
+        if run is not None:
+            runs[client] = run
         if self.config.privacy.clip is not None:
             up = privacy.received(up, self.phases.sent.get(client), self.config.privacy)
         return self.method.fold(fold, server, client, up, self.host)
 
     def _fill(self) -> Tensors:
         """What stands where a reply says nothing."""
-        x = getattr(self.server, "x", None)
-        return (
-            x
-            if isinstance(x, Tensors) and x.layout == self.experiment.shared
-            else self.experiment.agreed
-        )
+        x = self.method.shared_model(self.server)
+        whole = x is not None and x.layout == self.experiment.shared
+        return x if x is not None and whole else self.experiment.agreed
 
     def _with_buffers(self, server: Any) -> Any:
         """A new shared model keeps the old one's buffers where the clients' do not come up."""
-        x = getattr(server, "x", None)
+        x = self.method.shared_model(server)
         if (
-            isinstance(x, Tensors)
+            x is not None
             and x.layout != self.experiment.shared
             and x.layout == self.experiment.shared.parameters
         ):
-            return server.replace(x=x.with_buffers(self._fill()))
+            return self.method.with_model(server, x.with_buffers(self._fill()))
         return server
 
     def _conclude(self, outcome: Outcome) -> None:
@@ -528,14 +527,13 @@ class Rounds:
         return found
 
     def _hashes(self, server: Any, model: Tensors | None) -> dict[str, Any]:
-        shared = getattr(server, "x", None)
-        by_name = shared.tensor_sha256() if isinstance(shared, Tensors) else {}
+        whole, by_name = model_hashes(self.method, server)
         found = {
-            "model_sha256": combine(by_name.values()),
+            "model_sha256": whole,
             "tensor_sha256": by_name,
             "clients_sha256": combine(s for _, s in sorted(self.progress.states.items()) if s),
         }
-        if model is not None and model is not shared:
+        if model is not None and model is not self.method.shared_model(server):
             found["evaluated_sha256"] = model.sha256()
         return found
 

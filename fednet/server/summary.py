@@ -14,6 +14,7 @@ from fednet import __version__, loading
 from fednet.config import Config
 from fednet.files import read_lines, write_json
 from fednet.server.exports import keep_class_means, keep_personal, save_model
+from fednet.server.hashes import model_hashes
 from fednet.server.rounds import Rounds
 
 
@@ -28,7 +29,6 @@ def finish(
     """Writes model.safetensors and summary.json; returns the summary."""
     config, progress = rounds.config, rounds.progress
     model = rounds.method.global_model(rounds.server)
-    shared = getattr(rounds.server, "x", None)
     if model is not None:
         save_model(directory / "model.safetensors", model)
     keep_class_means(directory, experiment)
@@ -57,7 +57,7 @@ def finish(
         "stopped": progress.stopped or None,
         "seconds": progress.seconds,
         "seconds_virtual": progress.virtual or None,
-        "model_sha256": shared.sha256() if shared is not None else None,
+        "model_sha256": model_hashes(rounds.method, rounds.server)[0],
         "clients_sha256": records[-1]["clients_sha256"] if records else None,
         "personal": final_scores(clients),
         "refused": rounds.io.protocol.refused,

@@ -18,6 +18,7 @@ import numpy as np
 
 from fednet import loading, registry
 from fednet import seeds as streams
+from fednet.config.sections import PrivacySection
 from fednet.errors import ConfigError
 
 CLIENTS = 3
@@ -102,6 +103,7 @@ def algorithm(name: str) -> Iterator[str]:
         f"belongs in Server or Client.",
     )
     yield "states are declared, and nothing is kept on self"
+    yield from _roles(name, method)
 
     changes: dict[str, Any] = {"algorithm": {"name": name}}
     if method.needs_public:
@@ -127,6 +129,58 @@ def algorithm(name: str) -> Iterator[str]:
         f"host.rng(purpose) only, and keep nothing on self.",
     )
     yield "the same configuration gives the same bits"
+    _must(
+        first[0]["model_sha256"] != first[-1]["model_sha256"] or not method.has_global,
+        f"{name}: model_sha256 is the same after both rounds, so {name}.Server."
+        f"{method.model_field or '*'} is not what is trained; declare the shared model as Weights.",
+    )
+
+
+def _roles(name: str, method: Any) -> Iterator[str]:
+    """What clipping, `security.max_norm` and the hashes work on: it follows from the declarations,
+    whatever the fields are called.
+    """
+    import torch
+
+    from fednet.experiment import privacy
+    from fednet.tensors import Layout, Slot, Tensors
+    from fednet.wire.payload import Run, run_of, weights_of
+
+    field = method.model_field
+    yield (
+        f"the shared model is Server.{field}: model_sha256 is its hash"
+        if field is not None
+        else "Server declares no shared model: model_sha256 is the hash of all of it"
+    )
+    layout = Layout((Slot("w", (4,), "parameter"),))
+    x = Tensors.pack(layout, {"w": torch.full((4,), 8.0)})
+    change = Tensors.pack(layout, {"w": torch.ones(4)})
+    measured = []
+    for exchange in method.exchanges:
+        down = exchange.down(
+            **{n: x if f.form == "tensors" else None for n, f in exchange.down.fields.items()}
+        )
+        values = {
+            n: (x + change if f.kind == "state" else change)
+            if f.form in ("tensors", "parameters")
+            else Run(3, 1, 0.0)
+            for n, f in exchange.up.fields.items()
+        }
+        up, sent = exchange.up(**values), weights_of(down)
+        for field, _, norm in privacy.updates(up, sent):
+            _must(
+                norm == change.norm(),
+                f"{name}: {field} of {exchange.label} is sent up as weights, and nothing that goes "
+                f"down is declared Weights: its update could not be measured.",
+            )
+            measured.append(field)
+        run = run_of(privacy.received(up, sent, PrivacySection(clip=1.0)))
+        _must(
+            run is not None or not method.sums_updates,
+            f"{name}: sums_updates, and nothing in {exchange.label} is declared Statistics: "
+            f"privacy.clip could not make every client count the same.",
+        )
+    yield f"updates that security.max_norm bounds: {', '.join(measured) or 'none is sent'}"
 
 
 def _trained(changes: Mapping[str, Any]) -> list[dict[str, Any]]:

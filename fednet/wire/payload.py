@@ -98,12 +98,26 @@ def kind(name: str, form: Form = "array") -> Any:
     return Annotated[carrier.get(form, object), Field(name, form)]
 
 
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Which fields of a payload have a part in what the server does beside the method. They follow
+    from the declared kinds, whatever the fields are called; None: the payload has none such.
+
+    weights: the first of kind `state`, the model that updates are differences to. run: the first of
+    form `run`, what the local training was.
+    """
+
+    weights: str | None = None
+    run: str | None = None
+
+
 class Payload:
     """Base of declared messages. Subclasses become frozen dataclasses; every annotation must be a
     kind.
     """
 
     fields: ClassVar[Mapping[str, Field]] = {}
+    roles: ClassVar[Roles] = Roles()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -127,10 +141,26 @@ class Payload:
                 )
             fields[f.name] = marks[0]
         cls.fields = fields
+        cls.roles = Roles(
+            next((n for n, f in fields.items() if (f.kind, f.form) == ("state", "tensors")), None),
+            next((n for n, f in fields.items() if f.form == "run"), None),
+        )
 
     @classmethod
     def kinds(cls) -> set[str]:
         return {f.kind for f in cls.fields.values()}
+
+
+def weights_of(payload: Payload | None) -> Tensors | None:
+    """The model that a payload carries; None where it declares none."""
+    name = None if payload is None else payload.roles.weights
+    return None if name is None else getattr(payload, name)
+
+
+def run_of(payload: Payload) -> Run | None:
+    """What a reply says of its local training; None where it declares nothing of the kind."""
+    name = payload.roles.run
+    return None if name is None else getattr(payload, name)
 
 
 class Nothing(Payload):

@@ -1,0 +1,162 @@
+"""What the engine does with the shared model follows from the declared kinds, whatever the fields
+are called.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fednet
+from fednet import registry
+from fednet.algorithms.base import (
+    Algorithm,
+    Layout,
+    Payload,
+    PerClient,
+    State,
+    Statistics,
+    Sum,
+    Tensors,
+    Weights,
+)
+from fednet.algorithms.fedavg import FedAvg
+from fednet.algorithms.local import Local
+from fednet.errors import ConfigError
+from fednet.experiment.store import RowStore, on_disk
+from fednet.server.hashes import model_hashes
+from fednet.tensors import Slot
+from tests.rooms import hashes, run, summary
+
+
+class Renamed(FedAvg):
+    """FedAvg as its paper writes it: the model is w."""
+
+    class Down(Payload):
+        w: Weights
+
+    class Up(Payload):
+        w_k: Weights
+        ran: Statistics
+
+    class Server(State):
+        w: Tensors
+
+    class Fold(State):
+        total: Sum
+
+    def local(self, phase, client, down, host):
+        done = host.train(down.w)
+        return client, self.Up(w_k=done.x, ran=done.run)
+
+    def start(self, server, phase):
+        return self.Fold(total=Sum.empty())
+
+    def fold(self, fold, server, client_id, up, host):
+        return self.Fold(total=fold.total.add(up.w_k, self.weight(up.ran)))
+
+    def finish(self, fold, server, cohort, host):
+        return self.Server(w=fold.total.mean())
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    registry.algorithm("renamed")(Renamed)
+    yield
+    del registry.algorithm._parts["renamed"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"privacy": {"clip": 0.05}},
+        {"security": {"max_norm": 2.0}},
+        {"wire": {"up": {"state": ["topk(0.5)"]}}},
+        {"model": {"name": "mlp", "hidden": [8], "buffers": "server"}},
+    ],
+    ids=["plain", "clip", "max_norm", "compressed", "buffers"],
+)
+def test_fedavg_with_other_names_gives_the_bits_of_fedavg(tmp_path, changes):
+    plain = run(tmp_path / "a", **changes)
+    renamed = run(tmp_path / "b", algorithm={"name": "renamed"}, **changes)
+    assert [model for model, _ in hashes(renamed)] == [model for model, _ in hashes(plain)]
+    assert summary(renamed)["model_sha256"] == summary(plain)["model_sha256"]
+    assert summary(renamed)["predicted"] == summary(plain)["predicted"]
+
+
+def test_max_norm_bounds_updates_of_weights_under_another_name(tmp_path):
+    done = run(tmp_path, algorithm={"name": "renamed"}, security={"max_norm": 1e-6})
+    assert "w_k is an update of norm" in (done / "events.jsonl").read_text()
+
+
+def test_the_defaults_of_algorithm_work_on_other_names():
+    class Half(Algorithm):
+        class Down(Payload):
+            w: Weights
+
+        class Up(Payload):
+            w: Weights
+            ran: Statistics
+
+        class Server(State):
+            w: Tensors
+            k: int = 0
+
+    x = Tensors.zeros(Layout((Slot("w", (2,), "parameter"),)))
+    method = Half()
+    server = method.init_server(x)
+    assert method.model_field == "w"
+    assert method.broadcast(server, 0, 0).w is server.w is method.global_model(server) is x
+    up = Half.Up(w=x.with_vector(torch.ones(2)), ran=fednet.Run(3, 1, 0.5))
+    fold = method.fold(method.start(server, 0), server, 0, up, None)
+    assert method.finish(fold, server, (0,), None).w.vector.tolist() == [1.0, 1.0]
+
+
+class Two(State):
+    old: Tensors
+    new: Tensors
+
+
+def test_two_tensors_of_which_none_is_declared_the_model_are_refused():
+    with pytest.raises(ConfigError, match="old and new may each be the shared model"):
+
+        class Unclear(FedAvg):
+            Server = Two
+
+
+class Marked(State):
+    old: Tensors
+    new: Weights
+    maybe: Tensors | None = None
+
+
+class Rows(State):
+    y: PerClient
+    round: int = 0
+
+
+def test_the_model_is_what_is_declared_as_weights():
+    class Clear(FedAvg):
+        Server = Marked
+
+    class Without(FedAvg):
+        Server = Rows
+
+    assert (Clear.model_field, Without.model_field, Local.model_field) == ("new", None, "x")
+
+
+def test_the_hash_of_a_method_without_a_model_is_that_of_its_whole_state(tmp_path):
+    class Without(FedAvg):
+        Server = Rows
+
+    layout = Layout((Slot("w", (2,), "parameter"),))
+    row = Tensors.zeros(layout)
+    first = Rows(y=PerClient(layout, {3: row}))
+    other = Rows(y=PerClient(layout, {3: row.with_vector(torch.ones(2))}))
+    method = Without()
+    hashed = {model_hashes(method, s)[0] for s in (first, other, first.replace(round=1))}
+    assert len(hashed) == 3
+    rows = RowStore(tmp_path)
+    rows.write(row)  # so that the row's file has another name
+    assert model_hashes(method, on_disk(first, rows)) == model_hashes(method, first)
