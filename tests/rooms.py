@@ -48,21 +48,20 @@ def small(**changes):
 
 def run(out: Path, *, resume: bool = False, callback=None, **changes) -> Path:
     """A run in this process; returns its directory."""
-    config, directory, finished = start.open_directory(small(**changes), out, resume)
-    if not finished:
-        start.host_rounds(
-            config,
-            directory,
-            bind=None,
-            device="cpu",
-            data=None,
-            keys=None,
-            insecure=False,
-            until=None,
-            command=["test"],
-            display=start.Silent(),
-            callback=callback,
-        )
+    opened = start.open_directory(small(**changes), out, resume)
+    with opened as (config, directory, finished):
+        if not finished:
+            start.host_rounds(
+                config,
+                directory,
+                bind=None,
+                device="cpu",
+                data=None,
+                until=None,
+                command=["test"],
+                display=start.Silent(),
+                callback=callback,
+            )
     return directory
 
 
@@ -89,11 +88,11 @@ from pathlib import Path
 from fednet import config
 from fednet.launch import start
 chosen = config.load(Path(sys.argv[1]), [])
-chosen, directory, _ = start.open_directory(chosen, Path(sys.argv[2]), False)
-supervisor = start.Supervisor(
-    chosen, directory, workers=int(sys.argv[3]), device="cpu", data=None, until=None,
-    command=["test"], display=start.Silent())
-sys.exit(supervisor.run())
+with start.open_directory(chosen, Path(sys.argv[2]), False) as (chosen, directory, _):
+    status = start.Supervisor(
+        chosen, directory, workers=int(sys.argv[3]), device="cpu", data=None, until=None,
+        command=["test"], display=start.Silent()).run()
+sys.exit(status)
 """
 
 

@@ -164,18 +164,17 @@ def main(folder: Path) -> Iterator[str]:
 if __name__ == "__main__":
     from fednet.launch import start
 
-    chosen, directory, _ = start.open_directory(
-        configuration.load(Path(sys.argv[1]), []), Path(sys.argv[2]), False
-    )
-    sys.exit(
-        start.Supervisor(
-            chosen,
-            directory,
-            workers=int(sys.argv[3]),
-            device="cpu",
-            data=None,
-            until=None,
-            command=["bench"],
-            display=start.Silent(),
-        ).run()
-    )
+    wanted = configuration.load(Path(sys.argv[1]), [])
+    with start.open_directory(wanted, Path(sys.argv[2]), False) as (chosen, directory, _):
+        sys.exit(
+            start.Supervisor(
+                chosen,
+                directory,
+                workers=int(sys.argv[3]),
+                device="cpu",
+                data=None,
+                until=None,
+                command=["bench"],
+                display=start.Silent(),
+            ).run()
+        )

@@ -74,23 +74,21 @@ def _here(
     from fednet.server.process import host_rounds
 
     display = Display(quiet)
-    config, directory, finished = open_directory(config, out, resume)
-    if not finished:
-        with display:
-            host_rounds(
-                config,
-                directory,
-                bind=None,
-                device=device,
-                data=Path(config.data.root) if config.data.root else None,
-                keys=None,
-                insecure=False,
-                until=None,
-                command=["fednet.run"],
-                display=display,
-                callback=callback,
-            )
-        reporter(display)(directory)
+    with open_directory(config, out, resume) as (config, directory, finished):
+        if not finished:
+            with display:
+                host_rounds(
+                    config,
+                    directory,
+                    bind=None,
+                    device=device,
+                    data=Path(config.data.root) if config.data.root else None,
+                    until=None,
+                    command=["fednet.run"],
+                    display=display,
+                    callback=callback,
+                )
+            reporter(display)(directory)
     return directory
 
 

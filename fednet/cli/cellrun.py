@@ -36,29 +36,27 @@ def _run(args: argparse.Namespace, words: list[str]) -> int:
 
     wanted = configuration.load(args.config, args.set, args.load)
     begun = _records(args.out / wanted.name)
-    config, directory, finished = open_directory(wanted, args.out, resume=True)
-    if not finished:
-        data = Path(config.data.root) if config.data.root else None
-        try:
-            with Display(True) as display:
-                host_rounds(
-                    config,
-                    directory,
-                    bind=None,
-                    device=args.device,
-                    data=data,
-                    keys=None,
-                    insecure=False,
-                    until=None,
-                    command=["python", "-m", "fednet.cli.cellrun", *words],
-                    display=display,
-                )
-        except (StateError, CannotGoOn) as wrong:
-            if begun is None or _records(directory) != begun:
-                raise
-            print(wrong, file=sys.stderr)  # what was left of the run cannot be gone on with
-            return TORN
-        report.finish(directory, figures=False)
+    with open_directory(wanted, args.out, resume=True) as (config, directory, finished):
+        if not finished:
+            data = Path(config.data.root) if config.data.root else None
+            try:
+                with Display(True) as display:
+                    host_rounds(
+                        config,
+                        directory,
+                        bind=None,
+                        device=args.device,
+                        data=data,
+                        until=None,
+                        command=["python", "-m", "fednet.cli.cellrun", *words],
+                        display=display,
+                    )
+            except (StateError, CannotGoOn) as wrong:
+                if begun is None or _records(directory) != begun:
+                    raise
+                print(wrong, file=sys.stderr)  # what was left of the run cannot be gone on with
+                return TORN
+            report.finish(directory, figures=False)
     return 0
 
 

@@ -20,6 +20,7 @@ from fednet.client.prepare import Explained, explaining, preparer
 from fednet.client.slots import MOST, Slots, card_of
 from fednet.errors import CannotGoOn, ConfigError
 from fednet.experiment import determinism, memory
+from fednet.experiment.lock import States
 from fednet.files import read_record
 from fednet.protocol import client as p
 
@@ -42,9 +43,11 @@ def main(
     state_lost: str | None,
     quiet: bool,
     share: float = 1.0,
+    group: str = "",
 ) -> int:
     """`fednet-client`. Ends with 0 when the run is over; reconnects for as long as it lives before
-    that. share: of its GPUs, where other workers are known to be on them too.
+    that. share: of its GPUs, where other workers are known to be on them too. group: of processes
+    that may work on the same clients' states, started by one that looks after them.
     """
     from fednet.experiment.placement import place
     from fednet.transport.framing import connection_bytes, framing
@@ -98,6 +101,7 @@ def main(
         assert loop is not None
         return loop
 
+    states = States(group)
     prepare = preparer(
         this,
         data=data,
@@ -107,6 +111,7 @@ def main(
         allow=allow,
         quiet=quiet,
         say=say,
+        states=states,
     )
     if explain:
         prepare = explaining(data, state)
@@ -135,6 +140,7 @@ def main(
         ) from broken
     finally:
         loop.close()
+        states.release()
     if isinstance(end, p.TurnedAway):
         raise ConfigError(f"the server refused this client: {end.reason}")
     say("the run is over" if end.over else "left")

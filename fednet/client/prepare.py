@@ -15,6 +15,7 @@ from fednet import config as configuration
 from fednet.client.loop import ClientLoop, Prepared, Shaper
 from fednet.errors import ConfigError, FednetError
 from fednet.experiment import determinism
+from fednet.experiment.lock import States
 from fednet.wire import messages as m
 
 
@@ -28,8 +29,11 @@ def preparer(
     allow: Sequence[str] | None,
     quiet: bool,
     say: Callable[[str], None],
+    states: States | None = None,
 ) -> Callable[[m.Welcome], Prepared]:
-    """The function that makes a client process ready for the run that a server tells it of."""
+    """The function that makes a client process ready for the run that a server tells it of. states:
+    this process's hold on them; None: whoever started it sees to that.
+    """
 
     def prepare(welcome: m.Welcome) -> Prepared:
         from fednet.client.packing import Packing
@@ -40,6 +44,8 @@ def preparer(
         config = configuration.from_text(welcome.config, "the server's configuration")
         determinism.settle(config.train.threads, config.train.precision)
         root = state_directory(state, welcome.run)
+        if states is not None:
+            states.take(root, welcome.ids)
         at_home = config.data.dataset == "site"
         own: dict[int, Any] = {}
         if at_home:

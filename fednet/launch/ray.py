@@ -84,6 +84,7 @@ class Worker:
                 state_lost=None,
                 quiet=True,
                 share=share,
+                group=str(self._directory),
             )
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -265,7 +266,7 @@ def run_on_ray(
     import ray.util
 
     from fednet.server.admission import run_keys
-    from fednet.server.process import host_rounds
+    from fednet.server.process import host_rounds, listen
 
     (directory / "server.json").unlink(missing_ok=True)
     mine = not ray.is_initialized()
@@ -296,11 +297,11 @@ def run_on_ray(
                 host_rounds(
                     config,
                     directory,
-                    bind="tcp://*:*" if beyond else "tcp://127.0.0.1:*",
+                    bind=listen(
+                        config, "tcp://*:*" if beyond else "tcp://127.0.0.1:*", keys, False
+                    ),
                     device="cpu" if fleet.device == "cpu" else "auto",
                     data=Path(config.data.root) if config.data.root else None,
-                    keys=keys,
-                    insecure=False,
                     until=until,
                     command=command,
                     display=display,

@@ -14,20 +14,42 @@ from typing import Any
 from fednet import config as configuration
 from fednet.config import Config
 from fednet.errors import ConfigError, FednetError
+from fednet.experiment import lock
 from fednet.experiment.rundir import claim, forget
 from fednet.files import write_aside
 from fednet.launch.supervisor import Supervisor
-from fednet.server.admission import check_bind, keyring_of
-from fednet.server.process import host_rounds, on_stop, stop_early
+from fednet.server.process import host_rounds, listen, on_stop, stop_early
 
 MAY_CHANGE = ("rounds", "stop", "round", "evaluate", "name", "load", "track")  # on resume
 
 
-def open_directory(config: Config, out: Path, resume: bool) -> tuple[Config, Path, bool]:
-    """The run's directory with its configuration in it. Returns (configuration, directory, already
+@contextlib.contextmanager
+def open_directory(config: Config, out: Path, resume: bool) -> Iterator[tuple[Config, Path, bool]]:
+    """The run's directory with its configuration in it, this process's own until this is left.
+    (configuration, directory, already finished).
+    """
+    with own_directory(config, out, resume) as path:
+        config, finished = fill(config, path)
+        yield config, path, finished
+
+
+@contextlib.contextmanager
+def own_directory(config: Config, out: Path, resume: bool) -> Iterator[Path]:
+    """The run's directory, in which nothing is changed yet: no other process works on it until this
+    is left.
+    """
+    while True:
+        path = claim(out, config.name, resume)
+        with lock.holding(path):
+            if claim(out, config.name, resume) == path:
+                yield path
+                return  # else another process has ended its run there in between
+
+
+def fill(config: Config, path: Path) -> tuple[Config, bool]:
+    """Writes the configuration into the run's directory. Returns (configuration, already
     finished).
     """
-    path = claim(out, config.name, resume)
     known = path / "config.yaml"
     if known.exists():
         old = configuration.load(known, [])
@@ -37,7 +59,7 @@ def open_directory(config: Config, out: Path, resume: bool) -> tuple[Config, Pat
             and config.rounds <= old.rounds
             and config.stop == old.stop
         ):
-            return old, path, True
+            return old, True
         (path / "summary.json").unlink(missing_ok=True)
     code = path / "code"
     code.mkdir(parents=True, exist_ok=True)
@@ -49,7 +71,7 @@ def open_directory(config: Config, out: Path, resume: bool) -> tuple[Config, Pat
         copies.append(str(Path("code") / target.name))
     written = config.replace(load=tuple(copies)) if copies else config
     write_aside(known, configuration.to_yaml(written))
-    return config, path, False
+    return config, False
 
 
 def check_resumable(old: Config, new: Config) -> None:
@@ -102,29 +124,29 @@ def serve(
     finished run's directory.
     """
     on_stop(stop_early)
-    # What is wrong with keys or address is said before a directory is claimed.
-    keyring_of(config, keys)
-    check_bind(bind, config.security.curve, insecure)
-    config, directory, finished = open_directory(config, out, resume)
-    if finished:
-        display.note(f"{directory} is finished.")
-        return 0
-    until = None if until_s is None else time.monotonic() + until_s
-    with _refusable(directory), display:
-        host_rounds(
-            config,
-            directory,
-            bind=bind,
-            device=device,
-            data=data,
-            keys=keys,
-            insecure=insecure,
-            until=until,
-            command=command,
-            display=display,
-            welcome_ids=False,
-        )
-    report(directory)
+    with contextlib.ExitStack() as ending:
+        directory = ending.enter_context(own_directory(config, out, resume))
+        # What is wrong with keys or address is said before anything in the directory is changed.
+        listening = listen(config, bind, keys, insecure)
+        ending.callback(listening.close, 0.0)
+        config, finished = fill(config, directory)
+        if finished:
+            display.note(f"{directory} is finished.")
+            return 0
+        until = None if until_s is None else time.monotonic() + until_s
+        with _refusable(directory), display:
+            host_rounds(
+                config,
+                directory,
+                bind=listening,
+                device=device,
+                data=data,
+                until=until,
+                command=command,
+                display=display,
+                welcome_ids=False,
+            )
+        report(directory)
     return 0
 
 
@@ -147,56 +169,54 @@ def run_command(
     finished run's directory.
     """
     on_stop(stop_early)
-    config, directory, finished = open_directory(config, out, resume)
-    if finished:
-        display.note(f"{directory} is finished.")
-        return 0
-    until = None if until_s is None else time.monotonic() + until_s
-    data = Path(config.data.root) if config.data.root else None
-    with _refusable(directory):
-        if in_process:
-            with display:
-                host_rounds(
+    with open_directory(config, out, resume) as (config, directory, finished):
+        if finished:
+            display.note(f"{directory} is finished.")
+            return 0
+        until = None if until_s is None else time.monotonic() + until_s
+        data = Path(config.data.root) if config.data.root else None
+        with _refusable(directory):
+            if in_process:
+                with display:
+                    host_rounds(
+                        config,
+                        directory,
+                        bind=None,
+                        device=device,
+                        data=data,
+                        until=until,
+                        command=command,
+                        display=display,
+                    )
+                status = 0
+            elif on == "ray":
+                from fednet.launch.ray import run_on_ray
+
+                status = run_on_ray(
                     config,
                     directory,
-                    bind=None,
+                    workers=workers,
                     device=device,
-                    data=data,
-                    keys=None,
-                    insecure=False,
                     until=until,
                     command=command,
                     display=display,
                 )
-            status = 0
-        elif on == "ray":
-            from fednet.launch.ray import run_on_ray
-
-            status = run_on_ray(
-                config,
-                directory,
-                workers=workers,
-                device=device,
-                until=until,
-                command=command,
-                display=display,
-            )
-        else:
-            status = Supervisor(
-                config,
-                directory,
-                workers=workers,
-                device=device,
-                data=data,
-                until=until,
-                command=command,
-                display=display,
-            ).run()
-    if status == ConfigError.exit_status:  # a process of the run's has said why
-        forget(directory)
-    if status == 0:
-        report(directory)
-    return status
+            else:
+                status = Supervisor(
+                    config,
+                    directory,
+                    workers=workers,
+                    device=device,
+                    data=data,
+                    until=until,
+                    command=command,
+                    display=display,
+                ).run()
+        if status == ConfigError.exit_status:  # a process of the run's has said why
+            forget(directory)
+        if status == 0:
+            report(directory)
+        return status
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from fednet.experiment import memory, placement
 from fednet.experiment.faults import struck
 from fednet.files import read_record
 from fednet.server.admission import run_keys
-from fednet.server.process import host_rounds, log_to, on_stop
+from fednet.server.process import host_rounds, listen, log_to, on_stop
 
 log = logging.getLogger(__name__)
 
@@ -158,11 +158,9 @@ class Supervisor:
             host_rounds(
                 self.config,
                 self.directory,
-                bind="tcp://127.0.0.1:*",
+                bind=listen(self.config, "tcp://127.0.0.1:*", self.keys, False),
                 device=self.device,
                 data=self.data,
-                keys=self.keys,
-                insecure=False,
                 until=self.until,
                 command=self.command,
                 display=self.display,
@@ -189,6 +187,7 @@ class Supervisor:
             state_lost=None,
             quiet=True,
             share=self.shares[device],
+            group=str(self.directory),
         )
 
     def _watch(self) -> int:

@@ -99,6 +99,14 @@ class ServerProtocol:
         """The name of the worker behind a connection, "" if none has joined over it."""
         return self._roster.worker_of(conn)
 
+    def has_joined(self, conn: bytes) -> bool:
+        """Whether a worker has joined over this connection, even if another has taken its place."""
+        return self._roster.has_joined(conn)
+
+    def strikes(self, conn: bytes) -> int:
+        """Messages of that connection in this phase that belonged to nothing."""
+        return self._refusals.strikes.get(conn, 0)
+
     def connections(self) -> list[tuple[bytes, str]]:
         """Connections that workers have joined over, and the workers' names."""
         return self._roster.connections()

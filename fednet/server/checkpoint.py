@@ -55,8 +55,11 @@ class Progress(msgspec.Struct, kw_only=True):
 class Checkpoints:
     """The folder `checkpoint/` of a run."""
 
-    def __init__(self, folder: Path, fsync: bool = False) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path, fsync: bool = False, own: Callable[[], None] = lambda: None
+    ) -> None:
+        """own: raises where the folder is another process's now; asked before each checkpoint."""
+        self.folder, self._own = folder, own
         self.rows = RowStore(folder / "rows", fsync)
         self._fsync = fsync
 
@@ -88,6 +91,7 @@ class Checkpoints:
         """Makes (server, progress) the state that a resume starts from. `at` is told of the points
         on the way.
         """
+        self._own()
         self.rows.settle()
         files = {"server": self._put(server)}
         if extra is not None:

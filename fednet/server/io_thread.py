@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from fednet.errors import FednetError, RemoteProtocolError
 from fednet.files import digest
 from fednet.protocol.rules import (
+    TOLD,
     Arrived,
     Forget,
     Instruction,
@@ -29,10 +30,11 @@ from fednet.protocol.rules import (
     Stray,
 )
 from fednet.protocol.server import ServerProtocol
+from fednet.server.budget import Peers, Strangers
 from fednet.server.spool import Spool, Spooled
-from fednet.transport.base import Closed, Opened, Received, ServerTransport
+from fednet.transport.base import Closed, Event, Opened, Received, ServerTransport
 from fednet.wire import messages as m
-from fednet.wire.link import Link
+from fednet.wire.link import NOBODY, Link
 
 Answer = TypeVar("Answer")
 TICK_S = 0.05  # how often time passes for the protocol while something is awaited
@@ -104,7 +106,11 @@ class ServerIO:
             queue.SimpleQueue()
         )
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._ticked = 0.0
+        self._ticked = self._booked = 0.0
+        self._strangers = Strangers(time.monotonic())
+        self._peers = Peers(protocol.clients)
+        self._peers_of: dict[bytes, str] = {}  # addresses, by connection
+        self._hung_up: set[bytes] = set()  # connections of which nothing is heard any more
         self._closing = threading.Event()
         self._gone: threading.Event | None = None
         # What earlier servers spent: no connection of this one's.
@@ -237,21 +243,10 @@ class ServerIO:
                 self._told.tell("first_task", {"round": self.protocol.round})
             self._at("broadcasting", self.protocol.round)
             self._sent_task = False
-        for event in self.transport.poll(timeout_s):
+        for event in self.transport.poll(self._patience(timeout_s)):
             moved = True
-            now = time.monotonic()
-            if isinstance(event, Received):
-                self._receive(event, now)
-            elif isinstance(event, Opened):
-                self.link.opened(event.conn)
-            elif isinstance(event, Closed):
-                worker = self.protocol.worker_of(event.conn)
-                self._do(self.protocol.closed(event.conn, now))
-                self.link.settle_counted(event.conn, round=self.protocol.round, worker=worker)
-                self.link.closed(
-                    event.conn,
-                    lambda direction, key: self.protocol.awaits(event.conn, direction, key),  # noqa: B023
-                )
+            self._came(event)
+        moved = self._hear_strangers() or moved
         if self._gone is not None and all(w.conn is None for w in self.protocol.workers.values()):
             self._gone.set()
         if moved:
@@ -261,6 +256,9 @@ class ServerIO:
             self._ticked = now
             self._do(self.protocol.tick(now))
             self._told.hush(now)
+            if now - self._booked >= QUIET_S:
+                self._booked = now
+                self.link.settle_counted(NOBODY)
             offset = time.time() - now
             work = self.protocol.work.values()
             self.snapshot = {
@@ -270,18 +268,105 @@ class ServerIO:
             }
         return moved
 
-    def _receive(self, event: Received, now: float) -> None:
+    def _patience(self, timeout_s: float | None) -> float | None:
+        """How long the transport may be waited for, with what strangers have sent in mind."""
+        wait = self._strangers.wait(time.monotonic())
+        if wait is None:
+            return timeout_s
+        wait = wait if self.protocol.present() else 0.0
+        return wait if timeout_s is None else min(timeout_s, wait)
+
+    def _came(self, event: Event) -> None:
+        conn = event.conn
+        if isinstance(event, Opened):
+            self.link.opened(conn, stranger=True)
+            self._peers_of[conn] = self.transport.peer(conn).rpartition(":")[0]
+        elif conn in self._strangers or (
+            isinstance(event, Received) and not self.protocol.has_joined(conn)
+        ):
+            if isinstance(event, Closed):
+                self._hung_up.add(conn)  # what waits of it need not be heard
+            if not self._strangers.put(event):
+                self._hang_up(conn, "more messages before a join than this server can keep")
+                self.link.refused(conn, event.frames)  # type: ignore[union-attr]
+        elif isinstance(event, Closed):
+            self._closed(conn)
+        elif conn in self._hung_up:
+            self.link.refused(conn, event.frames)
+        else:
+            began = time.monotonic()
+            useless = self._receive(event, began)
+            if useless and self._peers.useless(conn, self._peer(event), time.monotonic() - began):
+                self._hang_up(conn, "more messages of no use than this server has time for")
+
+    def _hear_strangers(self) -> bool:
+        """What they have sent, as far as there is time for it."""
+        began = now = time.monotonic()
+        while now - began < TICK_S:
+            event = self._strangers.next(now, hurried=bool(self.protocol.present()))
+            if event is None:
+                break
+            if isinstance(event, Closed):
+                self._closed(event.conn)
+            elif event.conn in self._hung_up:
+                self.link.refused(event.conn, event.frames)
+            elif not self._peers.first(self._peer(event)):
+                self._hang_up(event.conn, "more joins than this server hears of one peer")
+                self.link.refused(event.conn, event.frames)
+            else:
+                self._receive(event, now)
+            before, now = now, time.monotonic()
+            self._strangers.spent(now - before)
+        return now > began
+
+    def _peer(self, event: Received) -> str:
+        """Whose time is spent: a key's, or an address's where there are no keys."""
+        return event.user or self._peers_of.get(event.conn, "")
+
+    def _hang_up(self, conn: bytes, reason: str) -> None:
+        if conn not in self._hung_up:
+            self._hung_up.add(conn)
+            fields = {"what": "connection", "reason": reason, "worker": ""}
+            self._told.tell("refused", {**fields, "address": self._peers_of.get(conn, "")})
+            self.transport.drop(conn, hang_up=True)
+
+    def _closed(self, conn: bytes) -> None:
+        worker = self.protocol.worker_of(conn)
+        self._do(self.protocol.closed(conn, time.monotonic()))
+        self.link.settle_counted(conn, round=self.protocol.round, worker=worker)
+        self.link.closed(conn, lambda direction, key: self.protocol.awaits(conn, direction, key))
+        self._hung_up.discard(conn)
+        self._peers_of.pop(conn, None)
+
+    def _receive(self, event: Received, now: float) -> bool:
+        """Whether it was of no use."""
+        conn, frames = event.conn, event.frames
         try:
-            message, body = self.link.receive(event.conn, event.frames)
+            message, body = self.link.receive(conn, frames)
         except RemoteProtocolError as broken:
-            self._do(self.protocol.undecodable(event.conn, str(broken), now))
-            return
-        instructions = self.protocol.received(event.conn, message, body, now, event.user)
-        stray = (
-            instructions[0].reason if instructions and isinstance(instructions[0], Stray) else ""
-        )
-        self.link.book(event.conn, message, body, event.frames, stray)
+            self._do(self.protocol.undecodable(conn, str(broken), now))
+            return True
+        instructions = self.protocol.received(conn, message, body, now, event.user)
+        first = instructions[0] if instructions else None
+        stray = first.reason if isinstance(first, Stray) else ""
+        if isinstance(message, m.Join) and self.protocol.worker_of(conn):
+            self.transport.vouch(conn)
+            self.link.joined(conn)
+            self.link.settle_counted(NOBODY)
+        key: m.Key | None = getattr(message, "key", None)
+        if stray and key is not None and not self._worth_a_row(conn, stray, key):
+            self.link.refused(conn, frames)
+        else:
+            self.link.book(conn, message, body, frames, stray)
         self._do(instructions)
+        return bool(stray) or isinstance(message, m.Beat)
+
+    def _worth_a_row(self, conn: bytes, stray: str, key: m.Key) -> bool:
+        """Whether a payload that belongs to nothing has a line of the book of its own: not where it
+        is of rounds or clients that a peer has made up, nor among very many.
+        """
+        known = stray != "refused" and key.round <= self.protocol.round
+        return known and self.protocol.strikes(conn) <= TOLD
 
     def _do(self, instructions: list[Instruction]) -> None:
         pending = deque(instructions)

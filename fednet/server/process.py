@@ -11,16 +11,19 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fednet import config as configuration
 from fednet import loading
 from fednet.config import Config
 from fednet.errors import CannotGoOn, FednetError, Stopped
-from fednet.experiment import determinism, placement
+from fednet.experiment import determinism, lock, placement
 from fednet.experiment.rundir import RunDirectory, check_records, cut
 from fednet.files import read_lines, write_json, write_record
 from fednet.server.admission import beat_seconds, check_bind, checker, declared, judges, keyring_of
+
+if TYPE_CHECKING:
+    from fednet.transport.zeromq.router import ZmqServer
 
 log = logging.getLogger(__name__)
 # In one process: neither side hears the other while it works, and neither can be gone.
@@ -31,19 +34,17 @@ def host_rounds(
     config: Config,
     directory: Path,
     *,
-    bind: str | None,
+    bind: ZmqServer | None,
     device: str,
     data: Path | None,
-    keys: Path | None,
-    insecure: bool,
     until: float | None,
     command: Sequence[str],
     display: Any,
     callback: Callable[[Any], None] | None = None,
     welcome_ids: bool = True,
 ) -> dict[str, Any]:
-    """Everything the server does in one process of its own; returns the summary. `bind` None:
-    clients live in this process.
+    """Everything the server does in one process of its own; returns the summary. bind: what it
+    listens at, see `listen`, which is closed at the end; None: clients live in this process.
     """
     from fednet.experiment import build as experiments
     from fednet.experiment import privacy
@@ -71,10 +72,10 @@ def host_rounds(
 
     before = on_stop(check_stop)
     switches = determinism.settle(config.train.threads, config.train.precision)
-    checkpoints, spool = (
-        Checkpoints(directory / "checkpoint", config.checkpoint.fsync),
-        Spool(directory / "checkpoint"),
+    checkpoints = Checkpoints(
+        directory / "checkpoint", config.checkpoint.fsync, lambda: lock.check(directory)
     )
+    spool = Spool(directory / "checkpoint")
     if checkpoints.exists:
         progress = checkpoints.progress()
         cut(directory, progress.lengths)
@@ -88,7 +89,7 @@ def host_rounds(
         )
     logs = log_to(directory / "log" / "server.log")
     incarnation = checkpoints.incarnation(directory / "events.jsonl")
-    keyring = keyring_of(config, keys) if bind is not None else None
+    keyring = bind.keyring if bind is not None else None
     # Within one process nothing is encrypted, and the bytes are counted as if it were.
     curve = config.security.curve
     events = Events(lambda event, fields: files.event(event, **fields))
@@ -100,15 +101,9 @@ def host_rounds(
         network = Inproc(config.seed)
         transport, client_end = network.server(), network.client()
     else:
-        from fednet.transport.zeromq.router import ZmqServer
-
-        check_bind(bind, curve, insecure)
-        transport = ZmqServer(
-            bind,
-            keyring=keyring,
-            on_refused=lambda reason, address: events.tell(
-                "refused", {"what": "connection", "reason": reason, "address": address}
-            ),
+        transport = bind
+        transport.on_refused = lambda reason, address: events.tell(
+            "refused", {"what": "connection", "reason": reason, "address": address}
         )
         write_record(
             directory / "server.json",
@@ -306,6 +301,19 @@ def host_rounds(
         logs.close()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def listen(config: Config, bind: str, keys: Path | None, insecure: bool) -> ZmqServer:
+    """Binds the server's address, before anything of the run is changed. Raises ConfigError where
+    that cannot be.
+    """
+    from fednet.transport.kernel import descriptor_limit
+    from fednet.transport.zeromq.router import ZmqServer
+
+    descriptor_limit(raised=True)
+    keyring = keyring_of(config, keys)
+    check_bind(bind, config.security.curve, insecure)
+    return ZmqServer(bind, keyring=keyring)
 
 
 def on_stop(handler: Callable[[int, Any], None]) -> dict[int, Any]:

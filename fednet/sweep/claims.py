@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fednet.experiment.lock import started_at
+
 SILENT_S = 120.0  # a holder on another machine that has not touched its claim for so long is gone
 BEAT_S = 10.0  # how often a holder should
 
@@ -91,25 +93,7 @@ def _live(path: Path) -> bool:
 
 
 def _identity(pid: int) -> dict[str, int | str | None]:
-    """The id and the start time of a process (None: it is gone), since ids are used again."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except FileNotFoundError:
-        if Path("/proc/self/stat").exists():
-            return {"pid": pid, "started": None}
-        return {"pid": pid, "started": _exists(pid)}  # no /proc on this system
-    fields = text.rpartition(")")[2].split()
-    return {"pid": pid, "started": None if fields[0] == "Z" else fields[19]}
-
-
-def _exists(pid: int) -> str | None:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return None
-    except PermissionError:
-        pass
-    return "?"
+    return {"pid": pid, "started": started_at(pid)}
 
 
 def _write(path: Path, processes: Sequence[dict[str, int | str | None]]) -> None:

@@ -191,16 +191,16 @@ def _trained(changes: Mapping[str, Any]) -> list[dict[str, Any]]:
     from fednet.server.process import host_rounds
 
     config = from_mapping({**SMALL, **changes}, where="fednet check")
-    with tempfile.TemporaryDirectory(prefix="fednet-check-") as folder:
-        config, directory, _ = open_directory(config, Path(folder), resume=False)
+    with (
+        tempfile.TemporaryDirectory(prefix="fednet-check-") as folder,
+        open_directory(config, Path(folder), resume=False) as (config, directory, _),
+    ):
         host_rounds(
             config,
             directory,
             bind=None,
             device="cpu",
             data=None,
-            keys=None,
-            insecure=False,
             until=None,
             command=["fednet", "check"],
             display=Silent(),

@@ -87,10 +87,21 @@ class ServerTransport(Protocol):
         """
         ...
 
+    def peer(self, conn: bytes) -> str:
+        """The address at the other end, HOST:PORT."""
+        ...
+
+    def vouch(self, conn: bytes) -> None:
+        """Whoever is behind `conn` takes part: where there are more connections than there may be,
+        others are hung up on.
+        """
+        ...
+
     def traffic(self) -> dict[bytes | int, tuple[int, int]]:
         """(sent, received) bytes of every connection so far, as the kernel counted them; by `conn`,
-        or by a serial number where a connection never got that far. Empty where there is no kernel
-        between.
+        or by a serial number from 1 where a connection never got that far, and by 0 those of
+        connections that ended so long ago that they are only added up. Empty where there is no
+        kernel between.
         """
         ...
 

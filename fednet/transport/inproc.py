@@ -105,6 +105,12 @@ class InprocServer:
         if client is not None and hang_up:
             client.reconnect()
 
+    def peer(self, conn: bytes) -> str:
+        return "inproc:0"
+
+    def vouch(self, conn: bytes) -> None:
+        """There are as many connections as clients."""
+
     def traffic(self) -> dict[bytes | int, tuple[int, int]]:
         return {}
 

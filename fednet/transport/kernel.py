@@ -1,7 +1,8 @@
 """The kernel's view of a connection that libzmq owns: its byte counts, and a way to end it.
 
-libzmq tells the descriptor of a connection but offers neither. A duplicate of the descriptor gives
-both, and outlives libzmq's own long enough to read the last counts. It also keeps the connection
+libzmq tells the descriptor of a connection but offers neither. The descriptor is looked at where it
+is, as long as it is that connection's; a duplicate, for connections that are worth a second
+descriptor, outlives libzmq's own long enough to read the last counts. It also keeps the connection
 open, so it is closed as soon as libzmq reports the end of its own.
 """
 
@@ -11,6 +12,15 @@ import contextlib
 import os
 import socket
 import struct
+from pathlib import Path
+
+try:
+    import resource
+except ImportError:  # Windows, where sockets are no descriptors
+    resource = None  # type: ignore[assignment]
+
+MOST_DESCRIPTORS = 1 << 20
+"""Some systems allow a thousand times as many, and programs that are started then try them all."""
 
 # struct tcp_info of linux/tcp.h, in native order; fields are only ever added at the end.
 _ACKED_AND_RECEIVED = struct.Struct("=QQ")
@@ -22,19 +32,56 @@ _PEER_HAS_ENDED = frozenset({6, 8, 9, 11})
 counts, like a byte."""
 
 
+def descriptor_limit(raised: bool = False) -> int:
+    """Files and sockets that this process may have open. raised: as many as the system lets it,
+    from now on.
+    """
+    if resource is None:
+        return MOST_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, most = (
+        n if 0 <= n < MOST_DESCRIPTORS else MOST_DESCRIPTORS for n in (soft, hard)
+    )  # unlimited is -1
+    if raised and soft < most:
+        with contextlib.suppress(OSError, ValueError):  # a system with a lower limit of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            soft = most
+    return soft
+
+
+def open_descriptors() -> int:
+    """How many this process has."""
+    for folder in ("/proc/self/fd", "/dev/fd"):
+        with contextlib.suppress(OSError):
+            return len(list(Path(folder).iterdir()))
+    return 0
+
+
 class Tap:
-    """A second handle on the connection with descriptor `fd`. Raises OSError if that is no open
-    socket.
+    """A look at the connection with descriptor `fd`. Raises OSError if that is no open socket.
+
+    Until `keep`, the descriptor is libzmq's: it may be closed, and another file's, at any time.
     """
 
     def __init__(self, fd: int) -> None:
-        duplicate = os.dup(fd)
-        try:
-            self._socket = socket.socket(fileno=duplicate)
-        except OSError:
-            os.close(duplicate)
-            raise
+        self.kept = True
         self._last: tuple[int, int] | None = None
+        self._inode = os.fstat(fd).st_ino  # a socket's own, whatever descriptors it has
+        self._socket = socket.socket(fileno=fd)
+        self.kept = False
+
+    def __del__(self) -> None:
+        if not self.kept:
+            self._socket.detach()  # else its end would close libzmq's descriptor
+
+    def keep(self) -> None:
+        """Takes a descriptor of its own. Raises OSError where there is none left."""
+        duplicate = os.dup(self._socket.fileno())
+        if os.fstat(duplicate).st_ino != self._inode:
+            os.close(duplicate)
+            raise OSError("the connection has ended")
+        self._socket.detach()
+        self._socket, self.kept = socket.socket(fileno=duplicate), True
 
     def peer(self) -> str:
         try:
@@ -60,10 +107,21 @@ class Tap:
 
     def hang_up(self) -> None:
         with contextlib.suppress(OSError):  # it may have ended by itself
-            self._socket.shutdown(socket.SHUT_RDWR)
+            if self._still():
+                self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> tuple[int, int] | None:
-        """Let go of the connection; returns its last counts."""
-        last = self.bytes()
-        self._socket.close()
-        return last
+        """Let go of the connection; returns its last counts, as far as they are known."""
+        if self.kept:
+            last = self.bytes()
+            self._socket.close()
+            return last
+        with contextlib.suppress(OSError):
+            if self._still():
+                self.bytes()
+        self._socket.detach()
+        return self._last
+
+    def _still(self) -> bool:
+        """Whether the descriptor is still this connection's."""
+        return self.kept or os.fstat(self._socket.fileno()).st_ino == self._inode

@@ -15,7 +15,8 @@ from fednet.errors import RemoteProtocolError
 from fednet.wire import messages as m
 from fednet.wire.ledger import Account, Direction, Ledger
 
-COUNTED = ("beat", "refused")  # one row for many
+COUNTED = ("beat", "refused", "connection")  # one row for many
+NOBODY = b""  # of a server's book: whoever has not joined, all together
 
 
 class Link:
@@ -40,11 +41,35 @@ class Link:
         self._greeting = greeting
         self.ledger = ledger
         self.forms: dict[tuple[bytes, Direction, m.Key], Sequence[m.Field]] = {}
+        self._strangers: set[bytes] = set()
 
-    def opened(self, conn: bytes) -> None:
-        """Bills the greeting and the handshake of a new connection."""
+    def opened(self, conn: bytes, stranger: bool = False) -> None:
+        """Bills the greeting and the handshake of a new connection. stranger: until `joined` its
+        bytes are counted with those of all strangers, who may be as many as they like.
+        """
+        if stranger:
+            self._strangers.add(conn)
         for direction, nbytes in zip((self.out, self.back), self._greeting):
-            self.ledger.write(Account(direction, "connection", envelope=nbytes, count=1), False)
+            if stranger:
+                self._count(NOBODY, direction, "connection", nbytes)
+            else:
+                self.ledger.write(Account(direction, "connection", envelope=nbytes, count=1), False)
+
+    def joined(self, conn: bytes) -> None:
+        """From now on there are rows of this connection's own."""
+        self._strangers.discard(conn)
+
+    def refused(self, conn: bytes, frames: Sequence[Any]) -> None:
+        """Bills what came, unread or of no use, without a row of its own."""
+        self._count(self._whose(conn), self.back, "refused", self._size(frames))
+
+    def _whose(self, conn: bytes) -> bytes:
+        return NOBODY if conn in self._strangers else conn
+
+    def _count(self, conn: bytes, direction: Direction, name: str, nbytes: int) -> None:
+        self.ledger.account((conn, direction, name), direction, name, counted=True).add(
+            {}, nbytes, 0
+        )
 
     def send(self, conn: bytes, message: m.Message, body: memoryview | None = None) -> bool:
         """Encodes, bills and sends. False where the connection is gone (nothing is billed then)."""
@@ -62,9 +87,7 @@ class Link:
         try:
             return self._decode(frames)
         except RemoteProtocolError:
-            self.ledger.account(
-                (conn, self.back, "refused"), self.back, "refused", counted=True
-            ).add({}, self._size(frames), 0)
+            self.refused(conn, frames)
             raise
 
     def book(
@@ -99,9 +122,7 @@ class Link:
         key: m.Key | None = getattr(message, "key", None)
         if tag == "beat" or (stray and key is None):
             name = "beat" if tag == "beat" else "refused"
-            self.ledger.account((conn, direction, name), direction, name, counted=True).add(
-                {}, nbytes, 0
-            )
+            self._count(self._whose(conn), direction, name, nbytes)
             return
         where: dict[str, Any] = (
             {}
@@ -163,6 +184,9 @@ class Link:
         What was sent and not answered may not have arrived: it is `lost`, and its bytes are an
         upper bound.
         """
+        if conn in self._strangers:
+            self._strangers.discard(conn)
+            return  # it has none
         self.settle_counted(conn)
         for name in self.ledger.open():
             if name[0] != conn:
@@ -172,12 +196,8 @@ class Link:
                 direction if what != "pull" else ("up" if direction == "down" else "down")
             )
             if not still(payload, key):
-                self.ledger.settle(
-                    name,
-                    False,
-                    **({"lost": True} if direction == self.out else {}),
-                    reason="cut short",
-                )
+                lost = {"lost": True} if direction == self.out else {}
+                self.ledger.settle(name, False, **lost, reason="cut short")
                 self.forms.pop((conn, payload, key), None)
 
 

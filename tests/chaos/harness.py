@@ -267,8 +267,8 @@ def _run(work: Callable[..., int], output: Path, *args: Any) -> None:
 def _bad_network(seed: int, chances: Mapping[Any, Any]) -> None:
     """From now on this process's servers have one."""
     from fednet import seeds
-    from fednet.transport import faulty
     from fednet.transport.zeromq import router
+    from tests.transport import faulty
 
     sound = router.ZmqServer
     plan = (

@@ -22,7 +22,7 @@ from fednet.client import join
 from fednet.experiment import build as experiment
 from fednet.experiment.judging import JUDGED, Judgement
 from fednet.launch.start import Silent
-from fednet.server.process import host_rounds
+from fednet.server.process import host_rounds, listen
 from fednet.tensors import Tensors
 from fednet.wire import messages as m
 from tests.chaos.mallory import Mallory, raw
@@ -52,11 +52,9 @@ def serve(directory, bind) -> dict:
     return host_rounds(
         config,
         directory,
-        bind=bind,
+        bind=listen(config, bind, None, False) if bind is not None else None,
         device="cpu",
         data=None,
-        keys=None,
-        insecure=False,
         until=None,
         command=[],
         display=Silent(),

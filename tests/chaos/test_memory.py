@@ -362,8 +362,6 @@ def attacked(tmp: Path, seconds: float, tasks: int) -> None:
         bind=None,
         device="cpu",
         data=None,
-        keys=None,
-        insecure=False,
         until=None,
         command=[],
         display=Silent(),

@@ -9,7 +9,7 @@ import pytest
 from fednet import config as configuration
 from fednet.errors import ConfigError
 from fednet.experiment.rundir import claim, forget
-from fednet.launch.start import open_directory
+from fednet.launch import start
 
 
 def begun(path: Path, finished: bool) -> None:
@@ -47,6 +47,12 @@ def test_a_resume_goes_on_with_the_newest_of_the_name_or_begins_the_first(tmp_pa
     assert claim(tmp_path, "run", resume=True) == tmp_path / "run-2"
     begun(tmp_path / "run-2", finished=True)
     assert claim(tmp_path, "run", resume=True) == tmp_path / "run-2"
+
+
+def open_directory(config, out, resume):
+    """Opened, and closed again at once."""
+    with start.open_directory(config, out, resume) as opened:
+        return opened
 
 
 def config(**changes):

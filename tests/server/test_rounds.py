@@ -43,20 +43,18 @@ def run(
         "evaluate": {"every": 0},
     }
     config = configuration.from_mapping(base | {"name": "run"} | changes, where="the test")
-    config, directory, _ = start.open_directory(config, out, resume)
-    start.host_rounds(
-        config,
-        directory,
-        bind=None,
-        device="cpu",
-        data=None,
-        keys=None,
-        insecure=False,
-        until=None,
-        command=[],
-        display=start.Silent(),
-        callback=callback,
-    )
+    with start.open_directory(config, out, resume) as (config, directory, _):
+        start.host_rounds(
+            config,
+            directory,
+            bind=None,
+            device="cpu",
+            data=None,
+            until=None,
+            command=[],
+            display=start.Silent(),
+            callback=callback,
+        )
     return directory, rounds(directory)
 
 

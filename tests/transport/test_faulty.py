@@ -7,8 +7,8 @@ import pytest
 
 from fednet.errors import ConfigError
 from fednet.transport.base import ClientTransport, Closed, Opened, Received, ServerTransport
-from fednet.transport.faulty import KINDS, Chances, Fault, FaultyClient, FaultyServer, Script
 from fednet.transport.inproc import Inproc
+from tests.transport.faulty import KINDS, Chances, Fault, FaultyClient, FaultyServer, Script
 
 
 class Lab:

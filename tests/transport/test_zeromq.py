@@ -5,8 +5,10 @@ reaches.
 from __future__ import annotations
 
 import contextlib
+import resource
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -21,6 +23,8 @@ from fednet.transport.base import (
     Received,
     ServerTransport,
 )
+from fednet.transport.kernel import open_descriptors
+from fednet.transport.zeromq import connections
 from fednet.transport.zeromq.dealer import ZmqClient
 from fednet.transport.zeromq.router import ZmqServer
 from fednet.transport.zeromq.sockets import SEND_MESSAGES
@@ -157,10 +161,11 @@ def test_what_waits_for_a_connection_is_not_for_the_next_one_on_its_descriptor(p
     while not pair.server._blocked:
         pair.server.send(older, [b"for the older", b"x" * 2**20])
     newer = older[:1] + (int.from_bytes(older[1:], "big") + 1).to_bytes(4, "big")
-    (descriptor,), events = pair.server._links, []
+    links = pair.server._connections.links
+    (descriptor,), events = links, []
     assert pair.server._meet(newer, None, descriptor, events)
     assert events == [Opened(newer), Closed(older)]
-    assert not pair.server._links[descriptor].queue
+    assert not links[descriptor].queue
 
 
 def test_hanging_up_closes_one_connection_and_its_client_comes_back_as_another(pair):
@@ -227,7 +232,7 @@ def test_wake_from_another_thread_ends_a_poll_without_limit(pair):
 
 def test_a_message_of_three_frames_is_refused_and_counted_and_the_next_one_is_not(pair):
     told: list[str] = []
-    pair.server._on_refused = lambda reason, address: told.append(reason)
+    pair.server.on_refused = lambda reason, address: told.append(reason)
     client, conn = joined(pair)
     client._dealer.send_multipart([b"1", b"2", b"3"])
     client.send([b"fine"])
@@ -251,11 +256,101 @@ def test_connections_beyond_the_limit_are_hung_up_and_counted():
     with ExitStack() as stack:
         pair = Pair(stack, max_connections=1)
         client, conn = joined(pair)
+        pair.server.vouch(conn)
         with raw(pair.server.address) as stranger:
             pump(pair.server, client, until=lambda seen: pair.server.refusals["connections"])
             while stranger.recv(64):  # greeting, then the end
                 pass
         assert pair.server.send(conn, [b"still"])
+
+
+def test_those_who_take_part_are_kept_and_of_the_others_the_oldest_go_first():
+    with ExitStack() as stack:
+        pair = Pair(stack, max_connections=4)  # of which the first has two descriptors
+        client, conn = joined(pair)
+        pair.server.vouch(conn)
+        spoke, guest = joined(pair)  # and takes no part
+        first, second = (stack.enter_context(raw(pair.server.address)) for _ in range(2))
+        pump(pair.server, until=lambda seen: pair.server.refusals["connections"])
+        assert hung_up(first)
+        assert not hung_up(second)
+        joined(pair)
+        assert hung_up(second)
+        seen = pump(pair.server, client, spoke, until=lambda seen: pair.server.send(conn, [b"x"]))
+        assert of(seen, Closed) == []
+        joined(pair)
+        assert not pair.server.send(guest, [b"x"])
+        assert pair.server.send(conn, [b"still"])
+
+
+def hung_up(stream: socket.socket) -> bool:
+    """Whether the other end has ended the connection."""
+    stream.settimeout(0.2)
+    try:
+        while stream.recv(4096):
+            pass
+    except TimeoutError:
+        return False
+    return True
+
+
+def test_strangers_take_one_descriptor_each_and_what_is_left_is_for_files(tmp_path):
+    before = open_descriptors()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as stack:
+        crowd = [socket.socket() for _ in range(100)]
+        for one in crowd:
+            stack.callback(one.close)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before + 100 + 120, limits[1]))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        pair = Pair(stack)
+        own = open_descriptors()
+        host, port = pair.server.address.removeprefix("tcp://").split(":")
+        for one in crowd:
+            one.connect((host, int(port)))
+            pair.server.poll(0)
+        for _ in range(50):
+            (tmp_path / "file").open("a").close()
+            pair.server.poll(0.002)
+        assert pair.server.refusals["connections"] + pair.server.refusals["stranger"] > 0
+        assert open_descriptors() - own <= pair.server._connections.room
+
+
+def test_what_is_kept_of_connections_that_ended_is_bounded(monkeypatch):
+    monkeypatch.setattr(connections, "PAST", 5)
+    with ExitStack() as stack:
+        pair = Pair(stack)
+        for _ in range(12):
+            with raw(pair.server.address) as stranger:
+                stranger.sendall(greeting())
+                assert stranger.recv(64)
+                assert stranger.recv(43)
+                stranger.sendall(b"\x00\x02hi")
+                pump(pair.server, until=lambda seen: of(seen, Received))
+            pump(pair.server, until=lambda seen: of(seen, Closed))
+        counts = pair.server.traffic()
+        assert len(counts) == 6
+        assert sum(received for _, received in counts.values()) == 12 * (len(greeting()) + 4)
+
+
+def test_closing_while_a_peer_does_not_read_takes_no_processor(pair):
+    client, conn = joined(pair)
+    while not pair.server._blocked:
+        pair.server.send(conn, [b"x" * 2**20])
+    for _ in range(4):
+        client.send([b"unread"])
+    assert pair.server._router.poll(LIMIT_S * 1000)
+    began, spent = time.monotonic(), time.thread_time()
+    pair.server.close(0.5)
+    assert time.thread_time() - spent < 0.25 < 0.4 < time.monotonic() - began
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:99999", "tcp://*:65536"])
+def test_a_port_that_there_cannot_be_is_an_error(address):
+    with pytest.raises(ConfigError, match=r"there is no port .*; expected 0 to 65535"):
+        ZmqServer(address)
+    with pytest.raises(ConfigError, match="there is no port"):
+        ZmqClient(address)
 
 
 @contextmanager

@@ -22,13 +22,15 @@ from fednet.transport.keys import KeyPair
 from fednet.transport.zeromq.sockets import (
     Refused,
     Waker,
+    check_port,
     close_all,
     common_options,
     kept,
-    left_until,
     monitor_events,
     monitor_of,
     ms,
+    polled,
+    sooner,
     why,
 )
 
@@ -60,6 +62,7 @@ class ZmqClient:
                 f"server.json, "
                 f"and `fednet keys server` printed it."
             )
+        check_port(address)
         self.address = address
         self._keys = keys
         self._on_refused = on_refused
@@ -84,22 +87,15 @@ class ZmqClient:
             raise
 
     def poll(self, timeout_s: float | None) -> list[Event]:
-        until = None if timeout_s is None else time.monotonic() + timeout_s
-        events: list[Event] = []
-        while True:
-            left = left_until(until)
-            last = left == 0
-            if self._left:
-                left = 0.0
-            elif self._retry_at is not None:
-                retry = max(0.0, self._retry_at - time.monotonic())
-                left = retry if left is None else min(left, retry)
-            self._poller.modify(self._dealer, zmq.POLLIN | (zmq.POLLOUT if self._queue else 0))
-            ready = {source for source, _ in self._poller.poll(ms(left))}
-            self._pump(ready, events)
-            woken = self._waker.fd in ready and self._waker.clear()
-            if events or woken or last:
-                return events
+        return polled(timeout_s, self._ready, self._pump, self._waker)
+
+    def _ready(self, left: float | None) -> set[Any]:
+        if self._left:
+            left = 0.0
+        elif self._retry_at is not None:
+            left = sooner(left, max(0.0, self._retry_at - time.monotonic()))
+        self._poller.modify(self._dealer, zmq.POLLIN | (zmq.POLLOUT if self._queue else 0))
+        return {source for source, _ in self._poller.poll(ms(left))}
 
     def send(self, frames: Frames) -> bool:
         if not self._open or not 1 <= len(frames) <= MAX_FRAMES:
@@ -213,7 +209,9 @@ class ZmqClient:
             if event == zmq.EVENT_CONNECTED:
                 serial = next(self._serial)
                 try:
-                    self._taps[value] = serial, Tap(value)
+                    tap = Tap(value)
+                    tap.keep()
+                    self._taps[value] = serial, tap
                 except OSError:
                     log.debug("connection %d ended at once", serial)
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:

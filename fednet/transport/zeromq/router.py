@@ -7,31 +7,31 @@ unknown peer, and with `ROUTER_MANDATORY` blocks on a full one: messages wait in
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from typing import Any
 
 import zmq
 
 from fednet.errors import ConfigError
-from fednet.transport import strangers
 from fednet.transport.base import MAX_FRAMES, Closed, Event, Frames, Opened, Received
 from fednet.transport.framing import framing
-from fednet.transport.kernel import Tap
 from fednet.transport.keys import Keyring
 from fednet.transport.zeromq.access import Access
+from fednet.transport.zeromq.connections import Connections, Link
 from fednet.transport.zeromq.sockets import (
     Refused,
     Waker,
+    check_port,
     close_all,
     common_options,
     kept,
-    left_until,
     monitor_events,
     monitor_of,
     ms,
+    polled,
+    sooner,
     why,
 )
 
@@ -42,9 +42,6 @@ MAX_UNFINISHED_BYTES = 64 * 2**20
 high-water marks do not bound it. Whoever has sent so much more than its finished messages amount to
 is hung up on; what TCP and libzmq hold of honest ones is far less. Without this one stranger can
 fill the memory of a server that has no CURVE."""
-
-WATCH_S = 0.25
-"""How often a server looks for such. There is no event for it: nothing arrives."""
 
 TELL, TELL_S = 20, 10.0
 """At most so many refusals are told in so many seconds; `refusals` counts all. Else strangers could
@@ -71,16 +68,14 @@ class ZmqServer:
         address: str,
         *,
         keyring: Keyring | None = None,
-        max_connections: int = 4096,
+        max_connections: int | None = None,
         max_unfinished_bytes: int = MAX_UNFINISHED_BYTES,
         on_refused: Refused | None = None,
     ) -> None:
+        check_port(address)
+        self.keyring, self.on_refused = keyring, on_refused
         self.refusals: Counter[str] = Counter()
         self._told, self._told_at = 0, -TELL_S
-        self._max_connections = max_connections
-        self._max_unfinished = max_unfinished_bytes
-        self._watch_at = self._look_at = 0.0
-        self._on_refused = on_refused
         self._context = zmq.Context()
         self._door: Access | None = None  # None where anyone may connect
         router = self._context.socket(zmq.ROUTER)
@@ -111,42 +106,27 @@ class ZmqServer:
             *([self._door.socket] if self._door else []),
         ):
             self._poller.register(source, zmq.POLLIN)
-        self._serial = itertools.count(1)
-        self._links: dict[int, Link] = {}  # by descriptor: connections that stand
-        self._strangers: dict[int, Link] = {}  # by serial: of these, the ones that have not spoken
-        self._conns: dict[bytes, Link] = {}  # by routing id: connections that have spoken
-        self._ended: list[
-            Link
-        ] = []  # the network closed them; what they had sent may still be unread
         self._blocked: dict[bytes, Link] = {}  # those whose peer does not read fast enough
-        self._past: dict[bytes | int, tuple[int, int]] = {}
+        self._connections = Connections(
+            lambda what, reason, link: self._refuse(what, reason, None, link.peer()),
+            keyring is not None,
+            max_connections,
+            max_unfinished_bytes,
+        )
         self._closed = False
 
     def poll(self, timeout_s: float | None) -> list[Event]:
-        until = None if timeout_s is None else time.monotonic() + timeout_s
-        events: list[Event] = []
-        while True:
-            left = left_until(until)
-            last = left == 0
-            if self._ended:
-                left = 0.0  # there may be words of theirs to read, and their ends to tell
-            elif self._links:
-                soon = (
-                    BLOCKED_RETRY_S
-                    if self._blocked
-                    else strangers.LOOK_S
-                    if self._strangers
-                    else WATCH_S
-                )
-                left = soon if left is None else min(left, soon)
-            ready = {source for source, _ in self._poller.poll(ms(left))}
-            self._pump(ready, events)
-            woken = self._waker.fd in ready and self._waker.clear()
-            if events or woken or last:
-                return events
+        return polled(timeout_s, self._ready, self._pump, self._waker)
+
+    def _ready(self, left: float | None) -> set[Any]:
+        if self._connections.ended:
+            left = 0.0  # there may be words of theirs to read, and their ends to tell
+        else:
+            left = sooner(left, BLOCKED_RETRY_S if self._blocked else self._connections.wait())
+        return {source for source, _ in self._poller.poll(ms(left))}
 
     def send(self, conn: bytes, frames: Frames) -> bool:
-        link = self._conns.get(conn)
+        link = self._connections.conns.get(conn)
         if link is None or not 1 <= len(frames) <= MAX_FRAMES:
             return False
         if not link.queue:
@@ -165,24 +145,22 @@ class ZmqServer:
         the kernel.
         """
         self._blocked.pop(conn, None)
-        link = self._conns.get(conn)
+        link = self._connections.conns.get(conn)
         if link is not None:
             link.queue.clear()
-            if hang_up and link.tap is not None:
-                link.tap.hang_up()
+            if hang_up:
+                link.hang_up()
+
+    def vouch(self, conn: bytes) -> None:
+        self._connections.vouch(conn)
 
     def peer(self, conn: bytes) -> str:
         """The address at the other end of `conn`, for logs."""
-        link = self._conns.get(conn)
-        return link.tap.peer() if link is not None and link.tap is not None else "unknown"
+        link = self._connections.conns.get(conn)
+        return link.peer() if link is not None else "unknown"
 
     def traffic(self) -> dict[bytes | int, tuple[int, int]]:
-        now = dict(self._past)
-        for link in (*self._links.values(), *self._ended):
-            counts = link.tap.bytes() if link.tap is not None else None
-            if counts is not None:
-                now[link.conn or link.serial] = counts
-        return now
+        return self._connections.traffic()
 
     def close(self, linger_s: float = 1.0) -> None:
         if self._closed:
@@ -191,14 +169,10 @@ class ZmqServer:
         until = time.monotonic() + linger_s
         while self._blocked and time.monotonic() < until:
             self._retry()
-            self._router.poll(ms(BLOCKED_RETRY_S))
+            time.sleep(BLOCKED_RETRY_S)
         others = [self._monitor, *([self._door.socket] if self._door else [])]
         close_all(self._context, self._router, others, max(0.0, until - time.monotonic()))
-        for link in (*self._links.values(), *self._ended):
-            self._let_go(link)
-        self._links.clear()
-        self._conns.clear()
-        self._ended.clear()
+        self._connections.close()
         self._blocked.clear()
         self._waker.close()
 
@@ -211,23 +185,20 @@ class ZmqServer:
                 self._hang_up_on_revoked(self._door)
         if self._monitor in ready:
             self._read_monitor()
-        ended = len(self._ended)
+        gone = self._connections.ended
+        ended = len(gone)
         if (self._router in ready or ended) and self._read_messages(events):
             # All that these had sent before they ended has been read now.
-            for link in self._ended[:ended]:
+            for link in gone[:ended]:
                 self._end(link, events)
-            del self._ended[:ended]
+            del gone[:ended]
         if self._blocked:
             self._retry()
-        if time.monotonic() >= self._watch_at:
-            self._watch_at = time.monotonic() + WATCH_S
-            self._hang_up_on_endless()
-        if self._strangers and time.monotonic() >= self._look_at:
-            self._look_at = time.monotonic() + strangers.LOOK_S
-            self._hang_up_on_strangers()
+        self._connections.look()
 
     def _read_messages(self, events: list[Event]) -> bool:
         """Whether all that was there was read."""
+        conns = self._connections.conns
         for _ in range(BATCH):
             try:
                 conn_frame, *body = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -246,7 +217,7 @@ class ZmqServer:
                 self._refuse("identity", "a routing id of the peer's own choice", conn)
             else:
                 user = _user(body[0]) if self._door is not None else None
-                stands = conn in self._conns
+                stands = conn in conns
                 if not stands:
                     fd = _descriptor(body[0])
                     if fd is None:
@@ -260,11 +231,9 @@ class ZmqServer:
                 events.append(Received(conn, tuple(map(kept, body)), user))
                 if not stands:
                     events.append(Closed(conn))
-            if conn in self._conns:
+            if conn in conns:
                 curve = self._door is not None
-                self._conns[conn].received += sum(
-                    framing(len(frame), curve=curve) for frame in body
-                )
+                conns[conn].received += sum(framing(len(frame), curve=curve) for frame in body)
         return False
 
     def _meet(self, conn: bytes, user: str | None, fd: int, events: list[Event]) -> bool:
@@ -276,35 +245,28 @@ class ZmqServer:
         """
         self._read_monitor()
         events.append(Opened(conn))
-        link = self._links.get(fd)
+        link = self._connections.links.get(fd)
         if link is None:
             return False
         if link.conn is not None:
             if not _newer(conn, link.conn):
                 return False
             # An older connection's last words were taken for this one's.
-            self._conns.pop(link.conn, None)
+            self._connections.conns.pop(link.conn, None)
             self._blocked.pop(link.conn, None)
             # what waits there is for that one; this one's own would wait behind it for ever
             link.queue.clear()
             events.append(Closed(link.conn))
-        link.conn, link.user = conn, user
-        self._conns[conn] = link
-        self._strangers.pop(link.serial, None)
+        self._connections.spoke(link, conn, user)
         return True
 
     def _read_monitor(self) -> None:
         fresh = []
         for event, value in monitor_events(self._monitor):
             if event == zmq.EVENT_ACCEPTED:
-                if value in self._links:
-                    self._ended.append(self._links.pop(value))
-                self._links[value] = met = Link(next(self._serial))
-                self._strangers[met.serial] = met
-                fresh.append(value)
+                fresh.append(self._connections.accepted(value))
             elif event == zmq.EVENT_DISCONNECTED:
-                if value in self._links:
-                    self._ended.append(self._links.pop(value))
+                self._connections.disconnected(value)
             elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
                 self._refuse(
                     "handshake",
@@ -314,60 +276,13 @@ class ZmqServer:
                 )
             elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
                 self._refuse("handshake", "a connection ended in its handshake", None)
-        for fd in fresh:
-            link = self._links.get(fd)
-            if link is None:
-                continue  # gone already, and its descriptor perhaps someone else's
-            try:
-                link.tap = Tap(fd)
-            except OSError:
-                continue
-            if len(self._links) > self._max_connections:
-                self._refuse(
-                    "connections",
-                    f"more than {self._max_connections} connections",
-                    None,
-                    link.tap.peer(),
-                )
-                link.tap.hang_up()
+        self._connections.settle(fresh)
 
     def _hang_up_on_revoked(self, door: Access) -> None:
-        for conn, link in self._conns.items():
+        for conn, link in self._connections.conns.items():
             if link.user is not None and not door.allows(link.user):
                 self._refuse("key", f"the key {link.user} was revoked", conn)
                 self.drop(conn, hang_up=True)
-
-    def _hang_up_on_strangers(self) -> None:
-        seen = []
-        for link in self._strangers.values():
-            counts = link.tap.bytes() if link.tap is not None else None
-            seen.append((link, counts[1] if counts is not None else 0))
-        for link, reason in strangers.unwelcome(seen):
-            del self._strangers[link.serial]
-            if link.tap is not None:
-                self._refuse("stranger", reason, None, link.tap.peer())
-                link.tap.hang_up()
-
-    def _hang_up_on_endless(self) -> None:
-        for link in self._links.values():
-            if link.received != link.received_then:
-                # It has finished one since, so it is not amid an endless one; and to ask the kernel
-                # about a busy connection can take a millisecond.
-                link.received_then = link.received
-                continue
-            counts = link.tap.bytes() if link.tap is not None else None
-            if (
-                counts is not None
-                and link.tap is not None
-                and counts[1] - link.received > self._max_unfinished
-            ):
-                self._refuse(
-                    "endless",
-                    f"more than {self._max_unfinished} bytes of no finished message",
-                    None,
-                    link.tap.peer(),
-                )
-                link.tap.hang_up()
 
     def _try(self, conn: bytes, frames: Frames) -> bool | None:
         """True: handed to libzmq. False: the peer is gone. None: it has as much as it may have
@@ -397,18 +312,10 @@ class ZmqServer:
                 del self._blocked[conn]
 
     def _end(self, link: Link, events: list[Event]) -> None:
-        if link.conn is not None and self._conns.get(link.conn) is link:
-            del self._conns[link.conn]
+        if link.conn is not None and self._connections.conns.get(link.conn) is link:
             self._blocked.pop(link.conn, None)
             events.append(Closed(link.conn))
-        self._let_go(link)
-
-    def _let_go(self, link: Link) -> None:
-        self._strangers.pop(link.serial, None)
-        counts = link.tap.close() if link.tap is not None else None
-        link.tap = None
-        if counts is not None:
-            self._past[link.conn or link.serial] = counts
+        self._connections.end(link)
 
     def _refuse(self, what: str, reason: str, conn: bytes | None, address: str = "unknown") -> None:
         self.refusals[what] += 1
@@ -421,23 +328,8 @@ class ZmqServer:
         if conn is not None:
             address = self.peer(conn)
         log.warning("refused: %s (from %s)", reason, address)
-        if self._on_refused is not None:
-            self._on_refused(reason, address)
-
-
-class Link:
-    """One TCP connection, from when the kernel has it."""
-
-    __slots__ = ("conn", "queue", "received", "received_then", "serial", "tap", "user")
-
-    def __init__(self, serial: int) -> None:
-        self.serial = serial
-        self.conn: bytes | None = None  # known from its first message
-        self.user: str | None = None
-        self.tap: Tap | None = None
-        # Bytes of its finished messages; as of the last look.
-        self.received = self.received_then = 0
-        self.queue: deque[Frames] = deque()
+        if self.on_refused is not None:
+            self.on_refused(reason, address)
 
 
 def _descriptor(frame: zmq.Frame) -> int | None:

@@ -14,7 +14,8 @@ from typing import Any
 
 import zmq
 
-from fednet.transport.base import MAX_FRAME_BYTES, Frame
+from fednet.errors import ConfigError
+from fednet.transport.base import MAX_FRAME_BYTES, Event, Frame
 
 Refused = Callable[[str, str], None]
 """Told the reason for which a connection or message was refused, and the peer's address where
@@ -23,6 +24,8 @@ known."""
 SEND_MESSAGES, RECEIVE_MESSAGES = 64, 16
 """High-water marks, in whole messages, of each connection. Beyond them our own queue, or TCP, holds
 the rest."""
+
+MAX_PORT = 65535
 
 COPY_BELOW_BYTES = 65536
 """A frame received smaller than this is copied out: cheaper than keeping libzmq's buffer alive."""
@@ -123,6 +126,32 @@ def monitor_events(monitor: zmq.Socket[bytes]) -> list[tuple[int, int]]:
         events.append((event, value))
 
 
+def polled(
+    timeout_s: float | None,
+    ready: Callable[[float | None], set[Any]],
+    pump: Callable[[set[Any], list[Event]], None],
+    waker: Waker,
+) -> list[Event]:
+    """The events that `pump` finds, waiting for the first up to `timeout_s` or until woken.
+    ready(seconds): what has something to read after at most so long; pump(ready, events): does all
+    that can be done now.
+    """
+    until = None if timeout_s is None else time.monotonic() + timeout_s
+    events: list[Event] = []
+    while True:
+        left = left_until(until)
+        found = ready(left)
+        pump(found, events)
+        woken = waker.fd in found and waker.clear()
+        if events or woken or left == 0:
+            return events
+
+
+def sooner(seconds: float | None, other: float | None) -> float | None:
+    """The shorter of two waits; None: for ever."""
+    return min((s for s in (seconds, other) if s is not None), default=None)
+
+
 def close_all(
     context: zmq.Context[Any],
     socket: zmq.Socket[bytes],
@@ -150,6 +179,13 @@ def left_until(until: float | None) -> float | None:
 def ms(seconds: float | None) -> int | None:
     """Rounded up: a wait that ends a fraction early would spin through the rest."""
     return None if seconds is None else math.ceil(seconds * 1000)
+
+
+def check_port(address: str) -> None:
+    """Raises ConfigError for a port that there cannot be: libzmq takes it for another."""
+    port = address.rpartition(":")[2]
+    if address.startswith("tcp://") and port.isdecimal() and int(port) > MAX_PORT:
+        raise ConfigError(f"{address}: there is no port {port}; expected 0 to {MAX_PORT}.")
 
 
 def why(error: zmq.ZMQError) -> str:

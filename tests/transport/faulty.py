@@ -285,6 +285,12 @@ class FaultyServer:
         self._faults.lanes.pop(("down", conn), None)
         self.inner.drop(conn, hang_up)
 
+    def peer(self, conn: bytes) -> str:
+        return self.inner.peer(conn)
+
+    def vouch(self, conn: bytes) -> None:
+        self.inner.vouch(conn)
+
     def traffic(self) -> dict[bytes | int, tuple[int, int]]:
         return self.inner.traffic()
 

@@ -1,0 +1,232 @@
+"""The connections of a server: who they are as far as that is known, how many there may be, and
+what the kernel counted of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from fednet.transport import strangers
+from fednet.transport.base import Frames
+from fednet.transport.framing import connection_bytes
+from fednet.transport.kernel import Tap, descriptor_limit, open_descriptors
+
+RESERVED = 256
+"""Descriptors kept for files; a quarter of all where there are fewer than four times as many."""
+
+PAST = 4096
+"""Connections that have ended whose counts are kept apart; those of earlier ones are added up."""
+
+WATCH_S = 0.25
+"""How often all connections are looked at for messages that never end. There is no event for it:
+nothing arrives."""
+
+SHARE = 10
+"""A look at all connections takes no more than one part in so many of the time."""
+
+Refuse = Callable[[str, str, "Link"], None]
+"""(what, reason, connection)"""
+
+
+class Link:
+    """One TCP connection, from when the kernel has it."""
+
+    __slots__ = ("conn", "fd", "queue", "received", "received_then", "serial", "tap", "user")
+
+    def __init__(self, serial: int, fd: int) -> None:
+        self.serial, self.fd = serial, fd
+        self.conn: bytes | None = None  # known from its first message
+        self.user: str | None = None
+        self.tap: Tap | None = None
+        # bytes of its finished messages; as of the last look
+        self.received = self.received_then = 0
+        self.queue: deque[Frames] = deque()
+
+    def counts(self) -> tuple[int, int]:
+        """(sent, received) so far, as the kernel says; zeros where it does not."""
+        found = self.tap.bytes() if self.tap is not None else None
+        return found if found is not None else (0, 0)
+
+    def peer(self) -> str:
+        return self.tap.peer() if self.tap is not None else "unknown"
+
+    def hang_up(self) -> None:
+        if self.tap is not None:
+            self.tap.hang_up()
+
+
+class Connections:
+    """refuse: told of those that are hung up on. most: connections at a time; None: as many as the
+    process may open descriptors, less a reserve.
+
+    A connection is a stranger until it has proved a key or, without CURVE, brought a message; a
+    guest until `vouch`; and is hung up on for a newer one in this order, the oldest first.
+    """
+
+    def __init__(
+        self, refuse: Refuse, curve: bool, most: int | None, max_unfinished_bytes: int
+    ) -> None:
+        limit = descriptor_limit()
+        room = max(2, limit - open_descriptors() - min(RESERVED, limit // 4))
+        self._refuse, self._max_unfinished = refuse, max_unfinished_bytes
+        self.room = room if most is None else min(room, most)
+        self._most_strangers = min(strangers.MAX_STRANGERS, max(1, self.room // 2))
+        # what a server has sent a peer whose handshake is over
+        self._proved = connection_bytes(True, "server")[0] if curve else None
+        self._serial = itertools.count(1)
+        self.links: dict[int, Link] = {}  # by descriptor: those that stand
+        self.conns: dict[bytes, Link] = {}  # by routing id: those that have spoken
+        self.strangers: dict[int, Link] = {}  # by serial
+        self._guests: dict[int, Link] = {}  # by serial
+        self.ended: list[Link] = []  # what they had sent may still be unread
+        self._leaving: set[int] = set()  # serials of those hung up on that libzmq still has
+        self._kept = 0  # those with a second descriptor
+        self._past: dict[bytes | int, tuple[int, int]] = {}
+        self._look_at = self._watch_at = 0.0
+
+    # -- coming and going --------------------------------------------------------------------------
+    def accepted(self, fd: int) -> Link:
+        self.disconnected(fd)  # whose end was not told
+        self.links[fd] = link = Link(next(self._serial), fd)
+        self.strangers[link.serial] = link
+        return link
+
+    def settle(self, fresh: Iterable[Link]) -> None:
+        """Looks at those just accepted that have not gone already, and makes room for them."""
+        for link in fresh:
+            if self.links.get(link.fd) is link:
+                try:
+                    link.tap = Tap(link.fd)
+                except OSError:
+                    continue  # gone already, and its descriptor perhaps a file's now
+        while self._used() > self.room and (oldest := self._oldest()) is not None:
+            self._drop(oldest, "connections", f"more than {self.room} descriptors of connections")
+
+    def _used(self) -> int:
+        return len(self.links) + self._kept - len(self._leaving)
+
+    def _oldest(self) -> Link | None:
+        """Whoever is hung up on for the newest, who may be a guest in a moment."""
+        if len(self.strangers) > 1 or not self._guests:
+            return next(iter(self.strangers.values()), None)
+        return next(iter(self._guests.values()))
+
+    def disconnected(self, fd: int) -> None:
+        link = self.links.pop(fd, None)
+        if link is not None:
+            self.ended.append(link)
+            self._leaving.discard(link.serial)
+            self.strangers.pop(link.serial, None)
+            self._guests.pop(link.serial, None)
+
+    def spoke(self, link: Link, conn: bytes, user: str | None) -> None:
+        """Its first message came, by which it is known from now on."""
+        link.conn, link.user = conn, user
+        self.conns[conn] = link
+        self._proven(link)
+
+    def vouch(self, conn: bytes) -> None:
+        link = self.conns.get(conn)
+        if link is not None:
+            self._guests.pop(link.serial, None)
+
+    def _proven(self, link: Link) -> None:
+        if self.strangers.pop(link.serial, None) is None:
+            return
+        self._guests[link.serial] = link
+        if link.tap is not None and self._used() < self.room * 3 // 4:
+            try:
+                link.tap.keep()
+                self._kept += 1
+            except OSError:
+                pass  # its last bytes go uncounted: no reason to hang up on it
+
+    def end(self, link: Link) -> None:
+        """All that it had sent has been read."""
+        if link.conn is not None and self.conns.get(link.conn) is link:
+            del self.conns[link.conn]
+        self._kept -= link.tap is not None and link.tap.kept
+        counts = link.tap.close() if link.tap is not None else None
+        link.tap = None
+        if counts is not None:
+            self._past[link.conn or link.serial] = counts
+        if len(self._past) > PAST:
+            first = next(name for name in self._past if name != 0)
+            sent, received = self._past.pop(first)
+            before = self._past.get(0, (0, 0))
+            self._past[0] = before[0] + sent, before[1] + received
+
+    def traffic(self) -> dict[bytes | int, tuple[int, int]]:
+        now = dict(self._past)
+        for link in (*self.links.values(), *self.ended):
+            counts = link.tap.bytes() if link.tap is not None else None
+            if counts is not None:
+                now[link.conn or link.serial] = counts
+        return now
+
+    def close(self) -> None:
+        for link in (*self.links.values(), *self.ended):
+            self.end(link)
+        for held in (self.links, self.conns, self.strangers, self._guests, self.ended):
+            held.clear()
+
+    # -- looking at them ---------------------------------------------------------------------------
+    def wait(self) -> float | None:
+        """How long until the next look; None: there is nobody to look at."""
+        if not self.links:
+            return None
+        due = min(self._look_at, self._watch_at) if self.strangers else self._watch_at
+        return max(0.0, due - time.monotonic())
+
+    def look(self) -> None:
+        """Hangs up on strangers who are too many or too loud, and on messages without an end; not
+        before it is time to.
+        """
+        now = time.monotonic()
+        if self.strangers and now >= self._look_at:
+            self._look()
+            self._look_at = _next(now, strangers.LOOK_S)
+        if now >= self._watch_at:
+            self._watch()
+            self._watch_at = _next(now, WATCH_S)
+
+    def _look(self) -> None:
+        seen = []
+        for link in list(self.strangers.values()):
+            sent, received = link.counts()
+            if self._proved is not None and sent >= self._proved:
+                self._proven(link)
+            else:
+                seen.append((link, received))
+        for link, reason in strangers.unwelcome(seen, self._most_strangers):
+            self._drop(link, "stranger", reason)
+
+    def _watch(self) -> None:
+        for link in self.links.values():
+            if link.serial in self.strangers:
+                continue
+            if link.received != link.received_then:
+                # It has finished one since, so it is not amid an endless one; and to ask the kernel
+                # about a busy connection can take a millisecond.
+                link.received_then = link.received
+            elif link.counts()[1] - link.received > self._max_unfinished:
+                reason = f"more than {self._max_unfinished} bytes of no finished message"
+                self._refuse("endless", reason, link)
+                link.hang_up()
+
+    def _drop(self, link: Link, what: str, reason: str) -> None:
+        """It stands among the connections until libzmq tells of its end."""
+        self._leaving.add(link.serial)
+        self.strangers.pop(link.serial, None)
+        self._guests.pop(link.serial, None)
+        self._refuse(what, reason, link)
+        link.hang_up()
+
+
+def _next(began: float, every_s: float) -> float:
+    """When to look again, after a look that began then."""
+    now = time.monotonic()
+    return now + max(every_s, SHARE * (now - began))

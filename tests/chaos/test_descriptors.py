@@ -1,0 +1,49 @@
+"""A server that may open a thousand files and sockets, and strangers who want them all."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+
+import pytest
+
+from fednet.client import join
+from fednet.transport import keys
+from tests.processes import lines, processes, until
+
+THOUSAND = ("sh", "-c", 'ulimit -n 1024 && exec "$0" "$@"')
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors")
+def test_idle_connections_leave_a_server_the_descriptors_of_its_files(tmp_path):
+    keys.lab(tmp_path / "keys", 4)
+    site = ("--keys", tmp_path / "keys" / "clients" / "all.key")
+    sets = ("clients=4", "rounds=1000000", "security.curve=true", "round.start=2")
+    rounds, crowd = tmp_path / "run" / "rounds.jsonl", []
+    with processes(tmp_path) as started:
+        server = started.server("--keys", tmp_path / "keys", sets=sets, prefix=THOUSAND)
+        first = started.client("0-1", *site)
+        until(lambda: len(lines(rounds)) >= 3, "rounds in peace", server, first)
+        host, port = join.read_server(tmp_path / "run")[0].removeprefix("tcp://").split(":")
+        try:
+            for _ in range(1500):  # as fast as they go
+                crowd.append(socket.socket())
+                crowd[-1].settimeout(5)
+                crowd[-1].connect((host, int(port)))
+            before = len(lines(rounds))
+            second = started.client("2-3", *site)  # gets in all the same
+            until(
+                lambda: any(r["completed"] == [0, 1, 2, 3] for r in lines(rounds)[before:]),
+                "a round of all, among strangers",
+                server,
+                first,
+                second,
+            )
+        finally:
+            for one in crowd:
+                one.close()
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(60) == 4, server.said()
+    reasons = [e["reason"] for e in lines(tmp_path / "run" / "events.jsonl") if "reason" in e]
+    assert any("connections" in reason for reason in reasons), reasons

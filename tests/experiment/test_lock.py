@@ -1,0 +1,95 @@
+"""Who works on a directory: one process, which the next one is told of."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from fednet.errors import CannotGoOn, ConfigError
+from fednet.experiment import lock
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from fednet.experiment import lock
+with lock.holding(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def other(tmp_path):
+    """Another process that holds the directory."""
+    words = [sys.executable, "-c", HOLD, str(tmp_path / "run")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"held\n"
+        yield process
+        process.kill()
+
+
+def test_a_second_process_is_told_of_the_first_and_changes_nothing(tmp_path, other):
+    before = {p: p.read_bytes() for p in (tmp_path / "run").iterdir()}
+    who = f"run is in use by process {other.pid} on {re.escape(socket.gethostname())};"
+    for _ in range(5):
+        with pytest.raises(ConfigError, match=who) as refused, lock.holding(tmp_path / "run"):
+            pass
+        assert refused.value.exit_status == 2
+    assert {p: p.read_bytes() for p in (tmp_path / "run").iterdir()} == before
+
+
+def test_what_a_killed_process_held_is_free(tmp_path, other):
+    other.kill()
+    other.wait()
+    with lock.holding(tmp_path / "run"):
+        assert lock.read(tmp_path / "run" / "lock").pid == os.getpid()
+    assert not (tmp_path / "run").exists()
+
+
+def test_where_the_file_system_locks_nothing_a_process_of_this_machine_is_found_by_its_record(
+    tmp_path, other, monkeypatch
+):
+    monkeypatch.setattr(lock, "_locked", lambda file: True)
+    with (
+        pytest.raises(ConfigError, match=f"in use by process {other.pid} on "),
+        lock.holding(tmp_path / "run"),
+    ):
+        pass
+
+
+def test_a_holder_from_whom_another_machine_took_it_writes_no_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "_locked", lambda file: True)
+    with lock.holding(tmp_path / "run"):
+        lock.check(tmp_path / "run")
+        other = msgspec.structs.replace(lock.me(), host="elsewhere", pid=12)
+        (tmp_path / "run" / "lock").write_bytes(msgspec.json.encode(other))
+        with pytest.raises(CannotGoOn, match="process 12 on elsewhere has taken it over"):
+            lock.check(tmp_path / "run")
+    assert lock.read(tmp_path / "run" / "lock") == other  # which is not this one's to delete
+
+
+def test_processes_share_a_folder_of_states_where_their_clients_differ_or_one_started_them(
+    tmp_path,
+):
+    first, second = lock.States(), lock.States()
+    first.take(tmp_path, [0, 1, 2])
+    second.take(tmp_path, [3])
+    with pytest.raises(ConfigError, match=f"the state of client 2 .* by process {os.getpid()} on"):
+        lock.States().take(tmp_path, [2, 4])
+    first.release()
+    second.take(tmp_path, [2, 4])
+    second.release()
+    workers = [lock.States("one run's"), lock.States("one run's")]
+    for worker in workers:
+        worker.take(tmp_path, [0, 1])
+    with pytest.raises(ConfigError, match="the state of client 0"):
+        lock.States().take(tmp_path, [0])
+    for worker in workers:
+        worker.release()
+    assert list((tmp_path / "locks").glob("*.lock")) == []
