@@ -80,6 +80,10 @@ class Registry:
                 self._parts[name] = getattr(loaded, entry.facts.get("attribute", name))
         return self._parts[name]
 
+    def loaded(self, name: str) -> Any:
+        """The part of that name if it was imported, else None."""
+        return self._parts.get(name)
+
     def names(self) -> list[str]:
         return sorted({*self.index(), *self._parts})
 
@@ -101,7 +105,8 @@ class Registry:
 
     def _describe(self, name: str) -> Entry:
         part = self._parts[name]
-        facts = {k: v for k in ("paper", "cost") if (v := getattr(part, k, None)) is not None}
+        about = ("paper", "cost", "keeps", "personalised")
+        facts = {k: v for k in about if (v := getattr(part, k, None)) is not None}
         return Entry(name, part.__module__, _first_paragraph(part.__doc__), facts)
 
     def _scan(self) -> list[Entry]:

@@ -364,6 +364,13 @@ class Algorithm:
     def local(self, phase: int, client: Any, down: Any, host: ClientHost) -> tuple[Any, Any]:
         raise NotImplementedError(f"{type(self).__name__}.local")
 
+    def outputs(self, module: nn.Module, x: Any) -> torch.Tensor:
+        """The model's outputs for inputs x as the local loss asks for them: tried on a batch before
+        anything starts.
+        """
+        out: torch.Tensor = module(x)
+        return out
+
     def start(self, server: Any, phase: int) -> Any:
         return self.Fold(x=Sum.empty())  # type: ignore[call-arg]
 

@@ -22,7 +22,7 @@ from fednet.algorithms.base import (
     Tensors,
     Weights,
 )
-from fednet.algorithms.split import joined, parted
+from fednet.algorithms.split import joined, parted, say_if_whole
 from fednet.registry import algorithm
 
 
@@ -63,3 +63,7 @@ class FedBN(Algorithm):
         y = host.train(joined(down.x, client.bn, host))
         up, own = parted(y.x, host)
         return self.Client(bn=own), self.Up(x=up, run=y.run)
+
+    def finish(self, fold, server, cohort, host):
+        say_if_whole(host)
+        return super().finish(fold, server, cohort, host)

@@ -52,6 +52,9 @@ class FedDecorr(Algorithm):
         x: Weights
         run: Statistics
 
+    def outputs(self, module, x):
+        return module.head(module.features(x))
+
     def local(self, phase, client, down, host):
         beta, code = self.config.beta, self.config.form == "code"
 

@@ -43,6 +43,7 @@ class FedDF(Algorithm):
     paper = "Lin et al., NeurIPS 2020 (arXiv:2006.07242)"
     cost = ("|w|", "|w|")
     keeps = ("w, public set", "-")
+    classes_only = True
     needs_public = True
     uses_public = True
 

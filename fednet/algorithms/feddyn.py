@@ -50,7 +50,7 @@ class FedDyn(Algorithm):
         run: Statistics
 
     class Server(State):
-        x: Tensors
+        x: Weights
         h: Tensors
 
     class Client(State):

@@ -36,6 +36,7 @@ class FedLC(Algorithm):
     paper = "Zhang et al., ICML 2022 (arXiv:2209.00189)"
     cost = ("|w|", "|w|")
     keeps = ("w", "-")
+    classes_only = True
     sums_updates = True
 
     class Config(AlgorithmConfig):

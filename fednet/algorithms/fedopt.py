@@ -59,7 +59,7 @@ class FedAvgM(Algorithm):
         run: Statistics
 
     class Server(State):
-        x: Tensors
+        x: Weights
         v: Tensors
 
     def init_server(self, x):
@@ -93,7 +93,7 @@ class Adaptive(Algorithm):
         run: Statistics
 
     class Server(State):
-        x: Tensors
+        x: Weights
         m: Tensors
         v: Tensors
 

@@ -4,14 +4,17 @@ Sharing", Applied Sciences 13(23):12962, 2023 (doi:10.3390/app132312962), Algori
 w^t      global model                   v_k  client k's model after its last participation
 D'       the server's share beta of the training data (`data.public.fraction`)
 alpha    the part of D' that each client gets, once
-sigma_k  = exp(s cos(v_k, w^t)) (Eq. 4), the weight of the regulariser; constant through a round
+sigma_k  the weight of the regulariser; constant through a round
 
     loss = CE + sigma_k / 2 ||w - w^t||^2,  over private and shared samples
 
-What the paper leaves open. Eq. 4 gives sigma in [0.37, 2.72], while section 4.7 tunes a fixed sigma
-and finds 0.01 best. `scaled` keeps both: sigma0 exp(s cos); `adaptive` is Eq. 4 as printed, `fixed`
-is sigma0. s = sigma_sign: +1 as printed; -1 pulls harder on clients that differ. At the first
-participation v_k = w^t, so cos = 1. Each client's draw from D' is its own (`shared_draw`). n_k in
+What the paper leaves open. Eq. 4 has sigma_k = exp(s cos(v_k, w^t)), in [0.37, 2.72], while section
+4.7 tunes a fixed sigma and finds 0.01 best: both cannot be. `fixed`, the default, is that constant,
+sigma0; `eq4` is Eq. 4 as printed; `scaled` is sigma0 exp(s cos). In runs cos stays between 0.947
+and 0.9999, so that neither rule is dynamic: `eq4` is about 2.7 and `scaled` 0.027, always. s =
+sigma_sign: +1 as printed; -1 pulls harder on clients that differ. At the first participation v_k =
+w^t, so cos = 1. The shared draw is "the same data" in the paper, which may mean one draw for all
+clients (`shared_draw: same`) or data of the same pool: here each client's draw is its own. n_k in
 the mean counts shared samples too. "Pre-trained model" (step 3) is `pretrain_epochs` on D' at the
 server, none by default. The ablations of Fig. 6 are options: data.public.fraction 0 is
 regularisation alone, sigma_mode fixed with sigma0 0 is data sharing alone.
@@ -60,7 +63,7 @@ class FedRDS(Algorithm):
 
     class Config(AlgorithmConfig):
         alpha: Fraction = 0.5  # of D', to each client
-        sigma_mode: Literal["scaled", "adaptive", "fixed"] = "scaled"
+        sigma_mode: Literal["fixed", "eq4", "scaled"] = "fixed"
         sigma0: NonNegative = 0.01
         sigma_sign: Literal[1, -1] = 1
         shared_draw: Literal["random", "same"] = "random"  # same: one subset for all clients
@@ -132,12 +135,12 @@ class FedRDS(Algorithm):
         return client.replace(v=y.x), self.Up(x=y.x, run=y.run)
 
     def sigma(self, v: Tensors | None, w: Tensors) -> float:
-        """sigma_k of this round (Eq. 4)."""
+        """sigma_k of this round."""
         c = self.config
         if c.sigma_mode == "fixed":
             return c.sigma0
         factor = math.exp(c.sigma_sign * (1.0 if v is None else cosine(v, w)))
-        return factor if c.sigma_mode == "adaptive" else c.sigma0 * factor
+        return factor if c.sigma_mode == "eq4" else c.sigma0 * factor
 
     def finish(self, fold, server, cohort, host):
         if host.round == 1 and host.public is None:

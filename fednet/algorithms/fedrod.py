@@ -74,6 +74,9 @@ class FedRoD(Algorithm):
         y = host.train(down.x, loss=both_losses(prior, *p.layout.names), extra=p)
         return self.Client(p=y.extra), self.Up(x=y.x, run=y.run)
 
+    def outputs(self, module, x):
+        return module.head(module.features(x))
+
     def first(self, host) -> Tensors:
         """P before its first training: shaped as the head."""
         copy = host.initial.select(host.layout.select(host.head))

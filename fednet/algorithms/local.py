@@ -52,6 +52,11 @@ class Local(Algorithm):
 
     Fold = Empty
 
+    def __init__(self, config=None, clients=1):
+        super().__init__(config, clients)
+        if self.config.init == "own":  # nothing is sent: each makes its own
+            self.Enrolment = None
+
     def init_client(self, x):
         return self.Client(x=x)
 

@@ -72,6 +72,9 @@ class Moon(Algorithm):
         y = host.train(down.x, loss=loss)  # lines 14-21
         return self.Client(v=y.x), self.Up(x=y.x, run=y.run)
 
+    def outputs(self, module, x):
+        return features(module, x, self.config.feature)[1]
+
     def loss(self, task: Any, glob: nn.Module, prev: nn.Module) -> Any:
         """The local loss against the two frozen models (lines 16-20)."""
 

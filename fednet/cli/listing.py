@@ -5,7 +5,6 @@ paper and cost.
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from fednet import registry
 from fednet.cli.common import everywhere, table
@@ -35,25 +34,31 @@ def run(args: argparse.Namespace) -> int:
     sizes = _sizes(args) if sized else {}
     rows = []
     for e in entries:
-        down, up = _pair(e.facts.get("cost"), "|w|")
-        if sized:
-            down, up = sizes.get(e.name, ("?", "?"))
-        server, client = _pair(e.facts.get("keeps"), "-")
+        sent, kept = _declared(e)
+        server, client = kept
         judged = "personal" if e.facts.get("personalised") else "global"
         rows.append(
-            (e.name, judged, down, up, server, client, str(e.facts.get("paper") or e.summary))
+            (
+                e.name,
+                judged,
+                *(sizes[e.name] if sized else sent),
+                server,
+                client,
+                str(e.facts.get("paper") or e.summary),
+            )
         )
-    unit = " MB" if sized else ""
+    costs = ("down MB", "up MB", "once MB") if sized else ("down", "up")
     table(
-        ("name", "model", f"down{unit}", f"up{unit}", "server keeps", "client keeps", "paper"),
+        ("name", "model", *costs, "server keeps", "client keeps", "paper"),
         rows,
-        right=(2, 3) if sized else (),
+        right=(2, 3, 4) if sized else (),
     )
     if not args.quiet:
         print(
             "a client and a round"
             + (
-                ", before compression, framing aside; + what depends on the client's data."
+                ", before compression, framing aside; once: with a client's first task; + what "
+                "depends on the client's data."
                 if sized
                 else "; |w|: the model's parameters. With CONFIG or --model: in MB."
             )
@@ -61,27 +66,35 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _pair(value: Any, default: str) -> tuple[str, str]:
-    return (
-        (str(value[0]), str(value[1]))
-        if isinstance(value, (tuple, list)) and len(value) == 2
-        else (default, default)
-    )
+def _declared(entry: registry.Entry) -> tuple[tuple[str, str], tuple[str, str]]:
+    """(cost, keeps) of a method: as its class states them; of a part that was loaded, and states
+    none, from its payloads and states.
+    """
+    part = registry.algorithm.loaded(entry.name)
+    if part is None:
+        facts = entry.facts
+        return facts.get("cost", ("|w|", "|w|")), facts.get("keeps", ("w", "-"))
+    from fednet.tools.costs import declared
+
+    return declared(part)
 
 
-def _sizes(args: argparse.Namespace) -> dict[str, tuple[str, str]]:
-    """MB down and up of each algorithm for the configured model, from its declared payloads."""
+def _sizes(args: argparse.Namespace) -> dict[str, tuple[str, str, str]]:
+    """MB down, up and once of each algorithm for the configured model, from its declared
+    payloads.
+    """
     sets = [*args.set, *([f"model={{name: {args.model}}}"] if args.model else [])]
     from fednet.config import load
 
     config = load(args.config, sets, args.load)
-    from fednet.tools.costs import payload_bytes
+    from fednet.tools.costs import cost
 
     found = {}
     for e in registry.algorithm.entries():
-        down, up, is_open = payload_bytes(config, e.name)
-        found[e.name] = (
-            f"{down / 1e6:.3f}{'+' if is_open[0] else ''}",
-            f"{up / 1e6:.3f}{'+' if is_open[1] else ''}",
+        of = cost(config, e.name)
+        down, up, once = (
+            f"{size / 1e6:.3f}{'+' if more else ''}"
+            for size, more in zip((of.down, of.up, of.once), of.more)
         )
+        found[e.name] = (down, up, once)
     return found

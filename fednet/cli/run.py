@@ -8,6 +8,7 @@ import argparse
 
 from fednet.cli import values
 from fednet.cli.common import configured, everywhere
+from fednet.config import Config
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +23,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     placed.add_argument(
         "--in-process", action="store_true", help="the same code in one process with no sockets"
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="build everything, try one batch forward and backward, and stop before the run",
     )
     parser.add_argument("--on", choices=["ray"], help="place the workers on a Ray cluster")
 
@@ -42,6 +48,8 @@ def lasting(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = configured(args)
+    if args.check:
+        return check(config)
     from fednet.cli.api import reporter
     from fednet.cli.display import Display
     from fednet.launch.start import run_command
@@ -61,3 +69,18 @@ def run(args: argparse.Namespace) -> int:
         display=display,
         report=reporter(display),
     )
+
+
+def check(config: Config) -> int:
+    """Everything that a run builds before its first round, and nothing of the run."""
+    from fednet.experiment import build, privacy
+
+    exp = build.build(config, None)
+    privacy.check(exp)
+    count = sum(slot.numel for slot in exp.setting.layout.parameters.slots)
+    tried = "" if exp.data is None else "; one batch went forward and backward"
+    print(
+        f"{config.name}: {config.algorithm.name} with {config.model.name} ({count:,} parameters) "
+        f"on {config.data.dataset}, {config.clients} clients: it can start{tried}."
+    )
+    return 0

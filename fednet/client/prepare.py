@@ -193,6 +193,10 @@ def explanation(experiment: Any, clients: Sequence[int]) -> list[str]:
     """What would leave this site each round, from the declarations."""
     method, lines = experiment.algorithm, []
     for client in clients:
+        if method.Enrolment is not None:
+            given = experiment.predicted(method.Enrolment, "down", client)
+            parts = ", ".join(f"{kind} {n:,} bytes" for kind, n in given.items())
+            lines.append(f"client {client}, once, with its first task: down {parts}")
         for number, exchange in enumerate(method.exchanges, 1):
             kinds = experiment.predicted(exchange.up, "up", client)
             parts = ", ".join(f"{kind} {n:,} bytes" for kind, n in kinds.items())

@@ -21,6 +21,7 @@ from fednet import models, registry
 from fednet.algorithms.base import Algorithm, ClientFacts, Nothing, Payload, Tensors
 from fednet.config import Config
 from fednet.errors import ConfigError, FednetError
+from fednet.experiment import trial
 from fednet.experiment.judging import JUDGED, GlobalModel, Judgement
 from fednet.tensors import Layout
 from fednet.training import packed
@@ -163,17 +164,26 @@ def build_to_share(config: Config, root: Path | None) -> None:
         ):
             # Else OpenMP would have threads, which do not live through a fork.
             torch.set_num_threads(1)
-            _shared = config, str(root), build(config, root)
+            # Tried by those that ask for it: a backward pass here could start threads.
+            _shared = config, str(root), _built(config, root, None)
 
 
 def build(config: Config, root: Path | str | None = None, data: Any = None) -> Experiment:
-    """Everything from the configuration. `data`: a site's own `Data`, where sites bring their
-    own.
+    """Everything from the configuration, tried on one batch. `data`: a site's own `Data`, where
+    sites bring their own. Raises ConfigError, DataError.
     """
-    from fednet import data as rooms
-
     if data is None and _shared is not None and _shared[:2] == (config, str(root)):
-        return _shared[2]
+        exp = _shared[2]
+    else:
+        exp = _built(config, root, data)
+    if exp.data is not None:
+        spare = exp.module(config.seed)
+        trial.fits(config, exp.algorithm, spare, exp.setting.task, exp.data)
+    return exp
+
+
+def _built(config: Config, root: Path | str | None, data: Any) -> Experiment:
+    from fednet import data as rooms
 
     method = registry.algorithm.get(config.algorithm.name)
     algorithm: Algorithm = method(
@@ -193,11 +203,13 @@ def build(config: Config, root: Path | str | None = None, data: Any = None) -> E
         )
         data = federation.data
         input_shape, classes = data.input_shape, data.classes
+    if data is not None:
+        trial.finite(data)
     outputs = classes or 1
     section = {"name": config.model.name, "weights": config.model.weights, **config.model.options}
     initial_module = models.build(section, input_shape, outputs, config.seed)
-    patterns = [p.strip() for p in config.model.trainable.split(",")]
-    layout = Layout.of(initial_module, patterns)
+    trial.whole(initial_module, config.model.name)
+    layout = whole_layout(config.model, initial_module)
     initial = Tensors.of(initial_module, layout)
     shared = algorithm.shared(layout, initial_module)
     frozen = {
@@ -233,7 +245,6 @@ def build(config: Config, root: Path | str | None = None, data: Any = None) -> E
     for direction in ("up", "down"):
         check_chains(config, algorithm, direction)
     chains = {d: compress.chains(getattr(config.wire, d), f"wire.{d}") for d in ("up", "down")}
-    averaged = config.model.buffers == "average"
     exempt = not_finite(initial)
     return Experiment(
         config,
@@ -241,11 +252,21 @@ def build(config: Config, root: Path | str | None = None, data: Any = None) -> E
         setting,
         data,
         federation,
-        Codec(shared, chains["down"], averaged or config.model.buffers == "server", exempt),
-        Codec(shared, chains["up"], averaged, exempt),
+        Codec(shared, chains["down"], buffers_cross(config.model.buffers, True), exempt),
+        Codec(shared, chains["up"], buffers_cross(config.model.buffers, False), exempt),
         input_shape,
         config.clients,
     )
+
+
+def whole_layout(section: Any, module: nn.Module) -> Layout:
+    """The layout of a module under the `model:` section of a configuration."""
+    return Layout.of(module, [p.strip() for p in section.trainable.split(",")])
+
+
+def buffers_cross(buffers: str, down: bool) -> bool:
+    """Whether BatchNorm's statistics cross under `model.buffers`: to the client, or from it."""
+    return buffers == "average" or (down and buffers == "server")
 
 
 def _inputs(data: Any, x: Any) -> Any:

@@ -8,7 +8,11 @@ A model is a function or an `nn.Module` class under `@model("name")`, called as
     head            the last Linear
     projection(x)   only where there is a projection head before the last Linear: its output,
                     which is features(x) too
-    encode(x)       beside `projection`: what the projection head gets
+    encode(x)       beside `projection`: what the projection head gets, which is `projector`
+
+Its parameters are float32, in which sums over clients are made; bf16 and fp16 are ways to compute
+(`train.precision`), and a float64 or bfloat16 parameter is refused. It returns one tensor, and its
+layers know their sizes when it is built. A buffer may not have a name that nn.Module has.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from typing import Any
 import msgspec
 
 from fednet import registry, seeds
-from fednet.errors import ConfigError, unknown
+from fednet.errors import ConfigError, FednetError, unknown
 
 if typing.TYPE_CHECKING:
     from torch import nn
@@ -116,7 +120,15 @@ def make(section: Mapping[str, Any], input_shape: tuple[int, ...], classes: int)
         )
     chosen = _check(found, own)
     arguments = {name: getattr(chosen, name) for name in chosen.__struct_fields__}
-    module = found.build(input_shape=shape, classes=int(classes), **arguments)
+    try:
+        module = found.build(input_shape=shape, classes=int(classes), **arguments)
+    except FednetError:
+        raise
+    except Exception as broken:
+        raise ConfigError(
+            f"model {found.name}: it cannot be built for inputs of shape {shape} and {classes} "
+            f"classes: {type(broken).__name__}: {broken}"
+        ) from broken
     if not isinstance(module, nn.Module):
         raise ConfigError(
             f"model {found.name}: its builder returned a {type(module).__name__}, not a "

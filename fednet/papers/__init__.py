@@ -19,6 +19,7 @@ from fednet.errors import ConfigError, unknown
 from fednet.papers.cell import Cell, lay
 
 __all__ = [
+    "LOSSES",
     "NAMES",
     "NO_RUNS",
     "Cell",
@@ -42,6 +43,11 @@ NO_RUNS = {
     "feddpc/table1": "computation cost in O notation",
     "feddc/figure7_text": "the class counts of one client of the authors' own partition",
 }
+LOSSES = (  # figures of the papers with panels of training loss
+    *(f"feddpc/{t}" for t in ("table2", "figure3", "figure4", "figure5", "figure6")),
+    *(f"fedrds/{t}" for t in ("table3", "figure4")),
+    "fedrds/text_section43",
+)
 HERE = Path(__file__).parent
 
 

@@ -31,7 +31,8 @@ class Cell:
     Measures: final_accuracy, best_accuracy, best_round, accuracy_at_T (the best up to round T),
     accuracy_in_T (in round T itself), solo_accuracy (mean over clients on the global test set),
     pfl_accuracy, drift_accuracy, class_spread, max_drop, avg_drop, avg_increase, rounds_to_target,
-    speedup, seconds_per_round, flat_after_round, steady_after_round, points_gained (over `versus`).
+    speedup, seconds_per_round, flat_after_round, steady_after_round, points_gained (over `versus`),
+    mean_accuracy (over all rounds), final_train_loss, emd (class shares of the clients).
     """
 
     paper: str

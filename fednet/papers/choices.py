@@ -21,6 +21,9 @@ CHOICES: dict[str, dict[str, dict[str, Any]]] = {
     "fedpdc": {
         "penalty=prox": {"algorithm": {"penalty": "prox"}},
         "penalty=scale": {"algorithm": {"penalty": "scale"}},
+        # Algorithm 3's adaptive lambda: it acts where the penalty has a gradient.
+        "penalty=prox lambda=adaptive": {"algorithm": {"penalty": "prox", "lambda": "adaptive"}},
+        "penalty=scale lambda=adaptive": {"algorithm": {"penalty": "scale", "lambda": "adaptive"}},
         "weighting=samples": {"algorithm": {"weighting": "samples"}},
     },
     "fedabc": {
@@ -48,8 +51,8 @@ CHOICES: dict[str, dict[str, dict[str, Any]]] = {
         "sharing alone": {"algorithm": {"sigma_mode": "fixed", "sigma0": 0.0}},
         # Nobody gets any of it; the pool stays that of the others.
         "regularisation alone": {"algorithm": {"alpha": 0.0}},
-        "sigma=Eq. 4": {"algorithm": {"sigma_mode": "adaptive"}},
-        "sigma fixed": {"algorithm": {"sigma_mode": "fixed"}},
+        "sigma=Eq. 4": {"algorithm": {"sigma_mode": "eq4"}},
+        "sigma=scaled": {"algorithm": {"sigma_mode": "scaled"}},
     },
 }
 

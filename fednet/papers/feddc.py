@@ -99,4 +99,15 @@ def figure6(base: Mapping[str, Any], printed: Mapping[str, Any]) -> Iterator[Cel
             yield cell("figure6_text", base, name, "0.05", model, over, {"accuracy_at_500": figure})
 
 
+# -- what the text names and no number is printed for ----------------------------------------------
+def text_e5(base: Mapping[str, Any], printed: Mapping[str, Any]) -> Iterator[Cell]:
+    measures = ("accuracy_at_500", "accuracy_at_100", "class_spread", "max_drop")
+    for alpha in ("0.05", "0.1", "1"):
+        for name in METHODS:
+            figures = dict.fromkeys(measures)
+            yield cell("text_E5", base, name, alpha, "E5", {"train": {"epochs": 5}}, dict(figures))
+
+
+FIGURES = {"text_E5": text_e5}
+CAPTIONS = {"text_E5": "Table 1's methods with the 5 local epochs that the text names"}
 TABLES = {"table1": table1, "figure2_text": figure2, "figure6_text": figure6}

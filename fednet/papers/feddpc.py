@@ -58,6 +58,31 @@ def table2(base: Mapping[str, Any], printed: Mapping[str, Any]) -> Iterator[Cell
 
 
 # -- figures whose numbers the paper does not print ------------------------------------------------
+def curves(table: str, dataset: str) -> Callable[..., Iterator[Cell]]:
+    """Table 2's runs on a dataset over the rounds: training loss and accuracy."""
+
+    def cells(base: Mapping[str, Any], printed: Mapping[str, Any]) -> Iterator[Cell]:
+        for name in METHODS:
+            for alpha in ("0.2", "0.6"):
+                over = [
+                    COLUMNS[dataset],
+                    {"algorithm": METHODS[name]},
+                    {"data": {"dataset": DATASETS[dataset], "partition": {"alpha": float(alpha)}}},
+                ]
+                yield make(
+                    "feddpc",
+                    table,
+                    base,
+                    over,
+                    method=name,
+                    dataset=dataset,
+                    heterogeneity=f"alpha={alpha}",
+                    figures={"final_train_loss": None, "best_accuracy": None},
+                )
+
+    return cells
+
+
 def figure(table: str, parts: str) -> Callable[..., Iterator[Cell]]:
     """The method beside those of its variants whose label begins with `parts`, on CIFAR-10."""
 
@@ -76,7 +101,7 @@ def figure(table: str, parts: str) -> Callable[..., Iterator[Cell]]:
                 method="FedDPC",
                 dataset="CIFAR-10",
                 heterogeneity=f"alpha={alpha}",
-                figures={"best_accuracy": None},
+                figures={"best_accuracy": None, "final_train_loss": None},
             )
             yield from (
                 whole,
@@ -87,8 +112,17 @@ def figure(table: str, parts: str) -> Callable[..., Iterator[Cell]]:
 
 
 TABLES = {"table2": table2}
-FIGURES = {"figure6": figure("figure6", "no "), "figure7": figure("figure7", "lambda")}
+FIGURES = {
+    "figure3": curves("figure3", "CIFAR-10"),
+    "figure4": curves("figure4", "CIFAR-100"),
+    "figure5": curves("figure5", "Tiny-ImageNet"),
+    "figure6": figure("figure6", "no "),
+    "figure7": figure("figure7", "lambda"),
+}
 CAPTIONS = {
+    "figure3": "training loss and accuracy of Table 2's runs over the rounds, CIFAR-10",
+    "figure4": "training loss and accuracy of Table 2's runs over the rounds, CIFAR-100",
+    "figure5": "training loss and accuracy of Table 2's runs over the rounds, Tiny-ImageNet",
     "figure6": "ablation on CIFAR-10: without the projection, without the adaptive scaling, "
     "without both",
     "figure7": "lambda on CIFAR-10 (FedDPC: 1)",

@@ -11,8 +11,7 @@ from fednet.papers.cell import DATASETS, Cell, make
 
 MODELS = {"CNN": "pdc_cnn", "ResNet50": "resnet50_bn_proj", "ResNet18": "resnet18_bn_proj"}
 MU = {"CIFAR-10": 5.0}  # MOON's, unstated: what its authors advise for CIFAR-10, 1 elsewhere
-GRIDS = {
-    "FedPDC": {"algorithm.lambda": [0.1, 1, 5, 10]},
+GRIDS = {  # FedPDC's lambda has no effect on the literal penalty: nothing to search
     "FedProx": {"algorithm.mu": [0.001, 0.01, 0.1, 1]},
     "MOON": {"algorithm.mu": [0.1, 1, 5, 10]},
 }

@@ -27,7 +27,7 @@ from fednet.papers.reproduce import Job
 from fednet.report.read import open_run
 from fednet.sweep import pool
 from fednet.sweep.pool import Task
-from fednet.tools.costs import enrolment_bytes, payload_bytes
+from fednet.tools.costs import cost
 
 ROUNDS = 2  # of a measurement; the last is taken, as the first also warms up
 STEPS = (5, 25)  # a client's, in the two measurements
@@ -210,8 +210,8 @@ def traffic(cell: Cell, public: int) -> tuple[float, bool]:
     given once, when it first takes part, counts for as many clients as are expected to.
     """
     config = configuration.from_mapping(cell.config, cell.name)
-    down, up, (open_down, open_up) = payload_bytes(config, config.algorithm.name)
+    sent = cost(config, config.algorithm.name, public)
     reached = config.clients * (1 - (1 - config.cohort_size / config.clients) ** config.rounds)
     return (
-        config.rounds * config.cohort_size * (down + up) + reached * enrolment_bytes(config, public)
-    ) / 1e6, open_down or open_up
+        config.rounds * config.cohort_size * (sent.down + sent.up) + reached * sent.once
+    ) / 1e6, any(sent.more)

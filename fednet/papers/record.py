@@ -219,12 +219,11 @@ def _table(name: str, books: Path) -> list[str]:
         stem = f"{paper}-{table}" + ("-mini" if scale == "mini" else "")
         curves = books / f"{stem}-curves.csv"
         if curves.exists():
-            drawn = overlay.draw(
-                reproduction.read_csv(curves),
-                books / f"{stem}.svg",
-                MINI if scale == "mini" else "",
-            )
-            parts += ["", f"![{name}](results/{drawn.name})"] if drawn is not None else []
+            points, said = reproduction.read_csv(curves), MINI if scale == "mini" else ""
+            drawn = [overlay.draw(points, books / f"{stem}.svg", said)]
+            if name in papers.LOSSES:
+                drawn.append(overlay.draw(points, books / f"{stem}-loss.svg", said, "train_loss"))
+            parts += ["", *(f"![{name}](results/{d.name})" for d in drawn if d is not None)]
         swept = sweeps.draw(
             rows, name, books / f"{stem}-sweep.svg", MINI if scale == "mini" else ""
         )

@@ -24,8 +24,8 @@ from fednet.config.tree import compose
 from fednet.errors import ConfigError, unknown
 from fednet.experiment.rundir import writable
 from fednet.files import write_aside
+from fednet.papers import measures, reproduction
 from fednet.papers import mini as small
-from fednet.papers import reproduction
 from fednet.papers.cell import Cell
 from fednet.papers.choices import variants
 from fednet.papers.mini import SAID, mini
@@ -443,8 +443,11 @@ def publish(job: Job, out: Path) -> list[Path]:
     ):
         write_aside(path, text)
     curves = reproduction.read_csv(points)
-    drawn = overlay.draw(curves, out / f"{job.stem}.svg", MINI if job.scale == "mini" else "")
-    return [*written, *([drawn] if drawn is not None else []), *pages(job, out, runs)]
+    said = MINI if job.scale == "mini" else ""
+    drawn = [overlay.draw(curves, out / f"{job.stem}.svg", said)]
+    if job.table in papers.LOSSES:
+        drawn.append(overlay.draw(curves, out / f"{job.stem}-loss.svg", said, "train_loss"))
+    return [*written, *(path for path in drawn if path is not None), *pages(job, out, runs)]
 
 
 def pages(job: Job, out: Path, runs: Mapping[tuple[str, int], Run]) -> list[Path]:
@@ -499,7 +502,7 @@ def _line(job: Job, task: Task) -> str:
         open_run(task.run),
         next(c for c in job.cells if task.name.rpartition("-seed")[0] == c.config["name"]),
     )
-    values = {name: reproduction.measured(name, run) for name in cell.figures}
+    values = {name: measures.measured(name, run) for name in cell.figures}
     said = [
         f"{name} {value:.2f}"
         + ("" if cell.figures[name] is None else f" (paper {cell.figures[name]})")

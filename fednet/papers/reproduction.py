@@ -12,13 +12,13 @@ import io
 import itertools
 import json
 import math
-import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fednet.files import write_aside
+from fednet.papers.measures import measured, percent
 from fednet.report import metrics
 
 if TYPE_CHECKING:
@@ -70,7 +70,6 @@ CURVE = (
     "train_loss",
 )
 KEY = ("method", "dataset", "heterogeneity", "variant", "seed", "changed")  # which run a row is of
-FLAT_POINTS, STEADY_POINTS = 0.1, 1.0
 NEAR = 1.0  # points, which one seed does not tell apart
 COUNTS = ("rounds_to_target", "best_round", "flat_after_round", "steady_after_round")  # of rounds
 LESS_IS_BETTER = (
@@ -80,72 +79,9 @@ LESS_IS_BETTER = (
     "best_round",
     "flat_after_round",
     "steady_after_round",
+    "final_train_loss",
+    "emd",
 )
-
-
-# -- measures --------------------------------------------------------------------------------------
-def measured(
-    name: str, run: Run, versus: Run | None = None, target_round: int | None = None
-) -> float | None:
-    """A measure of a cell (see `papers.Cell`) on a run, in the papers' units; None where the run
-    does not have it.
-
-    flat_after_round: the first round from which on no later accuracy is more than 0.1 points above
-    the best so far. steady_after_round: the last round that lies more than 1 point below the round
-    before it. points_gained: of the personal accuracy where the run has one, else of the best
-    accuracy.
-    """
-    a = metrics.curve(run)
-    if name in ("pfl_accuracy", "drift_accuracy", "solo_accuracy"):
-        own = metrics.personal(run) or {}
-        return _percent(own.get("pfl" if name == "pfl_accuracy" else "drift"))
-    if name == "seconds_per_round":
-        found: float | None = run.summary.get("seconds_per_round")
-        return found
-    if name == "points_gained":
-        ours, theirs = _standing(run), None if versus is None else _standing(versus)
-        return None if ours is None or theirs is None else ours - theirs
-    if not a:
-        return None
-    if match := re.fullmatch(r"accuracy_(at|in)_(\d+)", name):
-        T = int(match[2])
-        if match[1] == "in":
-            return _percent(dict(a).get(T))
-        return _percent(max((v for t, v in a if t <= T), default=None))
-    if name in ("rounds_to_target", "speedup"):
-        if versus is None:
-            return None
-        reached: dict[str, Any] = metrics.speedup(run, versus, target_round)
-        return reached["round" if name == "rounds_to_target" else "speedup"]
-    if name in ("max_drop", "avg_drop", "avg_increase"):
-        return _percent(metrics.differences(a)[name])
-    top = metrics.best(a)
-    assert top is not None
-    plain: dict[str, Any] = {
-        "final_accuracy": lambda: _percent(metrics.final(a)),
-        "best_accuracy": lambda: _percent(top[0]),
-        "best_round": lambda: top[1],
-        "class_spread": lambda: _percent((metrics.class_stability(run) or {}).get("class_spread")),
-        "flat_after_round": lambda: next(
-            t for t, v in a if 100 * (top[0] - max(w for s, w in a if s <= t)) <= FLAT_POINTS
-        ),
-        "steady_after_round": lambda: max(
-            (t for (_, v), (t, w) in itertools.pairwise(a) if 100 * (v - w) > STEADY_POINTS),
-            default=a[0][0],
-        ),
-    }
-    value: float | None = plain[name]()
-    return value
-
-
-def _standing(run: Run) -> float | None:
-    own = metrics.personal(run)
-    top = metrics.best(metrics.curve(run))
-    return _percent(own["pfl"] if own else top[0] if top else None)
-
-
-def _percent(value: float | None) -> float | None:
-    return None if value is None else 100 * value
 
 
 # -- rows ------------------------------------------------------------------------------------------
@@ -187,10 +123,10 @@ def row(
         curve = metrics.curve(run)
         out |= {
             "ours": found.get(cell.measure or ""),
-            "best": _percent(top),
+            "best": percent(top),
             "best_round": at,
-            "last10": _percent(metrics.last(curve)),
-            "final": _percent(metrics.final(curve)),
+            "last10": percent(metrics.last(curve)),
+            "final": percent(metrics.final(curve)),
             "pfl": measured("pfl_accuracy", run),
             "drift": measured("drift_accuracy", run),
             **{

@@ -56,11 +56,20 @@ def measure(rows: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def draw(rows: Sequence[Mapping[str, Any]], path: Path, said: str = "") -> Path | None:
+LABELS = {
+    "accuracy": "test accuracy, %",
+    "personal_accuracy": "personal accuracy, %",
+    "train_loss": "training loss",
+}
+
+
+def draw(
+    rows: Sequence[Mapping[str, Any]], path: Path, said: str = "", y: str | None = None
+) -> Path | None:
     """Writes the figure; None where no row has a value. said: a line above it, such as that it is
-    no test of the paper.
+    no test of the paper. y: what is drawn, if not the accuracy.
     """
-    y = measure(rows)
+    y = measure(rows) if y is None else y
     shown = {k: rs for k, rs in settings(rows).items() if any(r.get(y) is not None for r in rs)}
     if not shown:
         return None
@@ -86,9 +95,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path, said: str = "") -> Path 
                         )
                 ax.set_xlabel(label)
                 if column == 0:
-                    ax.set_ylabel(
-                        ("personal" if y == "personal_accuracy" else "test") + " accuracy, %"
-                    )
+                    ax.set_ylabel(LABELS[y])
                 if line == 0:
                     ax.set_title(title, fontsize=8)
         handles = {

@@ -3,67 +3,100 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import msgspec
 
-from fednet.algorithms.base import ClientFacts
+from fednet.algorithms.base import Algorithm, ClientFacts
 from fednet.config import Config
+from fednet.experiment.build import buffers_cross, whole_layout
 from fednet.registry import algorithm, dataset
+from fednet.wire.codec import Codec
+from fednet.wire.payload import Payload
+
+OPEN = ("samples", "array")  # forms whose size depends on what a client has
 
 
-def payload_bytes(config: Config, name: str) -> tuple[int, int, tuple[bool, bool]]:
-    """(down, up, open): payload bytes of a client and a round for the configured model, before
-    compression; open: whether that direction also has fields whose size depends on the client's
-    data.
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Payload bytes of one client, before compression: `down` and `up` in each round, `once` with
+    its first task. more: which of the three have fields beside that whose size is not known here.
+    """
+
+    down: int
+    up: int
+    once: int
+    more: tuple[bool, bool, bool]
+
+
+def cost(config: Config, name: str, public: int | None = None) -> Cost:
+    """Of the method `name` for the configured model; with the configured options where the
+    configuration is of this method, else with its defaults. public: samples that the server
+    holds, if it is known. Raises ConfigError.
     """
     from fednet import models
-    from fednet.tensors import Layout
 
-    method = algorithm.get(name)()
-    shape, classes = _shape(config)
-    module = models.build(
-        {"name": config.model.name, **config.model.options}, shape, classes, config.seed
-    )
-    layout = method.shared(Layout.of(module, config.model.trainable), module)
-    whole = layout.nbytes if config.model.buffers == "average" else layout.parameters.nbytes
-    fixed = {
-        "tensors": whole,
-        "parameters": layout.parameters.nbytes,
-        "float": 8,
-        "int": 8,
-        "run": 24,
-    }
-    sizes, is_open = [], []
-    for direction in ("down", "up"):
-        forms = [
-            f.form
-            for exchange in method.exchanges
-            for f in getattr(exchange, direction).fields.values()
-        ]
-        sizes.append(sum(fixed.get(form, 0) for form in forms))
-        is_open.append(any(form not in fixed for form in forms))
-    return sizes[0], sizes[1], (is_open[0], is_open[1])
+    method = made(config, name)
+    facts, classes = _facts(config, public or 0)
+    known_public = public is not None or not config.data.public.fraction
+    section = {"name": config.model.name, **config.model.options}
+    module = models.build(section, facts.input_shape, classes, config.seed)
+    layout = method.shared(whole_layout(config.model, module), module)
+    found = {}
+    for direction in ("down", "up", "once"):
+        codec = Codec(layout, {}, buffers_cross(config.model.buffers, direction != "up"))
+        size, is_open = 0, False
+        for payload in payloads(method, direction):
+            known = direction == "once" and known_public
+            bounds = method.sizes(payload, facts) if known else {}
+            for field, about in payload.fields.items():
+                size += codec.size_of(about.kind, about.form, bounds.get(field))[1]
+                is_open |= about.form in OPEN and not known
+        found[direction] = size, is_open
+    down, up, once = found["down"], found["up"], found["once"]
+    return Cost(down[0], up[0], once[0], (down[1], up[1], once[1]))
 
 
-def enrolment_bytes(config: Config, public: int) -> int:
-    """What crosses to a client once, when it joins: of `public` samples that the server has, those
-    that the method shares.
+def made(config: Config, name: str) -> Algorithm:
+    """The method, with the configuration's options where these are its own."""
+    kind = algorithm.get(name)
+    own = config.algorithm.options if name == config.algorithm.name else {}
+    method: Algorithm = kind(msgspec.convert(own, kind.Config), config.clients)
+    return method
+
+
+def payloads(method: Algorithm, direction: str) -> list[type[Payload]]:
+    """What crosses in a round in that direction; `once`: with a client's first task."""
+    if direction == "once":
+        return [] if method.Enrolment is None else [method.Enrolment]
+    return [getattr(exchange, direction) for exchange in method.exchanges]
+
+
+def declared(kind: type[Algorithm]) -> tuple[tuple[str, str], tuple[str, str]]:
+    """(cost, keeps) as a method states them, or, where it does not, from its declared payloads and
+    states: |w| for each field of tensors, the names of fields of other forms.
     """
-    method = algorithm.get(config.algorithm.name)
-    if method.Enrolment is None or not public:
-        return 0
-    shape, _ = _shape(config)
-    # Images of bytes.
-    facts = ClientFacts(
-        n=0, class_counts=(), sample_nbytes=math.prod(shape), input_shape=shape, public_n=public
+
+    def sent(direction: str) -> str:
+        fields = [f for e in kind.exchanges for f in getattr(e, direction).fields.items()]
+        tensors = sum(f.form in ("tensors", "parameters") for _, f in fields)
+        words = ([f"{tensors if tensors > 1 else ''}|w|"] if tensors else []) + [
+            name for name, f in fields if f.form not in ("tensors", "parameters", "run")
+        ]
+        return " + ".join(words) or "0"
+
+    def kept(state: type) -> str:
+        return ", ".join(getattr(state, "__dataclass_fields__", {})) or "-"
+
+    own = kind.cost is not Algorithm.cost
+    keeps = kind.keeps is not Algorithm.keeps
+    return (
+        kind.cost if own else (sent("down"), sent("up")),
+        kind.keeps if keeps else (kept(kind.Server), kept(kind.Client)),
     )
-    sizes = method(msgspec.convert(config.algorithm.options, method.Config), config.clients).sizes(
-        method.Enrolment, facts
-    )
-    return sum(sizes.values())
 
 
-# Of datasets that need files only to be told their shape.
+# Of datasets that need files only to be told their shape: one input, and the number of classes.
 KNOWN = {
     "mnist": ((1, 28, 28), 10),
     "fashion-mnist": ((1, 28, 28), 10),
@@ -75,15 +108,27 @@ KNOWN = {
 }
 
 
-def _shape(config: Config) -> tuple[tuple[int, ...], int]:
-    """Of one input, and the number of classes."""
+def _facts(config: Config, public: int) -> tuple[ClientFacts, int]:
+    """What is known of any client, and the number of classes."""
     data = config.data
+    shape: tuple[int, ...]
+    classes: int | None
     if data.dataset in KNOWN:
-        return KNOWN[data.dataset]
-    if data.dataset == "synthetic":
-        return tuple(data.options["shape"]), int(data.options["classes"])
-    from fednet.data import load
+        shape, classes = KNOWN[data.dataset]
+        nbytes = math.prod(shape)
+    elif data.dataset == "synthetic":
+        shape, classes = tuple(data.options["shape"]), int(data.options["classes"])
+        nbytes = math.prod(shape) * (1 if len(shape) == 3 else 4)
+    elif data.dataset == "site":
+        from fednet.data.site import declared as of_sites
 
-    dataset.get(data.dataset)
-    loaded = load(data, data.root, config.seed)
-    return tuple(loaded.inputs(loaded.train[0][:1]).shape[1:]), int(loaded.classes or 1)
+        shape, classes = of_sites(data)
+        nbytes = 0
+    else:
+        from fednet.data import load
+
+        dataset.get(data.dataset)
+        loaded = load(data, data.root, config.seed)
+        shape, classes = loaded.input_shape, loaded.classes
+        nbytes = loaded.sample_nbytes
+    return ClientFacts(0, (), nbytes, shape, public or data.public.samples), int(classes or 1)

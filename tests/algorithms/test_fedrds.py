@@ -27,10 +27,11 @@ def sigma(cos, **options):
 
 @pytest.mark.parametrize(("cos", "factor"), [(None, math.e), (1, math.e), (0, 1), (-1, 1 / math.e)])
 def test_sigma_follows_the_angle_between_previous_and_global_model(cos, factor):
-    assert sigma(cos, sigma_mode="adaptive") == pytest.approx(factor, rel=1e-6)
-    assert sigma(cos) == pytest.approx(0.01 * factor, rel=1e-6)  # scaled, the default
-    assert sigma(cos, sigma0=0.5) == pytest.approx(0.5 * factor, rel=1e-6)
-    assert sigma(cos, sigma_mode="adaptive", sigma_sign=-1) == pytest.approx(1 / factor, rel=1e-6)
+    assert sigma(cos, sigma_mode="eq4") == pytest.approx(factor, rel=1e-6)
+    assert sigma(cos) == 0.01  # the paper's tuned constant
+    assert sigma(cos, sigma_mode="scaled") == pytest.approx(0.01 * factor, rel=1e-6)
+    assert sigma(cos, sigma_mode="scaled", sigma0=0.5) == pytest.approx(0.5 * factor, rel=1e-6)
+    assert sigma(cos, sigma_mode="eq4", sigma_sign=-1) == pytest.approx(1 / factor, rel=1e-6)
     assert sigma(cos, sigma_mode="fixed", sigma0=0.3) == 0.3
 
 
@@ -53,12 +54,12 @@ def test_without_sharing_a_fixed_sigma_is_fedprox_to_the_bit():
 
 
 def test_the_first_step_of_a_round_has_no_pull():
-    f = Federation("fedrds", public=0, sigma_mode="adaptive", train={"steps": 1}).rounds(2)
+    f = Federation("fedrds", public=0, sigma_mode="eq4", train={"steps": 1}).rounds(2)
     assert same(f.ups[1].x, f.host(1).train(f.downs[1].x).x)
 
 
 def test_sigma_comes_from_the_model_after_the_last_participation():
-    f = Federation("fedrds", sigma_mode="adaptive").rounds(1, (0, 1))
+    f = Federation("fedrds", sigma_mode="eq4").rounds(1, (0, 1))
     assert f.said[0]["sigma"] == pytest.approx(math.e)
     v = f.clients[0].v
     assert same(v, f.ups[0].x)

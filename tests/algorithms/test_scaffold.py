@@ -154,7 +154,7 @@ def test_option_i_with_the_correction_outside_momentum_is_refused():
         from_mapping({"algorithm": {"name": "scaffold", **one}, "train": {"momentum": 0.9}})
 
 
-@pytest.mark.parametrize("method", ["fedrod", "fedabc", "feddc", "feddcplus"])
+@pytest.mark.parametrize("method", ["fedrod", "fedabc", "feddc", "feddcplus", "fedlc"])
 def test_methods_with_a_loss_about_classes_are_refused_for_other_tasks(method):
     with pytest.raises(ConfigError, match=f"task: {method} trains with a loss of its own about"):
         from_mapping({"algorithm": method, "task": "regression"})

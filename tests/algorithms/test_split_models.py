@@ -158,6 +158,8 @@ def test_fedrep_asks_for_head_epochs_where_the_run_counts_steps_before_anything_
         ("lgfedavg", {"global_layers": "all"}, "this is FedAvg"),
         ("fedper", {"personal_layers": 0}, "this is FedAvg"),
         ("fedrep", {"personal_layers": 0}, "this is FedAvg"),
+        ("fedbn", {}, "this is FedAvg"),  # of a model without batch normalisation
+        ("fedbn", {"batch_norm": True}, ""),
         ("lgfedavg", {"global_layers": 1}, ""),
         ("fedper", {"personal_layers": 1}, ""),
     ],

@@ -53,6 +53,84 @@ def test_cost_in_mb_is_that_of_the_declared_payloads(capsys):
     assert lines["scaffold"][2:4] == ["0.496", "0.496"]
 
 
+SMALL = [
+    "--set",
+    "data={dataset: synthetic, shape: [3, 32, 32], classes: 10}",
+    "--set",
+    "model={name: vgg11, width: 16, norm: batch}",
+]
+
+
+def costs(capsys, *sets: str) -> dict[str, list[str]]:
+    """Method -> MB down, up and once."""
+    given = [word for text in sets for word in ("--set", text)]
+    assert main(["list", "algorithms", *SMALL, *given]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    return {words[0]: words[2:5] for words in lines}
+
+
+def test_costs_are_those_of_the_methods_own_options(capsys):
+    plain = costs(capsys)
+    w = float(plain["fedavg"][0])
+    stale = costs(capsys, "algorithm={name: fedga, mode: stale}")["fedga"]
+    assert float(plain["fedga"][1]) == pytest.approx(2 * w, abs=0.01)
+    assert float(stale[1]) == pytest.approx(w, abs=0.01)
+    whole = costs(capsys, "algorithm={name: fedper, personal_layers: 0}")
+    assert whole["fedper"][0] == plain["fedavg"][0] != plain["fedper"][0]
+
+
+def test_costs_follow_what_becomes_of_buffers(capsys):
+    of = {b: costs(capsys, f"model.buffers={b}")["fedavg"] for b in ("average", "server", "local")}
+    assert of["average"][:2] == [of["server"][0], of["average"][1]]
+    assert of["server"][1] == of["local"][1] < of["average"][1]
+    assert of["local"][0] == of["local"][1]
+
+
+def test_what_is_sent_once_is_in_the_costs(capsys):
+    plain = costs(capsys)
+    assert plain["local"] == ["0.000", "0.000", plain["fedavg"][0]]
+    assert costs(capsys, "algorithm={name: local, init: own}")["local"][2] == "0.000"
+    shared = costs(capsys, "algorithm=fedrds", "data.public.samples=1000")["fedrds"]
+    assert float(shared[2]) == 500 * (3 * 32 * 32 + 8) / 1e6
+    assert costs(capsys, "algorithm=fedrds", "data.public.fraction=0.1")["fedrds"][2] == "0.000+"
+
+
+MINE = '''
+import fednet
+
+@fednet.algorithm("lists-mine")
+class Mine(fednet.Algorithm):
+    """Mine."""
+
+    class Config(fednet.AlgorithmConfig):
+        pass
+
+    class Down(fednet.Payload):
+        x: fednet.Weights
+        c: fednet.Control
+
+    class Up(fednet.Payload):
+        dy: fednet.Delta
+        sketch: fednet.kind("sketch", "array")
+        run: fednet.Statistics
+
+    class Server(fednet.State):
+        x: fednet.Tensors
+        c: fednet.Tensors
+'''
+
+
+def test_a_loaded_method_is_listed_by_its_declarations(tmp_path, capsys):
+    (tmp_path / "lists_mine.py").write_text(MINE)
+    try:
+        assert main(["list", "algorithms", "--load", str(tmp_path / "lists_mine.py")]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        line = next(line for line in lines if line.startswith("lists-mine"))
+        assert " ".join(line.split()) == "lists-mine global 2|w| |w| + sketch x, c - Mine."
+    finally:
+        del registry.algorithm._parts["lists-mine"]
+
+
 def test_partition_shows_and_exports_what_each_client_holds(tmp_path, capsys):
     sets = [
         "--set",

@@ -4,6 +4,9 @@ processes.
 
 from __future__ import annotations
 
+from fednet.client.prepare import explanation
+from fednet.config import from_mapping
+from fednet.experiment.build import build
 from tests.processes import lines, processes
 
 
@@ -30,3 +33,25 @@ def test_a_site_is_told_what_would_leave_it_and_refuses_kinds_it_does_not_allow(
         assert [c.wait(60) for c in clients] == [0, 0]
         assert not (tmp_path / "state-1").exists()
     assert [r["completed"] for r in lines(tmp_path / "run" / "rounds.jsonl")] == [[0, 1], [0, 1]]
+
+
+def test_what_a_method_gives_once_is_explained():
+    mapping = {
+        "clients": 3,
+        "model": "mlp",
+        "data": {
+            "dataset": "synthetic",
+            "samples": 200,
+            "shape": [1, 8, 8],
+            "classes": 4,
+            "public": {"fraction": 0.1},
+            "partition": "iid",
+        },
+    }
+    said = {
+        name: explanation(build(from_mapping({**mapping, "algorithm": name})), [1])
+        for name in ("fedrds", "fedavg")
+    }
+    # half of 20 samples of 64 bytes, with an int64 label each
+    assert said["fedrds"][0] == "client 1, once, with its first task: down shared 720 bytes"
+    assert not any("once" in line for line in said["fedavg"])

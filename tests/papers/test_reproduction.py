@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fednet import papers
-from fednet.papers import reproduction
+from fednet.papers import measures, reproduction
 from fednet.report import overlay
 from fednet.report.read import open_run
 from tests.report import fake_run
@@ -32,7 +32,7 @@ CURVE = (0.1, 0.4, 0.3, 0.5, 0.5)
         ("avg_drop", -10),
         ("avg_increase", 25),  # of 30 and 20; the zero is in neither
         ("flat_after_round", 4),
-        ("steady_after_round", 3),
+        ("mean_accuracy", 36),
         ("seconds_per_round", 2),
         ("pfl_accuracy", None),
         ("speedup", None),
@@ -43,17 +43,43 @@ def test_a_measure_is_what_the_paper_prints_it_as(tmp_path, name, value):
 
     made = run(tmp_path, "a", *CURVE)
     finish(made.dir, figures=False)
-    found = reproduction.measured(name, open_run(made.dir))
+    found = measures.measured(name, open_run(made.dir))
     assert found == (None if value is None else pytest.approx(value))
 
 
 def test_rounds_to_a_target_are_counted_against_the_other_method_up_to_the_papers_round(tmp_path):
     other, mine = run(tmp_path, "a", 0.1, 0.2, 0.3, 0.4), run(tmp_path, "b", 0.2, 0.3, 0.3, 0.2)
     # 0.3, which the other has in round 3
-    assert reproduction.measured("rounds_to_target", mine, other, 3) == 2
-    assert reproduction.measured("speedup", mine, other, 3) == 1.5
-    assert reproduction.measured("rounds_to_target", mine, other, 4) is None  # never
-    assert reproduction.measured("points_gained", mine, other) == pytest.approx(-10)
+    assert measures.measured("rounds_to_target", mine, other, 3) == 2
+    assert measures.measured("speedup", mine, other, 3) == 1.5
+    assert measures.measured("rounds_to_target", mine, other, 4) is None  # never
+    assert measures.measured("points_gained", mine, other) == pytest.approx(-10)
+
+
+@pytest.mark.parametrize(
+    ("name", "losses", "value"),
+    [
+        ("final_train_loss", (2.0, 1.0, 0.5), 0.5),
+        ("steady_after_round", (2.0, 1.0, 1.2, 1.15, 1.24), 3),  # 0.1 is 5 % of the first
+        ("steady_after_round", (2.0, 1.9, 1.8), 1),
+        ("steady_after_round", (), None),
+    ],
+)
+def test_measures_of_the_loss_are_of_the_training_loss(name, losses, value):
+    assert measures.of_loss(name, list(enumerate(losses, 1))) == value
+
+
+def test_emd_is_the_distance_of_class_shares_with_what_is_shared():
+    from types import SimpleNamespace
+
+    def made(public, alpha):
+        held = {"samples_by_class": [[40, 0], [0, 40]], "public": public}
+        return SimpleNamespace(partition=held, config={"algorithm": {"alpha": alpha}})
+
+    assert measures.emd(made(0, 0.5)) == 1.0
+    assert measures.emd(made(80, 0.5)) == 0.5  # 40 of its own, 20 and 20 shared
+    assert measures.emd(made(80, 0.0)) == 1.0
+    assert measures.emd(SimpleNamespace(partition={}, config={"algorithm": {}})) is None
 
 
 def rows(**ours):

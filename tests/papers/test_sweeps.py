@@ -43,7 +43,7 @@ def test_lambda_1_is_the_method_as_it_is():
 
 def test_alpha_and_beta_of_fedrds_are_two_sweeps():
     made = rows("fedrds/figureA1", lambda c: c.config["data"]["public"]["fraction"])
-    assert {len(line) for line in sweeps.points(made, "fedrds/figureA1", "alpha").values()} == {3}
+    assert {len(line) for line in sweeps.points(made, "fedrds/figureA1", "alpha").values()} == {4}
     assert sweeps.points(made, "fedrds/figureA1", "beta")["CIFAR-10 2 shards FedRDS alpha=0.5"] == [
         (v, v) for v in (0.02, 0.05, 0.1, 0.2, 0.3)
     ]

@@ -1,0 +1,141 @@
+"""One batch of two samples, forward and backward, before anything starts: what would fail in the
+first round is said at the start, with what to do about it.
+
+It draws from a stream of its own, works on a module that is thrown away, and so changes no bit of
+the run.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from fednet import seeds
+from fednet.algorithms.base import Algorithm
+from fednet.data.base import named
+from fednet.errors import ConfigError, DataError, FednetError
+from fednet.training.loop import length, piece
+
+SAMPLES = 2
+CHUNK = 2**22  # values of a float split that are looked at at a time
+
+
+def finite(data: Any) -> None:
+    """Raises DataError for a sample that is not finite. Bytes and whole numbers are."""
+    for which in ("train", "test"):
+        x, y = getattr(data, which)
+        for name, part in [*named(x).items(), ("y", y)]:
+            if part.is_floating_point() and (row := _not_finite(part)) is not None:
+                where = "targets" if name == "y" else f"inputs {name!r}" if name else "inputs"
+                raise DataError(
+                    f"data: sample {row} of the {which}ing data has {where} that are not finite "
+                    f"(NaN or infinite); leave it out, or fill it in, before the data are given."
+                )
+
+
+def _not_finite(part: torch.Tensor) -> int | None:
+    """The first such row. A sum in float64 of finite float32 values is finite."""
+    step = max(1, CHUNK // max(1, part[:1].numel()))
+    for start in range(0, len(part), step):
+        some = part[start : start + step]
+        if not math.isfinite(float(some.sum(dtype=torch.float64))):
+            bad = ~torch.isfinite(some).flatten(1 if some.dim() > 1 else 0)
+            return start + int((bad.any(1) if some.dim() > 1 else bad).nonzero()[0])
+    return None
+
+
+def whole(module: nn.Module, name: str) -> None:
+    """Raises ConfigError for a model with lazy layers, whose tensors have no shape yet."""
+    for kind in (module.named_parameters(), module.named_buffers()):
+        for tensor, value in kind:
+            if is_lazy(value):
+                raise ConfigError(
+                    f"model {name}: {tensor} is of a lazy layer, whose shape is known after its "
+                    f"first batch only; give the layer its sizes, from input_shape and classes."
+                )
+
+
+def fits(config: Any, algorithm: Algorithm, module: nn.Module, task: Any, data: Any) -> None:
+    """Tries the model, the task's loss and what the method asks of the model on the first training
+    samples. module is spoiled. Raises ConfigError.
+    """
+    if not len(data.train[1]):
+        return
+    x, y = piece(data.train[0], 0, SAMPLES), data.train[1][:SAMPLES]
+    if config.task == "classification" and y.is_floating_point():
+        raise ConfigError(
+            "data: the targets are floats, and the task is classification; set task: regression, "
+            "or give whole numbers, the classes."
+        )
+    x = data.inputs(x)
+    module.train(length(x) > 1)  # BatchNorm refuses to train on one sample
+    shown = f"model {config.model.name}"
+    batch = f"{length(x)} training samples ({_form(x)})"
+    asked = [(f"{shown}: it fails for {batch}", Algorithm.outputs)]
+    if type(algorithm).outputs is not Algorithm.outputs:
+        asked.append(
+            (
+                f"{shown}: it is not what {config.algorithm.name} needs, which asks it for "
+                f"features(x), what its last Linear gets, and head, that layer",
+                type(algorithm).outputs,
+            )
+        )
+    with seeds.scope(config.seed, "trial"):
+        for what, outputs in asked:
+            try:
+                out = outputs(algorithm, module, x)
+            except FednetError:
+                raise
+            except Exception as broken:
+                raise ConfigError(f"{what}: {_said(broken)}{_hint(x)}") from broken
+            _loss(shown, task, config.task, out, y)
+
+
+def _loss(shown: str, task: Any, name: str, out: Any, y: torch.Tensor) -> None:
+    """One loss, backward."""
+    if not isinstance(out, torch.Tensor):
+        raise ConfigError(
+            f"{shown}: it returns a {type(out).__name__}; expected one tensor, the outputs (n, "
+            f"classes)."
+        )
+    forms = f"outputs of shape {tuple(out.shape)} and targets of shape {tuple(y.shape)}"
+    try:
+        loss = task.loss(out, y)
+        loss.backward()
+    except FednetError:
+        raise
+    except Exception as broken:
+        raise ConfigError(
+            f"task {name}: its loss fails for {forms}, {y.dtype}: {_said(broken)}"
+        ) from broken
+    if not math.isfinite(float(loss.detach())):
+        raise ConfigError(
+            f"{shown}: its loss is {float(loss.detach())} before any training; look at its "
+            f"initialisation and at the scale of the data."
+        )
+
+
+def _said(broken: Exception) -> str:
+    lines = str(broken).strip().splitlines() or [""]
+    return f"{type(broken).__name__}: {lines[0].rstrip('.')}."
+
+
+def _form(x: Any) -> str:
+    return ", ".join(
+        f"{name + ': ' if name else ''}{str(part.dtype).removeprefix('torch.')} of shape "
+        f"{tuple(part.shape[1:])}"
+        for name, part in named(x).items()
+    )
+
+
+def _hint(x: Any) -> str:
+    if any(not part.is_floating_point() for part in named(x).values()):
+        return (
+            " Whole numbers come to the model as they are: give floats, or a model that embeds "
+            "them."
+        )
+    return ""

@@ -1,0 +1,167 @@
+"""What would fail in the first round is said when the run is built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fednet import models, registry
+from fednet.cli.main import main
+from fednet.config import from_mapping
+from fednet.data.base import Data
+from fednet.errors import ConfigError, DataError, FednetError
+from fednet.experiment.build import build
+from fednet.tensors import Tensors
+
+MODELS: dict[str, Any] = {}
+
+
+def trial_model(kind):
+    MODELS[kind.__name__.lower()] = kind
+    return kind
+
+
+class Body(nn.Module):
+    def __init__(self, *, input_shape, classes):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(input_shape)), 6))
+        self.head = nn.Linear(6, classes)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+@trial_model
+class Headless(Body):
+    pass
+
+
+@trial_model
+class Lazy(Body):
+    def __init__(self, *, input_shape, classes):
+        super().__init__(input_shape=input_shape, classes=classes)
+        self.body = nn.Sequential(nn.Flatten(), nn.LazyLinear(6))
+
+
+@trial_model
+class Tuple(Body):
+    def forward(self, x):
+        return super().forward(x), x
+
+
+@trial_model
+class Half(Body):
+    def __init__(self, *, input_shape, classes):
+        super().__init__(input_shape=input_shape, classes=classes)
+        self.register_buffer("half", torch.zeros(1))
+
+
+@trial_model
+class Noisy(Body):
+    def __init__(self, *, input_shape, classes):
+        super().__init__(input_shape=input_shape, classes=classes)
+        self.norm = nn.BatchNorm1d(6)
+
+    def forward(self, x):
+        return self.head(nn.functional.dropout(self.norm(self.body(x)), 0.5, self.training))
+
+
+DATA: dict[str, Any] = {}
+
+
+def trial_data(root, seed, *, kind: str = "plain"):
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((40, 1, 4, 4)).astype(np.float32), np.arange(40) % 4
+    if kind == "nan":
+        x[17, 0, 2, 3] = np.nan
+    if kind == "inf-test":
+        return Data(train=(x, y), test=(np.where(x > 2.0, np.inf, x), y), classes=4)
+    if kind == "whole":
+        x = (x * 10).astype(np.int64)
+    if kind == "floats":
+        return Data(train=(x, x[:, 0, 0, 0]), test=(x, x[:, 0, 0, 0]))
+    return Data(train=(x, y), test=(x, y), classes=4)
+
+
+@pytest.fixture(autouse=True)
+def parts() -> Iterator[None]:
+    for name, kind in MODELS.items():
+        registry.model._parts[f"trial-{name}"] = kind
+    registry.dataset._parts["trial-data"] = trial_data
+    yield
+    for name in MODELS:
+        del registry.model._parts[f"trial-{name}"]
+    del registry.dataset._parts["trial-data"]
+
+
+def mapping(model: str = "mlp", kind: str = "plain", **more: Any) -> dict[str, Any]:
+    data = {"dataset": "trial-data", "kind": kind, "partition": "iid"}
+    return {"clients": 2, "model": model, "data": data, **more}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            mapping("trial-headless", algorithm="moon"),
+            "it is not what moon needs, which asks it for features",
+        ),
+        (mapping("trial-headless", algorithm="fedrod"), "it is not what fedrod needs"),
+        (mapping("trial-lazy"), r"body\.1\.weight is of a lazy layer"),
+        (mapping("trial-tuple"), "it returns a tuple; expected one tensor"),
+        (mapping("trial-half"), r"cannot be built .*attribute .?'half.?' already exists"),
+        (mapping(kind="whole"), "int64 of shape .1, 4, 4.*Whole numbers come to the model"),
+        (mapping(kind="floats"), "the targets are floats, and the task is classification"),
+        (mapping(kind="nan"), "sample 17 of the training data has inputs that are not finite"),
+        (mapping(kind="inf-test"), "of the testing data has inputs that are not finite"),
+        (mapping("mlp", task="regression"), "task regression: its loss fails for outputs"),
+    ],
+)
+def test_what_the_first_round_would_meet_is_said_at_the_start(given, said):
+    with pytest.raises(FednetError, match=said) as wrong:
+        build(from_mapping(given))
+    assert isinstance(wrong.value, (ConfigError, DataError))
+    assert wrong.value.exit_status == 2
+
+
+def test_floats_are_fine_as_targets_of_regression():
+    assert build(from_mapping(mapping(kind="floats", task="regression"))).data.classes is None
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "local"])
+def test_the_trial_draws_from_no_other_stream_and_leaves_the_initial_model(algorithm):
+    config = from_mapping(mapping("trial-noisy", algorithm=algorithm))
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    exp = build(config)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    fresh = models.build({"name": "trial-noisy"}, (1, 4, 4), 4, config.seed)
+    assert exp.setting.initial.sha256() == Tensors.of(fresh).sha256()
+    assert Tensors.of(exp.module(config.seed)).sha256() == Tensors.of(fresh).sha256()
+
+
+SMALL = [
+    "--set",
+    "data={dataset: synthetic, samples: 60, shape: [1, 8, 8], classes: 3, partition: iid}",
+    "--set",
+    "model=mlp",
+]
+
+
+def test_run_check_stops_before_the_run(tmp_path, capsys):
+    assert main(["run", *SMALL, "--check", "--out", str(tmp_path)]) == 0
+    assert "it can start; one batch went forward and backward" in capsys.readouterr().out
+    assert main(["run", *SMALL, "--check", "--out", str(tmp_path), "--set", "task=regression"]) == 2
+    assert "task regression: its loss fails" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*/rounds.jsonl"))
+
+
+def test_a_run_that_cannot_start_ends_with_status_2(tmp_path, capsys):
+    lazy = ["--set", "task=regression", "--in-process", "--quiet", "--out", str(tmp_path)]
+    assert main(["run", *SMALL, *lazy]) == 2
+    assert "task regression: its loss fails" in capsys.readouterr().err
