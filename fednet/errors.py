@@ -7,7 +7,6 @@ FednetError
 ├── ProtocolError
 │   ├── LocalProtocolError  this side asked for what the protocol does not allow: a fault of fednet
 │   └── RemoteProtocolError the other side sent what it does not allow: refused and counted
-├── PeerLost       a peer went away and did not come back in time
 ├── CannotGoOn     the federation could not go on (exit status 3)
 └── Stopped        stopped cleanly with rounds left to do (exit status 4, or 130 by Ctrl-C)
 """
@@ -47,10 +46,6 @@ class LocalProtocolError(ProtocolError):
 
 
 class RemoteProtocolError(ProtocolError):
-    pass
-
-
-class PeerLost(FednetError):
     pass
 
 

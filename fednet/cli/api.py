@@ -136,13 +136,16 @@ def _in_processes(
 
 
 def reporter(display: Any) -> Callable[[Path], None]:
-    """What follows a finished run: its figures and page. What fails there does not undo the run: it
-    is said, and the log has it.
+    """What follows a finished run: its figures and page, but with `report: false`. What fails there
+    does not undo the run: it is said, and the log has it.
     """
 
     def report(directory: Path) -> None:
         from fednet import report as reports
 
+        if not reports.open_run(directory).config.get("report", True):
+            return
+        display.note("drawing figures and page")
         try:
             reports.finish(directory)
         except (FednetError, OSError, ImportError) as broken:

@@ -27,7 +27,6 @@ def main(words: list[str]) -> int:
 
 def _run(args: argparse.Namespace, words: list[str]) -> int:
     from fednet import config as configuration
-    from fednet import report
     from fednet.cli.display import Display
     from fednet.errors import CannotGoOn, StateError
     from fednet.launch.start import open_directory
@@ -56,7 +55,6 @@ def _run(args: argparse.Namespace, words: list[str]) -> int:
                     raise
                 print(wrong, file=sys.stderr)  # what was left of the run cannot be gone on with
                 return TORN
-            report.finish(directory, figures=False)
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from fednet.cli import values
-from fednet.cli.report import runs_argument
+from fednet.cli.report import counted_and_labelled, runs_argument
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -20,21 +20,13 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--by", choices=["mb", "rounds", "seconds"], help="show the cost in this alone"
     )
-    parser.add_argument(
-        "--bytes",
-        choices=["total", "up", "down"],
-        default="total",
-        help="which bytes MB counts [total]",
-    )
+    counted_and_labelled(parser)
     parser.add_argument("--format", choices=["table", "csv", "md", "latex"], default="table")
 
 
 def run(args: argparse.Namespace) -> int:
     from fednet.report import open_run, tables
 
-    print(
-        tables.compare(
-            [open_run(r) for r in args.runs], args.target, args.by, args.bytes, args.format
-        )
-    )
+    runs = [open_run(r) for r in args.runs]
+    print(tables.compare(runs, args.target, args.by, args.bytes, args.format, args.label))
     return 0

@@ -12,6 +12,24 @@ def runs_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def counted_and_labelled(parser: argparse.ArgumentParser) -> None:
+    """--bytes and --label, of what lays runs beside one another."""
+    parser.add_argument(
+        "--bytes",
+        choices=["total", "up", "down", "useful"],
+        default="total",
+        help="which bytes MB counts: all that were spent, one direction of them, or each payload "
+        "that was of use, once [total]",
+    )
+    parser.add_argument(
+        "--label",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="what a method is called; once for each, in the order of its first run",
+    )
+
+
 def add(parser: argparse.ArgumentParser) -> None:
     runs_argument(parser)
     parser.add_argument(

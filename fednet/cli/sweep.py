@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import re
 
+from fednet import config as configuration
 from fednet.cli import values
 from fednet.cli.common import everywhere
 from fednet.errors import ConfigError
@@ -80,6 +81,14 @@ def run(args: argparse.Namespace) -> int:
     if not args.quiet:
         for path in done.done:
             print(path)
+    if done.elsewhere:
+        say(f"{len(done.elsewhere)} more cells are with other processes")
+    if done.done and configuration.load(made.base, args.set, args.load).report:
+        from fednet.report import open_run, page
+
+        say("drawing one page over all cells")
+        runs = [open_run(path) for path in done.done]
+        say(str(page.write(runs, sweep.home(made, args.out) / "report.html")))
     return 0
 
 

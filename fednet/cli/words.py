@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fednet import records
+from fednet.records import mb, percent
+
 
 def ids(clients: Iterable[int]) -> str:
     """`clients 0-3, 7`, shortened where there are many runs."""
@@ -21,11 +24,6 @@ def ids(clients: Iterable[int]) -> str:
     return f"client{'' if len(runs) == 1 and runs[0][0] == runs[0][1] else 's'} {shown}{many}"
 
 
-def mb(count: float) -> str:
-    """Bytes as MB, 10^6."""
-    return f"{count / 1e6:.2f} MB" if count < 1e8 else f"{count / 1e6:.0f} MB"
-
-
 def span(seconds: float) -> str:
     """`7s`, `3m05s`, `2h07m`."""
     whole = int(seconds)
@@ -38,33 +36,15 @@ def span(seconds: float) -> str:
     )
 
 
-def percent(share: Any) -> str:
-    return f"{100 * share:.2f} %"
-
-
 def round_line(record: Mapping[str, Any]) -> str:
-    """One plain line a round."""
+    """One plain line a round: what `METRICS` and `COSTS` say of it, and who took part."""
     pieces = [f"round {record.get('round', '?')}"]
     if record.get("void"):
         pieces.append("void: too few replies")
-    if record.get("test_accuracy") is not None:
-        pieces.append(f"accuracy {percent(record['test_accuracy'])}")
-    personal = (record.get("client_accuracy") or {}).get("personal")
-    if personal is not None and record.get("test_accuracy") is None:
-        pieces.append(f"clients' accuracy {percent(personal)}")
-    if record.get("train_loss") is not None:
-        pieces.append(f"train loss {record['train_loss']:.4f}")
+    pieces += records.said(records.METRICS, record)
     if "completed" in record and "selected" in record:
         pieces.append(f"{len(record['completed'])} of {len(record['selected'])} clients")
-    pieces += [
-        f"{word} {mb(record[key])}"
-        for key, word in (("bytes_down", "down"), ("bytes_up", "up"))
-        if record.get(key) is not None
-    ]
-    if record.get("seconds") is not None:
-        pieces.append(f"{record['seconds']:.1f} s")
-    if record.get("seconds_virtual") is not None:
-        pieces.append(f"{record['seconds_virtual']:.1f} s virtual")
+    pieces += records.said(records.COSTS, record)
     for client, reason in dict(record.get("dropped") or {}).items():
         pieces.append(f"client {client} dropped ({reason})")
     return "  ".join(pieces)

@@ -404,6 +404,7 @@ class Config(Section, frozen=True, kw_only=True):
     security: SecuritySection = SecuritySection()
     privacy: PrivacySection = PrivacySection()
     track: tuple[Literal["tensorboard"], ...] = ()
+    report: bool = True  # figures and page at the end
 
     @property
     def cohort_size(self) -> int:

@@ -64,13 +64,6 @@ class Site:
         """(C,) int64 training samples by class; (1,) where y holds values."""
         return np.bincount(self.data.labels()[self.part], minlength=self.data.table_classes)
 
-    @cached_property
-    def test_counts(self) -> np.ndarray:
-        """(C,) int64 of the client's own test samples by class."""
-        return np.bincount(
-            self.data.labels("test")[self.own_test], minlength=self.data.table_classes
-        )
-
     def _inputs(self, raw: Split) -> tuple[Any, torch.Tensor]:
         return self.data.inputs(raw[0], self.device), to_device(raw[1], self.device)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from fednet.errors import ConfigError, StateError
 from fednet.files import Lines, read_lines, repair, write_json
+from fednet.records import Event
 
 CUT = ("rounds.jsonl", "clients.jsonl")
 NEVER_CUT = ("wire.jsonl", "events.jsonl")
@@ -97,15 +98,15 @@ class RunDirectory:
     ) -> None:
         """One line of events.jsonl. elapsed: seconds since this server process started."""
         self.events.append(
-            {
-                "round": round,
-                "client": client,
-                "type": type,
-                "bytes": bytes,
-                "elapsed": round_ms(time.time() - self._started),
-                "time": round_ms(time.time()),
-                **more,
-            }
+            Event(
+                round=round,
+                client=client,
+                type=type,
+                bytes=bytes,
+                elapsed=round_ms(time.time() - self._started),
+                time=round_ms(time.time()),
+                details=more,
+            ).line()
         )
         # what a resume must know, a fault that struck above all, may not be lost with this process
         self.events.flush()

@@ -20,7 +20,8 @@ from fednet.files import write_aside
 from fednet.launch.supervisor import Supervisor
 from fednet.server.process import host_rounds, listen, on_stop, stop_early
 
-MAY_CHANGE = ("rounds", "stop", "round", "evaluate", "name", "load", "track")  # on resume
+# On resume.
+MAY_CHANGE = ("rounds", "stop", "round", "evaluate", "name", "load", "track", "report")
 
 
 @contextlib.contextmanager

@@ -137,17 +137,6 @@ def make(section: Mapping[str, Any], input_shape: tuple[int, ...], classes: int)
     return module
 
 
-def reset(module: nn.Module) -> nn.Module:
-    """Initialises every layer again, in place, from torch's current generator: a fresh model
-    without building one.
-    """
-    for part in module.modules():
-        again = getattr(part, "reset_parameters", None)
-        if callable(again):
-            again()
-    return module
-
-
 def head_names(module: nn.Module) -> tuple[str, ...]:
     """Names of the tensors of `module.head` where that is a Linear, else of the last Linear; () if
     there is none.

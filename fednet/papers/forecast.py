@@ -192,7 +192,7 @@ def paced(
             task = Task(papers.lay(cell.config, over), folder)
             if pool.work([task], 1, device, load=load, sets=sets)[task.name] != "done":
                 return pool.why(task) or "its run said nothing"
-            seconds.append(float(open_run(task.run).rounds[-1].seconds))
+            seconds.append(float(open_run(task.run).rounds[-1].seconds or 0.0))
             held = json.loads((task.run / "partition.json").read_text(encoding="utf-8"))
         step = max(0.0, (seconds[1] - seconds[0]) / (STEPS[1] - STEPS[0]))
         return Pace(

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fednet.papers import reproduction
+from fednet.report.canvas import Figure, write
 from fednet.report.figures import COLOURS, DASHES, MARKERS
-from fednet.report.plots import Figure, write
 
 SWEPT: dict[
     str, dict[str, tuple[str, float | None, str]]

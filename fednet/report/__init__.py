@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fednet.report.read import Run
@@ -22,20 +22,11 @@ def open_run(path: str | Path) -> Run:
     return read.open_run(path)
 
 
-def finish(run_dir: str | Path, figures: bool = True) -> dict[str, Any]:
-    """Completes `summary.json` with the metrics and writes `figures/` and `report.html`. Returns
-    the summary.
-
-    May be called again: the same files come out. What the engine wrote into the summary stays.
-    """
-    from fednet.report import metrics, read
+def finish(run_dir: str | Path) -> None:
+    """Writes `figures/` and `report.html`. May be called again: the same files come out."""
+    from fednet.report import canvas, condensed, page, plots, read
 
     run = read.open_run(run_dir)
-    summary = metrics.complete(run)
-    if figures:
-        from fednet.report import condensed, page, plots
-
-        condensed.draw(run.dir, run.dir / "figures" / "condensed.png")
-        plots.save(run, run.dir / "figures")
-        page.write([run], run.dir / "report.html")
-    return summary
+    condensed.draw(run.dir, run.dir / "figures" / "condensed.png")
+    drawn = canvas.save(plots.of_run(run), run.dir / "figures")
+    page.write([run], run.dir / "report.html", drawn)

@@ -10,18 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from fednet.records import metric
 from fednet.report import metrics
 from fednet.report.groups import Group, flat
 from fednet.report.read import Run, once
 
 AXES = {"rounds": "round", "mb": "communicated MB", "seconds": "seconds"}
-VALUES = {
-    "accuracy": "test accuracy",
-    "client_accuracy": "client accuracy, global",
-    "personal_accuracy": "client accuracy, personal",
-    "test_loss": "test loss",
-    "train_loss": "training loss",
-}
+CLOCKS = {"seconds": "wall clock", "seconds_virtual": "virtual clock"}
+WAYS = {"total": "up and down", "up": "up", "down": "down", "useful": "useful, up and down"}
 # Okabe and Ito's colours, told apart by the colour-blind; their order alternates dark and light,
 # and a dash pattern and a marker go with each, so that a print in grey tells them apart too.
 COLOURS = ("#0072B2", "#E69F00", "#D55E00", "#56B4E9", "#009E73", "#CC79A7", "#5B5B5B", "#B8A500")
@@ -115,13 +111,13 @@ def client_accuracy(run: Run) -> tuple[str, list[int], list[int], np.ndarray] | 
     if which is None:
         return None
     field, last = f"accuracy_{which}", metrics.latest(run, which)
-    clients = sorted(last, key=lambda c: (-last[c][field], c))
-    rounds = sorted({r.round for r in run.clients if r.get(field) is not None})
+    clients = sorted(last, key=lambda c: (-getattr(last[c], field), c))
+    rounds = sorted({r.round for r in run.clients if getattr(r, field) is not None})
     rows, columns = {c: i for i, c in enumerate(clients)}, {t: j for j, t in enumerate(rounds)}
     table = np.full((len(clients), len(rounds)), np.nan)
     for r in run.clients:
-        if r.get(field) is not None:
-            table[rows[r.client], columns[r.round]] = r[field]
+        if (value := getattr(r, field)) is not None:
+            table[rows[r.client], columns[r.round]] = value
     return which, clients, rounds, table
 
 
@@ -157,6 +153,17 @@ def time_split(run: Run) -> tuple[list[int], dict[str, list[float]]]:
     if max(rest) > 0.01 * max(float(r.seconds or 0.0) for r in run.rounds):
         table["other"] = rest
     return rounds, table
+
+
+def axis(groups: Sequence[Group], x: str, bytes: str = "total") -> str:
+    """What stands at the axis: which bytes MB are, and which clock told the seconds."""
+    if x == "mb":
+        return f"{AXES[x]}, {WAYS[bytes]}"
+    if x == "seconds":
+        clocks = {metrics.seconds_key(r) for g in groups for r in g.runs}
+        words = [CLOCKS[c] for c in sorted(clocks)]
+        return f"seconds, {' and '.join(words)}"
+    return AXES[x]
 
 
 # -- in words --------------------------------------------------------------------------------------
@@ -216,8 +223,12 @@ def link(run: Run) -> str:
 
 def counted(bytes: str) -> str:
     """What MB means here."""
-    ways = "up and down" if bytes == "total" else f"{bytes} only"
-    return f"MB is 10^6 bytes, {ways}, all clients, spent, after compression, framing included"
+    if bytes == "useful":
+        what = "up and down, all clients, each payload that was of use, once"
+    else:
+        ways = WAYS[bytes] if bytes == "total" else f"{bytes} only"
+        what = f"{ways}, all clients, spent"
+    return f"MB is 10^6 bytes, {what}, after compression, framing included"
 
 
 def caption(groups: Sequence[Group], x: str, y: str, bytes: str = "total") -> str:
@@ -238,8 +249,8 @@ def caption(groups: Sequence[Group], x: str, y: str, bytes: str = "total") -> st
     same = len({setting(g.runs[0]) for g in groups}) == 1
     links = {link(r) for g in groups for r in g.runs}
     where = setting(first) if same else f"{setting(first)} (the first; others as labelled)"
-    text = f"{VALUES[y].capitalize()} against {AXES[x]}: {names}. {where}. {band}."
-    text += f" Link: {'; '.join(sorted(links))}."
+    text = f"{metric(y).label.capitalize()} against {axis(groups, x, bytes)}: {names}. "
+    text += f"{where}. {band}. Link: {'; '.join(sorted(links))}."
     return text + (f" {counted(bytes)}." if x == "mb" else "")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from fednet.config import WHERE
+from fednet.errors import ConfigError
 from fednet.report.read import Run
 
 # What does not change what a run computes, or changes with every run.
@@ -17,12 +18,16 @@ ASIDE = (
     "seed",
     "load",
     "track",
+    "report",
     "checkpoint",
     *WHERE,
     "security",
     "faults.replay",
     "extends",
 )
+
+
+LONG = 48  # characters: a longer label gives way to the name of the group's first run
 
 
 @dataclass(frozen=True)
@@ -39,16 +44,24 @@ class Group:
         return [r.seed for r in self.runs]
 
 
-def group(runs: Iterable[Run]) -> list[Group]:
+def group(runs: Iterable[Run], labels: Sequence[str] = ()) -> list[Group]:
     """The runs by everything but the seed, in the order of their first run, each group in order of
-    seeds.
+    seeds. labels: of the groups, in this order, in place of what sets them apart. Raises
+    ConfigError for another number of them.
     """
     found: dict[bytes, list[Run]] = {}
     for run in runs:
         settings = {k: v for k, v in flat(run.config).items() if not _aside(k)}
         found.setdefault(msgspec.json.encode(sorted(settings.items())), []).append(run)
     sets = [tuple(sorted(rs, key=lambda r: (r.seed, r.name))) for rs in found.values()]
-    return [Group(text, rs) for text, rs in zip(_labels([rs[0] for rs in sets]), sets)]
+    found_labels = list(labels) or _labels([rs[0] for rs in sets])
+    if len(found_labels) != len(sets):
+        firsts = ", ".join(rs[0].name for rs in sets)
+        raise ConfigError(
+            f"--label: expected {len(sets)}, one for each group of runs that differ in the seed "
+            f"only (their first runs: {firsts}), got {len(found_labels)}."
+        )
+    return [Group(text, rs) for text, rs in zip(found_labels, sets)]
 
 
 def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -82,7 +95,8 @@ def _labels(firsts: Sequence[Run]) -> list[str]:
             rivals = same if key.startswith("algorithm.") else configs
             if key != "algorithm.name" and any(c.get(key) != value for c in rivals):
                 words.append(f"{key.rsplit('.', 1)[-1]}={_word(value)}")
-        labels.append(" ".join(words))
+        text = " ".join(words)
+        labels.append(text if len(text) <= LONG else run.name)
     taken: dict[str, int] = {}
     # The same label twice: runs that differ in what one of them leaves out.
     for i, text in enumerate(labels):
@@ -93,6 +107,9 @@ def _labels(firsts: Sequence[Run]) -> list[str]:
 
 
 def _word(value: Any) -> str:
+    """A value as a label has it: [topk(0.05), qsgd(8)] as topk(0.05)+qsgd(8)."""
+    if isinstance(value, list):
+        return "+".join(_word(v) for v in value) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -110,11 +127,7 @@ def unpaired(a: Run, b: Run) -> list[str]:
     reasons = []
     if a.partition_sha256 != b.partition_sha256:
         reasons.append("their partitions differ")
-    first, second = _initial(a), _initial(b)
-    # Only one of them recorded the weights themselves.
-    if isinstance(first, str) != isinstance(second, str):
-        first, second = _settings(a), _settings(b)
-    if first != second:
+    if _initial(a) != _initial(b):
         reasons.append("their initial weights differ")
     theirs = {r.round: r.selected for r in b.rounds}
     apart = [
@@ -128,12 +141,5 @@ def unpaired(a: Run, b: Run) -> list[str]:
 
 
 def _initial(run: Run) -> Any:
-    """The hash of the initial weights where the run recorded it, else what they are drawn from."""
-    said = run.summary.get("initial_sha256") or run.summary.get("provenance", {}).get(
-        "initial_sha256"
-    )
-    return said or _settings(run)
-
-
-def _settings(run: Run) -> Any:
+    """What the initial weights are drawn from."""
     return run.config.get("model"), run.config.get("data", {}).get("dataset"), run.seed

@@ -8,44 +8,34 @@ clients, after compression, framing included.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fednet import records
 from fednet.errors import ConfigError, unknown
-from fednet.files import write_aside
-from fednet.report.read import Record, Run, once, open_run
+from fednet.records import JUDGED, Client, Round, Summary, Wire
+from fednet.report.read import Run, once
 
-BYTES = ("total", "up", "down")
+BYTES = ("total", "up", "down", "useful")
 COSTS = ("rounds", "mb", "seconds")
-CURVES = ("accuracy", "client_accuracy", "personal_accuracy", "test_loss", "train_loss")
-# What a client is evaluated by, and on.
-JUDGED = ("global", "personal", "balanced", "finetuned", "finetuned_balanced")
 
 
 # -- curves ----------------------------------------------------------------------------------------
 def curve(run: Run, y: str = "accuracy") -> list[tuple[int, float]]:
-    """(round, value) of the evaluated rounds, unsmoothed.
-
-    y: accuracy | test_loss (of the global model on the global test set), client_accuracy |
-    personal_accuracy (of the global and of the personal models on the own tests of the clients
-    judged in that round, pooled), train_loss.
+    """(round, value) of the rounds that have one, unsmoothed. y: a name of `records.METRICS`, such
+    as accuracy (of the global model on the global test set) or personal_accuracy (of the personal
+    models on the own tests of the clients judged in that round, pooled).
     """
-    if y not in CURVES:
-        raise ConfigError(unknown("curve", y, CURVES))
-    return [(r.round, float(v)) for r in run.rounds if (v := _value(r, y)) is not None]
-
-
-def _value(r: Record, y: str) -> float | None:
-    if y in ("client_accuracy", "personal_accuracy"):
-        return (r.client_accuracy or {}).get("global" if y == "client_accuracy" else "personal")
-    return r.test_accuracy if y == "accuracy" else r.get(y)
+    try:
+        of = records.metric(y).of
+    except KeyError:
+        raise ConfigError(unknown("curve", y, records.names())) from None
+    return [(r.round, float(v)) for r in run.rounds if (v := of(r)) is not None]
 
 
 @dataclass(frozen=True)
@@ -58,6 +48,8 @@ class Ledger:
     useful: dict[str, int]  # by direction
     raw: dict[str, int]  # payload by direction, before compression
     messages: dict[str, int]  # by direction
+    used: dict[int, int]  # useful, by round
+    servers: int  # processes, one after the other, that the run had
 
     def sum(self, **by: str | int) -> int:
         """Bytes with this `round`, `direction` and `kind`, whichever are given."""
@@ -67,6 +59,8 @@ class Ledger:
         )
 
     def by_round(self, bytes: str = "total") -> dict[int, int]:
+        if bytes == "useful":
+            return self.used
         out: dict[int, int] = defaultdict(int)
         for (t, direction, _), n in self.rows.items():
             if bytes in ("total", direction):
@@ -82,32 +76,28 @@ class Ledger:
         return sorted((k for k in size if size[k]), key=lambda k: (k == "envelope", -size[k], k))
 
 
-def used(run: Run) -> Iterator[Record]:
+def used(run: Run) -> Iterator[Wire]:
     """The rows of `wire.jsonl` that were of use, each payload once: where a server died between two
     checkpoints, the next one does rounds again, and what the first had received for them was of use
     to nobody.
     """
-    # By round: only where two had a part can there be doubles.
     servers: dict[int, set[int]] = defaultdict(set)
-    for w in run.lines("wire"):
-        servers[w.get("round") or 0].add(w.get("incarnation", 0))
+    # by round: only where two servers had a part can there be doubles
+    for w in run.messages():
+        servers[w.round].add(w.incarnation)
     again = {r for r, who in servers.items() if len(who) > 1}
     newest: dict[tuple[Any, ...], int] = {}
     if again:  # rows are in the order of time
         newest = {
-            _payload(w): w.get("incarnation", 0)
-            for w in run.lines("wire")
-            if w.get("useful", True) and w.get("round") in again
+            _payload(w): w.incarnation for w in run.messages() if w.useful and w.round in again
         }
-    for w in run.lines("wire"):
-        if w.get("useful", True) and (
-            not newest or newest.get(_payload(w), 0) in (0, w.get("incarnation", 0))
-        ):
+    for w in run.messages():
+        if w.useful and (not newest or newest.get(_payload(w), 0) in (0, w.incarnation)):
             yield w
 
 
-def _payload(w: Record) -> tuple[Any, ...]:
-    return tuple(w.get(k) for k in ("direction", "type", "round", "phase", "client", "purpose"))
+def _payload(w: Wire) -> tuple[Any, ...]:
+    return w.direction, w.type, w.round, w.phase, w.client, w.purpose
 
 
 @once
@@ -117,20 +107,24 @@ def ledger(run: Run) -> Ledger:
     """
     rows: dict[tuple[int, str, str], int] = defaultdict(int)
     useful, raw, messages = ({"up": 0, "down": 0} for _ in range(3))
-    for w in run.lines("wire"):
-        way, t = w["direction"], w.get("round") or 0
-        for kind, n in (w.get("kinds") or {}).items():
-            rows[t, way, kind] += n
-        rows[t, way, "envelope"] += w["bytes"] - sum((w.get("kinds") or {}).values())
-        raw[way] += w.get("raw_bytes") or 0
-        messages[way] += 1
+    by_round: dict[int, int] = defaultdict(int)
+    servers: set[int] = set()
+    for w in run.messages():
+        for kind, n in w.kinds.items():
+            rows[w.round, w.direction, kind] += n
+        rows[w.round, w.direction, "envelope"] += w.bytes - sum(w.kinds.values())
+        raw[w.direction] += w.raw_bytes
+        messages[w.direction] += 1
+        servers.add(w.incarnation)
     for payload in used(run):
-        useful[payload["direction"]] += payload["bytes"]
+        useful[payload.direction] += payload.bytes
+        by_round[payload.round] += payload.bytes
     if not rows:
         for r in run.rounds:
-            for way in ("up", "down"):
-                rows[r.round, way, "state"] += r.get(f"bytes_{way}") or 0
-    return Ledger(dict(rows), useful, raw, messages)
+            rows[r.round, "up", "state"] += r.bytes_up
+            rows[r.round, "down", "state"] += r.bytes_down
+            by_round[r.round] += sum(n for kinds in r.useful.values() for n in kinds.values())
+    return Ledger(dict(rows), useful, raw, messages, dict(by_round), len(servers))
 
 
 def seconds_key(run: Run) -> str:
@@ -145,7 +139,7 @@ def seconds_key(run: Run) -> str:
 
 def cost(run: Run, by: str, bytes: str = "total") -> dict[int, float]:
     """Cumulative cost after each round, by round number. by: rounds | mb | seconds; bytes: total |
-    up | down.
+    up | down (of what was spent), useful (each payload once, of both directions).
 
     What was spent before round 1 (joins) counts into round 1, what a resumed run spent twice counts
     twice.
@@ -158,7 +152,8 @@ def cost(run: Run, by: str, bytes: str = "total") -> dict[int, float]:
     if by == "rounds":
         return {t: float(t) for t in numbers}
     if by == "seconds":
-        steps = np.cumsum([float(r.get(seconds_key(run)) or 0.0) for r in run.rounds])
+        key = seconds_key(run)
+        steps = np.cumsum([float(getattr(r, key) or 0.0) for r in run.rounds])
         return dict(zip(numbers, steps.tolist()))
     spent, total, out = sorted(ledger(run).by_round(bytes).items()), 0, {}
     for t in numbers:
@@ -233,7 +228,7 @@ def differences(values: Sequence[tuple[int, float]]) -> dict[str, float | None]:
     return {"max_drop": min(d) if d else None, "avg_drop": _mean(down), "avg_increase": _mean(up)}
 
 
-def class_accuracy(record: Record) -> np.ndarray | None:
+def class_accuracy(record: Round) -> np.ndarray | None:
     """(C,) accuracy by class of one round, NaN for a class without test samples; None where it was
     not evaluated.
     """
@@ -268,19 +263,20 @@ def class_stability(run: Run) -> dict[str, float] | None:
 
 # -- personalised ----------------------------------------------------------------------------------
 @once
-def latest(run: Run, judged: str) -> dict[int, Record]:
+def latest(run: Run, judged: str) -> dict[int, Client]:
     """Each client's last record that holds its accuracy as `judged`, by client."""
-    found = {r.client: r for r in run.clients if r.get(f"accuracy_{judged}") is not None}
+    field = f"accuracy_{judged}"
+    found = {r.client: r for r in run.clients if getattr(r, field) is not None}
     return dict(sorted(found.items()))
 
 
-def pooled(records: Iterable[Record], judged: str) -> float | None:
+def pooled(clients: Iterable[Client], judged: str) -> float | None:
     """FedABC Eq. 7 (Eq. 8 where `judged` is balanced): correct over all clients / test samples over
     all clients.
     """
-    rows = list(records)
-    total = sum(r[f"tested_{judged}"] for r in rows)
-    return sum(r[f"correct_{judged}"] for r in rows) / total if total else None
+    counts = [(getattr(r, f"correct_{judged}"), getattr(r, f"tested_{judged}")) for r in clients]
+    total = sum(tested for _, tested in counts)
+    return sum(correct for correct, _ in counts) / total if total else None
 
 
 def personal(run: Run) -> dict[str, Any] | None:
@@ -316,19 +312,17 @@ def kinds_of(run: Run) -> dict[str, dict[str, int]]:
     }
 
 
-@once
-def predicted(run: Run) -> dict[str, Any] | None:
-    """The prediction the engine recorded (`summary.predicted`: bytes by direction and kind) beside
-    the useful payload bytes of the method's own messages; None where there is no prediction.
+def predicted(run: Run, said: Mapping[str, Mapping[str, int]] | None) -> dict[str, Any] | None:
+    """What was predicted (bytes by direction and kind) beside the useful payload bytes of the
+    method's own messages; None where there is no prediction.
     """
-    said = run.summary.get("predicted")
-    if not isinstance(said, dict):
+    if said is None:
         return None
     measured: dict[str, dict[str, int]] = {"up": defaultdict(int), "down": defaultdict(int)}
     for w in used(run):
-        if w.get("purpose", "train") == "train":
-            for kind, n in (w.get("kinds") or {}).items():
-                measured[w["direction"]][kind] += n
+        if w.purpose == "train":
+            for kind, n in w.kinds.items():
+                measured[w.direction][kind] += n
     out: dict[str, Any] = {}
     for way in ("up", "down"):
         want = said.get(way) or {}
@@ -339,11 +333,19 @@ def predicted(run: Run) -> dict[str, Any] | None:
 
 
 # -- all of it -------------------------------------------------------------------------------------
-def summarise(run_dir: str | Path | Run) -> dict[str, Any]:
+def summary(run: Run) -> Summary:
+    """As it stands in `summary.json`; of a run that has none yet, its metrics up to now."""
+    return (
+        run.summary
+        if run.summary.accuracy is not None
+        else Summary(**summarise(run, run.summary.predicted))
+    )
+
+
+def summarise(run: Run, foretold: Mapping[str, Mapping[str, int]] | None = None) -> dict[str, Any]:
     """The metric part of `summary.json`. What does not apply is left out; a mean of nothing is
-    None.
+    None. foretold: the prediction of the method's own bytes, by direction and kind.
     """
-    run = run_dir if isinstance(run_dir, Run) else open_run(run_dir)
     a = curve(run)
     top, at = best(a) or (None, None)
     out: dict[str, Any] = {
@@ -361,7 +363,7 @@ def summarise(run_dir: str | Path | Run) -> dict[str, Any]:
         out["personal"] = judged
     if own := personal(run):
         out["personal_spread"] = {k: v for k, v in own.items() if k not in ("pfl", "drift")}
-    out["bytes"] = _bytes(run)
+    out["bytes"] = _bytes(run, foretold)
     seconds = [float(r.seconds) for r in run.rounds if r.seconds is not None]
     phases: dict[str, float] = defaultdict(float)
     for r in run.rounds:
@@ -379,7 +381,7 @@ def summarise(run_dir: str | Path | Run) -> dict[str, Any]:
     return out
 
 
-def _bytes(run: Run) -> dict[str, Any]:
+def _bytes(run: Run, foretold: Mapping[str, Mapping[str, int]] | None) -> dict[str, Any]:
     """up, down, total: spent bytes. useful: of these, in messages that were used. raw: payload
     before compression.
     """
@@ -395,20 +397,9 @@ def _bytes(run: Run) -> dict[str, Any]:
         "messages": dict(book.messages),
         "kinds": kinds_of(run),
     }
-    if said := predicted(run):
+    if said := predicted(run, foretold):
         out["predicted"] = said
     return out
-
-
-def complete(run: Run) -> dict[str, Any]:
-    """Writes the metrics into `summary.json`, aside and then into place; what else stands in it
-    stays.
-    """
-    summary = {**run.summary, **summarise(run)}
-    path = run.dir / "summary.json"
-    write_aside(path, json.dumps(summary, indent=1, default=_plain) + "\n")
-    run.__dict__["summary"] = summary  # what this Run has read is no longer so
-    return summary
 
 
 # -- over seeds ------------------------------------------------------------------------------------
@@ -447,9 +438,3 @@ def band(
 
 def _mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError(f"{type(value).__name__} in a summary")

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fednet.report import condensed, plots
+from fednet.report.canvas import Figure, write
 from fednet.report.figures import COLOURS, DASHES, MARKERS
-from fednet.report.plots import Figure, write
 
 if TYPE_CHECKING:
     from fednet.report.read import Run

@@ -5,8 +5,10 @@ light.
 from __future__ import annotations
 
 import base64
+import html
+import itertools
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +17,28 @@ from markupsafe import Markup
 
 from fednet.errors import ConfigError
 from fednet.files import write_aside
-from fednet.report import condensed, figures, metrics, svg, tables
+from fednet.records import shown
+from fednet.report import canvas, condensed, figures, metrics, plots, tables
+from fednet.report.canvas import Drawn, Figure
 from fednet.report.groups import Group, flat, group
 from fednet.report.read import Run
 
 ROWS = 200  # of the partition's table at most
+Chart = Callable[[Figure], Markup]
 
 
-def write(runs: Sequence[Run], out: str | Path) -> Path:
-    """Writes the page, aside and then into place. Raises ConfigError for no runs."""
+def write(runs: Sequence[Run], out: str | Path, drawn: Mapping[str, Drawn] | None = None) -> Path:
+    """Writes the page, aside and then into place. drawn: figures of a single run, by name, that
+    need not be drawn again. Raises ConfigError for no runs.
+    """
     path = Path(out)
-    text = render(runs)
+    text = render(runs, drawn)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_aside(path, text)
     return path
 
 
-def render(runs: Sequence[Run]) -> str:
+def render(runs: Sequence[Run], drawn: Mapping[str, Drawn] | None = None) -> str:
     """The page as text."""
     if not runs:
         raise ConfigError("report: expected at least one run directory.")
@@ -46,28 +53,50 @@ def render(runs: Sequence[Run]) -> str:
     )
     groups = group(runs)
     several = len(runs) > 1
+    numbers = itertools.count()
+
+    def chart(figure: Figure) -> Markup:
+        known = (drawn or {}).get(figure.name)
+        return canvas.inline(figure, known or canvas.draw(figure), f"f{next(numbers)}-")
+
     return env.get_template("page.jinja").render(
-        title=runs[0].name
-        if not several
-        else " vs ".join(dict.fromkeys(g.label for g in groups))
-        if len(groups) < 5
-        else f"{len(groups)} methods",
+        title=_title(runs, groups),
         setting=figures.setting(runs[0]),
         link=figures.link(runs[0]),
         several=several,
         tiles=_tiles(runs[0]) if not several else [],
         live=[r.name for r in runs if not r.finished],
         comparison=_comparison(runs) if several else None,
-        curves=_curves(groups),
-        legend=svg.legend([f"{g.label} (n={len(g.runs)})" for g in groups], dashed=True)
-        if several
-        else "",
-        details=[_details(r) for r in _shown(groups)],
+        curves=_curves(groups, chart),
+        legend=_names(groups) if several else "",
+        details=[_details(r, chart) for r in _shown(groups)],
         hidden=len(runs) - len(_shown(groups)),
         differences=figures.differences(runs) if several else {},
         names=[r.name for r in runs],
         side_by_side=_side_by_side(_shown(groups)),
     )
+
+
+def _title(runs: Sequence[Run], groups: Sequence[Group]) -> str:
+    if len(runs) == 1:
+        return runs[0].name
+    if len(groups) < 5:
+        return " vs ".join(dict.fromkeys(g.label for g in groups))
+    return f"{len(groups)} methods"
+
+
+def _names(groups: Sequence[Group]) -> Markup:
+    """Buttons with a line as the series is drawn, which hide it and show it."""
+    out = []
+    for i, g in enumerate(groups):
+        dash = " ".join(map(str, figures.DASHES[i % 8]))
+        out.append(
+            f'<button type="button" data-toggle="{i}" aria-pressed="true">'
+            f'<svg viewBox="0 0 28 10" class="swatch"><path d="M0 5L28 5" stroke-width="2" '
+            f'style="stroke:var(--c{i % 8})" stroke-dasharray="{dash}"/></svg>'
+            f"{html.escape(f'{g.label} (n={len(g.runs)})')}</button>"
+        )
+    return Markup(f'<div class="legend">{"".join(out)}</div>')
 
 
 def _side_by_side(runs: Sequence[Run]) -> str | None:
@@ -96,7 +125,7 @@ def _shown(groups: Sequence[Group]) -> list[Run]:
 
 def _tiles(run: Run) -> list[tuple[str, str, str]]:
     """(value, what, note) of the numbers one wants first."""
-    s = metrics.summarise(run)
+    s = metrics.summary(run)
     tiles, a = [], s["accuracy"]
     if a["final"] is not None:
         tiles += [
@@ -162,38 +191,25 @@ def _comparison(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _curves(groups: Sequence[Group]) -> list[dict[str, Any]]:
+def _curves(groups: Sequence[Group], chart: Chart) -> list[dict[str, Any]]:
     """The overlaid curves: for each quantity that was recorded, a chart for each axis."""
     found = []
-    for y, word in figures.VALUES.items():
-        charts = []
-        for x, label in figures.AXES.items():
-            series = figures.curves(groups, x, y)
-            if series:
-                charts.append(
-                    {"x": label, "svg": svg.lines(series, label, word, unit="loss" not in y)}
-                )
-        if charts:
-            found.append({"name": word, "charts": charts})
+    for m in shown("page"):
+        made = [(x, f) for x in figures.AXES for f in plots.curve(groups, x, m.name)]
+        if made:
+            charts = [{"x": figures.axis(groups, x), "svg": chart(f)} for x, f in made]
+            found.append({"name": m.label, "charts": charts})
     return found
 
 
-def _details(run: Run) -> dict[str, Any]:
+def _details(run: Run, chart: Chart) -> dict[str, Any]:
     """What is shown run by run."""
+    notes = {"bytes": _foretold, "clients": _worst, "classes": _spread, "partition": _sizes}
     cards = [
-        c
-        for c in (
-            _bytes(run),
-            _time(run),
-            _participation(run),
-            _clients(run),
-            _clients_over_time(run),
-            _classes(run),
-            _partition(run),
-        )
-        if c
+        {"title": f.title, "svg": chart(f), "note": notes.get(f.name, lambda run: "")(run)}
+        for f in plots.details(run)
     ]
-    said = run.summary.get("provenance", {})
+    said = run.summary.provenance or {}
     repeat = f"fednet run {run.name}/config.yaml"
     return {
         "name": run.name,
@@ -207,158 +223,39 @@ def _details(run: Run) -> dict[str, Any]:
         },
         "repeat": repeat,
         "config": (run.dir / "config.yaml").read_text(encoding="utf-8"),
-        "model": run.summary.get("model_sha256", ""),
+        "model": run.summary.model_sha256,
     }
 
 
-def _card(
-    title: str, chart: Markup, legend: Markup | str = "", note: str = "", wide: bool = False
-) -> dict[str, Any]:
-    return {"title": title, "svg": chart, "legend": legend, "note": note, "wide": wide}
+def _foretold(run: Run) -> str:
+    said = metrics.predicted(run, run.summary.predicted)
+    if not said:
+        return ""
+    off = sum(abs(v["difference"]) for way in said.values() for v in way.values())
+    if off == 0:
+        return "Useful payload bytes equal the prediction exactly."
+    return f"Useful payload differs from the prediction by {off:,} bytes."
 
 
-def _bytes(run: Run) -> dict[str, Any] | None:
-    rounds, table = figures.bytes_by_kind(run)
-    if not rounds:
-        return None
-    kinds = metrics.ledger(run).kinds
-    colour = {k: i for i, k in enumerate(kinds)}
-    mb = {way: {k: [n / 1e6 for n in v] for k, v in ks.items()} for way, ks in table.items()}
-    said = metrics.predicted(run)
-    note = ""
-    if said:
-        off = sum(abs(v["difference"]) for way in said.values() for v in way.values())
-        note = (
-            "Useful payload bytes equal the prediction exactly."
-            if off == 0
-            else f"Useful payload differs from the prediction by {off:,} bytes."
-        )
-    return _card(
-        "Bytes a round, by kind",
-        svg.stacked(
-            rounds,
-            mb["up"],
-            mb["down"],
-            "MB:  ↓ down   |   ↑ up",
-            colour,
-            words=(" up, MB", " down, MB"),
-        ),
-        svg.legend(kinds),
-        note,
-    )
-
-
-def _time(run: Run) -> dict[str, Any] | None:
-    rounds, table = figures.time_split(run)
-    if not table:
-        return None
-    chart = svg.stacked(
-        rounds, table, {}, "seconds a round", {p: i for i, p in enumerate(table)}, words=(", s", "")
-    )
-    return _card("Where the time goes", chart, svg.legend(list(table)))
-
-
-def _participation(run: Run) -> dict[str, Any] | None:
-    p = figures.participation(run)
-    if not p.grid.size:
-        return None
-    f = svg.Frame(height=int(min(520, 110 + 11 * p.grid.shape[0])))
-    first = svg.legend(["completed"])
-    return _card(
-        "Who took part",
-        svg.participation(p.grid, p.rounds, p.reasons, f),
-        Markup(first)
-        + (
-            svg.legend([f"dropped: {why}" for why in p.reasons], prefix="d")
-            if p.reasons
-            else Markup("")
-        ),
-        wide=True,
-    )
-
-
-def _clients(run: Run) -> dict[str, Any] | None:
+def _worst(run: Run) -> str:
     found = figures.client_accuracy(run)
-    if found is None:
-        return None
-    which, clients, _, table = found
-    last = figures.last_of(table)
-    samples = {r.client: r.samples for r in run.clients}
-    tips = [f"client {c}\n{v:.4f}, {samples.get(c)} samples" for c, v in zip(clients, last)]
-    note = f"Mean {last.mean():.4f}, worst {last.min():.4f}; dashed: the mean over clients."
-    return _card(
-        f"Accuracy of the {which} model on each client's own test",
-        svg.bars([str(c) for c in clients], last.tolist(), "client, best first", "accuracy", tips),
-        "",
-        note,
-    )
+    assert found is not None
+    last = figures.last_of(found[3])
+    return f"Mean {last.mean():.4f}, worst {last.min():.4f}; dashed: the mean over clients."
 
 
-def _clients_over_time(run: Run) -> dict[str, Any] | None:
-    found = figures.client_accuracy(run)
-    if found is None:
-        return None
-    which, clients, rounds, table = found
-    chart = svg.heat(
-        table,
-        [str(t) for t in rounds],
-        [str(c) for c in clients],
-        "evaluated round",
-        "client, best first",
-        f"{which} accuracy",
-    )
-    return _card("The same, round by round", chart, RAMP, "Blank: not evaluated in that round.")
+def _spread(run: Run) -> str:
+    found = metrics.class_stability(run)
+    assert found is not None
+    return f"Class spread {100 * found['class_spread']:.2f} points, mean over rounds."
 
 
-def _classes(run: Run) -> dict[str, Any] | None:
-    found = figures.class_accuracy(run)
-    if found is None:
-        return None
-    rounds, table = found
-    spread = metrics.class_stability(run) or {"class_spread": float("nan")}
-    chart = svg.heat(
-        table,
-        [str(t) for t in rounds],
-        figures.class_names(run, len(table)),
-        "evaluated round",
-        "class",
-        "accuracy",
-        svg.Frame(height=int(min(520, 90 + 22 * len(table)))),
-    )
-    return _card(
-        "Test accuracy by class",
-        chart,
-        RAMP,
-        f"Class spread {100 * spread['class_spread']:.2f} points, mean over rounds.",
-        wide=True,
-    )
-
-
-def _partition(run: Run) -> dict[str, Any] | None:
-    counts = run.counts
-    if counts is None or counts.ndim != 2 or not counts.size:
-        return None
-    names = figures.class_names(run, counts.shape[1])
-    sizes = counts.sum(1)
-    note = f"{sizes.sum():,} samples; the smallest client holds {sizes.min():,}, "
-    note += f"the largest {sizes.max():,}."
-    if counts.size > svg.MARKS:
-        share = counts.T / max(1, counts.max())
-        chart = svg.heat(
-            share,
-            [str(i) for i in range(len(counts))],
-            names,
-            "client",
-            "class",
-            f"share of {counts.max()} samples",
-        )
-        return _card("Who holds what", chart, "", note, wide=True)
-    return _card(
-        "Who holds what",
-        svg.bubbles(counts, names, svg.Frame(height=int(min(480, 90 + 24 * counts.shape[1])))),
-        "",
-        note,
-        wide=True,
+def _sizes(run: Run) -> str:
+    assert run.counts is not None
+    sizes = run.counts.sum(1)
+    return (
+        f"{sizes.sum():,} samples; the smallest client holds {sizes.min():,}, the largest "
+        f"{sizes.max():,}."
     )
 
 
@@ -401,6 +298,3 @@ def _span(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.3g} s"
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-RAMP = Markup('<div class="legend"><span>0</span><i class="ramp"></i><span>1</span></div>')

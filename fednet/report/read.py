@@ -22,98 +22,33 @@ import numpy as np
 from fednet.config import tree
 from fednet.errors import ConfigError, StateError, unknown
 from fednet.files import read_lines
+from fednet.records import FILES, Client, Event, Round, Row, Summary, Wire
 
 if TYPE_CHECKING:
     from torch import nn
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-# What a line of each file may leave out (a round without evaluation, say): then the attribute is
-# None, not an error.
-FIELDS = {
-    "rounds": (
-        "round",
-        "selected",
-        "completed",
-        "dropped",
-        "void",
-        "seconds",
-        "seconds_virtual",
-        "seconds_by_phase",
-        "train_loss",
-        "test_loss",
-        "test_accuracy",
-        "validation_accuracy",
-        "correct_by_class",
-        "total_by_class",
-        "client_accuracy",
-        "bytes_up",
-        "bytes_down",
-        "model_sha256",
-        "tensor_sha256",
-        "clients_sha256",
-        "evaluated_sha256",
-        "algorithm",
-    ),
-    "clients": (
-        "round",
-        "client",
-        "samples",
-        "test_samples",
-        "train_loss",
-        "steps",
-        "accuracy_global",
-        "accuracy_personal",
-        "accuracy_balanced",
-        "seconds",
-        "host",
-        "device",
-    ),
-    "wire": (
-        "round",
-        "client",
-        "direction",
-        "type",
-        "kinds",
-        "envelope",
-        "bytes",
-        "raw_bytes",
-        "useful",
-        "purpose",
-        "incarnation",
-        "phase",
-        "attempt",
-        "count",
-    ),
-    "events": ("round", "client", "type", "bytes", "elapsed"),
-}
-_NAMES = {name for names in FIELDS.values() for name in names}
+R = TypeVar("R", bound=Row)
 
 
-class Record(dict[str, Any]):
-    """One line of a file: a dict whose keys are attributes too."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name in self:
-            return self[name]
-        if name in _NAMES:
-            return None
-        raise AttributeError(unknown("field", name, self))
-
-
-def lines(path: Path) -> Iterator[Record]:
-    """The records of a file of lines; none where it is not there. A last line that is being written
-    is left out. Raises StateError for a line that is not as it was written.
+def lines(path: Path, kind: type[R]) -> Iterator[R]:
+    """The rows of a file of lines; none where it is not there. A last line that is being written is
+    left out. Raises StateError for a line that is not as it was written, and for a field of another
+    type.
     """
     if path.exists():
-        yield from map(Record, read_lines(path, old=True))
+        for number, record in enumerate(read_lines(path, old=True), 1):
+            try:
+                yield kind.of(record)
+            except msgspec.ValidationError as other:
+                raise StateError(f"{path}:{number}: {other}.") from None
 
 
 @dataclass(frozen=True)
 class Run:
     """A run directory.
 
-    rounds, clients, wire, events: lists of records; config, summary, partition: mappings.
+    rounds, clients, wire, events, summary: rows of `fednet.records`; config, partition: mappings.
     """
 
     dir: Path
@@ -129,36 +64,44 @@ class Run:
         return value
 
     @cached_property
-    def rounds(self) -> list[Record]:
+    def rounds(self) -> list[Round]:
         return list(self.lines("rounds"))
 
     @cached_property
-    def clients(self) -> list[Record]:
+    def clients(self) -> list[Client]:
         return list(self.lines("clients"))
 
     @cached_property
-    def wire(self) -> list[Record]:
+    def wire(self) -> list[Wire]:
         return list(self.lines("wire"))
 
     @cached_property
-    def events(self) -> list[Record]:
+    def events(self) -> list[Event]:
         return list(self.lines("events"))
 
     @cached_property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Summary:
         """Empty while the run is live."""
-        return _json(self.dir / "summary.json")
+        path = self.dir / "summary.json"
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Summary)
+        except FileNotFoundError:
+            return Summary()
+        except msgspec.DecodeError as error:
+            raise StateError(f"{path}: {error}.") from None
 
     @cached_property
     def partition(self) -> dict[str, Any]:
         """Empty where each client brings its own data."""
         return _json(self.dir / "partition.json")
 
-    def lines(self, name: str) -> Iterator[Record]:
-        """The records of `NAME.jsonl`, one at a time: `wire.jsonl` of a long run need not fit in
-        memory.
-        """
-        return lines(self.dir / f"{name}.jsonl")
+    def lines(self, name: str) -> Iterator[Any]:
+        """The rows of `NAME.jsonl`, one at a time."""
+        return lines(self.dir / f"{name}.jsonl", FILES[name])
+
+    def messages(self) -> Iterator[Wire]:
+        """The rows of `wire.jsonl`, one at a time: those of a long run need not fit in memory."""
+        return self.lines("wire")
 
     # -- what is often asked -----------------------------------------------------------------------
     @property
@@ -221,12 +164,7 @@ class Run:
         return module.eval()
 
     def _shape(self, settings: Any) -> tuple[tuple[int, ...], int]:
-        """Of one model input, and the number of outputs: as recorded, else by looking at the data
-        again.
-        """
-        facts = {**self.partition, **self.summary}
-        if facts.get("input_shape"):
-            return tuple(facts["input_shape"]), int(facts.get("classes") or 1)
+        """Of one model input, and the number of outputs: by looking at the data again."""
         if settings.data.dataset == "site":
             from fednet.data.site import declared
 
@@ -240,15 +178,15 @@ class Run:
 
     def frame(self, what: str) -> Any:
         """A pandas DataFrame of `rounds`, `clients`, `wire` or `events`."""
-        if what not in FIELDS:
-            raise ConfigError(unknown("frame", what, FIELDS))
+        if what not in FILES:
+            raise ConfigError(unknown("frame", what, FILES))
         try:
             import pandas
         except ImportError:
             raise ConfigError(
                 "Run.frame needs pandas, which is not installed: pip install 'fednet[pandas]'."
             ) from None
-        return pandas.DataFrame(list(self.lines(what)))
+        return pandas.DataFrame([row.line() for row in self.lines(what)])
 
 
 def once(make: F) -> F:

@@ -13,11 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from fednet.errors import ConfigError, unknown
-from fednet.report import metrics
+from fednet.records import metric, shown
+from fednet.report import figures, metrics
 from fednet.report.groups import Group, group, pairs, unpaired
 from fednet.report.read import Run
 
-UNITS = {"rounds": "rounds", "mb": "MB", "seconds": "s"}
+UNITS = {"rounds": "rounds", "mb": "MB"}
+SECONDS = {"seconds": "s", "seconds_virtual": "virtual s"}
 FORMATS = ("table", "csv", "md", "latex")
 
 
@@ -60,6 +62,7 @@ class Column:
     of: Callable[[Run], float | None]
     digits: int = 4
     cost: bool = False
+    applies: Callable[[Run], bool] = lambda run: True  # to which runs it does
 
 
 @dataclass(frozen=True)
@@ -77,18 +80,24 @@ def compare(
     by: str | None = None,
     bytes: str = "total",
     format: str = "table",
+    labels: Sequence[str] = (),
 ) -> str:
     """The comparison as text. by: rounds | mb | seconds, None for all three; bytes: total | up |
-    down; format: table | csv | md | latex. Raises ConfigError for an unknown name or no runs.
+    down | useful; format: table | csv | md | latex; labels: of the methods. Raises ConfigError for
+    an unknown name or no runs.
     """
     if format not in FORMATS:
         raise ConfigError(unknown("format", format, FORMATS))
-    made = table(runs, targets, by, bytes)
+    made = table(runs, targets, by, bytes, labels)
     return {"table": as_table, "csv": as_csv, "md": as_md, "latex": as_latex}[format](made)
 
 
 def table(
-    runs: Sequence[Run], targets: Sequence[float] = (), by: str | None = None, bytes: str = "total"
+    runs: Sequence[Run],
+    targets: Sequence[float] = (),
+    by: str | None = None,
+    bytes: str = "total",
+    labels: Sequence[str] = (),
 ) -> Table:
     """The comparison as values."""
     if not runs:
@@ -100,9 +109,15 @@ def table(
     for t in targets:
         if not 0 < t <= 1:
             raise ConfigError(f"--target: expected an accuracy above 0 and at most 1, got {t:g}.")
-    groups = group(runs)
+    groups = group(runs, labels)
+    further = [m.name for m in shown("compare") if any(metrics.curve(r, m.name) for r in runs)]
     columns = _columns(
-        targets, [by] if by else list(metrics.COSTS), bytes, any(metrics.personal(r) for r in runs)
+        targets,
+        [by] if by else list(metrics.COSTS),
+        bytes,
+        any(metrics.personal(r) for r in runs),
+        further,
+        sorted({metrics.seconds_key(r) for r in runs}),
     )
     cells = tuple(tuple(Cell(tuple(_values(g, c)), c.digits) for c in columns) for g in groups)
     apart = tuple(tuple(_difference(groups[0], g, c) for c in columns) for g in groups[1:])
@@ -110,8 +125,16 @@ def table(
 
 
 def _columns(
-    targets: Sequence[float], by: Sequence[str], bytes: str, personal: bool
+    targets: Sequence[float],
+    by: Sequence[str],
+    bytes: str,
+    personal: bool,
+    further: Sequence[str],
+    clocks: Sequence[str],
 ) -> tuple[Column, ...]:
+    """further: names of metrics whose last value is a column of its own; clocks: by which the runs
+    tell their time, with a column for each, since their seconds are not the same.
+    """
     columns = [
         Column("final", lambda r: metrics.final(metrics.curve(r))),
         Column("best", lambda r: (metrics.best(metrics.curve(r)) or (None,))[0]),
@@ -119,18 +142,26 @@ def _columns(
     ]
     if personal:
         columns.append(Column("personal", lambda r: (metrics.personal(r) or {}).get("pfl")))
+    for name in further:
+        columns.append(Column(metric(name).label, functools.partial(_last, name=name)))
     for target in targets:
         for what in by:
-            way = "" if what != "mb" or bytes == "total" else f" {bytes}"
             of = functools.partial(metrics.to_target, target=target, by=what, bytes=bytes)
-            columns.append(
-                Column(
-                    f"{UNITS[what]}{way} to {target:g}",
-                    of,
-                    digits=2 if what == "mb" else 1,
-                    cost=True,
-                )
-            )
+            if what == "seconds":
+                columns += [
+                    Column(
+                        f"{SECONDS[clock]} to {target:g}",
+                        of,
+                        digits=1,
+                        cost=True,
+                        applies=functools.partial(_by_clock, clock=clock),
+                    )
+                    for clock in clocks
+                ]
+            else:
+                way = "" if what != "mb" or bytes == "total" else f" {bytes}"
+                digits = 2 if what == "mb" else 1
+                columns.append(Column(f"{UNITS[what]}{way} to {target:g}", of, digits, cost=True))
     if not targets:
         way = "" if bytes == "total" else f" {bytes}"
         columns.append(
@@ -141,8 +172,16 @@ def _columns(
     return tuple(columns)
 
 
+def _by_clock(run: Run, clock: str) -> bool:
+    return metrics.seconds_key(run) == clock
+
+
+def _last(run: Run, name: str) -> float | None:
+    return metrics.final(metrics.curve(run, name))
+
+
 def _values(g: Group, column: Column) -> list[float | None]:
-    values = [column.of(r) for r in g.runs]
+    values = [column.of(r) for r in g.runs if column.applies(r)]
     return values if column.cost else [v for v in values if v is not None]
 
 
@@ -152,6 +191,8 @@ def _difference(first: Group, g: Group, column: Column) -> Cell:
     """
     found: list[float | None] = []
     for a, b in pairs(first, g):
+        if not (column.applies(a) and column.applies(b)):
+            continue
         x, y = column.of(a), column.of(b)
         if x is not None and y is not None:
             found.append(y - x)
@@ -190,12 +231,18 @@ def _notes(
     live = [r.name for r in runs if not r.finished]
     if live:
         notes.append(f"warning: not finished: {', '.join(live)}.")
-    if targets:
+    again = [r.name for r in runs if metrics.ledger(r).servers > 1]
+    if again and bytes != "useful":
         notes.append(
-            "A target is the first evaluated round at or above it, unsmoothed; MB is 10^6 bytes, "
-            f"{'up and down' if bytes == 'total' else bytes}, all clients, spent, after "
-            f"compression, with framing."
+            f"warning: {', '.join(again)} went on after a stop or a crash: what was spent twice "
+            f"counts twice in MB; --bytes useful counts each payload once."
         )
+    clocks = {metrics.seconds_key(r) for r in runs}
+    if targets:
+        text = "A target is the first evaluated round at or above it, unsmoothed; "
+        text += "s are of the wall clock; " if "seconds" in clocks else ""
+        text += "virtual s of the virtual clock; " if "seconds_virtual" in clocks else ""
+        notes.append(f"{text}{figures.counted(bytes)}.")
     notes.append(
         "Mean over seeds ± half a 95 % t-interval; differences are paired by seed, over the first "
         "method."

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fednet.report.read import Record, Run
+from fednet.records import Round
+from fednet.report.read import Run
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def compare(a: Run, b: Run) -> Verdict:
     return Verdict(True, len(shared), text=text)
 
 
-def _difference(a: Record, b: Record) -> tuple[str | None, str] | None:
+def _difference(a: Round, b: Round) -> tuple[str | None, str] | None:
     """(tensor, text), in the order in which one difference causes the next."""
     if a.tensor_sha256 and b.tensor_sha256 and a.tensor_sha256 != b.tensor_sha256:
         apart = [n for n in a.tensor_sha256 if b.tensor_sha256.get(n) != a.tensor_sha256[n]]
@@ -96,7 +97,7 @@ def _difference(a: Record, b: Record) -> tuple[str | None, str] | None:
     return None
 
 
-def _why(a: Record, b: Record) -> str:
+def _why(a: Round, b: Round) -> str:
     """Other clients explain other bits, and then neither run is at fault."""
     if sorted(a.selected or ()) != sorted(b.selected or ()):
         return "; other clients were selected"

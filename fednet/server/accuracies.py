@@ -4,10 +4,12 @@ on their own.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fednet.algorithms.base import Tensors
 from fednet.config import Config
+from fednet.records import Client
 from fednet.training.evaluation import Counts, evaluate
 from fednet.training.hosts import ServerHost
 from fednet.wire.payload import Run
@@ -28,8 +30,8 @@ def global_scores(
     found = {
         "test_loss": counts.mean_loss,
         "test_accuracy": counts.accuracy,
-        "correct_by_class": counts.table[0],
-        "total_by_class": counts.table[1],
+        "correct_by_class": counts.table[0].tolist(),
+        "total_by_class": counts.table[1].tolist(),
     }
     if validation is not None:
         found["validation_accuracy"] = evaluate(module, validation, host.task, batch_size).accuracy
@@ -47,41 +49,37 @@ def pooled(judged: dict[int, dict[str, Counts]]) -> dict[str, float]:
     return {name: counts.accuracy for name, counts in sums.items()}
 
 
-def client_scores(verdict: dict[str, Counts]) -> dict[str, Any]:
-    """The fields of a line of clients.jsonl."""
-    first = next(iter(verdict.values()), None)
-    scores: dict[str, Any] = {
-        "test_samples": verdict["personal"].n
-        if "personal" in verdict
-        else (first.n if first else 0)
-    }
-    for name in ("global", "personal", "balanced", "finetuned", "finetuned_balanced"):
-        scores[f"accuracy_{name}"] = verdict[name].accuracy if name in verdict else None
-        if name in verdict:
-            scores[f"correct_{name}"] = int(verdict[name].table[0].sum())
-            scores[f"tested_{name}"] = verdict[name].n
-    return scores
-
-
-def client_line(
+def client_row(
     round: int,
     client: int,
     verdict: dict[str, Counts],
-    run: Run | None,
-    seconds: float | None,
-    worker: dict[str, Any],
-) -> dict[str, Any]:
+    run: Run | None = None,
+    *,
+    final: bool = False,
+    seconds: float | None = None,
+    worker: Mapping[str, Any] | None = None,
+) -> Client:
     """A line of clients.jsonl: what a client's models are worth, and, where it trained in this
     round, what that took.
     """
-    return {
-        "round": round,
-        "client": client,
-        **client_scores(verdict),
-        "samples": run.n if run else None,
-        "train_loss": run.loss if run else None,
-        "steps": run.steps if run else None,
-        "seconds": seconds,
-        "host": worker.get("host"),
-        "device": worker.get("device"),
-    }
+    judged = verdict.get("personal") or next(iter(verdict.values()), None)
+    row = Client(
+        round=round,
+        client=client,
+        final=final or None,
+        test_samples=judged.n if judged is not None else 0,
+        seconds=seconds,
+        host=(worker or {}).get("host"),
+        device=(worker or {}).get("device"),
+    )
+    if run is not None:
+        row.set(samples=run.n, train_loss=run.loss, steps=run.steps)
+    for name, counts in verdict.items():
+        row.set(
+            **{
+                f"accuracy_{name}": counts.accuracy,
+                f"correct_{name}": int(counts.table[0].sum()),
+                f"tested_{name}": counts.n,
+            }
+        )
+    return row

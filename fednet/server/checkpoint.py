@@ -49,7 +49,6 @@ class Progress(msgspec.Struct, kw_only=True):
     predicted: dict[str, dict[str, int]] = {}
     stopped: str = ""
     finished: bool = False
-    environment: dict[str, Any] = {}
 
 
 class Checkpoints:

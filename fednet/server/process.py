@@ -20,6 +20,7 @@ from fednet.errors import CannotGoOn, FednetError, Stopped
 from fednet.experiment import determinism, lock, placement
 from fednet.experiment.rundir import RunDirectory, check_records, cut
 from fednet.files import read_lines, write_json, write_record
+from fednet.records import Summary
 from fednet.server.admission import beat_seconds, check_bind, checker, declared, judges, keyring_of
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def host_rounds(
     display: Any,
     callback: Callable[[Any], None] | None = None,
     welcome_ids: bool = True,
-) -> dict[str, Any]:
+) -> Summary:
     """Everything the server does in one process of its own; returns the summary. bind: what it
     listens at, see `listen`, which is closed at the end; None: clients live in this process.
     """
@@ -55,7 +56,7 @@ def host_rounds(
     from fednet.server.io_thread import Events, ServerIO
     from fednet.server.rounds import Residuals, Rounds
     from fednet.server.spool import Spool
-    from fednet.server.summary import finish
+    from fednet.server.summary import finish, write
     from fednet.server.track import Tracker
     from fednet.training.hosts import ServerHost
     from fednet.transport.framing import connection_bytes, framing
@@ -261,11 +262,7 @@ def host_rounds(
         rounds.begin(resumed)
         rounds.run()
         over = True
-        summary = finish(
-            rounds, exp, directory, command, switches, [str(p) for p in loading.paths()]
-        )
-        display.finished({**summary, "dir": str(directory)})
-        return summary
+        summary = finish(rounds, exp, directory, command, switches)
     except OSError as broken:
         why = f"{broken.strerror} ({broken.filename or directory})"
         raise CannotGoOn(
@@ -301,6 +298,15 @@ def host_rounds(
         logs.close()
         for number, handler in before.items():
             signal.signal(number, handler)
+    try:
+        whole = write(directory, summary)
+    except OSError as broken:
+        raise CannotGoOn(
+            f"the run is over, but its summary could not be written: {broken.strerror} "
+            f"({broken.filename or directory}); --resume writes it."
+        ) from broken
+    display.finished({**whole, "dir": str(directory)})
+    return whole
 
 
 def listen(config: Config, bind: str, keys: Path | None, insecure: bool) -> ZmqServer:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from fednet import records
 from fednet.algorithms.base import State, Tensors
 from fednet.errors import CannotGoOn, Stopped
 from fednet.experiment import privacy, selection
@@ -95,7 +96,7 @@ class Rounds:
         faults: Faults,
         test: Any = None,
         validation: Any = None,
-        told: Sequence[Callable[[dict[str, Any]], None]] = (),
+        told: Sequence[Callable[[records.Round], None]] = (),
     ) -> None:
         self.experiment, self.config, self.method = (
             experiment,
@@ -442,25 +443,23 @@ class Rounds:
         progress, config = self.progress, self.config
         self._concluding = True
         begun = time.monotonic()
-        record: dict[str, Any] = {
-            "round": outcome.round,
-            "selected": outcome.selected,
-            "completed": outcome.completed,
-            "completed_by_phase": outcome.phases,
-            "dropped": {str(c): r for c, r in sorted(outcome.dropped.items())},
-            "void": outcome.void,
-        }
+        record = records.Round(
+            round=outcome.round,
+            selected=list(outcome.selected),
+            completed=list(outcome.completed),
+            completed_by_phase=[list(clients) for clients in outcome.phases],
+            dropped={str(c): r for c, r in sorted(outcome.dropped.items())},
+            void=outcome.void,
+        )
         progress.versions, progress.states = outcome.versions, outcome.states
         self.residuals = outcome.residuals
         progress.void = progress.void + 1 if outcome.void else 0
         total = sum(r.n for r in outcome.runs.values())
         if total:
-            record["train_loss"] = (
-                sum(r.n * r.loss for _, r in sorted(outcome.runs.items())) / total
-            )
+            record.train_loss = sum(r.n * r.loss for _, r in sorted(outcome.runs.items())) / total
         model = self.method.global_model(outcome.server)
         if scores.due(config, outcome.round):
-            record |= self._judge(outcome, model)
+            record.set(**self._judge(outcome, model))
         self.faults.at("evaluating", outcome.round)
         judged_at = time.monotonic()
         hashes = self._hashes(outcome.server, model)
@@ -480,22 +479,22 @@ class Rounds:
         progress.virtual += outcome.virtual
         if self._accountant is not None:
             outcome.reported |= self._accountant.spent(outcome.round)
-        record |= {
-            "seconds": elapsed,
-            "seconds_virtual": outcome.virtual if self._clock else None,
-            "seconds_by_phase": fitted(outcome.seconds, elapsed, early),
-            "seconds_virtual_by_phase": outcome.virtual_split or None,
-            "bytes_up": tally.spent["up"],
-            "bytes_down": tally.spent["down"],
-            "useful": tally.useful,
-            "predicted": outcome.predicted if self.experiment.foretold else None,
+        record.set(
+            seconds=elapsed,
+            seconds_virtual=outcome.virtual if self._clock else None,
+            seconds_by_phase=fitted(outcome.seconds, elapsed, early),
+            seconds_virtual_by_phase=outcome.virtual_split or None,
+            bytes_up=tally.spent["up"],
+            bytes_down=tally.spent["down"],
+            useful=tally.useful,
+            predicted=outcome.predicted if self.experiment.foretold else None,
             **hashes,
-            "algorithm": outcome.reported
+            algorithm=outcome.reported
             | ({"warnings": outcome.warnings} if outcome.warnings else {}),
-        }
+        )
         progress.round = outcome.round
         self._best(record, model)
-        lines = {"rounds": [record], "clients": client_lines(outcome)}
+        lines = {"rounds": [record.line()], "clients": client_lines(outcome)}
         if (
             outcome.round % config.checkpoint.every == 0
             or outcome.round == config.rounds
@@ -537,12 +536,12 @@ class Rounds:
             found["evaluated_sha256"] = model.sha256()
         return found
 
-    def _best(self, record: dict[str, Any], model: Tensors | None) -> None:
-        accuracy = record.get("test_accuracy")
+    def _best(self, record: records.Round, model: Tensors | None) -> None:
+        accuracy = record.test_accuracy
         if accuracy is None:  # a method without a global model is judged by its clients'
-            accuracy = (record.get("client_accuracy") or {}).get("personal")
+            accuracy = (record.client_accuracy or {}).get("personal")
         if accuracy is not None and (self.progress.best is None or accuracy > self.progress.best):
-            self.progress.best, self.progress.best_round = accuracy, record["round"]
+            self.progress.best, self.progress.best_round = accuracy, record.round
             if self.config.checkpoint.best and model is not None:
                 exports.save_model(self.directory.path / "best.safetensors", model)
 
@@ -554,7 +553,7 @@ class Rounds:
             return []
         judged = self._ask_all(self.progress.round, self.server, final=True)
         return [
-            {"round": self.progress.round, "client": c, "final": True, **scores.client_scores(v)}
+            scores.client_row(self.progress.round, c, v, final=True).line()
             for c, v in sorted(judged.items())
         ]
 
@@ -597,13 +596,13 @@ class Rounds:
 def client_lines(outcome: Outcome) -> list[dict[str, Any]]:
     """The round's lines of clients.jsonl."""
     return [
-        scores.client_line(
+        scores.client_row(
             outcome.round,
             c,
             verdict,
             outcome.runs.get(c),
-            outcome.client_seconds.get(c),
-            outcome.workers.get(c, {}),
-        )
+            seconds=outcome.client_seconds.get(c),
+            worker=outcome.workers.get(c),
+        ).line()
         for c, verdict in sorted(outcome.judged.items())
     ]

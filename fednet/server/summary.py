@@ -10,9 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from fednet import __version__, loading
 from fednet.config import Config
-from fednet.files import read_lines, write_json
+from fednet.files import plain, write_json
+from fednet.records import Round, Summary
+from fednet.report import metrics, open_run
 from fednet.server.exports import keep_class_means, keep_personal, save_model
 from fednet.server.hashes import model_hashes
 from fednet.server.rounds import Rounds
@@ -24,9 +28,8 @@ def finish(
     directory: Path,
     command: Sequence[str],
     switches: Mapping[str, Any],
-    files: Sequence[str],
-) -> dict[str, Any]:
-    """Writes model.safetensors and summary.json; returns the summary."""
+) -> Summary:
+    """Writes the models; returns what the server says of the run."""
     config, progress = rounds.config, rounds.progress
     model = rounds.method.global_model(rounds.server)
     if model is not None:
@@ -35,40 +38,30 @@ def finish(
     keep_personal(directory, progress.run, progress.versions)
     rounds.directory.flush()
     rounds.accounts.spent(progress.round, progress)  # the last evaluation
-    records = list(read_lines(directory / "rounds.jsonl"))
-    clients = list(read_lines(directory / "clients.jsonl"))
-    curve = [
-        (r["round"], r["test_accuracy"]) for r in records if r.get("test_accuracy") is not None
-    ]
-    summary: dict[str, Any] = {
-        "name": config.name,
-        "algorithm": config.algorithm.name,
-        "rounds": progress.round,
-        "accuracy": {
-            "final": curve[-1][1] if curve else None,
-            "best": progress.best,
-            "best_round": progress.best_round or None,
-            "last10": sum(a for _, a in curve[-10:]) / len(curve[-10:]) if curve else None,
-        },
-        "bytes": {**progress.totals, "total": sum(progress.totals.values())},
-        "useful": progress.useful,
-        "predicted": progress.predicted if experiment.foretold else None,
-        "predicted_is": "a bound" if bounded(experiment) else "exact",
-        "stopped": progress.stopped or None,
-        "seconds": progress.seconds,
-        "seconds_virtual": progress.virtual or None,
-        "model_sha256": model_hashes(rounds.method, rounds.server)[0],
-        "clients_sha256": records[-1]["clients_sha256"] if records else None,
-        "personal": final_scores(clients),
-        "refused": rounds.io.protocol.refused,
-        **({"privacy": _privacy(config, records)} if config.privacy.clip is not None else {}),
-        "provenance": {
+    last = next(reversed(open_run(directory).rounds), Round())
+    return Summary(
+        name=config.name,
+        useful=progress.useful,
+        predicted=progress.predicted if experiment.foretold else None,
+        predicted_is="a bound" if bounded(experiment) else "exact",
+        stopped=progress.stopped or None,
+        model_sha256=model_hashes(rounds.method, rounds.server)[0],
+        clients_sha256=last.clients_sha256,
+        refused=rounds.io.protocol.refused,
+        privacy=_privacy(config, last.algorithm) if config.privacy.clip is not None else None,
+        provenance={
             **provenance(config, command, switches, str(rounds.host.device)),
             "data_sha256": _data_digest(experiment),
         },
-    }
-    write_json(directory / "summary.json", summary)
-    return summary
+    )
+
+
+def write(directory: Path, summary: Summary) -> Summary:
+    """Writes summary.json with the run's metrics, once its last byte is on record."""
+    summary.set(**metrics.summarise(open_run(directory), summary.predicted))
+    text = msgspec.json.encode(summary.line(), enc_hook=plain)  # what is no number becomes null
+    write_json(directory / "summary.json", msgspec.json.decode(text))
+    return msgspec.json.decode(text, type=Summary)
 
 
 def bounded(experiment: Any) -> bool:
@@ -82,31 +75,10 @@ def bounded(experiment: Any) -> bool:
     )
 
 
-def final_scores(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Accuracy pooled over all clients at the last evaluation, by what was judged (Eq. 7 and 8 of
-    FedABC).
-    """
-    found = {}
-    # A run given more rounds has been judged before.
-    last = max((line["round"] for line in lines if line.get("final")), default=0)
-    for name in ("global", "personal", "balanced", "finetuned", "finetuned_balanced"):
-        rows = [
-            line
-            for line in lines
-            if line.get("final") and line["round"] == last and line.get(f"tested_{name}")
-        ]
-        if rows:
-            found[name] = sum(r[f"correct_{name}"] for r in rows) / sum(
-                r[f"tested_{name}"] for r in rows
-            )
-    return found
-
-
-def _privacy(config: Any, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _privacy(config: Any, last: Mapping[str, Any]) -> dict[str, Any]:
     """What was spent by the last round; epsilon is null where there was no noise: clipping alone
     promises nothing.
     """
-    last = records[-1]["algorithm"] if records else {}
     return {
         "epsilon": last.get("epsilon"),
         "epsilon_sampled": last.get("epsilon_sampled"),

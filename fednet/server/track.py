@@ -3,19 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from fednet.errors import ConfigError
-
-CURVES = (
-    "test_accuracy",
-    "test_loss",
-    "train_loss",
-    "validation_accuracy",
-    "seconds",
-    "bytes_up",
-    "bytes_down",
-)
+from fednet.records import COSTS, METRICS, Round
 
 
 class Tracker:
@@ -30,15 +20,16 @@ class Tracker:
             ) from absent
         self._writer = SummaryWriter(str(folder))
 
-    def round(self, record: dict[str, Any]) -> None:
-        for name in CURVES:
-            if record.get(name) is not None:
-                self._writer.add_scalar(name, record[name], record["round"])
-        for name, value in (record.get("client_accuracy") or {}).items():
-            self._writer.add_scalar(f"client_accuracy/{name}", value, record["round"])
-        for name, value in record.get("algorithm", {}).items():
+    def round(self, record: Round) -> None:
+        for metric in (*METRICS, *COSTS):
+            value = metric.of(record)
+            if "track" in metric.places.split() and value is not None:
+                self._writer.add_scalar(metric.field.replace(".", "/"), value, record.round)
+        for name, value in (record.client_accuracy or {}).items():
+            self._writer.add_scalar(f"client_accuracy/{name}", value, record.round)
+        for name, value in record.algorithm.items():
             if isinstance(value, (int, float)):
-                self._writer.add_scalar(f"algorithm/{name}", value, record["round"])
+                self._writer.add_scalar(f"algorithm/{name}", value, record.round)
         self._writer.flush()
 
     def close(self) -> None:

@@ -294,6 +294,8 @@ def command(sweep: Sweep, cell: Cell, out: str | Path, extra: Sequence[str] = ()
         "--out",
         str(home(sweep, out)),
         "--resume",
+        "--set",
+        "report=false",  # drawn once, over all cells
         *extra,
         *sets,  # last, so that a cell's own settings stand
     ]

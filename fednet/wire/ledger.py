@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from fednet.records import Wire
+
 Direction = Literal["up", "down"]
 Row = dict[str, Any]
 
@@ -113,26 +115,26 @@ class Ledger:
     def write(self, a: Account, useful: bool, **more: Any) -> None:
         """Writes a row; `more` is added to its fields or replaces them."""
         payload = sum(a.kinds.values())
-        row: Row = {
-            "round": a.round,
-            "client": a.client,
-            "direction": a.direction,
-            "type": a.type,
-            "kinds": a.kinds,
-            "envelope": a.envelope,
-            "bytes": payload + a.envelope,
-            "raw_bytes": a.raw,
-            "useful": useful,
-            "purpose": a.purpose,
-            "incarnation": self.incarnation,
-            "phase": a.phase,
-            "attempt": a.attempt,
-        }
-        if a.counted:
-            row["count"] = a.count
-        row |= more
-        self.recall(row)
-        self._write(row)
+        row = Wire(
+            round=a.round,
+            client=a.client,
+            direction=a.direction,
+            type=a.type,
+            kinds=a.kinds,
+            envelope=a.envelope,
+            bytes=payload + a.envelope,
+            raw_bytes=a.raw,
+            useful=useful,
+            purpose=a.purpose,
+            incarnation=self.incarnation,
+            phase=a.phase,
+            attempt=a.attempt,
+            count=a.count if a.counted else None,
+        )
+        row.set(**more)
+        line = row.line()
+        self.recall(line)
+        self._write(line)
 
     def recall(self, row: Row) -> None:
         """Counts a row: one just written, or by an earlier process of this side. What was spent is
@@ -163,9 +165,3 @@ class Ledger:
             for r in [r for r in self._untaken if r <= round]:
                 taken.merge(self._untaken.pop(r))
         return taken
-
-    def settle_all(
-        self, useful: bool = False, where: Callable[[Any], bool] = lambda name: True, **more: Any
-    ) -> None:
-        for name in [n for n in self._open if where(n)]:
-            self.settle(name, useful, **more)

@@ -11,6 +11,7 @@ import fednet
 from fednet.experiment import build as experiment
 from fednet.protocol.rules import Job, Rules
 from fednet.protocol.server import ServerProtocol
+from fednet.records import Round
 from fednet.report import status
 from fednet.server.track import Tracker
 from fednet.wire import messages as m
@@ -131,16 +132,18 @@ def test_the_tracker_takes_curves_accuracies_and_a_methods_own_numbers(tmp_path)
     tracker = Tracker.__new__(Tracker)
     tracker._writer = Writer()
     tracker.round(
-        {
-            "round": 4,
-            "test_accuracy": 0.5,
-            "test_loss": None,
-            "client_accuracy": {"personal": 0.7},
-            "algorithm": {"p": 0.1, "warnings": ["w"]},
-        }
+        Round(
+            round=4,
+            test_accuracy=0.5,
+            client_accuracy={"personal": 0.7},
+            bytes_up=7,
+            algorithm={"p": 0.1, "warnings": ["w"]},
+        )
     )
     assert tracker._writer.scalars == [
         ("test_accuracy", 0.5, 4),
+        ("bytes_down", 0, 4),
+        ("bytes_up", 7, 4),
         ("client_accuracy/personal", 0.7, 4),
         ("algorithm/p", 0.1, 4),
     ]

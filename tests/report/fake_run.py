@@ -112,7 +112,6 @@ def write(
         json.dumps(
             {
                 "model_sha256": sha(algorithm, seed, rounds),
-                "initial_sha256": sha(seed, "init"),
                 "provenance": {
                     "command": ["fednet", "run", f"{path.name}.yaml"],
                     "fednet": "0.1.0",

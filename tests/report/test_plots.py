@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fednet.errors import ConfigError
-from fednet.report import figures, plots
+from fednet.report import canvas, figures, plots
 from fednet.report.groups import group
 from fednet.report.read import open_run
 from tests.report.fake_run import write
@@ -38,7 +38,7 @@ def rows(path):
 
 
 def test_every_figure_is_written_with_its_data(run, tmp_path):
-    plots.save(run, tmp_path / "f")
+    canvas.save(plots.of_run(run), tmp_path / "f")
     assert {p.name for p in (tmp_path / "f").iterdir()} == {
         f"{n}.{k}" for n in EVERY for k in ("svg", "png", "csv")
     }
@@ -50,9 +50,9 @@ def test_every_figure_is_written_with_its_data(run, tmp_path):
 
 
 def test_the_same_run_gives_the_same_files(run, tmp_path):
-    one, two = (next(plots.curve([run])) for _ in range(2))
+    one, two = (next(plots.curve(group([run]))) for _ in range(2))
     for figure, name in ((one, "1.svg"), (two, "2.svg")):
-        plots.write(figure, [tmp_path / name])
+        canvas.write(figure, [tmp_path / name])
     assert (tmp_path / "1.svg").read_bytes() == (tmp_path / "2.svg").read_bytes()
 
 
@@ -125,6 +125,6 @@ def test_wrong_axes_widths_and_files_are_refused(run, tmp_path):
 
 
 def test_drawing_leaves_no_global_figure(run, tmp_path):
-    plots.write(next(plots.curve([run])), [tmp_path / "x.svg"])
+    canvas.write(next(plots.curve(group([run]))), [tmp_path / "x.svg"])
     pyplot = sys.modules.get("matplotlib.pyplot")
     assert pyplot is None or not pyplot.get_fignums()

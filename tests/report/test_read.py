@@ -44,7 +44,7 @@ def test_a_live_run_without_summary_opens(tmp_path):
     (path / "summary.json").unlink()
     (path / "clients.jsonl").unlink()
     run = open_run(path)
-    assert run.summary == {}
+    assert not run.summary
     assert run.clients == []
     assert not run.finished
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 
 import pytest
 
@@ -106,3 +107,58 @@ def test_wrong_names_and_targets_are_refused(tmp_path):
         compare(runs, targets=[60])
     with pytest.raises(ConfigError, match="at least one run"):
         compare([])
+
+
+def test_a_list_in_a_label_reads_as_a_chain_and_a_long_label_gives_way_to_the_runs_name(tmp_path):
+    chains = {"sparse": ["topk(0.05)", "qsgd(8)"], "plain": []}
+    runs = [
+        open_run(write(tmp_path / name, wire={"up": {"state": chain}}))
+        for name, chain in chains.items()
+    ]
+    assert [g.label for g in group(runs)] == [
+        "fedavg state=topk(0.05)+qsgd(8)",
+        "fedavg state=none",
+    ]
+    long = [
+        open_run(write(tmp_path / f"run{k}", wire={"up": {"state": [f"topk(0.{k})"] * 6}}))
+        for k in (1, 2)
+    ]
+    assert [g.label for g in group(long)] == ["run1", "run2"]
+
+
+def test_labels_are_those_that_are_given(tmp_path):
+    runs = [open_run(write(tmp_path / m, algorithm=m)) for m in ("fedavg", "scaffold")]
+    text = compare(runs, labels=("ours", "theirs"))
+    assert "theirs - ours" in text
+    with pytest.raises(
+        ConfigError, match=r"expected 2, one for each group.*fedavg, scaffold.*got 1"
+    ):
+        compare(runs, labels=("ours",))
+
+
+def test_seconds_of_two_clocks_have_columns_of_their_own(tmp_path):
+    real = write(tmp_path / "real", accuracy=[0.5], rounds=1)
+    slow = write(tmp_path / "slow", accuracy=[0.5], rounds=1, link={"clock": "virtual"})
+    lines = (slow / "rounds.jsonl").read_text()
+    (slow / "rounds.jsonl").write_text(
+        lines.replace('"seconds_virtual": null', '"seconds_virtual": 90')
+    )
+    made = table([open_run(real), open_run(slow)], [0.5])
+    by = {c.title: [row[i].text for row in made.cells] for i, c in enumerate(made.columns)}
+    assert by["s to 0.5"] == ["2.0", "-"]
+    assert by["virtual s to 0.5"] == ["-", "90.0"]
+    assert any("wall clock" in n and "virtual clock" in n for n in made.notes)
+
+
+def test_a_run_that_went_on_says_that_its_bytes_were_spent_twice(tmp_path):
+    path = write(tmp_path / "a", accuracy=[0.5], rounds=1)
+    rows = [json.loads(line) for line in (path / "wire.jsonl").read_text().splitlines()]
+    again = [{**r, "incarnation": 2} for r in rows]
+    (path / "wire.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows + again))
+    spent, useful = (table([open_run(path)], [0.5], bytes=b) for b in ("total", "useful"))
+    assert any("a went on after a stop or a crash" in n for n in spent.notes)
+    assert not any("went on" in n for n in useful.notes)
+    (column,) = [i for i, c in enumerate(spent.columns) if c.title.startswith("MB")]
+    whole, once = (t.cells[0][column].values[0] for t in (spent, useful))
+    assert whole == pytest.approx(2 * sum(r["bytes"] for r in rows) / 1e6)
+    assert once == pytest.approx(sum(r["bytes"] for r in rows if r["useful"]) / 1e6)

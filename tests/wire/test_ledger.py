@@ -76,15 +76,6 @@ def test_record_of_a_round_takes_its_bytes_and_earlier_ones_but_not_the_next_rou
     assert ledger.take(2).spent == {"up": 0, "down": 0}
 
 
-def test_all_that_is_open_can_be_settled_at_the_end():
-    ledger, rows = book()
-    for name in ("a", "b", "c"):
-        ledger.account(name, "up", "reply").add({}, 1, 0)
-    ledger.settle_all(where=lambda name: name != "b")
-    assert ledger.open() == ["b"]
-    assert [r["useful"] for r in rows] == [False, False]
-
-
 def test_a_side_that_takes_nothing_by_round_keeps_nothing_by_round():
     rows = []
     ledger = Ledger(rows.append, by_round=False)

@@ -1,0 +1,372 @@
+"""What the files of a run hold: a type for the rows of each, and a table of a round's numbers.
+
+    rounds.jsonl  Round     clients.jsonl  Client     wire.jsonl  Wire
+    events.jsonl  Event     summary.json   Summary
+
+The server writes these rows and `fednet.report` reads them. A reader ignores a field that it does
+not know, and a field that a line leaves out has its default: runs of older and of newer versions
+can be read. A number that is to be shown is one line of `METRICS`; the live line of a round, the
+page, `compare`, `figure --y` and the trackers all go by that table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+
+from fednet.errors import unknown
+
+R = TypeVar("R", bound="Row")
+
+# What a client is judged by: the global model, its own, its own on class-balanced samples, its own
+# after a few more epochs, and that on class-balanced samples.
+JUDGED = ("global", "personal", "balanced", "finetuned", "finetuned_balanced")
+
+
+class Row(msgspec.Struct, kw_only=True):
+    """A row, read by attribute and by key; what was not measured is None. As a mapping it has the
+    keys that its line in the file has.
+    """
+
+    NULLABLE: ClassVar[frozenset[str]] = frozenset()  # written as null where it is None
+
+    @classmethod
+    def of(cls: type[R], record: Mapping[str, Any]) -> R:
+        """Raises msgspec.ValidationError for a field of another type."""
+        return msgspec.convert(record, cls)
+
+    def line(self) -> dict[str, Any]:
+        """The row as it is written."""
+        return {
+            name: value
+            for name in self.__struct_fields__
+            if (value := getattr(self, name)) is not None or name in self.NULLABLE
+        }
+
+    def set(self, **fields: Any) -> None:
+        """Several fields at once. Raises AttributeError for one that the row does not have."""
+        for name, value in fields.items():
+            setattr(self, name, value)
+
+    # -- as a mapping ------------------------------------------------------------------------------
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return getattr(self, name)
+        except AttributeError as unknown_field:
+            raise KeyError(str(unknown_field)) from None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        found = getattr(self, name, None)
+        return default if found is None else found
+
+    def keys(self) -> Any:
+        return self.line().keys()
+
+    def items(self) -> Any:
+        return self.line().items()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.line())
+
+    def __len__(self) -> int:
+        return len(self.line())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.line()
+
+    def __bool__(self) -> bool:
+        return any(value is not None for value in self.line().values())
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(unknown("field", name, self.__struct_fields__))
+
+
+Mapping.register(Row)
+
+
+class Round(Row, kw_only=True):
+    """A line of rounds.jsonl. Accuracies are 0..1, times seconds; `bytes_*` are all bytes spent,
+    `useful` and `predicted` the payload of the method's own messages by direction and kind.
+    """
+
+    NULLABLE = frozenset(("seconds_virtual", "seconds_virtual_by_phase", "predicted"))
+
+    round: int = 0
+    selected: list[int] = []
+    completed: list[int] = []
+    completed_by_phase: list[list[int]] = []
+    dropped: dict[str, str] = {}  # client -> why
+    void: bool = False
+    train_loss: float | None = None
+    test_loss: float | None = None
+    test_accuracy: float | None = None
+    validation_accuracy: float | None = None
+    correct_by_class: list[int] | None = None
+    total_by_class: list[int] | None = None
+    client_accuracy: dict[str, float] | None = None  # pooled over those judged, by what of JUDGED
+    seconds: float | None = None
+    seconds_virtual: float | None = None
+    seconds_by_phase: dict[str, float] | None = None
+    seconds_virtual_by_phase: dict[str, float] | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+    useful: dict[str, dict[str, int]] = {}
+    predicted: dict[str, dict[str, int]] | None = None
+    model_sha256: str | None = None
+    tensor_sha256: dict[str, str] = {}
+    clients_sha256: str | None = None
+    evaluated_sha256: str | None = None  # of the model that was judged, where it is another
+    algorithm: dict[str, Any] = {}  # what the method reports, and its warnings
+
+
+class Client(Row, kw_only=True):
+    """A line of clients.jsonl: what a client's models are worth, and, where it trained in this
+    round, what that took. final: judged after the last round.
+    """
+
+    NULLABLE = frozenset(
+        ("samples", "train_loss", "steps", "seconds", "host", "device")
+        + tuple(f"accuracy_{name}" for name in JUDGED)
+    )
+
+    round: int = 0
+    client: int = -1
+    final: bool | None = None
+    test_samples: int | None = None
+    accuracy_global: float | None = None
+    correct_global: int | None = None
+    tested_global: int | None = None
+    accuracy_personal: float | None = None
+    correct_personal: int | None = None
+    tested_personal: int | None = None
+    accuracy_balanced: float | None = None
+    correct_balanced: int | None = None
+    tested_balanced: int | None = None
+    accuracy_finetuned: float | None = None
+    correct_finetuned: int | None = None
+    tested_finetuned: int | None = None
+    accuracy_finetuned_balanced: float | None = None
+    correct_finetuned_balanced: int | None = None
+    tested_finetuned_balanced: int | None = None
+    samples: int | None = None
+    train_loss: float | None = None
+    steps: int | None = None
+    seconds: float | None = None
+    host: str | None = None
+    device: str | None = None
+
+
+class Wire(Row, kw_only=True):
+    """A line of wire.jsonl: a message, its bytes by kind, and whether it was of use. count: of
+    several like it; reason: why it was of no use; lost: it may not have arrived.
+    """
+
+    round: int = 0
+    client: int = -1
+    direction: str = ""
+    type: str = ""
+    kinds: dict[str, int] = {}
+    envelope: int = 0
+    bytes: int = 0
+    raw_bytes: int = 0
+    useful: bool = True
+    purpose: str = "train"
+    incarnation: int = 0
+    phase: int = 0
+    attempt: int = 0
+    count: int | None = None
+    reason: str | None = None
+    lost: bool | None = None
+
+
+class Event(Row, kw_only=True):
+    """A line of events.jsonl. details: whatever else this type of event says; in the file and by
+    key or attribute they stand beside the others.
+    """
+
+    round: int = 0
+    client: int = -1
+    type: str = ""
+    bytes: int = 0
+    elapsed: float = 0.0
+    time: float | None = None
+    details: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Event:
+        more = {k: v for k, v in record.items() if k not in cls.__struct_fields__}
+        return msgspec.convert({**record, "details": more}, cls)
+
+    def line(self) -> dict[str, Any]:
+        whole = super().line()
+        more: dict[str, Any] = whole.pop("details")
+        return {**whole, **more}
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.details:
+            return self.details[name]
+        raise AttributeError(unknown("field", name, self.line()))
+
+
+class Summary(Row, kw_only=True):
+    """summary.json: what the server says of the run (`fednet.server.summary`), and its metrics
+    (`fednet.report.metrics.summarise`).
+    """
+
+    NULLABLE = frozenset(
+        ("predicted", "stopped", "seconds_virtual", "model_sha256", "clients_sha256")
+    )
+
+    name: str | None = None
+    algorithm: str | None = None
+    seed: int | None = None
+    rounds: int | None = None
+    void_rounds: int | None = None
+    accuracy: dict[str, Any] | None = None
+    stability: dict[str, Any] | None = None
+    personal: dict[str, float] | None = None
+    personal_spread: dict[str, Any] | None = None
+    train_loss: float | None = None
+    bytes: dict[str, Any] | None = None
+    useful: dict[str, dict[str, int]] | None = None
+    predicted: dict[str, dict[str, int]] | None = None
+    predicted_is: str | None = None
+    stopped: str | None = None
+    seconds: float | None = None
+    seconds_per_round: float | None = None
+    seconds_by_phase: dict[str, float] | None = None
+    seconds_virtual: float | None = None
+    model_sha256: str | None = None
+    clients_sha256: str | None = None
+    refused: int | None = None
+    privacy: dict[str, Any] | None = None
+    provenance: dict[str, Any] | None = None
+
+
+FILES: dict[str, type[Row]] = {"rounds": Round, "clients": Client, "wire": Wire, "events": Event}
+
+
+# -- the numbers of a round ------------------------------------------------------------------------
+def percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
+
+
+def mb(count: float) -> str:
+    """Bytes as MB, 10^6."""
+    return f"{count / 1e6:.2f} MB" if count < 1e8 else f"{count / 1e6:.0f} MB"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number of each round.
+
+    name: as `--y` has it; label: on an axis and in a table; field: where it stands in a `Round`,
+    with a dot before the key of a mapping (`client_accuracy.personal`, `algorithm.epsilon`).
+    places: where it is shown, words of: line (of a round, as it ends), page, compare (its last
+    value) and track (TensorBoard). word and form: how the line says it. share: it is 0..1. unless:
+    in the line only where none of these other metrics has a value.
+    """
+
+    name: str
+    label: str
+    field: str
+    places: str
+    word: str = ""
+    form: Callable[[float], str] = "{:.4f}".format
+    share: bool = False
+    unless: tuple[str, ...] = ()
+
+    def of(self, row: Mapping[str, Any] | Row) -> float | None:
+        """Its value in a round's row; None where it was not measured, or is no number."""
+        head, _, key = self.field.partition(".")
+        value = getattr(row, head) if isinstance(row, Row) else row.get(head)
+        if key:
+            value = (value or {}).get(key)
+        return value if isinstance(value, int | float) else None
+
+
+# In the order in which they are shown.
+METRICS: tuple[Metric, ...] = (
+    Metric(
+        name="accuracy",
+        label="test accuracy",
+        field="test_accuracy",
+        places="line page track",
+        word="accuracy",
+        form=percent,
+        share=True,
+    ),
+    Metric(
+        name="client_accuracy",
+        label="client accuracy, global",
+        field="client_accuracy.global",
+        places="line page",
+        word="clients' accuracy",
+        form=percent,
+        share=True,
+        unless=("accuracy", "personal_accuracy"),
+    ),
+    Metric(
+        name="personal_accuracy",
+        label="client accuracy, personal",
+        field="client_accuracy.personal",
+        places="line page",
+        word="clients' accuracy",
+        form=percent,
+        share=True,
+        unless=("accuracy",),
+    ),
+    Metric(
+        name="validation_accuracy",
+        label="validation accuracy",
+        field="validation_accuracy",
+        places="page compare track",
+        share=True,
+    ),
+    Metric(name="test_loss", label="test loss", field="test_loss", places="page track"),
+    Metric(
+        name="train_loss",
+        label="training loss",
+        field="train_loss",
+        places="line page track",
+        word="train loss",
+    ),
+)
+# What a round costs: in its line after the numbers above and after who took part.
+COSTS: tuple[Metric, ...] = (
+    Metric("bytes_down", "bytes down", "bytes_down", "line track", "down", mb),
+    Metric("bytes_up", "bytes up", "bytes_up", "line track", "up", mb),
+    Metric("seconds", "seconds", "seconds", "line track", "", "{:.1f} s".format),
+    Metric(
+        "virtual", "virtual seconds", "seconds_virtual", "line track", "", "{:.1f} s virtual".format
+    ),
+)
+
+
+def metric(name: str) -> Metric:
+    """Raises KeyError for a name that the table does not have."""
+    return {m.name: m for m in METRICS}[name]
+
+
+def names() -> list[str]:
+    return [m.name for m in METRICS]
+
+
+def shown(place: str) -> list[Metric]:
+    """The metrics that are shown there."""
+    return [m for m in METRICS if place in m.places.split()]
+
+
+def said(metrics: tuple[Metric, ...], row: Mapping[str, Any] | Row) -> list[str]:
+    """The pieces of a round's line that these metrics have."""
+    found = {
+        m.name: v for m in metrics if "line" in m.places.split() and (v := m.of(row)) is not None
+    }
+    return [
+        f"{m.word} {m.form(found[m.name])}".strip()
+        for m in metrics
+        if m.name in found and not any(other in found for other in m.unless)
+    ]

@@ -1,0 +1,172 @@
+"""The rows of a run's files, and the table of metrics that all displays go by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import pytest
+
+from fednet import records
+from fednet.cli import words
+from fednet.errors import ConfigError
+from fednet.records import FILES, METRICS, Client, Event, Metric, Round, Summary, Wire
+from fednet.report import metrics, open_run, page, plots, tables
+from tests.report.fake_run import write
+from tests.rooms import run
+
+# As version 0.1.0 wrote them.
+OLD = {
+    "rounds": {
+        "round": 1,
+        "selected": [0, 2],
+        "completed": [0],
+        "completed_by_phase": [[0]],
+        "dropped": {"2": "deadline"},
+        "void": False,
+        "train_loss": 1.5,
+        "test_loss": 2.25,
+        "test_accuracy": 0.125,
+        "correct_by_class": [1, 0],
+        "total_by_class": [4, 4],
+        "client_accuracy": {"global": 0.5, "personal": 0.25},
+        "seconds": 0.5,
+        "seconds_virtual": None,
+        "seconds_by_phase": {"training": 0.25},
+        "seconds_virtual_by_phase": None,
+        "bytes_up": 10,
+        "bytes_down": 20,
+        "useful": {"up": {"state": 8}, "down": {"state": 18}},
+        "predicted": None,
+        "model_sha256": "5c",
+        "tensor_sha256": {"w": "2c"},
+        "clients_sha256": "75",
+        "algorithm": {},
+    },
+    "clients": {
+        "round": 1,
+        "client": 0,
+        "test_samples": 4,
+        "accuracy_global": 0.5,
+        "correct_global": 2,
+        "tested_global": 4,
+        "accuracy_personal": None,
+        "accuracy_balanced": None,
+        "accuracy_finetuned": None,
+        "accuracy_finetuned_balanced": None,
+        "samples": 140,
+        "train_loss": 1.5,
+        "steps": 9,
+        "seconds": 0.25,
+        "host": "lab",
+        "device": "cpu",
+    },
+    "wire": {
+        "round": 1,
+        "client": 0,
+        "direction": "up",
+        "type": "reply",
+        "kinds": {"state": 8},
+        "envelope": 2,
+        "bytes": 10,
+        "raw_bytes": 8,
+        "useful": False,
+        "purpose": "train",
+        "incarnation": 1,
+        "phase": 0,
+        "attempt": 1,
+        "reason": "cut short",
+        "lost": True,
+    },
+    "events": {
+        "round": 0,
+        "client": -1,
+        "type": "joined",
+        "bytes": 0,
+        "elapsed": 0.5,
+        "time": 1.5,
+        "worker": "a",
+        "clients": [0, 1],
+    },
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_line_of_an_older_version_is_written_again_as_it_was(name):
+    row = FILES[name].of(OLD[name])
+    assert json.loads(json.dumps(row.line())) == OLD[name]
+    assert isinstance(row, Mapping)
+    assert all(row[key] == row.get(key) == getattr(row, key) for key in row)
+
+
+@pytest.mark.parametrize("kind", [Round, Client, Wire, Summary])
+def test_an_unknown_field_is_ignored_and_a_missing_one_has_its_default(kind):
+    row = kind.of({"of_a_later_version": {"x": 1}})
+    assert row == kind()
+    assert "of_a_later_version" not in row
+    with pytest.raises(KeyError, match="of_a_later_version"):
+        _ = row["of_a_later_version"]
+
+
+def test_an_event_keeps_whatever_it_says():
+    event = Event.of({"type": "left", "worker": "a"})
+    assert (event.worker, event["worker"], event.line()["worker"]) == ("a", "a", "a")
+    with pytest.raises(AttributeError, match="'worker'"):
+        _ = event.wroker
+
+
+def test_a_field_of_another_type_is_named_with_its_line(tmp_path):
+    path = write(tmp_path / "a", rounds=1)
+    (path / "rounds.jsonl").write_text('{"round": "one"}\n')
+    with pytest.raises(Exception, match=r"rounds\.jsonl:1: Expected `int`, got `str` - at `\$\.r"):
+        _ = open_run(path).rounds
+
+
+@pytest.fixture
+def epsilon(monkeypatch):
+    """One more number of each round, by one line of the table."""
+    new = Metric(
+        "epsilon", "privacy spent", "algorithm.epsilon", "line page compare track", "epsilon"
+    )
+    monkeypatch.setattr(records, "METRICS", (*METRICS, new))
+
+
+def test_a_line_of_the_table_brings_a_metric_to_every_display(tmp_path, epsilon, monkeypatch):
+    path = write(tmp_path / "a", rounds=3)
+    rows = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+    for k, row in enumerate(rows):
+        row["algorithm"] = {"epsilon": 0.5 * (k + 1)}
+    (path / "rounds.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    found = open_run(path)
+    assert metrics.curve(found, "epsilon") == [(1, 0.5), (2, 1.0), (3, 1.5)]
+    assert "epsilon 1.5000" in words.round_line(found.rounds[-1])
+    assert "privacy spent" in page.render([found])
+    made = tables.table([found])
+    assert [c.text for t, c in zip(made.columns, made.cells[0]) if t.title == "privacy spent"] == [
+        "1.5000"
+    ]
+    assert "Privacy spent" in plots.figure([found], tmp_path / "f.svg", y="epsilon")
+
+
+def test_an_unknown_metric_names_the_known_ones(tmp_path):
+    with pytest.raises(ConfigError, match="Did you mean 'accuracy'"):
+        metrics.curve(open_run(write(tmp_path / "a")), "acuracy")
+
+
+def test_a_round_without_a_global_model_shows_its_clients_accuracy():
+    own = {"global": 0.25, "personal": 0.5}
+    assert "clients' accuracy 50.00 %" in words.round_line(Round(client_accuracy=own))
+    both = words.round_line(Round(test_accuracy=0.75, client_accuracy=own))
+    assert "accuracy 75.00 %" in both
+    assert "50.00" not in both
+    assert "clients' accuracy 25.00 %" in words.round_line(Round(client_accuracy={"global": 0.25}))
+
+
+def test_the_summary_has_the_metrics_of_the_files_to_the_last_byte(tmp_path):
+    """Among them what was said when all was over, after the last round."""
+    found = open_run(run(tmp_path))
+    assert found.summary["bytes"]["total"] == sum(w.bytes for w in found.wire)
+    whole = metrics.summarise(found, found.summary.predicted)
+    assert {k: found.summary[k] for k in whole} == json.loads(json.dumps(whole))
+    assert metrics.summary(found) is found.summary  # what reads it computes nothing again
+    assert found.summary.provenance["fednet"]
