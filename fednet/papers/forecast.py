@@ -1,42 +1,42 @@
 """`fednet reproduce --plan`: what would run, how long it would take and what would cross, before
 anything starts.
 
-A round's time is that of its SGD steps and the rest (evaluating above all). Both are measured once
-for each model of the job, by a round of few steps and one of a few more; a round of the paper's
-length can take a quarter of an hour. How many steps that has follows from who holds what. Megabytes
-come from what the methods declare to send. That methods train differently is left out: a plan, not
-a promise.
+A round's time is that of its SGD steps and of judging the global model. Both are measured once for
+each model of the job, in this process: one step of one client and a few test samples, more of them
+where they are quick, and extrapolated from there; a whole round of the paper's length can take a
+quarter of an hour. How many steps a round has follows from who holds what. Megabytes come from what
+the methods declare to send. Left out are the exchange itself, judging every client, and that
+methods train differently: a plan, not a promise.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import shutil
 import sys
-import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fednet import config as configuration
 from fednet import papers
+from fednet.config.tree import compose
+from fednet.errors import FednetError
 from fednet.papers.cell import Cell
 from fednet.papers.reproduce import Job
-from fednet.report.read import open_run
 from fednet.sweep import pool
-from fednet.sweep.pool import Task
 from fednet.tools.costs import cost
 
-ROUNDS = 2  # of a measurement; the last is taken, as the first also warms up
-STEPS = (5, 25)  # a client's, in the two measurements
+ENOUGH_S = 3.0  # of measuring steps, and of measuring evaluation; one of each is always measured
+STEPS, SAMPLES = 20, 32  # at most so many steps; test samples at first
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds of a round: `rest` + `step` * mean steps of a client. samples: by client; public:
-    samples of the server's set.
+    """step: seconds of one step of each participant, one after the other; rest: of judging the
+    global model. samples: by client; public: samples of the server's set.
     """
 
     rest: float
@@ -45,7 +45,9 @@ class Pace:
     public: int
 
     def seconds(self, cell: Cell) -> float:
-        return self.rest + self.step * steps(cell, self.samples, self.public)
+        every = int(cell.config.get("evaluate", {}).get("every", 1))
+        judging = self.rest / every if every else 0.0
+        return judging + self.step * steps(cell, self.samples, self.public)
 
 
 def steps(cell: Cell, samples: tuple[int, ...], public: int) -> float:
@@ -66,14 +68,12 @@ def steps(cell: Cell, samples: tuple[int, ...], public: int) -> float:
     )
 
 
-def forecast(
-    job: Job, out: Path, device: str, jobs: int, load: Sequence[str] = (), sets: Sequence[str] = ()
-) -> str:
+def forecast(job: Job, out: Path, device: str, jobs: int, sets: Sequence[str] = ()) -> str:
     """The plan as text. sets: of these only those that say where the data come from; the others are
     named as left out.
     """
     runs = job.runs(out)
-    paces = measured(job, out, device, load, [s for s in sets if s not in pool.changes(sets)])
+    paces = measured(job, device, [s for s in sets if s not in pool.changes(sets)])
     lines, total, megabytes, left = [], 0.0, 0.0, 0
     wide = max(len(t.name) for _, _, t in runs)
     for cell, _, task in runs:
@@ -98,7 +98,7 @@ def forecast(
     tail = [
         f"left: {total:.2f} hours of one process, {total / min(jobs, max(1, left)):.2f} hours "
         f"with --jobs {jobs} on as many free cores{known}, "
-        f"{megabytes:.0f} MB; from measured rounds of each model:"
+        f"{megabytes:.0f} MB; extrapolated from a few steps and test samples of each model:"
     ]
     for k, pace in paces.items():
         about = json.loads(k)
@@ -106,7 +106,7 @@ def forecast(
             f"could not be measured: {pace}"
             if isinstance(pace, str)
             else f"{1e3 * pace.step:.1f} ms for one step of each participant, {pace.rest:.2f} s "
-            f"for the rest of a round"
+            f"for judging the global model"
         )
         tail.append(f"  {about['model']['name']}, {about['data']['dataset']}: {said}")
     searches = [c for c in job.cells if c.grids]
@@ -152,57 +152,78 @@ def kind(cell: Cell) -> str:
     )
 
 
-def measured(
-    job: Job, out: Path, device: str, load: Sequence[str] = (), sets: Sequence[str] = ()
-) -> dict[str, Pace | str]:
+def measured(job: Job, device: str, sets: Sequence[str] = ()) -> dict[str, Pace | str]:
     """The pace by `kind`; where the measurement failed, what it said."""
     first: dict[str, Cell] = {}
     for cell in job.cells:
         first.setdefault(kind(cell), cell)
-    out.mkdir(parents=True, exist_ok=True)
     for k in first:
         about = json.loads(k)
         print(
-            f"measuring rounds of a few steps of {about['model']['name']}, "
-            f"{about['data']['dataset']}; a large network takes long on a CPU",
+            f"measuring a few steps of {about['model']['name']}, {about['data']['dataset']}",
             file=sys.stderr,
             flush=True,
         )
-    return {k: paced(cell, out, device, load, sets) for k, cell in first.items()}
+    return {k: paced(cell, device, sets) for k, cell in first.items()}
 
 
-def paced(
-    cell: Cell, out: Path, device: str, load: Sequence[str] = (), sets: Sequence[str] = ()
-) -> Pace | str:
-    """From two runs of a few steps; what the run said where it failed."""
-    folder = Path(tempfile.mkdtemp(prefix=".plan-", dir=out))
+def paced(cell: Cell, device: str, sets: Sequence[str] = ()) -> Pace | str:
+    """From one client's steps and some test samples; what was wrong where there is no such run."""
+    import torch
+
+    from fednet.experiment import build
+    from fednet.experiment.placement import place
+    from fednet.training.evaluation import evaluate
+    from fednet.training.hosts import SiteHost
+    from fednet.training.loop import piece
+
+    over: dict[str, Any] = {}
+    for text in sets:  # those of `WHERE`, such as data.root=DIR
+        key, _, value = text.partition("=")
+        _, _, leaf = key.strip().partition(".")
+        over[leaf] = compose(value, f"--set {text}", one_place=True).plain()
+    threads = torch.get_num_threads()
     try:
-        seconds: list[float] = []
-        held: dict[str, Any] = {}
-        for few in STEPS:
-            over = {
-                "rounds": ROUNDS,
-                "name": f"measure{few}",
-                "train": {"steps": few},
-                "evaluate": {"every": 1, "clients": "none"},
-            }
-            if "iterations" in cell.config["algorithm"]:
-                # Condensed once in a run: not a part of every round.
-                over["algorithm"] = {"iterations": 1}
-            task = Task(papers.lay(cell.config, over), folder)
-            if pool.work([task], 1, device, load=load, sets=sets)[task.name] != "done":
-                return pool.why(task) or "its run said nothing"
-            seconds.append(float(open_run(task.run).rounds[-1].seconds or 0.0))
-            held = json.loads((task.run / "partition.json").read_text(encoding="utf-8"))
-        step = max(0.0, (seconds[1] - seconds[0]) / (STEPS[1] - STEPS[0]))
-        return Pace(
-            max(0.0, seconds[0] - step * STEPS[0]),
-            step,
-            tuple(held["samples"]),
-            int(held["public"]),
-        )
+        config = configuration.from_mapping(papers.lay(cell.config, {"data": over}), cell.name)
+        torch.set_num_threads(config.train.threads)
+        exp = build.build(config, None)
+        here = place(device)[0]
+        scratch = exp.scratch(here)
+        sizes = [len(part) for part in exp.federation.parts]
+        client = sizes.index(max(sizes))
+        train = exp.federation.site(client, here).train
+        host = SiteHost(exp.setting, scratch, client, 1, train=train)
+
+        def step(n: int) -> None:
+            host.train(exp.setting.initial, steps=n)
+
+        x, y = piece(exp.data.test[0], 0, config.evaluate.batch_size), exp.data.test[1]
+
+        def judge(n: int) -> None:
+            some = exp.data.inputs(piece(x, 0, n), here), y[:n].to(here)
+            evaluate(host.model(exp.setting.initial), some, exp.setting.task, n)
+
+        most = min(config.evaluate.batch_size, len(y))
+        one = _each(step, 1, STEPS)
+        look = _each(judge, min(SAMPLES, most), most) * len(y) if most else 0.0
+        return Pace(look, one * config.cohort_size, tuple(sizes), len(exp.federation.public))
+    except FednetError as wrong:
+        return f"fednet reproduce: {wrong}"
     finally:
-        shutil.rmtree(folder)
+        torch.set_num_threads(threads)
+
+
+def _each(what: Callable[[int], None], first: int, most: int) -> float:
+    """Seconds of one of `first`; where that was quick, of one of more, at most `most`."""
+    spent = _seconds(lambda: what(first))
+    many = min(most, int(first * ENOUGH_S / max(spent, 1e-9)))
+    return spent / first if many <= first else _seconds(lambda: what(many)) / many
+
+
+def _seconds(what: Callable[[], None]) -> float:
+    begin = time.perf_counter()
+    what()
+    return time.perf_counter() - begin
 
 
 def traffic(cell: Cell, public: int) -> tuple[float, bool]:

@@ -91,7 +91,7 @@ def main(args: argparse.Namespace) -> int:
     if args.plan:
         from fednet.papers.forecast import forecast
 
-        print(forecast(job, args.out, args.device, args.jobs, args.load, args.set))
+        print(forecast(job, args.out, args.device, args.jobs, args.set))
         return 0
     say = (lambda text: None) if args.quiet else (lambda text: print(text, flush=True))
     if job.scale == "mini":

@@ -115,7 +115,7 @@ class Mine(fednet.Algorithm):
         run: fednet.Statistics
 
     class Server(fednet.State):
-        x: fednet.Tensors
+        x: fednet.Weights
         c: fednet.Tensors
 '''
 

@@ -9,6 +9,7 @@ import pytest
 
 from fednet import papers
 from fednet.cli.main import main
+from fednet.experiment import build as experiment
 from fednet.papers import forecast, record, reproduce, reproduction, search
 from fednet.sweep import claims, pool
 
@@ -357,18 +358,45 @@ def test_what_is_shared_once_is_in_the_plan_s_megabytes():
     assert forecast.traffic(own, 5000) == (pytest.approx(228.4, abs=0.2), False)
 
 
-def test_a_pace_is_measured_by_rounds_of_a_few_steps(tmp_path):
+def test_a_pace_is_measured_by_a_few_steps_and_test_samples_in_this_process(monkeypatch):
     found = job("fedabc/table1", "--dataset", "mnist", "--setting", "alpha=1.0", "--only", "FedAvg")
     cell = found.cells[0]
+    monkeypatch.setattr(forecast.pool, "work", lambda *_, **__: pytest.fail("a run was begun"))
     pace = forecast.paced(
-        replace(cell, config=papers.lay(cell.config, {"data": {"dataset": "digits"}})),
-        tmp_path,
-        "cpu",
+        replace(cell, config=papers.lay(cell.config, {"data": {"dataset": "digits"}})), "cpu"
     )
     assert len(pace.samples) == 20
     assert pace.rest > 0
-    assert pace.seconds(cell) >= pace.rest
-    assert list(tmp_path.iterdir()) == []
+    assert pace.step > 0
+    every = cell.config["evaluate"]["every"]
+    assert pace.seconds(cell) >= pace.rest / every
+
+
+@pytest.mark.parametrize(
+    ("seconds", "done"),
+    [
+        (0.001, [1, 20]),  # quick: as many as are asked for
+        (1.0, [1, 3]),  # as many as go into the time
+        (100.0, [1]),  # one step, and no more
+    ],
+)
+def test_a_measurement_is_bounded_however_slow_a_step_is(monkeypatch, seconds, done):
+    tried = []
+    monkeypatch.setattr(forecast, "_seconds", lambda what: what() or tried[-1] * seconds)
+    assert forecast._each(tried.append, 1, 20) == pytest.approx(seconds)
+    assert tried == done
+
+
+def test_a_plan_can_be_stopped_while_it_measures(monkeypatch, tmp_path, capsys):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(experiment, "build", stopped)
+    words = ["--dataset", "mnist", "--setting", "alpha=1.0", "--only", "FedAvg", "--device", "cpu"]
+    words += ["--out", str(tmp_path), "--plan"]
+    assert main(["reproduce", "fedabc/table1", *words]) == 130
+    assert "stopped by Ctrl-C" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 # -- running it ------------------------------------------------------------------------------------
