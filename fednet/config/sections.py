@@ -154,7 +154,10 @@ class LostSection(Section, frozen=True, kw_only=True):
 class RoundSection(Section, frozen=True, kw_only=True):
     """Seconds. deadline: for a client's own task, from its hand-out; null: wait for all that are
     alive. first: close on the first k replies. start: clients joined before round 1. join: an id
-    that has not joined by then counts as lost.
+    that has not joined by then counts as lost. on_error: whether a client that could not do its
+    task, or whose reply could not be used, is left out of the round, or ends the run. max_share:
+    the largest part of a mean by samples that one client may have; auto: half, where sites bring
+    their own data and three or more replied, else no bound, for the server then knows the counts.
     """
 
     deadline: Positive | None = None
@@ -165,7 +168,8 @@ class RoundSection(Section, frozen=True, kw_only=True):
     start: Literal["all"] | AtLeast1 = "all"
     join: Positive | None = 60.0
     void_rounds: AtLeast1 = 3
-    on_error: Literal["stop", "drop"] = "stop"
+    on_error: Literal["stop", "drop"] = "drop"
+    max_share: Literal["auto"] | Taken | None = "auto"
 
 
 class StopSection(Section, frozen=True, kw_only=True):
@@ -357,12 +361,13 @@ class FaultsSection(Section, frozen=True, kw_only=True):
 
 class SecuritySection(Section, frozen=True, kw_only=True):
     """curve: encrypt and authenticate with CURVE; keys: the directory of the server's keys.
-    max_norm: an update of a larger Euclidean norm is refused.
+    max_norm: an update of a larger Euclidean norm is refused; auto: what is a thousand times larger
+    than the shared model and than most replies of its round; null: no bound.
     """
 
     curve: bool = False
     keys: str | None = None
-    max_norm: Positive | None = None
+    max_norm: Literal["auto"] | Positive | None = "auto"
 
 
 class PrivacySection(Section, frozen=True, kw_only=True):

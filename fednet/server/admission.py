@@ -14,6 +14,7 @@ from fednet.config import Config
 from fednet.errors import ConfigError
 from fednet.wire.messages import MIN_BEAT_S
 
+STEPS = 100
 HUGE = 1.8e19  # the square of a larger norm is no float32
 LOOPBACK = ("127.", "localhost", "[::1]")
 
@@ -45,10 +46,14 @@ def declared(exp: Any) -> Callable[[Any, Any], None]:
     return check
 
 
-def checker(exp: Any, sent: Callable[[int], Any]) -> Callable[[Any, memoryview], None]:
+def checker(
+    exp: Any, sent: Callable[[int], Any], samples: Callable[[int], int | None]
+) -> Callable[[Any, memoryview], None]:
     """What a reply must be, beyond its form: finite values, samples as this federation has them, no
     more of them than there can be, and an update within `security.max_norm`. What passes, the
     methods can fold. sent(client): the weights that a client was sent in this phase.
+    samples(client): how many it may have trained on, by the partition or by what its site declared;
+    None: not known.
     """
     import torch
 
@@ -79,28 +84,14 @@ def checker(exp: Any, sent: Callable[[int], Any]) -> Callable[[Any, memoryview],
                     raise RemoteProtocolError(
                         f"field {name}: a norm above {HUGE:.2g}, where float32 ends"
                     )
-            if isinstance(value, Samples) and not isinstance(value.x, dict):
-                labels = value.y
-                wrong = (
-                    exp.setting.classes
-                    and len(labels)
-                    and not 0 <= int(labels.min()) <= int(labels.max()) < exp.setting.classes
-                )
-                if tuple(value.x.shape[1:]) != tuple(exp.input_shape) or wrong:
-                    raise RemoteProtocolError(
-                        f"field {name}: samples of shape {tuple(value.x.shape[1:])} or labels "
-                        f"that this federation does not have"
-                    )
+            if isinstance(value, Samples):
+                _check_samples(value, name, exp)
         run = run_of(payload)
-        if run is not None and exp.federation is not None:
-            most_samples = exp.samples(key.client)
-            if run.n > most_samples:
-                raise RemoteProtocolError(
-                    f"client {key.client} says it has {run.n} samples; there are {most_samples} "
-                    f"for it"
-                )
+        most_samples = samples(key.client)
+        if run is not None and most_samples is not None:
+            _check_run(run, key.client, most_samples, exp.config.train)
         most = exp.config.security.max_norm
-        if most is not None and key.purpose == "train":
+        if isinstance(most, float) and key.purpose == "train":
             x = sent(key.client)
             if x is not None:  # a compressed state is a difference to x
                 payload = exp.up.decode(kind, reply.form, body, x, fill=reference)
@@ -112,6 +103,56 @@ def checker(exp: Any, sent: Callable[[int], Any]) -> Callable[[Any, memoryview],
                     )
 
     return check
+
+
+def _check_samples(value: Any, name: str, exp: Any) -> None:
+    """Samples are as those of this federation: of its shape, in a mapping only where its own are,
+    with one label each below `classes`.
+    """
+    from fednet.errors import RemoteProtocolError
+
+    classes, labels, x = exp.setting.classes, value.y, value.x
+    mapped = exp.data is not None and isinstance(exp.data.train[0], dict)
+    if isinstance(x, dict) != mapped:
+        raise RemoteProtocolError(
+            f"field {name}: samples {'in' if isinstance(x, dict) else 'without'} a mapping, unlike "
+            f"this federation's"
+        )
+    if not isinstance(x, dict) and tuple(x.shape[1:]) != tuple(exp.input_shape):
+        raise RemoteProtocolError(
+            f"field {name}: samples of shape {tuple(x.shape[1:])}, expected "
+            f"{tuple(exp.input_shape)}"
+        )
+    if not classes:
+        return
+    if labels.dim() != 1 or labels.is_floating_point():
+        raise RemoteProtocolError(
+            f"field {name}: labels of shape {tuple(labels.shape)} and type {labels.dtype}, "
+            f"expected one whole number a sample"
+        )
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        raise RemoteProtocolError(
+            f"field {name}: labels from {int(labels.min())} to {int(labels.max())}, expected 0 to "
+            f"{classes - 1}"
+        )
+
+
+def _check_run(run: Any, client: int, samples: int, train: Any) -> None:
+    """No more samples than the client has, and no more steps than `STEPS` passes in batches of one
+    would take for each pass that the configuration asks for: methods may train more than once.
+    """
+    from fednet.errors import RemoteProtocolError
+
+    if run.n > samples:
+        raise RemoteProtocolError(
+            f"client {client} says it has {run.n} samples; there are {samples} for it"
+        )
+    most = STEPS * max(train.steps or 0, max(1, train.epochs) * max(1, samples))
+    if run.steps > most:
+        raise RemoteProtocolError(
+            f"client {client} says it took {run.steps} steps; {most} would be {STEPS} times those "
+            f"of its configuration"
+        )
 
 
 def judges(exp: Any, device: str) -> tuple[Any, Any]:

@@ -300,14 +300,34 @@ class Phases:
         reply = self._reply(phase, client, phase.purpose)
         if reason or reply is None:
             phase.dropped[client] = reason or "lost"
-            if reason.startswith("failed") and self.config.round.on_error == "stop":
-                raise CannotGoOn(
-                    f"client {client} could not do its task in round {phase.round}: "
-                    f"{reason.removeprefix('failed: ')}"
-                )
+            if reason.startswith("failed"):
+                self._may_stop(phase, client, reason.removeprefix("failed: "))
             return []
         phase.done[client] = reply
         return [(client, reply)]
+
+    def leave_out(self, phase: Phase, client: int, reason: str) -> None:
+        """A reply that was accepted turned out to be of no use: the client counts as one that did
+        not complete the phase, and a resume asks it again.
+        """
+        reply = phase.done.pop(client)
+        phase.spooled.pop((client, phase.purpose), None)
+        phase.dropped[client] = f"refused: {reason}"
+        self.directory.event("dropped", phase.round, client, reason=phase.dropped[client])
+
+        def command(now: float) -> list[Any]:
+            self.io.replies.pop((client, phase.purpose), None)
+            self.spool.disown(reply)
+            return []
+
+        self.io.call(command, wait=True)
+        self._may_stop(phase, client, reason)
+
+    def _may_stop(self, phase: Phase, client: int, reason: str) -> None:
+        if self.config.round.on_error == "stop":
+            raise CannotGoOn(
+                f"client {client} could not do its task in round {phase.round}: {reason}"
+            )
 
     def _reply(self, phase: Phase, client: int, purpose: str) -> Spooled | None:
         came = self.io.replies.get((client, purpose))

@@ -210,12 +210,19 @@ def host_rounds(
         struck(directory / "events.jsonl"),
         lambda round, kind: files.event("fault", round, kind=kind),
     )
+
+    def samples(client: int) -> int | None:
+        if exp.federation is not None:
+            return exp.samples(client)
+        facts = protocol.sites.get(client)
+        return None if facts is None else facts.train
+
     io = ServerIO(
         protocol,
         transport,
         link,
         spool,
-        checker(exp, lambda client: rounds.phases.sent.get(client)),
+        checker(exp, lambda client: rounds.phases.sent.get(client), samples),
         events,
         pump,
         faults.at,

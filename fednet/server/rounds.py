@@ -31,17 +31,21 @@ from fednet.server import accuracies as scores
 from fednet.server import exports
 from fednet.server.accounts import Accounts, nothing, predict
 from fednet.server.checkpoint import Checkpoints, Progress
+from fednet.server.folding import Folding
 from fednet.server.hashes import model_hashes
 from fednet.server.io_thread import ServerIO
 from fednet.server.phases import Phase, Phases
-from fednet.server.spool import Spool, Spooled
+from fednet.server.spool import Spool
 from fednet.server.stopping import may_overlap, reached
 from fednet.server.timing import TIMES, add_phase, fitted
 from fednet.tensors import combine
 from fednet.training.evaluation import Counts
 from fednet.training.hosts import ServerHost
 from fednet.wire.ledger import Kinds, add_kinds
-from fednet.wire.payload import Run, run_of, weights_of
+from fednet.wire.messages import clean
+from fednet.wire.payload import Run
+
+SHOWN = 3  # clients left out whose reasons are shown for a round
 
 
 class Residuals(State):
@@ -195,13 +199,11 @@ class Rounds:
             round += 1
             if phase is None and round <= config.rounds and reached(config, progress) is None:
                 phase = self._open(round)
-            if progress.void >= config.round.void_rounds:
+            hopeless = self._hopeless(outcome)
+            if hopeless:
                 self._cancel_open(phase)
                 self._save()
-                raise CannotGoOn(
-                    f"{progress.void} rounds in a row had fewer than {config.round.min_results} "
-                    f"results; the last good state is saved."
-                )
+                raise CannotGoOn(f"{hopeless}; the last good state is saved.")
             reason = reached(config, progress)
             if reason is not None and phase is not None:
                 self._cancel_open(phase)
@@ -210,6 +212,20 @@ class Rounds:
         lines = self._last_evaluation()
         progress.finished = True
         self._save({"clients": lines})
+
+    def _hopeless(self, outcome: Outcome) -> str:
+        """Why no further round is tried; "" while there is one to try."""
+        whose = "; ".join(failures(outcome)[:1])
+        everybody = outcome.void and len(failures(outcome)) == len(outcome.selected) > 0
+        # One client that fails whenever it is asked alone must not end a federation of many.
+        if everybody and (len(outcome.selected) > 1 or self.config.clients == 1):
+            return f"nobody could do the task of round {outcome.round}: {whose}"
+        least = self.config.round.min_results
+        if self.progress.void < self.config.round.void_rounds:
+            return ""
+        return f"{self.progress.void} rounds in a row had fewer than {least} results" + (
+            f" ({whose})" if whose else ""
+        )
 
     def _cancel_open(self, phase: Phase | None) -> None:
         if phase is not None:
@@ -302,16 +318,15 @@ class Rounds:
         virtual_split: dict[str, float] = {}
         predicted = nothing()
         while True:
-            host.begin(phase.round, phase.index, phase.cohort)
-            fold = method.start(server, phase.index)
+            folding = self._folding(server, phase)
             for client, reply in self.phases.replies(phase):
-                fold = self._fold(fold, server, phase, client, reply, runs)
+                folding.add(client, reply)
             add_phase(seconds, time.monotonic() - phase.opened, phase.encoding, phase.done.values())
             dropped |= phase.dropped
             predict(
                 self.experiment,
                 method.exchanges[phase.index],
-                phase.done,
+                sorted({*phase.done, *folding.left_out}),  # their bytes were as declared
                 phase.enrolled,
                 predicted,
             )
@@ -324,17 +339,18 @@ class Rounds:
                     phase.virtual_split, phase.virtual, span
                 ).items():
                     virtual_split[name] = virtual_split.get(name, 0.0) + part
+            begun = time.monotonic()
+            if len(phase.done) >= short:
+                self.faults.at("aggregating", phase.round)
+            after = folding.result(short)
+            dropped |= phase.dropped
+            runs |= folding.runs
             completed = tuple(sorted(phase.done))
             phases.append(completed)
-            void = len(completed) < short
+            void = after is None
             if void:
                 break
-            begun = time.monotonic()
-            self.faults.at("aggregating", phase.round)
-            host.begin(phase.round, phase.index, completed)
-            if config.privacy.clip is not None:
-                fold = privacy.noised(fold, config.privacy, self._noise, phase.round)
-            server = self._with_buffers(method.finish(fold, server, completed, host))
+            server = after
             seconds["aggregating"] += time.monotonic() - begun
             for client, reply in phase.done.items():
                 if reply.kept:
@@ -390,36 +406,28 @@ class Rounds:
             list(host.warnings),
         )
 
-    def _fold(
-        self,
-        fold: Any,
-        server: Any,
-        phase: Phase,
-        client: int,
-        reply: Spooled,
-        runs: dict[int, Run],
-    ) -> Any:
-        """Folds a reply, which was checked when it came. server: as the exchange has it, where
-        `self.server` is the round's.
+    def _folding(self, server: Any, phase: Phase) -> Folding:
+        """What folds an exchange's replies. server: as the exchange has it, where `self.server` is
+        the round's.
         """
-        received = weights_of(phase.seen.get(client))
-        x = received if received is not None else self.experiment.agreed
-        up: Any = self.experiment.up.decode(
-            self.method.exchanges[phase.index].up,
-            reply.form,
-            reply.body(),
-            x,
-            fill=self._fill(),
-            sound=True,
+
+        def finish(fold: Any, completed: tuple[int, ...]) -> Any:
+            self.host.begin(phase.round, phase.index, completed)
+            if self.config.privacy.clip is not None:
+                fold = privacy.noised(fold, self.config.privacy, self._noise, phase.round)
+            return self._with_buffers(self.method.finish(fold, server, completed, self.host))
+
+        return Folding(
+            self.experiment,
+            self.host,
+            server,
+            phase,
+            self.phases.sent,
+            self._fill(),
+            finish,
+            lambda client, reason: self.phases.leave_out(phase, client, reason),
+            lambda client, up: exports.keep_condensed(self.directory.path, client, up),
         )
-        if any(f.kind == "condensed" for f in up.fields.values()):
-            exports.keep_condensed(self.directory.path, client, up)
-        run = run_of(up)
-        if run is not None:
-            runs[client] = run
-        if self.config.privacy.clip is not None:
-            up = privacy.received(up, self.phases.sent.get(client), self.config.privacy)
-        return self.method.fold(fold, server, client, up, self.host)
 
     def _fill(self) -> Tensors:
         """What stands where a reply says nothing."""
@@ -508,6 +516,11 @@ class Rounds:
         self.faults.at("between", outcome.round)
         self.io.call(lambda now: self.io.book_round(outcome.round) or [])  # type: ignore[func-returns-value]
         self.display.round_done(record)
+        shown = failures(outcome)
+        for text in shown[:SHOWN]:
+            self.display.note(f"round {outcome.round}: {text}")
+        if len(shown) > SHOWN:
+            self.display.note(f"round {outcome.round}: and {len(shown) - SHOWN} more clients")
         for told in self.told:
             told(record)
 
@@ -591,6 +604,15 @@ class Rounds:
         for record in lines.get("clients", ()):
             self.directory.clients.append(record)
         self.directory.flush()
+
+
+def failures(outcome: Outcome) -> list[str]:
+    """A sentence for each client that could not do its task, or whose reply could not be used."""
+    return [
+        clean(f"client {client}: {reason}")
+        for client, reason in sorted(outcome.dropped.items())
+        if reason.startswith(("failed", "refused", "damaged"))
+    ]
 
 
 def client_lines(outcome: Outcome) -> list[dict[str, Any]]:

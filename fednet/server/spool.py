@@ -220,6 +220,11 @@ class Spool:
                 self._books[round] = self._book(round)
             write_all(self._books[round], checked(msgspec.json.encode(seal)))
 
+    def disown(self, reply: Spooled) -> None:
+        """The reply was checked and is of no use after all: nothing vouches for it any more."""
+        if reply.path in self._sealed.get(reply.key.round, ()):
+            self._unseal(reply.key)
+
     def discard(self, key: Key) -> None:
         """The payload is of no use. It was begun, so that nothing vouches for it."""
         os.unlink(self._path(key))

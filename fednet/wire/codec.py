@@ -21,6 +21,7 @@ from fednet.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from fednet.files import Buffer, digest
 from fednet.tensors import Layout, Tensors
 from fednet.wire.messages import PART, Field
+from fednet.wire.payload import Field as Declared
 from fednet.wire.payload import Payload, Run, Samples
 
 DTYPES = {
@@ -275,6 +276,7 @@ class Codec:
                 values[name] = value.with_buffers(fill) if whole and fill is not None else value
             else:
                 values[name] = _unpack(field.form, data, got, name)
+                _within(field, values[name], name)
         return kind(**values)
 
     def _read(self, data: memoryview, kind: str, form: str, reference: Tensors | None) -> Tensors:
@@ -361,10 +363,40 @@ def _pack(
     return [_bytes(v) for _, v in arrays], [(n, NAMES[v.dtype], list(v.shape)) for n, v in arrays]
 
 
+def _within(declared: Declared, value: Any, name: str) -> None:
+    """Raises RemoteProtocolError for a value of another type, rank or range than is declared."""
+    if isinstance(value, (int, float)):
+        found = value, value
+    elif isinstance(value, (torch.Tensor, Samples)):
+        x = value.x if isinstance(value, Samples) else value
+        for part in x.values() if isinstance(x, dict) else (x,):
+            if declared.dtype not in ("", NAMES[part.dtype]):
+                raise RemoteProtocolError(
+                    f"field {name}: {NAMES[part.dtype]}, declared is {declared.dtype}"
+                )
+            if declared.rank not in (None, part.dim()):
+                raise RemoteProtocolError(
+                    f"field {name}: {part.dim()} axes, declared are {declared.rank}"
+                )
+        if isinstance(x, dict) or not x.numel():
+            return
+        if declared.low == -math.inf and declared.high == math.inf:
+            return
+        found = float(x.min()), float(x.max())
+    else:
+        return
+    if not declared.low <= found[0] <= found[1] <= declared.high:
+        raise RemoteProtocolError(
+            f"field {name}: values from {found[0]:g} to {found[1]:g}, declared are "
+            f"{declared.low:g} to {declared.high:g}"
+        )
+
+
 def _unpack(form: str, data: memoryview, got: Field, name: str) -> Any:
     if form == "run":
         n, steps, loss = struct.unpack("<qqd", data)
-        if n < 0 or steps < 0 or not math.isfinite(loss):
+        # A mean of float32 losses is none of float64's other numbers.
+        if n < 0 or steps < 0 or not abs(loss) <= torch.finfo(torch.float32).max:
             raise RemoteProtocolError(
                 f"field {name}: n={n}, steps={steps}, loss={loss} are not all finite and >= 0"
             )

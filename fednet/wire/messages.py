@@ -47,7 +47,7 @@ _PATH_NAME = r"^(?!\.{1,2}\Z)[A-Za-z0-9._-]"
 Id = Annotated[str, msgspec.Meta(max_length=128, pattern=rf"{_PATH_NAME}*\Z")]
 RunId = Annotated[str, msgspec.Meta(max_length=128, pattern=rf"{_PATH_NAME}+\Z")]
 Version = Annotated[str, msgspec.Meta(max_length=64, pattern=r"^([0-9]+-[0-9]+-[0-9]+)?\Z")]
-Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{0,64}\Z")]  # SHA-256, or none
+Digest = Annotated[str, msgspec.Meta(pattern=r"^(?:[0-9a-f]{64})?\Z")]  # SHA-256, or none
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # neither negative nor NaN
 Purpose = Literal["train", "evaluate"]
 

@@ -15,6 +15,7 @@ The declarations are all that is needed to encode, check, decode, bill and predi
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,10 +36,18 @@ class Field:
 
     tensors: the shared layout with its buffers; parameters: without them; float, int: 8 bytes; run:
     a `Run` (24 bytes); samples: a `Samples`; array: one tensor of any shape.
+
+    dtype, rank: of an array's tensor, of the inputs of samples (whose rank counts the samples'
+    axis); "" and None leave them open. low, high: of a number, or of what is in an array. What is
+    outside is refused when it arrives.
     """
 
     kind: str
     form: Form
+    dtype: str = ""
+    rank: int | None = None
+    low: float = -math.inf
+    high: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +85,27 @@ else:
     Weights = Annotated[Tensors, Field("state", "tensors")]
     Delta = Annotated[Tensors, Field("delta", "tensors")]
     Control = Annotated[Tensors, Field("control", "parameters")]
-    Accuracy = Annotated[float, Field("accuracy", "float")]
+    Accuracy = Annotated[float, Field("accuracy", "float", low=0, high=1)]
     Scalar = Annotated[float, Field("statistics", "float")]
     Statistics = Annotated[Run, Field("statistics", "run")]
-    Condensed = Annotated[Samples, Field("condensed", "samples")]
+    Condensed = Annotated[Samples, Field("condensed", "samples", "float32")]
     Shared = Annotated[Samples, Field("shared", "samples")]
 
 KINDS = ("state", "delta", "control", "condensed", "accuracy", "shared", "statistics")
 
 
-def kind(name: str, form: Form = "array") -> Any:
-    """A field type of a user's own kind: `Sketch = fednet.kind("sketch", "array")`."""
+def kind(
+    name: str,
+    form: Form = "array",
+    *,
+    dtype: str = "",
+    rank: int | None = None,
+    low: float = -math.inf,
+    high: float = math.inf,
+) -> Any:
+    """A field type of a user's own kind: `Sketch = fednet.kind("sketch", "array", dtype="float32",
+    rank=2)`; see `Field`. A method whose fields are arrays or samples says their bytes in `sizes`.
+    """
     carrier = {
         "tensors": Tensors,
         "parameters": Tensors,
@@ -95,7 +114,7 @@ def kind(name: str, form: Form = "array") -> Any:
         "run": Run,
         "samples": Samples,
     }
-    return Annotated[carrier.get(form, object), Field(name, form)]
+    return Annotated[carrier.get(form, object), Field(name, form, dtype, rank, low, high)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,12 +33,12 @@ def admit(w, mask=(0.0, 0.0), exempt=frozenset()):
         federation=None,
         algorithm=SimpleNamespace(exchanges=[SimpleNamespace(up=Whole)]),
         setting=SimpleNamespace(initial=Tensors.zeros(LAYOUT), classes=2),
-        config=SimpleNamespace(security=SimpleNamespace(max_norm=None)),
+        config=SimpleNamespace(security=SimpleNamespace(max_norm=None), train=None),
     )
     sent = codec.encode(
         Whole(x=Tensors(LAYOUT, torch.tensor(w), torch.tensor(mask), torch.tensor([1])))
     )
-    checker(exp, lambda client: None)(
+    checker(exp, lambda client: None, lambda client: None)(
         SimpleNamespace(key=Key(1, 0, 0, 0), form=sent.form), memoryview(bytes(sent.body.whole()))
     )
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import math
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -15,7 +16,6 @@ from fednet.wire import messages as m
 from fednet.wire.codec import Body, Codec, not_finite
 from fednet.wire.compress import parse
 from fednet.wire.payload import (
-    Condensed,
     Control,
     Delta,
     Payload,
@@ -36,6 +36,7 @@ LAYOUT = Layout(
     )
 )
 Sketch, Count = kind("sketch", "array"), kind("count", "int")
+Images = kind("condensed", "samples")  # of any type
 CHAINS = (
     [],
     ["fp16"],
@@ -55,7 +56,7 @@ class Everything(Payload):
     dc: Control
     run: Statistics
     loss: Scalar
-    s: Condensed
+    s: Images
     sketch: Sketch
     count: Count
 
@@ -283,7 +284,7 @@ def test_form_that_was_not_declared_is_refused_before_its_body_is_asked_for(form
 
 
 class Given(Payload):
-    s: Condensed
+    s: Images
 
 
 class Array(Payload):
@@ -356,3 +357,37 @@ def test_spoilt_body_or_form_is_refused_or_a_payload_and_nothing_else(items, dat
         )
     with contextlib.suppress(RemoteProtocolError):
         codec.decode(Everything, form, body, fill=tensors(0))
+
+
+class Bounded(Payload):
+    a: kind("sketch", "array", dtype="float32", rank=2, low=-1, high=1)  # type: ignore[valid-type]
+    share: kind("share", "float", low=0, high=1)  # type: ignore[valid-type]
+
+
+@pytest.mark.parametrize(
+    ("a", "share", "reason"),
+    [
+        (torch.ones(2, 3), 0.5, ""),
+        (torch.ones(0, 3), 1.0, ""),
+        (torch.ones(2, 3, dtype=torch.float64), 0.5, "float64, declared is float32"),
+        (torch.ones(6), 0.5, "1 axes, declared are 2"),
+        (torch.full((2, 3), 1.5), 0.5, "values from 1.5 to 1.5, declared are -1 to 1"),
+        (torch.ones(2, 3), 1.5, "values from 1.5 to 1.5, declared are 0 to 1"),
+    ],
+)
+def test_what_is_outside_its_declaration_is_refused(a, share, reason):
+    codec = Codec(LAYOUT, {})
+    sent = codec.encode(Bounded(a=a, share=share))
+    if not reason:
+        assert torch.equal(codec.decode(Bounded, sent.form, sent.body.whole()).a, a)
+        return
+    with pytest.raises(RemoteProtocolError, match=reason):
+        codec.decode(Bounded, sent.form, sent.body.whole())
+
+
+@pytest.mark.parametrize("state", ["xyz", "ab", "f" * 63, "F" * 64, "f" * 64 + "\n"])
+def test_a_state_digest_that_is_none_is_refused_where_it_is_decoded(state):
+    reply = m.Reply(key=m.Key(1, 0, 0, 0), form=[], size=0, state="f" * 64)
+    m.decode_from_client([m.encode(reply)])
+    with pytest.raises(RemoteProtocolError, match="state"):
+        m.decode_from_client([m.encode(msgspec.structs.replace(reply, state=state))])

@@ -28,7 +28,7 @@ FROM_CLIENT = [
         form=[FIELD],
         size=12,
         check=b"5",
-        state="ab",
+        state="ab" * 32,
         kept=True,
         seconds=0.5,
     ),

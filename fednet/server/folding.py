@@ -1,0 +1,293 @@
+"""The replies of one exchange, folded into the server's next state.
+
+Each reply was checked when it came; what is wrong with it may show only here: the method raises, or
+what comes of it is no model. Then that client's reply is left out, with its reason, and the fold
+begins anew with the others, in the same order: the result has the bits of a round in which the
+client was lost. Where nothing is wrong, replies are folded once, as they come.
+
+Three bounds are set by the replies of a round together:
+
+- `security.max_norm: auto` leaves out a reply whose field has more than `OUTLIER` times the largest
+  of 1, the norm of the shared model, and the median of the replies' norms; with fewer than three
+  replies no median can be trusted. A rule by the round rather than by a warning at its end, since
+  the model is lost by then; so wide, since honest updates differ by their numbers of steps, and
+  what an honest run sends never comes near it.
+- A shared model of more than `GROWTH` times its initial norm is no result: it is treated as one
+  that is not finite.
+- `round.max_share` lowers the sample counts of clients that would weigh more than that share of all
+  that are folded; `auto` is half, where the counts are the sites' own word and three replied.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from fednet.algorithms.base import Run, Samples, Tensors
+from fednet.algorithms.state import State
+from fednet.errors import FednetError, RemoteProtocolError
+from fednet.experiment import privacy
+from fednet.experiment.build import Experiment
+from fednet.server.phases import Phase
+from fednet.server.spool import Spooled
+from fednet.training.hosts import ServerHost
+from fednet.wire.payload import run_of, weights_of
+
+OUTLIER = 1e3
+GROWTH = 1e6
+ENOUGH = 3  # replies, for what is judged by the others
+
+
+class Folding:
+    """finish(fold, completed): the server's next state. leave_out(client, reason): the reply does
+    not count; may raise, where the configuration says to stop. keep(client, up): what was folded.
+    fill: what stands where a reply says nothing.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        host: ServerHost,
+        server: Any,
+        phase: Phase,
+        sent: Mapping[int, Tensors],
+        fill: Tensors,
+        finish: Callable[[Any, tuple[int, ...]], Any],
+        leave_out: Callable[[int, str], None],
+        keep: Callable[[int, Any], None],
+    ) -> None:
+        self.experiment, self.method, self.host = experiment, experiment.algorithm, host
+        self.server, self.phase, self._sent, self._fill = server, phase, sent, fill
+        self._finish, self._leave_out, self._keep = finish, leave_out, keep
+        self.runs: dict[int, Run] = {}
+        self.left_out: dict[int, str] = {}
+        self._replies: dict[int, Spooled] = {}
+        self._norms: dict[int, dict[str, float]] = {}
+        self._counted: dict[int, int] = {}  # samples, where they count for less than was said
+        self._said = dict(host.reported), list(host.warnings)
+        self._fold: Any = self._start()
+
+    @property
+    def completed(self) -> tuple[int, ...]:
+        return tuple(sorted(self._replies))
+
+    def add(self, client: int, reply: Spooled) -> None:
+        """Folds the next reply, in ascending order of the clients."""
+        self._replies[client] = reply
+        if self._fold is None:  # begun anew by `result`
+            return
+        try:
+            self._fold = self._one(self._fold, client)
+        except Exception as broken:
+            self._drop(client, f"its reply could not be folded: {_theirs(broken)}")
+
+    def result(self, least: int) -> Any:
+        """The next server state; None where fewer than `least` replies can be used."""
+        self._bound_norms()
+        self._bound_shares()
+        while len(self._replies) >= least:
+            after, wrong = self._try(self.completed)
+            if not wrong:
+                for client, n in self._counted.items():
+                    self.host.warn(
+                        f"client {client}'s samples count as {n}: round.max_share allows no more"
+                    )
+                return after
+            self._blame(wrong)
+        return None
+
+    # -- folding -----------------------------------------------------------------------------------
+    def _start(self) -> Any:
+        self.host.begin(self.phase.round, self.phase.index, self.phase.cohort)
+        self.host.reported, self.host.warnings = dict(self._said[0]), list(self._said[1])
+        return self.method.start(self.server, self.phase.index)
+
+    def _one(self, fold: Any, client: int) -> Any:
+        up, method = self._read(client), self.method
+        run = run_of(up)
+        if run is not None and client in self._counted:
+            run = dataclasses.replace(run, n=self._counted[client])
+            up = dataclasses.replace(up, **{up.roles.run: run})
+        if run is not None:
+            self.runs[client] = run
+        config = self.experiment.config
+        if config.privacy.clip is not None:
+            up = privacy.received(up, self._sent.get(client), config.privacy)
+        fold = method.fold(fold, self.server, client, up, self.host)
+        self._keep(client, up)
+        return fold
+
+    def _read(self, client: int) -> Any:
+        reply, exp = self._replies[client], self.experiment
+        received = weights_of(self.phase.seen.get(client))
+        up: Any = exp.up.decode(
+            self.method.exchanges[self.phase.index].up,
+            reply.form,
+            reply.body(),
+            received if received is not None else exp.agreed,
+            fill=self._fill,
+            sound=True,
+        )
+        if client not in self._norms and exp.config.security.max_norm == "auto":
+            self._norms[client] = {
+                name: _norm(value)
+                for name, value in ((n, getattr(up, n)) for n in up.fields)
+                if isinstance(value, Tensors)
+            }
+        return up
+
+    def _try(self, clients: tuple[int, ...]) -> tuple[Any, str]:
+        """(the next state, "") of these clients, or (None, why none comes of them)."""
+        fold, self._fold = self._fold, None
+        if fold is None:
+            fold = self._start()
+            for client in clients:
+                try:
+                    fold = self._one(fold, client)
+                except Exception as broken:
+                    return None, f"its reply could not be folded: {_theirs(broken)}"
+        try:
+            after = self._finish(fold, clients)
+        except Exception as broken:
+            return None, f"no model comes of its reply: {_theirs(broken)}"
+        wrong = self._unsound(after)
+        return (None, f"no model comes of its reply: {wrong}") if wrong else (after, "")
+
+    # -- what is wrong -----------------------------------------------------------------------------
+    def _drop(self, client: int, reason: str) -> None:
+        del self._replies[client]
+        self.runs.pop(client, None)
+        self.left_out[client] = reason
+        self._fold = None
+        self._leave_out(client, reason)
+
+    def _blame(self, wrong: str) -> None:
+        """Leaves out those whose replies give no sound state by themselves; where each alone does,
+        the one with the largest values.
+        """
+        alone = {c: self._try((c,))[1] for c in self.completed}
+        bad = {c: reason for c, reason in alone.items() if reason}
+        if not bad:
+            largest = max(self.completed, key=lambda c: (_size(self._read(c)), c))
+            bad = {largest: wrong}
+        for client, reason in bad.items():
+            self._drop(client, reason)
+
+    def _unsound(self, after: Any) -> str:
+        """Why this is no state to go on from, or ""."""
+        for f in dataclasses.fields(after):
+            value = getattr(after, f.name)
+            if not self._finite(value) and self._finite(getattr(self.server, f.name, None)):
+                return f"{f.name} is not finite"
+        x = self.method.shared_model(after)
+        most = GROWTH * max(1.0, _norm(self.experiment.agreed))
+        if x is not None and _norm(x) > most:
+            return f"a model of norm {_norm(x):.3g}, where {most:.3g} is {GROWTH:g} times its first"
+        return ""
+
+    def _finite(self, value: Any) -> bool:
+        if isinstance(value, Tensors):
+            # Buffers that the model began with as masks of infinities stay so.
+            exempt = self.experiment.up.exempt
+            return value.is_finite() or all(
+                bool(torch.isfinite(v).all()) for n, v in value.items() if n not in exempt
+            )
+        if isinstance(value, torch.Tensor):
+            return not value.is_floating_point() or bool(torch.isfinite(value).all())
+        if isinstance(value, float):
+            return math.isfinite(value)
+        if isinstance(value, State):
+            return all(self._finite(v) for v in vars(value).values())
+        if isinstance(value, dict):
+            return all(self._finite(v) for v in value.values())
+        if isinstance(value, (tuple, list)):
+            return all(self._finite(v) for v in value)
+        return True  # rows of a PerClient are what clients sent, and were checked when it came
+
+    # -- bounds that follow from the round ---------------------------------------------------------
+    def _bound_norms(self) -> None:
+        if len(self._norms) < ENOUGH:
+            return
+        x = self.method.shared_model(self.server)
+        least = max(1.0, 0.0 if x is None else _norm(x))
+        for name in next(iter(self._norms.values())):
+            norms = {c: self._norms[c][name] for c in self._replies}
+            if len(norms) < ENOUGH:
+                return
+            most = OUTLIER * max(least, statistics.median_low(norms.values()))
+            for client, norm in norms.items():
+                if norm > most:
+                    self._drop(
+                        client,
+                        f"{name} has norm {norm:.4g}; among this round's replies "
+                        f"security.max_norm: auto allows {most:.4g}",
+                    )
+
+    def _bound_shares(self) -> None:
+        share, exp = self.experiment.config.round.max_share, self.experiment
+        if share == "auto":
+            share = 0.5 if exp.federation is None and len(self._replies) >= ENOUGH else None
+        by_samples = self.method.weight(Run(1, 1, 0.0)) != self.method.weight(Run(2, 1, 0.0))
+        if share is None or not by_samples or exp.config.privacy.clip is not None:
+            return
+        said = {c: self.runs[c].n for c in self._replies if c in self.runs}
+        self._counted = lowered(said, share)
+        if self._counted:
+            self._fold = None
+
+
+def lowered(counts: Mapping[int, int], share: float) -> dict[int, int]:
+    """The counts that have to be lowered so that none is more than `share` of their sum, or of an
+    equal part where so few cannot have less.
+    """
+    share = max(share, 1 / max(1, len(counts)))
+    ordered = sorted(counts.items(), key=lambda item: item[1])
+    high: list[int] = []
+    rest = sum(counts.values())
+    most = share * rest
+    while ordered and ordered[-1][1] > most:
+        client, n = ordered.pop()
+        high.append(client)
+        rest -= n
+        left = 1 - share * len(high)
+        most = share * rest / left if left > 1e-9 else float(ordered[-1][1] if ordered else n)
+    cap = max(1, math.floor(most))
+    return {c: cap for c in high if counts[c] > cap}
+
+
+def _norm(value: Tensors) -> float:
+    return math.sqrt(float(torch.dot(value.vector, value.vector)))
+
+
+def _size(up: Any) -> float:
+    """The largest absolute value of a reply's arrays."""
+    values = [getattr(up, name) for name in up.fields]
+    arrays = [
+        v.vector if isinstance(v, Tensors) else v.x if isinstance(v, Samples) else v for v in values
+    ]
+    found = [
+        float(a.abs().max())
+        for a in arrays
+        if isinstance(a, torch.Tensor) and a.numel() and a.is_floating_point()
+    ]
+    return max(found, default=0.0)
+
+
+def _theirs(broken: Exception) -> str:
+    """What a reply brought about, and where. What is the server's own trouble (its disk, its
+    memory, its state) is raised again.
+    """
+    own = (OSError, MemoryError, torch.OutOfMemoryError)
+    if isinstance(broken, own) or (
+        isinstance(broken, FednetError) and not isinstance(broken, RemoteProtocolError)
+    ):
+        raise broken
+    last = traceback.extract_tb(broken.__traceback__)[-1]
+    where = f"{last.filename.rpartition('/')[2]}, line {last.lineno}"
+    return f"{type(broken).__name__}: {broken} ({where})"

@@ -1,0 +1,206 @@
+"""Replies that pass for what is declared and are of no use: they are left out, and the run is that
+of the others.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fednet.algorithms.base import Run, Samples
+from fednet.algorithms.fedavg import FedAvg
+from fednet.algorithms.feddc import FedDC
+from fednet.errors import CannotGoOn
+from fednet.server.folding import lowered
+from tests.rooms import hashes, lines, run, summary
+
+LIAR = 1
+ROUNDS = (1, 2)
+
+
+def silent() -> dict:
+    """Faults that lose the liar in every round."""
+    each = [{"round": t, "client": LIAR, "kind": "drop_before_sending"} for t in ROUNDS]
+    return {"schedule": each}
+
+
+def lies(monkeypatch, method, change) -> None:
+    """The liar's replies are change(up)."""
+    honest = method.local
+
+    def local(self, phase, client, down, host):
+        state, up = honest(self, phase, client, down, host)
+        return state, change(up) if host.client_id == LIAR else up
+
+    monkeypatch.setattr(method, "local", local)
+
+
+def others_alone(tmp_path, **changes):
+    return run(tmp_path / "alone", faults=silent(), round={"lost": {"closed": 0.02}}, **changes)
+
+
+def reasons(directory) -> list[str]:
+    return [r["dropped"].get(str(LIAR), "") for r in lines(directory / "rounds.jsonl")]
+
+
+CONDENSING = {
+    "algorithm": {"name": "feddc", "iterations": 1, "ft_epochs": 1},
+    "data": {
+        "dataset": "synthetic",
+        "samples": 60,
+        "shape": [1, 4, 4],
+        "classes": 3,
+        "partition": {"scheme": "iid"},
+    },
+}
+IMAGES = {
+    "float labels": lambda s: Samples(s.x, s.y.float()),
+    "labels of two axes": lambda s: Samples(s.x[:1], s.y[:1].view(1, 1)),
+    "labels beyond the classes": lambda s: Samples(s.x, s.y + 3),
+    "a mapping": lambda s: Samples({"x": s.x}, s.y),
+    "whole numbers": lambda s: Samples((s.x * 10).to(torch.uint8), s.y),
+    "another shape": lambda s: Samples(s.x[:, :, :2], s.y),
+}
+
+
+@pytest.mark.parametrize("what", IMAGES)
+def test_condensed_images_that_are_none_are_refused_and_the_round_goes_on(
+    tmp_path, monkeypatch, what
+):
+    alone = others_alone(tmp_path, **CONDENSING)
+    lies(monkeypatch, FedDC, lambda up: type(up)(x=up.x, s=IMAGES[what](up.s), run=up.run))
+    lied_to = run(tmp_path / "lied_to", **CONDENSING)
+    assert hashes(lied_to) == hashes(alone)
+    assert all(r.startswith("refused: field s") for r in reasons(lied_to))
+
+
+def test_an_empty_set_of_condensed_images_is_a_set(tmp_path, monkeypatch):
+    lies(
+        monkeypatch,
+        FedDC,
+        lambda up: type(up)(x=up.x, s=Samples(up.s.x[:0], up.s.y[:0]), run=up.run),
+    )
+    assert reasons(run(tmp_path, **CONDENSING)) == ["", ""]
+
+
+def test_images_that_ruin_the_servers_training_cost_their_sender_the_round(tmp_path, monkeypatch):
+    alone = others_alone(tmp_path, **CONDENSING)
+    huge = torch.finfo(torch.float32).max
+    lies(
+        monkeypatch,
+        FedDC,
+        lambda up: type(up)(x=up.x, s=Samples(torch.full_like(up.s.x, huge), up.s.y), run=up.run),
+    )
+    lied_to = run(tmp_path / "lied_to", **CONDENSING)
+    assert hashes(lied_to) == hashes(alone)
+    assert all("no model comes of its reply" in r for r in reasons(lied_to))
+
+
+def said(**changes):
+    def change(up):
+        run = {"n": up.run.n, "steps": up.run.steps, "loss": up.run.loss, **changes}
+        return type(up)(x=up.x, run=Run(**run))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (said(n=1 << 62), "samples; there are 20 for it"),
+        (said(steps=1 << 62), "steps; "),
+        (said(loss=1.7e308), "loss=1.7e+308"),
+        (lambda up: type(up)(x=up.x * 1e17, run=up.run), "security.max_norm: auto allows"),
+    ],
+    ids=["n", "steps", "loss", "norm"],
+)
+def test_what_cannot_be_is_refused(tmp_path, monkeypatch, change, reason):
+    alone = others_alone(tmp_path)
+    lies(monkeypatch, FedAvg, change)
+    lied_to = run(tmp_path / "lied_to")
+    assert hashes(lied_to) == hashes(alone)
+    assert all(reason in r for r in reasons(lied_to))
+
+
+@pytest.mark.parametrize("at", ["fold", "finish"])
+def test_a_reply_at_which_the_method_raises_is_left_out_and_a_resume_asks_again(
+    tmp_path, monkeypatch, at
+):
+    alone = others_alone(tmp_path)
+    marked = 12345.0
+    lies(monkeypatch, FedAvg, said(loss=marked))
+    fold, finish = FedAvg.fold, FedAvg.finish
+
+    def folding(self, before, server, client_id, up, host):
+        if at == "fold" and up.run.loss == marked:
+            raise KeyError("no such thing")
+        return fold(self, before, server, client_id, up, host)
+
+    def finishing(self, after, server, cohort, host):
+        if at == "finish" and LIAR in cohort:
+            raise IndexError("too many")
+        return finish(self, after, server, cohort, host)
+
+    monkeypatch.setattr(FedAvg, "fold", folding)
+    monkeypatch.setattr(FedAvg, "finish", finishing)
+    lied_to = run(tmp_path / "lied_to")
+    assert hashes(lied_to) == hashes(alone)
+    assert summary(lied_to)["model_sha256"] == summary(alone)["model_sha256"]
+    assert all("test_folding.py, line" in r for r in reasons(lied_to))
+    with pytest.raises(CannotGoOn, match="client 1 could not do its task in round 1"):
+        run(tmp_path / "stop", round={"on_error": "stop"})
+
+
+def test_the_only_reply_of_no_samples_leaves_the_model_as_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.LIAR", 0)
+    lies(monkeypatch, FedAvg, said(n=0))
+    with pytest.raises(CannotGoOn, match=r"nobody could do the task of round 1: .*no model comes"):
+        run(tmp_path, clients=1)
+
+
+def test_one_client_that_fails_is_left_out_by_default_and_its_reason_shown(tmp_path, monkeypatch):
+    alone = others_alone(tmp_path)
+
+    def fails(up):
+        raise RuntimeError("no\nluck")
+
+    lies(monkeypatch, FedAvg, fails)
+    went_on = run(tmp_path / "went_on")
+    assert hashes(went_on) == hashes(alone)
+    assert all(r.startswith("failed: ") for r in reasons(went_on))
+    with pytest.raises(CannotGoOn, match="client 1 could not do its task in round 1"):
+        run(tmp_path / "stop", round={"on_error": "stop"})
+
+
+def test_where_all_fail_the_run_ends_at_once_with_the_reason(tmp_path, monkeypatch):
+    def local(self, phase, client, down, host):
+        raise RuntimeError("a mistake in the method")
+
+    monkeypatch.setattr(FedAvg, "local", local)
+    with pytest.raises(CannotGoOn, match=r"nobody could do the task of round 1: .*a mistake in"):
+        run(tmp_path)
+    assert len(lines(tmp_path / "r" / "rounds.jsonl")) == 1
+
+
+@pytest.mark.parametrize(
+    ("counts", "share", "expected"),
+    [
+        ({0: 10, 1: 10, 2: 1000}, 0.5, {2: 20}),
+        ({0: 10, 1: 10, 2: 20}, 0.5, {}),
+        ({0: 1, 1: 2, 2: 1000, 3: 2000}, 0.3, {2: 2, 3: 2}),
+        ({0: 5, 1: 7, 2: 9}, 0.1, {1: 5, 2: 5}),  # no three can each have a tenth
+        ({0: 4}, 0.5, {}),
+        ({}, 0.5, {}),
+    ],
+)
+def test_counts_are_lowered_to_the_share(counts, share, expected):
+    assert lowered(counts, share) == expected
+
+
+def test_a_share_that_is_too_large_is_lowered_and_said(tmp_path):
+    uneven = {"data": {"partition": {"scheme": "quantity", "alpha": 0.3}}}
+    free = run(tmp_path / "free", **uneven)
+    bound = run(tmp_path / "bound", **uneven, round={"max_share": 0.4})
+    assert hashes(free) != hashes(bound)
+    warned = lines(bound / "rounds.jsonl")[0]["algorithm"]["warnings"]
+    assert any("round.max_share allows no more" in w for w in warned)
