@@ -22,7 +22,7 @@ PEER_SHARE, PEER_AT_ONCE_S = 0.03, 0.1
 MESSAGE_S = 0.00003
 """What a message costs before it is looked at, and cannot be timed here."""
 
-FIRST_A_SECOND, FIRST_AT_ONCE = 10, 64
+FIRST_A_SECOND, FIRST_AT_ONCE = 10, 256
 """Messages before a join, or joins, of each key, or address without CURVE: so many a second, and
 at once so many and two for each client of the federation."""
 

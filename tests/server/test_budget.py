@@ -72,8 +72,8 @@ def test_messages_of_no_use_cost_the_connection_that_sends_most_of_them():
 
 def test_joins_of_a_key_are_bounded_and_those_of_another_are_not_its_own():
     peers = Peers(3)
-    heard = sum(peers.first("key") for _ in range(500))
-    assert budget.FIRST_AT_ONCE + 6 <= heard < 100
+    heard = sum(peers.first("key") for _ in range(2 * budget.FIRST_AT_ONCE))
+    assert budget.FIRST_AT_ONCE + 6 <= heard < 2 * budget.FIRST_AT_ONCE
     assert peers.first("another key")
     for n in range(budget.PEERS):
         peers.first(str(n))
@@ -105,7 +105,7 @@ def io_of(stack, tmp_path, transport, clients, pump=None, curve=False) -> tuple[
     return io, rows
 
 
-@pytest.mark.parametrize("curve", [False, True])
+@pytest.mark.parametrize("curve", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_two_thousand_clients_join_at_once_and_nobody_is_hung_up_on(tmp_path, curve):
     many = 2000
     if descriptor_limit(raised=True) < 5 * many:
