@@ -100,13 +100,18 @@ class Round(Row, kw_only=True):
     completed_by_phase: list[list[int]] = []
     dropped: dict[str, str] = {}  # client -> why
     void: bool = False
-    train_loss: float | None = None
+    train_loss: float | None = None  # as the method weighs its clients
+    train_loss_by_samples: float | None = None
+    train_loss_by_clients: float | None = None
     test_loss: float | None = None
     test_accuracy: float | None = None
     validation_accuracy: float | None = None
     correct_by_class: list[int] | None = None
     total_by_class: list[int] | None = None
-    client_accuracy: dict[str, float] | None = None  # pooled over those judged, by what of JUDGED
+    # pooled over those judged, by what of JUDGED, and `received`: the global model before the round
+    client_accuracy: dict[str, float] | None = None
+    # `public` or `test`: the inputs of BatchNorm's statistics, where the clients' do not come up
+    batch_norm_measured_over: str | None = None
     seconds: float | None = None
     seconds_virtual: float | None = None
     seconds_by_phase: dict[str, float] | None = None
@@ -124,7 +129,8 @@ class Round(Row, kw_only=True):
 
 class Client(Row, kw_only=True):
     """A line of clients.jsonl: what a client's models are worth, and, where it trained in this
-    round, what that took. final: judged after the last round.
+    round, what that took. final: judged after the last round; took_part: ever, until then;
+    `received`: the global model that came down to it in this round.
     """
 
     NULLABLE = frozenset(
@@ -135,10 +141,14 @@ class Client(Row, kw_only=True):
     round: int = 0
     client: int = -1
     final: bool | None = None
+    took_part: bool | None = None
     test_samples: int | None = None
     accuracy_global: float | None = None
     correct_global: int | None = None
     tested_global: int | None = None
+    accuracy_received: float | None = None
+    correct_received: int | None = None
+    tested_received: int | None = None
     accuracy_personal: float | None = None
     correct_personal: int | None = None
     tested_personal: int | None = None
@@ -230,6 +240,8 @@ class Summary(Row, kw_only=True):
     accuracy: dict[str, Any] | None = None
     stability: dict[str, Any] | None = None
     personal: dict[str, float] | None = None
+    personal_of_participants: dict[str, float] | None = None  # of those who ever took part
+    judged: dict[str, Any] | None = None  # how many clients at the end, of how many
     personal_spread: dict[str, Any] | None = None
     train_loss: float | None = None
     bytes: dict[str, Any] | None = None
@@ -310,6 +322,13 @@ METRICS: tuple[Metric, ...] = (
         form=percent,
         share=True,
         unless=("accuracy", "personal_accuracy"),
+    ),
+    Metric(
+        name="received_accuracy",
+        label="client accuracy, of the model received",
+        field="client_accuracy.received",
+        places="page",
+        share=True,
     ),
     Metric(
         name="personal_accuracy",

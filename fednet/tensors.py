@@ -66,8 +66,8 @@ class Layout:
         """The layout of a module: its trainable parameters and its buffers, tied tensors once.
 
         `trainable`: glob pattern(s) over parameter names; what matches none stays out, and so never
-        crosses. Raises ConfigError where a tensor is neither float32 nor (a buffer of) whole
-        numbers.
+        crosses. Buffers that are neither floats nor int64 (masks, tables) stay out too: they are
+        constants. Raises ConfigError for a parameter that is not float32.
         """
         patterns = [trainable] if isinstance(trainable, str) else list(trainable)
         parameters = dict(module.named_parameters())
@@ -89,11 +89,6 @@ class Layout:
                     slots.append(Slot(name, shape, "buffer"))
                 elif tensor.dtype == torch.int64:
                     slots.append(Slot(name, shape, "counter"))
-                else:
-                    raise ConfigError(
-                        f"buffer {name!r} of the model is {tensor.dtype}; allowed are float32 and "
-                        f"int64."
-                    )
         if not any(s.role == "parameter" for s in slots):
             raise ConfigError(
                 f"model.trainable: {trainable!r} matches none of the parameters "

@@ -36,6 +36,10 @@ class ToyProx(Algorithm):
         lambda_: float = msgspec.field(default=1.0, name="lambda")
 
 
+class ToyPersonal(Algorithm):
+    personalised = True
+
+
 class ToyPublic(Algorithm):
     needs_public = True
 
@@ -69,6 +73,7 @@ TOYS = (
     (registry.algorithm, "toy-avg", ToyAvg),
     (registry.algorithm, "toy-prox", ToyProx),
     (registry.algorithm, "toy-public", ToyPublic),
+    (registry.algorithm, "toy-personal", ToyPersonal),
     (registry.model, "toy-net", toy_net),
     (registry.dataset, "toy-set", toy_set),
     (registry.dataset, "toy-files", toy_files),
@@ -140,7 +145,10 @@ def test_mapping_holds_every_key_under_the_manuals_names():
         "every": 1,
         "global": True,
         "clients": "auto",
+        "most": 1000,
         "finetune": False,
+        "shared": "latest",
+        "keep_local": "auto",
         "batch_size": 512,
     }
     assert made["stop"] == {"accuracy": None, "megabytes": None, "seconds": None}
@@ -538,6 +546,11 @@ def test_sets_may_come_as_a_mapping_from_python(written):
         (
             {"algorithm": "toy-prox", "train": {"momentum": 0.9}},
             "train.momentum: toy-prox assumes local steps without momentum; expected 0, got 0.9.",
+        ),
+        (
+            {"algorithm": "toy-personal", "evaluate": {"keep_local": "never"}},
+            "evaluate.keep_local: toy-personal is judged by its clients' own models; expected auto "
+            "or always, got 'never'.",
         ),
         (
             {"algorithm": "toy-public"},

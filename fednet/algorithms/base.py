@@ -15,7 +15,7 @@ A round, for each exchange in `exchanges`:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, get_type_hints
@@ -412,13 +412,39 @@ class Algorithm:
             )
         return name
 
+    @classmethod
+    def shares(cls) -> bool:
+        """Whether clients have a model, or a part of it, in common that is trained: it comes down
+        in a round.
+        """
+        return any(
+            field.form == "tensors" and field.kind == "state"
+            for exchange in cls.exchanges
+            for field in exchange.down.fields.values()
+        )
+
+    def shared_part(self, server: Any) -> Tensors | None:
+        """What clients have in common, at its newest: the global model, or the part of the model
+        that is shared. It is what a run writes out, and what clients are judged with beside their
+        own part. None for a method that shares nothing.
+        """
+        if self.has_global:
+            return self.global_model(server)
+        return self.shared_model(server) if self.shares() else None
+
     def personal(
         self, client: Any, local: Tensors, host: ClientHost
     ) -> Tensors | Callable[[Any], torch.Tensor]:
         """What the client is judged by: weights, or a function from inputs to outputs. Default: its
-        last local model.
+        last local model. A function needs `beside`, so that its parts are written out.
         """
         return local
+
+    def beside(self, client: Any) -> Mapping[str, torch.Tensor]:
+        """What a client's personal predictor has beside the local model, by name: it stands with it
+        in `personal/`.
+        """
+        return {}
 
 
 def _model_field(server: type[State]) -> str | None:

@@ -73,6 +73,9 @@ class FedCM(Algorithm):
     def start(self, server, phase):
         return self.Fold(d=TwoSums.empty())
 
+    def weight(self, run):
+        return 1.0  # the mean over clients is plain
+
     def fold(self, fold, server, client_id, up, host):
         share = 1.0 / (host.lr * up.run.steps) if up.run.steps else 0.0
         return self.Fold(d=fold.d.add(up.d, share))

@@ -127,6 +127,9 @@ class FedGA(Algorithm):
     def start(self, server, phase):
         return self.Fold(d=TwoSums.empty(), g=Sum.empty())
 
+    def weight(self, run):
+        return 1.0  # the mean over clients is plain
+
     def fold(self, fold, server, client_id, up, host):
         if isinstance(up, self.Gradient):
             return self.Fold(d=fold.d, g=fold.g.add(up.g))

@@ -95,6 +95,9 @@ class FedRoD(Algorithm):
 
         return outputs
 
+    def beside(self, client):
+        return {} if client.p is None else {f"p_{n}": t for n, t in client.p.items()}
+
 
 def log_prior(counts: torch.Tensor, gamma: float = 1.0) -> torch.Tensor:
     """gamma * log n_c, (C,) float32; all zeros where gamma is 0, so that an absent class then stays

@@ -63,6 +63,9 @@ class FedVARP(Algorithm):
     def start(self, server, phase):
         return self.Fold(change=Sum.empty(), y=server.y)
 
+    def weight(self, run):
+        return 1.0  # the mean over clients is plain
+
     def fold(self, fold, server, client_id, up, host):
         change = fold.change.add(up.d, less=server.y.known(client_id))
         return self.Fold(change=change, y=fold.y.put(client_id, up.d.params))

@@ -100,6 +100,13 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         )
     for name, value in dict(summary.get("personal") or {}).items():
         row(f"clients' tests, {name}", percent(value) if isinstance(value, (int, float)) else None)
+    judged = dict(summary.get("judged") or {})
+    if judged.get("never_took_part"):
+        taken = dict(summary.get("personal_of_participants") or {}).get("personal")
+        row("the same, of participants", None if taken is None else percent(taken))
+        row("never took part", f"{judged['never_took_part']} of the clients judged")
+    if judged and judged["clients"] < judged["of"]:
+        row("clients judged", f"{judged['clients']} of {judged['of']}, drawn from the seed")
     sent = summary.get("bytes")
     if isinstance(sent, Mapping):
         for way in ("down", "up"):

@@ -22,7 +22,7 @@ from fednet.algorithms.base import Tensors
 from fednet.errors import FednetError, RemoteProtocolError, StateError
 from fednet.experiment import privacy
 from fednet.experiment.build import Experiment
-from fednet.experiment.judging import JUDGED, SPLIT, GlobalModel, Judgement
+from fednet.experiment.judging import JUDGED, SPLIT, GlobalModel, Judgement, keeps_local
 from fednet.experiment.store import ClientStore, Record
 from fednet.files import digest
 from fednet.training.evaluation import Counts
@@ -93,8 +93,8 @@ class Workplace:
             if private.noise and private.where == "client"
             else None
         )
-        section = experiment.config.evaluate
-        self.keeps_local = section.every > 0 and section.clients != "none"
+        personalised = experiment.algorithm.personalised
+        self.keeps_local = keeps_local(experiment.config, personalised)
 
     # -- what a client has -------------------------------------------------------------------------
     def site(self, client: int) -> Any:
@@ -186,7 +186,7 @@ class Workplace:
             if cancelled():
                 raise TaskCancelled(f"task of client {client} in round {task.key.round}")
 
-        own = self._own(record)
+        own = record.own(self.experiment.setting.initial)
         with self.stream():
             site, scratch = self.site(client), self._scratch()
             host = SiteHost(
@@ -272,7 +272,9 @@ class Workplace:
                 self._judgement(
                     task.key,
                     {
-                        "global": host.evaluate(x) if x is not None and method.has_global else None,
+                        "global": host.evaluate(self._calibrated(x, record, host))
+                        if x is not None and method.has_global
+                        else None,
                         "personal": host.evaluate(method.personal(state, whole, host)),
                     },
                 )
@@ -304,35 +306,48 @@ class Workplace:
         progress: Callable[[str, int, int], None],
     ) -> list[Answer]:
         """The evaluation of all clients at the run's end (or each round with `evaluate.clients:
-        all`).
+        all`). A client that never took part is judged by the newest shared model, beside the
+        initial values of what is not shared.
         """
         exp, method = self.experiment, self.experiment.algorithm
+        section = exp.config.evaluate
         down: Any = exp.exact.decode(exp.evaluation(), task.form, body, fill=self._fill(record))
         progress("evaluating", 0, 0)
         state = method.init_client(host.initial) if record.algorithm is None else record.algorithm
         local = self.store.local(task.key.client, start)
-        whole = host.initial if local is None else local
-        judged: dict[str, Counts | None] = {
-            "global": host.evaluate(down.x) if isinstance(down, GlobalModel) else None
-        }
+        newest = down.x if isinstance(down, GlobalModel) else None
+        if newest is not None and (exp.config.model.buffers == "local" or exp.federation is None):
+            newest = self._calibrated(newest, record, host)
+        whole = local if local is not None else _over(host.initial, newest, host)
+        judged: dict[str, Counts | None] = {}
+        if method.has_global and newest is not None:
+            judged["global"] = host.evaluate(newest)
+        elif section.shared == "latest":
+            whole = _over(whole, newest, host)
+        if not self.keeps_local and not method.personalised:
+            return [self._judgement(task.key, judged)]
         personal = method.personal(state, whole, host)
         judged["personal"] = host.evaluate(personal)
-        # The drift metric: the same personal model on a balanced test set of all.
         if task.judge and self._balanced is not None:
+            # Drift: the same personal model on a balanced test set of all.
             judged["balanced"] = host.evaluate(personal, self._balanced_set())
-            if exp.config.evaluate.finetune:
-                begin = (
-                    whole
-                    if not isinstance(down, GlobalModel)
-                    else whole.to(self.device).merge(down.x.to(self.device))  # type: ignore[attr-defined]
-                )
-                tuned = host.train(begin).x
-                personal = method.personal(state, tuned, host)
-                judged["finetuned"], judged["finetuned_balanced"] = (
-                    host.evaluate(personal),
-                    host.evaluate(personal, self._balanced_set()),
-                )
+        if task.judge and section.finetune:
+            tuned = host.train(_over(whole, newest, host)).x
+            personal = method.personal(state, tuned, host)
+            judged["finetuned"] = host.evaluate(personal)
+            if self._balanced is not None:
+                judged["finetuned_balanced"] = host.evaluate(personal, self._balanced_set())
         return [self._judgement(task.key, judged)]
+
+    def _calibrated(self, x: Tensors, record: Record, host: SiteHost) -> Tensors:
+        """The shared model with BatchNorm statistics to be judged by, where it comes without: the
+        client's own, or, before it has any, those of its training samples (at least two).
+        """
+        exp = self.experiment
+        has_own = exp.config.model.buffers == "local" and record.buffers is not None
+        if not exp.uncalibrated or has_own or host.n < 2:
+            return x
+        return host.recalibrated(x).select(x.layout)
 
     def _balanced_set(self) -> Any:
         assert self._balanced is not None
@@ -356,14 +371,18 @@ class Workplace:
     def _fill(self, record: Record) -> Tensors:
         """Buffers for what comes without: the client's own, or the initial ones."""
         initial = self.experiment.setting.initial.select(self.experiment.shared)
-        own = self._own(record)
+        own = record.own(self.experiment.setting.initial)
         return initial if own is None else own.select(self.experiment.shared)
 
-    def _own(self, record: Record) -> Tensors | None:
-        if record.buffers is None or record.counters is None:
-            return None
-        initial = self.experiment.setting.initial
-        return Tensors(initial.layout, initial.vector, record.buffers, record.counters)
+
+def _over(whole: Tensors, newest: Tensors | None, host: SiteHost) -> Tensors:
+    """A whole model with the newest shared part in its place; the buffers that do not cross are the
+    client's own.
+    """
+    if newest is None:
+        return whole
+    rest = host.rest if whole is host.initial else whole
+    return rest.to(host.device).merge(newest.to(host.device))
 
 
 def _answer(key: Key, encoded: Encoded, state: str = "", kept: bool = False) -> Answer:

@@ -205,6 +205,11 @@ def check_method(config: Config, tree: Node) -> set[str]:
             f"{name} needs samples held out for the server; set data.public.samples or "
             f"data.public.fraction.",
         )
+    if method.personalised and config.evaluate.keep_local == "never":
+        raise refuse(
+            "evaluate.keep_local",
+            f"{name} is judged by its clients' own models; expected auto or always, got 'never'.",
+        )
     if config.privacy.clip is not None and not method.sums_updates:
         raise refuse(
             "privacy.clip",

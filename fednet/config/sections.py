@@ -93,6 +93,10 @@ class DataSection(Section, frozen=True, kw_only=True):
 
 class TrainSection(Section, frozen=True, kw_only=True):
     """Local training. steps: SGD steps instead of epochs. threads: of torch, per client.
+    last_batch: what becomes of an epoch's last batch where it is smaller than the others: keep it;
+    drop it, as PFLlib does; merge it with the one before; auto = keep it, but where the model has
+    BatchNorm drop one of one or two samples, whose variance would spoil the running statistics. (A
+    client whose only batch it is trains on it all the same.)
     memory_format: how the kernels of convolutions lie in memory; auto: channels_last on a CPU,
     contiguous on a GPU. pack: so many clients of one process are trained as one, which many small
     models on a GPU gain by; other bits than each by itself, the same each time. 1: each by
@@ -102,6 +106,7 @@ class TrainSection(Section, frozen=True, kw_only=True):
     epochs: AtLeast1 = 1
     steps: AtLeast1 | None = None
     batch_size: AtLeast1 = 64
+    last_batch: Literal["auto", "keep", "drop", "merge"] = "auto"
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: Positive = 0.01
     momentum: Below1 = 0.0
@@ -130,13 +135,22 @@ class TrainSection(Section, frozen=True, kw_only=True):
 
 class EvaluateSection(Section, frozen=True, kw_only=True):
     """every: rounds, 0 = never. clients: auto = participants within their task, all at the end.
-    finetune: personal models are judged after E more local epochs, at the end.
+    most: where there are more clients, an evaluation of all asks so many, drawn once from the seed;
+    null: all. finetune: personal models are judged after E more local epochs, at the end. shared:
+    what a method that shares a part of the model is judged with beside each client's own part: the
+    newest shared part (FedRep's and LG-FedAvg's authors, PFLlib), or that of the client's own last
+    participation. keep_local: whether each client keeps its last local model, whole, to be judged
+    by; auto = of methods with personal models, and of all methods where there are no more clients
+    than `most`.
     """
 
     every: Count = 1
     global_: bool = msgspec.field(default=True, name="global")
     clients: Literal["auto", "all", "none"] = "auto"
+    most: AtLeast1 | None = 1000
     finetune: bool = False
+    shared: Literal["latest", "last_seen"] = "latest"
+    keep_local: Literal["auto", "always", "never"] = "auto"
     batch_size: AtLeast1 = 512
 
 

@@ -114,6 +114,16 @@ class Data:
         return tuple(next(iter(named(self.train[0]).values())).shape[1:])
 
     @property
+    def outputs(self) -> int:
+        """Numbers that a model gives for each sample, or for each position of a sequence: C, or the
+        width of the targets where y holds values, 1 for y (n,) and k for y (n, k).
+        """
+        if self.classes is not None:
+            return self.classes
+        y = self.train[1]
+        return 1 if y.ndim == 1 else int(y.shape[-1])
+
+    @property
     def sample_nbytes(self) -> int:
         """Bytes of one raw sample, without its label: what it costs on the wire."""
         return sum(

@@ -139,6 +139,8 @@ class Federation:
             "scheme": self.scheme,
             "clients": self.clients,
             "classes": self.data.classes,
+            "outputs": self.data.outputs,
+            "input_shape": list(self.data.input_shape),
             "samples": [len(p) for p in self.parts],
             "test_samples": [len(t) for t in self.tests],
             "samples_by_class": self.table().tolist(),

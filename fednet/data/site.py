@@ -16,7 +16,7 @@ from fednet.errors import ConfigError, DataError, unknown
 
 # The keys of `data:` that say what every site must hold; the rest are options of the dataset read
 # there.
-DECLARED = ("shape", "classes", "format")
+DECLARED = ("shape", "classes", "targets", "format")
 
 
 def load_site(section: Any, directory: Path | str | None, seed: int = 0) -> Data:
@@ -47,6 +47,11 @@ def load_site(section: Any, directory: Path | str | None, seed: int = 0) -> Data
         own.setdefault("mean", [0.5] * channels)
         own.setdefault("std", [0.25] * channels)
     data = made(name, own, root, False, seed)
+    if data.outputs != outputs(section) and classes is None:
+        raise DataError(
+            f"--data {root}: a target holds {data.outputs} values; data.targets says "
+            f"{outputs(section)}."
+        )
     if data.input_shape != shape or data.classes != classes:
         raise DataError(
             f"--data {root}: holds samples of shape {list(data.input_shape)} in {data.classes} "
@@ -71,6 +76,16 @@ def declared(section: Any) -> tuple[tuple[int, ...], int | None]:
     return tuple(int(s) for s in given["shape"]), len(classes) if isinstance(
         classes, (list, tuple)
     ) else classes
+
+
+def outputs(section: Any) -> int:
+    """Numbers that a model gives for each sample: C, or the declared width of the targets (option
+    `targets`, 1 if not given) where they are values.
+    """
+    classes, width = declared(section)[1], options(section).get("targets", 1)
+    if not isinstance(width, int) or width < 1:
+        raise ConfigError(f"data.targets: expected a whole number >= 1, got {width!r}.")
+    return width if classes is None else classes
 
 
 def alone(data: Data) -> Federation:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import msgspec
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fednet import models, registry
 from fednet.algorithms.base import Algorithm, ClientFacts, Nothing, Payload, Tensors
@@ -27,6 +29,7 @@ from fednet.tensors import Layout
 from fednet.training import packed
 from fednet.training.hosts import Setting
 from fednet.training.scratch import Scratch
+from fednet.training.tasks.classification import Classification, class_axis
 from fednet.wire import compress
 from fednet.wire.codec import Codec, not_finite
 
@@ -90,6 +93,19 @@ class Experiment:
         assert self.setting.factory is not None
         return self.setting.factory(seed)
 
+    @functools.cached_property
+    def blank(self) -> nn.Module:
+        """A module to look at, and to put values into on their way to a file."""
+        return self.module(self.config.seed)
+
+    def state_dict(self, x: Tensors) -> dict[str, torch.Tensor]:
+        """What `load_state_dict(strict=True)` of the configuration's model takes: x, what it leaves
+        out as it was initially, and all that is not trained; tied tensors under each of their
+        names, each tensor of the type that the model gives it.
+        """
+        module = self.setting.initial.merge(x.to("cpu")).into(self.blank)
+        return {name: value.detach().clone() for name, value in module.state_dict().items()}
+
     def facts(self, client: int) -> ClientFacts:
         if self.federation is None:
             # A site's own data: any class may be there, in any number, so what is predicted is a
@@ -139,7 +155,17 @@ class Experiment:
 
     def evaluation(self) -> type[Payload]:
         """What comes down when all clients are asked to evaluate."""
-        return GlobalModel if self.algorithm.has_global else Nothing
+        method = self.algorithm
+        return GlobalModel if method.has_global or method.shares() else Nothing
+
+    @functools.cached_property
+    def uncalibrated(self) -> bool:
+        """Whether the shared model's BatchNorm statistics are the initial ones: what the clients
+        measured does not come up.
+        """
+        return self.config.model.buffers != "average" and any(
+            isinstance(part, _BatchNorm) for part in self.blank.modules()
+        )
 
 
 _shared: tuple[Config, str, Experiment] | None = None  # built by a process before it forked others
@@ -191,34 +217,31 @@ def _built(config: Config, root: Path | str | None, data: Any) -> Experiment:
     )
     federation = None
     if config.data.dataset == "site":
-        from fednet.data.site import declared
+        from fednet.data.site import declared, outputs
 
-        input_shape, classes = (
-            declared(config.data) if data is None else (data.input_shape, data.classes)
-        )
+        input_shape, classes = declared(config.data)
+        width = outputs(config.data)
     else:
         data = rooms.load(config.data, root, config.seed)
         federation = rooms.split(
             data, config.data, config.clients, config.seed, uses_public=method.uses_public
         )
         data = federation.data
-        input_shape, classes = data.input_shape, data.classes
+        input_shape, classes, width = data.input_shape, data.classes, data.outputs
     if data is not None:
         trial.finite(data)
-    outputs = classes or 1
     section = {"name": config.model.name, "weights": config.model.weights, **config.model.options}
-    initial_module = models.build(section, input_shape, outputs, config.seed)
+    initial_module = models.build(section, input_shape, width, config.seed)
     trial.whole(initial_module, config.model.name)
     layout = whole_layout(config.model, initial_module)
     initial = Tensors.of(initial_module, layout)
     shared = algorithm.shared(layout, initial_module)
-    frozen = {
-        n: p.detach().clone() for n, p in initial_module.named_parameters() if n not in layout.names
-    }
+    # Frozen parameters, and buffers that are constants.
+    frozen = {n: t.detach().clone() for n, t in _tensors(initial_module) if n not in layout.places}
 
     def factory(seed: int) -> nn.Module:
-        module = models.build({**section, "weights": None}, input_shape, outputs, seed)
-        own = dict(module.named_parameters())
+        module = models.build({**section, "weights": None}, input_shape, width, seed)
+        own = dict(_tensors(module))
         with torch.no_grad():
             for (
                 name,
@@ -230,6 +253,8 @@ def _built(config: Config, root: Path | str | None, data: Any) -> Experiment:
     if config.train.pack > 1:
         packed.check(initial_module, any(slot.role != "parameter" for slot in layout.slots))
     task = registry.task.get(config.task)()
+    if data is not None and isinstance(task, Classification):
+        task.class_axis = class_axis(initial_module, data)
     setting = Setting(
         layout=layout,
         shared=shared,
@@ -257,6 +282,12 @@ def _built(config: Config, root: Path | str | None, data: Any) -> Experiment:
         input_shape,
         config.clients,
     )
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """All parameters and buffers, tied ones once."""
+    yield from module.named_parameters()
+    yield from module.named_buffers()
 
 
 def whole_layout(section: Any, module: nn.Module) -> Layout:

@@ -9,16 +9,21 @@ from typing import Any
 import numpy as np
 import torch
 
+from fednet import seeds
 from fednet.algorithms.base import Payload, Weights, kind
+from fednet.config import Config
 from fednet.errors import RemoteProtocolError
+from fednet.records import JUDGED
 from fednet.training.evaluation import Counts
 
+__all__ = ["JUDGED", "SPLIT", "GlobalModel", "Judgement", "asked", "judgements", "keeps_local"]
 SPLIT = ("training", "evaluating", "encoding")  # what a reply's `split` tells the seconds of
-JUDGED = ("global", "personal", "balanced", "finetuned", "finetuned_balanced")
 
 
 class GlobalModel(Payload):
-    """What comes down for an evaluation: the global model as it is judged."""
+    """What comes down for an evaluation: the global model as it is judged, or the newest shared
+    part of a method that shares no more.
+    """
 
     x: Weights
 
@@ -47,6 +52,24 @@ class Judgement(Payload):
                 f"a judgement of shape {tuple(counts.shape)} in which more are correct than were "
                 f"tested, or that is none at all"
             )
+
+
+def asked(config: Config) -> list[int]:
+    """The clients that an evaluation of all asks: all, or the same sample each time."""
+    most = config.evaluate.most
+    if most is None or config.clients <= most:
+        return list(range(config.clients))
+    draw = seeds.rng(config.seed, "evaluate/clients")
+    return sorted(int(i) for i in draw.choice(config.clients, most, replace=False))
+
+
+def keeps_local(config: Config, personalised: bool) -> bool:
+    """Whether clients keep their last local model to be judged by (`evaluate.keep_local`)."""
+    section = config.evaluate
+    if not section.every or section.clients == "none" or section.keep_local == "never":
+        return False
+    few = section.most is None or config.clients <= section.most
+    return section.keep_local == "always" or personalised or few
 
 
 def judgements(payload: Judgement, classes: int) -> dict[str, Counts]:

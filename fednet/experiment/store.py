@@ -51,6 +51,12 @@ class Record(State):
         own = self.algorithm is None or not dataclasses.fields(self.algorithm)  # type: ignore[arg-type]
         return own and self.buffers is None and not self.residuals
 
+    def own(self, initial: Tensors) -> Tensors | None:
+        """The whole initial model with the client's own buffers. None where it has none."""
+        if self.buffers is None or self.counters is None:
+            return None
+        return Tensors(initial.layout, initial.vector, self.buffers, self.counters)
+
     def sha256(self) -> str:
         """ "" where nothing is kept."""
         return self._sha256

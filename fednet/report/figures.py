@@ -104,10 +104,11 @@ def client_accuracy(run: Run) -> tuple[str, list[int], list[int], np.ndarray] | 
     """(which, clients, rounds, (clients, rounds) accuracy, NaN where not evaluated), clients by
     their last accuracy.
 
-    Of the personal models where the method has them, else of the global model on each client's own
-    test split.
+    Of the personal models where the method has them, else of the global model, as received or at
+    the end, on each client's own test split.
     """
-    which = next((w for w in ("personal", "global") if metrics.latest(run, w)), None)
+    judged = ("personal", "received", "global")
+    which = next((w for w in judged if metrics.latest(run, w)), None)
     if which is None:
         return None
     field, last = f"accuracy_{which}", metrics.latest(run, which)

@@ -264,10 +264,19 @@ def class_stability(run: Run) -> dict[str, float] | None:
 # -- personalised ----------------------------------------------------------------------------------
 @once
 def latest(run: Run, judged: str) -> dict[int, Client]:
-    """Each client's last record that holds its accuracy as `judged`, by client."""
+    """Each client's record at the last evaluation of a run that has ended, else its last one, where
+    it holds its accuracy as `judged`, by client.
+    """
     field = f"accuracy_{judged}"
-    found = {r.client: r for r in run.clients if getattr(r, field) is not None}
+    found = {r.client: r for r in ended(run) or run.clients if getattr(r, field) is not None}
     return dict(sorted(found.items()))
+
+
+@once
+def ended(run: Run) -> list[Client]:
+    """The records of the evaluation at the end. A run given more rounds has been judged before."""
+    last = max((r.round for r in run.clients if r.final), default=0)
+    return [r for r in run.clients if r.final and r.round == last]
 
 
 def pooled(clients: Iterable[Client], judged: str) -> float | None:
@@ -361,6 +370,19 @@ def summarise(run: Run, foretold: Mapping[str, Mapping[str, int]] | None = None)
         name: p for name in JUDGED if (p := pooled(latest(run, name).values(), name)) is not None
     }:
         out["personal"] = judged
+    if asked := ended(run):
+        taken = [r for r in asked if r.took_part is not False]
+        out["personal_of_participants"] = {
+            name: p
+            for name in JUDGED
+            if (p := pooled([r for r in taken if r.get(f"tested_{name}")], name)) is not None
+        }
+        out["judged"] = {
+            "clients": len(asked),
+            "of": int(run.config.get("clients", 0)),
+            "never_took_part": len(asked) - len(taken),
+            "shared": run.config.get("evaluate", {}).get("shared"),
+        }
     if own := personal(run):
         out["personal_spread"] = {k: v for k, v in own.items() if k not in ("pfl", "drift")}
     out["bytes"] = _bytes(run, foretold)

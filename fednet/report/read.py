@@ -135,10 +135,12 @@ class Run:
         return list(self.partition.get("sha256", ()))
 
     def model(self) -> nn.Module:
-        """The global model with its final weights, on the CPU, in eval mode.
+        """The global model with its final weights, on the CPU, in eval mode. Of a method that
+        shares a part of the model: that part as trained, beside the initial values of what each
+        client has of its own (`personal/` holds the clients' models).
 
-        Raises StateError where the run has none (a method without a global model, a run that has
-        not ended), ConfigError where its model is a user's own that is not loaded.
+        Raises StateError where the run has none (a method that shares nothing, a run that has not
+        ended), ConfigError where its model is a user's own that is not loaded.
         """
         from safetensors.torch import load_file
 
@@ -155,26 +157,29 @@ class Run:
         shape, outputs = self._shape(settings)
         chosen = {"name": settings.model.name, **settings.model.options}
         module = models.build(chosen, shape, outputs, settings.seed)
-        missing, extra = module.load_state_dict(tensors, strict=False)
-        if extra or (missing and settings.model.trainable == "*"):
-            found = ", ".join([*missing, *extra][:4])
+        try:
+            module.load_state_dict(tensors, strict=True)
+        except RuntimeError as other:
             raise StateError(
-                f"{path}: its tensors are not those of model {settings.model.name!r}: {found}."
-            )
+                f"{path}: its tensors are not those of model {settings.model.name!r}: {other}"
+            ) from None
         return module.eval()
 
     def _shape(self, settings: Any) -> tuple[tuple[int, ...], int]:
-        """Of one model input, and the number of outputs: by looking at the data again."""
+        """Of one model input, and the number of outputs: as recorded, else by looking at the data
+        again.
+        """
+        facts = self.partition
+        if facts.get("input_shape"):
+            return tuple(facts["input_shape"]), int(facts["outputs"])
         if settings.data.dataset == "site":
-            from fednet.data.site import declared
+            from fednet.data.site import declared, outputs
 
-            shape, classes = declared(settings.data)
-        else:
-            from fednet import data
+            return declared(settings.data)[0], outputs(settings.data)
+        from fednet import data
 
-            found = data.load(settings.data, settings.data.root, settings.seed)
-            shape, classes = found.input_shape, found.classes
-        return tuple(shape), int(classes or 1)
+        found = data.load(settings.data, settings.data.root, settings.seed)
+        return found.input_shape, found.outputs
 
     def frame(self, what: str) -> Any:
         """A pandas DataFrame of `rounds`, `clients`, `wire` or `events`."""

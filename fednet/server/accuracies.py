@@ -4,10 +4,10 @@ on their own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from fednet.algorithms.base import Tensors
+from fednet.algorithms.base import Algorithm, Tensors
 from fednet.config import Config
 from fednet.records import Client
 from fednet.training.evaluation import Counts, evaluate
@@ -49,6 +49,24 @@ def pooled(judged: dict[int, dict[str, Counts]]) -> dict[str, float]:
     return {name: counts.accuracy for name, counts in sums.items()}
 
 
+def losses(runs: dict[int, Run], method: Algorithm) -> dict[str, float]:
+    """A round's mean training loss over its clients: weighted by samples, plainly, and, as
+    `train_loss`, as the method weighs their models.
+    """
+
+    def mean(weigh: Callable[[Run], float]) -> float | None:
+        total = sum(weigh(run) for run in runs.values())
+        summed = sum(weigh(run) * run.loss for _, run in sorted(runs.items()))
+        return summed / total if total else None
+
+    found = {
+        "train_loss": mean(method.weight),
+        "train_loss_by_samples": mean(lambda run: run.n),
+        "train_loss_by_clients": mean(lambda run: 1.0),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def client_row(
     round: int,
     client: int,
@@ -56,6 +74,7 @@ def client_row(
     run: Run | None = None,
     *,
     final: bool = False,
+    took_part: bool | None = None,
     seconds: float | None = None,
     worker: Mapping[str, Any] | None = None,
 ) -> Client:
@@ -67,6 +86,7 @@ def client_row(
         round=round,
         client=client,
         final=final or None,
+        took_part=took_part,
         test_samples=judged.n if judged is not None else 0,
         seconds=seconds,
         host=(worker or {}).get("host"),

@@ -8,16 +8,18 @@ wire: they are copied only where the clients' state lies beside the run, as unde
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save, save_file
 
-from fednet.algorithms.state import read_state
-from fednet.experiment.store import Local
+from fednet.experiment.build import Experiment
+from fednet.experiment.store import ClientStore, Record
 from fednet.files import write_aside
 from fednet.tensors import Tensors
+from fednet.training.hosts import SiteHost
 from fednet.wire.payload import Payload, Samples
 
 FOLDER = "condensed"
@@ -61,18 +63,52 @@ def keep_class_means(directory: Path, experiment: Any) -> None:
     )
 
 
-def keep_personal(directory: Path, run_id: str, versions: dict[int, str]) -> None:
-    """Writes personal/client-K.safetensors: each client's last local model, whole."""
-    state = directory / "state" / run_id
+def keep_personal(
+    directory: Path,
+    run_id: str,
+    versions: Mapping[int, str],
+    experiment: Experiment,
+    shared: Tensors | None,
+) -> None:
+    """Writes personal/client-K.safetensors of each client that keeps a local model: what it is
+    judged by, whole. Where that is a model with more beside it (FedRoD's P-head), the file holds
+    both (`p_head.weight`), and its metadata name what is beside; where a method does not give that,
+    they say what is lacking. shared: the newest shared part.
+    """
+    state, method = directory / "state" / run_id, experiment.algorithm
+    if not state.is_dir():
+        return
+    store, scratch = ClientStore(state, method.Client), experiment.scratch()
+    initial = experiment.setting.initial
+    nothing = torch.zeros((0, *experiment.input_shape)), torch.zeros(0, dtype=torch.int64)
+    newest = not method.has_global and experiment.config.evaluate.shared == "latest"
     for client, version in sorted(versions.items()):
-        path = state / f"client-{client}" / f"{version}.local.safetensors"
-        if path.exists():
-            (directory / "personal").mkdir(exist_ok=True)
-            save_model(
-                directory / "personal" / f"client-{client}.safetensors", read_state(path, Local).x
-            )
+        local = store.local(client, version)
+        if local is None:
+            continue
+        record = store.load(client, version) or Record()
+        host = SiteHost(
+            experiment.setting, scratch, client, 1, train=nothing, rest=record.own(initial)
+        )
+        own = method.init_client(initial) if record.algorithm is None else record.algorithm
+        whole = local.merge(shared) if newest else local
+        judged, beside, about = method.personal(own, whole, host), dict(method.beside(own)), {}
+        if isinstance(judged, Tensors):
+            whole = host.whole(judged)
+        elif beside:
+            about = {"beside": " ".join(beside)}
+        else:
+            about = {"lacks": f"what {type(method).__name__}.personal adds to the local model"}
+        named = experiment.state_dict(whole)
+        named |= {name: value.detach().to("cpu").clone() for name, value in beside.items()}
+        (directory / "personal").mkdir(exist_ok=True)
+        save_model(directory / "personal" / f"client-{client}.safetensors", named, about)
 
 
-def save_model(path: Path, model: Tensors) -> None:
-    """Plain named tensors, as any PyTorch user would expect of model.safetensors."""
-    write_aside(path, save({name: value.detach().cpu().clone() for name, value in model.items()}))
+def save_model(
+    path: Path, named: Mapping[str, torch.Tensor], about: Mapping[str, str] | None = None
+) -> None:
+    """Named tensors, as any PyTorch user would expect of model.safetensors. about: the file's
+    metadata.
+    """
+    write_aside(path, save({n: v.contiguous() for n, v in named.items()}, {**(about or {})}))

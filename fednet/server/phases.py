@@ -21,7 +21,7 @@ from fednet.errors import CannotGoOn
 from fednet.experiment.build import Experiment
 from fednet.experiment.clock import VirtualClock, crossing, task_bytes
 from fednet.experiment.faults import Faults, drops
-from fednet.experiment.judging import GlobalModel, Judgement, judgements
+from fednet.experiment.judging import GlobalModel, Judgement, asked, judgements
 from fednet.experiment.rundir import RunDirectory
 from fednet.protocol.rules import Job, Rules
 from fednet.server import accuracies
@@ -30,6 +30,7 @@ from fednet.server.io_thread import ServerIO
 from fednet.server.spool import Spool, Spooled
 from fednet.training.evaluation import Counts
 from fednet.training.hosts import ServerHost
+from fednet.training.loop import batches
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
 from fednet.wire.messages import Key, Purpose
@@ -259,7 +260,7 @@ class Phases:
             if self.experiment.federation is not None
             else getattr(self.io.protocol.sites.get(client), "train", 0)
         )
-        return train.epochs * -(-n // train.batch_size)
+        return train.epochs * len(batches(n, train.batch_size, train.last_batch))
 
     # -- collecting --------------------------------------------------------------------------------
     def replies(self, phase: Phase) -> Iterator[tuple[int, Spooled]]:
@@ -362,14 +363,18 @@ class Phases:
     # -- judging -----------------------------------------------------------------------------------
     def judged(self, phase: Phase) -> dict[int, dict[str, Counts]]:
         """What the clients that completed the phase found their models to be worth, of those that
-        were asked to.
+        were asked to. In an exchange the model that came down is the one before the round: what
+        they made of it is named `received`, where that of an evaluation is `global`.
         """
         found = {}
         for client in phase.done:
             verdict = self._reply(phase, client, "evaluate")
             if verdict is not None:
                 judgement: Any = self.experiment.up.decode(Judgement, verdict.form, verdict.body())
-                found[client] = judgements(judgement, self.experiment.setting.classes)
+                said = judgements(judgement, self.experiment.setting.classes)
+                if phase.purpose == "train" and "global" in said:
+                    said = {"received": said.pop("global"), **said}
+                found[client] = said
         return found
 
     def evaluation(
@@ -381,7 +386,9 @@ class Phases:
         keep: Mapping[int, str],
         final: bool,
     ) -> dict[int, dict[str, Counts]]:
-        """Asks all clients to judge their models, and `model`, and waits for them."""
+        """Asks the clients (`judging.asked`) to judge their models, and `model`, and waits for
+        them.
+        """
         exp = self.experiment
         down: Payload = (
             GlobalModel(x=model)
@@ -390,7 +397,7 @@ class Phases:
         )
         encoded = exp.exact.encode(down)
         check = encoded.body.check()
-        clients = tuple(range(self.config.clients))
+        clients = tuple(asked(self.config))
         phase = Phase(
             round,
             len(self.method.exchanges),

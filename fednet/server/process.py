@@ -50,6 +50,7 @@ def host_rounds(
     from fednet.experiment import build as experiments
     from fednet.experiment import privacy
     from fednet.experiment.faults import Faults, struck
+    from fednet.experiment.remarks import remarks
     from fednet.protocol.rules import Rules
     from fednet.protocol.server import ServerProtocol
     from fednet.server.checkpoint import Checkpoints
@@ -257,6 +258,9 @@ def host_rounds(
     )
     rounds.until = until
     files.event("started", incarnation=incarnation, resumed=resumed is not None)
+    for remark in remarks(exp):
+        display.note(remark)
+        files.event("remark", text=remark)
     over, why = False, ""
     try:
         if resumed is not None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -462,11 +463,10 @@ class Rounds:
         progress.versions, progress.states = outcome.versions, outcome.states
         self.residuals = outcome.residuals
         progress.void = progress.void + 1 if outcome.void else 0
-        total = sum(r.n for r in outcome.runs.values())
-        if total:
-            record.train_loss = sum(r.n * r.loss for _, r in sorted(outcome.runs.items())) / total
-        model = self.method.global_model(outcome.server)
-        if scores.due(config, outcome.round):
+        record.set(**scores.losses(outcome.runs, self.method))
+        due = scores.due(config, outcome.round)
+        model = self.newest(outcome.server, measured=due)
+        if due:
             record.set(**self._judge(outcome, model))
         self.faults.at("evaluating", outcome.round)
         judged_at = time.monotonic()
@@ -528,12 +528,15 @@ class Rounds:
         """The round's accuracies."""
         found: dict[str, Any] = {}
         section = self.config.evaluate
-        if section.global_ and model is not None and self.test is not None:
-            found |= scores.global_scores(
-                self.host, model, self.test, self.validation, section.batch_size
-            )
+        if self.method.has_global and section.global_ and model is not None:
+            if self.test is not None:
+                found |= scores.global_scores(
+                    self.host, model, self.test, self.validation, section.batch_size
+                )
+            if self.calibrated_by is not None:
+                found["batch_norm_measured_over"] = self.calibrated_by
         if section.clients == "all":
-            outcome.judged = self._ask_all(outcome.round, outcome.server, final=False)
+            outcome.judged = self._ask_all(outcome.round, model, final=False)
         if outcome.judged:
             found["client_accuracy"] = scores.pooled(outcome.judged)
         return found
@@ -556,29 +559,53 @@ class Rounds:
         if accuracy is not None and (self.progress.best is None or accuracy > self.progress.best):
             self.progress.best, self.progress.best_round = accuracy, record.round
             if self.config.checkpoint.best and model is not None:
-                exports.save_model(self.directory.path / "best.safetensors", model)
+                named = self.experiment.state_dict(model)
+                exports.save_model(self.directory.path / "best.safetensors", named)
 
     # -- the last evaluation -----------------------------------------------------------------------
     def _last_evaluation(self) -> list[dict[str, Any]]:
-        """All clients are asked once, at the end. Returns their lines."""
+        """The clients are asked once, at the end. Returns their lines."""
         section = self.config.evaluate
         if not section.every or section.clients == "none":
             return []
-        judged = self._ask_all(self.progress.round, self.server, final=True)
+        self.directory.flush()
+        took_part = participants(self.directory.path)
+        judged = self._ask_all(self.progress.round, self.newest(self.server), final=True)
         return [
-            scores.client_row(self.progress.round, c, v, final=True).line()
+            scores.client_row(
+                self.progress.round, c, v, final=True, took_part=c in took_part
+            ).line()
             for c, v in sorted(judged.items())
         ]
 
-    def _ask_all(self, round: int, server: Any, final: bool) -> dict[int, dict[str, Counts]]:
+    def _ask_all(
+        self, round: int, model: Tensors | None, final: bool
+    ) -> dict[int, dict[str, Counts]]:
+        progress = self.progress
         return self.phases.evaluation(
-            round,
-            self.method.global_model(server),
-            self.progress.versions,
-            self.progress.states,
-            self.durable,
-            final,
+            round, model, progress.versions, progress.states, self.durable, final
         )
+
+    def newest(self, server: Any, measured: bool = True) -> Tensors | None:
+        """The shared model, or shared part, as it is judged and written out. measured: its
+        BatchNorm statistics too, over the public or the test inputs, where the clients' do not come
+        up.
+        """
+        x = self.method.shared_part(server)
+        if x is None or not measured or self.calibrated_by is None:
+            return x
+        inputs = self.host.public_inputs if self.calibrated_by == "public" else self.test
+        return self.host.recalibrated(x, inputs[0])
+
+    @property
+    def calibrated_by(self) -> str | None:
+        """Whose inputs BatchNorm's statistics are measured over, `public` or `test`. None where
+        there is no need to, or where the sites have all samples.
+        """
+        if not self.experiment.uncalibrated:
+            return None
+        public = self.host.public is not None
+        return "public" if public else "test" if self.test is not None else None
 
     # -- saving ------------------------------------------------------------------------------------
     def _save(self, lines: dict[str, list[dict[str, Any]]] | None = None) -> None:
@@ -604,6 +631,12 @@ class Rounds:
         for record in lines.get("clients", ()):
             self.directory.clients.append(record)
         self.directory.flush()
+
+
+def participants(directory: Path) -> set[int]:
+    """Who completed a round of the run so far."""
+    records = read_lines(directory / "rounds.jsonl")
+    return {c for record in records for c in record["completed"]}
 
 
 def failures(outcome: Outcome) -> list[str]:

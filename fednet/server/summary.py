@@ -31,11 +31,13 @@ def finish(
 ) -> Summary:
     """Writes the models; returns what the server says of the run."""
     config, progress = rounds.config, rounds.progress
-    model = rounds.method.global_model(rounds.server)
+    model = rounds.newest(rounds.server)
     if model is not None:
-        save_model(directory / "model.safetensors", model)
+        save_model(
+            directory / "model.safetensors", experiment.state_dict(model), about(rounds, model)
+        )
     keep_class_means(directory, experiment)
-    keep_personal(directory, progress.run, progress.versions)
+    keep_personal(directory, progress.run, progress.versions, experiment, model)
     rounds.directory.flush()
     rounds.accounts.spent(progress.round, progress)  # the last evaluation
     last = next(reversed(open_run(directory).rounds), Round())
@@ -73,6 +75,18 @@ def bounded(experiment: Any) -> bool:
         for codec in (experiment.up, experiment.down)
         for c in codec.chains.values()
     )
+
+
+def about(rounds: Rounds, model: Any) -> dict[str, str]:
+    """What model.safetensors says of itself: which tensors are trained, where only a part of the
+    model is shared; over which inputs BatchNorm's statistics were measured.
+    """
+    found = {}
+    if not rounds.method.has_global:
+        found["trained"] = " ".join(model.layout.names)
+    if rounds.calibrated_by:
+        found["batch_norm"] = f"measured over the {rounds.calibrated_by} inputs"
+    return found
 
 
 def _privacy(config: Any, last: Mapping[str, Any]) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def declared(kind: type[Algorithm]) -> tuple[tuple[str, str], tuple[str, str]]:
     )
 
 
-# Of datasets that need files only to be told their shape: one input, and the number of classes.
+# Of datasets that need files only to be told their shape: one input, and a model's outputs.
 KNOWN = {
     "mnist": ((1, 28, 28), 10),
     "fashion-mnist": ((1, 28, 28), 10),
@@ -112,7 +112,7 @@ def _facts(config: Config, public: int) -> tuple[ClientFacts, int]:
     """What is known of any client, and the number of classes."""
     data = config.data
     shape: tuple[int, ...]
-    classes: int | None
+    classes: int
     if data.dataset in KNOWN:
         shape, classes = KNOWN[data.dataset]
         nbytes = math.prod(shape)
@@ -121,14 +121,15 @@ def _facts(config: Config, public: int) -> tuple[ClientFacts, int]:
         nbytes = math.prod(shape) * (1 if len(shape) == 3 else 4)
     elif data.dataset == "site":
         from fednet.data.site import declared as of_sites
+        from fednet.data.site import outputs
 
-        shape, classes = of_sites(data)
+        shape, classes = of_sites(data)[0], outputs(data)
         nbytes = 0
     else:
         from fednet.data import load
 
         dataset.get(data.dataset)
         loaded = load(data, data.root, config.seed)
-        shape, classes = loaded.input_shape, loaded.classes
+        shape, classes = loaded.input_shape, loaded.outputs
         nbytes = loaded.sample_nbytes
-    return ClientFacts(0, (), nbytes, shape, public or data.public.samples), int(classes or 1)
+    return ClientFacts(0, (), nbytes, shape, public or data.public.samples), int(classes)

@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from fednet.training.loop import length, piece
+from fednet.tensors import Tensors
+from fednet.training.loop import batches, length, piece
+from fednet.training.scratch import Scratch
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -49,6 +52,29 @@ class Counts:
         if not self.n or not other.n:  # an empty split does not know how many classes there are
             return other if not self.n else self
         return Counts(self.table + other.table, self.loss + other.loss, self.n + other.n)
+
+
+def recalibrated(scratch: Scratch, x: Tensors, inputs: Any, batch_size: int) -> Tensors:
+    """x, a whole model, with the statistics of its BatchNorm layers measured anew over `inputs`, in
+    batches: the mean of the batches' means and variances, all else in eval mode.
+    """
+    module = scratch.load(x).eval()
+    norms = [
+        (part, part.momentum)
+        for part in module.modules()
+        if isinstance(part, _BatchNorm) and part.track_running_stats
+    ]
+    for part, _ in norms:
+        part.reset_running_stats()
+        part.momentum = None  # a mean over all batches
+        part.train()
+    with torch.no_grad():
+        for start, end in batches(length(inputs), batch_size, "merge"):
+            module(piece(inputs, start, end))
+    for part, momentum in norms:
+        part.momentum = momentum
+        part.eval()
+    return scratch.values()
 
 
 def evaluate(

@@ -21,7 +21,7 @@ from torch import nn
 from fednet import seeds
 from fednet.errors import LocalProtocolError
 from fednet.tensors import Layout, Tensors, to_device
-from fednet.training.evaluation import Counts, evaluate
+from fednet.training.evaluation import Counts, evaluate, recalibrated
 from fednet.training.loop import Recipe, Trained, descend, full_gradient, joined, length
 from fednet.training.packed import Lane, Pack
 from fednet.training.scratch import Scratch, may_draw
@@ -185,6 +185,7 @@ class SiteHost:
             epochs=config.epochs if epochs is None else epochs,
             steps=config.steps if epochs is None and steps is None else steps,
             batch_size=config.batch_size,
+            last_batch=config.last_batch,
             optimizer=config.optimizer,
             momentum=config.momentum,
             weight_decay=config.weight_decay,
@@ -264,6 +265,11 @@ class SiteHost:
     def _loss(self, module: nn.Module, x: Any, y: torch.Tensor) -> torch.Tensor:
         return self.task.loss(module(x), y)
 
+    def recalibrated(self, x: Tensors) -> Tensors:
+        """x, whole, with BatchNorm statistics measured over the client's training samples."""
+        size = self.setting.config.evaluate.batch_size
+        return recalibrated(self.scratch, self.whole(x), self.data[0], size)
+
     def evaluate(
         self, model: Tensors | Callable[[Any], torch.Tensor], data: Inputs | None = None
     ) -> Counts:
@@ -335,6 +341,12 @@ class ServerHost:
         return self.scratch.load(
             x if x.layout == self.layout else self.setting.initial.to(x.device).merge(x)
         ).eval()
+
+    def recalibrated(self, x: Tensors, inputs: Any) -> Tensors:
+        """x with BatchNorm statistics measured over `inputs`, on `device`."""
+        whole = self.setting.initial.to(x.device).merge(x)
+        size = self.setting.config.evaluate.batch_size
+        return recalibrated(self.scratch, whole, inputs, size).select(x.layout)
 
     def evaluate(self, x: Tensors, samples: Any = None) -> Counts:
         """Counts of x on the public set, or on `samples`: raw `Samples`, or inputs (x, y) on

@@ -39,14 +39,15 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to descend. steps: so many optimizer steps instead of epochs. clip_norm: of the raw
-    gradient, L2.
+    """How to descend. steps: so many optimizer steps instead of epochs. last_batch: see `batches`.
+    clip_norm: of the raw gradient, L2.
     """
 
     lr: float
     epochs: int = 1
     steps: int | None = None
     batch_size: int = 64
+    last_batch: str = "auto"
     optimizer: str = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
@@ -113,12 +114,27 @@ def autocast(precision: str, device: torch.device) -> tuple[Any, float]:
     return contextlib.nullcontext(), 1.0
 
 
-def batches(n: int, size: int, batch_norm: bool) -> list[tuple[int, int]]:
-    """(start, end) of the batches of one epoch. The last short one is kept, except that with
-    BatchNorm a last batch of one sample is dropped, unless all batches are of one.
+FEW = 2  # samples of a last batch whose variance BatchNorm should not learn
+
+
+def batches(
+    n: int, size: int, last: str = "auto", batch_norm: bool = False
+) -> list[tuple[int, int]]:
+    """(start, end) of the batches of one epoch.
+
+    last: what becomes of a last batch of fewer than `size` samples: keep; drop; merge it with the
+    one before; auto: keep it, but under BatchNorm drop one of FEW samples or less. A batch that is
+    the only one stays. Under BatchNorm a last batch of one sample has no variance, and is dropped
+    by `keep` too.
     """
     cuts = [(start, min(start + size, n)) for start in range(0, n, size)]
-    if batch_norm and size > 1 and len(cuts) > 1 and cuts[-1][1] - cuts[-1][0] == 1:
+    left = n % size
+    if not left or len(cuts) == 1:
+        return cuts
+    if last == "merge":
+        return [*cuts[:-2], (cuts[-2][0], n)]
+    few = {"auto": FEW, "keep": 1, "drop": size}[last]
+    if left <= few and (batch_norm or last == "drop"):
         cuts.pop()
     return cuts
 
@@ -174,7 +190,7 @@ def descend(
             scratch.train_mode(alone=size == 1 or n == 1)
         else:
             module.eval()
-        cuts = batches(n, size, scratch.batch_norm and train_mode)
+        cuts = batches(n, size, recipe.last_batch, scratch.batch_norm and train_mode)
         steps = recipe.steps if recipe.steps is not None else recipe.epochs * len(cuts)
         beside = (
             {name: t.clone().requires_grad_(True) for name, t in extra.items()}

@@ -64,7 +64,7 @@ class Lane:
 
     @functools.cached_property
     def cuts(self) -> list[tuple[int, int]]:
-        return batches(self.n, self.recipe.batch_size, False)
+        return batches(self.n, self.recipe.batch_size, self.recipe.last_batch)
 
     @property
     def steps(self) -> int:

@@ -55,8 +55,8 @@ class Scratch:
     laid out by `layout`.
 
     Parameters that the layout leaves out (`model.trainable`) keep their initial values and take no
-    gradient. Do not move the module to another device or replace its tensors afterwards: they would
-    no longer be views.
+    gradient; buffers that it leaves out get theirs back at each load. Do not move the module to
+    another device or replace its tensors afterwards: they would no longer be views.
 
     channels_last: kernels of convolutions lie with their channels innermost, which the CPU's
     convolutions and pools are faster with. It changes bits, so it is the configuration's choice
@@ -102,6 +102,12 @@ class Scratch:
                 owner = self.module.get_submodule(path)
                 view.copy_(owner._buffers[leaf])  # type: ignore[arg-type]
                 owner._buffers[leaf] = view
+        self._constants = [
+            (self.module.get_submodule(path), leaf, value, value.clone())
+            for name, value in self.module.named_buffers()
+            if name not in layout.places
+            for path, _, leaf in [name.rpartition(".")]
+        ]
         self._parts = [(part, list(part.parameters())) for part in self.module.modules()]
         self.batch_norm = any(isinstance(part, _BatchNorm) for part, _ in self._parts)
         self.may_draw = any(may_draw(part) for part, _ in self._parts)
@@ -135,6 +141,9 @@ class Scratch:
             view.copy_(x[name])
         self.buffers.copy_(x.buffers)
         self.counters.copy_(x.counters)
+        for owner, leaf, buffer, value in self._constants:
+            buffer.copy_(value)
+            owner._buffers[leaf] = buffer
         return self.module
 
     def values(self) -> Tensors:

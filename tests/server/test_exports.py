@@ -8,11 +8,12 @@ import torch
 from safetensors.torch import load_file
 
 from fednet.algorithms.feddc import FedDC
-from fednet.algorithms.state import write_state
-from fednet.experiment.store import Local
+from fednet.experiment import build
+from fednet.experiment.store import ClientStore, Record
 from fednet.server import exports
 from fednet.tensors import Layout, Slot, Tensors
 from fednet.wire.payload import Run, Samples
+from tests.rooms import small
 
 LAYOUT = Layout((Slot("w", (2,), "parameter"),))
 
@@ -54,13 +55,12 @@ def test_class_means_are_of_the_real_images_and_nan_for_an_absent_class(tmp_path
 
 
 def test_a_personal_model_is_the_version_that_was_used_last(tmp_path):
-    folder = tmp_path / "state" / "run" / "client-4"
-    folder.mkdir(parents=True)
-    for version, value in (("1-0-0", 1.0), ("2-0-0", 2.0)):
-        write_state(
-            folder / f"{version}.local.safetensors",
-            Local(Tensors.pack(LAYOUT, {"w": torch.full((2,), value)})),
-        )
-    exports.keep_personal(tmp_path, "run", {4: "1-0-0", 5: "1-0-0"})
-    assert [p.name for p in (tmp_path / "personal").iterdir()] == ["client-4.safetensors"]
-    assert load_file(tmp_path / "personal" / "client-4.safetensors")["w"].tolist() == [1.0, 1.0]
+    experiment = build.build(small(), None)
+    initial = experiment.setting.initial
+    store = ClientStore(tmp_path / "state" / "run", experiment.algorithm.Client)
+    for version, factor in (("1-0-0", 2.0), ("2-0-0", 3.0)):
+        store.save(2, version, Record(), initial * factor)
+    exports.keep_personal(tmp_path, "run", {2: "1-0-0", 1: "1-0-0"}, experiment, None)
+    assert [p.name for p in (tmp_path / "personal").iterdir()] == ["client-2.safetensors"]
+    found = load_file(tmp_path / "personal" / "client-2.safetensors")
+    assert torch.equal(found["head.weight"], 2 * initial["head.weight"])

@@ -4,8 +4,12 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
+from fednet.data import Data
+from fednet.errors import ConfigError
 from fednet.registry import task
+from fednet.training.tasks.classification import class_axis
 
 
 def test_classification_counts_correct_and_total_by_true_class():
@@ -47,3 +51,67 @@ def test_regression_counts_values_within_tolerance_and_means_squares():
     assert float(r.loss(outputs, y)) == pytest.approx(4.25 / 3)
     assert r.counts(outputs, y).tolist() == [[2], [3]]
     assert r.accuracy(torch.tensor([[2], [3]])) == pytest.approx(2 / 3)
+
+
+def test_regression_refuses_outputs_of_another_width_than_the_targets():
+    r = task.get("regression")()
+    y = torch.zeros(4, 3)
+    for wrong in (torch.zeros(4, 1), torch.zeros(4), torch.zeros(4, 2), torch.zeros(4, 3, 2)):
+        for judge in (r.loss, r.losses, r.counts):
+            with pytest.raises(ConfigError, match=r"targets of shape \(4, 3\)"):
+                judge(wrong, y)
+    assert float(r.loss(torch.ones(4, 3), y)) == 1.0
+    assert float(r.loss(torch.ones(4, 3, 1), y)) == 1.0
+
+
+@pytest.mark.parametrize("t", [2, 3, 4])
+def test_logits_in_torchs_order_are_judged_like_those_with_the_classes_last(t):
+    c = task.get("classification")()
+    last = torch.randn(5, t, 3, generator=torch.Generator().manual_seed(0))
+    y = torch.randint(0, 3, (5, t), generator=torch.Generator().manual_seed(1))
+    second = last.movedim(-1, 1)
+    expected = torch.nn.functional.cross_entropy(second, y)
+    assert float(c.loss(last, y)) == pytest.approx(float(expected))
+    c.class_axis = 1  # read where there are as many classes as positions
+    assert float(c.loss(second, y)) == pytest.approx(float(expected))
+    counts = c.counts(second, y)
+    assert counts.sum(1).tolist() == [int((last.argmax(-1) == y).sum()), 5 * t]
+    assert c.losses(second, y).shape == (5,)
+
+
+def test_logits_that_fit_no_label_are_refused():
+    c = task.get("classification")()
+    with pytest.raises(ConfigError, match=r"outputs of shape \(4, 3, 5\) with labels of shape"):
+        c.loss(torch.zeros(4, 3, 5), torch.zeros(4, 6, dtype=torch.int64))
+    with pytest.raises(ConfigError):
+        c.loss(torch.zeros(4, 3), torch.zeros(4, 6, dtype=torch.int64))
+
+
+class Last(nn.Module):
+    """(n, t, k) to (n, t, C) by a Linear head; `order` changes what it gives."""
+
+    def __init__(self, order=None):
+        super().__init__()
+        self.head, self.order = nn.Linear(2, 4), order
+
+    def features(self, x):
+        return x
+
+    def forward(self, x):
+        outputs = self.head(x)
+        return outputs if self.order is None else outputs.movedim(-1, 1)
+
+
+@pytest.mark.parametrize("t", [3, 4])
+def test_where_classes_and_positions_are_as_many_the_model_says_which_is_which(t):
+    x, y = torch.randn(6, t, 2), torch.randint(0, 4, (6, t))
+    data = Data(train=(x, y), classes=4)
+    assert class_axis(Last(), data) == -1
+    turned = Last(order=1)
+    if t == 3:
+        assert class_axis(turned, data) == 1
+        return
+    with pytest.raises(ConfigError, match="give the module an attribute class_axis"):
+        class_axis(turned, data)
+    turned.class_axis = 1
+    assert class_axis(turned, data) == 1

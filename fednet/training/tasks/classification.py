@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
+from fednet.errors import ConfigError
 from fednet.registry import task
+
+if TYPE_CHECKING:
+    from fednet.data import Data
 
 
 @task("classification")
 class Classification:
     """Cross-entropy; correct and total by class.
 
-    outputs: logits (n, C), or (n, t, C) for sequences, as a Linear head gives them; y: (n,) or (n,
-    t) int64 classes.
+    outputs: logits (n, C); for y (n, t), a class at each position, (n, t, C) as a Linear head gives
+    them or (n, C, t) as torch.nn.CrossEntropyLoss takes them. y: int64 classes. Outputs of another
+    shape are a ConfigError. class_axis: 1 or -1, where the classes are when C = t leaves both
+    readings open; a run asks its model (see `class_axis`).
     """
+
+    class_axis = -1
 
     def loss(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Mean cross-entropy, a scalar with a graph."""
-        return F.cross_entropy(outputs.flatten(0, -2), y.flatten())
+        return F.cross_entropy(self._last(outputs, y).flatten(0, -2), y.flatten())
 
     def losses(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """(n,) cross-entropy of each sample; the mean over its positions for sequences."""
+        outputs = self._last(outputs, y)
         each = F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none")
         return each if y.ndim == 1 else each.view(len(y), -1).mean(1)
 
@@ -31,9 +41,22 @@ class Classification:
         """(2, C) int64: correct and total by true class. The first of equal logits is the
         prediction.
         """
+        outputs = self._last(outputs, y)
         classes = outputs.shape[-1]
         right = y[outputs.argmax(dim=-1) == y]
         return torch.stack([torch.bincount(v.reshape(-1), minlength=classes) for v in (right, y)])
+
+    def _last(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """The outputs with the classes last."""
+        axes = possible_axes(outputs, y)
+        if not axes:
+            raise ConfigError(
+                f"task: classification cannot compare outputs of shape {tuple(outputs.shape)} with "
+                f"labels of shape {tuple(y.shape)}; expected (n, C) for labels (n,), and (n, t, C) "
+                f"or (n, C, t) for (n, t)."
+            )
+        axis = axes[0] if len(axes) == 1 else self.class_axis
+        return outputs if axis == -1 else outputs.movedim(1, -1)
 
     def accuracy(self, counts: Any) -> float:
         """Correct over total, in 0..1; 0 where there is nothing to judge. counts: (2, C), a tensor
@@ -41,3 +64,46 @@ class Classification:
         """
         correct, total = int(counts[0].sum()), int(counts[1].sum())
         return correct / total if total else 0.0
+
+
+def possible_axes(outputs: torch.Tensor, y: torch.Tensor) -> list[int]:
+    """The axes of outputs, of -1 and 1, that may be the classes, by its shape and that of y."""
+    if outputs.ndim != y.ndim + 1:
+        return []
+    axes = [-1] if outputs.shape[:-1] == y.shape else []
+    if y.ndim > 1 and (outputs.shape[0], *outputs.shape[2:]) == tuple(y.shape):
+        axes.append(1)
+    return axes
+
+
+def class_axis(module: nn.Module, data: Data) -> int:
+    """The axis, -1 or 1, of the classes in what the module gives for the data's sequences, tried on
+    two of them.
+
+    Where there are as many classes as positions, both readings fit. Then it is what the module says
+    as its attribute `class_axis`, or the last where `head(features(x))` with a Linear head is what
+    it gives. Else ConfigError: nothing tells which it is.
+    """
+    x, y = data.inputs(data.take(slice(0, 2))[0]), data.train[1][:2]
+    if y.ndim == 1:
+        return -1
+    mode = module.training
+    with torch.no_grad():
+        outputs = module.eval()(x)
+        axes = possible_axes(outputs, y)
+        told = getattr(module, "class_axis", None)
+        head, features = getattr(module, "head", None), getattr(module, "features", None)
+        linear = isinstance(head, nn.Linear) and callable(features)
+        last = len(axes) == 2 and linear and torch.equal(head(features(x)), outputs)
+    module.train(mode)
+    if len(axes) < 2:
+        return axes[0] if axes else -1
+    if told in (-1, 1):
+        return int(told)
+    if last:
+        return -1
+    raise ConfigError(
+        f"model: its outputs {tuple(outputs.shape)} for labels {tuple(y.shape)} may have the "
+        f"classes in the second place or in the last; give the module an attribute class_axis, 1 "
+        f"or -1."
+    )

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from fednet.errors import ConfigError
 from fednet.registry import task
 
 
@@ -14,7 +15,8 @@ class Regression:
     """Mean squared error; a value counts as correct within `tolerance` (0.5: it rounds to the right
     whole number).
 
-    outputs: (n, ...) of y's shape, or (n, 1) for y (n,). For another tolerance register a subclass:
+    outputs: (n, ...) of y's shape, or one dimension of size 1 more, as (n, 1) for y (n,); any other
+    shape is a ConfigError. For another tolerance register a subclass:
 
         @fednet.task("degrees")
         class Degrees(Regression):
@@ -46,9 +48,12 @@ class Regression:
 
     @staticmethod
     def _like(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        # (n, 1) - (n,) would broadcast to (n, n) without a word
-        return (
-            outputs.squeeze(-1)
-            if outputs.ndim == y.ndim + 1 and outputs.shape[-1] == 1
-            else outputs
-        )
+        if outputs.ndim == y.ndim + 1 and outputs.shape[-1] == 1:
+            outputs = outputs.squeeze(-1)
+        # (n, 1) - (n, k) would broadcast to (n, k) without a word
+        if outputs.shape != y.shape:
+            raise ConfigError(
+                f"task: regression compares outputs of shape {tuple(outputs.shape)} with targets "
+                f"of shape {tuple(y.shape)}; the model must give {tuple(y.shape[1:])} a sample."
+            )
+        return outputs

@@ -1,0 +1,306 @@
+"""What is judged, by which model, and what of it is written down."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import nn
+
+import fednet
+from fednet import registry
+from fednet.experiment import build
+from fednet.experiment.judging import asked
+from tests.rooms import lines, merged, run, small, summary
+
+SOME = {"rounds": 3, "clients": 5, "participation": None, "clients_per_round": 2, "seed": 1}
+JUDGED = {**SOME, "evaluate": {"clients": "auto"}, "train": {"lr": 0.5}}
+SPLIT = {
+    "fedper": {"body.fc1.weight", "body.fc1.bias"},
+    "fedrep": {"body.fc1.weight", "body.fc1.bias"},
+    "lgfedavg": {"head.weight", "head.bias"},
+}
+
+
+def algorithm(name):
+    more = {"global_layers": 1} if name == "lgfedavg" else {}
+    return {"algorithm": {"name": name, **more}}
+
+
+@pytest.fixture(autouse=True)
+def models():
+    """Models for these tests alone."""
+
+    @fednet.model("judged_norm")
+    class Norm(nn.Sequential):
+        def __init__(self, *, input_shape, classes):
+            norm = nn.BatchNorm1d(16)
+            super().__init__(nn.Linear(input_shape[0], 16), norm, nn.ReLU(), nn.Linear(16, classes))
+
+    @fednet.model("judged_odd")
+    class Odd(nn.Module):
+        """Tied, frozen and weight-normed parameters; buffers that are masks and halves."""
+
+        def __init__(self, *, input_shape, classes):
+            super().__init__()
+            k = input_shape[0]
+            self.one, self.two = nn.Linear(k, k), nn.Linear(k, k)
+            self.two.weight = self.one.weight
+            self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(k, k))
+            self.still = nn.Linear(k, k)
+            self.still.requires_grad_(False)
+            self.head = nn.Linear(k, classes)
+            self.register_buffer("mask", torch.rand(k) > 0.3)
+            self.register_buffer("halves", torch.rand(k).half())
+
+        def forward(self, x):
+            x = torch.relu(self.two(torch.relu(self.one(x))) * self.mask * self.halves)
+            return self.head(self.still(torch.relu(self.normed(x))))
+
+    yield
+    for name in ("judged_norm", "judged_odd"):
+        registry.model._parts.pop(name, None)
+
+
+def finals(directory):
+    return [line for line in lines(directory / "clients.jsonl") if line.get("final")]
+
+
+def correct(module, site):
+    x, y = site.test
+    with torch.no_grad():
+        return int((module.eval()(x).argmax(1) == y).sum())
+
+
+def module_of(experiment, path):
+    module = experiment.module(0)
+    module.load_state_dict(load_file(path), strict=True)
+    return module
+
+
+@pytest.mark.parametrize("method", SPLIT)
+@pytest.mark.parametrize("shared", ["latest", "last_seen"])
+def test_a_split_method_is_judged_with_the_shared_part_that_the_configuration_says(
+    tmp_path, method, shared
+):
+    changes = merged(
+        JUDGED, {**algorithm(method), "evaluate": {"shared": shared, "finetune": True}}
+    )
+    directory = run(tmp_path, **changes)
+    experiment = build.build(small(**changes), None)
+    newest = load_file(directory / "model.safetensors")
+    took_part = {c for r in lines(directory / "rounds.jsonl") for c in r["completed"]}
+    assert 2 < len(took_part) < 5
+    same = []
+    for line in finals(directory):
+        path = directory / "personal" / f"client-{line['client']}.safetensors"
+        assert path.exists() == line["took_part"] == (line["client"] in took_part)
+        # Who never took part has the newest shared part beside the initial rest.
+        path = path if path.exists() else directory / "model.safetensors"
+        own = load_file(path)
+        same.append(all(torch.equal(own[name], newest[name]) for name in SPLIT[method]))
+        site = experiment.federation.site(line["client"])
+        assert line["correct_personal"] == correct(module_of(experiment, path), site)
+    assert all(same) == (shared == "latest")
+    judged = summary(directory)["judged"]
+    assert judged == {
+        "clients": 5,
+        "of": 5,
+        "never_took_part": 5 - len(took_part),
+        "shared": shared,
+    }
+
+
+@pytest.mark.parametrize("method", SPLIT)
+def test_fine_tuning_starts_from_the_newest_shared_part(tmp_path, method):
+    changes = merged(JUDGED, {**algorithm(method), "evaluate": {"finetune": True}})
+    one, other = (
+        finals(run(tmp_path, **merged(changes, {"name": shared, "evaluate": {"shared": shared}})))
+        for shared in ("latest", "last_seen")
+    )
+    assert [x["correct_finetuned"] for x in one] == [x["correct_finetuned"] for x in other]
+
+
+@pytest.mark.parametrize("method", SPLIT)
+def test_the_trained_shared_part_is_what_the_run_gives_as_its_model(tmp_path, method):
+    directory = run(tmp_path, **merged(JUDGED, algorithm(method)))
+    experiment = build.build(small(**merged(JUDGED, algorithm(method))), None)
+    given, initial = fednet.open_run(directory).model().state_dict(), experiment.setting.initial
+    changed = {name for name, value in given.items() if not torch.equal(value, initial[name])}
+    assert changed == SPLIT[method]
+    with safe_open(directory / "model.safetensors", "pt") as file:
+        assert set(file.metadata()["trained"].split()) == SPLIT[method]
+
+
+def test_who_never_took_part_is_judged_by_the_global_model_and_counted(tmp_path):
+    directory = run(tmp_path, **JUDGED)
+    rows = finals(directory)
+    absent = [row for row in rows if not row["took_part"]]
+    assert absent
+    assert all(row["correct_personal"] == row["correct_global"] for row in absent)
+    said = summary(directory)
+    assert said["judged"]["never_took_part"] == len(absent)
+    here = [row for row in rows if row["took_part"]]
+    for name, some in (("personal", rows), ("personal_of_participants", here)):
+        right, all_ = (sum(row[f"{k}_personal"] for row in some) for k in ("correct", "tested"))
+        assert said[name]["personal"] == right / all_
+
+
+def test_what_came_down_in_a_round_is_not_called_the_global_model_after_it(tmp_path):
+    directory = run(tmp_path, **JUDGED)
+    for record in lines(directory / "rounds.jsonl"):
+        assert set(record["client_accuracy"]) == {"received", "personal"}
+    directory = run(tmp_path, name="all", **merged(JUDGED, {"evaluate": {"clients": "all"}}))
+    last = lines(directory / "rounds.jsonl")[-1]["client_accuracy"]
+    assert last["global"] == summary(directory)["personal"]["global"]
+
+
+def test_of_many_clients_a_seeded_sample_is_judged_and_nothing_kept(tmp_path):
+    changes = merged(JUDGED, {"evaluate": {"most": 3}})
+    directory = run(tmp_path, **changes)
+    chosen = asked(small(**changes))
+    assert len(chosen) == 3
+    assert [row["client"] for row in finals(directory)] == chosen
+    assert summary(directory)["judged"]["clients"] == 3
+    assert summary(directory)["judged"]["of"] == 5
+    assert set(summary(directory)["personal"]) == {"global"}
+    assert not list((directory / "state").rglob("*.safetensors"))
+    kept = run(tmp_path, name="kept", **merged(changes, {"evaluate": {"keep_local": "always"}}))
+    assert list((kept / "state").rglob("*.local.safetensors"))
+    assert "personal" in summary(kept)["personal"]
+    own = run(tmp_path, name="own", **merged(changes, {"algorithm": {"name": "fedper"}}))
+    assert list((own / "state").rglob("*.local.safetensors"))
+
+
+# -- BatchNorm -------------------------------------------------------------------------------------
+NORM = merged(
+    JUDGED,
+    {
+        "model": {"name": "judged_norm"},
+        "rounds": 6,
+        "clients_per_round": 4,
+        "data": {"samples": 300},
+        "train": {"lr": 0.1, "epochs": 3},
+    },
+)
+
+
+@pytest.mark.parametrize("public", [0, 30])
+@pytest.mark.parametrize("buffers", ["local", "server"])
+def test_statistics_that_do_not_come_up_are_measured_before_the_global_model_is_judged(
+    tmp_path, buffers, public
+):
+    changes = merged(NORM, {"data": {"public": {"samples": public}}})
+    plain = run(tmp_path, name="average", **changes)
+    directory = run(tmp_path, **merged(changes, {"model": {"buffers": buffers}}))
+    found, wanted = (lines(d / "rounds.jsonl")[-1] for d in (directory, plain))
+    assert found["batch_norm_measured_over"] == ("public" if public else "test")
+    assert "batch_norm_measured_over" not in wanted
+    assert found["test_accuracy"] > wanted["test_accuracy"] - 0.1
+    assert found["evaluated_sha256"] != found["model_sha256"]
+    statistics = fednet.open_run(directory).model()[1]
+    assert statistics.running_mean.abs().sum() > 0.1
+    with safe_open(directory / "model.safetensors", "pt") as file:
+        assert "measured over" in file.metadata()["batch_norm"]
+    for row in finals(directory):  # the clients too, whether or not they ever took part
+        assert row["accuracy_global"] > 0.6
+
+
+def test_small_last_batches_are_remarked_on_at_the_start(tmp_path):
+    # A batch size that leaves two samples over, of each of the clients.
+    n = build.build(small(**NORM), None).federation.parts[0].size
+    changes = merged(NORM, {"rounds": 1, "train": {"batch_size": (n - 2) // 2}})
+    assert n % 2 == 0
+    for last, word in (("auto", "left out"), ("keep", "may spoil"), ("merge", "merged")):
+        directory = run(tmp_path, name=last, **merged(changes, {"train": {"last_batch": last}}))
+        said = [e["text"] for e in lines(directory / "events.jsonl") if e["type"] == "remark"]
+        assert len(said) == 1
+        assert word in said[0]
+        assert f"train.last_batch: {last}" in said[0]
+
+
+# -- files -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("trainable", ["*", "head.*"])
+def test_what_is_written_loads_strictly_whatever_the_model_is_made_of(tmp_path, trainable):
+    changes = merged(JUDGED, {"model": {"name": "judged_odd", "trainable": trainable}})
+    directory = run(tmp_path, **merged(changes, {"checkpoint": {"best": True}}))
+    experiment = build.build(small(**changes), None)
+    initial = experiment.module(0).state_dict()
+    for file in ("model.safetensors", "best.safetensors", "personal/client-0.safetensors"):
+        named = load_file(directory / file)
+        module = module_of(experiment, directory / file)
+        assert {n: t.dtype for n, t in named.items()} == {n: t.dtype for n, t in initial.items()}
+        assert torch.equal(named["one.weight"], named["two.weight"])
+        assert torch.equal(named["still.weight"], initial["still.weight"])
+        assert torch.equal(named["mask"], initial["mask"])
+        assert not torch.equal(named["head.weight"], initial["head.weight"])
+        assert module.two.weight is module.one.weight
+    x = torch.randn(4, 12)
+    given = fednet.open_run(directory).model()
+    with torch.no_grad():
+        expected = module_of(experiment, directory / "model.safetensors").eval()(x)
+        assert torch.equal(given(x), expected)
+
+
+def test_a_buffer_that_is_no_part_of_the_layout_is_the_same_for_every_client():
+    experiment = build.build(small(model={"name": "judged_odd"}), None)
+    scratch = experiment.scratch()
+    before = scratch.module.mask.clone()
+    scratch.module.mask.logical_not_()
+    assert torch.equal(scratch.load(experiment.setting.initial).mask, before)
+
+
+def test_fedrods_personal_files_hold_its_personal_head_too(tmp_path):
+    changes = merged(JUDGED, {"algorithm": {"name": "fedrod"}, "clients_per_round": 5})
+    directory = run(tmp_path, **changes)
+    experiment = build.build(small(**changes), None)
+    for row in finals(directory):
+        path = directory / "personal" / f"client-{row['client']}.safetensors"
+        named = load_file(path)
+        with safe_open(path, "pt") as file:
+            assert file.metadata()["beside"].split() == ["p_head.weight", "p_head.bias"]
+        weight, bias = named.pop("p_head.weight"), named.pop("p_head.bias")
+        module = experiment.module(0)
+        module.load_state_dict(named, strict=True)
+        x, y = experiment.federation.site(row["client"]).test
+        with torch.no_grad():
+            outputs = module(x) + nn.functional.linear(module.features(x), weight, bias)
+        assert int((outputs.argmax(1) == y).sum()) == row["correct_personal"]
+
+
+def test_a_model_of_several_targets_has_their_width(tmp_path):
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((80, 5)).astype(np.float32)
+    y = (x @ draw.standard_normal((5, 3))).astype(np.float32)
+    file = tmp_path / "values.npz"
+    np.savez(file, x_train=x[:60], y_train=y[:60], x_test=x[60:], y_test=y[60:])
+    data = {"dataset": "arrays", "path": str(file), "partition": {"scheme": "iid"}}
+    directory = fednet.run(
+        {
+            "name": "values",
+            "rounds": 20,
+            "clients": 2,
+            "model": {"name": "mlp", "hidden": []},
+            "data": data,
+            "train": {"lr": 0.1, "batch_size": 10},
+            "task": "regression",
+        },
+        in_process=True,
+        out=tmp_path,
+    )
+    model = directory.model()
+    with torch.no_grad():
+        error = (model(torch.from_numpy(x[60:])) - torch.from_numpy(y[60:])).square().mean()
+    assert error < 0.05 < float(np.square(y).mean())
+
+
+def test_training_loss_is_weighted_as_the_method_weighs_and_both_means_are_there(tmp_path):
+    data = {"partition": {"scheme": "quantity", "alpha": 0.5}}
+    for method, own in (("fedavg", "samples"), ("feddpc", "clients"), ("scaffold", "clients")):
+        changes = merged(SOME, {"name": method, "algorithm": {"name": method}, "data": data})
+        directory = run(tmp_path, **merged(changes, {"clients_per_round": 5}))
+        for record in lines(directory / "rounds.jsonl"):
+            assert record["train_loss"] == record[f"train_loss_by_{own}"]
+            assert record["train_loss_by_samples"] != record["train_loss_by_clients"]
