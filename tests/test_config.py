@@ -671,3 +671,24 @@ def test_a_parts_bare_name_and_its_option_may_be_set_apart_in_any_order(sets):
 def test_no_text_of_a_pattern_ends_in_a_new_line(given):
     with pytest.raises(ConfigError, match="got "):
         from_mapping({**PARTS, **given})
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    ["step(0,0.1)", "step(3,0)", "exponential(0)", "exponential(.)", "exponential(-1)"],
+)
+def test_a_schedule_that_only_a_task_would_stumble_over_is_refused_here(schedule):
+    with pytest.raises(ConfigError, match=r"train\.schedule: .* has no learning rate for each of"):
+        from_mapping({**PARTS, "train": {"schedule": schedule}})
+    with pytest.raises(ConfigError, match=r"train\.schedule"):
+        from_mapping({**PARTS, "rounds": 200, "train": {"schedule": "exponential(1e9)"}})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"clients": 10**12}, {"train": {"threads": 10**9}}, {"link": {"up_mbps": "uniform(1,1e999)"}}],
+    ids=str,
+)
+def test_numbers_that_no_machine_can_follow_are_refused(given):
+    with pytest.raises(ConfigError, match="expected"):
+        from_mapping({**PARTS, **given})

@@ -20,10 +20,9 @@ DEFAULT_SERVER = "tcp://127.0.0.1:5555"
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--id",
-        required=True,
         type=_ids,
         metavar="K",
-        help="which clients: 3, 0-24,40, or 3/4 for the third of four shares of all",
+        help="which clients: 3, 0-24,40, or 3/4 for the third of four shares of all [the policy's]",
     )
     found = parser.add_mutually_exclusive_group()
     found.add_argument(
@@ -64,7 +63,29 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--allow",
         type=values.kinds,
         metavar="KINDS",
-        help="refuse to join a method that sends up anything else, such as state,delta,statistics",
+        help="refuse to join a run that sends up anything else, such as state,statistics,accuracy",
+    )
+    parser.add_argument(
+        "--policy",
+        type=Path,
+        metavar="FILE.yaml",
+        help="what this site lets a server ask of it; it has the last word over anything it says",
+    )
+    parser.add_argument(
+        "--download",
+        action="store_true",
+        help="let the server's configuration have data sets fetched (data.download)",
+    )
+    parser.add_argument(
+        "--faults",
+        action="store_true",
+        help="act out the faults that the server's configuration plans",
+    )
+    parser.add_argument(
+        "--give-up",
+        type=values.seconds,
+        metavar="TIME",
+        help="end, with status 3, when no server has taken this client in for so long [never]",
     )
     parser.add_argument(
         "--explain",
@@ -104,7 +125,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(args: argparse.Namespace) -> int:
     from fednet.client import join
+    from fednet.client import policy as policies
 
+    if args.id is None:
+        named = policies.read(args.policy).ids if args.policy is not None else None
+        if named is None:
+            raise ConfigError("--id is missing: say which clients, such as --id 3 or --id 0-24,40.")
+        args.id = str(named)
     server = args.server or (
         None if args.run else os.environ.get("FEDNET_SERVER") or DEFAULT_SERVER
     )
@@ -113,14 +140,20 @@ def run(args: argparse.Namespace) -> int:
         server=server,
         run=args.run,
         device=args.device,
-        data=args.data,
+        policy=policies.policy(
+            args.policy,
+            args.data,
+            args.allow,
+            download=args.download,
+            faults=args.faults,
+        ),
         state=args.state,
         keys=args.keys,
-        allow=args.allow,
         explain=args.explain,
         load=args.load,
         state_lost=args.state_lost,
         quiet=args.quiet,
+        give_up_s=args.give_up,
     )
 
 

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fednet import __version__, ids, loading
-from fednet.client.loop import ClientLoop, why
+from fednet.client.loop import ClientLoop, given_up, why
+from fednet.client.policy import Policy
 from fednet.client.prepare import Explained, explaining, preparer
 from fednet.client.slots import MOST, Slots, card_of
 from fednet.errors import CannotGoOn, ConfigError
@@ -34,20 +35,21 @@ def main(
     server: str | None,
     run: Path | None,
     device: str,
-    data: Path | None,
+    policy: Policy,
     state: Path | None,
     keys: Path | None,
-    allow: list[str] | None,
     explain: bool,
     load: list[Path],
     state_lost: str | None,
     quiet: bool,
     share: float = 1.0,
     group: str = "",
+    give_up_s: float | None = None,
 ) -> int:
     """`fednet-client`. Ends with 0 when the run is over; reconnects for as long as it lives before
-    that. share: of its GPUs, where other workers are known to be on them too. group: of processes
-    that may work on the same clients' states, started by one that looks after them.
+    that, or until no server has taken it in for give_up_s. share: of its GPUs, where other workers
+    are known to be on them too. group: of processes that may work on the same clients' states,
+    started by one that looks after them.
     """
     from fednet.experiment.placement import place
     from fednet.transport.framing import connection_bytes, framing
@@ -64,7 +66,7 @@ def main(
     if run is not None:
         if read_server(run) is None:
             say(f"waiting for {run / 'server.json'}")
-        address, public = wait_for_server(run)
+        address, public = wait_for_server(run, give_up_s)
         find = _finder(run, lambda: this().leave())
     else:
         address, public = str(server), None
@@ -104,17 +106,17 @@ def main(
     states = States(group)
     prepare = preparer(
         this,
-        data=data,
+        policy=policy,
+        asked=wanted,
         state=state,
         devices=here,
         state_lost=state_lost == "reset",
-        allow=allow,
         quiet=quiet,
         say=say,
         states=states,
     )
     if explain:
-        prepare = explaining(data, state)
+        prepare = explaining(policy, wanted, state)
     curve = pair is not None
     loop = ClientLoop(
         protocol,
@@ -124,6 +126,7 @@ def main(
         greeting=connection_bytes(curve, "client"),
         find=find,
         on_thread=determinism.settle,
+        faults=policy.faults,
         slots=Slots([card_of(device, share) for device in here], len(wanted.listed) or MOST),
     )
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -131,7 +134,7 @@ def main(
             signal.signal(number, lambda *_: this().leave())
     say(f"connecting to {address}")
     try:
-        end = loop.run(say)
+        end = loop.run(say, give_up_s)
     except Explained:
         return 0
     except OSError as broken:
@@ -213,8 +216,11 @@ def read_server(run: Path) -> tuple[str, str | None] | None:
     return address, found.get("public_key")
 
 
-def wait_for_server(run: Path) -> tuple[str, str | None]:
-    """Waits for a run's server.json."""
+def wait_for_server(run: Path, give_up_s: float | None = None) -> tuple[str, str | None]:
+    """Waits for a run's server.json. Raises CannotGoOn where there is none for give_up_s."""
+    since = time.monotonic()
     while (found := read_server(run)) is None:
+        if give_up_s is not None and time.monotonic() - since > give_up_s:
+            raise given_up(give_up_s)
         time.sleep(0.02)
     return found

@@ -9,6 +9,7 @@ import functools
 import logging
 import os
 import queue
+import re
 import signal
 import threading
 import time
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fednet.client.slots import Cpu, Slots, out_of_memory
-from fednet.errors import FednetError, RemoteProtocolError, StateError
+from fednet.errors import CannotGoOn, FednetError, RemoteProtocolError, StateError
 from fednet.files import Lines, repair
 from fednet.protocol import client as p
 from fednet.transport.base import ClientTransport, Closed, Opened, Received
@@ -68,7 +69,8 @@ class ClientLoop:
     which waits for it.
 
     prepare(welcome): builds data and model for a run, and opens its book; called again only for
-    another run. slots: who may be at work on which device; each slot has a thread.
+    another run. slots: who may be at work on which device; each slot has a thread. faults: whether
+    planned ones are acted out.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class ClientLoop:
         inline: bool = False,
         find: Callable[[], str | None] | None = None,
         on_thread: Callable[[], object] | None = None,
+        faults: bool = False,
         slots: Slots | None = None,
     ) -> None:
         self.protocol, self.transport = protocol, transport
@@ -110,21 +113,30 @@ class ClientLoop:
         self._threads: list[threading.Thread] = []
         self._pool: ThreadPoolExecutor | None = None
         self._on_thread = on_thread
+        self._faults, self._faults_said = faults, False
         self._leaving = False
         self._closing = threading.Event()
         self.slots = slots or Slots([Cpu()], 1)
         self._open_seats()
 
     # -- the loop ----------------------------------------------------------------------------------
-    def run(self, say: Callable[[str], None] = lambda line: None) -> p.Ended | p.TurnedAway:
+    def run(
+        self, say: Callable[[str], None] = lambda line: None, give_up_s: float | None = None
+    ) -> p.Ended | p.TurnedAway:
         """Until the run is over or this process is asked to leave. say: told when nobody answers,
-        and when someone does again.
+        and when someone does again. Raises CannotGoOn when no server has taken this process in for
+        give_up_s.
         """
         alone, told = time.monotonic(), False
+        welcome = alone
         while self.ended is None:
             self.step(min(0.5, self.protocol.beat_s / 2))
             if self.broken is not None:
                 raise self.broken
+            if self.protocol.state in ("welcomed", "ready"):
+                welcome = time.monotonic()
+            elif give_up_s is not None and time.monotonic() - welcome > give_up_s:
+                raise given_up(give_up_s)
             if self._connected:
                 if told:
                     say(f"connected to {self.transport.address}")  # type: ignore[attr-defined]
@@ -318,10 +330,12 @@ class ClientLoop:
     def _get_ready(self, welcome: m.Welcome) -> None:
         try:
             prepared = self._prepare(welcome)
-        except (
-            Exception
-        ) as broken:  # raised again in the thread that runs the loop, which ends the process
-            self.broken = broken
+        except OWN_FAULTS as broken:
+            # Raised again in the thread that runs the loop, which ends the process; but what a part
+            # of the user's own raised must not end it as if all were well.
+            ends = not isinstance(broken, Exception)
+            raised = f"a part of your own raised {type(broken).__name__}: {broken}"
+            self.broken = CannotGoOn(raised) if ends else broken
             self._answer(list)
             return
         self._prepared = prepared
@@ -360,7 +374,7 @@ class ClientLoop:
             return
         from fednet.client.workplace import TaskCancelled
 
-        doing, planned = self.protocol.doing, {f.kind: f.amount for f in given.task.faults}
+        doing, planned = self.protocol.doing, self._planned(given.task)
         began = time.monotonic()
         if "drop_before_training" in planned:
             return self._answer(lambda: self._silent(key))
@@ -400,9 +414,8 @@ class ClientLoop:
         ) as broken:  # a full disk above all: the state that this task would leave cannot be kept
             log.error("client %d in round %d: %s", key.client, key.round, why(broken))
             self._failed(given, why(broken), False)
-        except Exception as broken:
-            # a method or a model of a user's own may raise anything: the server is told, the log
-            # has it
+        except OWN_FAULTS as broken:
+            # The server is told, the log has it.
             log.error("client %d in round %d\n%s", key.client, key.round, traceback.format_exc())
             self._failed(given, f"{type(broken).__name__}: {broken}"[:1000], False)
         else:
@@ -412,6 +425,13 @@ class ClientLoop:
             )
             self._answer(lambda: self._reply(given, answers, planned, wait_s))
 
+    def _planned(self, task: m.Task) -> dict[str, float]:
+        """The faults to act out in a task: none, where this process was not started for them."""
+        if not self._faults and task.faults and not self._faults_said:
+            self._faults_said = True
+            log.warning("the server plans faults for this client; without --faults none strikes")
+        return {f.kind: f.amount for f in task.faults} if self._faults else {}
+
     def _at(self, card: int, workplace: Any, work: Callable[[], Any]) -> Any:
         """What `work` returns, done at a card. Raises NoRoom where the card's memory is not
         enough.
@@ -419,7 +439,7 @@ class ClientLoop:
         limit = self.slots.begin(card)
         try:
             done = work()
-        except Exception as broken:
+        except BaseException as broken:
             if not out_of_memory(broken):
                 self.slots.given_up(card)
                 raise
@@ -497,11 +517,12 @@ class ClientLoop:
         return self.protocol.forget(key)
 
     def _failed(self, given: p.Given, reason: str, again: bool) -> None:
+        """reason: as it is for this site; the server is not told of the site's files."""
         key = given.task.key
         self.protocol.doing.pop(key.client, None)
         self._answer(
             lambda: (
-                self.protocol.failed(key, reason, again)
+                self.protocol.failed(key, without_paths(reason), again)
                 if self._wanted.pop(key, None) is given
                 else []
             )
@@ -527,6 +548,18 @@ class ClientLoop:
             self._book.flush()
 
 
+# What a method or a model of a user's own may raise: anything, and in a thread that serves tasks
+# none of it may end the thread.
+OWN_FAULTS = (Exception, SystemExit, KeyboardInterrupt)
+
+
+def given_up(give_up_s: float) -> CannotGoOn:
+    return CannotGoOn(
+        f"no server has taken this client in for {give_up_s:g} s (--give-up); started again with "
+        f"the same --state, it goes on."
+    )
+
+
 class NoRoom(FednetError):
     """A task ran out of its device's memory. again_s: seconds after which to do it again, None: not
     any more.
@@ -538,6 +571,16 @@ class NoRoom(FednetError):
             + (" for this client alone" if again_s is None else "")
         )
         self.again_s = again_s
+
+
+_PATH = re.compile(r"""(?<![\w/.<])(?:~|\.{1,2}|[A-Za-z]:)?[/\\][^\s'"`,;:()<>]+""")
+
+
+def without_paths(text: str) -> str:
+    """A reason as it may leave this site: what looks like a path is left out, so that no text says
+    which files there are.
+    """
+    return _PATH.sub("(a path)", text)
 
 
 def why(broken: OSError) -> str:

@@ -4,8 +4,10 @@ beforehand.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,37 +15,44 @@ from typing import Any
 
 from fednet import config as configuration
 from fednet.client.loop import ClientLoop, Prepared, Shaper
-from fednet.errors import ConfigError, FednetError
+from fednet.client.policy import Policy, leaving
+from fednet.config import Config
+from fednet.errors import DataError, FednetError, StateError
 from fednet.experiment import determinism
 from fednet.experiment.lock import States
+from fednet.ids import Ids
 from fednet.wire import messages as m
 
 
 def preparer(
     loop: Callable[[], ClientLoop],
     *,
-    data: Path | None,
+    policy: Policy,
+    asked: Ids,
     state: Path | None,
     devices: Sequence[str],
     state_lost: bool,
-    allow: Sequence[str] | None,
     quiet: bool,
     say: Callable[[str], None],
     states: States | None = None,
 ) -> Callable[[m.Welcome], Prepared]:
-    """The function that makes a client process ready for the run that a server tells it of. states:
-    this process's hold on them; None: whoever started it sees to that.
+    """The function that makes a client process ready for the run that a server tells it of. asked:
+    whom it serves, whatever the server says. states: this process's hold on them; None: whoever
+    started it sees to that.
     """
+    data = policy.data
 
+    @_in_clean_words
     def prepare(welcome: m.Welcome) -> Prepared:
         from fednet.client.packing import Packing
         from fednet.client.workplace import Workplace
         from fednet.experiment import build as experiment
         from fednet.experiment.store import ClientStore
 
-        config = configuration.from_text(welcome.config, "the server's configuration")
+        config = settled(welcome, policy, asked)
         determinism.settle(config.train.threads, config.train.precision)
         root = state_directory(state, welcome.run)
+        own_folder(root)
         if states is not None:
             states.take(root, welcome.ids)
         at_home = config.data.dataset == "site"
@@ -57,8 +66,7 @@ def preparer(
             exp = experiment.build(config, data, next(iter(own.values())).data if own else None)
         else:
             exp = experiment.build(config, data)
-        if allow is not None:
-            check_allowed(exp, allow)
+        policy.check_built(exp)
 
         def site(client: int, device: str = devices[0]) -> Any:
             return own[client].site(0, device) if at_home else exp.federation.site(client, device)
@@ -95,6 +103,7 @@ def preparer(
                 if at_home or not exp.setting.classes
                 else functools.partial(balanced, device),
                 pack=packing.at(card) if packing is not None else None,
+                policy=policy,
             )
             for card, device in enumerate(devices)
         ]
@@ -128,6 +137,54 @@ def preparer(
         )
 
     return prepare
+
+
+def settled(welcome: m.Welcome, policy: Policy, asked: Ids) -> Config:
+    """The configuration of a run as it holds at this site. Raises ConfigError where the site does
+    not take part in such a run.
+    """
+    config = configuration.from_text(welcome.config, "the server's configuration")
+    policy.check_ids(welcome.ids, asked, config)
+    return policy.settle(config)
+
+
+Prepare = Callable[[m.Welcome], Prepared]
+
+
+def _in_clean_words(prepare: Prepare) -> Prepare:
+    """What such a function raises quotes the server: as one line, whatever it wrote."""
+
+    @functools.wraps(prepare)
+    def cleanly(welcome: m.Welcome) -> Prepared:
+        try:
+            return prepare(welcome)
+        except FednetError as wrong:
+            more = ""
+            if isinstance(wrong, DataError) and "data.download" in str(wrong):
+                more = " Only --download, or the site's policy, lets a server have data fetched."
+            wrong.args = (m.clean(f"{wrong}{more}", 4000),)
+            raise
+
+    return cleanly
+
+
+# Whatever a client process writes into the folder of a run.
+_OWN = re.compile(
+    r"client-[0-9]+|wire(-[A-Za-z0-9._-]+)?\.jsonl|\.?(noise\.key|lock)[A-Za-z0-9._-]*"
+)
+
+
+def own_folder(root: Path) -> None:
+    """Raises StateError where the folder of a run holds what no client process has written: a
+    server names it, and files in it are cut and deleted.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        foreign = sorted(p.name for p in root.iterdir() if not _OWN.fullmatch(p.name))
+        if foreign:
+            raise StateError(
+                f"{root}: the server's run has the name of this folder, which holds "
+                f"{foreign[0]!r} and is no client's; give another --state."
+            )
 
 
 def state_directory(state: Path | None, run: str) -> Path:
@@ -177,18 +234,6 @@ def _listed(numbers: Sequence[int]) -> str:
     return ",".join(ranges)
 
 
-def check_allowed(experiment: Any, allow: Sequence[str]) -> None:
-    """Raises ConfigError where the method's replies hold a kind that this site does not let out."""
-    for exchange in experiment.algorithm.exchanges:
-        for name, field in exchange.up.fields.items():
-            if field.kind not in allow:
-                raise ConfigError(
-                    f"the method {experiment.config.algorithm.name} sends up {name!r} of kind "
-                    f"{field.kind!r}, and --allow names only "
-                    f"{', '.join(allow)}."
-                )
-
-
 def explanation(experiment: Any, clients: Sequence[int]) -> list[str]:
     """What would leave this site each round, from the declarations."""
     method, lines = experiment.algorithm, []
@@ -204,7 +249,11 @@ def explanation(experiment: Any, clients: Sequence[int]) -> list[str]:
             lines.append(f"client {client}, exchange {number}: up {parts}; down {down:,} bytes")
     keeps = method.keeps[1]
     lines.append(f"kept at this site between rounds: {keeps if keeps != '-' else 'nothing'}")
-    lines.append("evaluations send up counts of correct answers by class (accuracy)")
+    kinds = {what: kind for what, kind in leaving(experiment) if not what.startswith("'")}
+    if "its evaluations" in kinds:
+        lines.append("evaluations send up counts of correct answers by class (accuracy)")
+    if experiment.config.data.dataset == "site":
+        lines.append("at each start: counts of samples, by class (statistics)")
     return lines
 
 
@@ -212,24 +261,25 @@ class Explained(FednetError):
     """`--explain` has said what it had to say."""
 
 
-def explaining(data: Path | None, state: Path | None) -> Callable[[m.Welcome], Prepared]:
+def explaining(policy: Policy, asked: Ids, state: Path | None) -> Prepare:
     """Instead of `preparer`: prints what the run would do with this site, and raises
     `Explained`.
     """
 
+    @_in_clean_words
     def prepare(welcome: m.Welcome) -> Prepared:
         from fednet.experiment import build as experiment
 
-        config = configuration.from_text(welcome.config, "the server's configuration")
-        exp = experiment.build(config, data)
+        config = settled(welcome, policy, asked)
+        exp = experiment.build(config, policy.data)
         print(
             f"{welcome.name}: {config.algorithm.name}, {config.rounds} rounds, "
             f"{config.cohort_size} of {config.clients} clients a round"
         )
         for line in explanation(exp, welcome.ids):
             print(line)
-        where = data or config.data.root
-        print(f"read here: the data of {config.data.dataset}" + (f" in {where}" if where else ""))
+        where = f" in {policy.data}" if policy.data else ""
+        print(f"read here: the data of {config.data.dataset}{where}")
         print(
             f"stored here: {state_directory(state, welcome.run)} (the clients' states, and "
             f"wire.jsonl, this site's own book of all messages)",

@@ -19,6 +19,7 @@ import torch
 
 from fednet import seeds
 from fednet.algorithms.base import Tensors
+from fednet.client.policy import Policy
 from fednet.errors import FednetError, RemoteProtocolError, StateError
 from fednet.experiment import privacy
 from fednet.experiment.build import Experiment
@@ -57,7 +58,8 @@ class Workplace:
     """The clients that one process hosts, with one scratch model a slot.
 
     data: a function from client id to that client's `Site`. state_lost: begin anew where a client's
-    state is missing. pack: where clients come together to be trained as one.
+    state is missing. pack: where clients come together to be trained as one. policy: what may
+    leave; without one, everything.
     """
 
     def __init__(
@@ -70,8 +72,10 @@ class Workplace:
         state_lost: bool = False,
         balanced: Callable[[], Any] | None = None,
         pack: Pack | None = None,
+        policy: Policy | None = None,
     ) -> None:
         self.experiment = experiment
+        self.policy = policy or Policy()
         self.pack = pack
         self.store = store
         self.device = torch.device(device)
@@ -210,6 +214,8 @@ class Workplace:
             if self.device.type == "cuda":
                 torch.cuda.current_stream(self.device).synchronize()
             turn("over", 0, 0)
+        for answer in answers:
+            self.policy.check_leaves(f.kind for f in answer.reply.form)
         seconds = time.perf_counter() - started
         split = [spent.get(name, 0.0) for name in SPLIT]
         return [Answer(_replace(a.reply, seconds=seconds, split=split), a.body) for a in answers]

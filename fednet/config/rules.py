@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Any
 
 import msgspec
@@ -85,6 +87,7 @@ def check(config: Config, tree: Node) -> None:
         )
     if c.train.optimizer != "sgd" and c.train.momentum:
         raise refuse("train.momentum", f"belongs to sgd; the optimizer is {c.train.optimizer}.")
+    _schedule(c, refuse)
     _pack(c, refuse)
     for pattern in c.link.per_client:
         try:
@@ -104,14 +107,31 @@ def check(config: Config, tree: Node) -> None:
             figure = getattr(link, key)
             if isinstance(figure, str):
                 name, first, second = drawn(figure)
-                if first <= 0 or (name == "uniform" and second < first):
+                unbounded = not 0 < first < math.inf or not second < math.inf
+                if unbounded or (name == "uniform" and second < first):
                     raise refuse(
                         f"{where}.{key}",
-                        f"{figure}: expected a median above 0, or two figures above 0 in "
-                        f"ascending order.",
+                        f"{figure}: expected a finite median above 0, or two finite figures above "
+                        f"0 in ascending order.",
                     )
     _availability(c, refuse)
     _faults(c, refuse)
+
+
+def _schedule(c: Config, refuse: Any) -> None:
+    """Each round has a learning rate: what only a task would find out ends a client's run there."""
+    try:
+        numbers = [float(x) for x in re.findall(r"[^,()\s]+", c.train.schedule.partition("(")[2])]
+        sound = all(0 < x < math.inf for x in numbers)
+        sound = sound and c.train.lr_at(c.rounds, c.rounds) < math.inf
+    except (ValueError, OverflowError):
+        sound = False
+    if not sound:
+        raise refuse(
+            "train.schedule",
+            f"{c.train.schedule} has no learning rate for each of {c.rounds} rounds; expected "
+            f"numbers above 0.",
+        )
 
 
 def _pack(c: Config, refuse: Any) -> None:

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from fednet.ids import LARGEST
+
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NonNegative = Annotated[float, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -115,7 +117,7 @@ class TrainSection(Section, frozen=True, kw_only=True):
     clip_norm: Positive | None = None
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
-    threads: AtLeast1 = 1
+    threads: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
     pack: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
 
     def lr_at(self, round: int, rounds: int) -> float:
@@ -404,7 +406,7 @@ class Config(Section, frozen=True, kw_only=True):
     load: tuple[str, ...] = ()
     seed: int = 0
     rounds: AtLeast1 = 20
-    clients: AtLeast1 = 10
+    clients: Annotated[int, msgspec.Meta(ge=1, le=LARGEST)] = 10
     participation: Taken | None = 0.5
     clients_per_round: AtLeast1 | None = None
     algorithm: AlgorithmSection = AlgorithmSection()

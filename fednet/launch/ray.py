@@ -65,6 +65,7 @@ class Worker:
         it does not enforce them.
         """
         from fednet.client import join
+        from fednet.client.policy import Policy
 
         # Ray shows an actor the GPU it may use, and no other
         here = "cpu" if device == "cpu" else "cuda"
@@ -75,10 +76,9 @@ class Worker:
                 server=server,
                 run=None,
                 device=here,
-                data=Path(data) if data else None,
+                policy=Policy.of_run(Path(data) if data else None),
                 state=state,
                 keys=self._folder / "client.key" if curve else None,
-                allow=None,
                 explain=False,
                 load=self._load,
                 state_lost=None,

@@ -169,6 +169,7 @@ class Supervisor:
 
     def _worker(self, device: str) -> int:
         from fednet.client import join
+        from fednet.client.policy import Policy
 
         log_to(self.directory / "log" / f"worker-{os.getpid()}.log")
         keys = self.keys / "clients" / "all.key" if self.keys is not None else None
@@ -178,10 +179,9 @@ class Supervisor:
             server=None,
             run=self.directory,
             device=device,
-            data=self.data,
+            policy=Policy.of_run(self.data),
             state=self.directory / "state",
             keys=keys,
-            allow=None,
             explain=False,
             load=[],
             state_lost=None,

@@ -27,7 +27,7 @@ from typing import Any
 
 import msgspec
 
-from fednet import registry, seeds
+from fednet import capacity, registry, seeds
 from fednet.errors import ConfigError, FednetError, unknown
 
 if typing.TYPE_CHECKING:
@@ -93,13 +93,33 @@ def build(
 
     input_shape: of one sample, (c, h, w) or (f,). classes: outputs of the head. `weights` names a
     .safetensors file to start from. Raises ConfigError for an unknown name or option, a shape that
-    does not fit, a file that does not.
+    does not fit, a file that does not, a model that this machine has no memory for.
     """
+    if (size := nbytes(section, input_shape, classes)) is not None:
+        # The module, and the values that it starts from.
+        capacity.ask(2 * size, f"model {section.get('name')}")
     with seeds.scope(seed, "init"):
         module = make(section, input_shape, classes)
     if section.get("weights") is not None:
         load(module, section["weights"])
     return module
+
+
+def nbytes(section: Mapping[str, Any], input_shape: tuple[int, ...], classes: int) -> int | None:
+    """Bytes of the model's parameters and buffers, without taking them; None for one that does not
+    say: its builder needs values.
+    """
+    import torch
+
+    try:
+        with torch.device("meta"):
+            module = make(section, input_shape, classes)
+    except ConfigError:
+        raise
+    except Exception:  # whatever a builder of a user's own makes of tensors without values
+        return None
+    held = (*module.parameters(), *module.buffers())
+    return sum(t.numel() * t.element_size() for t in held)
 
 
 def make(section: Mapping[str, Any], input_shape: tuple[int, ...], classes: int) -> nn.Module:

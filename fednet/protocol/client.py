@@ -11,11 +11,12 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
+from fednet import capacity
 from fednet.buffers import lend
 from fednet.errors import RemoteProtocolError
 from fednet.protocol.rules import WINDOW
@@ -130,12 +131,14 @@ class ClientProtocol:
     slots: int = 1
     versions: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
+    room: Callable[[], int] = capacity.room  # bytes of memory that a payload may take
 
     state: str = "away"
     run: str = ""
     inc: int = 0
     session: str = ""
     beat_s: float = 2.0
+    hosts: frozenset[int] = frozenset()  # of the ids, those that the server welcomed
     _heard: float = 0.0
     _beaten: float = 0.0
     _rejoin_at: float | None = None
@@ -202,6 +205,8 @@ class ClientProtocol:
         if self.state in ("away", "over"):
             return [Stray("late")]
         if isinstance(message, m.Welcome):
+            if self.state != "joining":
+                raise RemoteProtocolError("a welcome to a process that has not just joined")
             return self._welcomed(message)
         if isinstance(message, m.Refuse):
             return self._refused(message, now)
@@ -312,7 +317,11 @@ class ClientProtocol:
     # -- inside ------------------------------------------------------------------------------------
     def _welcomed(self, welcome: m.Welcome) -> list[Instruction]:
         # A resume may have changed it.
-        again = welcome.run == self.run and welcome.config == self._config
+        again = (welcome.run, welcome.config, frozenset(welcome.ids)) == (
+            self.run,
+            self._config,
+            self.hosts,
+        )
         out: list[Instruction] = []
         if not again:
             self._layout = ""  # what is prepared is another run's
@@ -329,7 +338,7 @@ class ClientProtocol:
             welcome.session,
             welcome.beat_s,
         )
-        self.ids, self.share, self._config = welcome.ids, None, welcome.config
+        self.hosts, self._config = frozenset(welcome.ids), welcome.config
         out.append(Welcomed(welcome, again))
         return [*out, *(self.ready(self._layout, self._sites) if again and self._layout else [])]
 
@@ -351,6 +360,14 @@ class ClientProtocol:
             or (body is None and 0 < task.size <= PART)
         ):
             raise RemoteProtocolError("task: announced sizes do not agree")
+        if self.state != "ready" or task.key.client not in self.hosts:
+            raise RemoteProtocolError(
+                f"a task of client {task.key.client}, which is not ready here"
+            )
+        if body is None and task.size > (room := self.room()):
+            raise RemoteProtocolError(
+                f"task: a payload of {task.size} bytes does not fit into the {room} that are free"
+            )
         out = self._abandon(
             [k for k in self._tasks if (k.round, k.phase) < (task.key.round, task.key.phase)]
         )

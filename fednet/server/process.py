@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fednet import config as configuration
-from fednet import loading
+from fednet import ids, loading
 from fednet.config import Config
 from fednet.errors import CannotGoOn, FednetError, Stopped
 from fednet.experiment import determinism, lock, placement
@@ -138,13 +138,13 @@ def host_rounds(
         run_id,
         incarnation,
         config.clients,
-        lambda ids, session: m.Welcome(
+        lambda hosted, session: m.Welcome(
             run=run_id,
             inc=incarnation,
             session=session,
             name=config.name,
             config=text,
-            ids=ids,
+            ids=hosted,
             beat_s=SLOW_BEAT_S if bind is None else beat_seconds(config),
         ),
         time.monotonic(),
@@ -168,6 +168,7 @@ def host_rounds(
         from fednet.client import join
         from fednet.client import loop as clients
         from fednet.client import prepare as preparing
+        from fednet.client.policy import Policy
         from fednet.client.slots import Slots, card_of
         from fednet.protocol.client import ClientProtocol
 
@@ -182,11 +183,11 @@ def host_rounds(
         )
         prepare = preparing.preparer(
             lambda: loop,  # type: ignore[arg-type,return-value]
-            data=data,
+            policy=Policy.of_run(data),
+            asked=ids.parse(f"0-{config.clients - 1}"),
             state=directory / "state",
             devices=[chosen],
             state_lost=False,
-            allow=None,  # type: ignore[arg-type,return-value]
             quiet=True,
             say=display.note,
         )
@@ -197,6 +198,7 @@ def host_rounds(
             prepare,
             greeting=connection_bytes(curve, "client"),
             inline=True,
+            faults=True,
             slots=Slots([card_of(chosen)], 1),
         )
 

@@ -317,16 +317,16 @@ def _serve(
 
 def _client(ids: str, run: Path, server: str | None, state: Path) -> int:
     from fednet.client import join
+    from fednet.client.policy import Policy
 
     return join.main(
         ids,
         server=server,
         run=None if server else run,
         device="cpu",
-        data=None,
+        policy=Policy(faults=True),
         state=state,
         keys=None,
-        allow=None,
         explain=False,
         load=[],
         state_lost=None,

@@ -9,6 +9,7 @@ import msgspec
 
 from fednet.transport.base import Closed, Opened, Received
 from fednet.transport.zeromq.dealer import ZmqClient
+from fednet.transport.zeromq.router import ZmqServer
 from fednet.wire import messages as m
 
 LIMIT_S = 60.0
@@ -62,3 +63,49 @@ class Mallory:
 
 def raw(**fields) -> bytes:
     return msgpack.packb({"v": 1, **fields})
+
+
+class Liar:
+    """A server that speaks the protocol to one client, and abuses it. welcome: what it answers a
+    join with, but for session.
+    """
+
+    def __init__(self, config: str, **welcome) -> None:
+        self.transport = ZmqServer("tcp://127.0.0.1:*")
+        self.welcome = {"run": "r", "inc": 1, "name": "n", "config": config, "ids": [0], **welcome}
+        self.conn = b""
+        self.heard: list[tuple[m.Message, memoryview | None]] = []
+
+    @property
+    def address(self) -> str:
+        return self.transport.address
+
+    def listen(self, until, limit_s: float = LIMIT_S) -> None:
+        """Answers joins and beats until `until()` is true."""
+        limit = time.monotonic() + limit_s
+        while not until():
+            assert time.monotonic() < limit, [type(x).__name__ for x, _ in self.heard]
+            self.poll(0.01)
+
+    def poll(self, timeout_s: float) -> None:
+        for event in self.transport.poll(timeout_s):
+            if not isinstance(event, Received):
+                continue
+            message, body = m.decode_from_client(event.frames)
+            self.heard.append((message, body))
+            self.conn = event.conn
+            if isinstance(message, m.Join):
+                # What a sender may not write is written all the same.
+                self.frames(raw(t="welcome", session="s", **self.welcome))
+            elif isinstance(message, m.Beat):
+                self.say(m.Beat())
+
+    def frames(self, *frames: bytes) -> None:
+        self.transport.send(self.conn, list(frames))
+
+    def say(self, message: m.Message, body: bytes | None = None) -> None:
+        whole = msgspec.structs.replace(message, run=self.welcome["run"], inc=self.welcome["inc"])
+        self.frames(m.encode(whole), *([] if body is None else [body]))
+
+    def said(self, kind) -> list:
+        return [x for x, _ in self.heard if isinstance(x, kind)]

@@ -19,6 +19,7 @@ import torch
 
 from fednet import config as configuration
 from fednet.client import join
+from fednet.client.policy import Policy
 from fednet.experiment import build as experiment
 from fednet.experiment.judging import JUDGED, Judgement
 from fednet.launch.start import Silent
@@ -225,10 +226,9 @@ def test_model_is_the_same_to_the_bit_whatever_is_sent_at_the_server(tmp_path):
             server=None,
             run=directory,
             device="cpu",
-            data=None,
+            policy=Policy(),
             state=directory / "state",
             keys=None,
-            allow=None,
             explain=False,
             load=[],
             state_lost=None,

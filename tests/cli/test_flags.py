@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fednet.cli import client, main, server, values
+from fednet.client.policy import Policy
 from fednet.errors import CannotGoOn, Stopped
 
 
@@ -114,8 +115,9 @@ def test_environment_stands_in_for_flags_and_flags_hold_over_it(engine, monkeypa
     client.main(["--id", "0", "--server", "tcp://g:2", "--data", "e"])
     server.main([])
     first, second, third = (given for _, _, given in engine.calls)
-    assert (first["server"], first["data"], first["keys"]) == ("tcp://h:1", Path("d"), Path("k"))
-    assert (second["server"], second["data"]) == ("tcp://g:2", Path("e"))
+    assert (first["server"], first["keys"]) == ("tcp://h:1", Path("k"))
+    assert (first["policy"].data, first["policy"].places) == (Path("d"), (Path("d"),))
+    assert (second["server"], second["policy"].data) == ("tcp://g:2", Path("e"))
     assert (third["bind"], third["out"]) == ("tcp://h:1", Path("o"))
 
 
@@ -128,6 +130,9 @@ def test_client_hands_its_ids_and_permissions_to_the_engine(engine):
             "runs/x",
             "--allow",
             "state,delta",
+            "--faults",
+            "--give-up",
+            "2m",
             "--explain",
             "--state-lost",
             "reset",
@@ -141,15 +146,27 @@ def test_client_hands_its_ids_and_permissions_to_the_engine(engine):
         "server": None,
         "run": Path("runs/x"),
         "device": "auto",
-        "data": None,
+        "policy": Policy(allow=("state", "delta"), faults=True),
         "state": None,
         "keys": None,
-        "allow": ["state", "delta"],
         "explain": True,
         "load": [Path("a.py")],
         "state_lost": "reset",
         "quiet": False,
+        "give_up_s": 120.0,
     }
+
+
+def test_a_policy_may_say_whom_a_client_serves_and_without_either_it_is_asked_for(
+    engine, tmp_path, capsys
+):
+    (tmp_path / "site.yaml").write_text("ids: 0-2\nallow: [state]\n")
+    assert client.main(["--policy", str(tmp_path / "site.yaml")]) == 0
+    ((_, args, given),) = engine.calls
+    assert args == ("0-2",)
+    assert given["policy"].allow == ("state",)
+    assert client.main([]) == 2
+    assert "--id is missing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import torch
 
 from fednet.client import join
 from fednet.client import workplace as site
+from fednet.client.policy import Policy
 from fednet.experiment import placement
 from tests.chaos.test_hostile import CONFIG, LIMIT_S, in_thread, serve
 from tests.client.test_slots import Fake
@@ -67,10 +68,9 @@ def test_clients_that_do_not_fit_wait_and_the_bits_are_the_same(tmp_path, monkey
         server=None,
         run=directory,
         device="auto",
-        data=None,
+        policy=Policy(),
         state=directory / "state",
         keys=None,
-        allow=None,
         explain=False,
         load=[],
         state_lost=None,

@@ -12,7 +12,7 @@ from tests.processes import lines, processes
 
 def test_a_site_is_told_what_would_leave_it_and_refuses_kinds_it_does_not_allow(tmp_path):
     with processes(tmp_path) as all:
-        server = all.server()
+        server = all.server(sets=("round.join=600",))
         asks = all.client(0, "--explain")
         refuses = all.client(0, "--allow", "delta,statistics")
         assert asks.wait(120) == 0, asks.said()
@@ -28,7 +28,7 @@ def test_a_site_is_told_what_would_leave_it_and_refuses_kinds_it_does_not_allow(
             "the method fedavg sends up 'x' of kind 'state', and --allow names only delta, "
             "statistics" in refuses.said()
         )
-        clients = [all.client(k, "--allow", "state,statistics") for k in (0, 1)]
+        clients = [all.client(k, "--allow", "state,statistics,accuracy") for k in (0, 1)]
         assert server.wait(120) == 0, server.said()
         assert [c.wait(60) for c in clients] == [0, 0]
         assert not (tmp_path / "state-1").exists()

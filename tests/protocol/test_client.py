@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from fednet.errors import RemoteProtocolError
@@ -61,14 +62,14 @@ def test_from_connection_to_ready():
     assert c.received(WELCOME, None, 0.0) == [Welcomed(WELCOME, False)]
     assert c.ready("L") == [Out(m.Ready(run="r", inc=1, layout="L"))]
     assert c.state == "ready"
-    assert list(c.ids) == [0, 1]
+    assert c.hosts == {0, 1}
 
 
 def test_rejoin_of_the_same_run_says_what_it_holds_and_is_ready_at_once():
     c = working()
     c.closed(1.0)
     (join,) = sent(c.opened(2.0))
-    assert (join.session, join.ids, join.share, join.holding) == ("s", [0, 1], None, [key()])
+    assert (join.session, join.ids, join.share, join.holding) == ("s", [], (1, 2), [key()])
     assert c.received(WELCOME, None, 2.0) == [
         Welcomed(WELCOME, True),
         Out(m.Ready(run="r", inc=1, layout="L")),
@@ -130,6 +131,37 @@ def test_message_that_breaks_the_protocol_changes_nothing(message, body):
         c.received(message, None if body is None else memoryview(body), 0.0)
     assert not c._working
     assert not c._incoming
+
+
+def test_a_welcome_comes_once_a_join_and_other_clients_are_another_run():
+    c = ready()
+    with pytest.raises(RemoteProtocolError, match="has not just joined"):
+        c.received(WELCOME, None, 0.0)
+    c.closed(1.0)
+    c.opened(2.0)
+    more = m.Welcome(run="r", inc=1, session="s", name="n", config="c", ids=[0, 1, 2], beat_s=1.0)
+    assert c.received(more, None, 2.0) == [Welcomed(more, False)]
+
+
+def test_a_task_is_taken_only_when_ready_and_only_of_a_client_that_is_hosted():
+    c = ClientProtocol("w", share=(1, 2))
+    c.opened(0.0)
+    c.received(WELCOME, None, 0.0)
+    with pytest.raises(RemoteProtocolError, match="not ready here"):
+        c.received(task(3), memoryview(b"abc"), 0.0)
+    c.ready("L")
+    other = msgspec.structs.replace(task(3), key=key(client=5))
+    with pytest.raises(RemoteProtocolError, match="a task of client 5"):
+        c.received(other, memoryview(b"abc"), 0.0)
+    assert not c._working
+
+
+def test_memory_for_a_payload_is_asked_for_before_it_is_taken():
+    c = ready()
+    c.room = lambda: 3 * m.PART
+    with pytest.raises(RemoteProtocolError, match="does not fit into the 3145728 that are free"):
+        c.received(task(3 * m.PART + 1), None, 0.0)
+    assert [type(i) for i in c.received(task(3 * m.PART), None, 0.0)] == [Out]
 
 
 def test_task_that_fits_into_no_machine_is_refused():

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fednet import capacity
 from fednet.data import cache
 from fednet.data.base import Data, channel_statistics
 from fednet.errors import ConfigError, DataError
@@ -195,6 +196,10 @@ def _pixels(
     """(n, c, h, w) uint8 and (n,) int64. size: (h, w) to resize to, or only to expect; None: the
     first image's.
     """
+    if size and resize:
+        n, channels = min(len(images), CACHED_FROM), 1 if grey else 3
+        what = f"data.size: {n} images of {size[0]}x{size[1]}"
+        capacity.ask(n * channels * size[0] * size[1], what)
     first = _decode(images[0][0], size if resize else None, grey)
     expected = size or first.shape[:2]
     shape = len(images), first.shape[2], *expected

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fednet import capacity
 from fednet.data import cache
 from fednet.data.base import Data
 from fednet.errors import ConfigError
@@ -43,6 +44,7 @@ def synthetic(
             f"noise >= 0, got samples {samples}, classes {classes}, shape {list(shape)}, noise "
             f"{noise}."
         )
+    _fits(samples, shape, classes)
     means = _means(rng(seed, "synthetic/means"), classes, shape)
     made = []
     for purpose, n in (
@@ -64,6 +66,18 @@ def synthetic(
     return Data(
         train=made[0], test=made[1], classes=classes, mean=half, std=half and (0.25,) * shape[0]
     )
+
+
+def _fits(samples: int, shape: tuple[int, ...], classes: int) -> None:
+    """Raises ConfigError where the machine cannot hold what `synthetic` would make."""
+    what = f"data (dataset 'synthetic'): samples {samples}, shape {list(shape)}, classes {classes}"
+    one, n = math.prod(shape), samples + max(classes, samples // 5)
+    pixels = n * one * (1 if len(shape) == 3 else 4)
+    capacity.ask(8 * (classes * one + 3 * n), what)  # means, and labels while they are shuffled
+    if samples * one >= SHARED_FROM:
+        capacity.ask_disk(pixels, cache.home(), what)
+    else:
+        capacity.ask(pixels, what)
 
 
 def _kept(

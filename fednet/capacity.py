@@ -1,0 +1,53 @@
+"""What this machine can hold, asked before it is promised.
+
+A number in a configuration or a message costs its sender nothing; the memory that it stands for is
+this machine's. Linux grants far more than there is, and ends the process that then uses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from pathlib import Path
+
+from fednet.errors import ConfigError
+
+# cgroup v2, then v1: (limit, in use)
+_GROUPS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+    ),
+)
+
+
+def room() -> int:
+    """Bytes of memory that a process could still take: free, or given back by the system's caches,
+    within the limit of its control group. What is not known is taken for enough.
+    """
+    found = [1 << 62]
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        rows = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        found.append(1024 * sum(int(rows[k].split()[0]) for k in ("MemAvailable", "SwapFree")))
+    for limit, used in _GROUPS:
+        with contextlib.suppress(OSError, ValueError):  # "max": no limit
+            found.append(int(Path(limit).read_text()) - int(Path(used).read_text()))
+    return max(0, min(found))
+
+
+def ask(nbytes: int, what: str) -> None:
+    """Raises ConfigError where this machine's memory is not enough for `what`."""
+    if nbytes > (free := room()):
+        raise ConfigError(f"{what} takes {_shown(nbytes)} of memory; {_shown(free)} are free here.")
+
+
+def ask_disk(nbytes: int, folder: Path, what: str) -> None:
+    """Likewise, on the disk that `folder` lies on or is to lie on."""
+    there = next((p for p in (folder, *folder.parents) if p.exists()), None)
+    if there is not None and nbytes > (free := shutil.disk_usage(there).free):
+        raise ConfigError(f"{what} takes {_shown(nbytes)} in {there}; {_shown(free)} are free.")
+
+
+def _shown(nbytes: int) -> str:
+    return f"{nbytes / 1e9:,.1f} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:,.1f} MB"

@@ -1,0 +1,304 @@
+"""What a site lets a server ask of it: from the client's command line and its policy file, which
+have the last word over anything that a server says.
+
+`Policy()` is the strict one of a client on its own. `Policy.local` is for the workers of `fednet
+run`: there the configuration is of the same hand as the client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from fednet import ids as numbers
+from fednet.config import Config
+from fednet.config.fit import struct
+from fednet.config.sections import AtLeast1, Positive
+from fednet.config.tree import Node, compose
+from fednet.errors import ConfigError, unknown
+
+MB = 1_000_000
+
+
+class BudgetSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Differential privacy that this site insists on. clip: an update's norm at most; noise: its
+    multiplier at least, added here; epsilon at delta: what all answers of one client together may
+    spend, over all runs that its state directory has seen.
+    """
+
+    clip: Positive
+    noise: Positive
+    epsilon: Positive | None = None
+    delta: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 1e-5
+
+
+class PolicyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The keys of a policy file. data: folders or files that may be read. ids: clients that may be
+    served. allow: kinds of payload that may leave. What is left out is not limited by the file;
+    `download` and `faults` are off until one says otherwise.
+    """
+
+    ids: int | str | None = None
+    data: str | tuple[str, ...] = ()
+    allow: tuple[str, ...] | None = None
+    download: bool | None = None
+    faults: bool | None = None
+    privacy: BudgetSection | None = None
+    max_model_mb: Positive | None = None
+    max_samples: AtLeast1 | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a client process may do. data: where this site's data lie; places: below which a path
+    that the server names may be read; allow: None for every kind; local: the server's paths are
+    the user's own.
+    """
+
+    ids: numbers.Ids | None = None
+    data: Path | None = None
+    places: tuple[Path, ...] = ()
+    allow: tuple[str, ...] | None = None
+    download: bool = False
+    faults: bool = False
+    privacy: BudgetSection | None = None
+    max_model_mb: float | None = None
+    max_samples: int | None = None
+    local: bool = False
+
+    @classmethod
+    def of_run(cls, data: Path | None) -> Policy:
+        """Of a worker of `fednet run`."""
+        return cls(data=data, download=True, faults=True, local=True)
+
+    # -- before a run ------------------------------------------------------------------------------
+    def check_ids(self, welcomed: Sequence[int], asked: numbers.Ids, config: Config) -> None:
+        """Raises ConfigError where the server says that this process hosts others than it asked
+        for, or some that the policy does not name.
+        """
+        wanted = asked.resolve(config.clients)
+        if tuple(sorted(welcomed)) != wanted:
+            raise ConfigError(
+                f"the server wants this process to host {_few(welcomed)}; it was started for "
+                f"{_few(wanted)}, and serves no other."
+            )
+        if self.ids is not None:
+            served = set(self.ids.resolve(config.clients) if self.ids.share else self.ids.listed)
+            if beyond := sorted(set(wanted) - served):
+                raise ConfigError(
+                    f"--id {asked.text}: the policy names clients {self.ids.text}, and "
+                    f"{beyond[0]} is none of them."
+                )
+
+    def settle(self, config: Config) -> Config:
+        """The server's configuration as it holds here: what it says of this machine's files is
+        replaced by what the site says, or refused before any file is looked at.
+        """
+        if self.local:
+            return config
+        self._check_privacy(config)
+        data = config.data
+        partition = msgspec.structs.replace(
+            data.partition, options=self._options(data.partition.options, "data.partition")
+        )
+        if data.dataset == "site" and "path" in data.options:
+            raise ConfigError(
+                "data.path: the server names a path, and with data.dataset: site each site names "
+                "its own; refused."
+            )
+        if self.max_samples is not None and int(data.options.get("samples") or 0) > (
+            self.max_samples
+        ):
+            raise self._too_many(data.options["samples"])
+        weights = config.model.weights
+        if weights is not None:
+            weights = str(self._path(weights, "model.weights"))
+        return config.replace(
+            model=msgspec.structs.replace(config.model, weights=weights),
+            data=msgspec.structs.replace(
+                data,
+                root=None,
+                download=data.download and self.download,
+                partition=partition,
+                options=self._options(data.options, "data"),
+            ),
+        )
+
+    def check_built(self, experiment: Any) -> None:
+        """Raises ConfigError where the model, the samples or what leaves is more than the site
+        allows.
+        """
+        size, samples = experiment.setting.layout.nbytes, 0
+        if experiment.data is not None:
+            samples = experiment.data.n_train + experiment.data.n_test
+        if self.max_model_mb is not None and size > self.max_model_mb * MB:
+            raise ConfigError(
+                f"the model of this run has {size / MB:,.1f} MB; the policy's max_model_mb is "
+                f"{self.max_model_mb:g}."
+            )
+        if self.max_samples is not None and samples > self.max_samples:
+            raise self._too_many(samples)
+        for name, kind in leaving(experiment):
+            if self.allow is not None and kind not in self.allow:
+                raise ConfigError(
+                    f"the method {experiment.config.algorithm.name} sends up {name} of kind "
+                    f"{kind!r}, and --allow names only {', '.join(self.allow) or 'none'}."
+                )
+
+    # -- in a run ----------------------------------------------------------------------------------
+    def check_leaves(self, kinds: Iterable[str]) -> None:
+        """Raises ConfigError for a kind that does not leave this site, whoever asked for it."""
+        for kind in kinds:
+            if self.allow is not None and kind not in self.allow:
+                raise ConfigError(f"this site lets nothing of kind {kind!r} out (--allow).")
+
+    # -- inside ------------------------------------------------------------------------------------
+    def _options(self, given: Mapping[str, Any], where: str) -> dict[str, Any]:
+        made = dict(given)
+        if isinstance(made.get("path"), str) and made["path"] != ".":
+            made["path"] = str(self._path(made["path"], f"{where}.path"))
+        return made
+
+    def _path(self, named: str, key: str) -> Path:
+        """The file or folder that the server names, if it lies where this site lets it look."""
+        for place in self.places:
+            found = (place / named).resolve()
+            if found.is_relative_to(place.resolve()):
+                return found
+        what = f"{key}: the server names {named!r}, to be read here; refused:"
+        if not self.places:
+            raise ConfigError(f"{what} this client was started without --data.")
+        raise ConfigError(f"{what} it does not lie below {_all(self.places)} (--data).")
+
+    def _check_privacy(self, config: Config) -> None:
+        wanted, section = self.privacy, config.privacy
+        if wanted is None:
+            return
+        if section.where != "client" or section.noise < wanted.noise:
+            raise ConfigError(
+                f"privacy: the policy wants noise of at least {wanted.noise:g} times the bound "
+                f"added at this site; the server's configuration has noise {section.noise:g} at "
+                f"the {section.where}."
+            )
+        if section.clip is None or section.clip > wanted.clip:
+            raise ConfigError(
+                f"privacy.clip: the policy's is {wanted.clip:g}; the server's configuration has "
+                f"{section.clip}."
+            )
+
+    def _too_many(self, samples: object) -> ConfigError:
+        return ConfigError(
+            f"the data of this run have {samples} samples; the policy's max_samples is "
+            f"{self.max_samples}."
+        )
+
+
+def leaving(experiment: Any) -> list[tuple[str, str]]:
+    """(what, its kind) of everything that a client of this run sends up."""
+    from fednet.experiment.judging import Judgement
+
+    config, found = experiment.config, list[tuple[str, str]]()
+    for exchange in experiment.algorithm.exchanges:
+        found += [(repr(name), field.kind) for name, field in exchange.up.fields.items()]
+    if config.evaluate.every and config.evaluate.clients != "none":
+        found += [("its evaluations", kind) for kind in sorted(Judgement.kinds())]
+    if config.data.dataset == "site":
+        found.append(("counts of samples by class", "statistics"))
+    return found
+
+
+# -- the file and the command line -----------------------------------------------------------------
+def read(path: Path) -> PolicyFile:
+    """A policy file. Raises ConfigError, for an unknown key with the nearest known one."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as wrong:
+        raise ConfigError(f"--policy {path}: cannot be read ({_why(wrong)}).") from None
+    tree = compose(text, str(path))
+    if tree.value is None:
+        return PolicyFile()
+    _known(tree, PolicyFile, "")
+    made = struct(tree, PolicyFile, "")
+    if made.ids is not None:
+        numbers.parse(str(made.ids), f"{path}: ids")
+    return made
+
+
+def policy(
+    file: Path | None,
+    data: Path | None,
+    allow: Sequence[str] | None,
+    *,
+    download: bool = False,
+    faults: bool = False,
+) -> Policy:
+    """The policy file with the command line within it: a flag may narrow what the file says, and
+    one that contradicts it is an error.
+    """
+    if file is None:
+        alone: tuple[Path, ...] = () if data is None else (data,)
+        kinds = None if allow is None else tuple(allow)
+        return Policy(data=data, places=alone, allow=kinds, download=download, faults=faults)
+    read_ = read(file)
+    for name, flag, said in (
+        ("download", download, read_.download),
+        ("faults", faults, read_.faults),
+    ):
+        if flag and said is False:
+            raise ConfigError(f"--{name}: the policy {file} says {name}: false.")
+    named = (read_.data,) if isinstance(read_.data, str) else read_.data
+    places = tuple(file.parent / Path(p).expanduser() for p in named)
+    if data is None and len(places) == 1:
+        data = places[0]
+    elif data is not None and places and not _below(data, places):
+        raise ConfigError(f"--data {data}: the policy {file} names {_all(places)}.")
+    elif data is not None and not places:
+        places = (data,)
+    kinds = read_.allow
+    if allow is not None:
+        kinds = tuple(k for k in allow if kinds is None or k in kinds)
+    return Policy(
+        ids=None if read_.ids is None else numbers.parse(str(read_.ids), f"{file}: ids"),
+        data=data,
+        places=places,
+        allow=kinds,
+        download=download or bool(read_.download),
+        faults=faults or bool(read_.faults),
+        privacy=read_.privacy,
+        max_model_mb=read_.max_model_mb,
+        max_samples=read_.max_samples,
+    )
+
+
+def _known(node: Node, kind: type[msgspec.Struct], path: str) -> None:
+    keys = kind.__struct_fields__
+    for key, child in node.value.items() if isinstance(node.value, dict) else ():
+        if key not in keys:
+            raise ConfigError(f"{child.key_at or child.at}: {unknown('key', path + key, keys)}")
+        if key == "privacy":
+            _known(child, BudgetSection, "privacy.")
+
+
+def _below(path: Path, places: Iterable[Path]) -> bool:
+    return any(path.resolve().is_relative_to(place.resolve()) for place in places)
+
+
+def _all(places: Iterable[Path]) -> str:
+    return " or ".join(str(place) for place in places)
+
+
+def _few(clients: Sequence[int]) -> str:
+    shown = ", ".join(str(c) for c in sorted(clients)[:5])
+    return (
+        f"client {shown}"
+        if len(clients) == 1
+        else f"clients {shown}" + (" ..." if len(clients) > 5 else "")
+    )
+
+
+def _why(wrong: Exception) -> str:
+    return wrong.strerror or str(wrong) if isinstance(wrong, OSError) else str(wrong)

@@ -1,0 +1,356 @@
+"""A site under attack by the server that it joined: it does what its own command line and policy
+say, and nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fednet import config as configuration
+from fednet.client import join
+from fednet.client.policy import BudgetSection, Policy, policy
+from fednet.errors import CannotGoOn, ConfigError, DataError, StateError
+from fednet.experiment import build as experiment
+from fednet.wire import messages as m
+from tests.chaos.mallory import Liar
+
+CONFIG = {
+    "name": "hostile",
+    "rounds": 2,
+    "clients": 4,
+    "participation": 1.0,
+    "model": {"name": "mlp", "hidden": [4]},
+    "data": {
+        "dataset": "synthetic",
+        "samples": 40,
+        "shape": [1, 4, 4],
+        "classes": 4,
+        "partition": {"scheme": "iid"},
+    },
+}
+
+
+def told(**changes) -> str:
+    return configuration.to_yaml(configuration.from_mapping({**CONFIG, **changes}))
+
+
+@pytest.fixture(scope="module")
+def exp():
+    return experiment.build(configuration.from_mapping(CONFIG))
+
+
+@contextmanager
+def site(server: Liar, state: Path, ids: str = "0", policy: Policy | None = None, **more):
+    """A client of that server in a thread, and what became of it."""
+    found: dict = {}
+
+    def run() -> None:
+        try:
+            found["result"] = join.main(
+                ids,
+                server=server.address,
+                run=None,
+                device="cpu",
+                policy=policy or Policy(),
+                state=state,
+                keys=None,
+                explain=False,
+                load=[],
+                state_lost=None,
+                quiet=True,
+                **more,
+            )
+        except BaseException as broken:  # looked at by the test
+            found["error"] = broken
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    found["over"] = lambda: not thread.is_alive()
+    try:
+        yield found
+    finally:
+        if thread.is_alive() and server.conn:
+            server.say(m.End(over=True))
+        limit = time.monotonic() + 20
+        while thread.is_alive() and time.monotonic() < limit:
+            server.poll(0.02)
+        server.transport.close(0)
+        assert not thread.is_alive()
+
+
+def refused(server: Liar, state: Path, **more) -> str:
+    """Why the site does not take part."""
+    with site(server, state, **more) as found:
+        server.listen(found["over"])
+    assert not server.said(m.Ready)
+    assert isinstance(found.get("error"), (ConfigError, DataError, StateError)), found
+    text = str(found["error"])
+    assert text.isprintable()
+    return text
+
+
+def task(exp, key: m.Key, **more) -> tuple[m.Task, bytes]:
+    down = exp.algorithm.broadcast(exp.algorithm.init_server(exp.agreed), key.phase, key.client)
+    encoded = exp.down.encode(down, lambda name: np.random.default_rng(0))
+    body = bytes(encoded.body.whole())
+    form, check = list(encoded.form), encoded.body.check()
+    return m.Task(key=key, form=form, size=len(body), check=check, **more), body
+
+
+# -- paths -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("run", ["../outside", "/tmp/outside", "a/b", "..", ".", "", "a\n"])
+def test_a_run_whose_name_is_a_path_is_no_run(tmp_path, run):
+    server = Liar(told(), run=run)
+    with site(server, tmp_path / "deep" / "state", give_up_s=1.0) as found:
+        server.listen(lambda: len(server.said(m.Join)) >= 2 or found["over"]())
+        server.conn = b""
+        server.listen(found["over"])
+    assert isinstance(found["error"], CannotGoOn)
+    assert "--give-up" in str(found["error"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_something_else_is_neither_written_nor_cut_nor_pruned(tmp_path):
+    photos = tmp_path / "photos"
+    (photos / "client-0").mkdir(parents=True)
+    (photos / "wire.jsonl").write_text("a line without an end")
+    (photos / "1-0-0.jpg").write_text("a picture")
+    server = Liar(told(), run="photos")
+    assert "'1-0-0.jpg' and is no client's" in refused(server, tmp_path)
+    assert (photos / "wire.jsonl").read_text() == "a line without an end"
+
+
+@pytest.mark.parametrize(
+    ("data", "key"),
+    [
+        ({"dataset": "arrays", "path": "SECRET/x.npz"}, "data.path"),
+        ({"dataset": "folder", "path": "SECRET"}, "data.path"),
+        ({"dataset": "tiny-imagenet", "path": "SECRET"}, "data.path"),
+        ({"dataset": "arrays", "path": "../secret/x.npz"}, "data.path"),
+        ({**CONFIG["data"], "partition": {"scheme": "file", "path": "SECRET/p.json"}}, "partition"),
+        ({"dataset": "site", "shape": [4], "classes": 2, "path": "SECRET/x.npz"}, "data.path"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("there", [True, False])
+def test_a_site_reads_no_data_that_the_server_names(tmp_path, data, key, there):
+    """Whether they are there makes no difference: no oracle."""
+    secret, own = tmp_path / "secret", tmp_path / "own"
+    own.mkdir()
+    if there:
+        secret.mkdir()
+        x, y = np.zeros((8, 4), np.float32), np.zeros(8, np.int64)
+        np.savez(secret / "x.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    filled = {k: _filled(v, secret) for k, v in data.items()}
+    for named in (None, own):
+        text = refused(
+            Liar(told(data=filled, model={"name": "mlp"})),
+            tmp_path / "state",
+            policy=policy(None, named, None),
+        )
+        assert key in text
+        assert "refused" in text
+        assert "there is no" not in text
+
+
+def _filled(value, secret: Path):
+    if isinstance(value, dict):
+        return {k: _filled(v, secret) for k, v in value.items()}
+    return value.replace("SECRET", str(secret)) if isinstance(value, str) else value
+
+
+def test_weights_are_read_only_below_what_the_site_names(tmp_path):
+    model = {**CONFIG["model"], "weights": str(tmp_path / "secret.safetensors")}
+    text = refused(Liar(told(model=model)), tmp_path / "state")
+    assert "model.weights" in text
+    assert "without --data" in text
+
+
+def test_what_lies_below_the_sites_own_data_may_be_named(tmp_path, exp):
+    x, y = np.random.default_rng(0).random((40, 16), np.float32), np.arange(40) % 4
+    np.savez(tmp_path / "x.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    data = {"dataset": "arrays", "path": "x.npz", "partition": {"scheme": "iid"}}
+    server = Liar(told(data=data))
+    with site(server, tmp_path / "state", policy=policy(None, tmp_path, None)):
+        server.listen(lambda: server.said(m.Ready))
+
+
+def test_the_servers_root_is_not_read(tmp_path):
+    secret = tmp_path / "secret"
+    (secret / "train" / "a").mkdir(parents=True)
+    data = {"dataset": "folder", "root": str(secret), "partition": {"scheme": "iid"}}
+    text = refused(Liar(told(data=data)), tmp_path / "state", policy=policy(None, tmp_path, None))
+    assert "secret" not in text
+    assert f"{tmp_path}: no folder train/" in text
+
+
+# -- whom, what and how much -----------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("ids", "welcomed"), [("3", [3, 0]), ("3", []), ("0-1", [0]), ("1/2", [0])]
+)
+def test_a_site_serves_whom_it_asked_for(tmp_path, ids, welcomed):
+    text = refused(Liar(told(), ids=welcomed), tmp_path, ids=ids)
+    assert "it was started for" in text
+
+
+def test_planned_faults_strike_only_where_the_client_was_started_for_them(tmp_path, exp):
+    server = Liar(told())
+    faults = [m.Fault("crash"), m.Fault("corrupt"), m.Fault("delay", 1e9)]
+    with site(server, tmp_path):
+        server.listen(lambda: server.said(m.Ready))
+        server.say(*task(exp, m.Key(1, 0, 0, 0), faults=faults))
+        server.listen(lambda: server.said(m.Reply))
+    reply, body = next((x, b) for x, b in server.heard if isinstance(x, m.Reply))
+    from fednet.wire.codec import checksum
+
+    assert checksum([body]) == reply.check
+
+
+def test_allow_covers_evaluations_and_facts(tmp_path, exp):
+    kinds = ("state", "statistics")
+    assert "its evaluations of kind 'accuracy'" in refused(
+        Liar(told()), tmp_path, policy=Policy(allow=kinds)
+    )
+    x = np.zeros((8, 4), np.float32)
+    np.savez(tmp_path / "x.npz", x_train=x, y_train=np.arange(8) % 2)
+    data = {"dataset": "site", "shape": [4], "classes": 2}
+    never = {"every": 0}
+    text = refused(
+        Liar(told(data=data, evaluate=never, algorithm="fedsgd")),
+        tmp_path / "state",
+        policy=policy(None, tmp_path / "x.npz", ["delta", "state"]),
+    )
+    assert "'statistics'" in text
+
+
+@pytest.mark.parametrize("purpose", ["train", "evaluate"])
+def test_no_kind_that_is_not_allowed_leaves_whatever_a_task_says(tmp_path, exp, purpose):
+    server = Liar(told(evaluate={"every": 0}))
+    with site(server, tmp_path, policy=Policy(allow=("state", "statistics"))):
+        server.listen(lambda: server.said(m.Ready))
+        server.say(*task(exp, m.Key(1, 0, 0, 0, purpose), judge=True))
+        server.listen(lambda: server.said(m.Failed))
+        assert "lets nothing of kind 'accuracy' out" in server.said(m.Failed)[0].reason
+        server.say(*task(exp, m.Key(2, 0, 0, 0)))
+        server.listen(lambda: server.said(m.Reply))
+    assert {f.kind for r in server.said(m.Reply) for f in r.form} == {"state", "statistics"}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        told(model={"name": "mlp", "hidden": [200000, 200000]}),
+        told().replace("samples: 40", "samples: 1000000000000"),
+        told().replace("clients: 4", "clients: 1000000000000"),
+        told().replace("schedule: constant", "schedule: step(0,0.1)"),
+        told().replace("threads: 1", "threads: 1000000000"),
+    ],
+    ids=["model", "samples", "clients", "schedule", "threads"],
+)
+def test_numbers_that_this_machine_cannot_follow_are_refused_at_the_start(tmp_path, config):
+    assert config != told()
+    text = refused(Liar(config), tmp_path)
+    assert "free" in text or "expected" in text
+
+
+def test_a_payload_that_memory_cannot_hold_is_not_waited_for(tmp_path, exp):
+    server, size = Liar(told()), 1 << 40
+    with site(server, tmp_path):
+        server.listen(lambda: server.said(m.Ready))
+        form = [m.Field("x", "state", size, size)]
+        server.say(m.Task(key=m.Key(1, 0, 0, 0), form=form, size=size))
+        server.say(*task(exp, m.Key(1, 0, 0, 0)))
+        server.listen(lambda: server.said(m.Reply))
+    assert not server.said(m.Pull)
+
+
+def test_what_a_server_writes_forges_no_line(tmp_path):
+    config = told().replace("name: hostile", 'name: "x\\nall is well\\u202e"')
+    assert config != told()
+    text = refused(Liar(config), tmp_path)
+    assert "all is well" in text
+    server = Liar(told())
+    with site(server, tmp_path / "s") as found:
+        server.listen(lambda: server.said(m.Ready))
+        server.frames(m.encode(m.Refuse(run="r", inc=1, reason="no\nall is well", final=True)))
+        server.say(m.Refuse(reason="no", final=True))
+        server.listen(found["over"])
+    assert str(found["error"]) == "the server refused this client: no"
+
+
+# -- the policy ------------------------------------------------------------------------------------
+def test_the_policy_has_the_last_word(tmp_path):
+    state = tmp_path / "state"
+
+    def says(text: str, **config) -> str:
+        file = tmp_path / "site.yaml"
+        file.write_text(text)
+        return refused(Liar(told(**config)), state, policy=policy(file, None, None))
+
+    assert "the policy names clients 1-3, and 0 is none" in says("ids: 1-3")
+    assert "max_model_mb is 0.0001" in says("max_model_mb: 0.0001")
+    assert "max_samples is 10" in says("max_samples: 10")
+    assert "'statistics', and --allow names only state" in says("allow: [state]")
+    budget = "privacy: {clip: 1.0, noise: 2.0}"
+    assert "noise 0 at the server" in says(budget)
+    assert "noise 4 at the server" in says(budget, privacy={"clip": 1.0, "noise": 4.0})
+    assert "privacy.clip: the policy's is 1" in says(
+        budget, privacy={"clip": 5.0, "noise": 4.0, "where": "client"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("id: 3", "site.yaml:1: unknown key 'id'; known: .* Did you mean 'ids'?"),
+        ("privacy: {clip: 1, nois: 2}", "unknown key 'privacy.nois'"),
+        ("faults: perhaps", "faults: expected true or false"),
+        ("max_samples: 0", "max_samples: expected a whole number >= 1"),
+        ("ids: 4-1", "site.yaml: ids 4-1: the range"),
+        ("privacy: {clip: 1}", "privacy.noise is missing"),
+        ("[1]", "a mapping"),
+    ],
+)
+def test_a_policy_file_is_strict(tmp_path, text, says):
+    file = tmp_path / "site.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        policy(file, None, None)
+
+
+def test_flags_stand_within_the_policy_file(tmp_path):
+    file = tmp_path / "site.yaml"
+    (tmp_path / "own" / "part").mkdir(parents=True)
+    file.write_text(
+        "data: own\nallow: [state, statistics]\nfaults: false\n"
+        "privacy: {clip: 1.0, noise: 2.0, epsilon: 3}\n"
+    )
+    found = policy(file, None, None)
+    assert found.data == tmp_path / "own"
+    assert found.privacy == BudgetSection(clip=1.0, noise=2.0, epsilon=3.0)
+    narrower = policy(file, tmp_path / "own" / "part", ["state", "delta"])
+    assert (narrower.data, narrower.allow) == (tmp_path / "own" / "part", ("state",))
+    with pytest.raises(ConfigError, match=r"the policy .* names"):
+        policy(file, tmp_path, None)
+    with pytest.raises(ConfigError, match="says faults: false"):
+        policy(file, None, None, faults=True)
+
+
+# -- the end ---------------------------------------------------------------------------------------
+def test_a_client_gives_up_a_server_that_does_not_come_back(tmp_path):
+    server = Liar(told())
+    with site(server, tmp_path, give_up_s=0.5) as found:
+        server.listen(lambda: server.said(m.Ready))
+        server.transport.close(0)
+        limit = time.monotonic() + 20
+        while not found["over"]():
+            assert time.monotonic() < limit
+            time.sleep(0.02)
+    assert isinstance(found["error"], CannotGoOn)
+    assert "no server has taken this client in for 0.5 s" in str(found["error"])

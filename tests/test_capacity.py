@@ -1,0 +1,68 @@
+"""What a configuration asks of a machine is asked for before it is taken."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from fednet import capacity, data, models
+from fednet.config import from_mapping
+from fednet.errors import ConfigError
+
+
+def test_a_model_that_memory_cannot_hold_is_refused_with_the_figure_and_not_built():
+    size = models.nbytes({"name": "mlp", "hidden": [200_000, 200_000]}, (1, 28, 28), 10)
+    assert size == 4 * (
+        200_000 * (28 * 28 + 1) + 200_000 * (200_000 + 1) + 10 * (200_000 + 1)
+    )  # weights and biases
+    with pytest.raises(ConfigError, match=r"model mlp takes 321\.3 GB of memory; .* are free here"):
+        models.build({"name": "mlp", "hidden": [200_000, 200_000]}, (1, 28, 28), 10, 0)
+
+
+def test_a_size_is_found_without_a_draw_and_a_builder_that_needs_values_is_left_alone(monkeypatch):
+    import torch
+
+    before = torch.random.get_rng_state()
+    assert models.nbytes({"name": "mlp", "hidden": [4]}, (3,), 2) == 4 * (3 * 4 + 4 + 4 * 2 + 2)
+    assert torch.equal(before, torch.random.get_rng_state())
+    monkeypatch.setattr(models, "make", lambda *a: torch.zeros(2).tolist())
+    assert models.nbytes({"name": "own"}, (3,), 2) is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"samples": 10**12},
+        {"samples": 10**12, "shape": [4]},
+        {"classes": 10**12},
+        {"shape": [10**5, 10**5, 10**5]},
+        {"shape": [10**15]},
+    ],
+    ids=str,
+)
+def test_samples_that_the_machine_cannot_hold_are_refused_with_the_figure(options):
+    section = from_mapping({"data": {"dataset": "synthetic", **options}}).data
+    with pytest.raises(ConfigError, match=r"takes .* (GB|MB).* are free"):
+        data.load(section)
+
+
+def test_what_fits_is_not_refused_and_a_control_groups_limit_counts(tmp_path, monkeypatch):
+    capacity.ask(1, "one byte")
+    limit, used = tmp_path / "limit", tmp_path / "used"
+    limit.write_text("3000000\n")
+    used.write_text("1000000\n")
+    monkeypatch.setattr(capacity, "_GROUPS", ((str(limit), str(used)),))
+    assert capacity.room() == 2_000_000
+    capacity.ask(2_000_000, "as much")
+    with pytest.raises(ConfigError, match=r"^more takes 2\.0 MB of memory; 2\.0 MB are free here"):
+        capacity.ask(2_000_001, "more")
+    limit.write_text("max\n")
+    assert capacity.room() > 2_000_000
+
+
+def test_disk_is_asked_where_a_folder_is_to_lie(tmp_path, monkeypatch):
+    monkeypatch.setattr(capacity.shutil, "disk_usage", lambda path: SimpleNamespace(free=10**9))
+    capacity.ask_disk(10**9, tmp_path / "not" / "yet", "as much")
+    with pytest.raises(ConfigError, match=r"more takes 2\.0 GB in .*; 1\.0 GB are free"):
+        capacity.ask_disk(2 * 10**9, tmp_path / "not" / "yet", "more")
