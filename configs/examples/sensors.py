@@ -29,7 +29,7 @@ from fednet import (
 
 
 # -- a method --------------------------------------------------------------------------------------
-@algorithm("fedavgm")
+@algorithm("servermomentum")
 class FedAvgM(Algorithm):
     """Federated averaging with momentum at the server: v <- beta v + (mean of w_i) - w, then w <- w
     + v.

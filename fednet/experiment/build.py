@@ -269,6 +269,7 @@ def _built(config: Config, root: Path | str | None, data: Any) -> Experiment:
     )
     for direction in ("up", "down"):
         check_chains(config, algorithm, direction)
+    check_sizes(config.algorithm.name, algorithm)
     chains = {d: compress.chains(getattr(config.wire, d), f"wire.{d}") for d in ("up", "down")}
     exempt = not_finite(initial)
     return Experiment(
@@ -331,3 +332,22 @@ def check_chains(config: Config, algorithm: Algorithm, direction: str) -> None:
                 f"kind, which is no tensor of the model; "
                 f"compressors apply to {' and '.join(can) or 'nothing that it sends'}."
             )
+
+
+def check_sizes(name: str, algorithm: Algorithm) -> None:
+    """A field of samples or of an array has no size in its declaration: without `sizes` every reply
+    would be refused as too long.
+    """
+    if type(algorithm).sizes is not Algorithm.sizes:
+        return
+    payloads = [p for e in algorithm.exchanges for p in (e.down, e.up)]
+    if algorithm.Enrolment is not None:
+        payloads.append(algorithm.Enrolment)
+    for payload in payloads:
+        for field, about in payload.fields.items():
+            if about.form in ("samples", "array"):
+                raise ConfigError(
+                    f"algorithm {name}: {payload.__qualname__}.{field} is of the form "
+                    f"{about.form}, whose size its declaration leaves open; define "
+                    f"sizes(payload, client), which gives its bytes for a client, at most."
+                )

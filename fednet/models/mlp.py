@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from torch import nn
@@ -17,10 +17,25 @@ Width = Annotated[int, msgspec.Meta(ge=1)]
 @model("mlp")
 @declared
 def mlp(
-    *, input_shape: tuple[int, ...], classes: int, hidden: tuple[Width, ...] = (200, 200)
+    *,
+    input_shape: tuple[int, ...],
+    classes: int,
+    hidden: tuple[Width, ...] = (200, 200),
+    norm: Literal["none", "batch"] = "none",
 ) -> nn.Module:
     """Fully connected layers with ReLU, `hidden` their widths; the default is the 2NN of McMahan et
-    al. 2017.
+    al. 2017. norm: before each ReLU.
     """
     sizes = (flat(input_shape), *hidden)  # hidden: [] is multinomial logistic regression
-    return Net(chain(flatten=nn.Flatten(), **dense(sizes)), nn.Linear(sizes[-1], classes))
+    layers = dense(sizes)
+    if norm == "batch":
+        layers = {
+            name: part
+            for k, width in enumerate(hidden, 1)
+            for name, part in (
+                (f"fc{k}", layers[f"fc{k}"]),
+                (f"fc{k}_norm", nn.BatchNorm1d(width)),
+                (f"fc{k}_relu", layers[f"fc{k}_relu"]),
+            )
+        }
+    return Net(chain(flatten=nn.Flatten(), **layers), nn.Linear(sizes[-1], classes))

@@ -7,6 +7,7 @@ arose.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -21,14 +22,17 @@ from fednet import seeds as streams
 from fednet.config.sections import PrivacySection
 from fednet.errors import ConfigError
 
-CLIENTS = 3
+CLIENTS = 3  # of a partition
+KILLED = 3  # the round after which a run is killed: one that no checkpoint holds
+# Four clients, two a round, of a model with BatchNorm: not all take part, and buffers cross.
 SMALL: dict[str, Any] = {
     "name": "check",
-    "rounds": 2,
-    "clients": CLIENTS,
-    "participation": 1.0,
+    "rounds": 5,
+    "clients": 4,
+    "participation": 0.5,
     "train": {"batch_size": 16, "lr": 0.05},
-    "model": {"name": "mlp", "hidden": [16]},
+    "model": {"name": "mlp", "hidden": [16], "norm": "batch"},
+    "checkpoint": {"every": 2},
     "data": {
         "dataset": "synthetic",
         "samples": 120,
@@ -118,17 +122,29 @@ def algorithm(name: str) -> Iterator[str]:
         f"{name}: clients were dropped: {first[-1].get('dropped')}.",
     )
     losses = first[0]["train_loss"], first[-1]["train_loss"]
-    yield "two rounds in one process: training loss {:.4f}, then {:.4f}".format(*losses)
-    same = all(
-        (a["model_sha256"], a["clients_sha256"]) == (b["model_sha256"], b["clients_sha256"])
-        for a, b in zip(first, second)
+    yield (
+        f"{len(first)} rounds in one process, two of four clients each, with BatchNorm: training "
+        "loss {:.4f}, then {:.4f}".format(*losses)
     )
     _must(
-        same,
+        _differ(first, second) is None,
         f"{name}: the same configuration gave other bits the second time; draw from "
         f"host.rng(purpose) only, and keep nothing on self.",
     )
     yield "the same configuration gives the same bits"
+    again = _differ(first, _trained(changes, killed=True))
+    _must(
+        again is None,
+        f"{name}: killed in round {KILLED} and resumed from round 2, it gave other bits from round "
+        f"{again}; what lives between rounds belongs in Server or Client, and not on self.",
+    )
+    yield f"killed in round {KILLED} and resumed, it gives the same bits"
+    other = _differ(first, _trained({**changes, "algorithm": {"name": "fedavg"}}))
+    yield (
+        "NOTE: the same bits as fedavg in every round: with these options it is fedavg"
+        if other is None
+        else f"other bits than fedavg from round {other}"
+    )
     _must(
         first[0]["model_sha256"] != first[-1]["model_sha256"] or not method.has_global,
         f"{name}: model_sha256 is the same after both rounds, so {name}.Server."
@@ -183,29 +199,69 @@ def _roles(name: str, method: Any) -> Iterator[str]:
     yield f"updates that security.max_norm bounds: {', '.join(measured) or 'none is sent'}"
 
 
-def _trained(changes: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rounds of a small federation, in this process."""
+def _differ(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> int | None:
+    """The first round whose model or clients have other bits; None where all are the same."""
+    for left, right in zip(a, b, strict=True):
+        if any(left[k] != right[k] for k in ("model_sha256", "clients_sha256")):
+            return int(left["round"])
+    return None
+
+
+class _Killed(BaseException):
+    """Ends a run where it stands, as a kill does: nothing more is written."""
+
+
+class _Killer:
+    """A display that kills the run when round `KILLED` is on record, and not yet in a
+    checkpoint.
+    """
+
+    def __enter__(self) -> _Killer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def _nothing(self, *_: object) -> None:
+        pass
+
+    round_started = progress = note = finished = _nothing
+
+    def round_done(self, record: Any) -> None:
+        if record.round == KILLED:
+            raise _Killed
+
+
+def _trained(changes: Mapping[str, Any], killed: bool = False) -> list[dict[str, Any]]:
+    """The rounds of a small federation, in this process. killed: dies in a round, and a run with
+    everything built anew goes on from the checkpoint.
+    """
     from fednet.config import from_mapping
     from fednet.files import read_lines
     from fednet.launch.start import Silent, open_directory
     from fednet.server.process import host_rounds
 
     config = from_mapping({**SMALL, **changes}, where="fednet check")
-    with (
-        tempfile.TemporaryDirectory(prefix="fednet-check-") as folder,
-        open_directory(config, Path(folder), resume=False) as (config, directory, _),
-    ):
-        host_rounds(
-            config,
-            directory,
-            bind=None,
-            device="cpu",
-            data=None,
-            until=None,
-            command=["fednet", "check"],
-            display=Silent(),
-        )
-        return list(read_lines(directory / "rounds.jsonl"))
+
+    def ran(out: Path, resume: bool, display: Any) -> list[dict[str, Any]]:
+        with open_directory(config, out, resume=resume) as (own, directory, _):
+            host_rounds(
+                own,
+                directory,
+                bind=None,
+                device="cpu",
+                data=None,
+                until=None,
+                command=["fednet", "check"],
+                display=display,
+            )
+            return list(read_lines(directory / "rounds.jsonl"))
+
+    with tempfile.TemporaryDirectory(prefix="fednet-check-") as folder:
+        if killed:
+            with contextlib.suppress(_Killed):
+                ran(Path(folder), False, _Killer())
+        return ran(Path(folder), killed, Silent())
 
 
 # -- models, datasets, partitioners, compressors, tasks --------------------------------------------

@@ -29,12 +29,12 @@ def parts():
 def test_own_parts_pass_the_contract_suite(capsys):
     assert main(["check", str(EXAMPLES / "sensors.py")]) == 0
     said = capsys.readouterr().out
-    for part in ("algorithm 'fedavgm'", "partitioner 'favourite'", "dataset 'sensors'"):
+    for part in ("algorithm 'servermomentum'", "partitioner 'favourite'", "dataset 'sensors'"):
         assert part in said
 
 
 def test_server_momentum_is_that_of_the_paper():
-    method = registry.algorithm.get("fedavgm")
+    method = registry.algorithm.get("servermomentum")
     mine = method(method.Config(beta=0.5), clients=1)
     server = mine.init_server(vector(0.0))
     # v <- v / 2 + mean - w, w <- w + v

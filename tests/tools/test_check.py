@@ -106,3 +106,44 @@ def test_model_without_a_head_is_refused(checked):
 def test_file_that_registers_nothing_is_refused(checked):
     with pytest.raises(ConfigError, match="registers nothing; expected a decorator"):
         checked("x = 1\n", "chk_nothing.py")
+
+
+def test_method_whose_memory_a_kill_loses_is_refused(checked):
+    body = (
+        "v = None\n\n"
+        "    def finish(self, fold, server, cohort, host):\n"
+        "        after = super().finish(fold, server, cohort, host)\n"
+        "        step = (after.x - server.x).params\n"
+        "        self.v = step if self.v is None else 0.9 * self.v + step\n"
+        "        return after.replace(x=(server.x.params + self.v).with_buffers(after.x))"
+    )
+    with pytest.raises(
+        ConfigError, match=r"killed in round 3 .* other bits from round 3; what live"
+    ):
+        checked(METHOD.format(name="chk-memory", body=body), "chk_memory.py")
+
+
+def test_method_that_is_fedavg_after_all_is_said_to_be(checked):
+    said = checked(METHOD.format(name="chk-plain", body="pass"), "chk_plain.py")
+    assert "  ok  killed in round 3 and resumed, it gives the same bits" in said
+    assert any("the same bits as fedavg in every round" in line for line in said)
+
+
+def test_array_without_sizes_is_refused_before_a_reply_is(checked):
+    body = (
+        "class Up(fednet.Payload):\n"
+        "        x: fednet.Weights\n"
+        '        sketch: fednet.kind("sketch", "array")\n'
+        "        run: fednet.Statistics\n\n"
+        "    def local(self, phase, client, down, host):\n"
+        "        import torch\n"
+        "        y = host.train(down.x)\n"
+        "        return client, self.Up(x=y.x, sketch=torch.ones(3), run=y.run)"
+    )
+    with pytest.raises(ConfigError, match=r"Up\.sketch is of the form array, .* define sizes"):
+        checked(METHOD.format(name="chk-array", body=body), "chk_array.py")
+    sized = body + (
+        "\n\n    def sizes(self, payload, client):\n"
+        '        return {"sketch": 12} if payload is self.Up else {}'
+    )
+    assert any("killed" in s for s in checked(METHOD.format(name="chk-b", body=sized), "chk_b.py"))
