@@ -7,10 +7,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from fednet import records
 from fednet.cli import words
 from fednet.errors import ConfigError
-from fednet.records import FILES, METRICS, Client, Event, Metric, Round, Summary, Wire
+from fednet.records import FILES, METRICS, Client, Event, Metric, Round, Summary, Wire, table
 from fednet.report import metrics, open_run, page, plots, tables
 from tests.report.fake_run import write
 from tests.rooms import run
@@ -128,7 +127,7 @@ def epsilon(monkeypatch):
     new = Metric(
         "epsilon", "privacy spent", "algorithm.epsilon", "line page compare track", "epsilon"
     )
-    monkeypatch.setattr(records, "METRICS", (*METRICS, new))
+    monkeypatch.setattr(table, "METRICS", (*METRICS, new))
 
 
 def test_a_line_of_the_table_brings_a_metric_to_every_display(tmp_path, epsilon, monkeypatch):

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fednet.cli import values
 from fednet.cli.common import everywhere
+
+if TYPE_CHECKING:
+    from fednet.papers.job import Request
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -81,6 +86,14 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fednet.papers import reproduce
+    from fednet.papers.reproduce import main
 
-    return int(reproduce.main(args))
+    return main(request(args))
+
+
+def request(args: argparse.Namespace) -> Request:
+    """The command line as a value."""
+    from fednet.papers.job import Request
+
+    given = {f.name: getattr(args, f.name) for f in fields(Request)}
+    return Request(**{**given, "table": args.table or ""})

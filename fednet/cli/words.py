@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fednet import records
-from fednet.records import mb, percent
+from fednet.records import mb, percent, said
 
 
 def ids(clients: Iterable[int]) -> str:
@@ -41,10 +40,10 @@ def round_line(record: Mapping[str, Any]) -> str:
     pieces = [f"round {record.get('round', '?')}"]
     if record.get("void"):
         pieces.append("void: too few replies")
-    pieces += records.said(records.METRICS, record)
+    pieces += said(record)
     if "completed" in record and "selected" in record:
         pieces.append(f"{len(record['completed'])} of {len(record['selected'])} clients")
-    pieces += records.said(records.COSTS, record)
+    pieces += said(record, costs=True)
     for client, reason in dict(record.get("dropped") or {}).items():
         pieces.append(f"client {client} dropped ({reason})")
     return "  ".join(pieces)

@@ -1,7 +1,7 @@
 """Five papers' settings and printed figures: FedPDC, FedABC, FedDC, FedDPC, FedRDS.
 
-`tables.yaml` holds what they print. `bases/` (in the repository: configs/papers) holds one runnable
-configuration a results table. `cells("feddpc/table2")` puts the two together: every combination of
+`tables.yaml` holds what they print. `bases/` holds one runnable configuration a results
+table. `cells("feddpc/table2")` puts the two together: every combination of
 method, dataset and heterogeneity, with the whole configuration of its run and the figures that the
 paper prints for it.
 """
@@ -89,10 +89,8 @@ def cells(name: str) -> list[Cell]:
 
 
 def folder() -> Path:
-    """Where the tables' configurations lie: beside this file, or in the checkout where links do not
-    work.
-    """
-    return next(f for f in (HERE / "bases", HERE.parents[1] / "configs" / "papers") if f.is_dir())
+    """Where the tables' configurations lie."""
+    return HERE / "bases"
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -25,7 +25,7 @@ from fednet import papers
 from fednet.config.tree import compose
 from fednet.errors import FednetError
 from fednet.papers.cell import Cell
-from fednet.papers.reproduce import Job
+from fednet.papers.job import Job
 from fednet.sweep import pool
 from fednet.tools.costs import cost
 

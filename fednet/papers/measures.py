@@ -37,8 +37,7 @@ def measured(
         own = metrics.personal(run) or {}
         return percent(own.get("pfl" if name == "pfl_accuracy" else "drift"))
     if name == "seconds_per_round":
-        found: float | None = run.summary.get("seconds_per_round")
-        return found
+        return metrics.summary(run).seconds_per_round
     if name == "points_gained":
         ours, theirs = _standing(run), None if versus is None else _standing(versus)
         return None if ours is None or theirs is None else ours - theirs

@@ -30,6 +30,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 CONDENSATION = {"iterations": 25, "real_batch": 64}  # of FedDC
 
+MINI = "mini scale: not the paper's setting"  # above every figure of such runs
 SAID = (
     f"mini scale: {SHORT} or {LONG} rounds (never more than the paper), "
     f"at most {COHORT} participants of at most {CLIENTS} clients, {STEPS[1]} SGD steps (at least "

@@ -25,8 +25,8 @@ import yaml
 from fednet import papers
 from fednet.files import write_aside
 from fednet.papers import reproduction, settled, sweeps
-from fednet.papers.mini import SAID
-from fednet.papers.reproduce import MINI, Job
+from fednet.papers.job import Job
+from fednet.papers.mini import MINI, SAID
 from fednet.report import overlay
 
 # Of the pictures beside a table, those that the paper has too.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from fednet.files import write_aside
 from fednet.papers.measures import measured, percent
-from fednet.report import metrics
+from fednet.report import costs, metrics
 
 if TYPE_CHECKING:
     from fednet.papers import Cell
@@ -119,7 +119,7 @@ def row(
         for name in cell.figures
     }
     if run is not None:
-        s, (top, at) = run.summary, metrics.best(metrics.curve(run)) or (None, None)
+        s, (top, at) = metrics.summary(run), metrics.best(metrics.curve(run)) or (None, None)
         curve = metrics.curve(run)
         out |= {
             "ours": found.get(cell.measure or ""),
@@ -153,7 +153,7 @@ def curves(cell: Cell, seed: int, run: Run) -> list[dict[str, Any]]:
             y: dict(metrics.curve(run, y))
             for y in ("accuracy", "personal_accuracy", "test_loss", "train_loss")
         },
-        metrics.cost(run, "mb"),
+        costs.cost(run, "mb"),
     )
     rounds = sorted({t for y in ("accuracy", "personal_accuracy") for t in by[y]})
     here = {

@@ -11,7 +11,6 @@ good at full length, and that is to be seen.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,7 @@ from fednet.config.tree import compose
 from fednet.errors import ConfigError, unknown
 from fednet.papers import reproduction
 from fednet.papers.cell import Cell
-from fednet.papers.reproduce import Job
+from fednet.papers.job import Job, Request
 from fednet.report.read import open_run
 from fednet.sweep import pool
 from fednet.sweep.pool import Task
@@ -35,13 +34,13 @@ SHARE = 4  # a quarter of the rounds
 LOOKS = 25  # evaluations of a search run
 
 
-def searched(job: Job, args: argparse.Namespace, say: Callable[[str], None]) -> Job:
+def searched(job: Job, asked: Request, say: Callable[[str], None]) -> Job:
     """Runs the search for every cell that has a grid, and returns the job with the winners in its
     cells.
     """
-    given = grids(args, job)
+    given = grids(asked, job)
     tasks = {
-        c.name: [(point, task(c, point, job, args.out)) for point in points(c, given)]
+        c.name: [(point, task(c, point, job, asked.out)) for point in points(c, given)]
         for c in job.cells
     }
     todo = [t for pairs in tasks.values() if len(pairs) > 1 for _, t in pairs]
@@ -58,8 +57,8 @@ def searched(job: Job, args: argparse.Namespace, say: Callable[[str], None]) -> 
         came = state if found is None else f"{100 * found:.2f} on the validation split"
         say(f"  search {task.name}: {came}")
 
-    if todo and not args.gather:
-        pool.work(todo, args.jobs, args.device, load=args.load, sets=args.set, told=told)
+    if todo and not asked.gather:
+        pool.work(todo, asked.jobs, asked.device, load=asked.load, sets=asked.set, told=told)
     chosen, books, cells = {}, {}, []
     for cell in job.cells:
         pairs = tasks[cell.name]
@@ -87,17 +86,17 @@ def searched(job: Job, args: argparse.Namespace, say: Callable[[str], None]) -> 
     if not cells:
         raise ConfigError(
             f"--search: no point of {job.table} has a validation accuracy; what failed is in "
-            f"{job.folder(args.out) / 'search'}."
+            f"{job.folder(asked.out) / 'search'}."
         )
-    reproduction.add(args.out / f"{job.stem}-chosen.json", books)
+    reproduction.add(asked.out / f"{job.stem}-chosen.json", books)
     return replace(job, cells=tuple(cells), chosen=chosen)
 
 
-def grids(args: argparse.Namespace, job: Job) -> dict[str, list[Any]]:
+def grids(asked: Request, job: Job) -> dict[str, list[Any]]:
     """The values that `--grid` gives, by key. Raises ConfigError for what would be of no effect."""
     known = {k for c in job.cells for k in c.grids}
     given: dict[str, list[Any]] = {}
-    for text in args.grid:
+    for text in asked.grid:
         key, equals, values = (part.strip() for part in text.partition("="))
         given[key] = (
             compose(f"[{values}]", f"--grid {text}", one_place=True).plain() if equals else []
@@ -110,9 +109,9 @@ def grids(args: argparse.Namespace, job: Job) -> dict[str, list[Any]]:
                 "--set sets a value for all."
             )
             raise ConfigError(unknown("--grid key", key, known) if known else none)
-    if args.grid and not args.search:
+    if asked.grid and not asked.search:
         raise ConfigError("--grid says what --search tries; give both, or --set for one value.")
-    for text in args.set if args.search else ():
+    for text in asked.set if asked.search else ():
         key = text.partition("=")[0].strip()
         if found := next((k for k in sorted(known) if f"{k}.".startswith(f"{key}.")), None):
             raise ConfigError(

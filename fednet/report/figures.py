@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fednet.records import metric
-from fednet.report import metrics
+from fednet.report import costs, metrics
 from fednet.report.groups import Group, flat
 from fednet.report.read import Run, once
 
@@ -65,7 +65,7 @@ def curves(
 
 def bytes_by_kind(run: Run) -> tuple[list[int], dict[str, dict[str, list[int]]]]:
     """(rounds, {direction: {kind: bytes a round}}). Round 0 is what was spent before the first."""
-    book = metrics.ledger(run)
+    book = costs.ledger(run)
     rounds = sorted({t for t, _, _ in book.rows})
     table = {
         w: {k: [book.rows.get((t, w, k), 0) for t in rounds] for k in book.kinds}
@@ -161,7 +161,7 @@ def axis(groups: Sequence[Group], x: str, bytes: str = "total") -> str:
     if x == "mb":
         return f"{AXES[x]}, {WAYS[bytes]}"
     if x == "seconds":
-        clocks = {metrics.seconds_key(r) for g in groups for r in g.runs}
+        clocks = {costs.seconds_key(r) for g in groups for r in g.runs}
         words = [CLOCKS[c] for c in sorted(clocks)]
         return f"seconds, {' and '.join(words)}"
     return AXES[x]

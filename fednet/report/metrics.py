@@ -10,19 +10,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from fednet import records
 from fednet.errors import ConfigError, unknown
-from fednet.records import JUDGED, Client, Round, Summary, Wire
+from fednet.records import JUDGED, Client, Round, Summary, metric, names
+from fednet.report.costs import cost, seconds_key, summed
 from fednet.report.read import Run, once
-
-BYTES = ("total", "up", "down", "useful")
-COSTS = ("rounds", "mb", "seconds")
 
 
 # -- curves ----------------------------------------------------------------------------------------
@@ -32,135 +28,10 @@ def curve(run: Run, y: str = "accuracy") -> list[tuple[int, float]]:
     models on the own tests of the clients judged in that round, pooled).
     """
     try:
-        of = records.metric(y).of
+        of = metric(y).of
     except KeyError:
-        raise ConfigError(unknown("curve", y, records.names())) from None
+        raise ConfigError(unknown("curve", y, names())) from None
     return [(r.round, float(v)) for r in run.rounds if (v := of(r)) is not None]
-
-
-@dataclass(frozen=True)
-class Ledger:
-    """Spent bytes summed by (round, direction, kind); the kind `envelope` is all that is not
-    payload.
-    """
-
-    rows: dict[tuple[int, str, str], int]
-    useful: dict[str, int]  # by direction
-    raw: dict[str, int]  # payload by direction, before compression
-    messages: dict[str, int]  # by direction
-    used: dict[int, int]  # useful, by round
-    servers: int  # processes, one after the other, that the run had
-
-    def sum(self, **by: str | int) -> int:
-        """Bytes with this `round`, `direction` and `kind`, whichever are given."""
-        want = (by.get("round"), by.get("direction"), by.get("kind"))
-        return sum(
-            n for key, n in self.rows.items() if all(w is None or w == k for w, k in zip(want, key))
-        )
-
-    def by_round(self, bytes: str = "total") -> dict[int, int]:
-        if bytes == "useful":
-            return self.used
-        out: dict[int, int] = defaultdict(int)
-        for (t, direction, _), n in self.rows.items():
-            if bytes in ("total", direction):
-                out[t] += n
-        return out
-
-    @property
-    def kinds(self) -> list[str]:
-        """The kinds that crossed, the largest first, the envelope last."""
-        size: dict[str, int] = defaultdict(int)
-        for (_, _, kind), n in self.rows.items():
-            size[kind] += n
-        return sorted((k for k in size if size[k]), key=lambda k: (k == "envelope", -size[k], k))
-
-
-def used(run: Run) -> Iterator[Wire]:
-    """The rows of `wire.jsonl` that were of use, each payload once: where a server died between two
-    checkpoints, the next one does rounds again, and what the first had received for them was of use
-    to nobody.
-    """
-    servers: dict[int, set[int]] = defaultdict(set)
-    # by round: only where two servers had a part can there be doubles
-    for w in run.messages():
-        servers[w.round].add(w.incarnation)
-    again = {r for r, who in servers.items() if len(who) > 1}
-    newest: dict[tuple[Any, ...], int] = {}
-    if again:  # rows are in the order of time
-        newest = {
-            _payload(w): w.incarnation for w in run.messages() if w.useful and w.round in again
-        }
-    for w in run.messages():
-        if w.useful and (not newest or newest.get(_payload(w), 0) in (0, w.incarnation)):
-            yield w
-
-
-def _payload(w: Wire) -> tuple[Any, ...]:
-    return w.direction, w.type, w.round, w.phase, w.client, w.purpose
-
-
-@once
-def ledger(run: Run) -> Ledger:
-    """One pass over `wire.jsonl`; where a run has none, the totals of `rounds.jsonl`, all booked as
-    `state`.
-    """
-    rows: dict[tuple[int, str, str], int] = defaultdict(int)
-    useful, raw, messages = ({"up": 0, "down": 0} for _ in range(3))
-    by_round: dict[int, int] = defaultdict(int)
-    servers: set[int] = set()
-    for w in run.messages():
-        for kind, n in w.kinds.items():
-            rows[w.round, w.direction, kind] += n
-        rows[w.round, w.direction, "envelope"] += w.bytes - sum(w.kinds.values())
-        raw[w.direction] += w.raw_bytes
-        messages[w.direction] += 1
-        servers.add(w.incarnation)
-    for payload in used(run):
-        useful[payload.direction] += payload.bytes
-        by_round[payload.round] += payload.bytes
-    if not rows:
-        for r in run.rounds:
-            rows[r.round, "up", "state"] += r.bytes_up
-            rows[r.round, "down", "state"] += r.bytes_down
-            by_round[r.round] += sum(n for kinds in r.useful.values() for n in kinds.values())
-    return Ledger(dict(rows), useful, raw, messages, dict(by_round), len(servers))
-
-
-def seconds_key(run: Run) -> str:
-    """Which clock the run's time is told by."""
-    virtual = (run.config.get("link") or {}).get("clock") == "virtual"
-    return (
-        "seconds_virtual"
-        if virtual and any(r.seconds_virtual is not None for r in run.rounds)
-        else "seconds"
-    )
-
-
-def cost(run: Run, by: str, bytes: str = "total") -> dict[int, float]:
-    """Cumulative cost after each round, by round number. by: rounds | mb | seconds; bytes: total |
-    up | down (of what was spent), useful (each payload once, of both directions).
-
-    What was spent before round 1 (joins) counts into round 1, what a resumed run spent twice counts
-    twice.
-    """
-    if by not in COSTS:
-        raise ConfigError(unknown("cost", by, COSTS))
-    if bytes not in BYTES:
-        raise ConfigError(unknown("bytes", bytes, BYTES))
-    numbers = [r.round for r in run.rounds]
-    if by == "rounds":
-        return {t: float(t) for t in numbers}
-    if by == "seconds":
-        key = seconds_key(run)
-        steps = np.cumsum([float(getattr(r, key) or 0.0) for r in run.rounds])
-        return dict(zip(numbers, steps.tolist()))
-    spent, total, out = sorted(ledger(run).by_round(bytes).items()), 0, {}
-    for t in numbers:
-        while spent and spent[0][0] <= t:
-            total += spent.pop(0)[1]
-        out[t] = total / 1e6
-    return out
 
 
 # -- accuracy --------------------------------------------------------------------------------------
@@ -311,36 +182,6 @@ def personal(run: Run) -> dict[str, Any] | None:
     }
 
 
-# -- bytes: predicted against measured -------------------------------------------------------------
-def kinds_of(run: Run) -> dict[str, dict[str, int]]:
-    """Spent bytes by direction and kind."""
-    book = ledger(run)
-    return {
-        way: {k: n for k in book.kinds if (n := book.sum(direction=way, kind=k))}
-        for way in ("up", "down")
-    }
-
-
-def predicted(run: Run, said: Mapping[str, Mapping[str, int]] | None) -> dict[str, Any] | None:
-    """What was predicted (bytes by direction and kind) beside the useful payload bytes of the
-    method's own messages; None where there is no prediction.
-    """
-    if said is None:
-        return None
-    measured: dict[str, dict[str, int]] = {"up": defaultdict(int), "down": defaultdict(int)}
-    for w in used(run):
-        if w.purpose == "train":
-            for kind, n in w.kinds.items():
-                measured[w.direction][kind] += n
-    out: dict[str, Any] = {}
-    for way in ("up", "down"):
-        want = said.get(way) or {}
-        for kind in sorted({*want, *measured[way]}):
-            p, m = int(want.get(kind, 0)), measured[way].get(kind, 0)
-            out.setdefault(way, {})[kind] = {"predicted": p, "measured": m, "difference": m - p}
-    return out
-
-
 # -- all of it -------------------------------------------------------------------------------------
 def summary(run: Run) -> Summary:
     """As it stands in `summary.json`; of a run that has none yet, its metrics up to now."""
@@ -385,7 +226,7 @@ def summarise(run: Run, foretold: Mapping[str, Mapping[str, int]] | None = None)
         }
     if own := personal(run):
         out["personal_spread"] = {k: v for k, v in own.items() if k not in ("pfl", "drift")}
-    out["bytes"] = _bytes(run, foretold)
+    out["bytes"] = summed(run, foretold)
     seconds = [float(r.seconds) for r in run.rounds if r.seconds is not None]
     phases: dict[str, float] = defaultdict(float)
     for r in run.rounds:
@@ -400,27 +241,6 @@ def summarise(run: Run, foretold: Mapping[str, Mapping[str, int]] | None = None)
         out["seconds_virtual"] = math.fsum(float(r.seconds_virtual or 0) for r in run.rounds)
     if losses := curve(run, "train_loss"):
         out["train_loss"] = losses[-1][1]
-    return out
-
-
-def _bytes(run: Run, foretold: Mapping[str, Mapping[str, int]] | None) -> dict[str, Any]:
-    """up, down, total: spent bytes. useful: of these, in messages that were used. raw: payload
-    before compression.
-    """
-    book = ledger(run)
-    up, down = book.sum(direction="up"), book.sum(direction="down")
-    out: dict[str, Any] = {
-        "up": up,
-        "down": down,
-        "total": up + down,
-        "mb": (up + down) / 1e6,
-        "useful": dict(book.useful),
-        "raw": dict(book.raw),
-        "messages": dict(book.messages),
-        "kinds": kinds_of(run),
-    }
-    if said := predicted(run, foretold):
-        out["predicted"] = said
     return out
 
 

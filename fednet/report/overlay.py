@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fednet.report import condensed, plots
+from fednet.report import condensed
+from fednet.report import details as run_details
 from fednet.report.canvas import Figure, write
 from fednet.report.figures import COLOURS, DASHES, MARKERS
 
@@ -127,12 +128,12 @@ def details(
     them.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    found = [(f"{name}-partition", f) for f in plots.partition(next(iter(runs.values())))]
+    found = [(f"{name}-partition", f) for f in run_details.partition(next(iter(runs.values())))]
     found += [
         (f"{name}-{m.lower()}-classes", f)
         for m in classes
         if m in runs
-        for f in plots.class_accuracy(runs[m])
+        for f in run_details.class_accuracy(runs[m])
     ]
     written = [
         path

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from fednet.errors import ConfigError
 from fednet.files import write_aside
 from fednet.records import shown
-from fednet.report import canvas, condensed, figures, metrics, plots, tables
+from fednet.report import canvas, condensed, costs, details, figures, metrics, plots, tables
 from fednet.report.canvas import Drawn, Figure
 from fednet.report.groups import Group, flat, group
 from fednet.report.read import Run
@@ -27,18 +27,23 @@ ROWS = 200  # of the partition's table at most
 Chart = Callable[[Figure], Markup]
 
 
-def write(runs: Sequence[Run], out: str | Path, drawn: Mapping[str, Drawn] | None = None) -> Path:
+def write(
+    runs: Sequence[Run],
+    out: str | Path,
+    drawn: Mapping[str, Drawn] | None = None,
+    said: str = "",
+) -> Path:
     """Writes the page, aside and then into place. drawn: figures of a single run, by name, that
-    need not be drawn again. Raises ConfigError for no runs.
+    need not be drawn again; said: what stands above all else. Raises ConfigError for no runs.
     """
     path = Path(out)
-    text = render(runs, drawn)
+    text = render(runs, drawn, said)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_aside(path, text)
     return path
 
 
-def render(runs: Sequence[Run], drawn: Mapping[str, Drawn] | None = None) -> str:
+def render(runs: Sequence[Run], drawn: Mapping[str, Drawn] | None = None, said: str = "") -> str:
     """The page as text."""
     if not runs:
         raise ConfigError("report: expected at least one run directory.")
@@ -64,6 +69,7 @@ def render(runs: Sequence[Run], drawn: Mapping[str, Drawn] | None = None) -> str
         setting=figures.setting(runs[0]),
         link=figures.link(runs[0]),
         several=several,
+        said=said,
         tiles=_tiles(runs[0]) if not several else [],
         live=[r.name for r in runs if not r.finished],
         comparison=_comparison(runs) if several else None,
@@ -207,7 +213,7 @@ def _details(run: Run, chart: Chart) -> dict[str, Any]:
     notes = {"bytes": _foretold, "clients": _worst, "classes": _spread, "partition": _sizes}
     cards = [
         {"title": f.title, "svg": chart(f), "note": notes.get(f.name, lambda run: "")(run)}
-        for f in plots.details(run)
+        for f in details.of_run(run)
     ]
     said = run.summary.provenance or {}
     repeat = f"fednet run {run.name}/config.yaml"
@@ -228,7 +234,7 @@ def _details(run: Run, chart: Chart) -> dict[str, Any]:
 
 
 def _foretold(run: Run) -> str:
-    said = metrics.predicted(run, run.summary.predicted)
+    said = costs.predicted(run, run.summary.predicted)
     if not said:
         return ""
     off = sum(abs(v["difference"]) for way in said.values() for v in way.values())

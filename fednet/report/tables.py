@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from fednet.errors import ConfigError, unknown
 from fednet.records import metric, shown
-from fednet.report import figures, metrics
+from fednet.report import costs, figures, metrics
 from fednet.report.groups import Group, group, pairs, unpaired
 from fednet.report.read import Run
 
@@ -102,10 +102,10 @@ def table(
     """The comparison as values."""
     if not runs:
         raise ConfigError("compare: expected at least one run directory.")
-    if by is not None and by not in metrics.COSTS:
-        raise ConfigError(unknown("--by", by, metrics.COSTS))
-    if bytes not in metrics.BYTES:
-        raise ConfigError(unknown("--bytes", bytes, metrics.BYTES))
+    if by is not None and by not in costs.COSTS:
+        raise ConfigError(unknown("--by", by, costs.COSTS))
+    if bytes not in costs.BYTES:
+        raise ConfigError(unknown("--bytes", bytes, costs.BYTES))
     for t in targets:
         if not 0 < t <= 1:
             raise ConfigError(f"--target: expected an accuracy above 0 and at most 1, got {t:g}.")
@@ -113,11 +113,11 @@ def table(
     further = [m.name for m in shown("compare") if any(metrics.curve(r, m.name) for r in runs)]
     columns = _columns(
         targets,
-        [by] if by else list(metrics.COSTS),
+        [by] if by else list(costs.COSTS),
         bytes,
         any(metrics.personal(r) for r in runs),
         further,
-        sorted({metrics.seconds_key(r) for r in runs}),
+        sorted({costs.seconds_key(r) for r in runs}),
     )
     cells = tuple(tuple(Cell(tuple(_values(g, c)), c.digits) for c in columns) for g in groups)
     apart = tuple(tuple(_difference(groups[0], g, c) for c in columns) for g in groups[1:])
@@ -165,15 +165,13 @@ def _columns(
     if not targets:
         way = "" if bytes == "total" else f" {bytes}"
         columns.append(
-            Column(
-                f"MB{way}", lambda r: list(metrics.cost(r, "mb", bytes).values() or [0.0])[-1], 2
-            )
+            Column(f"MB{way}", lambda r: list(costs.cost(r, "mb", bytes).values() or [0.0])[-1], 2)
         )
     return tuple(columns)
 
 
 def _by_clock(run: Run, clock: str) -> bool:
-    return metrics.seconds_key(run) == clock
+    return costs.seconds_key(run) == clock
 
 
 def _last(run: Run, name: str) -> float | None:
@@ -231,13 +229,13 @@ def _notes(
     live = [r.name for r in runs if not r.finished]
     if live:
         notes.append(f"warning: not finished: {', '.join(live)}.")
-    again = [r.name for r in runs if metrics.ledger(r).servers > 1]
+    again = [r.name for r in runs if costs.ledger(r).servers > 1]
     if again and bytes != "useful":
         notes.append(
             f"warning: {', '.join(again)} went on after a stop or a crash: what was spent twice "
             f"counts twice in MB; --bytes useful counts each payload once."
         )
-    clocks = {metrics.seconds_key(r) for r in runs}
+    clocks = {costs.seconds_key(r) for r in runs}
     if targets:
         text = "A target is the first evaluated round at or above it, unsmoothed; "
         text += "s are of the wall clock; " if "seconds" in clocks else ""

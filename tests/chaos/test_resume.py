@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fednet.files import line, read_lines
-from fednet.report import metrics
+from fednet.report import costs
 from fednet.report.read import open_run
 from fednet.server.checkpoint import Checkpoints
 from tests.chaos.harness import POINTS, Federation
@@ -181,7 +181,7 @@ def test_bytes_of_rounds_that_were_done_again_are_counted_as_useful_once(
                 fed.server(resume=True)
             fed.finish()
         summary = json.loads((fed.path / "summary.json").read_text())
-        measured = metrics.predicted(open_run(fed.path))
+        measured = costs.predicted(open_run(fed.path))
         found[name] = (fed.hashes(), summary["useful"], measured)
         assert summary["useful"] == summary["predicted"]
         assert {

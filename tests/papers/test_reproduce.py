@@ -4,13 +4,16 @@ import itertools
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from fednet import papers
 from fednet.cli.main import main
+from fednet.errors import ConfigError
 from fednet.experiment import build as experiment
-from fednet.papers import forecast, record, reproduce, reproduction, search
+from fednet.papers import forecast, record, reproduction, search
+from fednet.papers import job as jobs
 from fednet.sweep import claims, pool
 
 DIGITS = ["--set", "data.dataset=digits", "--set", "rounds=2", "--device", "cpu"]
@@ -23,11 +26,11 @@ def asked(*words):
 
     parser = Parser()
     verb.add(parser)
-    return parser.parse_args([str(w) for w in words])
+    return verb.request(parser.parse_args([str(w) for w in words]))
 
 
 def job(*words):
-    return reproduce.plan(asked(*words))
+    return jobs.plan(asked(*words))
 
 
 # -- what is to be run -----------------------------------------------------------------------------
@@ -121,7 +124,7 @@ def test_an_added_method_trains_as_the_paper_s_own_does(table):
         own.setdefault((c.dataset, c.variant, c.heterogeneity), c)
     for c in (c for c in job(table, "--add", "fedsgd", "--search").cells if c.method == "fedsgd"):
         theirs = own[c.dataset, c.variant, c.heterogeneity]
-        mine = reproduce._evaluated(replace(c, config={**theirs.config, "algorithm": {}}), "full")
+        mine = jobs._evaluated(replace(c, config={**theirs.config, "algorithm": {}}), "full")
         assert {k: v for k, v in c.config.items() if k not in ("algorithm", "name")} == {
             k: v for k, v in mine.items() if k not in ("algorithm", "name")
         }
@@ -130,9 +133,7 @@ def test_an_added_method_trains_as_the_paper_s_own_does(table):
 
 def test_an_added_method_takes_no_name_of_the_table_s_own_and_one_given_twice_runs_once():
     for words in (["--add", "fedprox"], ["--only", "FedDPC", "--add", "fedprox"]):
-        with pytest.raises(
-            reproduce.ConfigError, match="FedProx of feddpc/table2 has runs of that name"
-        ):
+        with pytest.raises(ConfigError, match="FedProx of feddpc/table2 has runs of that name"):
             job("feddpc/table2", "--dataset", "cifar10", *words)
     found = job(
         "feddpc/table2",
@@ -163,7 +164,7 @@ def test_what_is_open_runs_once_where_the_table_has_it_itself_and_is_the_table_s
 
 def test_runs_of_a_seed_are_paired_and_come_before_those_of_the_next():
     found = job("feddpc/table2", "--dataset", "cifar10", "--seeds", "3,4")
-    runs = found.runs(reproduce.Path("out"))
+    runs = found.runs(Path("out"))
     assert [s for _, s, _ in runs] == [3] * 12 + [4] * 12
     assert all(t.config["seed"] == s and t.name.endswith(f"seed{s}") for _, s, t in runs)
 
@@ -223,7 +224,7 @@ def test_the_winner_is_the_best_on_the_validation_split_and_what_failed_is_out(
     monkeypatch.setattr(
         search, "score", lambda t: {1: None, 0.3: 0.4, 0.2: 0.6}[t.config["train"]["lr"]]
     )
-    found = search.searched(reproduce.plan(args), args, lambda text: None)
+    found = search.searched(jobs.plan(args), args, lambda text: None)
     assert found.cells[0].config["train"]["lr"] == 0.2
     assert found.chosen == {found.cells[0].name: {"train.lr": 0.2}}
     (books,) = json.loads((tmp_path / "feddpc-table2-chosen.json").read_text()).values()
@@ -271,7 +272,7 @@ def searched(tmp_path, monkeypatch, score, *words):
     monkeypatch.setattr(pool, "work", lambda *a, **k: {})
     monkeypatch.setattr(search, "score", score)
     said = []
-    return search.searched(reproduce.plan(args), args, said.append), said
+    return search.searched(jobs.plan(args), args, said.append), said
 
 
 def test_a_grid_of_one_value_is_that_value(tmp_path, monkeypatch):
@@ -422,7 +423,7 @@ def test_mini_runs_are_paired_resumable_and_say_in_every_artefact_that_they_are_
         *DIGITS,
     ]
     assert main(words) == 0
-    record.deposit(reproduce.plan(asked(*words[1:])), out, kept)
+    record.deposit(jobs.plan(asked(*words[1:])), out, kept)
     record.write(kept)
     first, second = sorted((out / "fedabc-mini").glob("fedabc-*"))
     assert (first / "partition.json").read_bytes() == (second / "partition.json").read_bytes()
@@ -772,7 +773,7 @@ def test_a_run_of_another_configuration_is_not_taken_for_this_one(tmp_path):
     tasks = [t for _, _, t in found.runs(tmp_path)][:1]
     tasks[0].books.mkdir(parents=True)
     (tasks[0].books / f"{tasks[0].name}.done").write_text("0123 0\n")
-    with pytest.raises(reproduce.ConfigError, match="another configuration"):
+    with pytest.raises(ConfigError, match="another configuration"):
         pool.work(tasks, 1, "cpu")
 
 

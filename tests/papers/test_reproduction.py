@@ -39,10 +39,7 @@ CURVE = (0.1, 0.4, 0.3, 0.5, 0.5)
     ],
 )
 def test_a_measure_is_what_the_paper_prints_it_as(tmp_path, name, value):
-    from fednet.report import finish
-
     made = run(tmp_path, "a", *CURVE)
-    finish(made.dir, figures=False)
     found = measures.measured(name, open_run(made.dir))
     assert found == (None if value is None else pytest.approx(value))
 
@@ -252,10 +249,7 @@ def test_a_row_has_the_papers_figures_beside_ours(tmp_path):
         for c in papers.cells("feddpc/table2")
         if c.method == "FedDPC" and c.dataset == "CIFAR-10" and c.heterogeneity == "alpha=0.2"
     ]
-    from fednet.report import finish
-
     made = run(tmp_path, "a", *CURVE)
-    finish(made.dir, figures=False)
     row = reproduction.row(cell, 0, "full", open_run(made.dir))
     assert (row["paper"], row["ours"], row["last10"]) == (55.44, 50, pytest.approx(36))
     assert (

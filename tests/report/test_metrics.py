@@ -7,7 +7,7 @@ import pytest
 
 from fednet.errors import ConfigError
 from fednet.records import Client, Round
-from fednet.report import metrics
+from fednet.report import costs, metrics
 from fednet.report.read import open_run
 from tests.report.fake_run import ENVELOPE, write
 
@@ -156,4 +156,4 @@ def test_predicted_bytes_stand_beside_the_useful_ones(tmp_path):
 
 def test_an_unknown_axis_names_the_known_ones(tmp_path):
     with pytest.raises(ConfigError, match="known: mb, rounds, seconds"):
-        metrics.cost(open_run(write(tmp_path / "a")), "megabyte")
+        costs.cost(open_run(write(tmp_path / "a")), "megabyte")

@@ -5,9 +5,11 @@ import html
 import json
 import re
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pytest
 
+from fednet.cli.api import reporter
 from fednet.errors import ConfigError
 from fednet.report import finish, page
 from fednet.report.read import open_run
@@ -145,6 +147,18 @@ def test_finishing_a_run_leaves_figures_and_page(tmp_path):
     finish(path)
     assert (path / "report.html").exists()
     assert (path / "figures" / "participation.svg").exists()
+
+
+def test_a_run_says_that_it_draws_and_draws_nothing_where_it_is_told_not_to(tmp_path):
+    said: list[str] = []
+    report = reporter(SimpleNamespace(note=said.append))
+    silent = write(tmp_path / "silent", report=False)
+    report(silent)
+    assert said == []
+    assert not (silent / "report.html").exists()
+    path = write(tmp_path / "a", rounds=1)
+    report(path)
+    assert said == ["drawing figures and page", str(path / "report.html")]
 
 
 def test_every_element_that_opens_closes(pages):

@@ -6,9 +6,11 @@ import sys
 
 import pytest
 
+from fednet.cli.main import main
 from fednet.errors import CannotGoOn, ConfigError, Stopped
 from fednet.sweep import claims
 from fednet.sweep import grid as sweep
+from tests.report.fake_run import write
 
 FILE = """
 base: base.yaml
@@ -193,3 +195,18 @@ def test_a_wrong_sweep_file_is_refused(path, text, error):
     path.write_text(text)
     with pytest.raises(ConfigError, match=error):
         sweep.load(path)
+
+
+def test_a_sweep_draws_one_page_over_its_cells_and_none_of_them_its_own(tmp_path, monkeypatch):
+    runs = [write(tmp_path / "base-sweep" / f"cell{s}", seed=s) for s in (0, 1)]
+    monkeypatch.setattr(sweep, "run", lambda *_, **__: sweep.Outcome(tuple(runs), tuple(runs), ()))
+    base, drawn = tmp_path / "base.yaml", tmp_path / "base-sweep" / "report.html"
+    base.write_text("rounds: 2\n")
+    words = ["sweep", str(base), "--seeds", "0,1", "--out", str(tmp_path), "--quiet"]
+    assert main([*words, "--set", "report=false"]) == 0
+    assert not drawn.exists()
+    assert main(words) == 0
+    assert "fedavg (n=2)" in drawn.read_text()
+    made = sweep.from_grid(base, [], "0,1")
+    line = sweep.command(made, sweep.cells(made)[0], tmp_path)
+    assert "report=false" in line

@@ -1,18 +1,8 @@
-"""What the files of a run hold: a type for the rows of each, and a table of a round's numbers.
-
-    rounds.jsonl  Round     clients.jsonl  Client     wire.jsonl  Wire
-    events.jsonl  Event     summary.json   Summary
-
-The server writes these rows and `fednet.report` reads them. A reader ignores a field that it does
-not know, and a field that a line leaves out has its default: runs of older and of newer versions
-can be read. A number that is to be shown is one line of `METRICS`; the live line of a round, the
-page, `compare`, `figure --y` and the trackers all go by that table.
-"""
+"""A type for the rows of each file of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
@@ -121,7 +111,7 @@ class Round(Row, kw_only=True):
     useful: dict[str, dict[str, int]] = {}
     predicted: dict[str, dict[str, int]] | None = None
     model_sha256: str | None = None
-    tensor_sha256: dict[str, str] = {}
+    tensor_sha256: dict[str, str] | None = None
     clients_sha256: str | None = None
     evaluated_sha256: str | None = None  # of the model that was judged, where it is another
     algorithm: dict[str, Any] = {}  # what the method reports, and its warnings
@@ -261,133 +251,3 @@ class Summary(Row, kw_only=True):
 
 
 FILES: dict[str, type[Row]] = {"rounds": Round, "clients": Client, "wire": Wire, "events": Event}
-
-
-# -- the numbers of a round ------------------------------------------------------------------------
-def percent(share: float) -> str:
-    return f"{100 * share:.2f} %"
-
-
-def mb(count: float) -> str:
-    """Bytes as MB, 10^6."""
-    return f"{count / 1e6:.2f} MB" if count < 1e8 else f"{count / 1e6:.0f} MB"
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A number of each round.
-
-    name: as `--y` has it; label: on an axis and in a table; field: where it stands in a `Round`,
-    with a dot before the key of a mapping (`client_accuracy.personal`, `algorithm.epsilon`).
-    places: where it is shown, words of: line (of a round, as it ends), page, compare (its last
-    value) and track (TensorBoard). word and form: how the line says it. share: it is 0..1. unless:
-    in the line only where none of these other metrics has a value.
-    """
-
-    name: str
-    label: str
-    field: str
-    places: str
-    word: str = ""
-    form: Callable[[float], str] = "{:.4f}".format
-    share: bool = False
-    unless: tuple[str, ...] = ()
-
-    def of(self, row: Mapping[str, Any] | Row) -> float | None:
-        """Its value in a round's row; None where it was not measured, or is no number."""
-        head, _, key = self.field.partition(".")
-        value = getattr(row, head) if isinstance(row, Row) else row.get(head)
-        if key:
-            value = (value or {}).get(key)
-        return value if isinstance(value, int | float) else None
-
-
-# In the order in which they are shown.
-METRICS: tuple[Metric, ...] = (
-    Metric(
-        name="accuracy",
-        label="test accuracy",
-        field="test_accuracy",
-        places="line page track",
-        word="accuracy",
-        form=percent,
-        share=True,
-    ),
-    Metric(
-        name="client_accuracy",
-        label="client accuracy, global",
-        field="client_accuracy.global",
-        places="line page",
-        word="clients' accuracy",
-        form=percent,
-        share=True,
-        unless=("accuracy", "personal_accuracy"),
-    ),
-    Metric(
-        name="received_accuracy",
-        label="client accuracy, of the model received",
-        field="client_accuracy.received",
-        places="page",
-        share=True,
-    ),
-    Metric(
-        name="personal_accuracy",
-        label="client accuracy, personal",
-        field="client_accuracy.personal",
-        places="line page",
-        word="clients' accuracy",
-        form=percent,
-        share=True,
-        unless=("accuracy",),
-    ),
-    Metric(
-        name="validation_accuracy",
-        label="validation accuracy",
-        field="validation_accuracy",
-        places="page compare track",
-        share=True,
-    ),
-    Metric(name="test_loss", label="test loss", field="test_loss", places="page track"),
-    Metric(
-        name="train_loss",
-        label="training loss",
-        field="train_loss",
-        places="line page track",
-        word="train loss",
-    ),
-)
-# What a round costs: in its line after the numbers above and after who took part.
-COSTS: tuple[Metric, ...] = (
-    Metric("bytes_down", "bytes down", "bytes_down", "line track", "down", mb),
-    Metric("bytes_up", "bytes up", "bytes_up", "line track", "up", mb),
-    Metric("seconds", "seconds", "seconds", "line track", "", "{:.1f} s".format),
-    Metric(
-        "virtual", "virtual seconds", "seconds_virtual", "line track", "", "{:.1f} s virtual".format
-    ),
-)
-
-
-def metric(name: str) -> Metric:
-    """Raises KeyError for a name that the table does not have."""
-    return {m.name: m for m in METRICS}[name]
-
-
-def names() -> list[str]:
-    return [m.name for m in METRICS]
-
-
-def shown(place: str) -> list[Metric]:
-    """The metrics that are shown there."""
-    return [m for m in METRICS if place in m.places.split()]
-
-
-def said(metrics: tuple[Metric, ...], row: Mapping[str, Any] | Row) -> list[str]:
-    """The pieces of a round's line that these metrics have."""
-    found = {
-        m.name: v for m in metrics if "line" in m.places.split() and (v := m.of(row)) is not None
-    }
-    return [
-        f"{m.word} {m.form(found[m.name])}".strip()
-        for m in metrics
-        if m.name in found and not any(other in found for other in m.unless)
-    ]

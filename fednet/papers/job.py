@@ -1,0 +1,241 @@
+"""What `fednet reproduce` is asked for, and the runs that follow from it.
+
+Runs of one seed are paired: partition, initial weights and participants follow from the seed, not
+from the method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fednet import papers
+from fednet.config.tree import compose
+from fednet.errors import ConfigError, unknown
+from fednet.papers import mini as small
+from fednet.papers.cell import Cell
+from fednet.papers.choices import variants
+from fednet.papers.mini import mini
+from fednet.registry import algorithm
+from fednet.sweep import pool
+from fednet.sweep.pool import Task
+
+# Measures that want every client judged.
+PERSONAL = ("pfl_accuracy", "drift_accuracy", "solo_accuracy", "points_gained")
+OWN = {
+    "seed": "--seeds says with which seeds a table is run",
+    "name": "a run's name says which cell it is",
+    **dict.fromkeys(
+        ("algorithm", "algorithm.name"),
+        "each cell has its own method; --add puts another beside them, and "
+        "--set algorithm.KEY=VALUE changes a key of them",
+    ),
+}
+LOOKS = 20  # evaluations in a run of which only the end is in the table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The command line. table: PAPER/TABLE; list, gather, plan: what is done instead of running;
+    dataset, setting, only, add, open: which cells; grid: values for the search; set: for every run.
+    """
+
+    table: str = ""
+    list: bool = False
+    gather: bool = False
+    plan: bool = False
+    dataset: str | None = None
+    only: Sequence[str] | None = None
+    add: Sequence[str] = ()
+    open: bool = False
+    seeds: Sequence[int] | None = None
+    scale: str = "full"
+    jobs: int = 1
+    device: str = "auto"
+    setting: str | None = None
+    search: bool = False
+    grid: Sequence[str] = ()
+    results: Path | None = None
+    set: Sequence[str] = ()
+    load: Sequence[str] = ()
+    out: Path = Path("runs")
+    quiet: bool = False
+
+
+@dataclass(frozen=True)
+class Job:
+    """The cells asked for, and how. added: names of methods that are not in the paper; chosen:
+    cell's name -> settings that a search chose; changed: what `--set` changed.
+    """
+
+    table: str
+    cells: tuple[Cell, ...]
+    seeds: tuple[int, ...]
+    scale: str
+    added: frozenset[str] = frozenset()
+    chosen: Mapping[str, Mapping[str, Any]] | None = None
+    changed: str = ""
+
+    @property
+    def stem(self) -> str:
+        return self.table.replace("/", "-") + ("-mini" if self.scale == "mini" else "")
+
+    def folder(self, out: Path) -> Path:
+        return out / (self.cells[0].paper + ("-mini" if self.scale == "mini" else ""))
+
+    def runs(self, out: Path) -> list[tuple[Cell, int, Task]]:
+        """By seed, so that what is cut short has whole comparisons."""
+        return [
+            (
+                c,
+                s,
+                Task(
+                    {**c.config, "name": f"{c.config['name']}-seed{s}", "seed": s}, self.folder(out)
+                ),
+            )
+            for s in self.seeds
+            for c in self.cells
+        ]
+
+
+def plan(asked: Request) -> Job:
+    """The job that the command line asks for. Raises ConfigError for names that are not there."""
+    for text in asked.set:
+        if why := OWN.get(text.partition("=")[0].strip()):
+            raise ConfigError(f"--set {text}: {why}.")
+    cells = [c for c in papers.cells(asked.table) if asked.search or not c.by_search]
+    name = f"{cells[0].paper}/{cells[0].table}"
+    cells = _of_setting(_of_dataset(cells, asked.dataset), asked.setting, name)
+    added = dict(own_method(text) for text in asked.add)
+    own = {c.name: c.method for c in papers.cells(name)}
+    chosen = [*_of_methods(cells, asked.only), *_beside(cells, added, own, name)]
+    runs = {c.name for c in chosen}  # a table of ablations has some of the choices itself
+    opened = [v for c in chosen for v in variants(c) if v.name not in runs] if asked.open else []
+    chosen += opened
+    if asked.scale == "mini":
+        chosen = [mini(c) for c in chosen]
+    chosen = [replace(c, config=_evaluated(c, asked.scale)) for c in chosen]
+    return Job(
+        name,
+        tuple(chosen),
+        tuple(asked.seeds or [0]),
+        asked.scale,
+        frozenset([*added, *(c.method for c in opened if c.name not in own)]),
+        changed=", ".join(pool.changes(asked.set)),
+    )
+
+
+def _of_dataset(cells: Sequence[Cell], dataset: str | None) -> list[Cell]:
+    """dataset: as the paper or as the configuration calls it."""
+    if not dataset:
+        return list(cells)
+    found = [
+        c
+        for c in cells
+        if _plain(dataset) in (_plain(c.dataset), _plain(str(c.config["data"]["dataset"])))
+    ]
+    if not found:
+        raise ConfigError(unknown("dataset", dataset, dict.fromkeys(c.dataset for c in cells)))
+    return found
+
+
+def _of_setting(cells: Sequence[Cell], setting: str | None, name: str) -> list[Cell]:
+    """Those that have these whole words in their setting: E1 is not E10."""
+    if not setting:
+        return list(cells)
+    found = [c for c in cells if f" {setting} " in f" {c.variant} {c.heterogeneity} "]
+    if not found:
+        there = dict.fromkeys(
+            f"{c.variant} {c.heterogeneity}".strip() + (" (with --search)" if c.by_search else "")
+            for c in papers.cells(name)
+        )
+        raise ConfigError(
+            f"--setting {setting}: no cell of {name} has that in its setting; they are "
+            f"{', '.join(there)}."
+        )
+    return found
+
+
+def _of_methods(cells: Sequence[Cell], only: Sequence[str] | None) -> list[Cell]:
+    """The cells of these methods, and of those that they are measured against."""
+    if only is None:
+        return list(cells)
+    known = {_plain(c.method): c.method for c in cells}
+    for method in only:
+        if _plain(method) not in known:
+            raise ConfigError(unknown("method", method, list(dict.fromkeys(known.values()))))
+    wanted = [known[_plain(m)] for m in only]
+    chosen = [c for c in cells if c.method in wanted]
+    against = {(*_column(c), c.versus) for c in chosen if c.versus}
+    return [*chosen, *(c for c in cells if c not in chosen and (*_column(c), c.method) in against)]
+
+
+def _column(cell: Cell) -> tuple[str, str, str]:
+    return cell.dataset, cell.variant, cell.heterogeneity
+
+
+def _beside(
+    cells: Sequence[Cell],
+    added: Mapping[str, Mapping[str, Any]],
+    own: Mapping[str, str],
+    name: str,
+) -> list[Cell]:
+    """A cell of each added method in each column of the table. own: method by name of its run."""
+    columns: dict[tuple[str, str, str], Cell] = {}
+    # The first, which trains as the paper says: a later one may be of no federation, or an ablation
+    # with other data.
+    for c in cells:
+        columns.setdefault(_column(c), c)
+    made = []
+    for label, mapping in added.items():
+        for c in columns.values():
+            other = c.swapped(label, mapping)
+            if other.name in own:
+                raise ConfigError(
+                    f"--add {label}: {own[other.name]} of {name} has runs of that name; to tell "
+                    f"them apart write out one of its keys, as in '{{name: {mapping['name']}, KEY: "
+                    f"VALUE}}'."
+                )
+            grids = {k: v for k, v in c.grids.items() if not k.startswith("algorithm.")}
+            made.append(replace(other, grids=grids))
+    return made
+
+
+def own_method(text: str) -> tuple[str, dict[str, Any]]:
+    """`--add mine` or `--add '{name: mine, mu: 0.1}'` as (label, the algorithm's mapping)."""
+    value = compose(text, f"--add {text}", one_place=True).plain()
+    mapping = {"name": value} if isinstance(value, str) else value
+    if not isinstance(mapping, dict) or not isinstance(mapping.get("name"), str):
+        raise ConfigError(
+            f"--add {text}: expected a method's name, or '{{name: mine, key: value}}'."
+        )
+    algorithm.get(mapping["name"])  # an unknown name is answered before anything starts
+    return "-".join(
+        [mapping["name"], *(f"{k}{v}" for k, v in mapping.items() if k != "name")]
+    ), mapping
+
+
+def _evaluated(cell: Cell, scale: str) -> dict[str, Any]:
+    """The cell's configuration with no more evaluation than its figures need.
+
+    A table of the global model's accuracy needs no client's judgement, and every round's: best
+    accuracy, and the round of it, are over rounds. A table of personal accuracy needs all clients
+    at the end, and in between a curve's points.
+    """
+    rounds = int(cell.config["rounds"])
+    personal = any(m in PERSONAL for m in cell.figures) and cell.paper != "fedrds"
+    if scale == "mini":
+        looks = small.PERSONAL_LOOKS if personal else small.LOOKS
+    else:
+        looks = LOOKS if personal else rounds
+    section = {"every": max(1, rounds // looks), "clients": "auto" if personal else "none"}
+    return papers.lay(
+        cell.config,
+        {"evaluate": section, "checkpoint": {"every": max(1, rounds // LOOKS), "best": False}},
+    )
+
+
+def _plain(text: str) -> str:
+    return "".join(ch for ch in text.lower() if ch.isalnum() or ch == "+")
