@@ -51,10 +51,9 @@ def run(out: Path, *, resume: bool = False, callback=None, **changes) -> Path:
     opened = start.open_directory(small(**changes), out, resume)
     with opened as (config, directory, finished):
         if not finished:
-            start.host_rounds(
+            start.run_in_process(
                 config,
                 directory,
-                bind=None,
                 device="cpu",
                 data=None,
                 until=None,

@@ -540,6 +540,28 @@ def test_sets_may_come_as_a_mapping_from_python(written):
             "data.public: both samples and fraction are given; keep one of them.",
         ),
         (
+            {"data": {**PARTS["data"], "public": {"fraction": 1.0}}},
+            "data.public.fraction: expected a float >= 0 and < 1, got 1.0.",
+        ),
+        (
+            {"data": {**PARTS["data"], "validation": 0.5, "public": {"fraction": 0.5}}},
+            "data.validation: validation and public.fraction together leave no sample for the "
+            "clients.",
+        ),
+        (
+            {"data": {**PARTS["data"], "client_test": "all"}},
+            "data.client_test: expected one of like_train, merge_split, none, got 'all'.",
+        ),
+        (
+            {"link": {"per_client": {"0": {}, "1-2": {"up_mbps": -1}}}},
+            "link.per_client.1-2.up_mbps: expected a float > 0 or lognormal(median, sigma) or "
+            "uniform(low, high) or null, got -1.",
+        ),
+        (
+            {"wire": {"up": {"delta": ["fp16", 8]}}},
+            "wire.up.delta[1]: expected text, got 8. Put it in quotes to make it text.",
+        ),
+        (
             {"algorithm": "toy-prox", "train": {"optimizer": "adam"}},
             "train.optimizer: toy-prox assumes plain SGD steps; expected sgd, got 'adam'.",
         ),

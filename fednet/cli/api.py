@@ -70,17 +70,16 @@ def _here(
     callback: Callable[[Any], None] | None,
 ) -> Path:
     from fednet.cli.display import Display
+    from fednet.launch.in_process import run_in_process
     from fednet.launch.start import open_directory
-    from fednet.server.process import host_rounds
 
     display = Display(quiet)
     with open_directory(config, out, resume) as (config, directory, finished):
         if not finished:
             with display:
-                host_rounds(
+                run_in_process(
                     config,
                     directory,
-                    bind=None,
                     device=device,
                     data=Path(config.data.root) if config.data.root else None,
                     until=None,

@@ -29,8 +29,8 @@ def _run(args: argparse.Namespace, words: list[str]) -> int:
     from fednet import config as configuration
     from fednet.cli.display import Display
     from fednet.errors import CannotGoOn, StateError
+    from fednet.launch.in_process import run_in_process
     from fednet.launch.start import open_directory
-    from fednet.server.process import host_rounds
     from fednet.sweep.pool import TORN
 
     wanted = configuration.load(args.config, args.set, args.load)
@@ -40,10 +40,9 @@ def _run(args: argparse.Namespace, words: list[str]) -> int:
             data = Path(config.data.root) if config.data.root else None
             try:
                 with Display(True) as display:
-                    host_rounds(
+                    run_in_process(
                         config,
                         directory,
-                        bind=None,
                         device=args.device,
                         data=data,
                         until=None,

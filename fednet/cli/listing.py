@@ -1,5 +1,5 @@
 """What there is: algorithms, models, datasets, partitions, compressors, tasks, one line each, with
-paper and cost.
+paper and cost; and the configuration's keys.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ import argparse
 
 from fednet import registry
 from fednet.cli.common import everywhere, table
+from fednet.errors import ConfigError, unknown
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "what", choices=sorted(registry.ALL), metavar="WHAT", help=" | ".join(registry.ALL)
-    )
+    kinds = [*registry.ALL, "keys"]
+    parser.add_argument("what", choices=sorted(kinds), metavar="WHAT", help=" | ".join(kinds))
     everywhere(parser, config=True)
     parser.add_argument(
         "--model",
@@ -25,6 +25,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from fednet import loading
 
+    if args.what == "keys":
+        return _keys(args.config)
     loading.load_parts(args.load)
     entries = registry.ALL[args.what].entries()
     if args.what != "algorithms":
@@ -63,6 +65,21 @@ def run(args: argparse.Namespace) -> int:
                 else "; |w|: the model's parameters. With CONFIG or --model: in MB."
             )
         )
+    return 0
+
+
+def _keys(prefix: str | None) -> int:
+    """The keys at and below a prefix, which stands where other lists have a CONFIG."""
+    from fednet.config.keys import keys
+
+    found = keys(prefix or "")
+    if not found:
+        known = sorted({k.path.partition(".")[0] for k in keys()})
+        raise ConfigError(unknown("key", str(prefix), known))
+    for key in found:
+        unit = "" if key.unit == "-" else f" [{key.unit}]"
+        print(f"{key.path}: {key.type}; default {key.default}{unit}; read by {key.reader}")
+        print(f"    {key.about}")
     return 0
 
 

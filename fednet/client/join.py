@@ -105,7 +105,6 @@ def main(
 
     states = States(group)
     prepare = preparer(
-        this,
         policy=policy,
         asked=wanted,
         state=state,

@@ -68,9 +68,9 @@ class ClientLoop:
     """Drives the protocol, the link and the work. inline: work is done within `step` (one process),
     which waits for it.
 
-    prepare(welcome): builds data and model for a run, and opens its book; called again only for
-    another run. slots: who may be at work on which device; each slot has a thread. faults: whether
-    planned ones are acted out.
+    prepare(loop, welcome): builds data and model for a run, and opens its book; called again only
+    for another run. slots: who may be at work on which device; each slot has a thread. faults:
+    whether planned ones are acted out.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ClientLoop:
         protocol: p.ClientProtocol,
         transport: ClientTransport,
         framing: Callable[[int], int],
-        prepare: Callable[[m.Welcome], Prepared],
+        prepare: Callable[[ClientLoop, m.Welcome], Prepared],
         *,
         greeting: tuple[int, int] = (0, 0),
         inline: bool = False,
@@ -329,7 +329,7 @@ class ClientLoop:
 
     def _get_ready(self, welcome: m.Welcome) -> None:
         try:
-            prepared = self._prepare(welcome)
+            prepared = self._prepare(self, welcome)
         except OWN_FAULTS as broken:
             # Raised again in the thread that runs the loop, which ends the process; but what a part
             # of the user's own raised must not end it as if all were well.

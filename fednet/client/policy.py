@@ -16,9 +16,9 @@ import msgspec
 
 from fednet import ids as numbers
 from fednet.config import Config
-from fednet.config.fit import struct
-from fednet.config.sections import AtLeast1, Positive
+from fednet.config.fit import fit
 from fednet.config.tree import Node, compose
+from fednet.config.types import AtLeast1, Positive
 from fednet.errors import ConfigError, unknown
 
 MB = 1_000_000
@@ -222,7 +222,7 @@ def read(path: Path) -> PolicyFile:
     if tree.value is None:
         return PolicyFile()
     _known(tree, PolicyFile, "")
-    made = struct(tree, PolicyFile, "")
+    made = fit(tree, PolicyFile, "")
     if made.ids is not None:
         numbers.parse(str(made.ids), f"{path}: ids")
     return made

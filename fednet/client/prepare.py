@@ -25,7 +25,6 @@ from fednet.wire import messages as m
 
 
 def preparer(
-    loop: Callable[[], ClientLoop],
     *,
     policy: Policy,
     asked: Ids,
@@ -35,7 +34,7 @@ def preparer(
     quiet: bool,
     say: Callable[[str], None],
     states: States | None = None,
-) -> Callable[[m.Welcome], Prepared]:
+) -> Callable[[ClientLoop, m.Welcome], Prepared]:
     """The function that makes a client process ready for the run that a server tells it of. asked:
     whom it serves, whatever the server says. states: this process's hold on them; None: whoever
     started it sees to that.
@@ -43,7 +42,7 @@ def preparer(
     data = policy.data
 
     @_in_clean_words
-    def prepare(welcome: m.Welcome) -> Prepared:
+    def prepare(loop: ClientLoop, welcome: m.Welcome) -> Prepared:
         from fednet.client.packing import Packing
         from fednet.client.workplace import Workplace
         from fednet.experiment import build as experiment
@@ -88,7 +87,7 @@ def preparer(
 
         store = ClientStore(root, exp.algorithm.Client)
         packing = (
-            Packing(config.train.pack, exp.setting.task, loop().slots.limit, config.train.threads)
+            Packing(config.train.pack, exp.setting.task, loop.slots.limit, config.train.threads)
             if config.train.pack > 1
             else None
         )
@@ -107,8 +106,8 @@ def preparer(
             )
             for card, device in enumerate(devices)
         ]
-        loop().open_book(
-            root / f"wire-{loop().protocol.worker}.jsonl"
+        loop.open_book(
+            root / f"wire-{loop.protocol.worker}.jsonl"
             if len(welcome.ids) == config.clients
             else root / "wire.jsonl"
         )
@@ -148,16 +147,16 @@ def settled(welcome: m.Welcome, policy: Policy, asked: Ids) -> Config:
     return policy.settle(config)
 
 
-Prepare = Callable[[m.Welcome], Prepared]
+Prepare = Callable[[ClientLoop, m.Welcome], Prepared]
 
 
 def _in_clean_words(prepare: Prepare) -> Prepare:
     """What such a function raises quotes the server: as one line, whatever it wrote."""
 
     @functools.wraps(prepare)
-    def cleanly(welcome: m.Welcome) -> Prepared:
+    def cleanly(loop: ClientLoop, welcome: m.Welcome) -> Prepared:
         try:
-            return prepare(welcome)
+            return prepare(loop, welcome)
         except FednetError as wrong:
             more = ""
             if isinstance(wrong, DataError) and "data.download" in str(wrong):
@@ -267,7 +266,7 @@ def explaining(policy: Policy, asked: Ids, state: Path | None) -> Prepare:
     """
 
     @_in_clean_words
-    def prepare(welcome: m.Welcome) -> Prepared:
+    def prepare(loop: ClientLoop, welcome: m.Welcome) -> Prepared:
         from fednet.experiment import build as experiment
 
         config = settled(welcome, policy, asked)

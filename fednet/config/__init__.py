@@ -7,33 +7,39 @@ registry returns for its name. Importing this module imports no part and no torc
 
 from __future__ import annotations
 
-from fednet.config.parts import call
-from fednet.config.reading import from_mapping, from_text, load, to_mapping, to_yaml
-from fednet.config.sections import (
+from fednet.config.conditions import (
     PROFILES,
-    WHERE,
-    AlgorithmSection,
     AvailabilitySection,
-    CheckpointSection,
     ClientLinkSection,
-    Config,
-    DataSection,
-    EvaluateSection,
+    FaultKind,
     FaultSection,
     FaultsSection,
     LinkSection,
-    LostSection,
+    ServerPoint,
+)
+from fednet.config.learning import (
+    WHERE,
+    AlgorithmSection,
+    DataSection,
+    EvaluateSection,
     ModelSection,
     PartitionSection,
-    PrivacySection,
     PublicSection,
+    TrainSection,
+)
+from fednet.config.reading import from_mapping, from_text, load, to_mapping, to_yaml
+from fednet.config.running import (
+    CheckpointSection,
+    LostSection,
+    PrivacySection,
     RoundSection,
-    Section,
     SecuritySection,
     StopSection,
-    TrainSection,
     WireSection,
 )
+from fednet.config.sections import Config
+from fednet.config.types import Section, drawn
+from fednet.options import call
 
 __all__ = [
     "PROFILES",
@@ -45,6 +51,7 @@ __all__ = [
     "Config",
     "DataSection",
     "EvaluateSection",
+    "FaultKind",
     "FaultSection",
     "FaultsSection",
     "LinkSection",
@@ -56,10 +63,12 @@ __all__ = [
     "RoundSection",
     "Section",
     "SecuritySection",
+    "ServerPoint",
     "StopSection",
     "TrainSection",
     "WireSection",
     "call",
+    "drawn",
     "from_mapping",
     "from_text",
     "load",

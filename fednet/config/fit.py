@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 import types
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
-from fednet.config.tree import Node
+from fednet.config.tree import Node, walk
 from fednet.errors import ConfigError, nearest
-
-S = TypeVar("S", bound=msgspec.Struct)
 
 # What other systems call our keys, so that a habit meets an answer.
 ELSEWHERE = {
@@ -120,60 +120,86 @@ def _show(value: Any) -> str:
     )
 
 
-def fit(node: Node, kind: Any, path: str = "") -> Any:
-    """`node` as a value of the declared type. Raises ConfigError for the first thing that does not
-    fit.
+def fit(node: Node, kind: Any, path: str = "", beside: Sequence[str] = ()) -> Any:
+    """`node` as a value of the declared type, which msgspec checks. Raises ConfigError for the
+    first thing that does not fit, with its place.
+
+    A Struct with a field `options` takes unknown keys into it; see `parts` for their check. beside:
+    keys that stand in the same mapping and belong to another type, for the error.
     """
-    plain, origin = _bare(kind), get_origin(_bare(kind))
-    if origin in (Union, types.UnionType):
-        options = get_args(plain)
-        if node.value is None and type(None) in options:
-            return None
-        structured = [o for o in options if _shape(o) in ("struct", "list", "dict")]
-        if structured and isinstance(node.value, (dict, list)):
-            return fit(node, structured[0], path)
-        return _leaf(node, kind, path)
-    shape = _shape(plain)
-    if shape == "struct":
-        return struct(node, plain, path)
-    if shape == "list":
-        if not isinstance(node.value, list):
-            raise wrong(node, path, describe(plain))
-        item = get_args(plain)[0] if get_args(plain) else Any
-        made = [fit(child, item, f"{path}[{i}]") for i, child in enumerate(node.value)]
-        return tuple(made) if origin is tuple else made
-    if shape == "dict":
-        if not isinstance(node.value, dict):
-            raise wrong(node, path, describe(plain))
-        item = get_args(plain)[1] if get_args(plain) else Any
-        return {key: fit(child, item, f"{path}.{key}") for key, child in node.value.items()}
-    return _leaf(node, kind, path)
+    for steps, leaf in walk(node):
+        if isinstance(leaf.value, float) and not math.isfinite(leaf.value):
+            raise wrong(leaf, dotted(path, steps), "a finite number")
+    try:
+        return msgspec.convert(_plain(node, kind), kind)
+    except msgspec.ValidationError as broken:
+        raise _placed(str(broken), node, kind, path, beside) from None
 
 
-def struct(node: Node, kind: type[S], path: str) -> S:
-    """A mapping as a msgspec Struct. One that has a field `options` takes unknown keys into it; see
-    `parts` for their check.
-    """
-    if not isinstance(node.value, dict):
-        raise wrong(node, path, f"a mapping with the keys {', '.join(keys(kind))}")
-    fields = {f.encode_name: f for f in msgspec.structs.fields(kind)}
-    is_open = "options" in fields
-    made: dict[str, Any] = {}
-    for key, child in node.value.items():
-        here = f"{path}.{key}" if path else key
-        if key in fields and not (is_open and key == "options"):
-            made[fields[key].name] = fit(child, fields[key].type, here)
-        elif is_open:
-            made.setdefault("options", {})[key] = child.plain()
+def _plain(node: Node, kind: Any) -> Any:
+    """The values without places, what an open Struct does not know gathered under `options`."""
+    if _shape(kind) != "struct" or not isinstance(node.value, dict):
+        return node.plain()
+    fields = {f.encode_name: f.type for f in msgspec.structs.fields(kind)}
+    is_open = fields.pop("options", None) is not None
+    made = {k: _plain(n, fields.get(k, Any)) for k, n in node.value.items()}
+    if not is_open:
+        return made
+    known = {k: v for k, v in made.items() if k in fields}
+    return {**known, "options": {k: v for k, v in made.items() if k not in fields}}
+
+
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[(\.\.\.)\]")
+
+
+def _placed(said: str, node: Node, kind: Any, path: str, beside: Sequence[str]) -> ConfigError:
+    """The error for what msgspec said: its `$.path` followed to the value and its declared type."""
+    what, _, where = said.partition(" - at `$")
+    for name, index, any_key in _STEP.findall(where.rstrip("`")):
+        if name:
+            kind = {f.encode_name: f.type for f in msgspec.structs.fields(_of(kind, "struct"))}[
+                name
+            ]
         else:
-            raise unknown_key(child, key, path, keys(kind))
-    for name, field in fields.items():
-        if field.name not in made and field.required:
-            raise ConfigError(
-                f"{node.key_at or node.at}: {path}.{name} is missing; expected "
-                f"{describe(field.type)}."
-            )
-    return kind(**made)
+            kind = get_args(_of(kind, "list" if index else "dict"))[0 if index else 1]
+        step: str | int = int(index) if index else name
+        if any_key:  # msgspec does not say which
+            step = next(k for k, n in node.value.items() if not _fits(n, kind))
+        node, path = node.value[step], dotted(path, (step,))
+    if found := re.fullmatch(r"Object contains unknown field `(.*)`", what):
+        known = [*keys(_of(kind, "struct")), *beside]
+        return unknown_key(node.value[found[1]], found[1], path, known)
+    if found := re.fullmatch(r"Object missing required field `(.*)`", what):
+        field = next(
+            f for f in msgspec.structs.fields(_of(kind, "struct")) if f.encode_name == found[1]
+        )
+        return ConfigError(
+            f"{node.key_at or node.at}: {dotted(path, (found[1],))} is missing; expected "
+            f"{describe(field.type)}."
+        )
+    return _misfit(node, kind, path)
+
+
+def _fits(node: Node, kind: Any) -> bool:
+    try:
+        msgspec.convert(node.plain(), kind)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _of(kind: Any, shape: str) -> Any:
+    """Of a type's options (`X | None`), the one of that shape."""
+    bare = _bare(kind)
+    options = get_args(bare) if get_origin(bare) in (Union, types.UnionType) else (bare,)
+    return next(_bare(o) for o in options if _shape(o) == shape)
+
+
+def dotted(path: str, steps: Iterable[str | int]) -> str:
+    """`faults.schedule[1].round`."""
+    for step in steps:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
+    return path
 
 
 def keys(kind: Any) -> list[str]:
@@ -235,28 +261,17 @@ def _shape(kind: Any) -> str:
     return "dict" if origin is dict else "leaf"
 
 
-def _leaf(node: Node, kind: Any, path: str) -> Any:
+def _misfit(node: Node, kind: Any, path: str) -> ConfigError:
     value = node.plain()
-    if isinstance(value, float) and not math.isfinite(value):
-        raise wrong(node, path, "a finite number")
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError:
-        raise _misfit(node, kind, path, value) from None
-    except TypeError:  # an annotation of a user's function that msgspec does not know
-        return value
-
-
-def _misfit(node: Node, kind: Any, path: str, value: Any) -> ConfigError:
+    if _shape(kind) == "struct":
+        return wrong(node, path, f"a mapping with the keys {', '.join(keys(kind))}")
     error = wrong(node, path, describe(kind))
     choices = [str(c) for c in _choices(kind)]
     guess = nearest(value, choices) if isinstance(value, str) and choices else None
     if guess:
         return ConfigError(f"{error} Did you mean {guess}?")
-    if isinstance(value, (int, float, bool)) and str in (
-        _bare(kind),
-        *map(_bare, get_args(_bare(kind))),
-    ):
+    plain = {_bare(o) for o in (_bare(kind), *get_args(_bare(kind)))}
+    if isinstance(value, (int, float)) and str in plain and not plain & {int, float}:
         return ConfigError(f"{error} Put it in quotes to make it text.")
     return error
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fednet.config.sections import DataSection
+from fednet.config.learning import DataSection
 from fednet.config.tree import Node
 from fednet.errors import ConfigError
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 import typing
 from typing import Any
 
@@ -11,9 +9,11 @@ import msgspec
 
 from fednet import registry
 from fednet.config import fit
-from fednet.config.sections import Config, DataSection
+from fednet.config.learning import DataSection
+from fednet.config.sections import Config
 from fednet.config.tree import Node
 from fednet.errors import ConfigError, FednetError, unknown
+from fednet.options import instance, options_of
 
 
 class NoOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -21,57 +21,20 @@ class NoOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
 
 
 # Arguments that fednet fills in itself, by kind of part: the configuration cannot give them.
-_GIVEN = {
+GIVEN = {
     "dataset": {"root", "seed", *DataSection.__struct_encode_fields__},
     "partitioner": {"y", "groups", "clients", "rng", "pool", "seed", "scheme"},
-    "model": {"self", "input_shape", "classes"},
+    "model": {"input_shape", "classes"},
 }
 
 
-def options_of(part: Any, kind: str) -> type[msgspec.Struct] | None:
-    """The declared options of a part: an algorithm's Config, another's `Options`, else what its
-    signature takes. None: any.
+def declared_options(part: Any, kind: str) -> type[msgspec.Struct] | None:
+    """The declared options of a part: an algorithm's Config; of another see `options.options_of`.
+    None: any.
     """
-    declared = getattr(part, "Config" if kind == "algorithm" else "Options", None)
-    if declared is not None:
-        return typing.cast("type[msgspec.Struct]", declared)
     if kind == "algorithm":
-        return NoOptions
-    try:
-        hints = typing.get_type_hints(
-            vars(part).get("__init__", part) if isinstance(part, type) else part,
-            include_extras=True,
-        )
-    except (NameError, TypeError):
-        # An annotation of the user's that cannot be resolved says nothing.
-        hints = {}
-    fields: list[Any] = []
-    for name, parameter in inspect.signature(part).parameters.items():
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            return None
-        if name in _GIVEN[kind] or parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            continue
-        hint = hints.get(name, Any)
-        fields.append(
-            (name, hint)
-            if parameter.default is inspect.Parameter.empty
-            else (name, hint, _default(parameter.default))
-        )
-    return msgspec.defstruct(
-        f"{getattr(part, '__name__', 'Part')}Options",
-        fields,
-        kw_only=True,
-        frozen=True,
-        forbid_unknown_fields=True,
-    )
-
-
-def _default(value: Any) -> Any:
-    return (
-        msgspec.field(default_factory=lambda: value)
-        if isinstance(value, (list, dict, set))
-        else value
-    )
+        return typing.cast("type[msgspec.Struct]", getattr(part, "Config", NoOptions))
+    return options_of(part, GIVEN[kind])
 
 
 def fill(section: Any, kind: str, name: str, tree: Node | None, path: str) -> dict[str, Any]:
@@ -83,17 +46,14 @@ def fill(section: Any, kind: str, name: str, tree: Node | None, path: str) -> di
         "partitioner": "scheme",
     }[kind]
     part = get(getattr(registry, kind), name, tree, path, selector)
-    declared = options_of(part, kind)
+    declared = declared_options(part, kind)
     if declared is None:
         return dict(section.options)
     inside = tree.value if tree is not None and isinstance(tree.value, dict) else {}
     own = {k: n for k, n in inside.items() if k in section.options}
-    known = fit.keys(declared)
-    for key, node in own.items():
-        if key not in known:
-            raise fit.unknown_key(node, key, path, [*known, *(k for k in fit.keys(type(section)))])
     at = tree.at if tree is not None else "the configuration"
-    made = fit.struct(Node(own, at, tree.key_at if tree is not None else at), declared, path)
+    own_tree = Node(own, at, tree.key_at if tree is not None else at)
+    made = fit.fit(own_tree, declared, path, fit.keys(type(section)))
     return {
         f.encode_name: msgspec.to_builtins(getattr(made, f.name))
         for f in msgspec.structs.fields(made)
@@ -149,24 +109,6 @@ def _with(section: Any, options: dict[str, Any]) -> Any:
     return msgspec.structs.replace(section, options=options)
 
 
-# -- compressors -----------------------------------------------------------------------------------
-_CALL = re.compile(r"([a-z0-9][a-z0-9_-]*)\s*(?:\((.*)\))?")
-
-
-def call(text: str) -> tuple[str, tuple[float | int, ...]]:
-    """`topk(0.01)` as ('topk', (0.01,)). Raises ConfigError for anything but a name with
-    numbers.
-    """
-    found = _CALL.fullmatch(text.strip())
-    if found is None:
-        raise ConfigError(f"expected a compressor such as fp16 or topk(0.01), got {text!r}.")
-    inside = [a.strip() for a in (found[2] or "").split(",") if a.strip()]
-    try:
-        return found[1], tuple(int(a) if re.fullmatch(r"[+-]?\d+", a) else float(a) for a in inside)
-    except ValueError:
-        raise ConfigError(f"expected numbers between the brackets of {text!r}.") from None
-
-
 def check_chains(config: Config, tree: Node, kinds: set[str]) -> None:
     """Every compressor of `wire` exists and takes its arguments; every kind is one that can
     cross.
@@ -181,17 +123,7 @@ def check_chains(config: Config, tree: Node, kinds: set[str]) -> None:
                 )
             for i, text in enumerate(chain):
                 try:
-                    name, arguments = call(text)
-                    part = registry.compressor.get(name)
-                    takes = inspect.signature(part)
-                    try:
-                        takes.bind(*arguments)
-                    except TypeError:
-                        inside = (
-                            f"{name}({', '.join(takes.parameters)})" if takes.parameters else name
-                        )
-                        raise ConfigError(f"expected {inside}, got {text!r}.") from None
-                    part(*arguments)
+                    instance(registry.compressor, text)
                 except FednetError as wrong:
                     raise ConfigError(f"{node.at}: {here}[{i}]: {wrong}") from None
 
@@ -206,4 +138,4 @@ def at(tree: Node, dotted: str) -> Node:
     return node
 
 
-__all__ = ["NoOptions", "at", "call", "check_chains", "complete", "fill", "options_of"]
+__all__ = ["GIVEN", "NoOptions", "at", "check_chains", "complete", "declared_options", "fill"]

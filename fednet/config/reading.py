@@ -66,7 +66,7 @@ def from_text(text: str, where: str) -> Config:
 
 
 def _check(tree: Node, check_parts: bool = True) -> Config:
-    config = fit.struct(tree, Config, "")
+    config: Config = fit.fit(tree, Config)
     inside = tree.value
     if config.clients_per_round is not None and "participation" not in inside:
         config = config.replace(participation=None)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 import msgspec
 
 from fednet import ids, registry
+from fednet.config.conditions import FaultKind
 from fednet.config.parts import at
-from fednet.config.sections import Config, drawn
+from fednet.config.sections import Config
 from fednet.config.tree import Node
+from fednet.config.types import drawn
 from fednet.errors import ConfigError
+from fednet.options import call
 
 NEEDS = {"crash": "rounds", "delay": "seconds", "slow": "factor", "server_crash": "at"}
 AVAILABILITY = {"always": (), "bernoulli": ("p",), "markov": ("up", "down"), "trace": ("path",)}
@@ -121,10 +123,10 @@ def check(config: Config, tree: Node) -> None:
 def _schedule(c: Config, refuse: Any) -> None:
     """Each round has a learning rate: what only a task would find out ends a client's run there."""
     try:
-        numbers = [float(x) for x in re.findall(r"[^,()\s]+", c.train.schedule.partition("(")[2])]
+        numbers = call(c.train.schedule)[1]
         sound = all(0 < x < math.inf for x in numbers)
         sound = sound and c.train.lr_at(c.rounds, c.rounds) < math.inf
-    except (ValueError, OverflowError):
+    except (ConfigError, OverflowError):
         sound = False
     if not sound:
         raise refuse(
@@ -166,7 +168,6 @@ def _availability(c: Config, refuse: Any) -> None:
 def _faults(c: Config, refuse: Any) -> None:
     from typing import get_args
 
-    from fednet.config.sections import FaultKind
     from fednet.errors import unknown
 
     kinds = get_args(FaultKind)

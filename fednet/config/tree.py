@@ -181,15 +181,14 @@ def dump(mapping: Mapping[str, Any]) -> str:
     )
 
 
-def walk(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
-    """Every node below, with its dotted path."""
-    yield path, node
-    children = (
-        node.value.items()
-        if isinstance(node.value, dict)
-        else enumerate(node.value)
-        if isinstance(node.value, list)
-        else ()
-    )
-    for key, child in children:
-        yield from walk(child, f"{path}.{key}" if path else str(key))
+def walk(
+    node: Node, steps: tuple[str | int, ...] = ()
+) -> Iterator[tuple[tuple[str | int, ...], Node]]:
+    """Every node, with the keys and indices that lead to it."""
+    yield steps, node
+    if isinstance(node.value, dict):
+        for key, child in node.value.items():
+            yield from walk(child, (*steps, key))
+    elif isinstance(node.value, list):
+        for i, child in enumerate(node.value):
+            yield from walk(child, (*steps, i))

@@ -37,13 +37,6 @@ def split(
     scheme, options, own_seed = _scheme(section)
     seed = seed if own_seed is None else int(own_seed)
     tests: Which = getattr(section, "client_test", "like_train")
-    if tests not in ("like_train", "merge_split", "none"):
-        raise ConfigError(
-            f"data.client_test: expected like_train, merge_split or none, got {tests!r}."
-        )
-    if clients < 1:
-        raise ConfigError(f"clients: expected a whole number >= 1, got {clients}.")
-
     y = data.labels()
     pool = np.arange(data.n_train)
     held = _public(section, y, seed, uses_public)
@@ -63,7 +56,7 @@ def split(
     if tests == "none":
         own = [np.empty(0, dtype=np.int64) for _ in range(clients)]
     else:
-        own = _tests(part, where, options, data, table, seed)
+        own = _tests(part, options, data, table, seed)
     return Federation(data, _sorted(parts), _sorted(own), validation, held, scheme)
 
 
@@ -80,19 +73,7 @@ def _scheme(section: Any) -> tuple[str, dict[str, Any], int | None]:
 def _public(section: Any, y: np.ndarray, seed: int, uses_public: bool) -> np.ndarray:
     wanted = mapping(getattr(section, "public", None))
     samples, fraction = int(wanted.get("samples") or 0), float(wanted.get("fraction") or 0.0)
-    if samples < 0 or not 0 <= fraction < 1:
-        raise ConfigError(
-            f"data.public: expected samples >= 0 and 0 <= fraction < 1, got {samples} and "
-            f"{fraction}."
-        )
-    if samples and fraction:
-        raise ConfigError(
-            f"data.public: samples ({samples}) and fraction ({fraction}) exclude each other; give "
-            f"one."
-        )
     pool = getattr(section, "baseline_pool", "same")
-    if pool not in ("same", "full"):
-        raise ConfigError(f"data.baseline_pool: expected same or full, got {pool!r}.")
     if not (samples or fraction) or (not uses_public and pool == "full"):
         return np.empty(0, dtype=np.int64)
     draw = rng(seed, "public")
@@ -101,10 +82,6 @@ def _public(section: Any, y: np.ndarray, seed: int, uses_public: bool) -> np.nda
 
 def _validation(section: Any, y: np.ndarray, pool: np.ndarray, seed: int) -> np.ndarray:
     share = float(getattr(section, "validation", 0.0) or 0.0)
-    if not 0 <= share < 1:
-        raise ConfigError(
-            f"data.validation: expected a share of the training pool in 0..1, below 1, got {share}."
-        )
     if not share:
         return np.empty(0, dtype=np.int64)
     return np.asarray(pool[public.stratified(y[pool], share, rng(seed, "validation"))])
@@ -136,7 +113,7 @@ def _partition(
         "rng": rng(seed, "partition"),
         "pool": pool,
     }
-    made = call(part, given, options, where)
+    made = call(part, given, options, "data.partition")
     if len(made) != clients:
         raise DataError(f"{where}: {len(made)} parts for {clients} clients.")
     everything = np.concatenate([np.asarray(m, dtype=np.int64) for m in made])
@@ -158,7 +135,7 @@ def _partition(
 
 
 def _tests(
-    part: Any, where: str, options: dict[str, Any], data: Data, table: np.ndarray, seed: int
+    part: Any, options: dict[str, Any], data: Data, table: np.ndarray, seed: int
 ) -> list[np.ndarray]:
     """Indices into data.test: by the scheme's own division of the test set where it has one, else
     like_train.
@@ -171,9 +148,8 @@ def _tests(
             "rng": rng(seed, "partition"),
             "test_rng": rng(seed, "client_test"),
         }
-        made = call(
-            part.test, given, {k: v for k, v in options.items() if takes(part.test, k)}, where
-        )
+        own = {k: v for k, v in options.items() if takes(part.test, k)}
+        made = call(part.test, given, own, "data.partition")
         if made is not None:
             return list(made)
     return client_test.like_train(table, y, rng(seed, "client_test"))

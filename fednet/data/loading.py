@@ -36,9 +36,7 @@ def made(name: str, given: dict[str, Any], root: Path, download: bool, seed: int
     what it asks for.
     """
     part = dataset.get(name)
-    data = call(
-        part, {"root": root, "download": download, "seed": seed}, given, f"data (dataset {name!r})"
-    )
+    data = call(part, {"root": root, "download": download, "seed": seed}, given, "data")
     if not isinstance(data, Data):
         raise DataError(
             f"dataset {name!r}: {part.__qualname__} returned {type(data).__name__}, expected "

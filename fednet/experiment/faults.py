@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fednet import seeds
-from fednet.config import Config
-from fednet.config.sections import FaultKind, ServerPoint
+from fednet.config import Config, FaultKind, ServerPoint
 from fednet.errors import ConfigError
 from fednet.experiment import selection
 from fednet.files import read_lines

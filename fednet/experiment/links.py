@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 
 from fednet import seeds
-from fednet.config import Config
-from fednet.config.sections import ClientLinkSection, drawn
+from fednet.config import ClientLinkSection, Config, drawn
 from fednet.transport.base import Frames
 from fednet.transport.shaped import Link
 

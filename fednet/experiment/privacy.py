@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fednet.config.sections import PrivacySection
+from fednet.config import PrivacySection
 from fednet.errors import ConfigError, StateError
 from fednet.experiment import selection
 from fednet.files import digest

@@ -266,7 +266,8 @@ def run_on_ray(
     import ray.util
 
     from fednet.server.admission import run_keys
-    from fednet.server.process import host_rounds, listen
+    from fednet.server.endpoint import listen, listening
+    from fednet.server.process import host_rounds
 
     (directory / "server.json").unlink(missing_ok=True)
     mine = not ray.is_initialized()
@@ -292,14 +293,14 @@ def run_on_ray(
             + ", ".join(f"{n:.3g} {what.removeprefix('num_')}" for what, n in fleet.asks.items())
         )
         fleet.start()
+        bind = "tcp://*:*" if beyond else "tcp://127.0.0.1:*"
         try:
+            transport = listen(config, bind, keys, False)
             with display:
                 host_rounds(
                     config,
                     directory,
-                    bind=listen(
-                        config, "tcp://*:*" if beyond else "tcp://127.0.0.1:*", keys, False
-                    ),
+                    listening(config, directory, transport),
                     device="cpu" if fleet.device == "cpu" else "auto",
                     data=Path(config.data.root) if config.data.root else None,
                     until=until,

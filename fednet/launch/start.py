@@ -17,8 +17,10 @@ from fednet.errors import ConfigError, FednetError
 from fednet.experiment import lock
 from fednet.experiment.rundir import claim, forget
 from fednet.files import write_aside
+from fednet.launch.in_process import run_in_process
 from fednet.launch.supervisor import Supervisor
-from fednet.server.process import host_rounds, listen, on_stop, stop_early
+from fednet.server.endpoint import listen, listening
+from fednet.server.process import host_rounds, on_stop, stop_early
 
 # On resume.
 MAY_CHANGE = ("rounds", "stop", "round", "evaluate", "name", "load", "track", "report")
@@ -128,8 +130,8 @@ def serve(
     with contextlib.ExitStack() as ending:
         directory = ending.enter_context(own_directory(config, out, resume))
         # What is wrong with keys or address is said before anything in the directory is changed.
-        listening = listen(config, bind, keys, insecure)
-        ending.callback(listening.close, 0.0)
+        transport = listen(config, bind, keys, insecure)
+        ending.callback(transport.close, 0.0)
         config, finished = fill(config, directory)
         if finished:
             display.note(f"{directory} is finished.")
@@ -139,13 +141,12 @@ def serve(
             host_rounds(
                 config,
                 directory,
-                bind=listening,
+                listening(config, directory, transport, display.note),
                 device=device,
                 data=data,
                 until=until,
                 command=command,
                 display=display,
-                welcome_ids=False,
             )
         report(directory)
     return 0
@@ -179,10 +180,9 @@ def run_command(
         with _refusable(directory):
             if in_process:
                 with display:
-                    host_rounds(
+                    run_in_process(
                         config,
                         directory,
-                        bind=None,
                         device=device,
                         data=data,
                         until=until,

@@ -26,7 +26,8 @@ from fednet.experiment import memory, placement
 from fednet.experiment.faults import struck
 from fednet.files import read_record
 from fednet.server.admission import run_keys
-from fednet.server.process import host_rounds, listen, log_to, on_stop
+from fednet.server.endpoint import listen, listening
+from fednet.server.process import host_rounds, log_to, on_stop
 
 log = logging.getLogger(__name__)
 
@@ -154,11 +155,12 @@ class Supervisor:
 
     def _server(self) -> int:
         memory.keep_freed()
+        transport = listen(self.config, "tcp://127.0.0.1:*", self.keys, False)
         with self.display:
             host_rounds(
                 self.config,
                 self.directory,
-                bind=listen(self.config, "tcp://127.0.0.1:*", self.keys, False),
+                listening(self.config, self.directory, transport),
                 device=self.device,
                 data=self.data,
                 until=self.until,

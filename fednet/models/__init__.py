@@ -17,7 +17,6 @@ layers know their sizes when it is built. A buffer may not have a name that nn.M
 
 from __future__ import annotations
 
-import inspect
 import math
 import typing
 from collections.abc import Callable, Mapping
@@ -28,7 +27,10 @@ from typing import Any
 import msgspec
 
 from fednet import capacity, registry, seeds
+from fednet.config.fit import fit
+from fednet.config.tree import wrap
 from fednet.errors import ConfigError, FednetError, unknown
+from fednet.options import options_of
 
 if typing.TYPE_CHECKING:
     from torch import nn
@@ -45,7 +47,7 @@ class Spec:
 
     name: str
     build: Callable[..., nn.Module]
-    Options: type[msgspec.Struct]
+    Options: type[msgspec.Struct] | None
 
 
 def spec(name: str) -> Spec:
@@ -54,27 +56,11 @@ def spec(name: str) -> Spec:
     return Spec(name, factory, options(factory))
 
 
-def options(build: Callable[..., Any]) -> type[msgspec.Struct]:
+def options(build: Callable[..., Any]) -> type[msgspec.Struct] | None:
     """The type a model's own keys are checked against: its attribute `Options`, or its keyword
-    arguments.
+    arguments. None: it takes any.
     """
-    own: type[msgspec.Struct] | None = getattr(build, "Options", None)
-    if own is not None:
-        return own
-    target = build.__init__ if inspect.isclass(build) else build
-    hints = typing.get_type_hints(target, include_extras=True)
-    fields: list[Any] = []
-    for p in inspect.signature(build).parameters.values():
-        if p.name in ("input_shape", "classes") or p.kind not in (
-            p.KEYWORD_ONLY,
-            p.POSITIONAL_OR_KEYWORD,
-        ):
-            continue
-        kind = hints.get(p.name, Any)
-        fields.append((p.name, kind) if p.default is p.empty else (p.name, kind, p.default))
-    return msgspec.defstruct(
-        "Options", fields, forbid_unknown_fields=True, frozen=True, kw_only=True
-    )
+    return options_of(build, ("input_shape", "classes"))
 
 
 def declared(build: B) -> B:
@@ -138,10 +124,9 @@ def make(section: Mapping[str, Any], input_shape: tuple[int, ...], classes: int)
             f"model {found.name}: cannot be built for inputs of shape {shape} and {classes} "
             f"classes."
         )
-    chosen = _check(found, own)
-    arguments = {name: getattr(chosen, name) for name in chosen.__struct_fields__}
+    chosen = _checked(found, own)
     try:
-        module = found.build(input_shape=shape, classes=int(classes), **arguments)
+        module = found.build(input_shape=shape, classes=int(classes), **chosen)
     except FednetError:
         raise
     except Exception as broken:
@@ -221,19 +206,11 @@ def load(module: nn.Module, path: str | Path) -> nn.Module:
     return module
 
 
-def _check(found: Spec, own: Mapping[str, Any]) -> msgspec.Struct:
-    known = found.Options.__struct_fields__
-    for key in own:
-        if key not in known:
-            if not known:
-                raise ConfigError(f"model.{key}: the model {found.name} has no options.")
-            raise ConfigError(f"model.{key}: " + unknown(f"option of {found.name}", key, known))
-    try:
-        return msgspec.convert(dict(own), found.Options)
-    except msgspec.ValidationError as e:
-        what, _, where = str(e).partition(" - at `$.")
-        place = f"model.{where.rstrip('`')}" if where else f"model ({found.name})"
-        raise ConfigError(f"{place}: {what[0].lower() + what[1:]}.") from e
+def _checked(found: Spec, own: Mapping[str, Any]) -> dict[str, Any]:
+    if found.Options is None:
+        return dict(own)
+    made = fit(wrap(own, f"model {found.name!r}"), found.Options, "model")
+    return {name: getattr(made, name) for name in made.__struct_fields__}
 
 
 def image(name: str, input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:

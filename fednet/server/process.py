@@ -1,281 +1,67 @@
-"""The server's process: everything it is made of, put together, run, and taken apart again."""
+"""The server's process: what it is made of, built in order, run, and taken apart again."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
-import os
 import secrets
 import signal
-import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fednet import config as configuration
-from fednet import ids, loading
+from fednet import loading
 from fednet.config import Config
 from fednet.errors import CannotGoOn, FednetError, Stopped
 from fednet.experiment import determinism, lock, placement
 from fednet.experiment.rundir import RunDirectory, check_records, cut
-from fednet.files import read_lines, write_json, write_record
+from fednet.files import read_lines, write_json
 from fednet.records import Summary
-from fednet.server.admission import beat_seconds, check_bind, checker, declared, judges, keyring_of
+from fednet.server.admission import checker, declared, judges
+from fednet.server.endpoint import Endpoint
 
 if TYPE_CHECKING:
-    from fednet.transport.zeromq.router import ZmqServer
+    from fednet.protocol.server import ServerProtocol
+    from fednet.server.rounds import Rounds
+    from fednet.wire.link import Link
 
 log = logging.getLogger(__name__)
-# In one process: neither side hears the other while it works, and neither can be gone.
-SLOW_BEAT_S = 3600.0
 
 
 def host_rounds(
     config: Config,
     directory: Path,
+    endpoint: Endpoint,
     *,
-    bind: ZmqServer | None,
     device: str,
     data: Path | None,
     until: float | None,
     command: Sequence[str],
     display: Any,
     callback: Callable[[Any], None] | None = None,
-    welcome_ids: bool = True,
 ) -> Summary:
-    """Everything the server does in one process of its own; returns the summary. bind: what it
-    listens at, see `listen`, which is closed at the end; None: clients live in this process.
+    """Everything the server does in one process of its own; returns the summary.
+
+    endpoint: how it reaches its clients; its transport is closed at the end. until: on the
+    monotonic clock, when to stop. Nine arguments: what a run is, where, and who watches it.
     """
-    from fednet.experiment import build as experiments
-    from fednet.experiment import privacy
-    from fednet.experiment.faults import Faults, struck
-    from fednet.experiment.remarks import remarks
-    from fednet.protocol.rules import Rules
-    from fednet.protocol.server import ServerProtocol
-    from fednet.server.checkpoint import Checkpoints
-    from fednet.server.io_thread import Events, ServerIO
-    from fednet.server.rounds import Residuals, Rounds
-    from fednet.server.spool import Spool
     from fednet.server.summary import finish, write
-    from fednet.server.track import Tracker
-    from fednet.training.hosts import ServerHost
-    from fednet.transport.framing import connection_bytes, framing
-    from fednet.wire import messages as m
-    from fednet.wire.ledger import Ledger
-    from fednet.wire.link import Link
 
-    rounds: Any = None
-
-    def check_stop(number: int, _: Any) -> None:
-        if rounds is None:
-            stop_early(number, _)
-        rounds.stop_requested = signal.Signals(number).name, number == signal.SIGINT
-
-    before = on_stop(check_stop)
+    before = on_stop(stop_early)
     switches = determinism.settle(config.train.threads, config.train.precision)
-    checkpoints = Checkpoints(
-        directory / "checkpoint", config.checkpoint.fsync, lambda: lock.check(directory)
-    )
-    spool = Spool(directory / "checkpoint")
-    if checkpoints.exists:
-        progress = checkpoints.progress()
-        cut(directory, progress.lengths)
-        check_records(directory, progress.round - len(progress.records.get("rounds", ())))
-    files = RunDirectory(directory)
-    # They would stand there twice.
-    if not checkpoints.exists and any(read_lines(directory / "rounds.jsonl")):
-        raise CannotGoOn(
-            f"{directory} has rounds on record and no checkpoint to go on from; the run directory "
-            f"was changed by hand."
-        )
-    logs = log_to(directory / "log" / "server.log")
-    incarnation = checkpoints.incarnation(directory / "events.jsonl")
-    keyring = bind.keyring if bind is not None else None
-    # Within one process nothing is encrypted, and the bytes are counted as if it were.
-    curve = config.security.curve
-    events = Events(lambda event, fields: files.event(event, **fields))
-    transport: Any
-    pump, loop = None, None
-    if bind is None:
-        from fednet.transport.inproc import Inproc
-
-        network = Inproc(config.seed)
-        transport, client_end = network.server(), network.client()
-    else:
-        transport = bind
-        transport.on_refused = lambda reason, address: events.tell(
-            "refused", {"what": "connection", "reason": reason, "address": address}
-        )
-        write_record(
-            directory / "server.json",
-            {
-                "address": transport.address,
-                "host": socket.gethostname(),
-                "pid": os.getpid(),
-                "public_key": keyring.pair.public if keyring is not None else None,
-                "incarnation": incarnation,
-            },
-            mode=0o600,
-        )
-        if not welcome_ids:
-            display.note(
-                f"{config.name}: listening at {transport.address}; clients join by: fednet-client "
-                f"--id K --server {transport.address}"
-            )
-    exp = experiments.build(config, data)
-    privacy.check(exp)
-    chosen = placement.place(device)[0] if device != "auto" else placement.place("auto")[0]
-    resumed = None
-    if checkpoints.exists:
-        resumed = checkpoints.load(exp.algorithm.Server, Residuals)
-        run_id = resumed[1].run
-    else:
-        run_id = secrets.token_hex(8)
-    text = configuration.to_yaml(config)
-    # In one process loading the data may take longer than any silence.
-    protocol = ServerProtocol(
-        run_id,
-        incarnation,
-        config.clients,
-        lambda hosted, session: m.Welcome(
-            run=run_id,
-            inc=incarnation,
-            session=session,
-            name=config.name,
-            config=text,
-            ids=hosted,
-            beat_s=SLOW_BEAT_S if bind is None else beat_seconds(config),
-        ),
-        time.monotonic(),
-        files=loading.loaded(),
-        layout=exp.digest,
-        may_speak_for=keyring.may_speak_for if keyring is not None else None,
-        declared=declared(exp),
-        rules=Rules(silent=None) if bind is None else None,
-    )
-    ledger = Ledger(files.wire.append, incarnation)
-    for row in read_lines(directory / "wire.jsonl") if resumed is not None else ():
-        ledger.recall(row)
-    link = Link(
-        "server",
-        transport.send,
-        lambda n: framing(n, curve=curve),
-        ledger,
-        connection_bytes(curve, "server"),
-    )
-    if bind is None:
-        from fednet.client import join
-        from fednet.client import loop as clients
-        from fednet.client import prepare as preparing
-        from fednet.client.policy import Policy
-        from fednet.client.slots import Slots, card_of
-        from fednet.protocol.client import ClientProtocol
-
-        worker = ClientProtocol(
-            "in-process",
-            ids=list(range(config.clients)),
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            device=chosen,
-            versions=join.versions(),
-            files=loading.loaded(),
-        )
-        prepare = preparing.preparer(
-            lambda: loop,  # type: ignore[arg-type,return-value]
-            policy=Policy.of_run(data),
-            asked=ids.parse(f"0-{config.clients - 1}"),
-            state=directory / "state",
-            devices=[chosen],
-            state_lost=False,
-            quiet=True,
-            say=display.note,
-        )
-        loop = clients.ClientLoop(
-            worker,
-            client_end,
-            lambda n: framing(n, curve=curve),
-            prepare,
-            greeting=connection_bytes(curve, "client"),
-            inline=True,
-            faults=True,
-            slots=Slots([card_of(chosen)], 1),
-        )
-
-        def pump() -> bool:
-            moved = loop.step(0.0)
-            if loop.broken is not None:
-                raise loop.broken
-            return moved
-
-    faults = Faults(
-        config,
-        struck(directory / "events.jsonl"),
-        lambda round, kind: files.event("fault", round, kind=kind),
-    )
-
-    def samples(client: int) -> int | None:
-        if exp.federation is not None:
-            return exp.samples(client)
-        facts = protocol.sites.get(client)
-        return None if facts is None else facts.train
-
-    io = ServerIO(
-        protocol,
-        transport,
-        link,
-        spool,
-        checker(exp, lambda client: rounds.phases.sent.get(client), samples),
-        events,
-        pump,
-        faults.at,
-        files.wire.flush,
-    )
-    host = ServerHost(
-        exp.setting,
-        lambda: exp.scratch(chosen),
-        config.clients,
-        exp.federation.public_data() if exp.federation is not None else None,
-        chosen,
-    )
-    test, validation = judges(exp, chosen)
-    tracker = Tracker(directory / "tensorboard") if "tensorboard" in config.track else None
-    told = [
-        *([callback] if callback is not None else []),
-        *([tracker.round] if tracker is not None else []),
-    ]
-    rounds = Rounds(
-        exp,
-        files,
-        io,
-        checkpoints,
-        spool,
-        run_id=run_id,
-        host=host,
-        display=display,
-        faults=faults,
-        test=test,
-        validation=validation,
-        told=told,
-    )
+    session = Session(config, directory, endpoint, device, data)
+    rounds = session.rounds(display, callback)
     rounds.until = until
-    files.event("started", incarnation=incarnation, resumed=resumed is not None)
-    for remark in remarks(exp):
-        display.note(remark)
-        files.event("remark", text=remark)
+    on_stop(functools.partial(stop_later, rounds))
     over, why = False, ""
     try:
-        if resumed is not None:
-            for record in resumed[1].records.get("rounds", ()):
-                files.rounds.append(record)
-            for record in resumed[1].records.get("clients", ()):
-                files.clients.append(record)
-        if exp.federation is not None:
-            write_json(directory / "partition.json", exp.federation.to_json())
-        rounds.begin(resumed)
+        session.begin(rounds)
         rounds.run()
         over = True
-        summary = finish(rounds, exp, directory, command, switches)
+        summary = finish(rounds, session.experiment, directory, command, switches)
     except OSError as broken:
         why = f"{broken.strerror} ({broken.filename or directory})"
         raise CannotGoOn(
@@ -286,29 +72,7 @@ def host_rounds(
         why = str(broken)
         raise
     finally:
-        with contextlib.suppress(OSError):  # a full disk must not hide what happened
-            files.event("stopped", reason=why)
-            rounds.status("done" if over and not why else "stopped")
-        io.call(lambda now: protocol.finish(over, why))
-        if bind is None:
-            io._step(0.0)
-            assert loop is not None
-            loop.step(0.0)
-            loop.close()
-        else:
-            # Where rounds are left, the workers stay and wait for a server.
-            io.farewell(1.0 if over else 0.05)
-        endings: list[Callable[[], object]] = [
-            io.close,
-            files.flush,
-            files.close,
-            *([tracker.close] if tracker is not None else []),
-        ]
-        for last in endings:
-            with contextlib.suppress(OSError):
-                last()
-        logging.getLogger("fednet").removeHandler(logs)
-        logs.close()
+        session.close(rounds, over, why)
         for number, handler in before.items():
             signal.signal(number, handler)
     try:
@@ -322,17 +86,210 @@ def host_rounds(
     return whole
 
 
-def listen(config: Config, bind: str, keys: Path | None, insecure: bool) -> ZmqServer:
-    """Binds the server's address, before anything of the run is changed. Raises ConfigError where
-    that cannot be.
+class Session:
+    """The parts of one server process, each built by its own room, in the order in which they need
+    one another.
     """
-    from fednet.transport.kernel import descriptor_limit
-    from fednet.transport.zeromq.router import ZmqServer
 
-    descriptor_limit(raised=True)
-    keyring = keyring_of(config, keys)
-    check_bind(bind, config.security.curve, insecure)
-    return ZmqServer(bind, keyring=keyring)
+    def __init__(
+        self, config: Config, directory: Path, endpoint: Endpoint, device: str, data: Path | None
+    ) -> None:
+        from fednet.experiment import build as experiments
+        from fednet.experiment import privacy
+        from fednet.server.io_thread import Events
+
+        self.config, self.directory, self.endpoint = config, directory, endpoint
+        self._books()
+        self.events = Events(lambda event, fields: self.files.event(event, **fields))
+        endpoint.announce(self.events, self.incarnation)
+        self.experiment = experiments.build(config, data)
+        privacy.check(self.experiment)
+        self.device = placement.place(device)[0]
+        self._resume()
+        self.protocol = self._protocol()
+        self.link = self._link()
+        self.tracker: Any = None
+
+    def _books(self) -> None:
+        """What earlier server processes of this run left, cut to the last checkpoint."""
+        from fednet.server.checkpoint import Checkpoints
+        from fednet.server.spool import Spool
+
+        directory = self.directory
+        self.checkpoints = Checkpoints(
+            directory / "checkpoint", self.config.checkpoint.fsync, lambda: lock.check(directory)
+        )
+        self.spool = Spool(directory / "checkpoint")
+        if self.checkpoints.exists:
+            progress = self.checkpoints.progress()
+            cut(directory, progress.lengths)
+            check_records(directory, progress.round - len(progress.records.get("rounds", ())))
+        self.files = RunDirectory(directory)
+        # They would stand there twice.
+        if not self.checkpoints.exists and any(read_lines(directory / "rounds.jsonl")):
+            raise CannotGoOn(
+                f"{directory} has rounds on record and no checkpoint to go on from; the run "
+                f"directory was changed by hand."
+            )
+        self.logs = log_to(directory / "log" / "server.log")
+        self.incarnation = self.checkpoints.incarnation(directory / "events.jsonl")
+
+    def _resume(self) -> None:
+        from fednet.server.rounds import Residuals
+
+        self.resumed: Any = None
+        self.run_id = secrets.token_hex(8)
+        if self.checkpoints.exists:
+            self.resumed = self.checkpoints.load(self.experiment.algorithm.Server, Residuals)
+            self.run_id = self.resumed[1].run
+
+    def _protocol(self) -> ServerProtocol:
+        from fednet.protocol.server import ServerProtocol
+        from fednet.wire import messages as m
+
+        config, endpoint = self.config, self.endpoint
+        text = configuration.to_yaml(config)
+        return ServerProtocol(
+            self.run_id,
+            self.incarnation,
+            config.clients,
+            lambda ids, session: m.Welcome(
+                run=self.run_id,
+                inc=self.incarnation,
+                session=session,
+                name=config.name,
+                config=text,
+                ids=ids,
+                beat_s=endpoint.beat_s,
+            ),
+            time.monotonic(),
+            files=loading.loaded(),
+            layout=self.experiment.digest,
+            may_speak_for=endpoint.keyring.may_speak_for if endpoint.keyring is not None else None,
+            declared=declared(self.experiment),
+            rules=endpoint.rules,
+        )
+
+    def _link(self) -> Link:
+        from fednet.transport.framing import connection_bytes, framing
+        from fednet.wire.ledger import Ledger
+        from fednet.wire.link import Link
+
+        curve = self.config.security.curve
+        ledger = Ledger(self.files.wire.append, self.incarnation)
+        for row in read_lines(self.directory / "wire.jsonl") if self.resumed is not None else ():
+            ledger.recall(row)
+        return Link(
+            "server",
+            self.endpoint.transport.send,
+            lambda n: framing(n, curve=curve),
+            ledger,
+            connection_bytes(curve, "server"),
+        )
+
+    def rounds(self, display: Any, callback: Callable[[Any], None] | None) -> Rounds:
+        """The rounds over all of this, which `begin` starts and `close` ends."""
+        from fednet.experiment.faults import Faults, struck
+        from fednet.server.io_thread import ServerIO
+        from fednet.server.rounds import Rounds
+        from fednet.server.track import Tracker
+        from fednet.training.hosts import ServerHost
+
+        exp = self.experiment
+        faults = Faults(
+            self.config,
+            struck(self.directory / "events.jsonl"),
+            lambda round, kind: self.files.event("fault", round, kind=kind),
+        )
+        self.io = ServerIO(
+            self.protocol,
+            self.endpoint.transport,
+            self.link,
+            self.spool,
+            checker(exp, lambda client: made.phases.sent.get(client), self.samples),
+            self.events,
+            self.endpoint.pump,
+            faults.at,
+            self.files.wire.flush,
+        )
+        public = exp.federation.public_data() if exp.federation is not None else None
+        host = ServerHost(
+            exp.setting,
+            lambda: exp.scratch(self.device),
+            self.config.clients,
+            public,
+            self.device,
+        )
+        test, validation = judges(exp, self.device)
+        if "tensorboard" in self.config.track:
+            self.tracker = Tracker(self.directory / "tensorboard")
+        made = Rounds(
+            exp,
+            self.files,
+            self.io,
+            self.checkpoints,
+            self.spool,
+            run_id=self.run_id,
+            host=host,
+            display=display,
+            faults=faults,
+            test=test,
+            validation=validation,
+            told=[
+                *([callback] if callback is not None else []),
+                *([self.tracker.round] if self.tracker is not None else []),
+            ],
+        )
+        return made
+
+    def samples(self, client: int) -> int | None:
+        """How many samples a client trains on; None where nobody has said so yet."""
+        if self.experiment.federation is not None:
+            return self.experiment.samples(client)
+        facts = self.protocol.sites.get(client)
+        return None if facts is None else facts.train
+
+    def begin(self, rounds: Rounds) -> None:
+        """Records that this process started, and puts back what the checkpoint holds."""
+        from fednet.experiment.remarks import remarks
+
+        resumed = self.resumed
+        self.files.event("started", incarnation=self.incarnation, resumed=resumed is not None)
+        for remark in remarks(self.experiment):
+            rounds.display.note(remark)
+            self.files.event("remark", text=remark)
+        if resumed is not None:
+            for record in resumed[1].records.get("rounds", ()):
+                self.files.rounds.append(record)
+            for record in resumed[1].records.get("clients", ()):
+                self.files.clients.append(record)
+        if self.experiment.federation is not None:
+            write_json(self.directory / "partition.json", self.experiment.federation.to_json())
+        rounds.begin(resumed)
+
+    def close(self, rounds: Rounds, over: bool, why: str) -> None:
+        """Says to the clients how it ended, and closes all there is. over: nothing is left to do;
+        why: what ended it early.
+        """
+        with contextlib.suppress(OSError):  # a full disk must not hide what happened
+            self.files.event("stopped", reason=why)
+            rounds.status("done" if over and not why else "stopped")
+        self.io.call(lambda now: self.protocol.finish(over, why))
+        # Where rounds are left, the workers stay and wait for a server.
+        self.io.farewell(1.0 if over else 0.05)
+        self.endpoint.leave()
+        endings: list[Callable[[], object]] = [self.io.close, self.files.flush, self.files.close]
+        endings += [self.tracker.close] if self.tracker is not None else []
+        for last in endings:
+            with contextlib.suppress(OSError):
+                last()
+        logging.getLogger("fednet").removeHandler(self.logs)
+        self.logs.close()
+
+
+def stop_later(rounds: Rounds, number: int, _: Any) -> None:
+    """Once there is something to be saved: the rounds look for this."""
+    rounds.stop_requested = signal.Signals(number).name, number == signal.SIGINT
 
 
 def on_stop(handler: Callable[[int, Any], None]) -> dict[int, Any]:

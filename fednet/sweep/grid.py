@@ -103,7 +103,7 @@ def load(path: str | Path) -> Sweep:
         raise ConfigError(
             f"{path}: there is no such file; expected a sweep file or a configuration with --grid."
         ) from None
-    sweep: Sweep = fit.struct(tree, Sweep, "")
+    sweep: Sweep = fit.fit(tree, Sweep, "")
     base = path.parent / sweep.base
     if not base.is_file():
         raise ConfigError(f"{tree.value['base'].at}: base: there is no file {base}.")

@@ -19,7 +19,7 @@ import numpy as np
 
 from fednet import loading, registry
 from fednet import seeds as streams
-from fednet.config.sections import PrivacySection
+from fednet.config import PrivacySection
 from fednet.errors import ConfigError
 
 CLIENTS = 3  # of a partition
@@ -238,17 +238,16 @@ def _trained(changes: Mapping[str, Any], killed: bool = False) -> list[dict[str,
     """
     from fednet.config import from_mapping
     from fednet.files import read_lines
+    from fednet.launch.in_process import run_in_process
     from fednet.launch.start import Silent, open_directory
-    from fednet.server.process import host_rounds
 
     config = from_mapping({**SMALL, **changes}, where="fednet check")
 
     def ran(out: Path, resume: bool, display: Any) -> list[dict[str, Any]]:
         with open_directory(config, out, resume=resume) as (own, directory, _):
-            host_rounds(
+            run_in_process(
                 own,
                 directory,
-                bind=None,
                 device="cpu",
                 data=None,
                 until=None,
@@ -332,11 +331,11 @@ def model(name: str) -> Iterator[str]:
 def dataset(name: str) -> Iterator[str]:
     import torch
 
-    from fednet.config.parts import options_of
+    from fednet.config.parts import declared_options
     from fednet.data.loading import made, place
 
     root = place(None, None)
-    declared = options_of(registry.dataset.get(name), "dataset")
+    declared = declared_options(registry.dataset.get(name), "dataset")
     options = (
         {} if declared is None else msgspec.to_builtins(_built(declared, f"options of {name}"))
     )
@@ -361,11 +360,11 @@ def dataset(name: str) -> Iterator[str]:
 
 
 def partitioner(name: str) -> Iterator[str]:
-    from fednet.config.parts import options_of
+    from fednet.config.parts import declared_options
     from fednet.data.options import call
 
     part = registry.partitioner.get(name)
-    declared = options_of(part, "partitioner")
+    declared = declared_options(part, "partitioner")
     options = (
         {} if declared is None else msgspec.to_builtins(_built(declared, f"options of {name}"))
     )
@@ -379,7 +378,7 @@ def partitioner(name: str) -> Iterator[str]:
             "rng": streams.rng(0, "partition"),
             "pool": np.arange(200),
         }
-        return [np.sort(np.asarray(p)) for p in call(part, given, options, f"partitioner {name!r}")]
+        return [np.sort(np.asarray(p)) for p in call(part, given, options, name)]
 
     first, second = divided(), divided()
     _must(len(first) == CLIENTS, f"{name}: {len(first)} parts for {CLIENTS} clients.")

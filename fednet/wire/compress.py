@@ -10,9 +10,6 @@ to both ends, so a chain adds no header, and the length of what it makes follows
 
 from __future__ import annotations
 
-import inspect
-import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +18,7 @@ import torch
 
 from fednet import registry
 from fednet.errors import ConfigError, RemoteProtocolError
+from fednet.options import instance
 from fednet.wire.compressors.base import Floats, Lossless, Part, Select, Values
 
 
@@ -157,37 +155,7 @@ def chains(section: Mapping[str, Sequence[str]], where: str = "wire.up") -> dict
 
 
 def _part(item: str) -> Part:
-    match = (
-        re.fullmatch(r"\s*([\w-]+)\s*(?:\(([^()]*)\))?\s*", item) if isinstance(item, str) else None
-    )
-    if match is None:
-        raise ConfigError(
-            f"compressor {item!r}: expected a name, its arguments in parentheses, such as "
-            f"topk(0.01)."
-        )
-    made = registry.compressor.get(match[1])
-    arguments = [_number(a, item) for a in (match[2] or "").split(",") if a.strip()]
-    signature = inspect.signature(made)
-    try:
-        signature.bind(*arguments)
-    except TypeError:
-        wanted = ", ".join(signature.parameters)
-        raise ConfigError(
-            f"compressor {item!r}: expected {match[1]}{f'({wanted})' if wanted else ''}."
-        ) from None
-    part = made(*arguments)
+    part = instance(registry.compressor, item)
     if not isinstance(part, (Select, Values, Lossless)):
-        raise ConfigError(
-            f"compressor {match[1]!r} derives from none of Select, Values and Lossless."
-        )
+        raise ConfigError(f"compressor {item!r} derives from none of Select, Values and Lossless.")
     return part
-
-
-def _number(text: str, item: str) -> int | float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise ConfigError(f"compressor {item!r}: {text.strip()!r} is not a number.")
-    return int(value) if value.is_integer() else value

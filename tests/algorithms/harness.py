@@ -18,7 +18,7 @@ import torch
 
 from fednet import models, registry, seeds
 from fednet.algorithms.state import dump, load
-from fednet.config.sections import (
+from fednet.config import (
     AlgorithmSection,
     Config,
     EvaluateSection,

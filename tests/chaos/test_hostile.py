@@ -22,8 +22,10 @@ from fednet.client import join
 from fednet.client.policy import Policy
 from fednet.experiment import build as experiment
 from fednet.experiment.judging import JUDGED, Judgement
+from fednet.launch.in_process import run_in_process
 from fednet.launch.start import Silent
-from fednet.server.process import host_rounds, listen
+from fednet.server.endpoint import listen, listening
+from fednet.server.process import host_rounds
 from fednet.tensors import Tensors
 from fednet.wire import messages as m
 from tests.chaos.mallory import Mallory, raw
@@ -50,16 +52,11 @@ CONFIG = {
 def serve(directory, bind) -> dict:
     directory.mkdir(parents=True)
     config = configuration.from_mapping(CONFIG)
-    return host_rounds(
-        config,
-        directory,
-        bind=listen(config, bind, None, False) if bind is not None else None,
-        device="cpu",
-        data=None,
-        until=None,
-        command=[],
-        display=Silent(),
-    )
+    how = {"device": "cpu", "data": None, "until": None, "command": [], "display": Silent()}
+    if bind is None:
+        return run_in_process(config, directory, **how)
+    transport = listen(config, bind, None, False)
+    return host_rounds(config, directory, listening(config, directory, transport), **how)
 
 
 def in_thread(call) -> tuple[threading.Thread, dict]:

@@ -29,8 +29,8 @@ import zmq
 from fednet import config as configuration
 from fednet.client import join
 from fednet.experiment import build as experiment
+from fednet.launch.in_process import run_in_process
 from fednet.launch.start import Silent
-from fednet.server.process import host_rounds
 from fednet.tensors import Tensors
 from fednet.transport import keys, strangers
 from fednet.transport.base import MAX_FRAME_BYTES
@@ -356,10 +356,9 @@ def attacked(tmp: Path, seconds: float, tasks: int) -> None:
     assert [r["completed"] for r in records] == [[0, 1, 2, 3]] * len(records)
     quiet = tmp / "quiet"
     quiet.mkdir()
-    host_rounds(
+    run_in_process(
         configuration.from_mapping({**CONFIG, "rounds": len(records)}),
         quiet,
-        bind=None,
         device="cpu",
         data=None,
         until=None,

@@ -201,14 +201,9 @@ def test_no_client_tests_on_its_own_where_client_test_is_none():
 @pytest.mark.parametrize(
     ("broken", "says"),
     [
-        ({"tests": "all"}, "expected like_train, merge_split or none, got 'all'"),
-        ({"validation": 1.0}, "data.validation"),
-        ({"public": {"samples": 2, "fraction": 0.1}}, "exclude each other"),
-        ({"public": {"samples": 0, "fraction": 1.0}}, "0 <= fraction < 1"),
-        ({"pool": "half"}, "expected same or full"),
         ({"scheme": "dirichlett"}, "Did you mean 'dirichlet'"),
-        ({"scheme": "dirichlet", "alfa": 1}, "Did you mean 'alpha'"),
-        ({"scheme": "dirichlet", "alpha": "big"}, "option 'alpha': expected `float`, got `str`"),
+        ({"scheme": "dirichlet", "alfa": 1}, "Did you mean data.partition.alpha"),
+        ({"scheme": "dirichlet", "alpha": "big"}, "alpha: expected a float, got 'big'"),
     ],
 )
 def test_an_impossible_section_says_what_is_allowed(broken, says):

@@ -11,7 +11,7 @@ import fednet
 from fednet import registry
 from fednet.algorithms.base import Delta, Payload, Statistics, Weights
 from fednet.algorithms.fedavg import FedAvg
-from fednet.config.sections import PrivacySection
+from fednet.config import PrivacySection
 from fednet.errors import CannotGoOn, ConfigError
 from fednet.experiment import privacy
 from fednet.experiment.privacy import Noise

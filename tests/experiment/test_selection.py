@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fednet import seeds
-from fednet.config.sections import AvailabilitySection, Config, RoundSection
+from fednet.config import AvailabilitySection, Config, RoundSection
 from fednet.errors import ConfigError
 from fednet.experiment.selection import available, cohort
 

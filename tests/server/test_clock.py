@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fednet.config.sections import ClientLinkSection, Config, LinkSection, LostSection, RoundSection
+from fednet.config import ClientLinkSection, Config, LinkSection, LostSection, RoundSection
 from fednet.experiment.clock import VirtualClock
 
 

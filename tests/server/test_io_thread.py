@@ -77,7 +77,7 @@ class Both:
             ClientProtocol("w", ids=[0, 1]),
             client,
             lambda n: framing(n, curve=curve),
-            lambda welcome: Prepared([Work()], "L"),
+            lambda loop, welcome: Prepared([Work()], "L"),
             greeting=connection_bytes(curve, "client"),
             inline=True,
         )

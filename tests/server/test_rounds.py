@@ -44,10 +44,9 @@ def run(
     }
     config = configuration.from_mapping(base | {"name": "run"} | changes, where="the test")
     with start.open_directory(config, out, resume) as (config, directory, _):
-        start.host_rounds(
+        start.run_in_process(
             config,
             directory,
-            bind=None,
             device="cpu",
             data=None,
             until=None,

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fednet.algorithms.base import Samples
-from fednet.config.sections import Config, EvaluateSection, TrainSection
+from fednet.config import Config, EvaluateSection, TrainSection
 from fednet.errors import ConfigError, StateError
 from fednet.tensors import Layout, Tensors
 from fednet.training.descent import optimizer

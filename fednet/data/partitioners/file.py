@@ -13,12 +13,6 @@ from fednet.errors import DataError
 from fednet.registry import partitioner
 
 
-class FileOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """path: a JSON file."""
-
-    path: str
-
-
 @partitioner("file")
 def file(clients: int, pool: np.ndarray, *, path: str) -> list[np.ndarray]:
     """Index lists from a JSON file, as `fednet partition --export` writes them. Option: path.
@@ -77,4 +71,3 @@ def _lists(path: str, which: str, clients: int) -> list[np.ndarray] | None:
 
 
 file.test = for_test  # type: ignore[attr-defined]
-file.Options = FileOptions  # type: ignore[attr-defined]

@@ -1,0 +1,102 @@
+"""How large the parts of the code are, and whether they keep to what was agreed.
+
+    python .ci/sizes.py            prints what is over a limit; status 1 where it was not before
+    python .ci/sizes.py --write    writes down what is over a limit now, where it has become less
+
+At most 15 files in a folder, 350 lines in a file, 60 lines in a function, 8 arguments where the
+docstring gives no reason for more ("arguments"). What was larger when the limits came stands in
+sizes.json with its size: it may become smaller, never larger, and nothing may be added.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BOOK = Path(__file__).with_name("sizes.json")
+LIMITS = {"folder": 15, "file": 350, "function": 60, "arguments": 8}
+UNITS = {"folder": "files", "file": "lines", "function": "lines", "arguments": "arguments"}
+FREE = {"fednet/algorithms", "fednet/data/datasets", "fednet/cli"}
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def sizes(root: Path = ROOT, package: str = "fednet") -> Iterator[tuple[str, str, int]]:
+    """(kind, name, size) of everything that has a limit."""
+    top = root / package
+    for folder in sorted({top, *(p.parent for p in top.rglob("*.py"))}):
+        name = folder.relative_to(root).as_posix()
+        if name not in FREE:
+            yield "folder", name, len([*folder.glob("*.py")])
+        for file in sorted(folder.glob("*.py")):
+            text = file.read_text(encoding="utf-8")
+            where = file.relative_to(root).as_posix()
+            yield "file", where, len(text.splitlines())
+            for path, node in _functions(ast.parse(text), where):
+                yield "function", path, (node.end_lineno or node.lineno) - node.lineno + 1
+                if "arguments" not in (ast.get_docstring(node) or "").lower():
+                    yield "arguments", path, _arguments(node)
+
+
+def _functions(
+    node: ast.AST, path: str
+) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (*FUNCTIONS, ast.ClassDef)):
+            here = f"{path}::{child.name}"
+            if isinstance(child, FUNCTIONS):
+                yield here, child
+            yield from _functions(child, here)
+        else:
+            yield from _functions(child, path)
+
+
+def _arguments(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    a = node.args
+    names = [x.arg for x in (*a.posonlyargs, *a.args, *a.kwonlyargs)]
+    return len([n for n in names if n not in ("self", "cls")])
+
+
+def over(found: Iterator[tuple[str, str, int]]) -> dict[str, dict[str, int]]:
+    """What is over its limit: kind -> name -> size. Of functions of one name in a file, the
+    largest.
+    """
+    large: dict[str, dict[str, int]] = {kind: {} for kind in LIMITS}
+    for kind, name, size in found:
+        if size > LIMITS[kind]:
+            large[kind][name] = max(size, large[kind].get(name, 0))
+    return large
+
+
+def grown(now: dict[str, dict[str, int]], before: dict[str, dict[str, int]]) -> list[str]:
+    """A sentence for each that is larger than it may be."""
+    return [
+        f"{name}: {size} {UNITS[kind]}, at most "
+        f"{max(LIMITS[kind], before.get(kind, {}).get(name, 0))}"
+        for kind, found in now.items()
+        for name, size in found.items()
+        if size > before.get(kind, {}).get(name, 0)
+    ]
+
+
+def main() -> int:
+    now = over(sizes())
+    before = json.loads(BOOK.read_text(encoding="utf-8")) if BOOK.exists() else now
+    wrong = grown(now, before)
+    if "--write" in sys.argv and not wrong:
+        BOOK.write_text(json.dumps(now, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    for kind, limit in LIMITS.items():
+        less = sum(now[kind].get(name, 0) < n for name, n in before.get(kind, {}).items())
+        print(
+            f"{kind}: {len(now[kind])} over {limit} {UNITS[kind]}; "
+            f"{less} of those written down are smaller now"
+        )
+    print("\n".join(wrong), end="\n" if wrong else "")
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

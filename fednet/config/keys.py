@@ -1,0 +1,109 @@
+"""Every configuration key, from the declarations of the sections: type, default, unit, what it
+does, and the module that reads it.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import msgspec
+
+from fednet.config.fit import describe
+from fednet.config.sections import Config
+
+# How the text of a key ends: its unit, and the module below fednet/ that reads it.
+_END = re.compile(r"\[([^\[\];]+); ([a-z0-9_/]+)\]$")
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key.
+
+    path: dotted, `IDS` and `[i]` where the configuration has any number. unit: "-" where it has
+    none. reader: a module below fednet/, without its suffix.
+    """
+
+    path: str
+    type: str
+    default: str
+    unit: str
+    about: str
+    reader: str
+
+
+def keys(prefix: str = "") -> list[Key]:
+    """The keys at and below a dotted prefix, in the order of the sections."""
+    found = _below(Config, "")
+    return [k for k in found if not prefix or k.path == prefix or k.path.startswith(f"{prefix}.")]
+
+
+def sections() -> dict[str, str]:
+    """What each section is about, by its path; "" is the whole."""
+    found = {"": _first(Config)}
+    for field in msgspec.structs.fields(Config):
+        if inner := _struct(field.type):
+            found[field.encode_name] = _first(inner)
+    return found
+
+
+def _below(kind: type[msgspec.Struct], path: str) -> list[Key]:
+    said = _texts(kind)
+    found: list[Key] = []
+    for field in msgspec.structs.fields(kind):
+        if field.name == "options":
+            continue
+        here = f"{path}.{field.encode_name}" if path else field.encode_name
+        inner = _struct(field.type)
+        if field.name in said:
+            end = _END.search(said[field.name])
+            if end is None:
+                raise ValueError(f"{here}: its text does not end with [unit; reader].")
+            about = said[field.name][: end.start()].strip()
+            default = "(needed)" if field.required else _shown(field)
+            found.append(Key(here, describe(field.type), default, end[1], about, end[2]))
+        elif inner is None:
+            raise ValueError(f"{here}: has no text.")
+        if inner is not None:
+            many = {"schedule": "[i]", "per_client": ".IDS"}.get(field.name, "")
+            found += _below(inner, here + many)
+    return found
+
+
+def _texts(kind: type) -> dict[str, str]:
+    """The string that stands below each field, in one line."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for line, below in zip(body.body, body.body[1:]):
+        if (
+            isinstance(line, ast.AnnAssign)
+            and isinstance(line.target, ast.Name)
+            and isinstance(below, ast.Expr)
+            and isinstance(below.value, ast.Constant)
+        ):
+            found[line.target.id] = " ".join(str(below.value.value).split())
+    return found
+
+
+def _struct(kind: Any) -> type[msgspec.Struct] | None:
+    """The section in a field's type, itself or as what a list or mapping holds."""
+    for found in (kind, *get_args(kind)):
+        if isinstance(found, type) and issubclass(found, msgspec.Struct):
+            return found
+    return None
+
+
+def _first(kind: type) -> str:
+    return " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split())
+
+
+def _shown(field: Any) -> str:
+    value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return "[]" if value == () else str(value) or '""'

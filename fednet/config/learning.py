@@ -1,0 +1,163 @@
+"""The sections about what is learned, from which data and how."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from fednet.config.types import AtLeast1, Below1, Count, NonNegative, Positive, Schedule, Section
+from fednet.options import call
+
+# Keys that say where the data come from, and nothing of what is computed.
+WHERE = ("data.root", "data.download")
+
+
+class AlgorithmSection(Section, frozen=True, kw_only=True):
+    """The method. Its hyper-parameters stand beside `name`: see `fednet list algorithms`."""
+
+    name: str = "fedavg"
+    """A registered algorithm. [-; experiment/build]"""
+    options: dict[str, Any] = {}
+
+
+class ModelSection(Section, frozen=True, kw_only=True):
+    """The model. Its options stand beside `name`: see `fednet list models`."""
+
+    name: str = "lenet5"
+    """A registered model. [-; models/__init__]"""
+    buffers: Literal["average", "local", "server"] = "average"
+    """What becomes of BatchNorm statistics: averaged with the model, each client's own, or the
+    server's, which no client changes. [-; wire/codec]"""
+    weights: str | None = None
+    """A .safetensors file that every site has, to start from; null: initialised by the seed.
+    [-; models/__init__]"""
+    trainable: str = "*"
+    """Patterns of parameter names, separated by commas; what they leave out is not trained and
+    never crosses. [-; training/scratch]"""
+    options: dict[str, Any] = {}
+
+
+class PartitionSection(Section, frozen=True, kw_only=True):
+    """Who holds what. The scheme's options stand beside `scheme`: see `fednet list partitions`."""
+
+    scheme: str = "dirichlet"
+    """A registered partitioner. [-; data/division]"""
+    seed: int | None = None
+    """Of every draw of the division, in place of the run's; null: the run's. [-; data/division]"""
+    options: dict[str, Any] = {}
+
+
+class PublicSection(Section, frozen=True, kw_only=True):
+    """Held out of the training pool for the server; one of the two."""
+
+    samples: Count = 0
+    """In all, the same number of each class. [samples; data/division]"""
+    fraction: Below1 = 0.0
+    """A share of the pool, in its class proportions. [share; data/division]"""
+
+
+class DataSection(Section, frozen=True, kw_only=True):
+    """The data. The dataset's options stand beside `dataset`: see `fednet list datasets`."""
+
+    dataset: str = "digits"
+    """A registered dataset; site: each client brings its own. [-; data/loading]"""
+    root: str | None = None
+    """Where the files lie; null: $FEDNET_DATA, else the user's cache. [-; data/loading]"""
+    download: bool = False
+    """Fetch what is missing, where the dataset can. [-; data/loading]"""
+    augment: Literal["none", "flip", "crop_flip"] = "none"
+    """What is done at random to images of a training batch. [-; data/augment]"""
+    partition: PartitionSection = PartitionSection()
+    validation: Below1 = 0.0
+    """Of the training pool, kept for choosing hyper-parameters. [share; data/division]"""
+    client_test: Literal["like_train", "merge_split", "none"] = "like_train"
+    """A client's own test split: the test set cut in its class proportions, or a part of its own
+    samples, or none. [-; data/division]"""
+    public: PublicSection = PublicSection()
+    baseline_pool: Literal["same", "full"] = "same"
+    """Whether methods without a public set train on the reduced pool too. [-; data/division]"""
+    options: dict[str, Any] = {}
+
+
+class TrainSection(Section, frozen=True, kw_only=True):
+    """Local training."""
+
+    epochs: AtLeast1 = 1
+    """Passes over the client's samples. [epochs; training/hosts]"""
+    steps: AtLeast1 | None = None
+    """SGD steps instead of epochs. [steps; training/hosts]"""
+    batch_size: AtLeast1 = 64
+    """Of each step. [samples; training/hosts]"""
+    last_batch: Literal["auto", "keep", "drop", "merge"] = "auto"
+    """What becomes of an epoch's last batch where it is smaller than the others: keep it; drop it,
+    as PFLlib does; merge it with the one before; auto: keep it, but where the model has BatchNorm
+    drop one of one or two samples, whose variance would spoil the running statistics. (A client
+    whose only batch it is trains on it all the same.) [-; training/hosts]"""
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    """Begun anew in every task; a method that assumes SGD refuses another.
+    [-; training/descent]"""
+    lr: Positive = 0.01
+    """The learning rate of the first round; see `schedule`. [-; config/learning]"""
+    momentum: Below1 = 0.0
+    """Of SGD. [-; training/hosts]"""
+    weight_decay: NonNegative = 0.0
+    """Added to the gradient, times the weights (adamw: decoupled). [-; training/hosts]"""
+    schedule: Schedule = "constant"
+    """How the learning rate goes on over the rounds. [-; config/learning]"""
+    clip_norm: Positive | None = None
+    """A gradient of a larger Euclidean norm is scaled down to it. [-; training/hosts]"""
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
+    """What the kernels compute in; bf16 and fp16 by autocast. [-; training/hosts]"""
+    memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
+    """How the kernels of convolutions lie in memory; auto: channels_last on a CPU, contiguous on a
+    GPU. [-; training/scratch]"""
+    threads: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
+    """Of torch, for each client. [threads; client/prepare]"""
+    pack: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    """So many clients of one process are trained as one, which many small models on a GPU gain by;
+    other bits than each by itself, the same each time. 1: each by itself.
+    [clients; client/packing]"""
+
+    def lr_at(self, round: int, rounds: int) -> float:
+        """The local learning rate of a round (from 1): constant; cosine: lr * (1 + cos(pi (t-1)/T))
+        / 2; exponential(g): lr * g^(t-1); step(k, g): lr * g^floor((t-1)/k).
+        """
+        name, given = call(self.schedule)
+        numbers = [float(x) for x in given]
+        if name == "cosine":
+            return self.lr * (1 + math.cos(math.pi * (round - 1) / rounds)) / 2
+        if name == "exponential":
+            return float(self.lr * numbers[0] ** (round - 1))
+        if name == "step":
+            return float(self.lr * numbers[1] ** ((round - 1) // int(numbers[0])))
+        return self.lr
+
+
+class EvaluateSection(Section, frozen=True, kw_only=True):
+    """Who is judged, on what, and how often."""
+
+    every: Count = 1
+    """0: never. [rounds; server/stopping]"""
+    global_: bool = msgspec.field(default=True, name="global")
+    """Judge the global model on the server's test set. [-; server/rounds]"""
+    clients: Literal["auto", "all", "none"] = "auto"
+    """Whose global and personal model is judged on its own test split; auto: participants within
+    their task, all at the end. [-; server/phases]"""
+    most: AtLeast1 | None = 1000
+    """Where there are more clients, an evaluation of all asks so many, drawn once from the seed;
+    null: all. [clients; experiment/judging]"""
+    finetune: bool = False
+    """Personal models are judged after `train.epochs` more local epochs too, at the end.
+    [-; client/workplace]"""
+    shared: Literal["latest", "last_seen"] = "latest"
+    """What a method that shares a part of the model is judged with beside each client's own part:
+    the newest shared part (FedRep's and LG-FedAvg's authors, PFLlib), or that of the client's own
+    last participation. [-; server/exports]"""
+    keep_local: Literal["auto", "always", "never"] = "auto"
+    """Whether each client keeps its last local model, whole, to be judged by; auto: of methods with
+    personal models, and of all methods where there are no more clients than `most`.
+    [-; experiment/judging]"""
+    batch_size: AtLeast1 = 512
+    """Of evaluation. [samples; training/hosts]"""

@@ -1,0 +1,110 @@
+"""A whole federation in this process: the server's rounds, and clients that do their work whenever
+the server waits. The same code as over sockets, and the same bytes on the books.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fednet import ids, loading
+from fednet.config import Config
+from fednet.experiment import placement
+from fednet.records import Summary
+from fednet.server.endpoint import Endpoint
+from fednet.server.process import host_rounds
+
+# Neither side hears the other while it works, and neither can be gone.
+SLOW_BEAT_S = 3600.0
+
+
+def run_in_process(
+    config: Config,
+    directory: Path,
+    *,
+    device: str,
+    data: Path | None,
+    until: float | None,
+    command: Sequence[str],
+    display: Any,
+    callback: Callable[[Any], None] | None = None,
+) -> Summary:
+    """The whole run; returns the summary. The arguments are those of `host_rounds`."""
+    end = endpoint(config, directory, device, data, display.note)
+    return host_rounds(
+        config,
+        directory,
+        end,
+        device=device,
+        data=data,
+        until=until,
+        command=command,
+        display=display,
+        callback=callback,
+    )
+
+
+def endpoint(
+    config: Config, directory: Path, device: str, data: Path | None, say: Callable[[str], None]
+) -> Endpoint:
+    """The server's end, with all clients behind it. Nothing is encrypted here, and the bytes are
+    counted as if it were.
+    """
+    from fednet.client.join import versions
+    from fednet.client.loop import ClientLoop
+    from fednet.client.policy import Policy
+    from fednet.client.prepare import preparer
+    from fednet.client.slots import Slots, card_of
+    from fednet.protocol.client import ClientProtocol
+    from fednet.protocol.rules import Rules
+    from fednet.transport.framing import connection_bytes, framing
+    from fednet.transport.inproc import Inproc
+
+    network = Inproc(config.seed)
+    transport, client_end = network.server(), network.client()
+    chosen = placement.place(device)[0]
+    curve = config.security.curve
+    worker = ClientProtocol(
+        "in-process",
+        ids=list(range(config.clients)),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        device=chosen,
+        versions=versions(),
+        files=loading.loaded(),
+    )
+    prepare = preparer(
+        policy=Policy.of_run(data),
+        asked=ids.parse(f"0-{config.clients - 1}"),
+        state=directory / "state",
+        devices=[chosen],
+        state_lost=False,
+        quiet=True,
+        say=say,
+    )
+    loop = ClientLoop(
+        worker,
+        client_end,
+        lambda n: framing(n, curve=curve),
+        prepare,
+        greeting=connection_bytes(curve, "client"),
+        inline=True,
+        faults=True,
+        slots=Slots([card_of(chosen)], 1),
+    )
+
+    def pump() -> bool:
+        moved = loop.step(0.0)
+        if loop.broken is not None:
+            raise loop.broken
+        return moved
+
+    def leave() -> None:
+        loop.step(0.0)
+        loop.close()
+
+    # Loading the data may take longer than any silence.
+    return Endpoint(transport, None, SLOW_BEAT_S, Rules(silent=None), pump, leave=leave)

@@ -1,0 +1,114 @@
+"""What a part takes from the configuration: the type of its options, and `name(numbers)` in one
+text.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+import typing
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fednet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fednet.registry import Registry
+
+_CALL = re.compile(r"\s*([a-z0-9][a-z0-9_-]*)\s*(?:\(([^()]*)\))?\s*")
+
+
+def options_of(part: Any, given: Collection[str] = ()) -> type[msgspec.Struct] | None:
+    """The type that a part's options are checked against: its attribute `Options`, else its
+    signature. None: it takes any (`**options`).
+
+    given: arguments that fednet fills in itself, which the configuration cannot give.
+    """
+    declared: type[msgspec.Struct] | None = getattr(part, "Options", None)
+    if declared is not None:
+        return declared
+    hints = hints_of(part)
+    fields: list[Any] = []
+    for name, p in inspect.signature(part).parameters.items():
+        if p.kind is p.VAR_KEYWORD:
+            return None
+        if name in given or p.kind not in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD):
+            continue
+        hint = hints.get(name, Any)
+        fields.append((name, hint) if p.default is p.empty else (name, hint, _default(p.default)))
+    return msgspec.defstruct(
+        f"{getattr(part, '__name__', 'Part')}Options",
+        fields,
+        kw_only=True,
+        frozen=True,
+        forbid_unknown_fields=True,
+    )
+
+
+def hints_of(part: Any) -> dict[str, Any]:
+    """The annotations of a function's or a class's arguments, as far as msgspec knows them."""
+    target = vars(part).get("__init__", part) if isinstance(part, type) else part
+    try:
+        hints = typing.get_type_hints(target, include_extras=True)
+    except (NameError, TypeError):
+        # An annotation of the user's that cannot be resolved says nothing.
+        return {}
+    return {name: hint for name, hint in hints.items() if _checkable(hint)}
+
+
+def _checkable(hint: Any) -> bool:
+    try:
+        msgspec.convert(None, hint)
+    except msgspec.ValidationError:
+        return True
+    except TypeError:
+        return False
+    return True
+
+
+def _default(value: Any) -> Any:
+    return (
+        msgspec.field(default_factory=lambda: value)
+        if isinstance(value, (list, dict, set))
+        else value
+    )
+
+
+def call(text: Any) -> tuple[str, tuple[int | float, ...]]:
+    """`topk(0.01)` as ("topk", (0.01,)). Raises ConfigError for anything but a name with
+    numbers.
+    """
+    found = _CALL.fullmatch(text) if isinstance(text, str) else None
+    if found is None:
+        raise ConfigError(
+            f"{text!r}: expected a name, its numbers in parentheses, such as fp16 or topk(0.01)."
+        )
+    return found[1], tuple(_number(a, text) for a in (found[2] or "").split(",") if a.strip())
+
+
+def _number(part: str, text: str) -> int | float:
+    try:
+        value = float(part)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ConfigError(f"{text!r}: {part.strip()!r} is not a number.")
+    return int(value) if value.is_integer() else value
+
+
+def instance(parts: Registry, text: Any) -> Any:
+    """What the part that `text` names makes of the numbers in it. Raises ConfigError for an unknown
+    name, or numbers that it does not take.
+    """
+    name, numbers = call(text)
+    part: Callable[..., Any] = parts.get(name)
+    takes = inspect.signature(part)
+    try:
+        takes.bind(*numbers)
+    except TypeError:
+        wanted = f"({', '.join(takes.parameters)})" if takes.parameters else ""
+        raise ConfigError(f"{parts.kind} {text!r}: expected {name}{wanted}.") from None
+    return part(*numbers)

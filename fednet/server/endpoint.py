@@ -1,0 +1,91 @@
+"""The server's end of the network, as its process uses it: over ZeroMQ by `listening`; to clients
+of the same process by `launch.in_process`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fednet.config import Config
+from fednet.files import write_record
+from fednet.server.admission import beat_seconds, check_bind, keyring_of
+
+if TYPE_CHECKING:
+    from fednet.protocol.rules import Rules
+    from fednet.server.io_thread import Events
+    from fednet.transport.zeromq.router import ZmqServer
+
+
+def nothing() -> None:
+    """What an endpoint of sockets does at the end beside closing them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """transport: a server's (see `transport.base`), closed by whoever uses this. beat_s: how often
+    a worker is to be heard of. rules: until the first phase opens; None: the protocol's own. pump:
+    does the work of clients in this process; None: they have processes of their own. announce:
+    called with the server's events and its incarnation, once there is a place to record them.
+    leave: called at the end, after the last message has gone out.
+    """
+
+    transport: Any
+    keyring: Any
+    beat_s: float
+    rules: Rules | None = None
+    pump: Callable[[], bool] | None = None
+    announce: Callable[[Events, int], None] = lambda events, incarnation: None
+    leave: Callable[[], None] = nothing
+
+
+def listen(config: Config, bind: str, keys: Path | None, insecure: bool) -> ZmqServer:
+    """Binds the server's address, before anything of the run is changed. Raises ConfigError where
+    that cannot be.
+    """
+    from fednet.transport.kernel import descriptor_limit
+    from fednet.transport.zeromq.router import ZmqServer
+
+    descriptor_limit(raised=True)
+    keyring = keyring_of(config, keys)
+    check_bind(bind, config.security.curve, insecure)
+    return ZmqServer(bind, keyring=keyring)
+
+
+def listening(
+    config: Config,
+    directory: Path,
+    transport: ZmqServer,
+    note: Callable[[str], None] | None = None,
+) -> Endpoint:
+    """The endpoint of a bound address, which server.json says to whoever follows the run. note:
+    gets a sentence on how clients join, where nobody else starts them.
+    """
+    keyring = transport.keyring
+
+    def announce(events: Events, incarnation: int) -> None:
+        transport.on_refused = lambda reason, address: events.tell(
+            "refused", {"what": "connection", "reason": reason, "address": address}
+        )
+        write_record(
+            directory / "server.json",
+            {
+                "address": transport.address,
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "public_key": keyring.pair.public if keyring is not None else None,
+                "incarnation": incarnation,
+            },
+            mode=0o600,
+        )
+        if note is not None:
+            note(
+                f"{config.name}: listening at {transport.address}; clients join by: fednet-client "
+                f"--id K --server {transport.address}"
+            )
+
+    return Endpoint(transport, keyring, beat_seconds(config), announce=announce)

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+import fednet
+from fednet.cli.main import main
+from fednet.config.keys import Key, keys
+
+PACKAGE = Path(fednet.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def pages():
+    file = PACKAGE.parent / "docs" / "pages.py"
+    spec = importlib.util.spec_from_file_location("pages", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_no_page_that_follows_from_the_code_is_out_of_date(pages):
+    assert pages.stale() == [], "run python docs/pages.py"
+
+
+def test_a_page_that_was_edited_by_hand_is_noticed(pages, tmp_path, monkeypatch):
+    monkeypatch.setattr(pages, "HERE", tmp_path)
+    assert pages.stale() == list(pages.PAGES)
+
+
+def test_every_key_has_its_type_default_unit_and_text():
+    found = {k.path: k for k in keys()}
+    assert len(found) > 80
+    assert found["round.lost.silent"] == Key(
+        "round.lost.silent",
+        "a float > 0 or null",
+        "10.0",
+        "s",
+        "How long its heartbeat may be silent; null: for ever.",
+        "server/phases",
+    )
+    assert {"link.per_client.IDS.up_mbps", "faults.schedule[i].round", "evaluate.global"} <= {
+        *found
+    }
+
+
+@pytest.mark.parametrize("key", keys(), ids=lambda k: k.path)
+def test_the_module_that_is_said_to_read_a_key_names_it(key):
+    name = key.path.rpartition(".")[2]
+    text = (PACKAGE / f"{key.reader}.py").read_text(encoding="utf-8")
+    name = {"global": "global_"}.get(name, name)
+    assert re.search(rf'\.{name}\b|"{name}"', text), f"{key.reader} has no .{name}"
+
+
+def test_list_keys_shows_a_section_a_key_and_the_nearest(capsys):
+    assert main(["list", "keys", "train.lr"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("train.lr: a float > 0; default 0.01; read by config/learning\n")
+    assert main(["list", "keys", "round"]) == 0
+    assert "round.lost.closed" in capsys.readouterr().out
+    assert main(["list", "keys", "trian"]) == 2
+    assert "Did you mean 'train'?" in capsys.readouterr().err

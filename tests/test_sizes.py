@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def check():
+    spec = importlib.util.spec_from_file_location("sizes", ROOT / ".ci" / "sizes.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_nothing_has_grown_over_its_limit(check):
+    before = json.loads(check.BOOK.read_text(encoding="utf-8"))
+    assert check.grown(check.over(check.sizes()), before) == []
+
+
+def test_a_long_file_a_long_function_and_many_arguments_are_noticed(check, tmp_path):
+    (tmp_path / "p").mkdir()
+    names = ", ".join("abcdefghi")
+    body = "\n".join(["    pass"] * 60)
+    (tmp_path / "p" / "one.py").write_text(f"def long({names}):\n{body}\n" + "\n" * 300)
+    (tmp_path / "p" / "two.py").write_text(f'def said({names}):\n    """Nine arguments."""\n')
+    found = check.over(check.sizes(tmp_path, "p"))
+    assert found == {
+        "folder": {},
+        "file": {"p/one.py": 361},
+        "function": {"p/one.py::long": 61},
+        "arguments": {"p/one.py::long": 9},
+    }
+    assert check.grown(found, {"function": {"p/one.py::long": 61}}) == [
+        "p/one.py: 361 lines, at most 350",
+        "p/one.py::long: 9 arguments, at most 8",
+    ]
