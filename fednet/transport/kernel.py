@@ -19,6 +19,9 @@ try:
 except ImportError:  # Windows, where sockets are no descriptors
     resource = None  # type: ignore[assignment]
 
+SILENT_S = 60
+"""For how long a peer that says nothing is kept waiting by the kernel alone."""
+
 MOST_DESCRIPTORS = 1 << 20
 """Some systems allow a thousand times as many, and programs that are started then try them all."""
 
@@ -55,6 +58,21 @@ def open_descriptors() -> int:
         with contextlib.suppress(OSError):
             return len(list(Path(folder).iterdir()))
     return 0
+
+
+def await_words(listening: int) -> None:
+    """A connection to the socket with that descriptor is one only once its peer has said something,
+    as every peer of ours does at once: who says nothing takes no descriptor, for so long.
+    """
+    if not hasattr(socket, "TCP_DEFER_ACCEPT"):  # Linux has it
+        return
+    borrowed = socket.socket(fileno=listening)
+    try:
+        borrowed.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, SILENT_S)
+    except OSError:
+        pass  # ipc://, whose peers are of this machine
+    finally:
+        borrowed.detach()
 
 
 class Tap:

@@ -16,6 +16,7 @@ THOUSAND = ("sh", "-c", 'ulimit -n 1024 && exec "$0" "$@"')
 PATIENT = "round={lost: {closed: 100, silent: 100}}"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors")
 def test_idle_connections_leave_a_server_the_descriptors_of_its_files(tmp_path):
     keys.lab(tmp_path / "keys", 4)
@@ -28,10 +29,12 @@ def test_idle_connections_leave_a_server_the_descriptors_of_its_files(tmp_path):
         until(lambda: len(lines(rounds)) >= 3, "rounds in peace", server, first)
         host, port = join.read_server(tmp_path / "run")[0].removeprefix("tcp://").split(":")
         try:
-            for _ in range(1500):  # as fast as they go
+            for n in range(1500):  # as fast as they go
                 crowd.append(socket.socket())
                 crowd[-1].settimeout(5)
                 crowd[-1].connect((host, int(port)))
+                if n < 600:
+                    crowd[-1].sendall(b"\xff")  # and no more of a handshake
             first.kill()
             first.wait()
             before = len(lines(rounds))
@@ -47,5 +50,3 @@ def test_idle_connections_leave_a_server_the_descriptors_of_its_files(tmp_path):
                 one.close()
         server.send_signal(signal.SIGTERM)
         assert server.wait(60) == 4, server.said()
-    reasons = [e["reason"] for e in lines(tmp_path / "run" / "events.jsonl") if "reason" in e]
-    assert any("connections" in reason for reason in reasons), reasons

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import resource
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -258,6 +259,7 @@ def test_connections_beyond_the_limit_are_hung_up_and_counted():
         client, conn = joined(pair)
         pair.server.vouch(conn)
         with raw(pair.server.address) as stranger:
+            stranger.sendall(b"\xff")
             pump(pair.server, client, until=lambda seen: pair.server.refusals["connections"])
             while stranger.recv(64):  # greeting, then the end
                 pass
@@ -271,6 +273,8 @@ def test_those_who_take_part_are_kept_and_of_the_others_the_oldest_go_first():
         pair.server.vouch(conn)
         spoke, guest = joined(pair)  # and takes no part
         first, second = (stack.enter_context(raw(pair.server.address)) for _ in range(2))
+        for one in (first, second):
+            one.sendall(b"\xff")
         pump(pair.server, until=lambda seen: pair.server.refusals["connections"])
         assert hung_up(first)
         assert not hung_up(second)
@@ -308,12 +312,27 @@ def test_strangers_take_one_descriptor_each_and_what_is_left_is_for_files(tmp_pa
         host, port = pair.server.address.removeprefix("tcp://").split(":")
         for one in crowd:
             one.connect((host, int(port)))
+            one.sendall(b"\xff")
             pair.server.poll(0)
         for _ in range(50):
             (tmp_path / "file").open("a").close()
             pair.server.poll(0.002)
         assert pair.server.refusals["connections"] + pair.server.refusals["stranger"] > 0
         assert open_descriptors() - own <= pair.server._connections.room
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel for what Linux alone has")
+def test_peers_that_say_nothing_take_no_descriptor(pair):
+    client, _conn = joined(pair)
+    before = open_descriptors()
+    with ExitStack() as stack:
+        crowd = [stack.enter_context(raw(pair.server.address)) for _ in range(50)]
+        late, _ = joined(pair)
+        # what these two took: a socket each here, the newest client's two ends and a second handle
+        assert open_descriptors() - before < len(crowd) + 20
+        crowd[0].sendall(greeting())
+        pump(pair.server, client, late, until=lambda seen: len(pair.server._connections.links) == 3)
+        assert crowd[0].recv(64)
 
 
 def test_what_is_kept_of_connections_that_ended_is_bounded(monkeypatch):

@@ -17,6 +17,7 @@ import zmq
 from fednet.errors import ConfigError
 from fednet.transport.base import MAX_FRAMES, Closed, Event, Frames, Opened, Received
 from fednet.transport.framing import framing
+from fednet.transport.kernel import await_words
 from fednet.transport.keys import Keyring
 from fednet.transport.zeromq.access import Access
 from fednet.transport.zeromq.connections import Connections, Link
@@ -114,6 +115,7 @@ class ZmqServer:
             max_unfinished_bytes,
         )
         self._closed = False
+        self._read_monitor()
 
     def poll(self, timeout_s: float | None) -> list[Event]:
         return polled(timeout_s, self._ready, self._pump, self._waker)
@@ -263,7 +265,9 @@ class ZmqServer:
     def _read_monitor(self) -> None:
         fresh = []
         for event, value in monitor_events(self._monitor):
-            if event == zmq.EVENT_ACCEPTED:
+            if event == zmq.EVENT_LISTENING:
+                await_words(value)
+            elif event == zmq.EVENT_ACCEPTED:
                 fresh.append(self._connections.accepted(value))
             elif event == zmq.EVENT_DISCONNECTED:
                 self._connections.disconnected(value)
