@@ -8,9 +8,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import grimp
+
 from fednet.config import keys as declared
 
 HERE = Path(__file__).parent
+BEGIN, END = "<!-- the picture: python docs/pages.py -->", "<!-- end of the picture -->"
 
 
 def configuration() -> str:
@@ -40,16 +43,64 @@ def configuration() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES: dict[str, Callable[[], str]] = {"configuration.md": configuration}
+def imports() -> dict[str, set[str]]:
+    """Which folder or file below fednet/ imports which; what only type checkers see is left out."""
+    graph = grimp.build_graph("fednet", exclude_type_checking_imports=True)
+    found: dict[str, set[str]] = {}
+    for module in graph.modules:
+        here = (module.split(".") + [""])[1]
+        for other in graph.find_modules_directly_imported_by(module):
+            there = (other.split(".") + [""])[1]
+            if here and there and here != there:
+                found.setdefault(here, set()).add(there)
+                found.setdefault(there, set())
+    return found
+
+
+def reduced(graph: dict[str, set[str]]) -> list[tuple[str, str]]:
+    """The edges that do not follow from others."""
+
+    def reach(start: str) -> set[str]:
+        seen: set[str] = set()
+        todo = [start]
+        while todo:
+            for other in graph[todo.pop()] - seen:
+                seen.add(other)
+                todo.append(other)
+        return seen
+
+    below = {name: reach(name) for name in graph}
+    return sorted(
+        (a, b)
+        for a, others in graph.items()
+        for b in others
+        if not any(b in below[c] for c in others if c != b)
+    )
+
+
+def architecture() -> str:
+    """docs/architecture.md with its picture drawn anew; the rest of it is written by hand."""
+    text = (HERE / "architecture.md").read_text(encoding="utf-8")
+    head, _, rest = text.partition(BEGIN)
+    picture = ["", "```mermaid", "flowchart TD"]
+    picture += [f"    {a} --> {b}" for a, b in reduced(imports())]
+    return "\n".join([head + BEGIN, *picture, "```", END + rest.partition(END)[2]])
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "architecture.md": architecture,
+    "configuration.md": configuration,
+}
 
 
 def stale() -> list[str]:
     """The pages whose file is not what the code says now."""
-    return [
-        name
-        for name, made in PAGES.items()
-        if not (HERE / name).exists() or (HERE / name).read_text(encoding="utf-8") != made()
-    ]
+    found = []
+    for name, made in PAGES.items():
+        file = HERE / name
+        if not file.exists() or file.read_text(encoding="utf-8") != made():
+            found.append(name)
+    return found
 
 
 def main() -> int:

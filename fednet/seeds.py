@@ -1,8 +1,8 @@
 """Every random draw of a run, from one seed.
 
 `rng(seed, purpose, round, client)` gives an independent stream for each purpose, round and client
-(rule 1 of bit-identity). No algorithm can consume from another's stream, so two methods on one seed
-see the same clients and the same batches. Nothing seeds globally.
+(see "Bits" in docs/architecture.md). No algorithm can consume from another's stream, so two methods
+on one seed see the same clients and the same batches. Nothing seeds globally.
 """
 
 from __future__ import annotations

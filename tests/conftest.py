@@ -1,4 +1,5 @@
-"""For all tests: one thread a process, also in the processes that tests start.
+"""For all tests: one thread a process, also in the processes that tests start; and which of them
+`python -m pytest` leaves to a second command.
 
 Several test processes with several threads each wait for one another in turns on a machine with few
 cores.
@@ -7,5 +8,24 @@ cores.
 from __future__ import annotations
 
 import os
+from pathlib import Path
+
+import pytest
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch
+
+# Every test below these starts processes that are killed, cut off or compared bit by bit.
+LONG = ("chaos", "parity")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what is marked `long` where nobody asked for it: by a folder or file, or by -m."""
+    for item in items:
+        if item.path.relative_to(Path(__file__).parent).parts[0] in LONG:
+            item.add_marker(pytest.mark.long)
+    if config.args != config.getini("testpaths") or config.option.markexpr != "not slow":
+        return
+    left = [item for item in items if item.get_closest_marker("long") is not None]
+    items[:] = [item for item in items if item.get_closest_marker("long") is None]
+    config.hook.pytest_deselected(items=left)

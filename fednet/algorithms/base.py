@@ -160,7 +160,7 @@ class ClientHost(Protocol):
         more: Samples | None = None,
         stream: str = "order",
     ) -> Trained:
-        """LT(w, loss, E, B) of the sheets: a new SGD, E epochs over the shuffled local set from
+        """Local training LT(w, loss, E, B): a new SGD, E epochs over the shuffled local set from
         `x`.
 
         epochs, steps: passes over the set, or SGD steps, at most one of them; default: the run's.

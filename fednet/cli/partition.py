@@ -11,7 +11,7 @@ from fednet.cli.common import configured, everywhere, table
 
 def add(parser: argparse.ArgumentParser) -> None:
     everywhere(parser, config=True)
-    # --out is a picture here, as the manual has it; the runs' directory has no meaning for this ver
+    # --out is a picture here; the runs' directory has no meaning for this ver
     for action in parser._actions:
         if action.dest == "out":
             action.default, action.metavar, action.help = (

@@ -150,7 +150,9 @@ def overrides(sets: Sequence[str] | Mapping[str, Any]) -> Node:
 
 # -- back ------------------------------------------------------------------------------------------
 def to_mapping(config: Config) -> dict[str, Any]:
-    """The whole configuration as plain values under the manual's names, every default filled in."""
+    """The whole configuration as plain values under the names of the file's keys, every default
+    filled in.
+    """
     return _plain(config)
 
 

@@ -1,4 +1,4 @@
-"""Each client's own test samples (algorithms.md 6.4)."""
+"""Each client's own test samples."""
 
 from __future__ import annotations
 

@@ -73,8 +73,8 @@ def caption(name: str) -> str:
 
 
 def base(name: str) -> dict[str, Any]:
-    """The configuration that all cells of a table start from, as a mapping under the manual's
-    keys.
+    """The configuration that all cells of a table start from, as a mapping
+    under the configuration's keys.
     """
     paper, table = _split(name)
     return _extended(folder() / paper / f"{table}.yaml")

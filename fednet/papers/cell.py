@@ -22,7 +22,7 @@ CHOOSERS = ("name", "dataset", "scheme")  # of a mapping: another part's options
 class Cell:
     """One run behind a table.
 
-    config: its whole configuration, in the manual's keys, for `fednet.config.from_mapping`.
+    config: its whole configuration, in the configuration's keys, for `fednet.config.from_mapping`.
     figures: by measure, what the paper prints (accuracies in percent), None where it prints none;
     the first is the one the table is about. grids: dotted key -> the values that the paper
     searched, or that stand for an unstated one. versus: the cell's method is measured against this

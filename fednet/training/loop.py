@@ -1,5 +1,5 @@
-"""The one loop of stochastic gradient descent, with hooks: LT(w, loss, E, B) of the methods'
-sheets.
+"""The one loop of stochastic gradient descent, with hooks: LT(w, loss, E, B)
+of the methods' pseudo-code.
 
 Nothing in it waits for the device before the end of the training: the loss is summed where it is
 computed.

@@ -1,8 +1,8 @@
 """A module whose tensors lie in flat buffers: loading a model, or reading it back, is one copy a
 role.
 
-A site's model is scratch (rule 4 of bit-identity): every task overwrites all of it, so that nothing
-of one logical client reaches the next one that the same process hosts.
+A site's model is scratch (see "Bits" in docs/architecture.md): every task overwrites all of it, so
+that nothing of one logical client reaches the next one that the same process hosts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Condensation by gradient matching (sheet 3). Reduced setting throughout: K = 20, real batches of
+"""Condensation by gradient matching. Reduced setting throughout: K = 20, real batches of
 32, or less.
 """
 

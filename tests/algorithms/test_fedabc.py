@@ -1,4 +1,4 @@
-"""FedABC (sheet 2)."""
+"""FedABC."""
 
 from __future__ import annotations
 

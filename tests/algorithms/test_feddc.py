@@ -1,4 +1,4 @@
-"""FedDC and FedDC+ (sheet 3). Reduced setting: K = 3, real batches of 8."""
+"""FedDC and FedDC+. Reduced setting: K = 3, real batches of 8."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedPDC (sheet 1)."""
+"""FedPDC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedRDS (sheet 5)."""
+"""FedRDS."""
 
 from __future__ import annotations
 

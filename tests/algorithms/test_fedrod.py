@@ -1,4 +1,4 @@
-"""FedRoD in linear mode (sheet 7.12)."""
+"""FedRoD in linear mode."""
 
 from __future__ import annotations
 

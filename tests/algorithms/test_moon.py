@@ -1,4 +1,4 @@
-"""MOON (sheet 7.5)."""
+"""MOON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LG-FedAvg, FedPer and FedRep (sheets 7.6 and 7.7)."""
+"""LG-FedAvg, FedPer and FedRep."""
 
 from __future__ import annotations
 

@@ -28,6 +28,7 @@ def test_algorithms_show_their_cost_and_what_each_side_keeps(capsys):
     assert "c_i" in line
 
 
+@pytest.mark.long
 def test_cost_in_mb_is_that_of_the_declared_payloads(capsys):
     assert (
         main(
@@ -47,7 +48,7 @@ def test_cost_in_mb_is_that_of_the_declared_payloads(capsys):
         for line in capsys.readouterr().out.splitlines()
         if line.strip()
     }
-    # lenet5 on 10 classes: 248,024 bytes of weights (algorithms.md 0.4); up, 24 bytes of n_i, K_i
+    # lenet5 on 10 classes: 248,024 bytes of weights; up, 24 bytes of n_i, K_i
     # and loss beside them.
     assert lines["fedavg"][2:4] == ["0.248", "0.248"]
     assert lines["scaffold"][2:4] == ["0.496", "0.496"]

@@ -11,6 +11,7 @@ from fednet.cli.main import main
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("what", "probe"),
     [

@@ -17,6 +17,8 @@ import pytest
 from fednet.cli.main import main
 from tests.processes import lines, processes, small, until
 
+pytestmark = pytest.mark.long
+
 CLIENTS = 3
 
 

@@ -16,6 +16,8 @@ from fednet.errors import ConfigError
 from fednet.training import packed
 from tests import rooms
 
+pytestmark = pytest.mark.long
+
 RUN = {
     "clients": 5,
     "rounds": 2,

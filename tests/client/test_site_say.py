@@ -4,10 +4,14 @@ processes.
 
 from __future__ import annotations
 
+import pytest
+
 from fednet.client.prepare import explanation
 from fednet.config import from_mapping
 from fednet.experiment.build import build
 from tests.processes import lines, processes
+
+pytestmark = pytest.mark.long
 
 
 def test_a_site_is_told_what_would_leave_it_and_refuses_kinds_it_does_not_allow(tmp_path):

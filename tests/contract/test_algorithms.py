@@ -175,6 +175,7 @@ def test_the_stated_cost_is_what_crosses(name):
             assert crossed >= w
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("model", [BATCH_NORM, GROUP_NORM], ids=["batch_norm", "group_norm"])
 def test_works_with_normalisation(name, model):

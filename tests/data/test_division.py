@@ -1,6 +1,4 @@
-"""The division of a dataset: disjoint, complete, deterministic, and exact in its counts
-(algorithms.md 6.2-6.4).
-"""
+"""The division of a dataset: disjoint, complete, deterministic, and exact in its counts."""
 
 from __future__ import annotations
 

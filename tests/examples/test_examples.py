@@ -12,6 +12,8 @@ from fednet import loading, registry
 from fednet.cli.main import main
 from tests.algorithms.harness import Desk, serve, vector
 
+pytestmark = pytest.mark.long
+
 EXAMPLES = Path(__file__).parents[2] / "configs" / "examples"
 
 

@@ -95,12 +95,14 @@ def test_a_client_adds_noise_to_what_it_sends_only_where_the_configuration_says_
     assert torch.allclose(at_client.x.vector.double(), expected)
 
 
+@pytest.mark.long
 def test_a_bound_that_no_update_reaches_and_no_noise_change_nothing(tmp_path):
     plain, private = run(tmp_path, "plain"), run(tmp_path, "private", privacy={"clip": 1e6})
     assert plain.summary["model_sha256"] == private.summary["model_sha256"]
     assert private.summary["privacy"]["epsilon"] is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["server", "client"])
 def test_a_private_run_says_what_it_spent(tmp_path, where):
     pytest.importorskip("dp_accounting")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 import fednet
 
 
+@pytest.mark.long
 def test_a_task_longer_than_the_heartbeats_patience_loses_nobody(tmp_path):
     # Any task is longer.
     section = {

@@ -13,6 +13,8 @@ from fednet.cli.server import main as server_main
 from fednet.transport.keys import load
 from tests.processes import lines, processes, small, until
 
+pytestmark = pytest.mark.long
+
 CURVE = ("security.curve=true",)
 
 

@@ -16,6 +16,8 @@ from fednet.papers import forecast, record, reproduction, search
 from fednet.papers import job as jobs
 from fednet.sweep import claims, pool
 
+pytestmark = pytest.mark.long
+
 DIGITS = ["--set", "data.dataset=digits", "--set", "rounds=2", "--device", "cpu"]
 
 

@@ -127,6 +127,7 @@ def test_a_run_that_has_only_begun_has_a_page(tmp_path):
     finish(path)
 
 
+@pytest.mark.long
 def test_a_long_run_of_many_clients_stays_a_page(tmp_path):
     path = write(
         tmp_path / "a",
