@@ -169,3 +169,14 @@ def test_the_summary_has_the_metrics_of_the_files_to_the_last_byte(tmp_path):
     assert {k: found.summary[k] for k in whole} == json.loads(json.dumps(whole))
     assert metrics.summary(found) is found.summary  # what reads it computes nothing again
     assert found.summary.provenance["fednet"]
+
+
+def test_a_summary_that_was_not_written_any_more_is_written_on_resume(tmp_path):
+    path = run(tmp_path)
+    before = open_run(path).summary
+    (path / "summary.json").unlink()
+    run(tmp_path, resume=True)
+    after = open_run(path).summary
+    assert after.accuracy == before.accuracy
+    assert after.model_sha256 == before.model_sha256
+    assert after["bytes"]["total"] == sum(w.bytes for w in open_run(path).wire)

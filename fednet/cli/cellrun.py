@@ -59,8 +59,10 @@ def _run(args: argparse.Namespace, words: list[str]) -> int:
 
 def _records(directory: Path) -> int | None:
     """Rounds that a run has on record; None where it was not begun."""
+    if not directory.exists():
+        return None
     path = directory / "rounds.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0 if directory.exists() else None
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 if __name__ == "__main__":

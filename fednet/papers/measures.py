@@ -99,9 +99,10 @@ def emd(run: Run) -> float | None:
 
 
 def _standing(run: Run) -> float | None:
-    own = metrics.personal(run)
+    if own := metrics.personal(run):
+        return percent(own["pfl"])
     top = metrics.best(metrics.curve(run))
-    return percent(own["pfl"] if own else top[0] if top else None)
+    return percent(top[0]) if top else None
 
 
 def percent(value: float | None) -> float | None:

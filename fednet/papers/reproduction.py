@@ -362,9 +362,9 @@ def told(rows: Sequence[Mapping[str, Any]], key: str, measure: str) -> str:
 
 
 def _text(value: float | None, digits: int = 2) -> str:
-    return (
-        "" if value is None else f"{value:.{digits}f}" if isinstance(value, float) else str(value)
-    )
+    if value is None:
+        return ""
+    return f"{value:.{digits}f}" if isinstance(value, float) else str(value)
 
 
 def standing(runs: Sequence[Mapping[str, Any]]) -> float | None:

@@ -74,22 +74,20 @@ def curve(
         ("label", "seeds", "round", x, "mean", "low95", "high95"),
         rows,
         draw,
-        hover={
-            "kind": "lines",
-            "xl": across,
-            "s": [
-                {
-                    "i": s.place,
-                    "l": s.label,
-                    "t": s.round,
-                    "x": marks.digits(s.x),
-                    "m": marks.digits(s.mean),
-                    "h": marks.digits([b - m for b, m in zip(s.high, s.mean)]) if s.n > 1 else None,
-                }
-                for s in series
-            ],
-        },
+        hover={"kind": "lines", "xl": across, "s": [_asked(s) for s in series]},
     )
+
+
+def _asked(s: Series) -> dict[str, Any]:
+    """What a pointer may ask of a line."""
+    return {
+        "i": s.place,
+        "l": s.label,
+        "t": s.round,
+        "x": marks.digits(s.x),
+        "m": marks.digits(s.mean),
+        "h": marks.digits([b - m for b, m in zip(s.high, s.mean)]) if s.n > 1 else None,
+    }
 
 
 def _within(series: Sequence[Series], share: bool) -> tuple[float, float]:

@@ -118,7 +118,9 @@ def text(status: Status, now: float) -> str:
 
 
 def _row(w: Waiting, status: Status, now: float) -> tuple[str, ...]:
-    step = "-" if w.step is None else f"{w.step} of {w.steps}" if w.steps else str(w.step)
+    step = "-" if w.step is None else str(w.step)
+    if w.step is not None and w.steps:
+        step = f"{w.step} of {w.steps}"
     since = "-" if w.since is None else _span(now - w.since)
     if w.deadline_s is None:
         deadline = "none: waits while it lives"
