@@ -8,7 +8,7 @@ from typing import Any
 
 from fednet import papers
 from fednet.files import write_aside
-from fednet.papers import measures, reproduction
+from fednet.papers import measures, rendering, reproduction
 from fednet.papers.job import Job
 from fednet.papers.mini import MINI, SAID
 from fednet.report import costs, metrics, overlay, page
@@ -84,9 +84,7 @@ def publish(job: Job, out: Path) -> list[Path]:
     reproduction.merge(points, curves, reproduction.CURVE)
     whole = reproduction.read_csv(table)
     written = [table, points, out / f"{job.stem}.txt", out / f"{job.stem}.md"]
-    for path, text in zip(
-        written[2:], (reproduction.as_text(whole) + "\n", reproduction.as_md(whole))
-    ):
+    for path, text in zip(written[2:], (rendering.as_text(whole) + "\n", rendering.as_md(whole))):
         write_aside(path, text)
     curves = reproduction.read_csv(points)
     said = MINI if job.scale == "mini" else ""

@@ -24,7 +24,7 @@ import yaml
 
 from fednet import papers
 from fednet.files import write_aside
-from fednet.papers import reproduction, settled, sweeps
+from fednet.papers import ranking, rendering, reproduction, settled, sweeps
 from fednet.papers.job import Job
 from fednet.papers.mini import MINI, SAID
 from fednet.report import overlay
@@ -184,11 +184,7 @@ def _overview(books: Path) -> list[str]:
             )
             for rows in (full, small)
         ]
-        found = [
-            o
-            for methods in reproduction.grouped(full).values()
-            if (o := reproduction.order(methods))
-        ]
+        found = [o for methods in ranking.grouped(full).values() if (o := ranking.order(methods))]
         pairs = f"{sum(o[0] for o in found)} of {sum(o[1] for o in found)}" if found else ""
         lines.append(f"| {name} | {len(cells)} | {counts[0] or ''} | {counts[1] or ''} | {pairs} |")
     return lines
@@ -215,7 +211,7 @@ def _table(name: str, books: Path) -> list[str]:
                 f"other at this size, and nothing with the paper.",
                 "",
             ]
-        parts += [reproduction.as_md(rows, scale_said=True).rstrip(), *_others(rows)]
+        parts += [rendering.as_md(rows, scale_said=True).rstrip(), *_others(rows)]
         stem = f"{paper}-{table}" + ("-mini" if scale == "mini" else "")
         curves = books / f"{stem}-curves.csv"
         if curves.exists():
@@ -256,7 +252,7 @@ def _others(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         *(text for n in names for text in (f"{n.replace('_', ' ')}, paper", "ours")),
     ]
     lines = []
-    for column, methods in reproduction.grouped(rows).items():
+    for column, methods in ranking.grouped(rows).items():
         for method, runs in methods.items():
             done = [r for r in runs if r["status"] == "done"]
             # The first of a cell's measures has columns of its own.
@@ -266,7 +262,7 @@ def _others(rows: Sequence[Mapping[str, Any]]) -> list[str]:
                 for n in names
                 for t in (
                     "" if runs[0].get(f"paper{own[n]}") is None else str(runs[0][f"paper{own[n]}"]),
-                    reproduction.told(done, f"ours{own[n]}", n),
+                    rendering.told(done, f"ours{own[n]}", n),
                 )
             ]
             lines.append(" | ".join([" ".join(p for p in column if p), method, *cells]))

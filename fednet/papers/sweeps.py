@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fednet.papers import reproduction
+from fednet.papers import ranking
 from fednet.report.canvas import Figure, write
 from fednet.report.figures import COLOURS, DASHES, MARKERS
 
@@ -45,7 +45,7 @@ def points(rows: Sequence[Mapping[str, Any]], table: str, number: str) -> Points
         fixed = re.sub(rf"\b{number}=\S+", "", f"{r['dataset']} {r['heterogeneity']} {text}")
         found.setdefault(" ".join(fixed.split()), {}).setdefault(float(value), []).append(r)
     means = {
-        label: sorted((x, reproduction.mean(rs, "ours") or 0.0) for x, rs in by.items())
+        label: sorted((x, ranking.mean(rs, "ours") or 0.0) for x, rs in by.items())
         for label, by in found.items()
     }
     return {label: line for label, line in means.items() if len(line) > 1}

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fednet import papers
-from fednet.papers import measures, reproduction
+from fednet.papers import measures, ranking, rendering, reproduction
 from fednet.report import overlay
 from fednet.report.read import open_run
 from tests.report import fake_run
@@ -97,7 +97,7 @@ def rows(**ours):
 
 
 def test_ours_is_the_mean_with_its_deviation_over_seeds_beside_the_papers_figure():
-    head, (line,) = reproduction.table(rows(A=(50.0, [50.0, 54.0])))
+    head, (line,) = rendering.table(rows(A=(50.0, [50.0, 54.0])))
     assert dict(zip(head, line)) == {
         "dataset": "D",
         "setting": "alpha=1",
@@ -117,14 +117,14 @@ def test_the_own_methods_lead_is_taken_seed_by_seed():
         {**r, "table": "feddc/table1"}
         for r in rows(FedDC=(50.0, [52.0, 34.0]), FedAvg=(49.0, [50.0, 30.0]), Late=(48.0, [10.0]))
     ]
-    (methods,) = reproduction.grouped(made).values()
+    (methods,) = ranking.grouped(made).values()
     assert (
-        reproduction.paired(methods)
+        ranking.paired(methods)
         == "FedDC's lead seed by seed (mean ± standard deviation, seeds): less FedAvg +3.00 ± "
         "1.41 (2)"
     )
-    assert "D alpha=1: FedDC's lead" in "\n".join(reproduction.notes(made))
-    assert not reproduction.paired(
+    assert "D alpha=1: FedDC's lead" in "\n".join(rendering.notes(made))
+    assert not ranking.paired(
         {
             "FedDC": [{**r, "measure": "rounds_to_target"} for r in methods["FedDC"]],
             "FedAvg": methods["FedAvg"],
@@ -133,7 +133,7 @@ def test_the_own_methods_lead_is_taken_seed_by_seed():
 
 
 def test_what_was_run_at_a_changed_setting_has_no_difference_from_the_paper():
-    head, _ = reproduction.table([{**r, "changed": "rounds=1"} for r in rows(A=(50.0, [5.0]))])
+    head, _ = rendering.table([{**r, "changed": "rounds=1"} for r in rows(A=(50.0, [5.0]))])
     assert "difference" not in head
 
 
@@ -141,21 +141,21 @@ def test_a_method_has_one_place_in_the_order_at_the_tables_own_values_if_it_was_
     """B at 40 is behind A; as its search chose, at 60, it would be before it, and would count
     twice.
     """
-    (both,) = reproduction.grouped(
+    (both,) = ranking.grouped(
         rows(A=(50.0, [50.0]), B=(45.0, [40.0]))
         + [{**r, "method": "B [lr 1]"} for r in rows(B=(45.0, [60.0]))]
     ).values()
-    assert reproduction.order(both) == (1, 1, True)
+    assert ranking.order(both) == (1, 1, True)
     del both["B"]
-    assert reproduction.order(both) == (0, 1, False)
+    assert ranking.order(both) == (0, 1, False)
 
 
 def test_the_order_of_methods_is_compared_pair_by_pair():
-    (methods,) = reproduction.grouped(
+    (methods,) = ranking.grouped(
         rows(A=(60.0, [50.0]), B=(55.0, [52.0]), C=(50.0, [40.0]), D=(50.0, [45.0]))
     ).values()
     # A > C, A > D, B > C, B > D as printed, A > B not; C and D are printed as equal.
-    assert reproduction.order(methods) == (4, 5, False)
+    assert ranking.order(methods) == (4, 5, False)
 
 
 def test_whether_the_papers_best_is_ours_is_left_open_where_it_was_not_run():
@@ -163,14 +163,14 @@ def test_whether_the_papers_best_is_ours_is_left_open_where_it_was_not_run():
         {**r, "status": "not run", "ours": None} if r["method"] == "A" else r
         for r in rows(A=(60.0, [1.0]), B=(55.0, [52.0]), C=(50.0, [40.0]))
     ]
-    (methods,) = reproduction.grouped(made).values()
-    assert reproduction.order(methods) == (1, 1, None)
+    (methods,) = ranking.grouped(made).values()
+    assert ranking.order(methods) == (1, 1, None)
 
 
 def test_less_is_better_for_rounds_to_a_target():
     made = [{**r, "measure": "rounds_to_target"} for r in rows(A=(100.0, [90.0]), B=(25.0, [30.0]))]
-    (methods,) = reproduction.grouped(made).values()
-    assert reproduction.order(methods) == (1, 1, True)
+    (methods,) = ranking.grouped(made).values()
+    assert ranking.order(methods) == (1, 1, True)
 
 
 def test_who_never_gets_to_the_target_stands_behind_all_who_do():
@@ -178,12 +178,12 @@ def test_who_never_gets_to_the_target_stands_behind_all_who_do():
         {**r, "measure": "rounds_to_target"}
         for r in rows(A=(40.0, [30.0, None]), B=(60.0, [None, None]), C=(80.0, [90.0]))
     ]
-    (methods,) = reproduction.grouped(made).values()
+    (methods,) = ranking.grouped(made).values()
     # A and B are before C in the paper; half of A's seeds never got there, as B's
-    assert reproduction.order(methods) == (0, 2, False)
-    (most,) = reproduction.grouped([*made, {**made[0], "seed": 2}]).values()
-    assert reproduction.order(most) == (2, 3, True)  # two of A's three did
-    head, lines = reproduction.table(made)
+    assert ranking.order(methods) == (0, 2, False)
+    (most,) = ranking.grouped([*made, {**made[0], "seed": 2}]).values()
+    assert ranking.order(most) == (2, 3, True)  # two of A's three did
+    head, lines = rendering.table(made)
     assert [dict(zip(head, line))["ours"] for line in lines] == [
         "30.00 (1 of 2 never)",
         "never",
@@ -197,13 +197,13 @@ def test_the_notes_name_another_measure_what_was_searched_and_how_many_methods_t
     made[0]["hyperparameters"] = '{"train.lr": 0.1}'
     made[2]["status"] = "not run"
     made[3]["measure"] = "pfl_accuracy"
-    said = "\n".join(reproduction.notes(made))
+    said = "\n".join(rendering.notes(made))
     assert "best_accuracy (pfl_accuracy of own)" in said
     assert "D alpha=1 A: train.lr 0.1" in said
     assert "0 of 1 pairs of methods stand in the paper's order (1 pair within 1 point here)" in said
     assert "best in the paper: C; best here: B, of the 2 methods run of 3." in said
     assert "B (not all over the same seeds)" in "\n".join(
-        reproduction.notes(rows(A=(60.0, [50.0]), B=(55.0, [50.0, 51.0])))
+        rendering.notes(rows(A=(60.0, [50.0]), B=(55.0, [50.0, 51.0])))
     )
 
 
@@ -214,27 +214,27 @@ def test_the_notes_tell_seeds_of_other_hyper_parameters_apart_and_what_the_sprea
     made[3]["hyperparameters"] = made[4]["hyperparameters"] = made[5]["hyperparameters"] = (
         '{"train.lr": 0.1}'
     )
-    said = "\n".join(reproduction.notes(made))
+    said = "\n".join(rendering.notes(made))
     assert (
         "D alpha=1 A: train.lr 0.1 (seed 0); train.lr 1 (seed 1); not searched (seed 2); D "
         "alpha=1 B: train.lr 0.1." in said
     )
     assert "sample standard deviation" in said
-    assert "standard deviation" not in "\n".join(reproduction.notes(rows(A=(60.0, [50.0]))))
+    assert "standard deviation" not in "\n".join(rendering.notes(rows(A=(60.0, [50.0]))))
 
 
 def test_a_failed_run_stands_in_the_table_with_its_reason_and_in_no_mean():
     made = rows(A=(50.0, [None]))
     made[0]["status"] = "failed: loss is not finite"
-    head, (line,) = reproduction.table(made)
+    head, (line,) = rendering.table(made)
     assert dict(zip(head, line))["ours"] == "failed"
     assert line[-1] == "loss is not finite"
-    assert reproduction.order(next(iter(reproduction.grouped(made).values()))) is None
+    assert ranking.order(next(iter(ranking.grouped(made).values()))) is None
 
 
 def test_a_method_that_is_not_in_the_paper_is_marked_and_has_no_figure():
     made = [{**r, "in_paper": "no", "paper": None} for r in rows(mine=(None, [61.0]))]
-    assert "mine (not in the paper)" in reproduction.as_md(made)
+    assert "mine (not in the paper)" in rendering.as_md(made)
 
 
 def test_rows_come_back_from_csv_as_they_were(tmp_path):
@@ -280,7 +280,7 @@ def test_curves_are_drawn_from_their_csv_and_a_mean_needs_every_seed(tmp_path):
 
 def test_mini_rows_are_compared_with_nothing_and_say_what_they_are():
     made = [{**r, "scale": "mini"} for r in rows(A=(50.0, [20.0]), B=(40.0, [30.0]))]
-    said = reproduction.as_md(made)
+    said = rendering.as_md(made)
     assert "This is not the paper's setting" in said
     assert "difference" not in said
     assert "order" not in said
