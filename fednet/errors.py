@@ -4,6 +4,7 @@ FednetError
 ├── ConfigError    the command line, the configuration or a user's part is wrong (exit status 2)
 ├── DataError      a dataset, partition or site is not what was declared (exit status 2)
 ├── StateError     a checkpoint or a client's state is missing, torn or foreign (exit status 2)
+│   └── StateAbsent         of a client, here; another process that hosts it may have it
 ├── ProtocolError
 │   ├── LocalProtocolError  this side asked for what the protocol does not allow: a fault of fednet
 │   └── RemoteProtocolError the other side sent what it does not allow: refused and counted
@@ -35,6 +36,10 @@ class DataError(FednetError):
 
 class StateError(FednetError):
     exit_status = 2
+
+
+class StateAbsent(StateError):
+    """A client's state is not here; another process that hosts the client may have it."""
 
 
 class ProtocolError(FednetError):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fednet.client.slots import Cpu, Slots, out_of_memory
-from fednet.errors import CannotGoOn, FednetError, RemoteProtocolError, StateError
+from fednet.errors import CannotGoOn, FednetError, RemoteProtocolError, StateAbsent, StateError
 from fednet.files import Lines, repair
 from fednet.protocol import client as p
 from fednet.transport.base import ClientTransport, Closed, Opened, Received
@@ -406,8 +406,11 @@ class ClientLoop:
         except RemoteProtocolError as broken:
             self._failed(given, str(broken), True)
         except FednetError as broken:
-            self._failed(given, str(broken), False)
-            if isinstance(broken, StateError):
+            lacks = isinstance(broken, StateAbsent) and not self._inline
+            self._failed(given, str(broken), False, lacks)
+            if lacks:
+                log.error("client %d in round %d: %s", key.client, key.round, broken)
+            elif isinstance(broken, StateError):
                 self.broken = broken
         except (
             OSError
@@ -516,13 +519,13 @@ class ClientLoop:
         self._wanted.pop(key, None)
         return self.protocol.forget(key)
 
-    def _failed(self, given: p.Given, reason: str, again: bool) -> None:
+    def _failed(self, given: p.Given, reason: str, again: bool, lacks: bool = False) -> None:
         """reason: as it is for this site; the server is not told of the site's files."""
         key = given.task.key
         self.protocol.doing.pop(key.client, None)
         self._answer(
             lambda: (
-                self.protocol.failed(key, without_paths(reason), again)
+                self.protocol.failed(key, without_paths(reason), again, lacks)
                 if self._wanted.pop(key, None) is given
                 else []
             )

@@ -7,6 +7,7 @@ Nothing here knows of sockets or time: a task and its payload go in, encoded rep
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import time
 from collections import OrderedDict
@@ -20,7 +21,7 @@ import torch
 from fednet import seeds
 from fednet.algorithms.base import Tensors
 from fednet.client.policy import Policy
-from fednet.errors import FednetError, RemoteProtocolError, StateError
+from fednet.errors import FednetError, RemoteProtocolError, StateAbsent, StateError
 from fednet.experiment import privacy
 from fednet.experiment.build import Experiment
 from fednet.experiment.judging import JUDGED, SPLIT, GlobalModel, Judgement, keeps_local
@@ -100,6 +101,16 @@ class Workplace:
         personalised = experiment.algorithm.personalised
         self.keeps_local = keeps_local(experiment.config, personalised)
 
+    @property
+    def needs_state(self) -> bool:
+        """Whether training starts from what the client kept: the method's state, its own buffers,
+        or what its compressed uploads left out.
+        """
+        exp = self.experiment
+        residuals = any(chain.needs_feedback for chain in exp.up.chains.values())
+        own = bool(dataclasses.fields(exp.algorithm.Client))  # type: ignore[arg-type]
+        return own or residuals or exp.config.model.buffers == "local"
+
     # -- what a client has -------------------------------------------------------------------------
     def site(self, client: int) -> Any:
         """The client's data on the device; the least recently used leave when there are too
@@ -171,8 +182,10 @@ class Workplace:
         try:
             record = self.store.load(client, task.start, task.state) or Record()
             start = task.start
-        except StateError:
-            if not self._state_lost:
+        except StateError as missing:
+            # What only the last judging needs is no reason not to train.
+            needed = self.needs_state or task.key.purpose != "train"
+            if not self._state_lost and (needed or not isinstance(missing, StateAbsent)):
                 raise
             record, start = Record(), ""
         spent: dict[str, float] = {}

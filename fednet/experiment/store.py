@@ -28,7 +28,7 @@ from fednet.algorithms.state import (
     state_sha256,
     write_state,
 )
-from fednet.errors import StateError
+from fednet.errors import StateAbsent, StateError
 from fednet.files import appear, digest, write_all
 from fednet.tensors import Layout, Tensors
 
@@ -93,7 +93,7 @@ class ClientStore:
             return None
         path = self._folder(client) / f"{version}.safetensors"
         if not path.exists():
-            raise StateError(
+            raise StateAbsent(
                 f"client {client}: its state of round {version.split('-')[0]} is not in "
                 f"{self.root}; start the client with the --state "
                 "directory it had, or with --state-lost reset to let it begin anew."

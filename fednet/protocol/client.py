@@ -284,7 +284,7 @@ class ClientProtocol:
         self._forget(key)
         return []
 
-    def failed(self, key: Key, reason: str, again: bool) -> list[Instruction]:
+    def failed(self, key: Key, reason: str, again: bool, lacks: bool = False) -> list[Instruction]:
         if key not in self._working:
             return []
         self._working.discard(key)
@@ -297,6 +297,7 @@ class ClientProtocol:
                     key=key,
                     reason=m.clean(reason, 4000),
                     again=again,
+                    lacks=lacks,
                 )
             )
         ]

@@ -32,6 +32,8 @@ class Worker:
     ready: bool = False
     # it sat on a task: until it answers one, others that host the same clients are asked first
     stalled: bool = False
+    # clients whose newest state is not at this process, which so cannot do their tasks
+    lacks: set[int] = field(default_factory=set)
     joined_at: float = 0.0
     gone_at: float | None = None
     queue: list[int] = field(default_factory=list)

@@ -22,6 +22,14 @@ SLOTS = 64  # tasks that one process is taken to work on at once, whatever it sa
 TRIES = 3  # how often a task is given out after replies that had to be refused
 # how often a task is given out whose worker is lost, so that one that kills its workers ends
 LOSSES = 20
+DEATHS = 5  # how often a worker may be lost while it is at one task
+# What is said of a task's progress cannot be checked. Whatever is said, a task may take so many
+# times `stalled`; and, once half of the phase is done, no more than `SLOWER` times the slowest of
+# these by their cost, but `CALM` times `stalled` at least.
+CLAIMS = 64
+SLOWER = 20
+CALM = 4
+FLOOR = 8192  # bytes a second: an upload may be so slow for as long as it lasts
 STRIKES = 256  # messages of a connection that belong to nothing, before it is hung up on
 TOLD = 16  # refusals that a connection is told of
 HOSTED = 32_768  # clients that one process may host: their ids must fit into a header
@@ -55,7 +63,8 @@ class Rules:
 
     deadline: for a client's task, from its hand-out. closed, silent: how long a client may be away
     after its connection closed or its heartbeat fell silent. stalled: how long a task may make no
-    progress, although its worker is heard of, where another worker hosts the same client. join: how
+    progress, although its worker is heard of, where another worker hosts the same client; what is
+    only said of progress renews it no more than `CLAIMS` times, wherever the client is. join: how
     long, after the server's start, an id may take to come at all. first: the phase closes on this
     many replies. defer: usefulness is decided by the caller at the phase's end.
     """

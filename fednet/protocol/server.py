@@ -463,5 +463,8 @@ class ServerProtocol:
             or w.status not in WITH_WORKER
         ):
             return "late"
+        if failed.lacks:
+            self._tasks.elsewhere(w, worker, failed.reason)
+            return ""
         self._tasks.refuse(w, failed.reason, failed.again, "damaged" if failed.again else "failed")
         return ""

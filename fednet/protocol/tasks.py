@@ -18,7 +18,20 @@ import msgspec
 
 from fednet.protocol.refusals import Refusals
 from fednet.protocol.roster import Roster, Worker
-from fednet.protocol.rules import LOSSES, TRIES, Job, Note, Resolved, Rules, Settle
+from fednet.protocol.rules import (
+    CALM,
+    CLAIMS,
+    DEATHS,
+    FLOOR,
+    LOSSES,
+    SLOWER,
+    TRIES,
+    Job,
+    Note,
+    Resolved,
+    Rules,
+    Settle,
+)
 from fednet.protocol.turn import Turn
 from fednet.wire import messages as m
 from fednet.wire.messages import PART, Key
@@ -49,6 +62,10 @@ class Work:
     refused_by: set[str] = field(default_factory=set)
     sat_by: str = ""  # the worker that it was taken from because it made no progress there
     losses: int = 0
+    deaths: int = 0  # of these, while a worker was at it
+    asked: float = 0.0  # since when parts are granted that have not come
+    waited: float = 0.0  # for such parts, in all
+    took: float = 0.0  # from its turn to its reply
     undecided: bool = False  # done, in a phase whose usefulness is decided at its end
     reason: str = ""
     heard: float = 0.0  # hand-out, or the last that was heard of this task
@@ -128,9 +145,10 @@ class Tasks:
             return
         if w is None or w.status != "arrived":
             return
-        w.status, w.undecided = "done", self.rules.defer
+        w.status, w.undecided, w.took = "done", self.rules.defer, self._turn.now - w.since
         if w.worker in self._roster.workers:
             self._roster.workers[w.worker].stalled = False
+            self._roster.workers[w.worker].lacks.discard(w.job.client)
         if not w.undecided:
             self._settle(w, True)
         self._turn.say(Resolved(w.job.client, w.attempt))
@@ -183,6 +201,18 @@ class Tasks:
             self._drop(w, f"{what}: {reason}")
         self.assign()
 
+    def elsewhere(self, w: Work, worker: Worker, reason: str) -> None:
+        """The worker has not the state that the task starts from: it goes to one that may have it.
+        Without one, the client failed.
+        """
+        worker.lacks.add(w.job.client)
+        w.refused_by.add(worker.name)
+        if any(w.job.client not in x.lacks for x in self._roster.hosts(w.job.client)):
+            self.take_back(w, "its state is elsewhere")
+        else:
+            self._drop(w, f"failed: {reason}")
+        self.assign()
+
     # -- handing out -------------------------------------------------------------------------------
     def assign(self) -> None:
         """Waiting tasks to free workers, longest first; one task ahead, but never the phase's last
@@ -202,7 +232,7 @@ class Tasks:
                 x
                 for x in free
                 if w.job.client in x.ids
-                and (not (w.refused_by or w.sat_by or x.stalled) or self._may_try(w, x))
+                and (not (w.refused_by or w.sat_by or x.stalled or x.lacks) or self._may_try(w, x))
             ]
             hosts = [x for x in able if len(x.queue) < x.slots]
             if not hosts and left > slots:
@@ -228,6 +258,9 @@ class Tasks:
         client.
         """
         others = [x for x in self._roster.hosts(w.job.client) if x.name != w.sat_by]
+        client = w.job.client
+        if client in worker.lacks and w.job.start and any(client not in x.lacks for x in others):
+            return False
         if worker.name == w.sat_by and others:
             return False
         return not (worker.stalled or worker.name in w.refused_by) or not any(
@@ -301,12 +334,22 @@ class Tasks:
 
     # -- taking back -------------------------------------------------------------------------------
     def take_back(
-        self, w: Work, reason: str, lost: bool = False, same_attempt: bool = False
+        self,
+        w: Work,
+        reason: str,
+        lost: bool = False,
+        same_attempt: bool = False,
+        died: bool = False,
     ) -> None:
-        """The task is to be handed out again; what crossed for it so far was of no use."""
+        """The task is to be handed out again; what crossed for it so far was of no use. died: its
+        worker was lost while it was at this very task, which may be why.
+        """
         if w.job.lost and w.struck:
             return self._drop(w, f"lost: {w.job.lost}")
         w.losses += lost
+        w.deaths += died
+        if w.deaths >= DEATHS:
+            return self._drop(w, f"failed: its worker was lost {DEATHS} times at this task")
         if w.losses >= LOSSES:
             return self._drop(w, "lost")
         self._let_go(w, reason)
@@ -375,7 +418,7 @@ class Tasks:
                 and holder is not None
                 and holder.conn is None
             ):
-                self.take_back(w, "lost", lost=True)
+                self.take_back(w, "lost", lost=True, died=w.running)
         self.assign()
 
     def pause(self, worker: Worker) -> None:
@@ -389,10 +432,11 @@ class Tasks:
         """The worker did not come back in time: its tasks go to others that host the same ids, or
         are counted out.
         """
-        for w in self.held_by(worker):
+        # Beforehand: what is behind a task in the queue runs once that is taken back.
+        for w, running in [(w, w.running) for w in self.held_by(worker)]:
             if worker.conn is not None:
                 self._turn.call_off(worker.conn, self.key(w))
-            self.take_back(w, "lost", lost=True)
+            self.take_back(w, "lost", lost=True, died=running)
         worker.queue.clear()
 
     def leave_out(self, worker: Worker, client: int) -> None:
@@ -419,10 +463,13 @@ class Tasks:
             worker = self._roster.workers.get(name)
             if worker is not None and worker.gone_at is None:
                 self._unstall(worker)
+        pace = self._pace()
         for w in self.open():
             if w.status in WITH_WORKER:
                 if w.running and turn.over(w.since, rules.deadline):
                     self._drop(w, "deadline")
+                elif w.running and self._too_slow(w, pace):
+                    self._give_up(w)
                 elif w.job.lost and w.running and turn.over(w.heard, rules.closed):
                     # Planned: the worker lives on, for its other clients.
                     self._drop(w, f"lost: {w.job.lost}")
@@ -430,6 +477,37 @@ class Tasks:
                 missed = self._roster.missed(w.job.client, w.since, rules.join, turn.now)
                 if missed:
                     self._drop(w, missed)
+
+    def _pace(self) -> float | None:
+        """Seconds a unit of cost that the slowest task took, once half of them are done."""
+        done = [w for w in self.work.values() if w.status == "done"]
+        if not done or 2 * len(done) < len(self.work):
+            return None
+        return max(w.took / max(1, w.job.cost) for w in done)
+
+    def _too_slow(self, w: Work, pace: float | None) -> bool:
+        """Whether a task takes longer than what is only said of its progress can excuse."""
+        stalled, now = self.rules.stalled, self._turn.now
+        if stalled is None:
+            return False
+        if w.status == "arriving":
+            due = now - max(w.moved, w.asked) if w.granted > w.got else 0.0
+            return w.waited + due > CALM * stalled + w.got * PART / FLOOR
+        most = CLAIMS * stalled
+        if pace is not None:
+            most = min(most, max(CALM * stalled, SLOWER * pace * max(1, w.job.cost)))
+        return now - w.since > most
+
+    def _give_up(self, w: Work) -> None:
+        """The worker said that it was at it for too long."""
+        worker = self._roster.workers[w.worker]
+        worker.stalled, w.sat_by = True, worker.name
+        self._turn.say(Note("stalled", {"worker": worker.name, "clients": [w.job.client]}))
+        if len(self._roster.hosts(w.job.client)) > 1:
+            self._turn.call_off(worker.conn or b"", self.key(w))
+            self.take_back(w, "stalled", lost=True)
+        else:
+            self._drop(w, "stalled: its worker said that it went on, for longer than is believed")
 
     def _unstall(self, worker: Worker) -> None:
         """A worker that is heard of and makes no progress may be one that takes tasks to keep them:

@@ -75,6 +75,7 @@ class Transfers:
         except RemoteProtocolError as broken:
             tasks.refuse(w, str(broken), True)
             return "refused"
+        w.waited = w.asked = 0.0
         w.status, w.reply, w.up_conn, w.got, w.granted, w.moved = (
             "arriving",
             reply,
@@ -116,6 +117,7 @@ class Transfers:
             return ""
         self._turn.say(Store(part.key, part.index * PART, body))
         w.got += 1
+        w.waited += self._turn.now - max(w.moved, w.asked)
         w.heard = w.moved = self._turn.now
         if w.got * PART >= w.reply.size:
             self._whole(w, w.reply, self._roster.workers[w.worker])
@@ -165,6 +167,7 @@ class Transfers:
                         count=n,
                     ),
                 )
+                w.asked = turn.now if not ahead else w.asked
                 w.granted += n
                 free -= n
 

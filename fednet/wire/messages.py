@@ -176,12 +176,13 @@ class Reply(Message, tag="reply", frozen=True):
 
 class Failed(Message, tag="failed", frozen=True):
     """The task could not be done. `again`: whether giving it to this client once more could
-    help.
+    help. `lacks`: the state that it starts from is not here; another process may have it.
     """
 
     key: Key
     reason: Text
     again: bool = False
+    lacks: bool = False
 
 
 class Leave(Message, tag="leave", frozen=True):

@@ -6,8 +6,11 @@ import pytest
 
 from fednet.errors import RemoteProtocolError
 from fednet.protocol.rules import (
+    CALM,
+    CLAIMS,
+    DEATHS,
+    FLOOR,
     HOSTED,
-    LOSSES,
     SLOTS,
     STRIKES,
     TOLD,
@@ -460,14 +463,91 @@ def test_client_that_is_back_and_prepares_is_not_taken_for_lost():
 
 def test_task_that_kills_its_workers_ends():
     s, now = begun(rules=Rules(closed=0.0)), 0.0
-    for n in range(2, 2 + LOSSES):
+    for n in range(2, 3 + DEATHS):
         s.closed(b"%d" % (n - 1), now)
         out = [*ready(s, b"%d" % n, f"w{n}", [0], now), *s.tick(now)]
         if s.work[0].status == "dropped":
             break
-    assert s.work[0].reason == "lost"
-    assert s.work[0].losses == LOSSES
-    assert of(out, Resolved) == [Resolved(0, LOSSES - 1, "lost")]
+    why = f"failed: its worker was lost {DEATHS} times at this task"
+    assert s.work[0].losses == DEATHS
+    assert of(out, Resolved) == [Resolved(0, DEATHS - 1, why)]
+
+
+def test_death_counts_for_the_task_that_was_running_not_for_what_waited_behind_it():
+    s = begun([job(0), job(1)], rules=Rules(closed=0.0))
+    s.closed(b"1", 1.0)
+    s.tick(1.0)
+    assert sorted(w.deaths for w in s.work.values()) == [0, 1]
+
+
+def lacking(conn, client, attempt, now, s):
+    failed = m.Failed(run="r", inc=1, key=key(client, attempt), reason="not here", lacks=True)
+    return say(s, conn, failed, now)
+
+
+def test_task_goes_to_the_worker_that_has_the_state_it_starts_from():
+    s = begun([job(0, start="1-0-0")], rules=Rules(silent=None))
+    ready(s, b"2", "holder", [0])
+    out = lacking(b"1", 0, 0, 1.0, s)
+    assert [i.conn for i in of(out, Send) if isinstance(i.message, m.Task)] == [b"2"]
+    say(s, b"2", reply(0, attempt=1), 2.0, memoryview(b"abc"))
+    s.accept(key(0, 1), 2.0)
+    # From then on it is not asked for what it has not.
+    out = s.begin(2, 0, "train", [job(0, start="2-0-0")], s.rules, 3.0)
+    assert [i.conn for i in of(out, Send) if isinstance(i.message, m.Task)] == [b"2"]
+
+
+def test_client_whose_state_no_worker_has_failed():
+    s = begun([job(0, start="1-0-0")], rules=Rules(silent=None))
+    out = lacking(b"1", 0, 0, 1.0, s)
+    assert of(out, Resolved) == [Resolved(0, 0, "failed: not here")]
+
+
+def test_claims_of_progress_do_not_renew_the_patience_for_ever():
+    s = hoarded(others=())
+    for second in range(1, 10 * CLAIMS + 2):
+        for client in (0, 1):
+            say(s, b"h", beat(client, "training", second), float(second))
+        out = s.tick(second)
+    assert [r.reason.split(":")[0] for r in of(out, Resolved)] == ["stalled"] * 2
+
+
+def test_once_half_of_a_phase_is_done_the_others_pace_says_what_is_believed():
+    s = hoarded(others=())
+    say(s, b"h", reply(0), 1.0, memoryview(b"abc"))
+    s.accept(key(0), 1.0)
+    out = []
+    for second in range(2, 10 * CALM + 3):
+        say(s, b"h", beat(1, "training", second), float(second))
+        out += s.tick(second)
+    assert [r.client for r in of(out, Resolved)] == [1]
+
+
+def test_upload_of_a_part_now_and_then_is_not_waited_for_to_its_end():
+    s = hoarded(others=())
+    say(s, b"h", reply(0, 50 * m.PART), 1.0)
+    out, now = [], 1.0
+    for index in range(50):
+        now += 2 * m.PART / FLOOR
+        part = m.Part(run="r", inc=1, key=key(0), index=index)
+        out += say(s, b"h", part, now, memoryview(bytes(m.PART)))
+        out += s.tick(now)
+        if s.work[0].status == "dropped":
+            break
+    assert s.work[0].reason.startswith("stalled")
+    assert index < 50 - 1
+
+
+def test_upload_over_a_slow_link_is_waited_for():
+    s = hoarded(others=())
+    say(s, b"h", reply(0, 50 * m.PART), 1.0)
+    now = 1.0
+    for index in range(50):
+        now += m.PART / FLOOR
+        part = m.Part(run="r", inc=1, key=key(0), index=index)
+        say(s, b"h", part, now, memoryview(bytes(m.PART)))
+        s.tick(now)
+    assert s.work[0].status == "arrived"
 
 
 def test_rejoin_with_fewer_clients_gives_the_others_tasks_on():
