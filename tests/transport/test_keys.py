@@ -7,9 +7,11 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
+from fednet.cli.main import main
 from fednet.errors import ConfigError
 from fednet.transport.base import Closed, Opened, Received
 from fednet.transport.keys import (
+    KEY_LENGTH,
     Keyring,
     allow,
     checked,
@@ -19,6 +21,7 @@ from fednet.transport.keys import (
     make_server_keys,
     revoke,
 )
+from fednet.transport.zeromq import sockets
 from fednet.transport.zeromq.dealer import TELL_ENDED, ZmqClient
 from tests.transport.pairs import Pair, joined, of, pump
 
@@ -312,3 +315,17 @@ def test_a_flood_of_refusals_is_counted_but_not_told_one_by_one(tmp_path):
             pair.server._refuse("key", "an unknown key", None, "10.0.0.1")
         assert pair.server.refusals == {"key": 1000}
         assert len(told) == 20
+
+
+def test_no_key_is_made_that_a_command_line_takes_for_a_flag(tmp_path, monkeypatch):
+    dash = "-" + "a" * (KEY_LENGTH - 1)
+    pairs = iter([(dash, "s" * KEY_LENGTH), ("b" * KEY_LENGTH, "s" * KEY_LENGTH)])
+    monkeypatch.setattr(sockets, "new_curve_pair", lambda: next(pairs))
+    assert make_client_keys(tmp_path / "c.key") == "b" * KEY_LENGTH
+
+
+def test_a_key_of_elsewhere_that_begins_with_a_dash_is_taken_behind_two(tmp_path, capsys):
+    dash = "-" + "a" * (KEY_LENGTH - 1)
+    assert main(["keys", "server", str(tmp_path / "keys")]) == 0
+    assert main(["keys", "allow", str(tmp_path / "keys"), "0-1", "--", dash]) == 0
+    assert Keyring(tmp_path / "keys").may_speak_for(dash, 1)
