@@ -119,6 +119,10 @@ class ServerProtocol:
         """Whether it is still to be told if that payload, which went over `conn`, was of use."""
         return self._tasks.awaits(conn, direction, key)
 
+    def undecided(self, key: Key) -> bool:
+        """Whether that task's reply was accepted in a phase at whose end it is told of use."""
+        return self._tasks.undecided(key)
+
     def waiting(self) -> list[dict[str, object]]:
         """Whom the phase waits for: for the display and `fednet status`."""
         rows: list[dict[str, object]] = []

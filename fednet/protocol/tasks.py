@@ -108,6 +108,11 @@ class Tasks:
             return False
         return conn == (w.conn if direction == "down" else w.up_conn)
 
+    def undecided(self, key: Key) -> bool:
+        """Whether that task's reply was accepted in a phase at whose end it is told of use."""
+        w = self.current(key)
+        return w is not None and key.purpose == self.purpose and w.undecided
+
     # -- a phase -----------------------------------------------------------------------------------
     def begin(
         self,

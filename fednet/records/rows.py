@@ -161,8 +161,8 @@ class Client(Row, kw_only=True):
 
 class Wire(Row, kw_only=True):
     """A line of wire.jsonl: a message, its bytes by kind, and whether it was of use. count: of
-    several like it; worker: whose heartbeats they are; reason: why it was of no use; lost: it may
-    not have arrived.
+    several like it; number: of its account, see `fednet.server.flight`; worker: whose heartbeats
+    they are; reason: why it was of no use; lost: it may not have arrived.
     """
 
     round: int = 0
@@ -179,6 +179,7 @@ class Wire(Row, kw_only=True):
     phase: int = 0
     attempt: int = 0
     count: int | None = None
+    number: int | None = None
     worker: str | None = None
     reason: str | None = None
     lost: bool | None = None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Iterable
 from fednet.algorithms.base import Exchange
 from fednet.experiment.build import Experiment
 from fednet.server.checkpoint import Progress
+from fednet.server.flight import key_of
 from fednet.wire.ledger import Kinds, Row, Tally, add_kinds
 from fednet.wire.messages import Key
 
@@ -16,10 +17,14 @@ def nothing() -> Kinds:
 
 
 class Accounts:
-    """take(round): what this server's book has settled up to a round, and not handed out before."""
+    """take(round): what this server's book has settled up to a round, and not handed out before.
+    enter(row): writes a row into the book.
+    """
 
-    def __init__(self, take: Callable[[int], Tally]) -> None:
-        self._take = take
+    def __init__(self, take: Callable[[int], Tally], enter: Callable[[Row], None]) -> None:
+        self._take, self._enter = take, enter
+        # What earlier servers received, and did not come to say whether it was of use.
+        self._undecided: dict[Key, list[Row]] = {}
         self._replayed: dict[
             Key, list[Row]
         ] = {}  # earlier servers' useful rows of rounds that no checkpoint holds
@@ -35,17 +40,29 @@ class Accounts:
                     Key(row["round"], row["phase"], row["attempt"], row["client"]), []
                 ).append(row)
 
-    def replay(self, key: Key) -> None:
-        """A reply that an earlier server received is used: its task's bytes and its own were of use
-        then, and are so now.
+    def undecided(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            self._undecided.setdefault(key_of(row), []).append(row)
+
+    def replay(self, key: Key, reason: str = "") -> None:
+        """What crossed to or from an earlier server is used, or is not, for that reason. Where it
+        is, its bytes were of use then, and are so now.
         """
-        for row in self._replayed.pop(key, ()):
+        rows = self._replayed.pop(key, ())
+        for row in rows if not reason else ():
             add_kinds(self._replayed_useful[row["direction"]], row["kinds"])
+        for row in self._undecided.pop(key, ()):
+            if reason:
+                self._enter({**row, "reason": reason})
+            else:
+                self._enter({k: v for k, v in row.items() if k != "lost"} | {"useful": True})
 
     def spent(self, round: int, progress: Progress) -> Tally:
         """What the books have since the last round's record, up to this round; added to the run's
         sums.
         """
+        for key in [k for k in self._undecided if k.round <= round]:
+            self.replay(key, "the server ended")
         tally = self._take(round)
         tally.merge(Tally(useful=self._replayed_useful))
         self._replayed_useful = nothing()

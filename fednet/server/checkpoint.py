@@ -59,6 +59,8 @@ class Checkpoints:
     ) -> None:
         """own: raises where the folder is another process's now; asked before each checkpoint."""
         self.folder, self._own = folder, own
+        for aside in folder.glob(".*"):  # a crash amid writing left it
+            aside.unlink()
         self.rows = RowStore(folder / "rows", fsync)
         self._fsync = fsync
 

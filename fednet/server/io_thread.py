@@ -34,7 +34,7 @@ from fednet.server.budget import Peers, Strangers
 from fednet.server.spool import Spool, Spooled
 from fednet.transport.base import Closed, Event, Opened, Received, ServerTransport
 from fednet.wire import messages as m
-from fednet.wire.link import NOBODY, Link
+from fednet.wire.link import NOBODY, Link, Outgoing
 
 Answer = TypeVar("Answer")
 TICK_S = 0.05  # how often time passes for the protocol while something is awaited
@@ -78,7 +78,8 @@ class Events:
 
 class ServerIO:
     """check(reply, body): raises RemoteProtocolError for a payload that the methods could not
-    use.
+    use. flush(): what is in the books is on the disk. had(key): a client did a task whose payload
+    it had from an earlier server.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class ServerIO:
         pump: Callable[[], bool] | None = None,
         at: Callable[[str, int], None] = lambda point, round: None,
         flush: Callable[[], object] = lambda: None,
+        had: Callable[[m.Key], object] = lambda key: None,
     ) -> None:
         self.protocol, self.transport, self.link, self.spool = protocol, transport, link, spool
         self.replies: dict[tuple[int, str], Spooled] = {}
@@ -115,6 +117,8 @@ class ServerIO:
         self._gone: threading.Event | None = None
         # What earlier servers spent: no connection of this one's.
         self._before = dict(link.ledger.totals)
+        self._had = had
+        self._outgoing: list[Outgoing] = []
         self._sent_task = self._sent_any = False
         self.snapshot: dict[str, Any] = {"waiting": [], "arrived": [], "present": 0}
         self.inline = pump is not None
@@ -193,14 +197,23 @@ class ServerIO:
         of, resolved = found
         return resolved if of == phase else None
 
-    def close(self, linger_s: float = 1.0) -> None:
+    def close(self, over: bool = True, linger_s: float = 1.0) -> None:
+        """over: no later server goes on with what is under way."""
         self._closing.set()
         if self._thread is not None:
             self.transport.wake()
             self._thread.join(5.0)
         self._told.hush(float("inf"))
         for conn in {name[0] for name in self.link.ledger.open()}:
-            self.link.closed(conn)
+            # What a resume goes on with is not known to be of use or not until that one says so.
+            self.link.closed(
+                conn,
+                lambda direction, key: (
+                    self.protocol.undecided(key)
+                    or (not over and self.protocol.awaits(conn, direction, key))  # noqa: B023
+                ),
+            )
+        self._flush()
         self.transport.close(linger_s)
         counts = self.transport.traffic().values()
         if counts:
@@ -375,8 +388,10 @@ class ServerIO:
         pending = deque(instructions)
         while pending:
             i = pending.popleft()
+            if isinstance(i, (Settle, Forget)):
+                self._leave()
             if isinstance(i, Send):
-                self.link.send(i.conn, i.message, i.body)
+                self._outgoing.append(self.link.compose(i.conn, i.message, i.body))
                 self._sent_task = self._sent_task or isinstance(i.message, m.Task)
             elif isinstance(i, Store):
                 self.spool.store(i.key, i.offset, i.data)
@@ -390,6 +405,8 @@ class ServerIO:
                 )
             elif isinstance(i, Settle):
                 more = {"reason": i.reason} if i.reason else {}
+                if i.direction == "down" and i.useful and not self.link.carried(i.conn, i.key):
+                    self._had(i.key)
                 if i.direction == "up" and not i.useful:
                     self.spool.abandon(i.key)
                 self.link.settle(
@@ -399,6 +416,15 @@ class ServerIO:
                 self._told.tell(i.event, i.fields)
             elif isinstance(i, Forget):
                 self.transport.drop(i.conn, i.hang_up)
+        self._leave()
+
+    def _leave(self) -> None:
+        """Sends what was composed, once its bytes are in the books."""
+        if self._outgoing:
+            self._flush()
+            outgoing, self._outgoing = self._outgoing, []
+            for out in outgoing:
+                self.link.leave(out)
 
     def _arrived(self, arrived: Arrived) -> list[Instruction]:
         """Checks a whole reply, and accepts or rejects it."""

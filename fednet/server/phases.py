@@ -180,6 +180,7 @@ class Phases:
             known = phase.spooled.get((client, "train"))
             # It answers what another server asked.
             if known is not None and known.task != (check, phase.start[client]):
+                self.accounts.replay(known.key, "the answer to another task")
                 phase.spooled = {k: s for k, s in phase.spooled.items() if k[0] != client}
             if self.clock is not None:
                 phase.down[client] = task_bytes(
@@ -194,9 +195,7 @@ class Phases:
                     enrol,
                     judge,
                 )
-            if (client, "train") in phase.spooled:
-                self.accounts.replay(phase.spooled[client, "train"].key)
-            elif client not in phase.out:
+            if (client, "train") not in phase.spooled and client not in phase.out:
                 faults = self.faults.of(round, index, client)
                 jobs.append(
                     Job(
@@ -299,6 +298,9 @@ class Phases:
         """The client and its reply; nothing where that does not count."""
         reason = outcomes[client]
         reply = self._reply(phase, client, phase.purpose)
+        if reply is not None:
+            here = reply is not phase.spooled.get((client, phase.purpose))
+            self.accounts.replay(reply.key, "sent again" if here else reason)
         if reason or reply is None:
             phase.dropped[client] = reason or "lost"
             if reason.startswith("failed"):

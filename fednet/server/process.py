@@ -82,6 +82,7 @@ def host_rounds(
             f"the run is over, but its summary could not be written: {broken.strerror} "
             f"({broken.filename or directory}); --resume writes it."
         ) from broken
+    session.flight.path.unlink(missing_ok=True)
     display.finished({**whole, "dir": str(directory)})
     return whole
 
@@ -171,14 +172,22 @@ class Session:
         )
 
     def _link(self) -> Link:
+        from fednet.server.flight import Flight
         from fednet.transport.framing import connection_bytes, framing
         from fednet.wire.ledger import Ledger
         from fednet.wire.link import Link
 
         curve = self.config.security.curve
-        ledger = Ledger(self.files.wire.append, self.incarnation)
-        for row in read_lines(self.directory / "wire.jsonl") if self.resumed is not None else ():
+        ledger = Ledger(self.files.wire.append, self.incarnation, numbered=True)
+        self.flight = Flight(
+            self.directory / "checkpoint" / "flight.jsonl", self.config.checkpoint.fsync
+        )
+        for row in read_lines(self.directory / "wire.jsonl"):
             ledger.recall(row)
+            self.flight.booked(row)
+        self.undecided = self.flight.take_over(ledger, self.spool.sealed())
+        self.files.wire.flush()
+        self.flight.keep()
         return Link(
             "server",
             self.endpoint.transport.send,
@@ -210,7 +219,8 @@ class Session:
             self.events,
             self.endpoint.pump,
             faults.at,
-            self.files.wire.flush,
+            self._write_down,
+            lambda key: made.accounts.replay(key),
         )
         public = exp.federation.public_data() if exp.federation is not None else None
         host = ServerHost(
@@ -240,7 +250,13 @@ class Session:
                 *([self.tracker.round] if self.tracker is not None else []),
             ],
         )
+        made.accounts.undecided(self.undecided)
         return made
+
+    def _write_down(self) -> None:
+        """What is in the books is with the operating system."""
+        self.files.wire.flush()
+        self.flight.note(self.link.ledger)
 
     def samples(self, client: int) -> int | None:
         """How many samples a client trains on; None where nobody has said so yet."""
@@ -278,7 +294,12 @@ class Session:
         # Where rounds are left, the workers stay and wait for a server.
         self.io.farewell(1.0 if over else 0.05)
         self.endpoint.leave()
-        endings: list[Callable[[], object]] = [self.io.close, self.files.flush, self.files.close]
+        endings: list[Callable[[], object]] = [
+            lambda: self.io.close(over),
+            self.files.flush,
+            self.files.close,
+            self.flight.close,
+        ]
         endings += [self.tracker.close] if self.tracker is not None else []
         for last in endings:
             with contextlib.suppress(OSError):

@@ -127,7 +127,11 @@ class Rounds:
         self._accountant = privacy.Accountant(self.config) if self.config.privacy.noise else None
         self.stop_requested: tuple[str, bool] | None = None
         self.until: float | None = None
-        self.accounts = Accounts(lambda round: io.ask(lambda: io.link.ledger.take(round)))
+        book = io.link.ledger
+        self.accounts = Accounts(
+            lambda round: io.ask(lambda: book.take(round)),
+            lambda row: io.call(lambda now: book.enter(row) or []),  # type: ignore[func-returns-value]
+        )
         self._clock = VirtualClock(self.config) if self.config.link.clock == "virtual" else None
         self.phases = Phases(
             experiment,

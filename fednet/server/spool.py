@@ -235,20 +235,7 @@ class Spool:
         purpose. Raises StateError where a whole line is not the seal that was written.
         """
         book = self.folder / f"round-{round}" / SEALS
-        if not book.exists():
-            return {}
-        seals: dict[str, Seal] = {}  # by path: of several the last counts
-        for number, record in enumerate(read_lines(book), 1):
-            try:
-                seal = msgspec.convert(record, Seal)
-            except ValueError as broken:
-                raise StateError(
-                    f"{book}:{number}: no seal ({broken}); without this line, its client is asked "
-                    f"again."
-                ) from broken
-            if (seal.key.round, seal.key.phase) == (round, phase):
-                seals[self._path(seal.key)] = seal
-        vouched = {path: seal for path, seal in seals.items() if not seal.broken}
+        vouched = {p: seal for p, seal in self._seals(book).items() if seal.key.phase == phase}
         # Whatever became of the payloads: the next ones are others.
         self._sealed.setdefault(round, set()).update(vouched)
         replies = (
@@ -268,6 +255,25 @@ class Spool:
             for path, s in vouched.items()
         )
         return {(r.key.client, r.key.purpose): r for r in replies if r.intact()}
+
+    def sealed(self) -> set[Key]:
+        """The replies that were checked, of all rounds that no checkpoint holds."""
+        books = self.folder.glob(f"round-*/{SEALS}")
+        return {seal.key for book in books for seal in self._seals(book).values()}
+
+    def _seals(self, book: Path) -> dict[str, Seal]:
+        """By path: of several the last counts."""
+        seals: dict[str, Seal] = {}
+        for number, record in enumerate(read_lines(book) if book.exists() else (), 1):
+            try:
+                seal = msgspec.convert(record, Seal)
+            except ValueError as broken:
+                raise StateError(
+                    f"{book}:{number}: no seal ({broken}); without this line, its client is asked "
+                    f"again."
+                ) from broken
+            seals[self._path(seal.key)] = seal
+        return {path: seal for path, seal in seals.items() if not seal.broken}
 
     # -- the end of rounds -------------------------------------------------------------------------
     def clear(self, up_to: int) -> None:

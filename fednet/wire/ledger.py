@@ -21,7 +21,8 @@ Row = dict[str, Any]
 @dataclass(slots=True)
 class Account:
     """A row that is still being written. counted: its messages are alike, and their number stands
-    in the row.
+    in the row. number: of the account, where those under way are written down. cut: its connection
+    ended before it was known what it was good for.
     """
 
     direction: Direction
@@ -36,6 +37,8 @@ class Account:
     envelope: int = 0
     raw: int = 0
     count: int = 0
+    number: int = 0
+    cut: bool = False
 
     def add(self, kinds: Mapping[str, int], envelope: int, raw: int) -> None:
         for kind, n in kinds.items():
@@ -78,42 +81,89 @@ class Ledger:
     settled.
 
     totals: all bytes settled so far. useful: payload bytes that were of use, by direction and kind.
-    by_round: keeps what was settled for each round until it is taken.
+    by_round: keeps what was settled for each round until it is taken. numbered: accounts that are
+    open have numbers, and are told as rows by `changed` and `under_way`.
     """
 
     def __init__(
-        self, write: Callable[[Row], None], incarnation: int = 0, by_round: bool = True
+        self,
+        write: Callable[[Row], None],
+        incarnation: int = 0,
+        by_round: bool = True,
+        numbered: bool = False,
     ) -> None:
         self._write = write
         self._open: dict[Any, Account] = {}
         self._untaken: dict[int, Tally] = {}  # by round: settled, and not in a round's record yet
         self._by_round = by_round
         self._lock = threading.Lock()
+        self._numbered, self._number = numbered, 0
+        self._changed: dict[int, Account] = {}
         self.incarnation = incarnation
         self.totals: dict[str, int] = {"up": 0, "down": 0}
         self.useful: dict[str, dict[str, int]] = {"up": {}, "down": {}}
 
     def account(self, name: Any, direction: Direction, type: str, **row: Any) -> Account:
-        """The open account of that name, opened with these fields if need be."""
+        """The open account of that name, to be added to; opened with these fields if need be."""
         found = self._open.get(name)
         if found is None:
             found = self._open[name] = Account(direction, type, **row)
+            if self._numbered:
+                self._number += 1
+                found.number = self._number
+        if self._numbered:
+            self._changed[found.number] = found
         return found
+
+    def changed(self) -> list[Row]:
+        """The open accounts that were added to since this was asked last."""
+        accounts, self._changed = self._changed, {}
+        return [self._row(a, False) for a in accounts.values() if a.count]
+
+    def under_way(self) -> list[Row]:
+        return [self._row(a, False) for a in self._open.values()]
+
+    def kinds(self, name: Any) -> Mapping[str, int]:
+        """Payload bytes by kind of an open account."""
+        account = self._open.get(name)
+        return account.kinds if account is not None else {}
 
     def open(self) -> list[Any]:
         """Names of the accounts that are open."""
         return list(self._open)
+
+    def cut(self, name: Any, sent: bool) -> None:
+        """The connection of that account has ended. sent: over it, by this side."""
+        self._open[name].cut = sent
+
+    def take_back(self, name: Any, kinds: Mapping[str, int], envelope: int, raw: int) -> None:
+        """What was added did not leave."""
+        account = self._open.get(name)
+        if account is None:
+            return
+        account.add({kind: -n for kind, n in kinds.items()}, -envelope, -raw)
+        account.count -= 2  # the message, and what took it back
+        if not account.count:
+            del self._open[name]
+            self._changed.pop(account.number, None)
 
     def settle(self, name: Any, useful: bool, **more: Any) -> None:
         """Closes an account and writes its row; no account of that name: nothing crossed, nothing
         is written.
         """
         account = self._open.pop(name, None)
-        if account is not None:
-            self.write(account, useful, **more)
+        if account is None:
+            return
+        self._changed.pop(account.number, None)
+        if account.cut and not useful:  # it may not have arrived: its bytes are an upper bound
+            more = {"lost": True, **more}
+        self.write(account, useful, **more)
 
     def write(self, a: Account, useful: bool, **more: Any) -> None:
         """Writes a row; `more` is added to its fields or replaces them."""
+        self.enter(self._row(a, useful, **more))
+
+    def _row(self, a: Account, useful: bool, **more: Any) -> Row:
         payload = sum(a.kinds.values())
         row = Wire(
             round=a.round,
@@ -130,11 +180,15 @@ class Ledger:
             phase=a.phase,
             attempt=a.attempt,
             count=a.count if a.counted else None,
+            number=a.number or None,
         )
         row.set(**more)
-        line = row.line()
-        self.recall(line)
-        self._write(line)
+        return row.line()
+
+    def enter(self, row: Row) -> None:
+        """A row of this server's, or one that an earlier one left under way."""
+        self.recall(row)
+        self._write(row)
 
     def recall(self, row: Row) -> None:
         """Counts a row: one just written, or by an earlier process of this side. What was spent is

@@ -9,6 +9,7 @@ every other message is a row at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fednet.errors import RemoteProtocolError
@@ -17,6 +18,21 @@ from fednet.wire.ledger import Account, Direction, Ledger
 
 COUNTED = ("beat", "refused", "connection")  # one row for many
 NOBODY = b""  # of a server's book: whoever has not joined, all together
+ONCE = "once"  # a row of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message that is billed and has not left. name: of its account; kinds, envelope, raw: what
+    it added there.
+    """
+
+    conn: bytes
+    frames: Sequence[Any]
+    name: tuple[Any, ...]
+    kinds: dict[str, int]
+    envelope: int
+    raw: int
 
 
 class Link:
@@ -73,12 +89,24 @@ class Link:
 
     def send(self, conn: bytes, message: m.Message, body: memoryview | None = None) -> bool:
         """Encodes, bills and sends. False where the connection is gone (nothing is billed then)."""
+        return self.leave(self.compose(conn, message, body))
+
+    def compose(self, conn: bytes, message: m.Message, body: memoryview | None = None) -> Outgoing:
+        """Encodes a message, and bills it as one that is under way, before it leaves."""
         header = m.encode(message)
         frames = [header] if body is None else [header, body]
-        if not self._send(conn, frames):
-            return False
-        self._bill(conn, self.out, message, self._size(frames), 0 if body is None else len(body))
-        return True
+        nbytes = 0 if body is None else len(body)
+        entry = self._entry(conn, self.out, message, self._size(frames), nbytes)
+        return Outgoing(conn, frames, *entry)
+
+    def leave(self, out: Outgoing) -> bool:
+        """Sends what was composed, and takes it off the bill where its connection is gone."""
+        sent = self._send(out.conn, out.frames)
+        if not sent:
+            self.ledger.take_back(out.name, out.kinds, out.envelope, out.raw)
+        elif out.name[2] == ONCE:
+            self.ledger.settle(out.name, False)
+        return sent
 
     def receive(self, conn: bytes, frames: Sequence[Any]) -> tuple[m.Message, memoryview | None]:
         """Decodes; the caller bills by `book`, once it knows whose it is. What cannot be decoded is
@@ -118,12 +146,30 @@ class Link:
         body: int,
         stray: str = "",
     ) -> None:
+        name, *_ = self._entry(conn, direction, message, nbytes, body, stray)
+        if name[2] == ONCE:
+            self.ledger.settle(name, False, **({"reason": stray} if stray else {}))
+
+    def _entry(
+        self,
+        conn: bytes,
+        direction: Direction,
+        message: m.Message,
+        nbytes: int,
+        body: int,
+        stray: str = "",
+    ) -> tuple[tuple[Any, ...], dict[str, int], int, int]:
+        """Adds a message to the account that it belongs to: (the account's name, and what was
+        added: bytes by kind, envelope, raw bytes).
+        """
         tag = str(message.__struct_config__.tag)
         key: m.Key | None = getattr(message, "key", None)
+        name: tuple[Any, ...]
         if tag == "beat" or (stray and key is None):
-            name = "beat" if tag == "beat" else "refused"
-            self._count(self._whose(conn), direction, name, nbytes)
-            return
+            what = "beat" if tag == "beat" else "refused"
+            name = (self._whose(conn), direction, what)
+            self._count(*name, nbytes)
+            return name, {}, nbytes, 0
         where: dict[str, Any] = (
             {}
             if key is None
@@ -135,13 +181,28 @@ class Link:
                 "purpose": key.purpose,
             }
         )
+        kinds, raw = dict[str, int](), 0
         if key is None or tag not in ("task", "reply", "part", "pull"):
-            self.ledger.write(
-                Account(direction, tag, envelope=nbytes, count=1, **where),
-                False,
-                **({"reason": stray} if stray else {}),
-            )
-            return
+            name, type = (conn, direction, ONCE, object()), tag
+        else:
+            kinds, raw = self._kinds(conn, direction, key, message, body, stray)
+            what = "pull" if tag == "pull" else ("task" if direction == "down" else "reply")
+            type = "evaluate" if key.purpose == "evaluate" and what != "pull" else what
+            name = (conn, direction, ONCE, object()) if stray else (conn, direction, what, key)
+        envelope = nbytes - sum(kinds.values())
+        self.ledger.account(name, direction, type, **where).add(kinds, envelope, raw)
+        return name, kinds, envelope, raw
+
+    def _kinds(
+        self,
+        conn: bytes,
+        direction: Direction,
+        key: m.Key,
+        message: m.Message,
+        body: int,
+        stray: str,
+    ) -> tuple[dict[str, int], int]:
+        """What a message has of its payload: bytes by kind, and their share of the raw bytes."""
         form, start = self.forms.get((conn, direction, key), ()), 0
         if isinstance(message, (m.Task, m.Reply)):
             form = message.form
@@ -149,17 +210,11 @@ class Link:
                 self.forms[conn, direction, key] = form
         elif isinstance(message, m.Part):
             start = message.index * m.PART
-        kinds, raw = split(form, start, start + body) if body else ({}, 0)
-        name = "pull" if tag == "pull" else ("task" if direction == "down" else "reply")
-        type = "evaluate" if key.purpose == "evaluate" and name != "pull" else name
-        account = (
-            Account(direction, type, **where)
-            if stray
-            else self.ledger.account((conn, direction, name, key), direction, type, **where)
-        )
-        account.add(kinds, nbytes - sum(kinds.values()), raw)
-        if stray:
-            self.ledger.write(account, False, reason=stray)
+        return split(form, start, start + body) if body else ({}, 0)
+
+    def carried(self, conn: bytes, key: m.Key) -> bool:
+        """Whether any of a task's payload went over that connection."""
+        return any(self.ledger.kinds((conn, "down", "task", key)).values())
 
     def settle(
         self, conn: bytes, direction: Direction, key: m.Key, useful: bool, **more: Any
@@ -181,7 +236,7 @@ class Link:
         self, conn: bytes, still: Callable[[Direction, m.Key], bool] = lambda direction, key: False
     ) -> None:
         """Writes the rows that a connection leaves open, but for payloads that are `still` of use.
-        What was sent and not answered may not have arrived: it is `lost`, and its bytes are an
+        What was sent and is not of use may not have arrived: it is `lost`, and its bytes are an
         upper bound.
         """
         if conn in self._strangers:
@@ -195,7 +250,9 @@ class Link:
             payload: Direction = (
                 direction if what != "pull" else ("up" if direction == "down" else "down")
             )
-            if not still(payload, key):
+            if what != ONCE and still(payload, key):
+                self.ledger.cut(name, direction == self.out)
+            else:
                 lost = {"lost": True} if direction == self.out else {}
                 self.ledger.settle(name, False, **lost, reason="cut short")
                 self.forms.pop((conn, payload, key), None)

@@ -190,7 +190,7 @@ class Federation:
         left = [
             p
             for p in self.path.rglob("*")
-            if p.suffix in (".part", ".new") or p.name.startswith("round-")
+            if p.suffix in (".part", ".new") or p.name.startswith(("round-", "."))
         ]
         assert not left, left
         assert len(list((self.path / "checkpoint").glob("state-*"))) <= 2

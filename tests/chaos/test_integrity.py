@@ -109,7 +109,9 @@ def connection(draw: random.Random, folder: Path) -> Callable[[], object]:
     form = [m.Field("x", "state", 160, 160), m.Field("y", "state", 48, 48)]
     key = m.Key(3, 0, 0, 5)
     task = m.Task(run="r", inc=1, key=key, form=form, size=208, check=body.check(), start="2-0-0")
-    reply = m.Reply(run="r", inc=1, key=key, form=form, size=208, check=body.check(), state="ab")
+    reply = m.Reply(
+        run="r", inc=1, key=key, form=form, size=208, check=body.check(), state="ab" * 32
+    )
     for name, message in (("task", task), ("reply", reply)):
         (folder / name).mkdir()
         (folder / name / "header").write_bytes(m.encode(message))

@@ -181,7 +181,7 @@ def test_bytes_of_rounds_that_were_done_again_are_counted_as_useful_once(
                 fed.server(resume=True)
             fed.finish()
         summary = json.loads((fed.path / "summary.json").read_text())
-        measured = costs.predicted(open_run(fed.path))
+        measured = costs.predicted(open_run(fed.path), summary["predicted"])
         found[name] = (fed.hashes(), summary["useful"], measured)
         assert summary["useful"] == summary["predicted"]
         assert {
