@@ -39,7 +39,20 @@ def loaded() -> dict[str, str]:
     """The files loaded in this process: {name: SHA-256}, which is what a client and a server
     compare.
     """
-    return {entry.path.name: entry.sha256 for entry in _loaded.values()}
+    entries = list(_loaded.values())
+    return dict(zip(names([e.path for e in entries]), (e.sha256 for e in entries)))
+
+
+def names(files: Sequence[Path | str]) -> list[str]:
+    """A name for each file that no other of them has: `a.py`, and `a-2.py` for another `a.py`."""
+    given = list[str]()
+    for path in map(Path, files):
+        n, name = 1, path.name
+        while name in given:
+            n += 1
+            name = f"{path.stem}-{n}{path.suffix}"
+        given.append(name)
+    return given
 
 
 def _load(path: Path) -> Loaded:
@@ -56,8 +69,8 @@ def _load(path: Path) -> Loaded:
                 f"{path}: the file has changed since this process loaded it; start again."
             )
         return known
-    for other in _loaded.values():  # the copy in a run's code/ is the same file
-        if other.sha256 == sha256 and other.path.name == path.name:
+    for other in _loaded.values():  # the copy in a run's code/, by whatever name, is the same file
+        if other.sha256 == sha256:
             return other
     name = _module(path, sha256)
     spec = importlib.util.spec_from_file_location(name, path)
@@ -71,7 +84,7 @@ def _load(path: Path) -> Loaded:
     except FednetError:
         del sys.modules[name]
         raise
-    except Exception as broken:
+    except (Exception, SystemExit) as broken:
         # Whatever a user's own file raises is the user's to see.
         del sys.modules[name]
         raise UserFileError(f"{path}: raised {type(broken).__name__}: {broken}") from broken

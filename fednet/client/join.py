@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fednet import __version__, ids, loading
+from fednet import ids, loading
 from fednet.client.loop import ClientLoop, given_up, why
 from fednet.client.policy import Policy
 from fednet.client.prepare import Explained, explaining, preparer
@@ -94,7 +94,7 @@ def main(
         pid=os.getpid(),
         device=",".join(here),
         slots=len(here),
-        versions=versions(),
+        versions=determinism.versions(),
         files=loading.loaded(),
     )
     loop: ClientLoop | None = None
@@ -183,18 +183,6 @@ def _once() -> Callable[[str, str], None]:
             )
 
     return refused
-
-
-def versions() -> dict[str, str]:
-    import platform
-
-    import torch
-
-    return {
-        "fednet": __version__,
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-    }
 
 
 def read_server(run: Path) -> tuple[str, str | None] | None:

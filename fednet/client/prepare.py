@@ -86,6 +86,7 @@ def preparer(
             ).test
 
         store = ClientStore(root, exp.algorithm.Client)
+        answers = _account(config, policy, root)
         packing = (
             Packing(config.train.pack, exp.setting.task, loop.slots.limit, config.train.threads)
             if config.train.pack > 1
@@ -103,6 +104,7 @@ def preparer(
                 else functools.partial(balanced, device),
                 pack=packing.at(card) if packing is not None else None,
                 policy=policy,
+                answers=answers,
             )
             for card, device in enumerate(devices)
         ]
@@ -212,6 +214,17 @@ def shaper(config: Any) -> Shaper | None:
         curve=config.security.curve,
         is_open=is_open,
     )
+
+
+def _account(config: Config, policy: Policy, root: Path) -> Any:
+    """The site's account of answers with noise of its own; None where there are none."""
+    from fednet.experiment.privacy import Answers
+
+    if not config.privacy.noise or config.privacy.where != "client":
+        return None
+    own = policy.privacy
+    most = None if own is None or own.epsilon is None else (own.epsilon, own.delta)
+    return Answers(root.parent / "answers.jsonl", most)
 
 
 def _own_folder(data: Path | None, client: int) -> Path | None:

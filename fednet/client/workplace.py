@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -60,7 +61,7 @@ class Workplace:
 
     data: a function from client id to that client's `Site`. state_lost: begin anew where a client's
     state is missing. pack: where clients come together to be trained as one. policy: what may
-    leave; without one, everything.
+    leave; without one, everything. answers: the account of what leaves with noise on it.
     """
 
     def __init__(
@@ -74,8 +75,10 @@ class Workplace:
         balanced: Callable[[], Any] | None = None,
         pack: Pack | None = None,
         policy: Policy | None = None,
+        answers: privacy.Answers | None = None,
     ) -> None:
-        self.experiment = experiment
+        """Nine arguments: what is computed, on whose data and where, and what may leave."""
+        self.experiment, self._answers = experiment, answers
         self.policy = policy or Policy()
         self.pack = pack
         self.store = store
@@ -265,7 +268,8 @@ class Workplace:
                     f"train.clip_norm, may help"
                 )
         if exp.config.privacy.clip is not None:
-            up = privacy.protect(up, x, exp.config.privacy, self._noise, key.round, key.client)
+            asked = privacy.Question.of(exp.config, self.store.root.name, task, record, body)
+            up = privacy.protect(up, x, exp.config.privacy, self._noise, asked, self._answers)
         progress("encoding", 0, 0)
         residuals = dict(record.residuals or {})
         encoded = exp.up.encode(
@@ -420,7 +424,6 @@ def _answer(key: Key, encoded: Encoded, state: str = "", kept: bool = False) -> 
 
 
 def _replace(struct: Any, **changes: Any) -> Any:
-    import msgspec
 
     return msgspec.structs.replace(struct, **changes)
 

@@ -41,3 +41,18 @@ def settle(threads: int = 1, precision: str = "fp32") -> dict[str, Any]:
         "tf32": tf32,
         "cublas_workspace": os.environ["CUBLAS_WORKSPACE_CONFIG"],
     }
+
+
+def versions() -> dict[str, str]:
+    """Of what the bits of a run may depend on, beside its configuration."""
+    import platform
+
+    import torch
+
+    from fednet import __version__
+
+    return {
+        "fednet": __version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }

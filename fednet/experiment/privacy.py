@@ -17,19 +17,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import hmac
 import os
 import secrets
-from collections.abc import Iterable
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
 from fednet.config import PrivacySection
 from fednet.errors import ConfigError, StateError
 from fednet.experiment import selection
-from fednet.files import digest
+from fednet.files import Lines, digest, read_lines, repair
 from fednet.tensors import Sum, Tensors
 from fednet.wire.payload import run_of
 
@@ -68,8 +72,9 @@ def clipped(up: Any, x: Tensors | None, bound: float, slack: float = 1.0) -> Any
 # -- noise -----------------------------------------------------------------------------------------
 class Noise:
     """Gaussian noise from a secret of its own, kept in `file` (mode 0600): from the run's seed,
-    which every client knows, anyone could compute the noise and take it off. The same (round,
-    client) gives the same noise again, so that a round repeated after a crash shows nothing new.
+    which every client knows, anyone could compute the noise and take it off. The same thing said in
+    answer to the same question gets the same noise again, so that a round repeated after a crash
+    shows nothing new; anything else gets other noise, or the difference of two would be without.
     """
 
     def __init__(self, file: Path) -> None:
@@ -93,11 +98,43 @@ class Noise:
                 f"the first has hidden; put it back, or begin the run anew under another name."
             )
 
-    def draw(self, n: int, scale: float, round: int, client: int = -1) -> torch.Tensor:
-        """(n,) float64 of N(0, scale^2)."""
-        key = hashlib.sha256(self._secret + f"/{round}/{client}".encode()).digest()
+    def add(self, value: torch.Tensor, scale: float, question: bytes) -> tuple[torch.Tensor, str]:
+        """(float64 of the value with N(0, scale^2) on it, what stands for this answer). question:
+        all that was asked, or a digest of it that nobody can find a second text to.
+        """
+        said = value.detach().cpu().contiguous()
+        asked = hashlib.sha256(question).digest()
+        key = hmac.new(self._secret, asked, hashlib.sha256)
+        key.update(said.numpy().tobytes())
+        drawn = self._draw(said.numel(), scale, key.digest())
+        return value.double() + drawn.to(value.device), key.hexdigest()
+
+    @staticmethod
+    def _draw(n: int, scale: float, key: bytes) -> torch.Tensor:
         rng = np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))
         return torch.from_numpy(rng.normal(0.0, scale, n))
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """What a client was asked: its digest, and for the account by whom and when."""
+
+    run: str
+    round: int
+    client: int
+    digest: bytes
+
+    @classmethod
+    def of(cls, config: Any, run: str, task: Any, record: Any, body: memoryview) -> Question:
+        """All that the answer to a task follows from, so that no two questions have one digest.
+        record: what the client keeps; body: the task's payload.
+        """
+        key = task.key.round, task.key.phase, task.key.client
+        settings = msgspec.json.encode(config, order="deterministic")
+        told = msgspec.json.encode((key, task.form, task.enrol, record.sha256(), body.nbytes))
+        whole = hashlib.sha256(b"%d %b%b" % (len(settings), settings, told))
+        whole.update(body)
+        return cls(run, task.key.round, task.key.client, whole.digest())
 
 
 def protect(
@@ -105,18 +142,23 @@ def protect(
     x: Tensors | None,
     section: PrivacySection,
     noise: Noise | None,
-    round: int,
-    client: int,
+    question: Question,
+    answers: Answers | None = None,
 ) -> Any:
-    """The client's part: clip, then, with `where: client`, noise."""
+    """The client's part: clip, then, with `where: client`, noise. What leaves then is on account
+    first: raises ConfigError where the budget does not have it.
+    """
     assert section.clip is not None
     up = clipped(up, x, section.clip)
     if section.where != "client" or not section.noise or noise is None:
         return up
     changed = {}
     for name, value, _ in updates(up, x):
-        drawn = noise.draw(value.vector.numel(), section.noise * section.clip, round, client)
-        changed[name] = value.with_vector((value.vector.double() + drawn.to(value.device)).float())
+        asked = question.digest + name.encode()
+        vector, answer = noise.add(value.vector, section.noise * section.clip, asked)
+        if answers is not None:
+            answers.account(question, answer, section)
+        changed[name] = value.with_vector(vector.float())
     return dataclasses.replace(up, **changed)
 
 
@@ -140,14 +182,84 @@ def noised(fold: Any, section: PrivacySection, noise: Noise | None, round: int) 
     for f in dataclasses.fields(fold):
         total = getattr(fold, f.name)
         if isinstance(total, Sum) and total.layout is not None:
-            drawn = noise.draw(total.vector.numel(), section.noise * section.clip, round).to(
-                total.vector.device
-            )
-            changed[f.name] = dataclasses.replace(total, vector=total.vector + drawn)
+            asked = f"{round}/{f.name}".encode()
+            vector, _ = noise.add(total.vector, section.noise * section.clip, asked)
+            changed[f.name] = dataclasses.replace(total, vector=vector)
     return fold.replace(**changed)
 
 
 # -- what it amounts to ----------------------------------------------------------------------------
+def epsilon(noises: Mapping[float, int], delta: float) -> float:
+    """What answers with these multipliers, each so many times, amount to together: the epsilon of
+    one client's data being replaced by other data.
+    """
+    dp_accounting, rdp = _accounting()
+    replaced = dp_accounting.NeighboringRelation.REPLACE_ONE
+    accountant = rdp.RdpAccountant(neighboring_relation=replaced)
+    for noise, times in noises.items():
+        accountant.compose(dp_accounting.GaussianDpEvent(noise / 2), times)
+    return float(accountant.get_epsilon(delta))
+
+
+def _accounting() -> tuple[Any, Any]:
+    try:
+        import dp_accounting
+        from dp_accounting import rdp
+    except ImportError:
+        raise ConfigError(
+            "privacy.noise: its accountant is the package dp-accounting; `pip install "
+            "'fednet[privacy]'` brings it."
+        ) from None
+    return dp_accounting, rdp
+
+
+class Answers:
+    """A site's own account of what its clients have answered with noise of their own, over all runs
+    that its state directory has seen: a line an answer, on disk before the answer leaves. Each call
+    may come from any thread.
+
+    most: (epsilon, delta) that a client's answers may amount to, None: without end.
+    """
+
+    def __init__(self, file: Path, most: tuple[float, float] | None = None) -> None:
+        if most is not None:
+            _accounting()  # what is missing is said now, not in a task
+        file.parent.mkdir(parents=True, exist_ok=True)
+        repair(file)
+        self._most, self._lock = most, threading.Lock()
+        self._known = set[tuple[int, str]]()
+        self._noises = dict[int, Counter[float]]()
+        for row in read_lines(file) if file.exists() else ():
+            self._count(row["client"], row["answer"], row["noise"])
+        self._file = Lines(file)
+
+    def account(self, question: Question, answer: str, section: PrivacySection) -> None:
+        """The same answer again costs nothing. Raises ConfigError, and notes nothing, where it
+        would be one too many.
+        """
+        client = question.client
+        with self._lock:
+            if (client, answer) in self._known:
+                return
+            if self._most is not None:
+                noises = self._noises.get(client, Counter()) + Counter({section.noise: 1})
+                spent = epsilon(noises, self._most[1])
+                if spent > self._most[0]:
+                    raise ConfigError(
+                        f"client {client}: one more answer would spend epsilon {spent:.3g} at "
+                        f"delta {self._most[1]:g}, and this site's policy has {self._most[0]:g}."
+                    )
+            asked = {"run": question.run, "round": question.round, "client": client}
+            said = {"answer": answer, "noise": section.noise, "clip": section.clip}
+            self._file.append({**asked, **said})
+            self._file.flush(fsync=True)
+            self._count(client, answer, section.noise)
+
+    def _count(self, client: int, answer: str, noise: float) -> None:
+        self._known.add((client, answer))
+        self._noises.setdefault(client, Counter())[noise] += 1
+
+
 class Accountant:
     """What has been spent at `privacy.delta`, by Rényi DP, from Google's dp-accounting.
     Neighbouring federations differ in one client's whole data, replaced by other data: a sum then
@@ -162,14 +274,7 @@ class Accountant:
 
     def __init__(self, config: Any) -> None:
         self._config, section = config, config.privacy
-        try:
-            import dp_accounting
-            from dp_accounting import rdp
-        except ImportError:
-            raise ConfigError(
-                "privacy.noise: its accountant is the package dp-accounting; `pip install "
-                "'fednet[privacy]'` brings it."
-            ) from None
+        dp_accounting, rdp = _accounting()
         gaussian = dp_accounting.GaussianDpEvent(section.noise / 2)
         self._events = {"epsilon": gaussian}
         if section.where == "server" and config.availability.model == "always":

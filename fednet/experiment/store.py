@@ -72,6 +72,10 @@ class Local(State):
     x: Tensors
 
 
+# A version's files: its state, its local model, and either as it is being written.
+_VERSION = re.compile(r"(([0-9]+)-[0-9]+-[0-9]+)(\.local)?\.([0-9]+\.new|safetensors)")
+
+
 class ClientStore:
     """The state directory of one run: `ROOT/client-K/ROUND-PHASE-ATTEMPT.safetensors` (`.local`
     beside it).
@@ -128,17 +132,16 @@ class ClientStore:
         appear(aside, path)
 
     def prune(self, client: int, version: str, keep: Sequence[str]) -> None:
-        """Deletes the versions of earlier rounds than `version`, but for those to keep. Later ones
-        are left alone: they belong to another worker, where this one was given up and did not know
-        it.
+        """Deletes the versions of earlier rounds than `version`, but for those to keep, and no file
+        that is none. Later ones are left alone: they belong to another worker, where this one was
+        given up and did not know it.
         """
         folder, now = self._folder(client), int(version.split("-")[0])
         if not folder.is_dir():
             return
         for path in folder.iterdir():
-            name = path.name.split(".")[0]
-            round = name.split("-")[0]
-            if name not in keep and round.isdecimal() and int(round) < now:
+            found = _VERSION.fullmatch(path.name)
+            if found is not None and found[1] not in keep and int(found[2]) < now:
                 path.unlink(missing_ok=True)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from fednet import ids, loading
 from fednet.config import Config
-from fednet.experiment import placement
+from fednet.experiment import determinism, placement
 from fednet.records import Summary
 from fednet.server.endpoint import Endpoint
 from fednet.server.process import host_rounds
@@ -53,7 +53,6 @@ def endpoint(
     """The server's end, with all clients behind it. Nothing is encrypted here, and the bytes are
     counted as if it were.
     """
-    from fednet.client.join import versions
     from fednet.client.loop import ClientLoop
     from fednet.client.policy import Policy
     from fednet.client.prepare import preparer
@@ -73,7 +72,7 @@ def endpoint(
         host=socket.gethostname(),
         pid=os.getpid(),
         device=chosen,
-        versions=versions(),
+        versions=determinism.versions(),
         files=loading.loaded(),
     )
     prepare = preparer(

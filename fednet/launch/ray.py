@@ -209,7 +209,9 @@ class Fleet:
         return (found or ("",))[0].replace("0.0.0.0", self.ray.util.get_node_ip_address())
 
     def _actor(self) -> Any:
-        files = {Path(p).name: Path(p).read_text(encoding="utf-8") for p in loading.paths()}
+        parts = loading.paths()
+        texts = (Path(p).read_text(encoding="utf-8") for p in parts)
+        files = dict(zip(loading.names(parts), texts))
         return (
             self.ray.remote(Worker)
             .options(**self.asks, max_restarts=0)

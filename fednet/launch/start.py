@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fednet import config as configuration
+from fednet import loading
 from fednet.config import Config
 from fednet.errors import ConfigError, FednetError
 from fednet.experiment import lock
@@ -66,9 +67,9 @@ def fill(config: Config, path: Path) -> tuple[Config, bool]:
         (path / "summary.json").unlink(missing_ok=True)
     code = path / "code"
     code.mkdir(parents=True, exist_ok=True)
-    copies = []
-    for file in config.load:
-        target = code / Path(file).name
+    copies = list[str]()
+    for file, name in zip(config.load, loading.names(config.load)):
+        target = code / name
         if Path(file).resolve() != target.resolve():
             shutil.copyfile(file, target)
         copies.append(str(Path("code") / target.name))

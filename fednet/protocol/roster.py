@@ -7,7 +7,7 @@ when its connection is closed or its heartbeat silent.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from fednet.protocol.rules import SLOTS
@@ -183,3 +183,10 @@ class Roster:
 
     def forget(self, worker: Worker) -> None:
         del self.workers[worker.name]
+
+
+def differs(theirs: Mapping[str, str], mine: Mapping[str, str]) -> dict[str, object]:
+    """What a worker runs in another version than the server: its bits may be others."""
+    names = sorted(name for name in mine if theirs.get(name, mine[name]) != mine[name])
+    told = [f"{name} {theirs[name]}, here {mine[name]}" for name in names]
+    return {"differs": told} if told else {}

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fednet.errors import ConfigError, RemoteProtocolError
 from fednet.ids import Ids
 from fednet.protocol.refusals import Refusals
-from fednet.protocol.roster import Roster, Worker
+from fednet.protocol.roster import Roster, Worker, differs
 from fednet.protocol.rules import HOSTED, SLOTS, Forget, Instruction, Job, Note, Rules
 from fednet.protocol.tasks import WITH_WORKER, Tasks, Work
 from fednet.protocol.transfers import Transfers
@@ -30,7 +30,7 @@ class ServerProtocol:
 
     welcome(ids, session): the answer to a join. may_speak_for(user, client): whether that key may.
     declared(key, form): raises RemoteProtocolError for a reply that is not of the form and size
-    that the method declares. rules: until the first phase gives its own.
+    that the method declares. versions: of what computes here. rules: until a phase gives its own.
     """
 
     def __init__(
@@ -46,10 +46,13 @@ class ServerProtocol:
         may_speak_for: Callable[[str | None, int], bool] | None = None,
         declared: Callable[[Key, Sequence[Field]], None] | None = None,
         max_workers: int = 10_000,
+        versions: Mapping[str, str] | None = None,
         rules: Rules | None = None,
     ) -> None:
+        """Twelve arguments: the run, and what its owner knows of files, keys and payloads."""
         self.run, self.incarnation, self.clients = run, incarnation, clients
         self.files, self.layout = dict(files or {}), layout
+        self.versions = dict(versions or {})
         self.sites: dict[int, m.SiteFacts] = {}
         self._welcome = welcome
         self._may = may_speak_for or (lambda user, client: True)
@@ -331,6 +334,8 @@ class ServerProtocol:
                     "host": worker.host,
                     "pid": worker.pid,
                     "device": worker.device,
+                    "versions": join.versions,
+                    **differs(join.versions, self.versions),
                 },
             )
         )

@@ -55,7 +55,7 @@ def host_rounds(
     session = Session(config, directory, endpoint, device, data)
     rounds = session.rounds(display, callback)
     rounds.until = until
-    on_stop(functools.partial(stop_later, rounds))
+    on_stop(insisting(functools.partial(stop_later, rounds)))
     over, why = False, ""
     try:
         session.begin(rounds)
@@ -168,6 +168,7 @@ class Session:
             layout=self.experiment.digest,
             may_speak_for=endpoint.keyring.may_speak_for if endpoint.keyring is not None else None,
             declared=declared(self.experiment),
+            versions=determinism.versions(),
             rules=endpoint.rules,
         )
 
@@ -320,6 +321,30 @@ def on_stop(handler: Callable[[int, Any], None]) -> dict[int, Any]:
         with contextlib.suppress(ValueError):  # in a thread of a caller's own, who has the signals
             before[number] = signal.signal(number, handler)
     return before
+
+
+TOGETHER_S = 0.3
+"""One press of Ctrl-C may come twice: from the terminal, and passed on by whoever started this
+process.
+"""
+
+
+def insisting(handler: Callable[[int, Any], None]) -> Callable[[int, Any], None]:
+    """As `handler`, but the third Ctrl-C ends what is going on where it stands: a method's own part
+    may never come to its end.
+    """
+    presses = list[float]()
+
+    def on(number: int, frame: Any) -> None:
+        now = time.monotonic()
+        if number == signal.SIGINT and (not presses or now - presses[-1] > TOGETHER_S):
+            presses.append(now)
+        if len(presses) >= 3:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            raise KeyboardInterrupt
+        handler(number, frame)
+
+    return on
 
 
 def stop_early(number: int, _: Any) -> None:

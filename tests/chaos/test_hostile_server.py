@@ -284,6 +284,34 @@ def test_what_a_server_writes_forges_no_line(tmp_path):
     assert str(found["error"]) == "the server refused this client: no"
 
 
+def answers(server: Liar) -> list[memoryview]:
+    """The bodies of the replies to training tasks."""
+    return [b for x, b in server.heard if isinstance(x, m.Reply) and x.form[0].name == "x"]
+
+
+def test_noise_is_not_taken_off_by_asking_twice(tmp_path, exp):
+    """In one round, with the weights and then with others, and after a welcome with another
+    learning rate: each answer has noise of its own, and each is on account.
+    """
+    private = {"clip": 1.0, "noise": 1000.0, "where": "client"}
+    server = Liar(told(privacy=private))
+    wanted = [0.01, 0.01, 0.02]
+    with site(server, tmp_path):
+        for attempt, lr in enumerate(wanted):
+            if lr != 0.01:
+                server.welcome["config"] = told(privacy=private, train={"lr": lr})
+                server.transport.drop(server.conn, hang_up=True)
+            ready = 1 + wanted[: attempt + 1].index(lr) // 2
+            server.listen(lambda n=ready: len(server.said(m.Ready)) >= n)
+            server.say(*task(exp, m.Key(1, 0, attempt, 0)))
+            server.listen(lambda n=attempt: len(answers(server)) > n)
+    values = [np.frombuffer(b, np.float32, exp.shared.nbytes // 4) for b in answers(server)]
+    assert np.array_equal(values[0], values[1])  # the same question
+    assert float(np.linalg.norm(values[0] - values[2])) > 100.0  # another
+    rows = (tmp_path / "answers.jsonl").read_text().splitlines()
+    assert len(rows) == 2
+
+
 # -- the policy ------------------------------------------------------------------------------------
 def test_the_policy_has_the_last_word(tmp_path):
     state = tmp_path / "state"

@@ -73,26 +73,94 @@ def test_the_server_counts_every_update_alike_and_clips_what_a_client_did_not():
     assert torch.allclose(up.x.vector, torch.tensor([1.6, 1.8]))
 
 
-def test_noise_is_of_its_scale_repeats_for_a_round_and_comes_from_a_secret(tmp_path):
-    file = tmp_path / "noise.key"
-    drawn = Noise(file).draw(10_000, 3.0, round=1)
-    assert abs(float(drawn.std()) - 3.0) < 5 * 3.0 / math.sqrt(2 * 10_000)
-    assert abs(float(drawn.mean())) < 5 * 3.0 / math.sqrt(10_000)
-    assert torch.equal(drawn, Noise(file).draw(10_000, 3.0, round=1))
-    assert not torch.equal(drawn, Noise(file).draw(10_000, 3.0, round=2))
-    assert not torch.equal(drawn, Noise(tmp_path / "other.key").draw(10_000, 3.0, round=1))
+def test_noise_is_of_its_scale_repeats_for_a_question_and_comes_from_a_secret(tmp_path):
+    file, zero = tmp_path / "noise.key", torch.zeros(10_000)
+
+    def drawn(file, question=b"1", value=zero):
+        return Noise(file).add(value, 3.0, question)[0] - value
+
+    first = drawn(file)
+    assert abs(float(first.std()) - 3.0) < 5 * 3.0 / math.sqrt(2 * 10_000)
+    assert abs(float(first.mean())) < 5 * 3.0 / math.sqrt(10_000)
+    assert torch.equal(first, drawn(file))
+    assert not torch.equal(first, drawn(file, b"2"))
+    assert not torch.allclose(first, drawn(file, value=zero + 1e-6), atol=1.0)
+    assert not torch.equal(first, drawn(tmp_path / "other.key"))
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
+QUESTION = privacy.Question("r", 1, 0, b"asked")
+
+
 def test_a_client_adds_noise_to_what_it_sends_only_where_the_configuration_says_so(tmp_path):
-    up, noise = Up(x=vector(4, 5), run=Run(1, 1, 0.0)), Noise(tmp_path / "k")
-    at_server = privacy.protect(up, vector(1, 1), PrivacySection(clip=1.0, noise=2.0), noise, 1, 0)
-    at_client = privacy.protect(
-        up, vector(1, 1), PrivacySection(clip=1.0, noise=2.0, where="client"), noise, 1, 0
-    )
-    expected = torch.tensor([1.6, 1.8]).double() + noise.draw(2, 2.0, 1, 0)
-    assert torch.allclose(at_server.x.vector, torch.tensor([1.6, 1.8]))
+    up, noise, x = Up(x=vector(4, 5), run=Run(1, 1, 0.0)), Noise(tmp_path / "k"), vector(1, 1)
+    clipped = torch.tensor([1.6, 1.8])
+    at_server = privacy.protect(up, x, PrivacySection(clip=1.0, noise=2.0), noise, QUESTION)
+    section = PrivacySection(clip=1.0, noise=2.0, where="client")
+    at_client = privacy.protect(up, x, section, noise, QUESTION)
+    assert torch.allclose(at_server.x.vector, clipped)
+    expected, _ = noise.add(at_server.x.vector, 2.0, b"askedx")
     assert torch.allclose(at_client.x.vector.double(), expected)
+
+
+def test_whoever_asks_twice_with_other_weights_learns_nothing_from_the_difference(tmp_path):
+    """One round, one client, two questions: with the same noise on both answers the difference
+    would be that of the updates alone, here 0.
+    """
+    noise = Noise(tmp_path / "k")
+    section = PrivacySection(clip=1.0, noise=100.0, where="client")
+
+    def answer(x, digest):
+        up = Up(x=x + vector(0.5, 0.5), run=Run(1, 1, 0.0))
+        found = privacy.protect(up, x, section, noise, privacy.Question("r", 1, 0, digest))
+        return found.x.vector - x.vector
+
+    first, other = answer(vector(0, 0), b"a"), answer(vector(8, 8), b"b")
+    assert float((first - other).norm()) > 1.0
+    assert torch.equal(first, answer(vector(0, 0), b"a"))
+    # The same question of a site whose data have changed: another answer, so other noise.
+    up = Up(x=vector(0.5, 0.25), run=Run(1, 1, 0.0))
+    changed = privacy.protect(up, vector(0, 0), section, noise, privacy.Question("r", 1, 0, b"a"))
+    assert float((first - changed.x.vector).norm()) > 1.0
+
+
+def test_two_fields_of_one_answer_do_not_have_the_same_noise(tmp_path):
+    class Two(Payload):
+        d: Delta
+        e: Delta
+
+    section = PrivacySection(clip=1.0, noise=100.0, where="client")
+    up = Two(d=vector(0.1, 0.2), e=vector(0.1, 0.2))
+    found = privacy.protect(up, None, section, Noise(tmp_path / "k"), QUESTION)
+    assert float((found.d.vector - found.e.vector).norm()) > 1.0
+
+
+def test_each_answer_is_on_account_before_it_leaves_and_the_same_one_once(tmp_path):
+    file = tmp_path / "answers.jsonl"
+    section = PrivacySection(clip=1.0, noise=2.0, where="client")
+    answers = privacy.Answers(file)
+    for answer in ("a", "b", "a"):
+        answers.account(QUESTION, answer, section)
+    privacy.Answers(file).account(QUESTION, "b", section)
+    rows = [(r["run"], r["round"], r["client"], r["answer"], r["noise"]) for r in lines(file)]
+    assert rows == [("r", 1, 0, "a", 2.0), ("r", 1, 0, "b", 2.0)]
+
+
+def test_a_budget_holds_over_runs_and_what_would_spend_more_does_not_leave(tmp_path):
+    pytest.importorskip("dp_accounting")
+    file = tmp_path / "answers.jsonl"
+    section = PrivacySection(clip=1.0, noise=8.0, where="client")
+    two, three = (privacy.epsilon({8.0: n}, 1e-3) for n in (2, 3))
+    assert two < three
+    for n in range(2):
+        run = privacy.Question(f"run-{n}", 1, 0, b"asked")
+        privacy.Answers(file, (two, 1e-3)).account(run, f"answer-{n}", section)
+    last = privacy.Answers(file, (two, 1e-3))
+    with pytest.raises(ConfigError, match=r"client 0: one more answer would spend epsilon"):
+        last.account(QUESTION, "third", section)
+    last.account(QUESTION, "answer-1", section)  # given before
+    last.account(privacy.Question("r", 1, 7, b"asked"), "third", section)  # another client's
+    assert len(lines(file)) == 3
 
 
 @pytest.mark.long

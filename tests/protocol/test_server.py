@@ -757,3 +757,17 @@ def test_all_workers_hear_of_the_end():
     assert sent(s.finish(False, "stopped"), m.End) == [
         m.End(run="r", inc=1, over=False, reason="stopped")
     ]
+
+
+def test_versions_are_recorded_at_a_join_and_compared():
+    s = server(versions={"torch": "2.13", "fednet": "1"})
+    notes = [
+        next(i.fields for i in of(say(s, conn, join), Note) if i.event == "joined")
+        for conn, join in (
+            (b"1", m.Join(worker="a", ids=[0], versions={"torch": "2.12", "fednet": "1"})),
+            (b"2", m.Join(worker="b", ids=[1], versions={"torch": "2.13", "own": "7"})),
+        )
+    ]
+    assert notes[0]["versions"] == {"torch": "2.12", "fednet": "1"}
+    assert notes[0]["differs"] == ["torch 2.12, here 2.13"]
+    assert "differs" not in notes[1]
