@@ -232,7 +232,6 @@ def _built(config: Config, root: Path | str | None, data: Any) -> Experiment:
         trial.finite(data)
     section = {"name": config.model.name, "weights": config.model.weights, **config.model.options}
     initial_module = models.build(section, input_shape, width, config.seed)
-    trial.whole(initial_module, config.model.name)
     layout = whole_layout(config.model, initial_module)
     initial = Tensors.of(initial_module, layout)
     shared = algorithm.shared(layout, initial_module)

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from fednet import seeds
 from fednet.algorithms.base import Algorithm
@@ -46,17 +45,6 @@ def _not_finite(part: torch.Tensor) -> int | None:
             bad = ~torch.isfinite(some).flatten(1 if some.dim() > 1 else 0)
             return start + int((bad.any(1) if some.dim() > 1 else bad).nonzero()[0])
     return None
-
-
-def whole(module: nn.Module, name: str) -> None:
-    """Raises ConfigError for a model with lazy layers, whose tensors have no shape yet."""
-    for kind in (module.named_parameters(), module.named_buffers()):
-        for tensor, value in kind:
-            if is_lazy(value):
-                raise ConfigError(
-                    f"model {name}: {tensor} is of a lazy layer, whose shape is known after its "
-                    f"first batch only; give the layer its sizes, from input_shape and classes."
-                )
 
 
 def fits(config: Any, algorithm: Algorithm, module: nn.Module, task: Any, data: Any) -> None:

@@ -84,8 +84,16 @@ def build(
     if (size := nbytes(section, input_shape, classes)) is not None:
         # The module, and the values that it starts from.
         capacity.ask(2 * size, f"model {section.get('name')}")
-    with seeds.scope(seed, "init"):
-        module = make(section, input_shape, classes)
+    try:
+        with seeds.scope(seed, "init"):
+            module = make(section, input_shape, classes)
+    except FednetError:
+        raise
+    except Exception as broken:
+        raise ConfigError(
+            f"model {section['name']}: it cannot be built for inputs of shape "
+            f"{tuple(input_shape)} and {classes} classes: {type(broken).__name__}: {broken}"
+        ) from broken
     if section.get("weights") is not None:
         load(module, section["weights"])
     return module
@@ -111,6 +119,7 @@ def nbytes(section: Mapping[str, Any], input_shape: tuple[int, ...], classes: in
 def make(section: Mapping[str, Any], input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """As `build`, but initialised from torch's current generator, and never from a file."""
     from torch import nn
+    from torch.nn.parameter import is_lazy
 
     own = {
         k: v for k, v in section.items() if k not in ENGINE_KEYS and k not in ("name", "weights")
@@ -125,20 +134,18 @@ def make(section: Mapping[str, Any], input_shape: tuple[int, ...], classes: int)
             f"classes."
         )
     chosen = _checked(found, own)
-    try:
-        module = found.build(input_shape=shape, classes=int(classes), **chosen)
-    except FednetError:
-        raise
-    except Exception as broken:
-        raise ConfigError(
-            f"model {found.name}: it cannot be built for inputs of shape {shape} and {classes} "
-            f"classes: {type(broken).__name__}: {broken}"
-        ) from broken
+    module = found.build(input_shape=shape, classes=int(classes), **chosen)
     if not isinstance(module, nn.Module):
         raise ConfigError(
             f"model {found.name}: its builder returned a {type(module).__name__}, not a "
             f"torch.nn.Module."
         )
+    for name, value in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(value):
+            raise ConfigError(
+                f"model {found.name}: {name} is of a lazy layer, whose shape is known after its "
+                f"first batch only; give the layer its sizes, from input_shape and classes."
+            )
     return module
 
 

@@ -11,13 +11,14 @@ from fednet.files import write_aside
 from fednet.papers import measures, rendering, reproduction
 from fednet.papers.job import Job
 from fednet.papers.mini import MINI, SAID
-from fednet.report import costs, metrics, overlay, page
+from fednet.report import costs, local, metrics, overlay, page
 from fednet.report.read import Run, open_run
 from fednet.sweep import pool
 from fednet.sweep.pool import Task
 
 # Whose accuracy by class is drawn: Figures 2 and 5 of FedDC.
 BY_CLASS = dict.fromkeys(("feddc/table1", "feddc/figure2_text"), ("FedAvg", "FedDC"))
+LOCAL = ("fedabc/figure2",)  # whose pictures are of the clients' local models, by class
 
 
 def rows(
@@ -116,6 +117,8 @@ def pages(job: Job, out: Path, runs: Mapping[tuple[str, int], Run]) -> list[Path
         first = {m: run for (m, s), run in shown.items() if s == job.seeds[0]} or {
             m: run for (m, _), run in shown.items()
         }
+        if job.table in LOCAL:
+            made += locals_of(first, out / job.stem, name, MINI if mini else "")
         made += [
             path,
             *overlay.details(
@@ -127,6 +130,18 @@ def pages(job: Job, out: Path, runs: Mapping[tuple[str, int], Run]) -> list[Path
             ),
         ]
     return made
+
+
+def locals_of(runs: Mapping[str, Run], folder: Path, name: str, said: str) -> list[Path]:
+    """A picture a method of its clients' local models."""
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = [
+        local.draw(
+            run, folder / f"{name}-{m.lower()}-local.png", "; ".join(filter(None, (m, said)))
+        )
+        for m, run in runs.items()
+    ]
+    return [path for path in drawn if path is not None]
 
 
 def line(job: Job, task: Task) -> str:

@@ -32,6 +32,7 @@ from fednet.report import overlay
 # Of the pictures beside a table, those that the paper has too.
 SHOWN = {
     "fedabc/table1": ("-partition",),
+    "fedabc/figure2": ("-local",),
     "feddc/table1": ("-partition", "-classes", "-condensed"),
     "feddc/figure2_text": ("-classes",),
 }
