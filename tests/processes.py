@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ SMALL = (
     "data={dataset: synthetic, samples: 200, shape: [1, 4, 4], classes: 4, partition: {scheme: "
     "iid}}",
 )
-WAIT_S = 120.0  # nothing is expected to take so long: it bounds a test that would hang
+WAIT_S = 180.0  # nothing is expected to take so long: it bounds a test that would hang
 
 
 def small(*sets: str) -> list[str]:
@@ -33,34 +33,59 @@ def small(*sets: str) -> list[str]:
 
 
 class Processes:
-    """Started by `start`, all ended on leaving `processes`."""
+    """A context in which commands run; what still runs at its end is killed, with all it
+    started.
+    """
 
     def __init__(self, tmp: Path) -> None:
         self.tmp, self.all = tmp, list[subprocess.Popen[str]]()
 
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.all:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
     def start(
         self, module: str, *words: object, prefix: tuple[str, ...] = ()
     ) -> subprocess.Popen[str]:
+        """Starts `python -m fednet.cli.MODULE` in a session of its own, its output in a file."""
         out = self.tmp / f"process-{len(self.all)}.log"
-        environment = {
-            **os.environ,
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("FEDNET_")}
+        environment |= {
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(ROOT),
             "CUDA_VISIBLE_DEVICES": "",
         }
-        environment.pop("FEDNET_KEYS", None)
         with out.open("w") as file:
             process = subprocess.Popen(
                 [*prefix, sys.executable, "-m", f"fednet.cli.{module}", *map(str, words)],
                 cwd=self.tmp,
+                stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 text=True,
                 env=environment,
+                start_new_session=True,
             )
         process.said = out.read_text  # type: ignore[attr-defined]
         self.all.append(process)
         return process
+
+    def ended(self, process: subprocess.Popen[str]) -> tuple[int, str]:
+        """Waits for it. Returns (exit status, what it said)."""
+        try:
+            return process.wait(WAIT_S), process.said()
+        except subprocess.TimeoutExpired:
+            raise AssertionError(
+                f"still running after {WAIT_S:g} s; it said:\n{process.said()}"
+            ) from None
+
+    def run(self, module: str, *words: object) -> tuple[int, str]:
+        return self.ended(self.start(module, *words))
 
     def server(
         self, *words: object, sets: tuple[str, ...] = (), **more: Any
@@ -92,17 +117,6 @@ class Processes:
             *words,
             **more,
         )
-
-
-@contextmanager
-def processes(tmp: Path) -> Iterator[Processes]:
-    these = Processes(tmp)
-    try:
-        yield these
-    finally:
-        for process in these.all:
-            process.kill()
-            process.wait()
 
 
 def until(true: Callable[[], Any], what: str, *watched: subprocess.Popen[str]) -> Any:

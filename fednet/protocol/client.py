@@ -132,6 +132,7 @@ class ClientProtocol:
     versions: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     room: Callable[[], int] = capacity.room  # bytes of memory that a payload may take
+    part: int = PART  # bytes of a payload's parts, but the last
 
     state: str = "away"
     run: str = ""
@@ -187,7 +188,7 @@ class ClientProtocol:
         cut += [
             Booked("up", key, False)
             for key, going in self._outgoing.items()
-            if going.announced and going.body.size > PART
+            if going.announced and going.body.size > self.part
         ]
         self._incoming.clear()  # what was cut short is handed out anew
         for reply in self._outgoing.values():
@@ -271,10 +272,10 @@ class ClientProtocol:
             k.version == reply.key.version and k.client == reply.key.client for k in self._working
         ):
             return []
-        if share is not None and body.size <= PART:  # one message comes whole or not at all
+        if share is not None and body.size <= self.part:  # one message comes whole or not at all
             return self.forget(reply.key)
         self._outgoing[reply.key] = Outgoing(
-            reply, body, until=None if share is None else int(share * body.parts())
+            reply, body, until=None if share is None else int(share * body.parts(self.part))
         )
         return self._announce() if self.state == "ready" else []
 
@@ -358,7 +359,7 @@ class ClientProtocol:
         if (
             sum(f.size for f in task.form) != task.size
             or (body is not None and len(body) != task.size)
-            or (body is None and 0 < task.size <= PART)
+            or (body is None and 0 < task.size <= self.part)
         ):
             raise RemoteProtocolError("task: announced sizes do not agree")
         if self.state != "ready" or task.key.client not in self.hosts:
@@ -423,7 +424,7 @@ class ClientProtocol:
 
     def _grant(self, key: Key) -> list[Instruction]:
         inc = self._incoming[key]
-        parts = -(-inc.task.size // PART)
+        parts = -(-inc.task.size // self.part)
         ahead = inc.granted - inc.got
         n = min(WINDOW - ahead, parts - inc.granted)
         if n <= 0 or ahead > WINDOW // 2:
@@ -437,12 +438,12 @@ class ClientProtocol:
             return [Stray("late")]
         if part.index < inc.got:
             return [Stray("doubled")]
-        start = part.index * PART
+        start = part.index * self.part
         if (
             body is None
             or part.index != inc.got
             or part.index >= inc.granted
-            or len(body) != min(PART, inc.task.size - start)
+            or len(body) != min(self.part, inc.task.size - start)
         ):
             # What is missing does not come any more: the task must be given out anew.
             del self._incoming[part.key]
@@ -453,7 +454,7 @@ class ClientProtocol:
             ]
         inc.body[start : start + len(body)] = body
         inc.got += 1
-        if inc.got * PART >= inc.task.size:
+        if inc.got * self.part >= inc.task.size:
             del self._incoming[part.key]
             return self._given(inc.task, inc.body)
         return self._grant(part.key)
@@ -467,7 +468,7 @@ class ClientProtocol:
             if going.announced:
                 continue
             going.announced = True
-            inline = going.body.size <= PART
+            inline = going.body.size <= self.part
             reply = msgspec.structs.replace(going.reply, run=self.run, inc=self.inc)
             out.append(Out(reply, going.body.whole() if inline and going.body.size else None))
             if inline:
@@ -497,7 +498,7 @@ class ClientProtocol:
             return [Stray("late")]
         if pull.first < going.sent:
             return [Stray("doubled")]
-        if pull.first != going.sent or pull.first + pull.count > going.body.parts():
+        if pull.first != going.sent or pull.first + pull.count > going.body.parts(self.part):
             raise RemoteProtocolError(f"pull of part {pull.first}; {going.sent} were sent")
         last = (
             pull.first + pull.count
@@ -505,11 +506,14 @@ class ClientProtocol:
             else min(pull.first + pull.count, going.until)
         )
         out: list[Instruction] = [
-            Out(m.Part(run=self.run, inc=self.inc, key=pull.key, index=i), going.body.part(i))
+            Out(
+                m.Part(run=self.run, inc=self.inc, key=pull.key, index=i),
+                going.body.part(i, self.part),
+            )
             for i in range(pull.first, last)
         ]
         going.sent += pull.count
-        if going.sent >= going.body.parts():
+        if going.sent >= going.body.parts(self.part):
             self._forget(pull.key)
             out.append(Booked("up", pull.key))
         elif going.until is not None and last >= going.until:
@@ -523,7 +527,7 @@ class ClientProtocol:
         if self._incoming.pop(key, None) is not None:
             out.append(Booked("down", key, False))
         going = self._outgoing.get(key)
-        if going is not None and going.announced and going.body.size > PART:
+        if going is not None and going.announced and going.body.size > self.part:
             out.append(Booked("up", key, False))
         self._forget(key)
         self._working.discard(key)

@@ -31,6 +31,7 @@ class ServerProtocol:
     welcome(ids, session): the answer to a join. may_speak_for(user, client): whether that key may.
     declared(key, form): raises RemoteProtocolError for a reply that is not of the form and size
     that the method declares. versions: of what computes here. rules: until a phase gives its own.
+    part: bytes of a payload's parts, but the last.
     """
 
     def __init__(
@@ -48,15 +49,16 @@ class ServerProtocol:
         max_workers: int = 10_000,
         versions: Mapping[str, str] | None = None,
         rules: Rules | None = None,
+        part: int = m.PART,
     ) -> None:
-        """Twelve arguments: the run, and what its owner knows of files, keys and payloads."""
+        """Thirteen arguments: the run, and what its owner knows of files, keys and payloads."""
         self.run, self.incarnation, self.clients = run, incarnation, clients
         self.files, self.layout = dict(files or {}), layout
         self.versions = dict(versions or {})
         self.sites: dict[int, m.SiteFacts] = {}
         self._welcome = welcome
         self._may = may_speak_for or (lambda user, client: True)
-        self._turn = Turn(run, incarnation, now)
+        self._turn = Turn(run, incarnation, now, part)
         self._roster = Roster(max_workers, now)
         self._refusals = Refusals(self._turn, self._roster.worker_of)
         self._tasks = Tasks(self._turn, self._roster, self._refusals, rules or Rules())

@@ -34,7 +34,7 @@ from fednet.protocol.rules import (
 )
 from fednet.protocol.turn import Turn
 from fednet.wire import messages as m
-from fednet.wire.messages import PART, Key
+from fednet.wire.messages import Key
 
 ENDED = ("done", "dropped")
 WITH_WORKER = ("handed", "arriving")
@@ -301,8 +301,8 @@ class Tasks:
                     },
                 )
             )
-        inline = job.body.size <= PART
-        w.sent_parts = job.body.parts() if inline else 0
+        inline = job.body.size <= self._turn.part
+        w.sent_parts = job.body.parts(self._turn.part) if inline else 0
         task = m.Task(
             run=turn.run,
             inc=turn.incarnation,
@@ -497,7 +497,7 @@ class Tasks:
             return False
         if w.status == "arriving":
             due = now - max(w.moved, w.asked) if w.granted > w.got else 0.0
-            return w.waited + due > CALM * stalled + w.got * PART / FLOOR
+            return w.waited + due > CALM * stalled + w.got * self._turn.part / FLOOR
         most = CLAIMS * stalled
         if pace is not None:
             most = min(most, max(CALM * stalled, SLOWER * pace * max(1, w.job.cost)))

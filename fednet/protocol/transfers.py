@@ -15,7 +15,7 @@ from fednet.protocol.rules import BUDGET, UNUSED_S, WINDOW, Arrived, Note, Store
 from fednet.protocol.tasks import Tasks, Work
 from fednet.protocol.turn import Turn
 from fednet.wire import messages as m
-from fednet.wire.messages import PART, Field, Key
+from fednet.wire.messages import Field, Key
 
 
 class Transfers:
@@ -50,11 +50,11 @@ class Transfers:
                 else "late"
             )
             turn.say(Note(state, {"client": key.client, "round": key.round, "worker": worker.name}))
-            if reply.size > PART and state == "late":
+            if reply.size > self._turn.part and state == "late":
                 turn.call_off(conn, key)
             return state
         agrees = sum(f.size for f in reply.form) == reply.size and (
-            len(body) == reply.size if body is not None else not 0 < reply.size <= PART
+            len(body) == reply.size if body is not None else not 0 < reply.size <= self._turn.part
         )
         # Evaluated within the training task: small, beside the reply, gates nothing.
         if key.purpose != tasks.purpose:
@@ -106,7 +106,7 @@ class Transfers:
             return "late"
         if part.index < w.got:
             return "doubled"
-        expected = min(PART, w.reply.size - part.index * PART)
+        expected = min(self._turn.part, w.reply.size - part.index * self._turn.part)
         if part.index != w.got or part.index >= w.granted or body is None or len(body) != expected:
             self._tasks.refuse(
                 w,
@@ -115,11 +115,11 @@ class Transfers:
                 True,
             )
             return ""
-        self._turn.say(Store(part.key, part.index * PART, body))
+        self._turn.say(Store(part.key, part.index * self._turn.part, body))
         w.got += 1
         w.waited += self._turn.now - max(w.moved, w.asked)
         w.heard = w.moved = self._turn.now
-        if w.got * PART >= w.reply.size:
+        if w.got * self._turn.part >= w.reply.size:
             self._whole(w, w.reply, self._roster.workers[w.worker])
         self.grant()
         return ""
@@ -153,7 +153,7 @@ class Transfers:
         free = BUDGET - sum(w.granted - w.got for w in arriving if turn.now - w.moved < UNUSED_S)
         for w in arriving:
             assert w.reply is not None
-            parts = -(-w.reply.size // PART)
+            parts = -(-w.reply.size // self._turn.part)
             ahead = w.granted - w.got
             n = min(WINDOW - ahead, parts - w.granted, free)
             if n > 0 and ahead <= WINDOW // 2:
@@ -183,7 +183,7 @@ class Transfers:
             or w.status != "handed"
         ):
             return "late"
-        parts = w.job.body.parts()
+        parts = w.job.body.parts(self._turn.part)
         if pull.first != w.sent_parts or pull.first + pull.count > parts or pull.count > WINDOW:
             raise RemoteProtocolError(
                 f"pull of parts {pull.first} to {pull.first + pull.count - 1}; {w.sent_parts} of "
@@ -193,7 +193,7 @@ class Transfers:
             turn.send(
                 conn,
                 m.Part(run=turn.run, inc=turn.incarnation, key=pull.key, index=index),
-                w.job.body.part(index),
+                w.job.body.part(index, self._turn.part),
             )
         w.sent_parts += pull.count
         return ""

@@ -10,10 +10,12 @@ from fednet.wire.messages import Key
 
 
 class Turn:
-    """now: of the event that is being dealt with, on the caller's clock."""
+    """now: of the event that is being dealt with, on the caller's clock. part: bytes of a payload's
+    parts, but the last.
+    """
 
-    def __init__(self, run: str, incarnation: int, now: float) -> None:
-        self.run, self.incarnation, self.now = run, incarnation, now
+    def __init__(self, run: str, incarnation: int, now: float, part: int) -> None:
+        self.run, self.incarnation, self.now, self.part = run, incarnation, now, part
         self._out: list[Instruction] = []
 
     def over(self, since: float, patience: float | None) -> bool:

@@ -56,11 +56,12 @@ class Body:
             at += len(s)
         return found[0] if len(found) == 1 else memoryview(b"".join(found))
 
-    def parts(self) -> int:
-        return math.ceil(self.size / PART)
+    def parts(self, size: int = PART) -> int:
+        """Of so many bytes each, but the last."""
+        return math.ceil(self.size / size)
 
-    def part(self, index: int) -> memoryview:
-        return self.slice(index * PART, min(self.size, (index + 1) * PART))
+    def part(self, index: int, size: int = PART) -> memoryview:
+        return self.slice(index * size, min(self.size, (index + 1) * size))
 
     def whole(self) -> memoryview:
         return self.slice(0, self.size)

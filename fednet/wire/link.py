@@ -38,7 +38,7 @@ class Outgoing:
 class Link:
     """One side of all connections of a process. side: "server" or "client". framing: bytes on the
     wire of a frame of n bytes. greeting: (sent, received) bytes of a connection before its first
-    message.
+    message. part: bytes of a payload's parts, but the last.
     """
 
     def __init__(
@@ -48,13 +48,14 @@ class Link:
         framing: Callable[[int], int],
         ledger: Ledger,
         greeting: tuple[int, int] = (0, 0),
+        part: int = m.PART,
     ) -> None:
         self.out: Direction = "down" if side == "server" else "up"
         self.back: Direction = "up" if side == "server" else "down"
         self._decode = m.decode_from_client if side == "server" else m.decode_from_server
         self._send = send
         self._framing = framing
-        self._greeting = greeting
+        self._greeting, self._part = greeting, part
         self.ledger = ledger
         self.forms: dict[tuple[bytes, Direction, m.Key], Sequence[m.Field]] = {}
         self._strangers: set[bytes] = set()
@@ -209,7 +210,7 @@ class Link:
             if not stray:
                 self.forms[conn, direction, key] = form
         elif isinstance(message, m.Part):
-            start = message.index * m.PART
+            start = message.index * self._part
         return split(form, start, start + body) if body else ({}, 0)
 
     def carried(self, conn: bytes, key: m.Key) -> bool:

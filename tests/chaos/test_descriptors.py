@@ -10,7 +10,7 @@ import pytest
 
 from fednet.client import join
 from fednet.transport import keys
-from tests.processes import lines, processes, until
+from tests.processes import Processes, lines, until
 
 THOUSAND = ("sh", "-c", 'ulimit -n 1024 && exec "$0" "$@"')
 PATIENT = "round={lost: {closed: 100, silent: 100}}"
@@ -23,7 +23,7 @@ def test_idle_connections_leave_a_server_the_descriptors_of_its_files(tmp_path):
     site = ("--keys", tmp_path / "keys" / "clients" / "all.key", "--state", tmp_path / "state")
     sets = ("clients=4", "rounds=1000000", "security.curve=true", PATIENT)
     rounds, crowd = tmp_path / "run" / "rounds.jsonl", []
-    with processes(tmp_path) as started:
+    with Processes(tmp_path) as started:
         server = started.server("--keys", tmp_path / "keys", sets=sets, prefix=THOUSAND)
         first = started.client("0-3", *site)
         until(lambda: len(lines(rounds)) >= 3, "rounds in peace", server, first)

@@ -39,7 +39,7 @@ from fednet.transport.zeromq.sockets import RECEIVE_MESSAGES
 from fednet.wire import messages as m
 from fednet.wire.payload import Run
 from tests.chaos.mallory import Mallory
-from tests.processes import lines, processes, until
+from tests.processes import Processes, lines, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 MIB = 2**20
@@ -308,7 +308,7 @@ def attacked(tmp: Path, seconds: float, tasks: int) -> None:
     keys.lab(tmp / "keys", 4)
     (tmp / "run.yaml").write_text(json.dumps(CONFIG))
     rounds = tmp / "run" / "rounds.jsonl"
-    with processes(tmp) as all:
+    with Processes(tmp) as all:
         server = all.start(
             "server",
             "run.yaml",

@@ -16,7 +16,7 @@ import pytest
 
 from fednet.client import join
 from tests.chaos.attackers import ATTACKS
-from tests.processes import ROOT, lines, processes, until
+from tests.processes import ROOT, Processes, lines, until
 
 pytestmark = [
     pytest.mark.slow,
@@ -55,7 +55,7 @@ def size(folder: Path) -> float:
 @pytest.mark.timeout(600)
 def test_rounds_go_on_at_half_pace_or_better_whatever_a_peer_does(tmp_path):
     rows = []
-    with processes(tmp_path) as started:
+    with Processes(tmp_path) as started:
         server = started.server(sets=SETS)
         worker = started.client("0-3")
         rounds = tmp_path / "run" / "rounds.jsonl"

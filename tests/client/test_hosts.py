@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from fednet.cli.main import main
-from tests.processes import lines, processes, small, until
+from tests.processes import Processes, lines, small, until
 
 pytestmark = pytest.mark.long
 
@@ -118,7 +118,7 @@ def network() -> Iterator[Network]:
 
 
 def test_a_host_that_is_cut_off_is_counted_out_and_takes_part_again_when_it_is_back(tmp_path):
-    with network() as hosts, processes(tmp_path) as all:
+    with network() as hosts, Processes(tmp_path) as all:
         assert main(["keys", "lab", str(tmp_path / "keys"), "--clients", str(CLIENTS)]) == 0
         server = all.server(
             "--bind",
@@ -176,7 +176,7 @@ def memory(pid: int) -> int:
 def test_a_link_that_is_cut_in_mid_upload_leaves_a_round_short_and_every_round_right(tmp_path):
     """45 MB a model. The connection is half open: neither side is told that the link is gone."""
     sets = ("clients=3", "round.lost={closed: 1, silent: 3}", "model={name: mlp, hidden: [540000]}")
-    with network() as hosts, processes(tmp_path) as all:
+    with network() as hosts, Processes(tmp_path) as all:
         hosts.shape("c1", "80mbit")
         hosts.shape("c2", "10gbit")
         server = all.server(

@@ -9,13 +9,13 @@ import pytest
 from fednet.client.prepare import explanation
 from fednet.config import from_mapping
 from fednet.experiment.build import build
-from tests.processes import lines, processes
+from tests.processes import Processes, lines
 
 pytestmark = pytest.mark.long
 
 
 def test_a_site_is_told_what_would_leave_it_and_refuses_kinds_it_does_not_allow(tmp_path):
-    with processes(tmp_path) as all:
+    with Processes(tmp_path) as all:
         server = all.server(sets=("round.join=600",))
         asks = all.client(0, "--explain")
         refuses = all.client(0, "--allow", "delta,statistics")

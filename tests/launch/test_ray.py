@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import processes, small, until
+from tests.processes import Processes, small, until
 
 pytest.importorskip("ray")
 LOCAL = (
@@ -22,7 +22,7 @@ LOCAL = (
 
 
 def test_workers_are_placed_by_ray_and_one_that_dies_is_started_anew(tmp_path):
-    with processes(tmp_path) as all:
+    with Processes(tmp_path) as all:
         words = [
             *small("name=ray", "rounds=3", "security.curve=true"),
             "--out",

@@ -11,7 +11,7 @@ import pytest
 from fednet.cli.main import main
 from fednet.cli.server import main as server_main
 from fednet.transport.keys import load
-from tests.processes import lines, processes, small, until
+from tests.processes import Processes, lines, small, until
 
 pytestmark = pytest.mark.long
 
@@ -37,7 +37,7 @@ def own_keys(tmp_path):
 def test_only_whoever_holds_the_key_of_an_id_speaks_for_it(own_keys):
     tmp = own_keys
     keys("client", tmp / "stranger.key")
-    with processes(tmp) as all:
+    with Processes(tmp) as all:
         server = all.server("--keys", tmp / "server", sets=CURVE)
         thief = all.client(0, "--keys", tmp / "1.key")
         stranger = all.client(0, "--keys", tmp / "stranger.key")
@@ -69,7 +69,7 @@ def test_a_client_revoked_amid_a_run_is_counted_out_and_the_run_goes_on(own_keys
     tmp = own_keys
     # So that the key still connects after it lost client 1.
     keys("allow", tmp / "server", 0, load(tmp / "1.key").public)
-    with processes(tmp) as all:
+    with Processes(tmp) as all:
         server = all.server(
             "--keys",
             tmp / "server",
@@ -102,7 +102,7 @@ def test_a_client_revoked_amid_a_run_is_counted_out_and_the_run_goes_on(own_keys
 
 
 def test_fednet_run_with_curve_makes_its_keys_and_computes_the_same(tmp_path):
-    with processes(tmp_path) as all:
+    with Processes(tmp_path) as all:
         plain = all.start(
             "main",
             "run",

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.parity.processes import Processes, rounds
+from tests.processes import Processes, lines, until
 
 # Scaffold: what a client keeps is folded; fedper: part of the model never crosses.
 METHODS = ["fedavg", "scaffold", "fedper"]
@@ -45,6 +45,10 @@ SAME = (
     "correct_by_class",
     "client_accuracy",
 )
+
+
+def rounds(run: Path) -> list[dict[str, Any]]:
+    return lines(run / "rounds.jsonl")
 
 
 def bits(run: Path) -> list[dict[str, Any]]:
@@ -91,7 +95,7 @@ def reference(request, tmp_path_factory) -> tuple[Path, Path]:
     config = folder / "config.yaml"
     config.write_text(CONFIG.format(method=request.param))
     with Processes(folder) as processes:
-        status, said = processes.run("fednet", "run", config, "--in-process", "--out", folder)
+        status, said = processes.run("main", "run", config, "--in-process", "--out", folder)
     assert status == 0, said
     run = folder / "same"
     assert len({r["model_sha256"] for r in rounds(run)}) == 4  # each round moved the model
@@ -117,7 +121,7 @@ def test_worker_processes_give_the_bits_of_one_process(reference, workers, tmp_p
     config, one = reference
     with Processes(tmp_path) as processes:
         status, said = processes.run(
-            "fednet", "run", config, "--workers", str(workers), "--out", tmp_path
+            "main", "run", config, "--workers", str(workers), "--out", tmp_path
         )
     assert status == 0, said
     check(one, tmp_path / "same", at_home=True)
@@ -133,24 +137,18 @@ def test_clients_started_before_the_server_after_it_and_during_the_run_give_the_
     run, state = tmp_path / "same", tmp_path / "state"
     with Processes(tmp_path) as processes:
         # There is no server yet.
-        clients = [
-            processes.start("fednet-client", "--id", str(first), "--run", run, "--state", state)
-        ]
-        server = processes.start(
-            "fednet-server", config, "--bind", "tcp://127.0.0.1:0", "--out", tmp_path
-        )
+        clients = [processes.start("client", "--id", str(first), "--run", run, "--state", state)]
+        server = processes.start("server", config, "--bind", "tcp://127.0.0.1:0", "--out", tmp_path)
         file = run / "server.json"
-        processes.until(file.exists, "server.json")
+        until(file.exists, "server.json", server)
         address = json.loads(file.read_text())["address"]
         ids = ",".join(map(str, rest))
         # Several in one.
         clients.append(
-            processes.start("fednet-client", "--id", ids, "--server", address, "--state", state)
+            processes.start("client", "--id", ids, "--server", address, "--state", state)
         )
-        processes.until(lambda: rounds(run), "round 1")
-        clients.append(
-            processes.start("fednet-client", "--id", str(late), "--run", run, "--state", state)
-        )
+        until(lambda: rounds(run), "round 1", server, *clients)
+        clients.append(processes.start("client", "--id", str(late), "--run", run, "--state", state))
         for process in (server, *clients):
             status, said = processes.ended(process)
             assert status == 0, said

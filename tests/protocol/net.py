@@ -5,9 +5,6 @@ parts are 8 bytes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
-from unittest.mock import patch
 
 from fednet.errors import RemoteProtocolError
 from fednet.protocol import client as c
@@ -26,25 +23,6 @@ def framing(n: int) -> int:
     return n + (2 if n <= 255 else 9)
 
 
-@contextmanager
-def small_parts() -> Iterator[None]:
-    where = (
-        "wire.messages",
-        "wire.codec",
-        "protocol.tasks",
-        "protocol.transfers",
-        "protocol.client",
-    )
-    patches = [patch(f"fednet.{name}.PART", PART) for name in where]
-    for p in patches:
-        p.start()
-    try:
-        yield
-    finally:
-        for p in patches:
-            p.stop()
-
-
 def form(size: int, kind: str = "state") -> list[m.Field]:
     return [m.Field("x", kind, size, size)]
 
@@ -61,10 +39,10 @@ class Site:
 
     def __init__(self, net: Net, name: str, ids, slots: int = 1) -> None:
         self.net, self.name = net, name
-        self.protocol = c.ClientProtocol(name, ids=list(ids), slots=slots)
+        self.protocol = c.ClientProtocol(name, ids=list(ids), slots=slots, part=net.part)
         self.rows: list[dict] = []
         self.ledger = Ledger(self.rows.append)
-        self.link = Link("client", self._send, framing, self.ledger, GREETING)
+        self.link = Link("client", self._send, framing, self.ledger, GREETING, net.part)
         self.conn = b""
         self.given: dict[m.Key, c.Given] = {}
         self.seen: list[object] = []
@@ -133,11 +111,11 @@ class Site:
 
 
 class Net:
-    def __init__(self, clients: int = 4, **options) -> None:
-        self.now = 0.0
+    def __init__(self, clients: int = 4, part: int = PART, **options) -> None:
+        self.now, self.part = 0.0, part
         self.rows: list[dict] = []
         self.ledger = Ledger(self.rows.append, 1)
-        self.link = Link("server", self._send, framing, self.ledger, GREETING)
+        self.link = Link("server", self._send, framing, self.ledger, GREETING, part)
         self.server = ServerProtocol(
             "run",
             1,
@@ -147,6 +125,7 @@ class Net:
             ),
             0.0,
             layout="L",
+            part=part,
             **options,
         )
         self.by_conn: dict[bytes, Site] = {}

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fednet.protocol.rules import Rules
 from fednet.wire import messages as m
-from tests.protocol.net import Net, job, small_parts
+from tests.protocol.net import Net, job
 
 SAME = (
     "round",
@@ -26,12 +25,6 @@ SAME = (
     "phase",
     "attempt",
 )
-
-
-@pytest.fixture(autouse=True)
-def parts_of_8_bytes():
-    with small_parts():
-        yield
 
 
 def rows(book, *types) -> list[dict]:
@@ -309,8 +302,6 @@ class Federation(RuleBasedStateMachine):
         closed=st.sampled_from([0.0, 3.0]),
     )
     def start(self, deadline, first, defer, closed):
-        self.parts = small_parts()
-        self.parts.__enter__()
         self.net = Net(self.CLIENTS)
         self.rules = Rules(
             deadline=deadline, first=first, defer=defer, closed=closed, silent=10.0, join=30.0
@@ -503,7 +494,6 @@ class Federation(RuleBasedStateMachine):
             ):
                 theirs = [row for site in net.sites for row in site.rows if row["type"] != "beat"]
                 assert agreed([row for row in net.rows if row["type"] != "beat"], theirs)
-        self.parts.__exit__(None, None, None)
 
 
 class Abandoned(Federation):
@@ -519,7 +509,6 @@ class Abandoned(Federation):
         assert self.over()
         self.check_end()
         assert [w for w in self.net.server.workers.values() if w.conn is None] == []
-        self.parts.__exit__(None, None, None)
 
 
 TestFederation = Federation.TestCase

@@ -18,16 +18,16 @@ class Ends:
     hold.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, part: int = m.PART) -> None:
         self.wire: list[list] = []
         self.stands = True
         self.up_rows: list[dict] = []
         self.down_rows: list[dict] = []
         self.client = Link(
-            "client", self._send, lambda n: n + 1, Ledger(self.up_rows.append), (64, 43)
+            "client", self._send, lambda n: n + 1, Ledger(self.up_rows.append), (64, 43), part
         )
         self.server = Link(
-            "server", self._send, lambda n: n + 1, Ledger(self.down_rows.append), (43, 64)
+            "server", self._send, lambda n: n + 1, Ledger(self.down_rows.append), (43, 64), part
         )
 
     def _send(self, conn, frames) -> bool:
@@ -66,9 +66,8 @@ def test_whole_message_is_billed_to_the_byte_by_both_sides():
         )
 
 
-def test_parts_share_the_row_of_their_announcement_and_pulls_have_one(monkeypatch):
-    monkeypatch.setattr(m, "PART", 5)
-    ends = Ends()
+def test_parts_share_the_row_of_their_announcement_and_pulls_have_one():
+    ends = Ends(part=5)
     n = ends.up(reply())
     n += sum(
         ends.up(m.Part(key=KEY, index=i), memoryview(bytes(size)))
