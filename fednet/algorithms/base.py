@@ -206,7 +206,9 @@ class ClientHost(Protocol):
         ...
 
     def report(self, **values: float) -> None:
-        """Numbers for this client's log; they never cross the wire."""
+        """Numbers for this client's line of clients.jsonl, at most 16 a round. They go with its
+        reply, where the site lets statistics out.
+        """
         ...
 
 

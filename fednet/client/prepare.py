@@ -261,6 +261,7 @@ def explanation(experiment: Any, clients: Sequence[int]) -> list[str]:
             lines.append(f"client {client}, exchange {number}: up {parts}; down {down:,} bytes")
     keeps = method.keeps[1]
     lines.append(f"kept at this site between rounds: {keeps if keeps != '-' else 'nothing'}")
+    lines.append("numbers that the method reports of a client go with its reply (statistics)")
     kinds = {what: kind for what, kind in leaving(experiment) if not what.startswith("'")}
     if "its evaluations" in kinds:
         lines.append("evaluations send up counts of correct answers by class (accuracy)")

@@ -22,7 +22,13 @@ import torch
 from fednet import seeds
 from fednet.algorithms.base import Tensors
 from fednet.client.policy import Policy
-from fednet.errors import FednetError, RemoteProtocolError, StateAbsent, StateError
+from fednet.errors import (
+    ConfigError,
+    FednetError,
+    RemoteProtocolError,
+    StateAbsent,
+    StateError,
+)
 from fednet.experiment import privacy
 from fednet.experiment.build import Experiment
 from fednet.experiment.judging import JUDGED, SPLIT, GlobalModel, Judgement, keeps_local
@@ -234,7 +240,30 @@ class Workplace:
             self.policy.check_leaves(f.kind for f in answer.reply.form)
         seconds = time.perf_counter() - started
         split = [spent.get(name, 0.0) for name in SPLIT]
-        return [Answer(_replace(a.reply, seconds=seconds, split=split), a.body) for a in answers]
+        reported = self._reported(host)
+        return [
+            Answer(
+                _replace(
+                    a.reply,
+                    seconds=seconds,
+                    split=split,
+                    reported=reported if a.reply.key.purpose == "train" else {},
+                ),
+                a.body,
+            )
+            for a in answers
+        ]
+
+    def _reported(self, host: SiteHost) -> dict[str, float]:
+        """What the method reported of the client. Raises ConfigError where that is too much."""
+        if len(host.reported) > m.REPORTS:
+            raise ConfigError(
+                f"{self.experiment.config.algorithm.name} reports {len(host.reported)} numbers of "
+                f"a client in a round; expected at most {m.REPORTS}."
+            )
+        allowed = self.policy.allow
+        lets_out = allowed is None or "statistics" in allowed
+        return {n: float(v) for n, v in host.reported.items()} if lets_out else {}
 
     def _train(
         self,

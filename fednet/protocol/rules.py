@@ -6,7 +6,7 @@ Events and the time go in, instructions come out; nothing here does I/O.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,6 +118,7 @@ class Arrived:
     worker: str
     split: Sequence[float] = ()
     taken_s: float = 0.0  # since its worker was free for it
+    reported: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,6 +140,7 @@ class Transfers:
             worker.name,
             tuple(reply.split),
             self._turn.now - w.since,
+            reply.reported,
         )
 
     def grant(self) -> None:

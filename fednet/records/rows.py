@@ -154,6 +154,7 @@ class Client(Row, kw_only=True):
     samples: int | None = None
     train_loss: float | None = None
     steps: int | None = None
+    reported: dict[str, float] | None = None  # by the method, of this client (`host.report`)
     seconds: float | None = None
     host: str | None = None
     device: str | None = None

@@ -77,6 +77,7 @@ def client_row(
     took_part: bool | None = None,
     seconds: float | None = None,
     worker: Mapping[str, Any] | None = None,
+    reported: Mapping[str, float] | None = None,
 ) -> Client:
     """A line of clients.jsonl: what a client's models are worth, and, where it trained in this
     round, what that took.
@@ -87,7 +88,8 @@ def client_row(
         client=client,
         final=final or None,
         took_part=took_part,
-        test_samples=judged.n if judged is not None else 0,
+        test_samples=judged.n if judged is not None else None,
+        reported=dict(reported) if reported else None,
         seconds=seconds,
         host=(worker or {}).get("host"),
         device=(worker or {}).get("device"),

@@ -8,6 +8,7 @@ thread: `wait` then pumps the same loop, and the clients' with it, until somethi
 from __future__ import annotations
 
 import dataclasses
+import math
 import queue
 import threading
 import time
@@ -441,7 +442,11 @@ class ServerIO:
             {"host": worker.host, "pid": worker.pid, "device": worker.device},
         )
         reply = dataclasses.replace(
-            reply, split=tuple(arrived.split), taken_s=arrived.taken_s, arrived=time.monotonic()
+            reply,
+            split=tuple(arrived.split),
+            taken_s=arrived.taken_s,
+            arrived=time.monotonic(),
+            reported={n: v for n, v in arrived.reported.items() if math.isfinite(v)},
         )
         now = time.monotonic()
         try:

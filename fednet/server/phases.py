@@ -448,5 +448,6 @@ def _reply_bytes(reply: Spooled) -> int:
             kept=reply.kept,
             seconds=reply.seconds,
             split=list(reply.split),
+            reported=reply.reported,
         )
     )

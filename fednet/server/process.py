@@ -18,7 +18,7 @@ from fednet.config import Config
 from fednet.errors import CannotGoOn, FednetError, Stopped
 from fednet.experiment import determinism, lock, placement
 from fednet.experiment.rundir import RunDirectory, check_records, cut
-from fednet.files import read_lines, write_json
+from fednet.files import read_lines, write_aside, write_json
 from fednet.records import Summary
 from fednet.server.admission import checker, declared, judges
 from fednet.server.endpoint import Endpoint
@@ -132,6 +132,8 @@ class Session:
                 f"{directory} has rounds on record and no checkpoint to go on from; the run "
                 f"directory was changed by hand."
             )
+        if not (directory / "config.yaml").exists():  # a run is read back by its configuration
+            write_aside(directory / "config.yaml", configuration.to_yaml(self.config))
         self.logs = log_to(directory / "log" / "server.log")
         self.incarnation = self.checkpoints.incarnation(directory / "events.jsonl")
 

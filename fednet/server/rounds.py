@@ -78,6 +78,7 @@ class Outcome:
     judged: dict[int, dict[str, Counts]]
     workers: dict[int, dict[str, Any]]
     client_seconds: dict[int, float]
+    client_reports: dict[int, dict[str, float]]
     reported: dict[str, Any]
     warnings: list[str]
 
@@ -322,10 +323,13 @@ class Rounds:
         short, phases = config.round.min_results, list[tuple[int, ...]]()
         virtual_split: dict[str, float] = {}
         predicted = nothing()
+        client_reports: dict[int, dict[str, float]] = {}
         while True:
             folding = self._folding(server, phase)
             for client, reply in self.phases.replies(phase):
                 folding.add(client, reply)
+                if reply.reported:
+                    client_reports.setdefault(client, {}).update(reply.reported)
             add_phase(seconds, time.monotonic() - phase.opened, phase.encoding, phase.done.values())
             dropped |= phase.dropped
             predict(
@@ -407,6 +411,7 @@ class Rounds:
             judged,
             workers,
             client_seconds,
+            client_reports,
             dict(host.reported),
             list(host.warnings),
         )
@@ -653,7 +658,9 @@ def failures(outcome: Outcome) -> list[str]:
 
 
 def client_lines(outcome: Outcome) -> list[dict[str, Any]]:
-    """The round's lines of clients.jsonl."""
+    """The round's lines of clients.jsonl: of whom there is something to say."""
+    rows: dict[int, dict[str, Counts]] = {c: {} for c in outcome.client_reports}
+    rows |= outcome.judged
     return [
         scores.client_row(
             outcome.round,
@@ -662,6 +669,7 @@ def client_lines(outcome: Outcome) -> list[dict[str, Any]]:
             outcome.runs.get(c),
             seconds=outcome.client_seconds.get(c),
             worker=outcome.workers.get(c),
+            reported=outcome.client_reports.get(c),
         ).line()
-        for c, verdict in sorted(outcome.judged.items())
+        for c, verdict in sorted(rows.items())
     ]

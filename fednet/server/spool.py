@@ -43,6 +43,7 @@ class Seal(msgspec.Struct, kw_only=True, omit_defaults=True):
     worker: dict[str, Any] = {}
     split: list[float] = []
     taken_s: float = 0.0
+    reported: dict[str, float] = {}
     broken: bool = False
 
 
@@ -64,6 +65,7 @@ class Spooled:
     split: tuple[float, ...] = ()  # of `seconds`: training, evaluating, encoding
     taken_s: float = 0.0  # from the hand-out to the whole reply
     arrived: float = 0.0  # when, on this process's clock
+    reported: dict[str, float] = field(default_factory=dict)  # by the method, of its client
 
     def body(self) -> memoryview:
         """Its payload, in memory of its own: the file may be another reply's before what is decoded
@@ -206,6 +208,7 @@ class Spool:
                 worker=reply.worker,
                 split=list(reply.split),
                 taken_s=reply.taken_s,
+                reported=reply.reported,
             ),
         )
         self._sealed.setdefault(reply.key.round, set()).add(reply.path)
@@ -251,6 +254,7 @@ class Spool:
                 s.worker,
                 tuple(s.split),
                 s.taken_s,
+                reported=s.reported,
             )
             for path, s in vouched.items()
         )

@@ -40,6 +40,7 @@ _UNSEEN = (
     r"\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     r"\ud800-\udfff"
 )
+REPORTS = 16  # numbers that a method may say of a client in a round
 Text = Annotated[str, msgspec.Meta(max_length=4096, pattern=rf"^[^{_UNSEEN}]*\Z")]
 Name = Annotated[str, msgspec.Meta(max_length=128, pattern=rf"^[^{_UNSEEN}]*\Z")]
 # What may become a path: one name within a folder, and never the folder itself or the one above.
@@ -161,7 +162,8 @@ class Reply(Message, tag="reply", frozen=True):
     else to be pulled. check: digest of the payload's bytes; state: SHA-256 of the client's new
     state ("" if the method keeps none); kept: whether a version of it was written, which the next
     task must name; seconds: that the task took; split: of these in training, evaluating and
-    encoding.
+    encoding; reported: what the method says of the client in this round (`host.report`), where the
+    site lets statistics out.
     """
 
     key: Key
@@ -172,6 +174,7 @@ class Reply(Message, tag="reply", frozen=True):
     kept: bool = False
     seconds: Seconds = 0.0
     split: Annotated[list[Seconds], msgspec.Meta(max_length=3)] = []
+    reported: Annotated[dict[Name, float], msgspec.Meta(max_length=REPORTS)] = {}
 
 
 class Failed(Message, tag="failed", frozen=True):

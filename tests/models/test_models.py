@@ -118,17 +118,6 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_torchs_generator_alone(
     assert not torch.equal(a.head.weight, other.head.weight)
 
 
-def test_reset_gives_a_fresh_model_from_the_current_generator():
-    module = make("convnet3")
-    module.body.norm1.weight.data.fill_(7.0)
-    with torch.random.fork_rng():
-        torch.default_generator.manual_seed(3)
-        first = models.reset(module).body.conv1.weight.clone()
-        torch.default_generator.manual_seed(3)
-        assert torch.equal(models.reset(module).body.conv1.weight, first)
-    assert torch.equal(module.body.norm1.weight, torch.ones(128))
-
-
 def test_options_are_read_off_the_keyword_arguments():
     assert models.spec("resnet18_gn").Options.__struct_fields__ == ("stem", "gn_groups")
     assert models.spec("resnet18_gn").build.Options() == models.spec("resnet18_gn").Options(

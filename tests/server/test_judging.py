@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,9 @@ from torch import nn
 
 import fednet
 from fednet import registry
+from fednet.client.policy import Policy
+from fednet.client.workplace import Workplace
+from fednet.errors import ConfigError
 from fednet.experiment import build
 from fednet.experiment.judging import asked
 from tests.rooms import lines, merged, run, small, summary
@@ -304,3 +309,33 @@ def test_training_loss_is_weighted_as_the_method_weighs_and_both_means_are_there
         for record in lines(directory / "rounds.jsonl"):
             assert record["train_loss"] == record[f"train_loss_by_{own}"]
             assert record["train_loss_by_samples"] != record["train_loss_by_clients"]
+
+
+@pytest.mark.parametrize("judging", ["none", "auto"])
+def test_what_a_method_reports_of_a_client_is_in_its_line(tmp_path, judging):
+    data = {"public": {"fraction": 0.2}}
+    method = {"name": "fedrds", "sigma_mode": "scaled"}
+    changes = merged(SOME, {"algorithm": method, "data": data, "evaluate": {"clients": judging}})
+    directory = run(tmp_path, **changes)
+    rows = [row for row in lines(directory / "clients.jsonl") if not row.get("final")]
+    completed = [(r["round"], c) for r in lines(directory / "rounds.jsonl") for c in r["completed"]]
+    assert [(row["round"], row["client"]) for row in rows] == completed
+    for row in rows:
+        # 0.01 exp(cos), and at the first participation cos = 1
+        assert 0.0099 < row["reported"]["sigma"] < 0.0272
+        assert row["steps"] > 0
+    assert ("accuracy_personal" in rows[0] and rows[0]["accuracy_personal"] is not None) == (
+        judging == "auto"
+    )
+
+
+def test_a_site_that_lets_no_statistics_out_reports_nothing():
+    experiment = build.build(small(), None)
+    host = SimpleNamespace(reported={"sigma": 0.5})
+    for allow, found in ((None, {"sigma": 0.5}), (("state", "accuracy"), {})):
+        place = Workplace(experiment, None, None, policy=Policy(allow=allow))
+        assert place._reported(host) == found
+    place = Workplace(experiment, None, None)
+    host.reported = {str(k): 1.0 for k in range(17)}
+    with pytest.raises(ConfigError, match="reports 17 numbers of a client in a round; expected at"):
+        place._reported(host)
