@@ -23,12 +23,14 @@ from typing import Any, BinaryIO
 import msgspec
 import xxhash
 
+from fednet.descriptors import reaching
 from fednet.errors import StateError
 
 Buffer = bytes | bytearray | memoryview
 
 CHECK_BYTES = 16
-_CHECK = b',"check":"'
+_CHECK_NAME = b'"check"'
+_CHECK = b',%b:"' % _CHECK_NAME
 _TAIL = re.compile(rb',"check":"([0-9a-f]{16})"\}$')
 _TAIL_BYTES = len(_CHECK) + 16 + 2
 
@@ -42,6 +44,12 @@ def digest(segments: Iterable[Buffer]) -> bytes:
     return whole.digest()
 
 
+# -- opening ---------------------------------------------------------------------------------------
+def opened(path: Path | str, flags: int, mode: int = 0o666) -> int:
+    """A descriptor of that file, also where connections have taken all that they may."""
+    return reaching(lambda: os.open(path, flags | os.O_CLOEXEC, mode))
+
+
 # -- writing aside ---------------------------------------------------------------------------------
 def write_aside(
     path: Path, data: Buffer | str, mode: int | None = None, fsync: bool = False
@@ -50,11 +58,11 @@ def write_aside(
     of the new file, from its first byte on. fsync: it is there after a power cut too.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     try:
         if mode is not None:  # what a process of that id left would keep its own
             aside.unlink(missing_ok=True)
-        file = os.open(aside, flags, 0o666 if mode is None else mode)
+        file = opened(aside, flags, 0o666 if mode is None else mode)
         try:
             if mode is not None:
                 os.fchmod(file, mode)  # whatever this process masks
@@ -76,7 +84,7 @@ def appear(aside: Path, path: Path, fsync: bool = False) -> None:
     """
     aside.replace(path)
     if fsync:
-        folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+        folder = opened(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
@@ -132,12 +140,15 @@ def write_record(
     write_aside(path, line(record), mode, fsync)
 
 
-def read_record(path: Path, remedy: str) -> dict[str, Any]:
+def read_record(path: Path, remedy: str, by_hand: type | None = None) -> dict[str, Any]:
     """What `write_record` wrote. Raises StateError where the file is not as it was written, and
-    FileNotFoundError. remedy: what the reader of that error can do.
+    FileNotFoundError. remedy: what the reader of that error can do. by_hand: a person may have
+    written it, without a check: an object of that type then, which allows no unknown field.
     """
     try:
-        text = path.read_bytes()
+        text = reaching(path.read_bytes)
+        if by_hand is not None and _CHECK_NAME not in text:
+            return msgspec.to_builtins(msgspec.json.decode(text, type=by_hand))
         if not text.endswith(b"\n"):
             raise ValueError("its end is missing" if text else "it is empty")
         return _decoded(unchecked(text))
@@ -161,7 +172,7 @@ class Lines:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file: BinaryIO = path.open("ab")
+        self._file: BinaryIO = reaching(lambda: path.open("ab"))
 
     def append(self, record: dict[str, Any]) -> None:
         self._file.write(line(record))
@@ -186,7 +197,7 @@ def read_lines(path: Path, old: bool = False) -> Iterator[dict[str, Any]]:
     them, in a file that has none at all.
     """
     bare: bool | None = None  # whether this file's lines carry no check
-    with path.open("rb") as file:
+    with reaching(lambda: path.open("rb")) as file:
         for number, text in enumerate(file, 1):
             if not text.endswith(b"\n"):
                 return
@@ -212,7 +223,7 @@ def repair(path: Path) -> None:
     """Cuts a torn last line off a file of lines: a crash ended the process that wrote it."""
     if not path.exists():
         return
-    with path.open("r+b") as file:
+    with reaching(lambda: path.open("r+b")) as file:
         size = file.seek(0, os.SEEK_END)
         at = size
         while at > 0:

@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from fednet.descriptors import reaching
 from fednet.errors import StateError
 from fednet.files import appear, digest
 from fednet.tensors import Layout, Slot, Sum, Tensors, TwoSums
@@ -213,14 +214,19 @@ def write_state(
     tree, tensors = dump(value)
     text = json.dumps({**tree, **(beside or {})}, sort_keys=True)
     aside = path.with_suffix(".part")
-    try:
-        save_file(tensors, aside, metadata={"tree": text, "check": check_of(text, tensors)})
-    except SafetensorError as broken:  # what the system said is in its text only
-        found = re.search(r"os error (\d+)", str(broken))
-        number = int(found[1]) if found else errno.EIO
-        raise OSError(number, os.strerror(number), str(aside)) from broken
+    about = {"tree": text, "check": check_of(text, tensors)}
+
+    def save() -> None:
+        try:
+            save_file(tensors, aside, metadata=about)
+        except SafetensorError as broken:  # what the system said is in its text only
+            found = re.search(r"os error (\d+)", str(broken))
+            number = int(found[1]) if found else errno.EIO
+            raise OSError(number, os.strerror(number), str(aside)) from broken
+
+    reaching(save)
     if fsync:
-        with aside.open("rb") as file:
+        with reaching(lambda: aside.open("rb")) as file:
             os.fsync(file.fileno())
     appear(aside, path)
 

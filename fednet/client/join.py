@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from fednet import ids, loading
 from fednet.client.loop import ClientLoop, given_up, why
 from fednet.client.policy import Policy
@@ -185,12 +187,26 @@ def _once() -> Callable[[str, str], None]:
     return refused
 
 
+class Announced(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """What stands in server.json."""
+
+    address: str
+    public_key: str | None = None
+    host: str = ""
+    pid: int = 0
+    incarnation: int = 0
+
+
 def read_server(run: Path) -> tuple[str, str | None] | None:
     """(address, public key) of the server of a run directory; None while there is none. Raises
-    StateError where what stands there was damaged.
+    StateError where what stands there was damaged, or is not what a person may write there.
     """
+    remedy = (
+        "the server writes it anew when it is started; a file written or changed by hand has an "
+        "address, a public_key where the server has keys, and no check"
+    )
     try:
-        found = read_record(run / "server.json", "the server writes it anew when it is started")
+        found = read_record(run / "server.json", remedy, by_hand=Announced)
     except OSError:
         return None
     address = found["address"]

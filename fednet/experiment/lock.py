@@ -18,7 +18,9 @@ from pathlib import Path
 
 import msgspec
 
+from fednet.descriptors import reaching
 from fednet.errors import CannotGoOn, ConfigError
+from fednet.files import opened
 
 try:
     import fcntl
@@ -98,7 +100,7 @@ def take(path: Path, group: str = "", ids: list[int] | None = None) -> Lock:
     path.parent.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + ENDING_S
     while True:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        file = opened(path, os.O_RDWR | os.O_CREAT, 0o644)
         if not _locked(file):
             os.close(file)
             held = read(path)
@@ -124,7 +126,7 @@ def take(path: Path, group: str = "", ids: list[int] | None = None) -> Lock:
 def read(path: Path) -> Holder | None:
     """Who holds that file, or held it when it ended; None where it says nobody."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Holder)
+        return msgspec.json.decode(reaching(path.read_bytes), type=Holder)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
 
@@ -252,7 +254,7 @@ class States:
 def _alone(folder: Path) -> Iterator[None]:
     """Among the processes that take or look at the locks of this folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    file = os.open(folder / "taking", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    file = opened(folder / "taking", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -264,7 +266,7 @@ def _alone(folder: Path) -> Iterator[None]:
 def _free(path: Path, held: Holder | None) -> bool:
     """Whether nobody holds that lock any more; it is deleted then."""
     try:
-        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        file = opened(path, os.O_RDWR)
     except FileNotFoundError:
         return True
     try:

@@ -33,7 +33,7 @@ import torch
 from fednet.config import PrivacySection
 from fednet.errors import ConfigError, StateError
 from fednet.experiment import selection
-from fednet.files import Lines, digest, read_lines, repair
+from fednet.files import Lines, digest, opened, read_lines, repair
 from fednet.tensors import Sum, Tensors
 from fednet.wire.payload import run_of
 
@@ -83,7 +83,7 @@ class Noise:
             # Linked, not renamed: of two processes that share the directory the first stays.
             aside = file.with_name(f".{file.name}.{os.getpid()}")
             with os.fdopen(
-                os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb"
+                opened(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb"
             ) as out:
                 secret = secrets.token_bytes(32)
                 out.write(secret + digest([secret]))

@@ -28,6 +28,7 @@ from fednet.algorithms.state import (
     state_sha256,
     write_state,
 )
+from fednet.descriptors import reaching
 from fednet.errors import StateAbsent, StateError
 from fednet.files import appear, digest, write_all
 from fednet.tensors import Layout, Tensors
@@ -227,7 +228,7 @@ class RowStore:
 
     def _write(self, name: str, row: Tensors) -> None:
         aside = self.root / f"{name}.new"
-        with aside.open("wb", buffering=0) as file:
+        with reaching(lambda: aside.open("wb", buffering=0)) as file:
             for part in _segments(row):
                 write_all(file.fileno(), part)
             if self._fsync:
@@ -247,7 +248,7 @@ class RowStore:
             return self._pending[name][1]
         path, (p, b, _) = self._find(name, layout), layout.sizes
         raw = (
-            np.memmap(path, dtype=np.uint8, mode="c")
+            reaching(lambda: np.memmap(path, dtype=np.uint8, mode="c"))
             if layout.nbytes
             else np.zeros(0, dtype=np.uint8)
         )

@@ -24,7 +24,7 @@ MESSAGE_S = 0.00003
 
 FIRST_A_SECOND, FIRST_AT_ONCE = 10, 256
 """Messages before a join, or joins, of each key, or address without CURVE: so many a second, and
-at once so many and two for each client of the federation."""
+at once so many and two for each client of the federation. It may have as many connections."""
 
 USELESS = 64
 """Messages of no use by which a connection may exceed the share of its key in a second: who shares
@@ -36,6 +36,13 @@ heard. An honest one has one."""
 
 PEERS = 4096
 """Keys and addresses whose spending is remembered."""
+
+
+def at_once(clients: int) -> int:
+    """Connections, and joins, of one key or address. clients: of the federation, which may all be
+    one's, each with a connection that has broken beside its new one.
+    """
+    return FIRST_AT_ONCE + 2 * clients
 
 
 class Allowance:
@@ -105,10 +112,10 @@ class Strangers:
 
 
 class Peers:
-    """What was spent on each key or address. clients: of the federation, which may all be one's."""
+    """What was spent on each key or address. clients: of the federation."""
 
     def __init__(self, clients: int) -> None:
-        self._at_once = FIRST_AT_ONCE + 2 * clients
+        self._at_once = at_once(clients)
         # messages before a join; seconds for messages of no use after it
         self._first: OrderedDict[str, Allowance] = OrderedDict()
         self._time: OrderedDict[str, Allowance] = OrderedDict()

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fednet import descriptors
 from fednet.config import Config
 from fednet.files import write_record
 from fednet.server.admission import beat_seconds, check_bind, keyring_of
+from fednet.server.budget import at_once
 
 if TYPE_CHECKING:
     from fednet.protocol.rules import Rules
-    from fednet.server.io_thread import Events
+    from fednet.server.events import Events
     from fednet.transport.zeromq.router import ZmqServer
 
 
@@ -47,13 +49,12 @@ def listen(config: Config, bind: str, keys: Path | None, insecure: bool) -> ZmqS
     """Binds the server's address, before anything of the run is changed. Raises ConfigError where
     that cannot be.
     """
-    from fednet.transport.kernel import descriptor_limit
     from fednet.transport.zeromq.router import ZmqServer
 
-    descriptor_limit(raised=True)
+    descriptors.keep_back()
     keyring = keyring_of(config, keys)
     check_bind(bind, config.security.curve, insecure)
-    return ZmqServer(bind, keyring=keyring)
+    return ZmqServer(bind, keyring=keyring, max_each=at_once(config.clients))
 
 
 def listening(

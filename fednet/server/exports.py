@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save, save_file
+from safetensors.torch import save
 
 from fednet.experiment.build import Experiment
 from fednet.experiment.store import ClientStore, Record
@@ -37,10 +37,7 @@ def keep_condensed(directory: Path, client: int, up: Payload) -> None:
         ):
             folder = directory / FOLDER
             folder.mkdir(exist_ok=True)
-            save_file(
-                {"x": samples.x.contiguous(), "y": samples.y.contiguous()},
-                folder / f"client-{client}.safetensors",
-            )
+            save_model(folder / f"client-{client}.safetensors", {"x": samples.x, "y": samples.y})
 
 
 def keep_class_means(directory: Path, experiment: Any) -> None:
@@ -56,10 +53,10 @@ def keep_class_means(directory: Path, experiment: Any) -> None:
         means.append(
             data.inputs(x).mean(0) if len(x) else torch.full(experiment.input_shape, float("nan"))
         )
-    save_file(
-        {"means": torch.stack(means).contiguous()},
+    save_model(
         folder / "means.safetensors",
-        metadata={"names": json.dumps(list(data.names or map(str, range(data.classes))))},
+        {"means": torch.stack(means)},
+        {"names": json.dumps(list(data.names or map(str, range(data.classes))))},
     )
 
 

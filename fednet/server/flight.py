@@ -12,7 +12,7 @@ import os
 from collections.abc import Container, Iterable
 from pathlib import Path
 
-from fednet.files import line, read_lines, repair, write_all, write_aside
+from fednet.files import line, opened, read_lines, repair, write_all, write_aside
 from fednet.wire.ledger import Ledger, Row
 from fednet.wire.messages import Key
 
@@ -32,7 +32,7 @@ class Flight:
         self._earlier = {(row["incarnation"], row["number"]): row for row in read_lines(path)}
 
     def _open(self) -> int:
-        return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        return opened(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def booked(self, row: Row) -> None:
         """A row of the book: it is not under way any more."""

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 from fednet.errors import FednetError, RemoteProtocolError
 from fednet.files import digest
 from fednet.protocol.rules import (
-    TOLD,
     Arrived,
     Forget,
     Instruction,
@@ -31,50 +30,17 @@ from fednet.protocol.rules import (
     Stray,
 )
 from fednet.protocol.server import ServerProtocol
-from fednet.server.budget import Peers, Strangers
+from fednet.server.events import QUIET_S, Events
+from fednet.server.hearing import Hearing
 from fednet.server.spool import Spool, Spooled
-from fednet.transport.base import Closed, Event, Opened, Received, ServerTransport
+from fednet.transport.base import Received, ServerTransport
 from fednet.wire import messages as m
 from fednet.wire.link import NOBODY, Link, Outgoing
 
 Answer = TypeVar("Answer")
+Command = Callable[[float], list[Instruction]]  # of the time: what is to be done
+
 TICK_S = 0.05  # how often time passes for the protocol while something is awaited
-LOUD = ("refused", "late", "doubled", "failed")  # events that a peer can bring about at will
-# Of such events, those of one kind and worker have one line in this time, and are counted.
-QUIET_S = 1.0
-
-
-class Events:
-    """The run's events, with those that a peer can bring about at will thinned out: the first of a
-    kind and worker is written, and a moment later how many more there were. Called by one thread.
-    note(event, fields): writes one.
-    """
-
-    def __init__(self, note: Callable[[str, dict[str, Any]], None]) -> None:
-        self._note = note
-        self._loud: dict[tuple[str, str, str], tuple[float, int, dict[str, Any]]] = {}
-
-    def tell(self, event: str, fields: dict[str, Any]) -> None:
-        if event not in LOUD:
-            return self._note(event, fields)
-        name = (event, str(fields.get("what", "")), str(fields.get("worker", "")))
-        if name in self._loud:
-            since, more, _ = self._loud[name]
-            self._loud[name] = since, more + 1, fields
-        else:
-            self._note(event, fields)
-            self._loud[name] = time.monotonic(), 0, {}
-
-    def hush(self, now: float) -> None:
-        """Writes what was only counted for long enough."""
-        for name, (since, more, last) in list(self._loud.items()):
-            if now - since < QUIET_S:
-                continue
-            if more:
-                self._note(name[0], {**last, "count": more})
-                self._loud[name] = now, 0, {}
-            else:
-                del self._loud[name]
 
 
 class ServerIO:
@@ -98,41 +64,26 @@ class ServerIO:
     ) -> None:
         self.protocol, self.transport, self.link, self.spool = protocol, transport, link, spool
         self.replies: dict[tuple[int, str], Spooled] = {}
-        self._check, self._told, self._pump_clients, self._at, self._flush = (
-            check,
-            events,
-            pump,
-            at,
-            flush,
-        )
-        self._commands: queue.SimpleQueue[Callable[[float], list[Instruction]]] = (
-            queue.SimpleQueue()
-        )
+        self._check, self._told, self._pump_clients = check, events, pump
+        self._at, self._flush, self._had = at, flush, had
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._ticked = self._booked = 0.0
-        self._strangers = Strangers(time.monotonic())
-        self._peers = Peers(protocol.clients)
-        self._peers_of: dict[bytes, str] = {}  # addresses, by connection
-        self._hung_up: set[bytes] = set()  # connections of which nothing is heard any more
+        self._hearing = Hearing(protocol, transport, link, events, self._receive, self._closed)
         self._closing = threading.Event()
         self._gone: threading.Event | None = None
-        # What earlier servers spent: no connection of this one's.
-        self._before = dict(link.ledger.totals)
-        self._had = had
+        self._before = dict(link.ledger.totals)  # spent by earlier servers
         self._outgoing: list[Outgoing] = []
         self._sent_task = self._sent_any = False
         self.snapshot: dict[str, Any] = {"waiting": [], "arrived": [], "present": 0}
         self.inline = pump is not None
-        self._thread = (
-            None
-            if pump is not None
-            else threading.Thread(target=self._run, name="fednet-io", daemon=True)
-        )
-        if self._thread is not None:
+        self._thread: threading.Thread | None = None
+        if pump is None:
+            self._thread = threading.Thread(target=self._run, name="fednet-io", daemon=True)
             self._thread.start()
 
     # -- the engine's side -------------------------------------------------------------------------
-    def call(self, command: Callable[[float], list[Instruction]], wait: bool = False) -> None:
+    def call(self, command: Command, wait: bool = False) -> None:
         """Runs `command(now)` where the protocol lives, and does what it returns. wait: until that
         is done.
         """
@@ -156,20 +107,15 @@ class ServerIO:
         done.
         """
         found: list[Answer] = []
-        answered = threading.Event()
 
         def command(now: float) -> list[Instruction]:
             found.append(question())
-            answered.set()
             return []
 
-        self.call(command)
-        while not answered.is_set():
-            if self._thread is None:
-                self._step(0.0)
-            elif not answered.wait(1.0) and not self._thread.is_alive():
-                self.wait(0.0, (0, 0, ""))
-                raise Broken("the server's input and output has ended")
+        self.call(command, wait=True)
+        if not found:
+            self.wait(0.0, (0, 0, ""))
+            raise Broken("the server's input and output has ended")
         return found[0]
 
     def wait(self, timeout_s: float, phase: tuple[int, int, str]) -> Resolved | None:
@@ -244,9 +190,7 @@ class ServerIO:
             while not self._closing.is_set():
                 self._step(None if not self.protocol.workers and not self.protocol.work else TICK_S)
             self._step(0.0)
-        except (
-            BaseException
-        ) as broken:  # whatever it is, the engine must not wait for ever: it is raised there
+        except BaseException as broken:  # the engine must not wait for ever: it is raised there
             self._events.put(broken)
 
     def _step(self, timeout_s: float | None) -> bool:
@@ -260,10 +204,10 @@ class ServerIO:
                 self._told.tell("first_task", {"round": self.protocol.round})
             self._at("broadcasting", self.protocol.round)
             self._sent_task = False
-        for event in self.transport.poll(self._patience(timeout_s)):
+        for event in self.transport.poll(self._hearing.wait(timeout_s)):
             moved = True
-            self._came(event)
-        moved = self._hear_strangers() or moved
+            self._hearing.came(event)
+        moved = self._hearing.strangers() or moved
         if self._gone is not None and all(w.conn is None for w in self.protocol.workers.values()):
             self._gone.set()
         if moved:
@@ -285,75 +229,16 @@ class ServerIO:
             }
         return moved
 
-    def _patience(self, timeout_s: float | None) -> float | None:
-        """How long the transport may be waited for, with what strangers have sent in mind."""
-        wait = self._strangers.wait(time.monotonic())
-        if wait is None:
-            return timeout_s
-        wait = wait if self.protocol.present() else 0.0
-        return wait if timeout_s is None else min(timeout_s, wait)
-
-    def _came(self, event: Event) -> None:
-        conn = event.conn
-        if isinstance(event, Opened):
-            self.link.opened(conn, stranger=True)
-            self._peers_of[conn] = self.transport.peer(conn).rpartition(":")[0]
-        elif conn in self._strangers or (
-            isinstance(event, Received) and not self.protocol.has_joined(conn)
-        ):
-            if isinstance(event, Closed):
-                self._hung_up.add(conn)  # what waits of it need not be heard
-            if not self._strangers.put(event):
-                self._hang_up(conn, "more messages before a join than this server can keep")
-                self.link.refused(conn, event.frames)  # type: ignore[union-attr]
-        elif isinstance(event, Closed):
-            self._closed(conn)
-        elif conn in self._hung_up:
-            self.link.refused(conn, event.frames)
-        else:
-            began = time.monotonic()
-            useless = self._receive(event, began)
-            if useless and self._peers.useless(conn, self._peer(event), time.monotonic() - began):
-                self._hang_up(conn, "more messages of no use than this server has time for")
-
-    def _hear_strangers(self) -> bool:
-        """What they have sent, as far as there is time for it."""
-        began = now = time.monotonic()
-        while now - began < TICK_S:
-            event = self._strangers.next(now, hurried=bool(self.protocol.present()))
-            if event is None:
-                break
-            if isinstance(event, Closed):
-                self._closed(event.conn)
-            elif event.conn in self._hung_up:
-                self.link.refused(event.conn, event.frames)
-            elif not self._peers.first(self._peer(event)):
-                self._hang_up(event.conn, "more joins than this server hears of one peer")
-                self.link.refused(event.conn, event.frames)
-            else:
-                self._receive(event, now)
-            before, now = now, time.monotonic()
-            self._strangers.spent(now - before)
-        return now > began
-
-    def _peer(self, event: Received) -> str:
-        """Whose time is spent: a key's, or an address's where there are no keys."""
-        return event.user or self._peers_of.get(event.conn, "")
-
-    def _hang_up(self, conn: bytes, reason: str) -> None:
-        if conn not in self._hung_up:
-            self._hung_up.add(conn)
-            fields = {"what": "connection", "reason": reason, "worker": ""}
-            self._told.tell("refused", {**fields, "address": self._peers_of.get(conn, "")})
-            self.transport.drop(conn, hang_up=True)
+    def book_round(self, round: int) -> None:
+        """Heartbeats: one line a worker and round."""
+        for conn, worker in self.protocol.connections():
+            self.link.settle_counted(conn, round=round, worker=worker)
 
     def _closed(self, conn: bytes) -> None:
         worker = self.protocol.worker_of(conn)
         self._do(self.protocol.closed(conn, time.monotonic()))
         self.link.settle_counted(conn, round=self.protocol.round, worker=worker)
         self.link.closed(conn, lambda direction, key: self.protocol.awaits(conn, direction, key))
-        self._hung_up.discard(conn)
-        self._peers_of.pop(conn, None)
 
     def _receive(self, event: Received, now: float) -> bool:
         """Whether it was of no use."""
@@ -371,19 +256,12 @@ class ServerIO:
             self.link.joined(conn)
             self.link.settle_counted(NOBODY)
         key: m.Key | None = getattr(message, "key", None)
-        if stray and key is not None and not self._worth_a_row(conn, stray, key):
+        if stray and key is not None and not self._hearing.worth_a_row(conn, stray, key):
             self.link.refused(conn, frames)
         else:
             self.link.book(conn, message, body, frames, stray)
         self._do(instructions)
         return bool(stray) or isinstance(message, m.Beat)
-
-    def _worth_a_row(self, conn: bytes, stray: str, key: m.Key) -> bool:
-        """Whether a payload that belongs to nothing has a line of the book of its own: not where it
-        is of rounds or clients that a peer has made up, nor among very many.
-        """
-        known = stray != "refused" and key.round <= self.protocol.round
-        return known and self.protocol.strikes(conn) <= TOLD
 
     def _do(self, instructions: list[Instruction]) -> None:
         pending = deque(instructions)
@@ -401,9 +279,8 @@ class ServerIO:
                 # After what was to be done before: a task goes out before it is called off.
                 pending.extend(self._arrived(i))
             elif isinstance(i, Resolved):
-                self._events.put(
-                    ((self.protocol.round, self.protocol.phase, self.protocol.purpose), i)
-                )
+                phase = self.protocol.round, self.protocol.phase, self.protocol.purpose
+                self._events.put((phase, i))
             elif isinstance(i, Settle):
                 more = {"reason": i.reason} if i.reason else {}
                 if i.direction == "down" and i.useful and not self.link.carried(i.conn, i.key):
@@ -441,14 +318,14 @@ class ServerIO:
             arrived.seconds,
             {"host": worker.host, "pid": worker.pid, "device": worker.device},
         )
+        now = time.monotonic()
         reply = dataclasses.replace(
             reply,
             split=tuple(arrived.split),
             taken_s=arrived.taken_s,
-            arrived=time.monotonic(),
+            arrived=now,
             reported={n: v for n, v in arrived.reported.items() if math.isfinite(v)},
         )
-        now = time.monotonic()
         try:
             body = reply.glance()
             if digest([body]) != reply.check:
@@ -466,12 +343,6 @@ class ServerIO:
         if arrived.key.purpose == "train":
             self._at("receiving", arrived.key.round)
         return [i for i in accepted if not isinstance(i, Settle)]
-
-    # -- books -------------------------------------------------------------------------------------
-    def book_round(self, round: int) -> None:
-        """Heartbeats: one line a worker and round."""
-        for conn, worker in self.protocol.connections():
-            self.link.settle_counted(conn, round=round, worker=worker)
 
 
 class Broken(FednetError):

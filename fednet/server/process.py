@@ -97,7 +97,7 @@ class Session:
     ) -> None:
         from fednet.experiment import build as experiments
         from fednet.experiment import privacy
-        from fednet.server.io_thread import Events
+        from fednet.server.events import Events
 
         self.config, self.directory, self.endpoint = config, directory, endpoint
         self._books()

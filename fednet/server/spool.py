@@ -20,8 +20,9 @@ from typing import Any
 import msgspec
 
 from fednet.buffers import lend
+from fednet.descriptors import reaching
 from fednet.errors import StateError
-from fednet.files import checked, digest, read_lines, repair, write_all
+from fednet.files import checked, digest, opened, read_lines, repair, write_all
 from fednet.wire.messages import Field, Key
 
 SEALS = "seals.jsonl"
@@ -71,7 +72,7 @@ class Spooled:
         """Its payload, in memory of its own: the file may be another reply's before what is decoded
         from it is forgotten.
         """
-        file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        file = opened(self.path, os.O_RDONLY)
         try:
             data = lend(os.fstat(file).st_size).data
             read = 0
@@ -96,10 +97,13 @@ class Spooled:
 
     def glance(self) -> memoryview:
         """Its payload as the system has it in memory already: to be let go of at once."""
-        file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        file = opened(self.path, os.O_RDONLY)
         try:
             empty = os.fstat(file).st_size == 0  # which cannot be mapped
-            return memoryview(b"" if empty else mmap.mmap(file, 0, access=mmap.ACCESS_COPY))
+            if empty:
+                return memoryview(b"")
+            # a mapping has a descriptor of its own
+            return memoryview(reaching(lambda: mmap.mmap(file, 0, access=mmap.ACCESS_COPY)))
         finally:
             os.close(file)
 
@@ -154,13 +158,13 @@ class Spool:
                 self._books[key.round] = self._book(key.round)
             if self._spares and not os.path.exists(path):
                 os.replace(self._spares.pop(), path)
-            self._open[key] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._open[key] = opened(path, os.O_RDWR | os.O_CREAT)
 
     def _book(self, round: int) -> int:
         place = self.folder / f"round-{round}"
         place.mkdir(parents=True, exist_ok=True)
         repair(place / SEALS)
-        return os.open(place / SEALS, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        return opened(place / SEALS, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def abandon(self, key: Key) -> None:
         """No more of this payload comes. What is there of it may be overwritten by a later attempt

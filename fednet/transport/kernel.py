@@ -12,18 +12,9 @@ import contextlib
 import os
 import socket
 import struct
-from pathlib import Path
-
-try:
-    import resource
-except ImportError:  # Windows, where sockets are no descriptors
-    resource = None  # type: ignore[assignment]
 
 SILENT_S = 60
 """For how long a peer that says nothing is kept waiting by the kernel alone."""
-
-MOST_DESCRIPTORS = 1 << 20
-"""Some systems allow a thousand times as many, and programs that are started then try them all."""
 
 # struct tcp_info of linux/tcp.h, in native order; fields are only ever added at the end.
 _ACKED_AND_RECEIVED = struct.Struct("=QQ")
@@ -33,31 +24,6 @@ _SENT_AT = 200
 _PEER_HAS_ENDED = frozenset({6, 8, 9, 11})
 """TIME_WAIT, CLOSE_WAIT, LAST_ACK, CLOSING: a FIN has come in, which the kernel numbers, and
 counts, like a byte."""
-
-
-def descriptor_limit(raised: bool = False) -> int:
-    """Files and sockets that this process may have open. raised: as many as the system lets it,
-    from now on.
-    """
-    if resource is None:
-        return MOST_DESCRIPTORS
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    soft, most = (
-        n if 0 <= n < MOST_DESCRIPTORS else MOST_DESCRIPTORS for n in (soft, hard)
-    )  # unlimited is -1
-    if raised and soft < most:
-        with contextlib.suppress(OSError, ValueError):  # a system with a lower limit of its own
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-            soft = most
-    return soft
-
-
-def open_descriptors() -> int:
-    """How many this process has."""
-    for folder in ("/proc/self/fd", "/dev/fd"):
-        with contextlib.suppress(OSError):
-            return len(list(Path(folder).iterdir()))
-    return 0
 
 
 def await_words(listening: int) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fednet.descriptors import reaching
 from fednet.errors import ConfigError
 from fednet.files import write_aside
 
@@ -173,7 +174,7 @@ class Keyring:
             return
         before, first = self._speakers, self.version == 0
         self._speakers = {}
-        for entry in allowed.iterdir():
+        for entry in reaching(lambda: list(allowed.iterdir())):
             if not entry.name.isdecimal():
                 continue  # an editor's backup, or a file half written by `allow`
             try:
@@ -214,7 +215,8 @@ def _allowed(directory: str | Path) -> Path:
 
 def _read_keys(file: Path) -> list[str]:
     lines = (
-        line.strip() for line in file.read_text(encoding="ascii", errors="replace").splitlines()
+        line.strip()
+        for line in reaching(file.read_bytes).decode("ascii", errors="replace").splitlines()
     )
     return [checked(line, f"{file}") for line in lines if line]
 

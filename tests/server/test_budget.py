@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import zmq
 
+from fednet import descriptors
 from fednet.protocol.server import ServerProtocol
 from fednet.server import budget
 from fednet.server.budget import Allowance, Peers, Strangers
@@ -18,7 +19,6 @@ from fednet.transport import keys
 from fednet.transport.base import Closed, Received
 from fednet.transport.framing import connection_bytes, framing
 from fednet.transport.inproc import Inproc
-from fednet.transport.kernel import descriptor_limit
 from fednet.transport.zeromq.router import ZmqServer
 from fednet.wire import messages as m
 from fednet.wire.ledger import Ledger
@@ -108,7 +108,7 @@ def io_of(stack, tmp_path, transport, clients, pump=None, curve=False) -> tuple[
 @pytest.mark.parametrize("curve", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_two_thousand_clients_join_at_once_and_nobody_is_hung_up_on(tmp_path, curve):
     many = 2000
-    if descriptor_limit(raised=True) < 5 * many:
+    if descriptors.limit(raised=True) < 5 * many:
         pytest.skip("the system lets a process have too few descriptors for both sides")
     with ExitStack() as stack:
         keyring = None

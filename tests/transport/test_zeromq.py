@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
+from fednet import descriptors
 from fednet.errors import ConfigError
 from fednet.transport.base import (
     MAX_FRAME_BYTES,
@@ -24,7 +25,6 @@ from fednet.transport.base import (
     Received,
     ServerTransport,
 )
-from fednet.transport.kernel import open_descriptors
 from fednet.transport.zeromq import connections
 from fednet.transport.zeromq.dealer import ZmqClient
 from fednet.transport.zeromq.router import ZmqServer
@@ -299,7 +299,7 @@ def hung_up(stream: socket.socket) -> bool:
 
 
 def test_strangers_take_one_descriptor_each_and_what_is_left_is_for_files(tmp_path):
-    before = open_descriptors()
+    before = descriptors.count()
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     with ExitStack() as stack:
         crowd = [socket.socket() for _ in range(100)]
@@ -308,7 +308,7 @@ def test_strangers_take_one_descriptor_each_and_what_is_left_is_for_files(tmp_pa
         resource.setrlimit(resource.RLIMIT_NOFILE, (before + 100 + 120, limits[1]))
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
         pair = Pair(stack)
-        own = open_descriptors()
+        own = descriptors.count()
         host, port = pair.server.address.removeprefix("tcp://").split(":")
         for one in crowd:
             one.connect((host, int(port)))
@@ -318,18 +318,18 @@ def test_strangers_take_one_descriptor_each_and_what_is_left_is_for_files(tmp_pa
             (tmp_path / "file").open("a").close()
             pair.server.poll(0.002)
         assert pair.server.refusals["connections"] + pair.server.refusals["stranger"] > 0
-        assert open_descriptors() - own <= pair.server._connections.room
+        assert descriptors.count() - own <= pair.server._connections.room
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel for what Linux alone has")
 def test_peers_that_say_nothing_take_no_descriptor(pair):
     client, _conn = joined(pair)
-    before = open_descriptors()
+    before = descriptors.count()
     with ExitStack() as stack:
         crowd = [stack.enter_context(raw(pair.server.address)) for _ in range(50)]
         late, _ = joined(pair)
         # what these two took: a socket each here, the newest client's two ends and a second handle
-        assert open_descriptors() - before < len(crowd) + 20
+        assert descriptors.count() - before < len(crowd) + 20
         crowd[0].sendall(greeting())
         pump(pair.server, client, late, until=lambda seen: len(pair.server._connections.links) == 3)
         assert crowd[0].recv(64)

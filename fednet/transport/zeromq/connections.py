@@ -1,5 +1,5 @@
-"""The connections of a server: who they are as far as that is known, how many there may be, and
-what the kernel counted of them.
+"""The connections of a server: who they are as far as that is known, how many there may be, of
+each and of all, and what the kernel counted of them.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from fednet import descriptors
 from fednet.transport import strangers
 from fednet.transport.base import Frames
 from fednet.transport.framing import connection_bytes
-from fednet.transport.kernel import Tap, descriptor_limit, open_descriptors
+from fednet.transport.kernel import Tap
 
 RESERVED = 256
 """Descriptors kept for files; a quarter of all where there are fewer than four times as many."""
@@ -34,12 +35,23 @@ Refuse = Callable[[str, str, "Link"], None]
 class Link:
     """One TCP connection, from when the kernel has it."""
 
-    __slots__ = ("conn", "fd", "queue", "received", "received_then", "serial", "tap", "user")
+    __slots__ = (
+        "conn",
+        "fd",
+        "owner",
+        "queue",
+        "received",
+        "received_then",
+        "serial",
+        "tap",
+        "user",
+    )
 
     def __init__(self, serial: int, fd: int) -> None:
         self.serial, self.fd = serial, fd
         self.conn: bytes | None = None  # known from its first message
         self.user: str | None = None
+        self.owner: str | None = None  # whose it is counted as: a key's, or an address's
         self.tap: Tap | None = None
         # bytes of its finished messages; as of the last look
         self.received = self.received_then = 0
@@ -53,6 +65,10 @@ class Link:
     def peer(self) -> str:
         return self.tap.peer() if self.tap is not None else "unknown"
 
+    def address(self) -> str:
+        """Without the port."""
+        return self.peer().rpartition(":")[0]
+
     def hang_up(self) -> None:
         if self.tap is not None:
             self.tap.hang_up()
@@ -60,18 +76,25 @@ class Link:
 
 class Connections:
     """refuse: told of those that are hung up on. most: connections at a time; None: as many as the
-    process may open descriptors, less a reserve.
+    process may open descriptors, less a reserve. each: of them of one key or, without CURVE, one
+    address, as is counted too with CURVE whoever has proved a key and not said a word; None: no
+    fewer.
 
     A connection is a stranger until it has proved a key or, without CURVE, brought a message; a
     guest until `vouch`; and is hung up on for a newer one in this order, the oldest first.
     """
 
     def __init__(
-        self, refuse: Refuse, curve: bool, most: int | None, max_unfinished_bytes: int
+        self,
+        refuse: Refuse,
+        curve: bool,
+        most: int | None,
+        each: int | None,
+        max_unfinished_bytes: int,
     ) -> None:
-        limit = descriptor_limit()
-        room = max(2, limit - open_descriptors() - min(RESERVED, limit // 4))
-        self._refuse, self._max_unfinished = refuse, max_unfinished_bytes
+        limit = descriptors.limit()
+        room = max(2, limit - descriptors.count() - min(RESERVED, limit // 4))
+        self._refuse, self._max_unfinished, self._each = refuse, max_unfinished_bytes, each
         self.room = room if most is None else min(room, most)
         self._most_strangers = min(strangers.MAX_STRANGERS, max(1, self.room // 2))
         # what a server has sent a peer whose handshake is over
@@ -81,6 +104,7 @@ class Connections:
         self.conns: dict[bytes, Link] = {}  # by routing id: those that have spoken
         self.strangers: dict[int, Link] = {}  # by serial
         self._guests: dict[int, Link] = {}  # by serial
+        self._owned: dict[str, dict[int, Link]] = {}  # by owner and serial
         self.ended: list[Link] = []  # what they had sent may still be unread
         self._leaving: set[int] = set()  # serials of those hung up on that libzmq still has
         self._kept = 0  # those with a second descriptor
@@ -102,6 +126,8 @@ class Connections:
                     link.tap = Tap(link.fd)
                 except OSError:
                     continue  # gone already, and its descriptor perhaps a file's now
+                if self._proved is None:
+                    self._own(link, link.address())
         while self._used() > self.room and (oldest := self._oldest()) is not None:
             self._drop(oldest, "connections", f"more than {self.room} descriptors of connections")
 
@@ -114,9 +140,37 @@ class Connections:
             return next(iter(self.strangers.values()), None)
         return next(iter(self._guests.values()))
 
+    def _own(self, link: Link, owner: str) -> None:
+        """Counts it as one of that owner's. Of too many, whom nobody has vouched for is hung up on,
+        the oldest first.
+        """
+        self._disown(link)
+        if link.serial in self._leaving:
+            return
+        link.owner = owner
+        owned = self._owned.setdefault(owner, {})
+        owned[link.serial] = link
+        if self._each is not None and len(owned) > self._each:
+            unknown = (
+                other
+                for serial, other in owned.items()
+                if serial in self.strangers or serial in self._guests
+            )
+            reason = f"more than {self._each} connections of one key or address"
+            self._drop(next(unknown, link), "each", reason)
+
+    def _disown(self, link: Link) -> None:
+        if link.owner is not None:
+            owned = self._owned.get(link.owner, {})
+            owned.pop(link.serial, None)
+            if not owned:
+                self._owned.pop(link.owner, None)
+            link.owner = None
+
     def disconnected(self, fd: int) -> None:
         link = self.links.pop(fd, None)
         if link is not None:
+            self._disown(link)
             self.ended.append(link)
             self._leaving.discard(link.serial)
             self.strangers.pop(link.serial, None)
@@ -127,6 +181,8 @@ class Connections:
         link.conn, link.user = conn, user
         self.conns[conn] = link
         self._proven(link)
+        if user is not None:
+            self._own(link, user)
 
     def vouch(self, conn: bytes) -> None:
         link = self.conns.get(conn)
@@ -170,7 +226,14 @@ class Connections:
     def close(self) -> None:
         for link in (*self.links.values(), *self.ended):
             self.end(link)
-        for held in (self.links, self.conns, self.strangers, self._guests, self.ended):
+        for held in (
+            self.links,
+            self.conns,
+            self.strangers,
+            self._guests,
+            self._owned,
+            self.ended,
+        ):
             held.clear()
 
     # -- looking at them ---------------------------------------------------------------------------
@@ -196,9 +259,12 @@ class Connections:
     def _look(self) -> None:
         seen = []
         for link in list(self.strangers.values()):
+            if link.serial in self._leaving:
+                continue  # for one that was looked at before it
             sent, received = link.counts()
             if self._proved is not None and sent >= self._proved:
                 self._proven(link)
+                self._own(link, link.address())
             else:
                 seen.append((link, received))
         for link, reason in strangers.unwelcome(seen, self._most_strangers):
@@ -219,6 +285,7 @@ class Connections:
 
     def _drop(self, link: Link, what: str, reason: str) -> None:
         """It stands among the connections until libzmq tells of its end."""
+        self._disown(link)
         self._leaving.add(link.serial)
         self.strangers.pop(link.serial, None)
         self._guests.pop(link.serial, None)

@@ -60,7 +60,8 @@ class ZmqServer:
     """A ROUTER bound to `address`: tcp://127.0.0.1:5555, tcp://*:0 for any free port, ipc://PATH.
 
     With a `keyring`, CURVE: a key that it does not allow never completes the handshake, and
-    `Received.user` is the key that was proved. Raises ConfigError if the address cannot be bound.
+    `Received.user` is the key that was proved. max_connections, max_each: at a time, and of each
+    key or, without CURVE, each address. Raises ConfigError if the address cannot be bound.
     `refusals` counts what was refused, by reason.
     """
 
@@ -70,6 +71,7 @@ class ZmqServer:
         *,
         keyring: Keyring | None = None,
         max_connections: int | None = None,
+        max_each: int | None = None,
         max_unfinished_bytes: int = MAX_UNFINISHED_BYTES,
         on_refused: Refused | None = None,
     ) -> None:
@@ -112,6 +114,7 @@ class ZmqServer:
             lambda what, reason, link: self._refuse(what, reason, None, link.peer()),
             keyring is not None,
             max_connections,
+            max_each,
             max_unfinished_bytes,
         )
         self._closed = False

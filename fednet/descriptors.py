@@ -1,0 +1,106 @@
+"""Files and sockets that this process may have open, and some of them kept for its own files.
+
+Whoever connects to a server takes a descriptor of it, and the thread that accepts connections may
+take all there are before another one looks at them. So a server lowers its own limit, which the
+system lets it raise again: connections stay below the limit, and `reaching` goes beyond it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+try:
+    import resource
+except ImportError:  # Windows, where sockets are no descriptors
+    resource = None  # type: ignore[assignment]
+
+MOST = 1 << 20
+"""Some systems allow a thousand times as many, and programs that are started then try them all."""
+
+KEPT = 128
+"""Descriptors beyond the limit, for files of this process; an eighth of all where there are fewer
+than eight times as many."""
+
+PATIENCE_S = 2.0
+"""How long a file is tried to be opened where even those are taken: connections are hung up on
+meanwhile."""
+
+Opened = TypeVar("Opened")
+_reaching = threading.Lock()
+_beyond: int | None = None  # the limit without what is kept back
+
+
+def limit(raised: bool = False) -> int:
+    """How many there may be. raised: as many as the system lets this process, from now on."""
+    if resource is None:
+        return MOST
+    soft, most = _limits()
+    if raised and soft < most and _set(most):
+        soft = most
+    return soft
+
+
+def count() -> int:
+    """How many there are."""
+    for folder in ("/proc/self/fd", "/dev/fd"):
+        with contextlib.suppress(OSError):
+            return len(list(Path(folder).iterdir()))
+    return 0
+
+
+def keep_back() -> None:
+    """From now on this process has `KEPT` fewer than the system lets it, but for `reaching`."""
+    global _beyond
+    if resource is not None:
+        _beyond = limit(raised=True)
+        _set(_beyond - min(KEPT, _beyond // 8))
+
+
+def reaching(opens: Callable[[], Opened]) -> Opened:
+    """What `opens` returns, which opens a file: with a descriptor that was kept back where there is
+    no other. Raises what it raises.
+    """
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return opens()
+        except OSError as full:
+            if full.errno != errno.EMFILE or _beyond is None:
+                raise
+        # One at a time: what one lowers again, another would have raised.
+        with _reaching:
+            soft = limit()
+            _set(_beyond)
+            try:
+                return opens()
+            except OSError as full:
+                if full.errno != errno.EMFILE or time.monotonic() > until:
+                    raise
+            finally:
+                _set(soft)
+        time.sleep(0.01)  # whoever waits for a connection to be accepted was quicker
+
+
+def _limits() -> tuple[int, int]:
+    """The limit as it is, and as it may be."""
+    soft, hard = (
+        n if 0 <= n < MOST else MOST  # unlimited is -1
+        for n in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    return soft, hard
+
+
+def _set(soft: int) -> bool:
+    """False where the system has a lower limit of its own."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    except (OSError, ValueError):
+        return False
+    return True

@@ -1,0 +1,80 @@
+"""Connections of one key, or of one address without CURVE, are bounded."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import ExitStack
+
+import pytest
+
+from fednet.transport import keys
+from fednet.transport.base import Closed
+from tests.transport.pairs import Pair, joined, of, pump
+
+EACH = 3
+
+
+def stranger(pair: Pair, address: str = "127.0.0.1") -> socket.socket:
+    host, port = pair.server.address.removeprefix("tcp://").split(":")
+    one = socket.create_connection((host, int(port)), timeout=5, source_address=(address, 0))
+    pair.stack.callback(one.close)
+    one.sendall(b"\xff")  # and no more of a handshake
+    return one
+
+
+def ends(pair: Pair, one: socket.socket) -> bool:
+    """Whether the server ends the connection."""
+    one.settimeout(0.05)
+    for _ in range(10):
+        pair.server.poll(0)
+        try:
+            if not one.recv(64):
+                return True
+        except TimeoutError:
+            continue
+    return False
+
+
+def test_an_address_without_keys_has_so_many_connections_and_others_have_theirs():
+    with ExitStack() as stack:
+        pair = Pair(stack, max_each=EACH)
+        _client, conn = joined(pair)
+        pair.server.vouch(conn)  # the oldest, and it takes part
+        try:
+            other = stranger(pair, "127.0.0.2")
+        except OSError:
+            pytest.skip("this system has one address of its own")
+        crowd = [stranger(pair) for _ in range(EACH + 2)]
+        pump(pair.server, until=lambda seen: pair.server.refusals["each"] == EACH)
+        assert [ends(pair, one) for one in crowd] == [True] * EACH + [False] * (EACH - 1)
+        assert not ends(pair, other)
+        assert pair.server.send(conn, [b"still"])
+        crowd.pop().close()  # and who has gone is counted no more
+        pump(pair.server, until=lambda seen: len(pair.server._connections.links) == EACH)
+        assert not ends(pair, stranger(pair))
+        assert pair.server.refusals["each"] == EACH
+
+
+def test_a_key_has_so_many_connections_and_others_have_theirs(tmp_path):
+    here, there, _ = map(keys.load, keys.lab(tmp_path, 2))
+    ring = keys.Keyring(tmp_path)
+    with ExitStack() as stack:
+        pair = Pair(stack, keyring=ring, max_each=EACH)
+        (other, _), (first, conn) = (joined(pair, keys=site) for site in (there, here))
+        pair.server.vouch(conn)
+        crowd = [joined(pair, keys=here) for _ in range(EACH)]
+        second = crowd[0][0]
+        pump(pair.server, second, until=lambda seen: of(seen, Closed, second))
+        assert pair.server.refusals["each"] == 1
+        assert not of(pump(pair.server, other, first, until=lambda seen: True), Closed)
+        for one in (conn, *(c for _, c in crowd[1:])):
+            assert pair.server.send(one, [b"still"])
+
+
+def test_who_has_proved_a_key_and_says_nothing_is_counted_by_its_address(tmp_path):
+    site, _ = map(keys.load, keys.lab(tmp_path, 1))
+    ring = keys.Keyring(tmp_path)
+    with ExitStack() as stack:
+        pair = Pair(stack, keyring=ring, max_each=EACH)
+        silent = [pair.client(keys=site) for _ in range(EACH + 1)]
+        pump(pair.server, *silent, until=lambda seen: pair.server.refusals["each"])
