@@ -31,6 +31,9 @@ from fednet.server.process import host_rounds, log_to, on_stop
 
 log = logging.getLogger(__name__)
 
+LOOK_S = 1.0  # how often it is looked whether a worker that lives has fallen silent
+DEATHS = 20  # of workers that no task can be blamed for
+
 
 class Supervisor:
     """Forks the server and the workers, and looks after them."""
@@ -56,7 +59,10 @@ class Supervisor:
         self.stopping: int | None = None
         self.keys: Path | None = None
         self.shares: dict[str, float] = {}  # of a device, by its name: each worker's
-        self.deaths = 0  # workers that ended with an error
+        self.deaths = 0  # workers that ended by themselves, or before they were ready
+        events = directory / "events.jsonl"
+        self.heard = events.stat().st_size if events.exists() else 0  # bytes that were read of it
+        self.ready: set[int] = set()  # pids of workers that a task may have been given to
 
     def run(self) -> int:
         devices = self._devices()
@@ -124,6 +130,7 @@ class Supervisor:
         status = 3
         try:
             _die_with_parent()
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
             for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
                 signal.signal(number, signal.SIG_DFL if name == "server" else signal.SIG_IGN)
             status = work()
@@ -194,6 +201,14 @@ class Supervisor:
 
     def _watch(self) -> int:
         """Until the server ends: with 0 the run is done."""
+        signal.signal(signal.SIGALRM, lambda number, frame: self._look())
+        signal.setitimer(signal.ITIMER_REAL, LOOK_S, LOOK_S)
+        try:
+            return self._wait()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _wait(self) -> int:
         while True:
             pid, raw = os.waitpid(-1, 0)
             name = self.pids.pop(pid, None)
@@ -226,12 +241,40 @@ class Supervisor:
             self.server_rounds.append(round)
         self._fork("server", self._server)
 
+    def _look(self) -> None:
+        """Reads on in the server's events. A worker that lives, and that the server has not heard
+        of for `round.lost.silent`, is ended, so that one takes its place.
+        """
+        events = self.directory / "events.jsonl"
+        if not events.exists():  # the server has not come to it
+            return
+        with events.open("rb") as file:
+            file.seek(self.heard)
+            fresh = file.read()
+        whole = fresh[: fresh.rfind(b"\n") + 1]
+        self.heard += len(whole)
+        mute = set()
+        for event in map(json.loads, whole.splitlines()):
+            if event["type"] == "ready":
+                self.ready.add(event["pid"])
+            elif event["type"] == "away" and event["why"] == "silent":
+                mute.add(event["pid"])
+            elif event["type"] in ("back", "rejoined"):
+                mute.discard(event["pid"])
+        for pid in mute:
+            if self.pids.get(pid, "server") != "server":
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
     def _worker_died(self, device: str, pid: int, status: int) -> None:
-        self.deaths += status > 0
-        if self.deaths > 20:
-            raise CannotGoOn(
-                f"workers keep ending with status {status}; see {self.directory / 'log'}."
-            )
+        """A worker that a signal ended while it was at a task is the server's to count, by task
+        (`protocol.rules.DEATHS`); all others are counted here.
+        """
+        self._look()
+        self.deaths += status > 0 or pid not in self.ready
+        if self.deaths > DEATHS:
+            how = f"with status {status}" if status > 0 else f"by {signal.Signals(-status).name}"
+            raise CannotGoOn(f"workers keep ending {how}; see {self.directory / 'log'}.")
         self._fork(device, lambda: self._worker(device))
 
     def _pass_on(self, number: int, _: Any) -> None:

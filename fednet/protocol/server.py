@@ -285,9 +285,7 @@ class ServerProtocol:
     def _away(self, worker: Worker, why: str, patience: float | None) -> None:
         self._roster.away(worker, patience, self._turn.now)
         self._tasks.pause(worker)
-        self._turn.say(
-            Note("away", {"worker": worker.name, "clients": sorted(worker.ids), "why": why})
-        )
+        self._turn.say(Note("away", {**_who(worker), "why": why}))
 
     # -- joining -----------------------------------------------------------------------------------
     def _join(self, conn: bytes, join: m.Join, user: str | None) -> str:
@@ -384,7 +382,7 @@ class ServerProtocol:
         if worker.ready:
             return ""
         self._roster.ready(worker)
-        self._turn.say(Note("ready", {"worker": worker.name, "clients": sorted(worker.ids)}))
+        self._turn.say(Note("ready", _who(worker)))
         self._tasks.supersede(worker)
         return ""
 
@@ -404,7 +402,7 @@ class ServerProtocol:
         worker.heard = self._turn.now
         if worker.gone_at is not None:
             self._roster.back(worker)
-            self._turn.say(Note("back", {"worker": worker.name, "clients": sorted(worker.ids)}))
+            self._turn.say(Note("back", _who(worker)))
         if isinstance(message, m.Beat):
             self._beat(worker, message)
             self._turn.send(conn, m.Beat(run=self.run, inc=self.incarnation))
@@ -449,7 +447,7 @@ class ServerProtocol:
             worker.doing[beat.client] = doing
 
     def _leave(self, conn: bytes, worker: Worker) -> None:
-        self._turn.say(Note("left", {"worker": worker.name, "clients": sorted(worker.ids)}))
+        self._turn.say(Note("left", _who(worker)))
         self._roster.left(conn, worker)
         self._away(worker, "left", self.rules.closed)
         self._tasks.give_on(worker)
@@ -479,3 +477,8 @@ class ServerProtocol:
             return ""
         self._tasks.refuse(w, failed.reason, failed.again, "damaged" if failed.again else "failed")
         return ""
+
+
+def _who(worker: Worker) -> dict[str, object]:
+    """A worker, as the run's events name it."""
+    return {"worker": worker.name, "clients": sorted(worker.ids), "pid": worker.pid}

@@ -415,16 +415,16 @@ class Tasks:
 
     def supersede(self, worker: Worker) -> None:
         """A process started anew is ready: it need not wait until its forerunner is given up."""
-        for w in self.open():
-            holder = self._roster.workers.get(w.worker)
-            if (
-                w.job.client in worker.ids
-                and w.status in WITH_WORKER
-                and holder is not None
-                and holder.conn is None
-            ):
-                self.take_back(w, "lost", lost=True, died=w.running)
+        for gone in [x for x in self._roster.workers.values() if x.conn is None]:
+            self._lost([w for w in self.held_by(gone) if w.job.client in worker.ids])
         self.assign()
+
+    def _lost(self, held: list[Work]) -> None:
+        """These tasks went with their worker. Only what it was at may be why; and what is behind
+        that in its queue is at the head once that is taken back, so this is asked beforehand.
+        """
+        for w, running in [(w, w.running) for w in held]:
+            self.take_back(w, "lost", lost=running, died=running)
 
     def pause(self, worker: Worker) -> None:
         """The worker is away: uploads over a connection that is gone begin anew when it is back."""
@@ -437,11 +437,10 @@ class Tasks:
         """The worker did not come back in time: its tasks go to others that host the same ids, or
         are counted out.
         """
-        # Beforehand: what is behind a task in the queue runs once that is taken back.
-        for w, running in [(w, w.running) for w in self.held_by(worker)]:
-            if worker.conn is not None:
-                self._turn.call_off(worker.conn, self.key(w))
-            self.take_back(w, "lost", lost=True, died=running)
+        held = self.held_by(worker)
+        for w in held if worker.conn is not None else ():
+            self._turn.call_off(worker.conn or b"", self.key(w))
+        self._lost(held)
         worker.queue.clear()
 
     def leave_out(self, worker: Worker, client: int) -> None:

@@ -337,8 +337,10 @@ def _client(ids: str, run: Path, server: str | None, state: Path) -> int:
 def _supervise(
     mapping: dict[str, Any], out: Path, workers: int, resume: bool, until_s: float | None
 ) -> int:
+    from fednet import loading
     from fednet.launch import start
 
+    loading.load_parts([Path(name) for name in mapping.get("load", ())])
     config = configuration.from_mapping(mapping, where="the test")
     return start.run_command(
         config,

@@ -122,6 +122,14 @@ def test_what_cannot_be_is_refused(tmp_path, monkeypatch, change, reason):
     assert all(reason in r for r in reasons(lied_to))
 
 
+class Killed(BaseException):
+    """Ends a run where it stands."""
+
+
+def die(record) -> None:
+    raise Killed
+
+
 @pytest.mark.parametrize("at", ["fold", "finish"])
 def test_a_reply_at_which_the_method_raises_is_left_out_and_a_resume_asks_again(
     tmp_path, monkeypatch, at
@@ -129,7 +137,12 @@ def test_a_reply_at_which_the_method_raises_is_left_out_and_a_resume_asks_again(
     alone = others_alone(tmp_path)
     marked = 12345.0
     lies(monkeypatch, FedAvg, said(loss=marked))
-    fold, finish = FedAvg.fold, FedAvg.finish
+    fold, finish, local = FedAvg.fold, FedAvg.finish, FedAvg.local
+    asked = []
+
+    def training(self, phase, client, down, host):
+        asked.append((host.round, host.client_id))
+        return local(self, phase, client, down, host)
 
     def folding(self, before, server, client_id, up, host):
         if at == "fold" and up.run.loss == marked:
@@ -141,12 +154,20 @@ def test_a_reply_at_which_the_method_raises_is_left_out_and_a_resume_asks_again(
             raise IndexError("too many")
         return finish(self, after, server, cohort, host)
 
+    monkeypatch.setattr(FedAvg, "local", training)
     monkeypatch.setattr(FedAvg, "fold", folding)
     monkeypatch.setattr(FedAvg, "finish", finishing)
     lied_to = run(tmp_path / "lied_to")
     assert hashes(lied_to) == hashes(alone)
     assert summary(lied_to)["model_sha256"] == summary(alone)["model_sha256"]
     assert all("test_folding.py, line" in r for r in reasons(lied_to))
+    asked.clear()
+    with pytest.raises(Killed):
+        run(tmp_path / "killed", callback=die, checkpoint={"every": 2})
+    resumed = run(tmp_path / "killed", resume=True, checkpoint={"every": 2})
+    assert hashes(resumed) == hashes(alone)
+    assert reasons(resumed) == reasons(lied_to)
+    assert sorted(c for t, c in asked if t == 1) == [0, LIAR, LIAR, 2]
     with pytest.raises(CannotGoOn, match="client 1 could not do its task in round 1"):
         run(tmp_path / "stop", round={"on_error": "stop"})
 

@@ -4,7 +4,7 @@ import pytest
 
 from fednet import registry
 from fednet.cli.main import main
-from fednet.errors import ConfigError
+from fednet.errors import CannotGoOn, ConfigError
 from fednet.tools import check
 
 
@@ -147,3 +147,24 @@ def test_array_without_sizes_is_refused_before_a_reply_is(checked):
         '        return {"sketch": 12} if payload is self.Up else {}'
     )
     assert any("killed" in s for s in checked(METHOD.format(name="chk-b", body=sized), "chk_b.py"))
+
+
+@pytest.mark.parametrize("whose", ["4", "4 if host.client_id == 1 else 3"], ids=["all", "one"])
+def test_a_reply_that_is_refused_is_named_rather_than_the_loss_that_it_leaves(checked, whose):
+    body = (
+        "class Up(fednet.Payload):\n"
+        "        x: fednet.Weights\n"
+        '        sketch: fednet.kind("sketch", "array")\n'
+        "        run: fednet.Statistics\n\n"
+        "    def local(self, phase, client, down, host):\n"
+        "        import torch\n"
+        "        y = host.train(down.x)\n"
+        f"        sketch = torch.ones({whose})\n"
+        "        return client, self.Up(x=y.x, sketch=sketch, run=y.run)\n\n"
+        "    def sizes(self, payload, client):\n"
+        '        return {"sketch": 12} if payload is self.Up else {}'
+    )
+    name = f"chk-long-{len(whose)}"
+    refused = "refused: field sketch: 16 bytes, expected 0 to 12"
+    with pytest.raises((ConfigError, CannotGoOn), match=refused):
+        checked(METHOD.format(name=name, body=body), f"{name}.py")
