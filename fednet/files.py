@@ -16,9 +16,9 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar, overload
 
 import msgspec
 import xxhash
@@ -26,6 +26,7 @@ import xxhash
 from fednet.descriptors import reaching
 from fednet.errors import StateError
 
+T = TypeVar("T")
 Buffer = bytes | bytearray | memoryview
 
 CHECK_BYTES = 16
@@ -190,28 +191,39 @@ class Lines:
         self._file.close()
 
 
-def read_lines(path: Path, old: bool = False) -> Iterator[dict[str, Any]]:
+def _carries_check(text: bytes) -> bool:
+    return _TAIL.search(text, max(0, len(text) - _TAIL_BYTES - 1)) is not None
+
+
+@overload
+def read_lines(path: Path, old: bool = False) -> Iterator[dict[str, Any]]: ...
+@overload
+def read_lines(path: Path, old: bool, decode: Callable[[bytes], T]) -> Iterator[T]: ...
+def read_lines(path: Path, old: bool = False, decode: Any = None) -> Iterator[Any]:
     """The records of a file of lines, without their checks. A last line without its end is being
     written, or was torn by a crash, and is left out. Raises StateError for any other line that is
     not as it was written. old: lines that carry no check are taken too, as earlier releases wrote
-    them, in a file that has none at all.
+    them, in a file that has none at all. decode: of a line's text, into what it is to be read as;
+    its msgspec.ValidationError is a StateError that names the line.
     """
+    decode = decode or _decoded
     bare: bool | None = None  # whether this file's lines carry no check
     with reaching(lambda: path.open("rb")) as file:
         for number, text in enumerate(file, 1):
             if not text.endswith(b"\n"):
                 return
             try:
-                found = _TAIL.search(text, max(0, len(text) - _TAIL_BYTES - 1))
-                if old and found is None and bare is not False:
+                if old and bare is not False and not _carries_check(text):
                     bare = True
                     if text.strip():
-                        yield _decoded(text)
+                        yield decode(text)
                     continue
                 if bare:
                     raise ValueError("it carries a check, and the lines before it do not")
                 bare = False
-                yield _decoded(unchecked(text))
+                yield decode(unchecked(text))
+            except msgspec.ValidationError as other:
+                raise StateError(f"{path}:{number}: {other}.") from None
             except (ValueError, RecursionError) as broken:
                 raise StateError(
                     f"{path}:{number}: not what was written there ({broken}); put the file back as "

@@ -78,5 +78,5 @@ def draw(rows: Sequence[Mapping[str, Any]], table: str, path: Path, said: str = 
             ax.legend(fontsize=6)
         axes[0].set_ylabel("best test accuracy, %")
 
-    write(Figure(path.stem, said, (), (), onto, (max(4.5, 3.2 * len(drawn)), 2.9)), [path])
+    write(Figure(path.stem, said, (), tuple, onto, (max(4.5, 3.2 * len(drawn)), 2.9)), [path])
     return path

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
@@ -10,6 +11,7 @@ import msgspec
 from fednet.errors import unknown
 
 R = TypeVar("R", bound="Row")
+Text = bytes  # rows have a field of that name
 
 # What a client is judged by: the global model, its own, its own on class-balanced samples, its own
 # after a few more epochs, and that on class-balanced samples.
@@ -27,6 +29,23 @@ class Row(msgspec.Struct, kw_only=True):
     def of(cls: type[R], record: Mapping[str, Any]) -> R:
         """Raises msgspec.ValidationError for a field of another type."""
         return msgspec.convert(record, cls)
+
+    @classmethod
+    def decoder(cls: type[R]) -> Callable[[Text], R]:
+        """From a line's text, in one step where that is JSON. It raises as `of` does, and
+        ValueError for text that is no JSON.
+        """
+        direct = msgspec.json.Decoder(cls).decode
+
+        def decode(text: Text) -> R:
+            try:
+                return direct(text)
+            except msgspec.ValidationError:
+                raise
+            except msgspec.DecodeError:  # a NaN, which JSON has not
+                return cls.of(json.loads(text))
+
+        return decode
 
     def line(self) -> dict[str, Any]:
         """The row as it is written."""
@@ -203,6 +222,10 @@ class Event(Row, kw_only=True):
     def of(cls, record: Mapping[str, Any]) -> Event:
         more = {k: v for k, v in record.items() if k not in cls.__struct_fields__}
         return msgspec.convert({**record, "details": more}, cls)
+
+    @classmethod
+    def decoder(cls) -> Callable[[Text], Event]:
+        return lambda text: cls.of(json.loads(text))
 
     def line(self) -> dict[str, Any]:
         whole = super().line()

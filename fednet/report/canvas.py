@@ -12,7 +12,7 @@ import io
 import json
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,17 +57,18 @@ ON_PAGE = {
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure to be drawn. size: inches; rows: the data it shows, under `columns`.
+    """A figure to be drawn. size: inches; rows(): the data it shows, under `columns`.
 
     hover: what a pointer may ask of its first axes. kind `lines` has series `s` with their label,
     x, value m and half band h; kind `heat` has cells `v` by row r and column c. legend: entries
-    above the axes, in rows of 4; left, right: margins in inches.
+    above the axes, in rows of 4; left, right: margins in inches. rows are made where they are
+    asked for: a grid of many clients has millions, and a page needs none of them.
     """
 
     name: str
     title: str
     columns: Sequence[str]
-    rows: Sequence[Sequence[Any]]
+    rows: Callable[[], Iterable[Sequence[Any]]]
     draw: Callable[[Any], None]  # onto a matplotlib Figure
     size: tuple[float, float] = (6.0, 3.4)
     hover: Mapping[str, Any] | None = None
@@ -155,7 +156,7 @@ def write_csv(figure: Figure, path: Path) -> Path:
     with path.open("w", encoding="utf-8", newline="") as file:
         out = csv.writer(file, lineterminator="\n")
         out.writerow(figure.columns)
-        out.writerows(figure.rows)
+        out.writerows(figure.rows())
     return path
 
 

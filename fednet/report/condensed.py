@@ -6,12 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch  # a page of a run without such images is made without it
 
 # id -> x (n, c, h, w) model inputs, labels (n,)
-ByClient = Mapping[int, tuple[torch.Tensor, torch.Tensor]]
+ByClient: TypeAlias = "Mapping[int, tuple[torch.Tensor, torch.Tensor]]"
 GAP = 2  # pixels between images
 BLANK = 1.0  # white: no image of that class
 
@@ -20,6 +23,8 @@ def class_means(x: torch.Tensor, y: torch.Tensor, classes: int) -> torch.Tensor:
     """(C, c, h, w): the mean real image of each class, NaN for a class without any. x: model
     inputs; y: (n,).
     """
+    import torch
+
     return torch.stack(
         [
             x[y == c].mean(0) if bool((y == c).any()) else torch.full_like(x[0], torch.nan)

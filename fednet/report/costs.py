@@ -32,6 +32,8 @@ class Ledger:
     raw: dict[str, int]  # payload by direction, before compression
     messages: dict[str, int]  # by direction
     used: dict[int, int]  # useful, by round
+    # useful payload of the method's own messages, by direction and kind
+    method: dict[str, dict[str, int]]
     servers: int  # processes, one after the other, that the run had
 
     def sum(self, **by: str | int) -> int:
@@ -59,55 +61,100 @@ class Ledger:
         return sorted((k for k in size if size[k]), key=lambda k: (k == "envelope", -size[k], k))
 
 
-def used(run: Run) -> Iterator[Wire]:
-    """The rows of `wire.jsonl` that were of use, each payload once: where a server died between two
-    checkpoints, the next one does rounds again, and what the first had received for them was of use
-    to nobody.
-    """
-    servers: dict[int, set[int]] = defaultdict(set)
-    # by round: only where two servers had a part can there be doubles
-    for w in run.messages():
-        servers[w.round].add(w.incarnation)
-    again = {r for r, who in servers.items() if len(who) > 1}
-    newest: dict[tuple[Any, ...], int] = {}
-    if again:  # rows are in the order of time
-        newest = {
-            _payload(w): w.incarnation for w in run.messages() if w.useful and w.round in again
-        }
-    for w in run.messages():
-        if w.useful and (not newest or newest.get(_payload(w), 0) in (0, w.incarnation)):
-            yield w
-
-
-def _payload(w: Wire) -> tuple[Any, ...]:
-    return w.direction, w.type, w.round, w.phase, w.client, w.purpose
-
-
 @once
 def ledger(run: Run) -> Ledger:
-    """One pass over `wire.jsonl`; where a run has none, the totals of `rounds.jsonl`, all booked as
-    `state`.
+    """One pass over `wire.jsonl`, into sums that are small whatever its length; where a run has
+    none, the totals of `rounds.jsonl`, all booked as `state`.
     """
     rows: dict[tuple[int, str, str], int] = defaultdict(int)
-    useful, raw, messages = ({"up": 0, "down": 0} for _ in range(3))
-    by_round: dict[int, int] = defaultdict(int)
-    servers: set[int] = set()
+    raw, messages = ({"up": 0, "down": 0} for _ in range(2))
+    servers: dict[int, set[int]] = defaultdict(set)
+    useful = Useful()
     for w in run.messages():
         for kind, n in w.kinds.items():
             rows[w.round, w.direction, kind] += n
         rows[w.round, w.direction, "envelope"] += w.bytes - sum(w.kinds.values())
         raw[w.direction] += w.raw_bytes
         messages[w.direction] += 1
-        servers.add(w.incarnation)
-    for payload in used(run):
-        useful[payload.direction] += payload.bytes
-        by_round[payload.round] += payload.bytes
+        servers[w.round].add(w.incarnation)
+        if w.useful:
+            useful.add(w)
+    # Only where two servers had a part in a round can there be doubles.
+    if again := {t for t, who in servers.items() if len(who) > 1}:
+        useful.leave_out(again)
+        for w in _once_each(run, again):
+            useful.add(w)
+    used = useful.by_round()
     if not rows:
         for r in run.rounds:
             rows[r.round, "up", "state"] += r.bytes_up
             rows[r.round, "down", "state"] += r.bytes_down
-            by_round[r.round] += sum(n for kinds in r.useful.values() for n in kinds.values())
-    return Ledger(dict(rows), useful, raw, messages, dict(by_round), len(servers))
+            used[r.round] = sum(n for kinds in r.useful.values() for n in kinds.values())
+    return Ledger(
+        dict(rows),
+        useful.by_direction(),
+        raw,
+        messages,
+        used,
+        useful.method(),
+        len(set().union(*servers.values())),
+    )
+
+
+class Useful:
+    """Sums of the messages that were of use, by round, so that rounds can be left out again."""
+
+    def __init__(self) -> None:
+        self.bytes: dict[tuple[int, str], int] = defaultdict(int)
+        self.trained: dict[tuple[int, str, str], int] = defaultdict(int)
+
+    def add(self, w: Wire) -> None:
+        self.bytes[w.round, w.direction] += w.bytes
+        if w.purpose == "train":
+            for kind, n in w.kinds.items():
+                self.trained[w.round, w.direction, kind] += n
+
+    def leave_out(self, rounds: set[int]) -> None:
+        for key in [k for k in self.bytes if k[0] in rounds]:
+            del self.bytes[key]
+        for kind in [k for k in self.trained if k[0] in rounds]:
+            del self.trained[kind]
+
+    def by_round(self) -> dict[int, int]:
+        out: dict[int, int] = defaultdict(int)
+        for (t, _), n in self.bytes.items():
+            out[t] += n
+        return dict(out)
+
+    def by_direction(self) -> dict[str, int]:
+        out = {"up": 0, "down": 0}
+        for (_, way), n in self.bytes.items():
+            out[way] += n
+        return out
+
+    def method(self) -> dict[str, dict[str, int]]:
+        """Payload of the method's own messages, by direction and kind."""
+        out: dict[str, dict[str, int]] = {"up": defaultdict(int), "down": defaultdict(int)}
+        for (_, way, kind), n in self.trained.items():
+            out[way][kind] += n
+        return {way: dict(kinds) for way, kinds in out.items()}
+
+
+def _once_each(run: Run, rounds: set[int]) -> Iterator[Wire]:
+    """The useful messages of these rounds, each payload once: where a server died between two
+    checkpoints, the next one does rounds again, and what the first had received for them was of use
+    to nobody.
+    """
+
+    def of_use() -> Iterator[Wire]:
+        return (w for w in run.messages() if w.useful and w.round in rounds)
+
+    newest = {_payload(w): w.incarnation for w in of_use()}  # rows are in the order of time
+    return (w for w in of_use() if newest[_payload(w)] in (0, w.incarnation))
+
+
+def _payload(w: Wire) -> tuple[Any, ...]:
+    return w.direction, w.type, w.round, w.phase, w.client, w.purpose
 
 
 def seconds_key(run: Run) -> str:
@@ -162,11 +209,7 @@ def predicted(run: Run, said: Mapping[str, Mapping[str, int]] | None) -> dict[st
     """
     if said is None:
         return None
-    measured: dict[str, dict[str, int]] = {"up": defaultdict(int), "down": defaultdict(int)}
-    for w in used(run):
-        if w.purpose == "train":
-            for kind, n in w.kinds.items():
-                measured[w.direction][kind] += n
+    measured = ledger(run).method
     out: dict[str, Any] = {}
     for way in ("up", "down"):
         want = said.get(way) or {}

@@ -46,12 +46,11 @@ def bytes_by_kind(run: Run) -> Iterator[Figure]:
         ax.set(xlabel="round", ylabel="MB a round:  down  |  up")
         marks.legend(ax, [(figures.COLOURS[i % 8], k, HATCHES[i % 6]) for i, k in enumerate(kinds)])
 
-    rows = [
-        (t, way, k, v[i])
-        for way, ks in table.items()
-        for k, v in ks.items()
-        for i, t in enumerate(rounds)
-    ]
+    def rows() -> Iterator[tuple[Any, ...]]:
+        for way, ks in table.items():
+            for k, v in ks.items():
+                yield from ((t, way, k, v[i]) for i, t in enumerate(rounds))
+
     yield Figure(
         "bytes",
         "Bytes a round by kind",
@@ -78,7 +77,9 @@ def time_split(run: Run) -> Iterator[Figure]:
         ax.set(xlabel="round", ylabel="seconds a round")
         marks.legend(ax, [(figures.COLOURS[i % 8], phase, "") for i, phase in enumerate(table)])
 
-    rows = [(t, phase, v[i]) for phase, v in table.items() for i, t in enumerate(rounds)]
+    def rows() -> Iterator[tuple[Any, ...]]:
+        return ((t, phase, v[i]) for phase, v in table.items() for i, t in enumerate(rounds))
+
     yield Figure(
         "time",
         "Where the time goes",
@@ -119,9 +120,10 @@ def participation(run: Run) -> Iterator[Figure]:
             axis.get_major_locator().set_params(integer=True)
         marks.legend(ax, [(c, w, "") for c, w in zip(colours, words)])
 
-    rows = [
-        (t, i, words[p.grid[i, j]]) for j, t in enumerate(p.rounds) for i in range(p.grid.shape[0])
-    ]
+    def rows() -> Iterator[tuple[Any, ...]]:
+        for t, codes in zip(p.rounds, p.grid.T):
+            yield from ((t, i, words[code]) for i, code in enumerate(codes.tolist()))
+
     asked = [words[0], words[1], *(f"dropped: {why}" for why in p.reasons)]
     yield Figure(
         "participation",
@@ -130,7 +132,7 @@ def participation(run: Run) -> Iterator[Figure]:
         rows,
         draw,
         (6.0, min(7.0, 2.0 + 0.12 * p.grid.shape[0])),
-        hover=marks.heat(p.grid.tolist(), range(p.grid.shape[0]), p.rounds, "client", words=asked),
+        hover=marks.heat(p.grid, range(p.grid.shape[0]), p.rounds, "client", words=asked),
         legend=len(words),
     )
 
@@ -167,24 +169,23 @@ def client_accuracy(run: Run) -> Iterator[Figure]:
         "clients",
         title,
         ("client", f"accuracy_{which}"),
-        list(zip(clients, last.tolist())),
+        lambda: zip(clients, last.tolist()),
         bars,
-        hover=marks.heat(marks.cells(last[None]), [said], clients, "", cl="client", w=said),
+        hover=marks.heat(last[None], [said], clients, "", cl="client", w=said),
         legend=1,
     )
-    rows = [
-        (t, c, table[i, j])
-        for i, c in enumerate(clients)
-        for j, t in enumerate(rounds)
-        if not np.isnan(table[i, j])
-    ]
+
+    def rows() -> Iterator[tuple[Any, ...]]:
+        for i, j in np.argwhere(~np.isnan(table)).tolist():
+            yield rounds[j], clients[i], table[i, j]
+
     yield Figure(
         "clients_over_time",
         title + " and round by round",
         ("round", "client", f"accuracy_{which}"),
         rows,
         lambda fig: marks.shades(fig, table, rounds, "client, best first", said),
-        hover=marks.heat(marks.cells(table), clients, rounds, "client", w=said),
+        hover=marks.heat(table, clients, rounds, "client", w=said),
         right=0.3,
     )
 
@@ -200,14 +201,16 @@ def class_accuracy(run: Run) -> Iterator[Figure]:
         ax = marks.shades(fig, table, rounds, "class", "test accuracy")
         marks.named(ax, names)
 
-    rows = [(t, names[c], table[c, j]) for j, t in enumerate(rounds) for c in range(len(table))]
+    def rows() -> Iterator[tuple[Any, ...]]:
+        return ((t, names[c], table[c, j]) for j, t in enumerate(rounds) for c in range(len(table)))
+
     yield Figure(
         "classes",
         "Test accuracy by class",
         ("round", "class", "accuracy"),
         rows,
         draw,
-        hover=marks.heat(marks.cells(table), names, rounds, "class", w="test accuracy"),
+        hover=marks.heat(table, names, rounds, "class", w="test accuracy"),
         left=marks.room(names),
         right=0.3,
     )
@@ -249,15 +252,18 @@ def bubbles(counts: np.ndarray, names: Sequence[str]) -> Figure:
         text = f"{counts.sum():,} samples; the largest circle is {counts.max():,}"
         ax.set_title(text, loc="right", fontsize=9)
 
-    rows = [(i, names[c], int(counts[i, c])) for i in range(clients) for c in range(classes)]
-    cells = counts.T.tolist()
+    def rows() -> Iterator[tuple[Any, ...]]:
+        return (
+            (i, names[c], n) for i, held in enumerate(counts) for c, n in enumerate(held.tolist())
+        )
+
     return Figure(
         "partition",
         "Who holds what",
         ("client", "class", "samples"),
         rows,
         draw,
-        hover=marks.heat(cells, names, range(clients), "class", cl="client", w="samples"),
+        hover=marks.heat(counts.T, names, range(clients), "class", cl="client", w="samples"),
         legend=1,
         left=marks.room(names),
     )

@@ -68,5 +68,5 @@ def draw(run: Run, path: Path, title: str) -> Path | None:
         ax.set_yticks(range(len(clients)), [str(c) for c in clients], fontsize=6)
         fig.colorbar(image, label="test accuracy of the local model")
 
-    write(Figure(path.stem, title, (), (), onto), [path])
+    write(Figure(path.stem, title, (), tuple, onto), [path])
     return path

@@ -40,16 +40,19 @@ def stack(binned: dict[str, tuple[np.ndarray, np.ndarray, float]]) -> dict[str, 
 
 
 def heat(
-    cells: list[Any], rows: Sequence[Any], columns: Sequence[Any], what: str, **more: Any
+    table: np.ndarray, rows: Sequence[Any], columns: Sequence[Any], what: str, **more: Any
 ) -> dict[str, Any] | None:
-    """What a pointer may ask of a grid: its cell by row and column; None of too large a one."""
+    """What a pointer may ask of a grid (rows, columns) of counts, codes or rates: its cell by row
+    and column; None of too large a one.
+    """
     if len(rows) * len(columns) > HOVER:
         return None
     names = {"r": [str(r) for r in rows], "c": [str(c) for c in columns]}
+    cells = table.tolist() if table.dtype.kind in "iu" else _rates(table)
     return {"kind": "heat", "v": cells, **names, "rl": what, "cl": "round", **more}
 
 
-def cells(table: np.ndarray) -> list[list[float | None]]:
+def _rates(table: np.ndarray) -> list[list[float | None]]:
     return [[None if np.isnan(v) else round(float(v), 4) for v in row] for row in table]
 
 

@@ -116,7 +116,7 @@ def draw(
 
     size = (max(4.5, PANEL[0] * len(shown)), PANEL[1] * len(XS) + 0.9)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write(Figure(path.stem, said, (), (), onto, size), [path])
+    write(Figure(path.stem, said, (), tuple, onto, size), [path])
     return path
 
 

@@ -72,7 +72,7 @@ def curve(
         f"{y}_{x}",
         f"{metric(y).label.capitalize()} against {across}",
         ("label", "seeds", "round", x, "mean", "low95", "high95"),
-        rows,
+        lambda: rows,
         draw,
         hover={"kind": "lines", "xl": across, "s": [_asked(s) for s in series]},
     )

@@ -37,11 +37,7 @@ def lines(path: Path, kind: type[R]) -> Iterator[R]:
     type.
     """
     if path.exists():
-        for number, record in enumerate(read_lines(path, old=True), 1):
-            try:
-                yield kind.of(record)
-            except msgspec.ValidationError as other:
-                raise StateError(f"{path}:{number}: {other}.") from None
+        yield from read_lines(path, True, kind.decoder())
 
 
 @dataclass(frozen=True)

@@ -70,21 +70,22 @@ def write(
     personalised: bool = False,
     drop: dict[int, dict[int, str]] | None = None,
     seconds: float = 2.0,
+    share: float = 0.5,
     **more: Any,
 ) -> Path:
     """A run directory at `path`. accuracy: a_t by round (None: not evaluated); drop: {round:
-    {client: reason}}.
+    {client: reason}}; share: of the clients, in a round.
     """
     path.mkdir(parents=True)
     rng = np.random.default_rng([seed, 7])
-    share = np.random.default_rng(seed)
+    draw = np.random.default_rng(seed)
     # (clients, C)
     counts = np.stack(
-        [share.multinomial(120, share.dirichlet(np.full(clients, 0.3))) for _ in range(CLASSES)],
+        [draw.multinomial(120, draw.dirichlet(np.full(clients, 0.3))) for _ in range(CLASSES)],
         axis=1,
     )
     chosen = [
-        sorted(share.choice(clients, max(1, clients // 2), replace=False).tolist())
+        sorted(draw.choice(clients, max(1, int(clients * share)), replace=False).tolist())
         for _ in range(rounds)
     ]
     if accuracy is None:

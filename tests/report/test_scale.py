@@ -1,0 +1,93 @@
+"""What a report of a run of many clients holds at once, in counts and bytes, not in seconds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tracemalloc
+
+import pytest
+
+from fednet.report import condensed, costs, details, page, read
+from fednet.report.read import open_run
+from tests.report.fake_run import jsonl, write
+from tests.report.fake_run import row as wire_row
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """2,000 clients and 100 rounds: 200,000 cells in a grid of who took part."""
+    path = tmp_path_factory.mktemp("large") / "a"
+    accuracy = [None] * 99 + [0.8]
+    return write(path, rounds=100, clients=2000, accuracy=accuracy, share=0.01)
+
+
+def test_the_book_is_read_once_for_all_that_a_page_shows_of_it(large, monkeypatch):
+    opened = []
+
+    def counting(path, *more):
+        opened.append(path.name)
+        return read_lines(path, *more)
+
+    read_lines = read.read_lines
+    monkeypatch.setattr(read, "read_lines", counting)
+    run = open_run(large)
+    page._tiles(run)
+    page._details(run, lambda figure: "")  # all but the drawing
+    assert opened.count("wire.jsonl") == opened.count("rounds.jsonl") == 1
+    assert "wire" not in run.__dict__  # its rows passed one at a time
+
+
+def test_sums_over_the_book_do_not_grow_with_its_messages(large, tmp_path):
+    def peak(path):
+        run = open_run(path)
+        tracemalloc.start()
+        try:
+            costs.ledger(run)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    small = write(tmp_path / "b", rounds=100, clients=20, share=0.1)
+    lines = [(p / "wire.jsonl").read_text().count("\n") for p in (small, large)]
+    assert lines[1] > 10 * lines[0]
+    peak(small)  # what is imported and compiled once
+    assert peak(large) < peak(small) + 200_000
+
+
+def test_figures_make_no_row_and_no_cell_that_a_page_does_not_show(large):
+    run = open_run(large)
+    list(details.of_run(run))  # what the run keeps: its rows, its grids of numbers
+    tracemalloc.start()
+    try:
+        made = {f.name: f for f in details.of_run(run)}
+        held = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert made["participation"].hover is None
+    cells = len(run.rounds) * 2000
+    # A row of three values weighs over 60 bytes, a cell in a list 8.
+    assert held < 8 * cells
+    rows = made["participation"].rows()
+    assert sum(1 for _ in rows) == cells
+    assert sum(1 for _ in made["participation"].rows()) == cells  # they can be asked for again
+
+
+def test_a_page_of_a_run_without_images_needs_no_torch(large):
+    code = "import sys; from fednet.report import page; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert condensed.draw(large, large / "none.png") is None
+
+
+def test_rounds_done_again_are_of_use_once(tmp_path):
+    path = write(tmp_path / "a", rounds=3, clients=4)
+    before = costs.ledger(open_run(path))
+    rows = [r.line() for r in open_run(path).wire]
+    again = [{**r, "incarnation": 2} for r in rows if r["round"] == 2]
+    late = wire_row(2, 9, "up", "reply", {"state": 7}, 1)  # by the first server alone
+    jsonl(path / "wire.jsonl", [*rows, late, *again])
+    after = costs.ledger(open_run(path))
+    assert after.used == {**before.used, 2: before.used[2] + 8}
+    assert after.method["up"]["state"] == before.method["up"]["state"] + 7
+    assert after.by_round()[2] == 2 * before.by_round()[2] + 8
+    assert (before.servers, after.servers) == (1, 2)
