@@ -253,6 +253,9 @@ class ServerProtocol:
         self._turn.now = now
         self._refusals.tell(conn, reason, unread=True)
         self._refusals.strike(conn)
+        worker = self._roster.behind(conn)
+        if worker is not None:
+            self._tasks.unread(worker, reason)
         return self._turn.take()
 
     def closed(self, conn: bytes, now: float) -> list[Instruction]:

@@ -25,6 +25,7 @@ from fednet.protocol.rules import (
     FLOOR,
     LOSSES,
     SLOWER,
+    TOLD,
     TRIES,
     Job,
     Note,
@@ -58,6 +59,7 @@ class Work:
     granted: int = 0
     judge_conn: bytes = b""  # where the evaluation within this task came from, if it has come
     refusals: int = 0
+    unread: int = 0  # messages that could not be read while its worker was at it
     # Workers that failed at it: others are asked first.
     refused_by: set[str] = field(default_factory=set)
     sat_by: str = ""  # the worker that it was taken from because it made no progress there
@@ -205,6 +207,17 @@ class Tasks:
         else:
             self._drop(w, f"{what}: {reason}")
         self.assign()
+
+    def unread(self, worker: Worker, reason: str) -> None:
+        """Something came that cannot be read from a worker that has tasks: line noise, or a reply
+        that is sent again whenever it is refused. After TOLD of these the task at work is refused.
+        """
+        for w in self.held_by(worker):
+            if w.running:
+                w.unread += 1
+                if w.unread >= TOLD:
+                    w.unread = 0
+                    self.refuse(w, f"{TOLD} messages that cannot be read, the last: {reason}", True)
 
     def elsewhere(self, w: Work, worker: Worker, reason: str) -> None:
         """The worker has not the state that the task starts from: it goes to one that may have it.

@@ -66,7 +66,11 @@ def settings(**changes: Any) -> dict[str, Any]:
     for key, value in changes.items():
         merged = isinstance(value, Mapping) and isinstance(base.get(key), Mapping)
         base[key] = (
-            {**base[key], **value} if merged else {"name": value} if key == "algorithm" else value
+            {**base[key], **value}
+            if merged
+            else {"name": value}
+            if key == "algorithm" and not isinstance(value, Mapping)
+            else value
         )
     return base
 

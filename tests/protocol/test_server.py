@@ -14,6 +14,7 @@ from fednet.protocol.rules import (
     SLOTS,
     STRIKES,
     TOLD,
+    TRIES,
     UNUSED_S,
     Arrived,
     Forget,
@@ -238,6 +239,19 @@ def test_peer_is_told_of_its_first_refusals_and_hung_up_on_after_many():
     assert ended == [Forget(b"1", hang_up=True)]
     s.closed(b"1", 0.0)
     assert s._refusals.strikes == {}
+
+
+def test_a_reply_that_never_can_be_read_does_not_hold_its_task():
+    s = begun()
+    dropped = []
+    for _ in range(TOLD * TRIES):
+        assert not dropped
+        dropped = of(s.undecodable(b"1", "reply: state: no digest", 0.0), Resolved)
+    (over,) = dropped
+    assert over.client == 0
+    assert over.reason == (
+        f"refused: {TOLD} messages that cannot be read, the last: reply: state: no digest"
+    )
 
 
 def test_form_that_was_not_declared_is_refused_before_any_part_is_granted():
