@@ -169,6 +169,7 @@ class ClientLoop:
             elif isinstance(event, Closed):
                 self._connected = False
                 self._do(self.protocol.closed(now))
+                self.link.undecoded(HERE, event.received)
                 self.link.closed(HERE)
             elif isinstance(event, Received):
                 self._receive(event, now)

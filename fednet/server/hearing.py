@@ -31,7 +31,7 @@ class Hearing:
         link: Link,
         events: Events,
         receive: Callable[[Received, float], bool],
-        closed: Callable[[bytes], None],
+        closed: Callable[[Closed], None],
     ) -> None:
         self._protocol, self._transport, self._link, self._events = (
             protocol,
@@ -67,7 +67,7 @@ class Hearing:
                 self._hang_up(conn, "more messages before a join than this server can keep")
                 self._link.refused(conn, event.frames)  # type: ignore[union-attr]
         elif isinstance(event, Closed):
-            self._end(conn)
+            self._end(event)
         elif conn in self._hung_up:
             self._link.refused(conn, event.frames)
         else:
@@ -84,7 +84,7 @@ class Hearing:
             if event is None:
                 break
             if isinstance(event, Closed):
-                self._end(event.conn)
+                self._end(event)
             elif event.conn in self._hung_up:
                 self._link.refused(event.conn, event.frames)
             elif not self._peers.first(self._peer(event)):
@@ -114,7 +114,7 @@ class Hearing:
             self._events.tell("refused", {**fields, "address": self._addresses.get(conn, "")})
             self._transport.drop(conn, hang_up=True)
 
-    def _end(self, conn: bytes) -> None:
-        self._closed(conn)
-        self._hung_up.discard(conn)
-        self._addresses.pop(conn, None)
+    def _end(self, event: Closed) -> None:
+        self._closed(event)
+        self._hung_up.discard(event.conn)
+        self._addresses.pop(event.conn, None)

@@ -33,7 +33,7 @@ from fednet.protocol.server import ServerProtocol
 from fednet.server.events import QUIET_S, Events
 from fednet.server.hearing import Hearing
 from fednet.server.spool import Spool, Spooled
-from fednet.transport.base import Received, ServerTransport
+from fednet.transport.base import Closed, Received, ServerTransport
 from fednet.wire import messages as m
 from fednet.wire.link import NOBODY, Link, Outgoing
 
@@ -234,10 +234,13 @@ class ServerIO:
         for conn, worker in self.protocol.connections():
             self.link.settle_counted(conn, round=round, worker=worker)
 
-    def _closed(self, conn: bytes) -> None:
+    def _closed(self, event: Closed) -> None:
+        conn = event.conn
         worker = self.protocol.worker_of(conn)
         self._do(self.protocol.closed(conn, time.monotonic()))
-        self.link.settle_counted(conn, round=self.protocol.round, worker=worker)
+        where = {"round": self.protocol.round, "worker": worker}
+        self.link.undecoded(conn, event.received, **where)
+        self.link.settle_counted(conn, **where)
         self.link.closed(conn, lambda direction, key: self.protocol.awaits(conn, direction, key))
 
     def _receive(self, event: Received, now: float) -> bool:

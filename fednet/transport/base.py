@@ -9,7 +9,7 @@ thread that calls `poll` and `send`; only `wake` may be called from another. Not
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 Frame = bytes | memoryview
@@ -50,9 +50,13 @@ class Closed:
 
     Messages that had arrived come before it. Should one still follow, which the threads behind a
     socket cannot quite exclude, a second `Closed` follows that.
+
+    received: bytes that came in over the connection, as the kernel counted them; None where it does
+    not say.
     """
 
     conn: bytes
+    received: int | None = field(default=None, compare=False)
 
 
 Event = Received | Opened | Closed

@@ -25,6 +25,8 @@ _PEER_HAS_ENDED = frozenset({6, 8, 9, 11})
 """TIME_WAIT, CLOSE_WAIT, LAST_ACK, CLOSING: a FIN has come in, which the kernel numbers, and
 counts, like a byte."""
 
+_CLOSED = 7
+
 
 def await_words(listening: int) -> None:
     """A connection to the socket with that descriptor is one only once its peer has said something,
@@ -49,6 +51,7 @@ class Tap:
 
     def __init__(self, fd: int) -> None:
         self.kept = True
+        self.over = False  # the peer had ended it, as of the last look at its counts
         self._last: tuple[int, int] | None = None
         self._inode = os.fstat(fd).st_ino  # a socket's own, whatever descriptors it has
         self._socket = socket.socket(fileno=fd)
@@ -87,6 +90,7 @@ class Tap:
                 sent, again = _SENT_AND_RETRANSMITTED.unpack_from(info, _SENT_AT)
                 acked = sent - again
             self._last = (acked, received - (info[0] in _PEER_HAS_ENDED))
+            self.over = info[0] in _PEER_HAS_ENDED or info[0] == _CLOSED
         return self._last
 
     def hang_up(self) -> None:

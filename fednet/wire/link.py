@@ -59,6 +59,7 @@ class Link:
         self.ledger = ledger
         self.forms: dict[tuple[bytes, Direction, m.Key], Sequence[m.Field]] = {}
         self._strangers: set[bytes] = set()
+        self._booked: dict[bytes, int] = {}  # bytes that came, by connection
 
     def opened(self, conn: bytes, stranger: bool = False) -> None:
         """Bills the greeting and the handshake of a new connection. stranger: until `joined` its
@@ -66,6 +67,7 @@ class Link:
         """
         if stranger:
             self._strangers.add(conn)
+        self._booked[conn] = self._greeting[1]
         for direction, nbytes in zip((self.out, self.back), self._greeting):
             if stranger:
                 self._count(NOBODY, direction, "connection", nbytes)
@@ -78,7 +80,13 @@ class Link:
 
     def refused(self, conn: bytes, frames: Sequence[Any]) -> None:
         """Bills what came, unread or of no use, without a row of its own."""
-        self._count(self._whose(conn), self.back, "refused", self._size(frames))
+        nbytes = self._size(frames)
+        self._came(conn, nbytes)
+        self._count(self._whose(conn), self.back, "refused", nbytes)
+
+    def _came(self, conn: bytes, nbytes: int) -> None:
+        if conn in self._booked:  # else it has ended, and been counted
+            self._booked[conn] += nbytes
 
     def _whose(self, conn: bytes) -> bytes:
         return NOBODY if conn in self._strangers else conn
@@ -131,9 +139,9 @@ class Link:
         doubled, refused): it gets a row of its own then, and leaves the account of what it
         resembles alone.
         """
-        self._bill(
-            conn, self.back, message, self._size(frames), 0 if body is None else len(body), stray
-        )
+        nbytes = self._size(frames)
+        self._came(conn, nbytes)
+        self._bill(conn, self.back, message, nbytes, 0 if body is None else len(body), stray)
 
     def _size(self, frames: Sequence[Any]) -> int:
         return sum(self._framing(len(f)) for f in frames)
@@ -232,6 +240,18 @@ class Link:
         for direction in (self.out, self.back):
             for name in COUNTED:
                 self.ledger.settle((conn, direction, name), False, **more)
+
+    def undecoded(self, conn: bytes, received: int | None, **more: Any) -> None:
+        """A connection has ended over which the kernel received so many bytes: bills what never
+        became a message. libzmq drops a message that is cut short, or damaged under CURVE, and says
+        nothing of its bytes.
+        """
+        beyond = (received or 0) - self._booked.pop(conn, received or 0)
+        if beyond > 0 and conn in self._strangers:
+            self._count(NOBODY, self.back, "refused", beyond)
+        elif beyond > 0:
+            account = Account(self.back, "connection", envelope=beyond, count=1)
+            self.ledger.write(account, False, reason="not decoded", **more)
 
     def closed(
         self, conn: bytes, still: Callable[[Direction, m.Key], bool] = lambda direction, key: False

@@ -10,6 +10,7 @@ import pytest
 
 from fednet.cli.main import main
 from fednet.cli.server import main as server_main
+from fednet.files import write_record
 from fednet.transport.keys import load
 from tests.processes import Processes, lines, small, until
 
@@ -163,8 +164,9 @@ def test_keys_that_others_can_read_are_an_error(capsys, tmp_path):
 def test_a_client_without_keys_is_told_that_the_server_has_some(capsys, tmp_path):
     from fednet.cli.client import main as client_main
 
-    (tmp_path / "server.json").write_text(
-        json.dumps({"address": "tcp://127.0.0.1:1", "host": "h", "public_key": "x" * 40})
+    write_record(
+        tmp_path / "server.json",
+        {"address": "tcp://127.0.0.1:1", "host": "h", "public_key": "x" * 40},
     )
     assert client_main(["--id", "0", "--run", str(tmp_path), "--device", "cpu"]) == 2
     assert "give --keys FILE" in capsys.readouterr().err

@@ -26,6 +26,7 @@ from fednet.wire import messages as m
 from fednet.wire.codec import Body
 from fednet.wire.ledger import Ledger
 from fednet.wire.link import Link
+from tests.transport.flipping import Flipping
 
 LIMIT_S = 30.0
 BIG = 2 * m.PART + 1000
@@ -113,6 +114,13 @@ class Both:
         assert done == ["", ""]
 
 
+def booked(link, direction) -> int:
+    """All bytes of a link's book, settled or not."""
+    accounts = [link.ledger._open[name] for name in link.ledger.open()]
+    under_way = [a.envelope + sum(a.kinds.values()) for a in accounts if a.direction == direction]
+    return link.ledger.totals[direction] + sum(under_way)
+
+
 @pytest.mark.parametrize("curve", [False, True])
 def test_rows_of_both_books_add_up_to_what_the_kernel_counted(tmp_path, curve):
     with ExitStack() as stack:
@@ -134,18 +142,7 @@ def test_rows_of_both_books_add_up_to_what_the_kernel_counted(tmp_path, curve):
             both.loop.step(0.01)
             spent = []
             for link in (both.link, both.loop.link):
-                open_accounts = [link.ledger._open[name] for name in link.ledger.open()]
-                spent.append(
-                    {
-                        d: link.ledger.totals[d]
-                        + sum(
-                            a.envelope + sum(a.kinds.values())
-                            for a in open_accounts
-                            if a.direction == d
-                        )
-                        for d in ("up", "down")
-                    }
-                )
+                spent.append({d: booked(link, d) for d in ("up", "down")})
             ((sent, received),) = server.traffic().values()
             ((sent_up, received_down),) = client.traffic().values()
             if (
@@ -169,6 +166,45 @@ def test_rows_of_both_books_add_up_to_what_the_kernel_counted(tmp_path, curve):
             "down": {"state": 2 * (BIG + 1000)},
             "up": {"delta": 2 * (BIG + 1000), "accuracy": 16},
         }
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+def test_bytes_that_were_damaged_under_curve_are_in_the_book_of_whoever_got_them(
+    tmp_path, direction
+):
+    with ExitStack() as stack:
+        keys.lab(tmp_path / "keys", 2)
+        pair = keys.load(sorted((tmp_path / "keys" / "clients").glob("*"))[0])
+        server = ZmqServer("tcp://127.0.0.1:*", keyring=keys.Keyring(tmp_path / "keys"))
+        stack.callback(server.close, 0)
+        proxy = Flipping(server.address)
+        stack.callback(proxy.close)
+        client = ZmqClient(proxy.address, keys=pair)
+        stack.callback(client.close, 0)
+        both = Both(tmp_path, server, client, curve=True)
+        both.phase(1000)
+        proxy.flip = direction
+        both.phase(BIG)  # the task or the reply that is damaged goes again
+        assert not proxy.flip
+        here, link, rows = (
+            (server, both.link, both.rows)
+            if direction == "up"
+            else (client, both.loop.link, both.loop._rows)
+        )
+        limit = time.monotonic() + LIMIT_S
+        while True:  # until nothing is on its way
+            both.io._step(0.01)
+            both.loop.step(0.01)
+            counted = [received for _, received in here.traffic().values()]
+            if booked(link, direction) == sum(counted):
+                break
+            assert time.monotonic() < limit, (booked(link, direction), counted)
+        assert len(counted) == 2  # the one that was damaged, and the one after it
+        lost = [r for r in rows if r.get("reason") == "not decoded"]
+        assert [(r["type"], r["direction"], r["useful"]) for r in lost] == [
+            ("connection", direction, False)
+        ]
+        assert lost[0]["bytes"] > 0
 
 
 def test_one_process_keeps_the_same_books_as_sockets(tmp_path):

@@ -25,6 +25,11 @@ WATCH_S = 0.25
 """How often all connections are looked at for messages that never end. There is no event for it:
 nothing arrives."""
 
+STALLED_S = 2.0
+"""For how long a peer's end may be known to the kernel alone. libzmq 4.3.5 reads no further once a
+message could not be decrypted, and never reports the end of that connection; of any other it does
+at once."""
+
 SHARE = 10
 """A look at all connections takes no more than one part in so many of the time."""
 
@@ -38,6 +43,7 @@ class Link:
     __slots__ = (
         "conn",
         "fd",
+        "over_at",
         "owner",
         "queue",
         "received",
@@ -55,6 +61,7 @@ class Link:
         self.tap: Tap | None = None
         # bytes of its finished messages; as of the last look
         self.received = self.received_then = 0
+        self.over_at: float | None = None  # since when its peer is seen to have ended it
         self.queue: deque[Frames] = deque()
 
     def counts(self) -> tuple[int, int]:
@@ -200,8 +207,10 @@ class Connections:
             except OSError:
                 pass  # its last bytes go uncounted: no reason to hang up on it
 
-    def end(self, link: Link) -> None:
-        """All that it had sent has been read."""
+    def end(self, link: Link) -> tuple[int, int] | None:
+        """All that it had sent has been read. Returns (sent, received), as far as they are
+        known.
+        """
         if link.conn is not None and self.conns.get(link.conn) is link:
             del self.conns[link.conn]
         self._kept -= link.tap is not None and link.tap.kept
@@ -214,6 +223,7 @@ class Connections:
             sent, received = self._past.pop(first)
             before = self._past.get(0, (0, 0))
             self._past[0] = before[0] + sent, before[1] + received
+        return counts
 
     def traffic(self) -> dict[bytes | int, tuple[int, int]]:
         now = dict(self._past)
@@ -271,7 +281,8 @@ class Connections:
             self._drop(link, "stranger", reason)
 
     def _watch(self) -> None:
-        for link in self.links.values():
+        now = time.monotonic()
+        for link in list(self.links.values()):
             if link.serial in self.strangers:
                 continue
             if link.received != link.received_then:
@@ -282,6 +293,10 @@ class Connections:
                 reason = f"more than {self._max_unfinished} bytes of no finished message"
                 self._refuse("endless", reason, link)
                 link.hang_up()
+            elif link.tap is not None and link.tap.over:
+                link.over_at = link.over_at or now
+                if now - link.over_at >= STALLED_S:
+                    self.disconnected(link.fd)
 
     def _drop(self, link: Link, what: str, reason: str) -> None:
         """It stands among the connections until libzmq tells of its end."""

@@ -76,6 +76,7 @@ class ZmqClient:
         ] = {}  # by descriptor: (serial, connection), of those that stand
         self._queue: deque[Frames] = deque()
         self._open = False
+        self._received: int | None = None  # bytes of the connection that ended last
         self._left = False  # `reconnect` left a standing connection, not reported yet
         self._retry_at: float | None = None
         self._ended_early = 0  # connections in a row that ended in their handshake
@@ -168,7 +169,7 @@ class ZmqClient:
     def _pump(self, ready: set[Any], events: list[Event]) -> None:
         if self._left:
             self._left = False
-            events.append(Closed(b""))
+            events.append(Closed(b"", self._received))
         if self._retry_at is not None and time.monotonic() >= self._retry_at:
             self._disconnect()
             self._connect()
@@ -182,7 +183,7 @@ class ZmqClient:
         if self._dealer in ready or changes:
             self._read_messages(events)
         if ended:
-            events.append(Closed(b""))
+            events.append(Closed(b"", self._received))
             self._disconnect()
             self._connect()
         elif self._queue:
@@ -221,7 +222,7 @@ class ZmqClient:
                 self._let_go()
                 if self._open:
                     self._open = False
-                    changes.append(Closed(b""))
+                    changes.append(Closed(b"", self._received))
                     return
             elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 self._retry_at = time.monotonic() + REFUSED_RETRY_S
@@ -256,10 +257,12 @@ class ZmqClient:
         return True
 
     def _let_go(self) -> None:
-        for serial, tap in self._taps.values():
+        self._received = None
+        for serial, tap in sorted(self._taps.values(), key=lambda known: known[0]):
             counts = tap.close()
             if counts is not None:
                 self._past[serial] = counts
+            self._received = counts[1] if counts is not None else None
         self._taps.clear()
 
     def _refuse(self, reason: str) -> None:

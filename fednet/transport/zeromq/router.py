@@ -278,7 +278,8 @@ class ZmqServer:
                 self._refuse(
                     "handshake",
                     "a handshake failed: the peer speaks no ZMTP, or only one of the two has "
-                    "CURVE, or the peer was given another server's key",
+                    "CURVE, or the peer was given another server's key; or bytes were damaged on "
+                    "their way",
                     None,
                 )
             elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
@@ -319,10 +320,11 @@ class ZmqServer:
                 del self._blocked[conn]
 
     def _end(self, link: Link, events: list[Event]) -> None:
-        if link.conn is not None and self._connections.conns.get(link.conn) is link:
+        stood = link.conn is not None and self._connections.conns.get(link.conn) is link
+        counts = self._connections.end(link)
+        if stood and link.conn is not None:
             self._blocked.pop(link.conn, None)
-            events.append(Closed(link.conn))
-        self._connections.end(link)
+            events.append(Closed(link.conn, counts[1] if counts is not None else None))
 
     def _refuse(self, what: str, reason: str, conn: bytes | None, address: str = "unknown") -> None:
         self.refusals[what] += 1
