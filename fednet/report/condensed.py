@@ -112,6 +112,9 @@ def draw(
     """The picture of a run's condensed images (of `most` clients), beside those of another run;
     None where there are none.
     """
+    means = run_dir / "condensed" / "means.safetensors"
+    if not means.exists():
+        return None
     import json
 
     from safetensors import safe_open
@@ -128,9 +131,6 @@ def draw(
             for both in [load_file(f)]
         }
 
-    means = run_dir / "condensed" / "means.safetensors"
-    if not means.exists():
-        return None
     with safe_open(means, "pt") as file:
         names = json.loads((file.metadata() or {})["names"])
         values = file.get_tensor("means")
