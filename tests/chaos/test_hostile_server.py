@@ -17,6 +17,7 @@ from fednet.client import join
 from fednet.client.policy import BudgetSection, Policy, policy
 from fednet.errors import CannotGoOn, ConfigError, DataError, StateError
 from fednet.experiment import build as experiment
+from fednet.files import digest
 from fednet.wire import messages as m
 from tests.chaos.mallory import Liar
 
@@ -207,9 +208,7 @@ def test_planned_faults_strike_only_where_the_client_was_started_for_them(tmp_pa
         server.say(*task(exp, m.Key(1, 0, 0, 0), faults=faults))
         server.listen(lambda: server.said(m.Reply))
     reply, body = next((x, b) for x, b in server.heard if isinstance(x, m.Reply))
-    from fednet.wire.codec import checksum
-
-    assert checksum([body]) == reply.check
+    assert digest([body]) == reply.check
 
 
 def test_allow_covers_evaluations_and_facts(tmp_path, exp):

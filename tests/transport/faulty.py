@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -253,6 +253,11 @@ class FaultyServer:
     @property
     def address(self) -> str:
         return self.inner.address
+
+    @property
+    def keyring(self) -> Any:
+        """Of the ZeroMQ transport within; None for one that has no keys."""
+        return getattr(self.inner, "keyring", None)
 
     def poll(self, timeout_s: float | None) -> list[Event]:
         events: list[Event] = [message for _, message in self._faults.ready("up")]
