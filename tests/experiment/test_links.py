@@ -64,8 +64,8 @@ def test_a_client_may_have_a_profile_of_its_own_or_a_drawn_one():
         ),
         (
             {"up_mbps": "uniform(5, 2)"},
-            "link.up_mbps: uniform\\(5, 2\\): expected a median above 0, or two figures above 0 "
-            "in ascending order.",
+            "link.up_mbps: uniform\\(5, 2\\): expected a finite median above 0, or two finite "
+            "figures above 0 in ascending order.",
         ),
         (
             {"profile": "choice(3g, 5g)"},
