@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -22,6 +22,7 @@ log = logging.getLogger("fednet")
 WRONG_COMMAND = 2
 BROKE = 3
 BY_KEYBOARD = 130
+STANDS_IN = "no CONFIG: what is not set is the quick start's:"
 
 
 class Parser(argparse.ArgumentParser):
@@ -91,7 +92,30 @@ def configured(args: argparse.Namespace) -> Config:
     """The configuration that the command line asks for; without CONFIG, the quick start."""
     from fednet.config import load
 
+    if args.config is None and args.set and not args.quiet:
+        changed = {change.partition("=")[0].strip() for change in args.set}
+        print(f"{STANDS_IN} {_left(quickstart(), changed)}", file=sys.stderr)
     return load(args.config or quickstart(), args.set, args.load)
+
+
+def _left(base: Path, changed: Set[str]) -> str:
+    """What a configuration file gives and `changed` keys leave alone: "train.lr 0.02, ..."."""
+    from fednet.config import tree
+
+    found = []
+
+    def walk(value: Any, path: str) -> None:
+        if path in changed:
+            return
+        part = value.get("name", value.get("scheme")) if isinstance(value, dict) else value
+        if part is not None and path:
+            found.append(f"{path} {part}")
+        elif isinstance(value, dict):
+            for key, inner in value.items():
+                walk(inner, f"{path}.{key}" if path else str(key))
+
+    walk(tree.compose(base.read_text(encoding="utf-8"), str(base)).plain(), "")
+    return ", ".join(found) + "."
 
 
 def quickstart() -> Path:

@@ -8,13 +8,14 @@ import argparse
 from pathlib import Path
 
 from fednet import config
+from fednet.cli import common
 from fednet.cli.common import configured, quickstart
 
 ROOT = Path(__file__).parents[2]
 
 
 def asked(*sets: str, file: str | None = None):
-    return configured(argparse.Namespace(config=file, set=list(sets), load=[]))
+    return configured(argparse.Namespace(config=file, set=list(sets), load=[], quiet=False))
 
 
 def test_without_a_configuration_it_is_the_quick_start():
@@ -40,3 +41,19 @@ def test_the_configurations_own_defaults_are_not_the_quick_starts():
         0.01,
         0.0,
     )
+
+
+def test_without_a_configuration_it_is_said_whose_values_stand_in(capsys):
+    parser = argparse.ArgumentParser()
+    common.everywhere(parser, config=True)
+    config = common.configured(parser.parse_args(["--set", "train.lr=1.0", "--set", "rounds=2"]))
+    said = capsys.readouterr().err
+    assert (config.train.lr, config.train.momentum) == (1.0, 0.9)
+    assert said.startswith("no CONFIG: what is not set is the quick start's: ")
+    assert "train.momentum 0.9" in said
+    assert "algorithm fedavg" in said
+    assert "train.lr" not in said
+    assert "rounds" not in said
+    common.configured(parser.parse_args(["--set", "rounds=2", "--quiet"]))
+    common.configured(parser.parse_args([]))
+    assert capsys.readouterr().err == ""
