@@ -79,6 +79,7 @@ while descriptors.limit() - descriptors.count() < 20 or not descriptors.count():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors")
+@pytest.mark.slow
 def test_a_file_is_opened_while_connections_hold_all_that_they_may(tmp_path):
     limited = ("sh", "-c", 'ulimit -n 200 && exec "$0" "$@"', sys.executable, "-c", BUSY)
     with (
