@@ -79,6 +79,15 @@ def write_aside(
         raise
 
 
+def clear_asides(folder: Path) -> None:
+    """Removes what a killed process left half written beside the files of `folder`. For whoever
+    holds the folder's lock: nobody else writes there.
+    """
+    for aside in folder.glob(".*"):
+        if aside.is_file() and re.fullmatch(r"\..+\.[0-9]+", aside.name):
+            aside.unlink(missing_ok=True)
+
+
 def appear(aside: Path, path: Path, fsync: bool = False) -> None:
     """Renames a file that is whole to its own name. fsync: the name is there after a power cut
     too.

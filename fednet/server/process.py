@@ -18,7 +18,7 @@ from fednet.config import Config
 from fednet.errors import CannotGoOn, FednetError, Stopped
 from fednet.experiment import determinism, lock, placement
 from fednet.experiment.rundir import RunDirectory, check_records, cut
-from fednet.files import read_lines, write_aside, write_json
+from fednet.files import clear_asides, read_lines, write_aside, write_json
 from fednet.records import Summary
 from fednet.server.admission import checker, declared, judges
 from fednet.server.endpoint import Endpoint
@@ -117,6 +117,7 @@ class Session:
         from fednet.server.spool import Spool
 
         directory = self.directory
+        clear_asides(directory)
         self.checkpoints = Checkpoints(
             directory / "checkpoint", self.config.checkpoint.fsync, lambda: lock.check(directory)
         )
