@@ -115,6 +115,7 @@ class Asking:
         self.samples = samples
         self.sent = sent
         self._codec = experiment.down  # of the newest version, whoever joins
+        self._newer = self._codec.older() != self._codec
         self._rounds = self.config.schedule.mode == "sync"
 
     def prepared(
@@ -147,7 +148,7 @@ class Asking:
         if enrolment is not None:
             phase.enrolled.add(client)
         given = None if enrolment is None else self.experiment.down.encode(enrolment)
-        newer, comes = self._codec.older() != self._codec, self.experiment.base_comes
+        newer, comes = self._newer, self.experiment.base_comes
 
         def written(job: Job, older: bool, based: bool) -> Job:
             """With the payload: as an older release has it; with what training starts from."""
@@ -156,9 +157,10 @@ class Asking:
                 parts = [self._codec.rewritten(part, phase.round) for part in parts]
             form: Sequence[Field] = [f for part in parts for f in part.form]
             enrol = 0 if given is None else len(given.form)
-            body = Body([s for part in parts for s in part.body.segments])
-            alone = given is None and not older
-            body, known = (encoded.body, check) if alone else (body, body.check())
+            body, known = encoded.body, check
+            if len(parts) > 1 or older:
+                body = Body([s for part in parts for s in part.body.segments])
+                known = body.check()
             if based:
                 form, body, known, enrol = with_base(self.experiment, form, body, known, enrol)
             return replace(
@@ -174,8 +176,9 @@ class Asking:
         first = comes and not start and index == 0
         job = Job(client, (), Body(), b"", start=start, state=state, keep=keep)
         job = self.struck(phase, written(job, older=False, based=first))
-        anew = (lambda older, based: written(job, older, based)) if newer or comes else None
-        return replace(job, anew=anew)
+        if not (newer or comes):
+            return job
+        return replace(job, anew=lambda older, based: written(job, older, based))
 
     def _encoded(self, phase: Phase, down: Any, client: int) -> tuple[Encoded, bytes]:
         """(what goes down, its digest); encoded anew only where it is not what went down last."""
