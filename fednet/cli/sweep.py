@@ -5,11 +5,7 @@ share the cells.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fednet import config as configuration
@@ -102,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def worked(made: Sweep, args: argparse.Namespace) -> Outcome:
-    """Runs the cells that nobody else is at, with as many processes as were asked for."""
+    """Runs the cells that nobody else is at, as many at a time as were asked for."""
     from fednet.sweep import running
 
     extra = [word for text in args.set for word in ("--set", text)]
@@ -114,32 +110,18 @@ def worked(made: Sweep, args: argparse.Namespace) -> Outcome:
         *(["--quiet"] if args.quiet else []),
     ]
     say = (lambda text: None) if args.quiet else (lambda text: print(text, flush=True))
-    how = {"only": args.cell, "extra": extra, "load_files": args.load, "say": say}
-    with _beside(args):
-        done = running.run(made, args.out, **how)
-    if args.jobs > 1:  # what the others did; and what one of them left undone
-        done = running.run(made, args.out, **how)
+    done = running.run(
+        made,
+        args.out,
+        only=args.cell,
+        jobs=args.jobs,
+        extra=extra,
+        load_files=args.load,
+        say=say,
+    )
     if done.elsewhere:
         say(f"{len(done.elsewhere)} more cells are with other processes")
     return done
-
-
-@contextlib.contextmanager
-def _beside(args: argparse.Namespace) -> Iterator[None]:
-    """The same command in further processes, which share the cells, and are waited for."""
-    words = args.command[1:] + ["--jobs", "1", "--quiet"]
-    line = [sys.executable, "-m", "fednet", *words]
-    # Ctrl-C reaches them through the terminal, as it does this process.
-    others = [subprocess.Popen(line, stdin=subprocess.DEVNULL) for _ in range(args.jobs - 1)]
-    try:
-        yield
-    except BaseException:
-        for other in others:
-            other.terminate()
-        raise
-    finally:
-        for other in others:
-            other.wait()
 
 
 def _is_sweep(path: str) -> bool:

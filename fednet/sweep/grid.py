@@ -32,6 +32,11 @@ from fednet.config.tree import compose
 from fednet.errors import ConfigError
 from fednet.plain import JsonDict, JsonMapping
 
+OWN = {
+    "seed": "a sweep gives each cell its seed itself; seeds stand under `seeds`, or --seeds.",
+    "name": "a sweep gives each cell its name itself; --out says where they lie.",
+}
+
 
 class Select(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Hyper-parameters to choose for each variation by a number of the validation split, the mean
@@ -134,10 +139,7 @@ def _check_values(sweep: Sweep, where: str) -> None:
         if not values:
             raise ConfigError(f"{where}: {key}: expected at least one value, got an empty list.")
         if key in ("seed", "name"):
-            raise ConfigError(
-                f"{where}: {key}: a sweep gives each cell its {key} itself; seeds stand under "
-                f"`seeds`."
-            )
+            raise ConfigError(f"{where}: {key}: {OWN[key]}")
     if both := sweep.vary.keys() & grid.keys():
         raise ConfigError(
             f"{where}: {min(both)} stands under `vary` and under `select.grid`; keep one of them."
@@ -221,7 +223,11 @@ def check(sweep: Sweep, load_files: Sequence[str] = (), sets: Sequence[str] = ()
 
     sets: further `--set`s that all cells get.
     """
-    hashes = {}
+    hashes, grid = {}, sweep.select.grid if sweep.select else {}
+    for text in sets:
+        key = text.partition("=")[0].strip()
+        if key in OWN or key in sweep.vary or key in grid:
+            raise ConfigError(f"--set {text}: {OWN.get(key, f'the sweep varies {key} itself.')}")
     for cell in cells(sweep):
         made = config.load(sweep.base, [*sets, *cell.sets], load_files)
         if sweep.select and not made.data.validation:

@@ -15,17 +15,23 @@ class Progress:
         self, cells: int, folder: Path, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._cells, self._folder, self._clock = cells, folder, clock
-        self._began, self._begun, self._last = clock(), 0, ""
+        self._began, self._ended, self._unsaid = clock(), 0, list[str]()
+
+    def ended(self, name: str) -> None:
+        """That cell has."""
+        self._ended += 1
+        self._unsaid.append(name)
 
     def begins(self, number: int, name: str) -> str:
         """The line for a cell, the number-th, that begins now."""
         said = [f"[{number}/{self._cells}] {name}"]
-        if self._begun:
-            each = (self._clock() - self._began) / self._begun
+        if self._ended:
+            each = (self._clock() - self._began) / self._ended
             said.append(f"about {_span(each * (self._cells - number + 1))} left")
-            accuracy = self._accuracy(self._last)
-            said += [f"{self._last} ended with {100 * accuracy:.2f} %"] if accuracy else []
-        self._begun, self._last = self._begun + 1, name
+        for last in self._unsaid:
+            accuracy = self._accuracy(last)
+            said += [f"{last} ended with {100 * accuracy:.2f} %"] if accuracy else []
+        self._unsaid.clear()
         return "; ".join(said)
 
     def _accuracy(self, name: str) -> float | None:

@@ -5,12 +5,13 @@ which of them `select` chooses.
 from __future__ import annotations
 
 import itertools
+import math
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,13 +94,14 @@ def run(
     out: str | Path,
     *,
     only: str | None = None,
+    jobs: int = 1,
     extra: Sequence[str] = (),
     load_files: Sequence[str] = (),
     say: Callable[[str], None] = lambda text: None,
     line: Callable[[Sweep, Cell, str | Path, Sequence[str]], list[str]] = command,
 ) -> Outcome:
-    """Runs the cells that nobody else is at, one after the other. only: I/N; extra: further
-    arguments of `fednet run`.
+    """Runs the cells that nobody else is at, `jobs` at a time. only: I/N; extra: further arguments
+    of `fednet run`.
 
     Raises ConfigError where a cell was done under another configuration, CannotGoOn (at the end)
     where cells failed, Stopped on SIGTERM, SIGUSR1, Ctrl-C or where a cell itself was stopped.
@@ -112,29 +114,25 @@ def run(
     writable(folder, "--out")
     mine, books = share(todo, only) if only else todo, folder / ".cells"
     failed, progress = list[str](), Progress(len(mine), folder)
-    with Stop() as stop:
-        for number, cell in enumerate(mine, 1):
-            if _is_done(books, cell, hashes[cell.name]):
-                continue
-            held = claims.claim(books, cell.name)
-            if held is None:
-                continue
-            try:
-                if _is_done(books, cell, hashes[cell.name]):  # by the one that held it until now
-                    continue
-                say(progress.begins(number, cell.name))
-                status = _one(line(sweep, cell, out, extra), books / f"{cell.name}.log", held, stop)
-                _settle(books, cell, status, hashes[cell.name])
-            finally:
-                held.release()
-            if stop.asked or status in (4, 130):
-                by_keyboard = stop.asked == signal.SIGINT or status == 130
-                raise Stopped(
-                    f"the sweep stopped in {cell.name}; the same command goes on.", by_keyboard
-                )
-            if status:
-                failed.append(cell.name)
-                say(f"    failed with exit status {status}, see {books / (cell.name + '.log')}")
+
+    def begin(number: int, cell: Cell) -> Running | None:
+        if _is_done(books, cell, hashes[cell.name]):
+            return None
+        held = claims.claim(books, cell.name)
+        if held is None:
+            return None
+        if _is_done(books, cell, hashes[cell.name]):  # by the one that held it until now
+            held.release()
+            return None
+        say(progress.begins(number, cell.name))
+        return Running(cell, held, line(sweep, cell, out, extra), books / f"{cell.name}.log")
+
+    for one, status in _ended(begin, mine, jobs):
+        _settle(books, one.cell, status, hashes[one.cell.name])
+        progress.ended(one.cell.name)
+        if status not in (0, 4, 130):
+            failed.append(one.cell.name)
+            say(f"    {one.cell.name} failed with exit status {status}, see {one.log}")
     if failed:
         raise CannotGoOn(
             f"{len(failed)} of {len(mine)} cells failed: {', '.join(failed[:5])}; their logs are "
@@ -167,39 +165,79 @@ def _settle(books: Path, cell: Cell, status: int, sha256: str) -> None:
         bad.write_text(f"{status}\n", encoding="utf-8")
 
 
-def _one(line: list[str], log: Path, held: claims.Claim, stop: Stop) -> int:
-    """Runs one cell's process to its end, or to a clean stop where one is asked for. Returns its
-    exit status.
+class Running:
+    """A cell's process."""
+
+    def __init__(self, cell: Cell, held: claims.Claim, line: list[str], log: Path) -> None:
+        self.cell, self.log = cell, log
+        self._held, self._beat, self._deadline = held, time.monotonic(), math.inf
+        with log.open("ab") as out:
+            self._process = subprocess.Popen(
+                line,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        held.add(self._process.pid)
+
+    def look(self, wait_s: float, stop: bool) -> int | None:
+        """Its exit status once it has ended, for which so long is waited. stop: it is asked for a
+        clean end, and killed where that takes too long.
+        """
+        now = time.monotonic()
+        if stop and self._deadline == math.inf:
+            self._process.terminate()
+            self._deadline = now + STOP_S
+        if now > self._deadline:
+            self._process.kill()
+        if now - self._beat > claims.BEAT_S:
+            self._held.beat()
+            self._beat = now
+        try:
+            return self._process.wait(timeout=wait_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def close(self) -> None:
+        """Nothing may leave a run behind that no claim speaks for."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        self._held.release()
+
+
+def _ended(
+    begin: Callable[[int, Cell], Running | None], mine: Sequence[Cell], jobs: int
+) -> Iterator[tuple[Running, int]]:
+    """Each cell that `begin` started, once it has ended, with its exit status; `jobs` at a time.
+    Raises Stopped, once all that run have ended, where this process was asked to stop, or a cell
+    was.
     """
-    with log.open("ab") as out:
-        process = subprocess.Popen(
-            line,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        held.add(process.pid)
-        beat, deadline = time.monotonic(), None
-        while True:
-            now = time.monotonic()
-            if stop.asked and deadline is None:
-                process.terminate()
-                deadline = now + STOP_S
-            if deadline is not None and now > deadline:
-                process.kill()
-            if now - beat > claims.BEAT_S:
-                held.beat()
-                beat = now
-            try:
-                return process.wait(timeout=LOOK_S)
-            except subprocess.TimeoutExpired:
-                continue
-    except BaseException:  # nothing may leave a run behind that no claim speaks for
-        process.kill()
-        process.wait()
-        raise
+    waiting, going = list(enumerate(mine, 1)), list[Running]()
+    halted: tuple[str, bool] | None = None  # in which cell, and whether by the keyboard
+    with Stop() as stop:
+        try:
+            while going or (waiting and not halted):
+                while waiting and len(going) < jobs and not halted:
+                    if (begun := begin(*waiting.pop(0))) is not None:
+                        going.append(begun)
+                for one in list(going):
+                    status = one.look(LOOK_S / len(going), halted is not None)
+                    if stop.asked and not halted:
+                        halted = one.cell.name, stop.asked == signal.SIGINT
+                    if status is None:
+                        continue
+                    going.remove(one)
+                    one.close()
+                    yield one, status
+                    if status in (4, 130) and not halted:
+                        halted = one.cell.name, status == 130
+        finally:
+            for one in going:
+                one.close()
+    if halted:
+        raise Stopped(f"the sweep stopped in {halted[0]}; the same command goes on.", halted[1])
 
 
 class Stop:

@@ -15,7 +15,9 @@ def test_a_cell_says_how_long_the_rest_takes_and_how_the_last_one_ended(tmp_path
     assert progress.begins(1, "a") == "[1/10] a"
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "summary.json").write_text(json.dumps({"accuracy": {"final": 0.9312}}))
+    progress.ended("a")
     assert progress.begins(2, "b") == "[2/10] b; about 4 min left; a ended with 93.12 %"
+    progress.ended("b")
     assert progress.begins(3, "c") == "[3/10] c; about 4 min left"  # b left no summary
 
 
@@ -51,4 +53,5 @@ def test_several_cells_run_at_a_time(tmp_path, capsys):
     assert main(["sweep", str(base), *words]) == 0
     marks = sorted(p.name for p in (tmp_path / "base-sweep" / ".cells").glob("*.done"))
     assert len(marks) == 3
-    assert len(capsys.readouterr().out.splitlines()) >= 3
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:5] for line in lines[:3]] == ["[1/3]", "[2/3]", "[3/3]"]

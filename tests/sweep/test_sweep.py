@@ -129,6 +129,24 @@ def test_a_failed_cell_does_not_keep_the_others_and_is_tried_again(path, tmp_pat
     assert len(running.run(s, tmp_path, line=stand_in("")).done) == 8
 
 
+def test_a_failed_cell_does_not_stop_those_beside_it_and_each_is_said_once(path, tmp_path):
+    said = []
+    code = "sys.exit(3 if seed == 0 and 'prox' in cell else 0)"
+    with pytest.raises(CannotGoOn, match="2 of 8 cells failed"):
+        running.run(sweep.load(path), tmp_path, jobs=3, line=stand_in(code), say=said.append)
+    begun = [text.split("] ")[1].partition(";")[0] for text in said if text.startswith("[")]
+    assert begun == [c.name for c in sweep.cells(sweep.load(path))]
+    assert sum("failed with exit status 3" in text for text in said) == 2
+
+
+@pytest.mark.parametrize("text", ["name=mine", "seed=3", "algorithm=moon"])
+def test_a_setting_that_the_sweep_gives_itself_is_refused(tmp_path, text):
+    (tmp_path / "base.yaml").write_text("rounds: 2\n")
+    (tmp_path / "s.yaml").write_text(FILE)
+    with pytest.raises(ConfigError, match=f"--set {text}: (a|the) sweep"):
+        sweep.check(sweep.load(tmp_path / "s.yaml"), sets=[text])
+
+
 def test_a_stopped_cell_stops_the_sweep_and_the_same_command_goes_on(path, tmp_path):
     s = sweep.load(path)
     with pytest.raises(Stopped) as caught:
