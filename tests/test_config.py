@@ -290,6 +290,10 @@ def test_doubled_key_names_both_lines(written):
         ),
         ("a: &x [*x]", "an anchor holds itself"),
         ("train: {lr: .nan}", "c.yaml:1: train.lr: expected a finite number, got nan."),
+        (f"seed: {2**70}", f"seed: expected a whole number that 64 bits hold, got {2**70}."),
+        ("train: {lr: 100000000000000000000}", "train.lr: expected a whole number that 64 bits"),
+        ("link: {trace: [a]}", "link.trace: expected text or a list of 2, each item text or null"),
+        ("link: {trace: [a, [b]]}", "link.trace[1]: expected text, got a list."),
         ("? [1, 2]\n: 3", "a key must be plain text"),
         ("seed: 0x1F", "seed: expected a whole number, got '0x1F'."),
         ("seed: 12:30", "seed: expected a whole number, got '12:30'."),
@@ -297,6 +301,10 @@ def test_doubled_key_names_both_lines(written):
 )
 def test_what_strict_yaml_refuses(written, text, says):
     assert says in error(written(text))
+
+
+def test_no_number_of_times_asks_more_clients_than_there_are(written):
+    assert load(written(HEAD + "round: {ask: 1.0e+308}\n")).asked == 10
 
 
 # -- errors, word for word -------------------------------------------------------------------------

@@ -87,6 +87,7 @@ def _here(
                     directory,
                     Hosting(display, ["fednet.run"], device, data, callback=callback),
                 )
+        if not finished or not (directory / "report.html").exists():
             reporter(display)(directory)
     return directory
 

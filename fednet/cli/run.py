@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         config = configured(args)
         from fednet.launch.start import run_command
     if args.check:
-        return check(config)
+        return check(config, args.quiet)
     return run_command(
         config,
         launch_of(args),
@@ -93,12 +93,18 @@ def launch_of(args: argparse.Namespace) -> Launch:
     )
 
 
-def check(config: Config) -> int:
+def check(config: Config, quiet: bool = False) -> int:
     """Everything that a run builds before its first round, and nothing of the run."""
-    from fednet.experiment import build, privacy
+    from fednet import world
+    from fednet.experiment import build, privacy, selection
+    from fednet.experiment.faults import Replay
 
+    selection.cohort(config, 1)
+    world.of(config), world.links(config, 0), Replay.of(config)
     exp = build.build(config, None)
     privacy.check(exp)
+    if quiet:
+        return 0
     models = " and ".join(
         f"{own.config.model.name} "
         f"({sum(slot.numel for slot in own.layout.parameters.slots):,} parameters)"

@@ -13,6 +13,7 @@ import msgspec
 from fednet.config.tree import Node, walk
 from fednet.errors import ConfigError, nearest
 
+LARGEST = 2**63 - 1  # what is counted is held in 64 bits, by torch, NumPy and the files
 # What other systems call our keys, so that a habit meets an answer.
 ELSEWHERE = {
     "comm_round": "rounds",
@@ -130,6 +131,8 @@ def fit(node: Node, kind: object, path: str = "", beside: Sequence[str] = ()) ->
     for steps, leaf in walk(node):
         if isinstance(leaf.value, float) and not math.isfinite(leaf.value):
             raise wrong(leaf, dotted(path, steps), "a finite number")
+        if isinstance(leaf.value, int) and abs(leaf.value) > LARGEST:
+            raise wrong(leaf, dotted(path, steps), "a whole number that 64 bits hold")
     try:
         return msgspec.convert(_plain(node, kind), kind)
     except msgspec.ValidationError as broken:
@@ -254,9 +257,7 @@ def _shape(kind: object) -> str:
     origin = get_origin(kind) or kind
     if isinstance(origin, type) and issubclass(origin, msgspec.Struct):
         return "struct"
-    if origin is list or (
-        origin is tuple and (not get_args(kind) or get_args(kind)[-1] is Ellipsis)
-    ):
+    if origin in (list, tuple):
         return "list"
     return "dict" if origin is dict else "leaf"
 
@@ -310,11 +311,11 @@ def describe(kind: object) -> str:
     if shape == "struct":
         return "a mapping"
     if shape == "list":
-        return (
-            f"a list, each item {describe(get_args(bare)[0])}"
-            if get_args(bare) and get_args(bare)[0] is not Any
-            else "a list"
-        )
+        items = get_args(bare)
+        many = f" of {len(items)}" if origin is tuple and items and items[-1] is not ... else ""
+        if not items or items[0] is Any:
+            return f"a list{many}"
+        return f"a list{many}, each item {describe(items[0])}"
     if shape == "dict":
         return "a mapping"
     words = {

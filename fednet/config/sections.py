@@ -105,7 +105,7 @@ class Config(Section, frozen=True, kw_only=True):
     def asked(self) -> int:
         """Clients asked in a round, where so many are there."""
         if self.round.ask is not None:
-            wanted = math.ceil(self.round.ask * self.cohort_size - 1e-9)
+            wanted = math.ceil(min(self.round.ask * self.cohort_size - 1e-9, self.clients))
         else:
             wanted = self.cohort_size + self.round.select_extra
         return min(self.clients, wanted)

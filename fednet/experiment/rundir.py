@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from fednet.errors import ConfigError, StateError
+from fednet.errors import ConfigError, FednetError, StateError
 from fednet.files import Lines, clear_asides, read_lines, repair, write_json
 from fednet.plain import JsonDict
 from fednet.records import Event
@@ -72,16 +72,18 @@ def claim(out: Path, name: str, resume: bool) -> Path:
 
 
 def has_rounds(path: Path) -> bool:
-    """Whether a round of that run has been finished. The first checkpoint is written before."""
+    """Whether a round of that run has come to a result. The first checkpoint is written before, and
+    a void round has none.
+    """
     book = path / "rounds.jsonl"
-    if book.exists() and book.stat().st_size:
-        return True
     try:
-        manifest = json.loads((path / "checkpoint" / "manifest.json").read_bytes())
-        return bool(manifest["progress"]["round"])
+        if book.exists() and not all(row.get("void") for row in read_lines(book, old=True)):
+            return True
+        progress = json.loads((path / "checkpoint" / "manifest.json").read_bytes())["progress"]
+        return bool(progress["round"] > progress.get("void", 0))
     except FileNotFoundError:
         return False
-    except (ValueError, KeyError, TypeError):  # damaged: whoever resumes it is told
+    except (FednetError, ValueError, KeyError, TypeError):  # damaged: whoever resumes it is told
         return True
 
 

@@ -165,8 +165,7 @@ def serve(
         ending.callback(transport.close, 0.0)
         config, finished = fill(config, directory)
         if finished:
-            launch.display.note(f"{directory} is finished.")
-            return 0
+            return _left(launch, directory)
         how = launch.hosting(data)
         with _refusable(directory), launch.display:
             end = listening(config, directory, transport, launch.display.note)
@@ -189,8 +188,7 @@ def run_command(
     on_stop(stop_early)
     with open_directory(config, launch.out, launch.resume) as (config, directory, finished):
         if finished:
-            launch.display.note(f"{directory} is finished.")
-            return 0
+            return _left(launch, directory)
         how = launch.hosting(Path(config.data.root) if config.data.root else None)
         with _refusable(directory):
             if in_process:
@@ -208,6 +206,14 @@ def run_command(
         if status == 0:
             launch.report(directory)
         return status
+
+
+def _left(launch: Launch, directory: Path) -> int:
+    """What a resume does where the run is finished: it draws what was not drawn then."""
+    launch.display.note(f"{directory} is finished.")
+    if not (directory / "report.html").exists():
+        launch.report(directory)
+    return 0
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fednet import seeds
+from fednet import capacity, seeds
 from fednet.errors import ConfigError, nearest
 from fednet.plain import JsonDict
 
@@ -80,6 +80,10 @@ def adapt(module: nn.Module, section: Any, seed: int) -> nn.Module:
         if not named:
             raise _nothing(pattern, can, cannot)
         chosen |= set(named)
+    carriers: list[Any] = [module.get_submodule(n) for n in chosen]
+    weights: list[torch.Tensor] = [layer.weight for layer in carriers]
+    nbytes = sum((w[0].numel() + len(w)) * w.element_size() for w in weights) * section.rank
+    capacity.ask(2 * nbytes, f"model.adapters.rank: {section.rank}")
     with seeds.scope(seed, "adapters"):
         for name in (n for n in can if n in chosen):
             _adapt(module.get_submodule(name), section.rank, section.alpha)

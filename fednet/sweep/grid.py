@@ -32,6 +32,7 @@ from fednet.config.tree import compose
 from fednet.errors import ConfigError
 from fednet.plain import JsonDict, JsonMapping
 
+MOST_SEEDS = 100_000
 OWN = {
     "seed": "a sweep gives each cell its seed itself; seeds stand under `seeds`, or --seeds.",
     "name": "a sweep gives each cell its name itself; --out says where they lie.",
@@ -128,8 +129,10 @@ def seeds_of(text: str) -> list[int]:
             raise ConfigError(
                 f"--seeds {text}: expected whole numbers such as 0,1,2 or 0-4, got {part!r}."
             )
-        first = int(match[1])
-        found += range(first, int(match[2] or first) + 1)
+        first, last = int(match[1]), int(match[2] or match[1])
+        if len(found) + last - first >= MOST_SEEDS:
+            raise ConfigError(f"--seeds {text}: more than {MOST_SEEDS} seeds.")
+        found += range(first, last + 1)
     return found
 
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+import fednet
 from fednet import config as configuration
+from fednet.cli.main import main
 from fednet.errors import ConfigError
 from fednet.experiment.rundir import claim, forget
 from fednet.launch import start
@@ -107,6 +109,34 @@ def test_a_run_that_ended_before_its_first_round_did_is_replaced(tmp_path):
     assert configuration.load(path / "config.yaml", []).seed == 5
     assert not (path / "checkpoint").exists()
     assert not (path / "events.jsonl").exists()
+
+
+def test_a_run_of_void_rounds_alone_is_replaced(tmp_path):
+    _, path, _ = open_directory(config(), tmp_path, resume=False)
+    (path / "rounds.jsonl").write_text('{"round": 1, "void": true}\n{"round": 2, "void": true}\n')
+    (path / "checkpoint").mkdir()
+    manifest = path / "checkpoint" / "manifest.json"
+    manifest.write_text('{"progress": {"round": 2, "void": 2}}')
+    assert open_directory(config(), tmp_path, resume=True)[1:] == (path, False)
+    assert manifest.exists()
+    assert open_directory(config(), tmp_path, resume=False)[1:] == (path, False)
+    assert not manifest.exists()
+    (path / "rounds.jsonl").write_text('{"round": 1, "void": true}\n{"round": 2, "void": false}\n')
+    with pytest.raises(ConfigError, match="holds an unfinished run"):
+        open_directory(config(), tmp_path, resume=False)
+
+
+@pytest.mark.parametrize("how", ["command", "python"])
+def test_a_resume_of_a_finished_run_draws_the_report_that_was_not_drawn(tmp_path, how):
+    from tests.report.fake_run import write
+
+    written = write(tmp_path / "run")
+    kept = configuration.load(written / "config.yaml", [])
+    if how == "command":
+        assert main(["run", str(written), "--resume", "--quiet"]) == 0
+    else:
+        fednet.run(configuration.to_mapping(kept), resume=True, in_process=True, out=tmp_path)
+    assert b"fedavg" in (written / "report.html").read_bytes()
 
 
 @pytest.mark.parametrize("manifest", ['{"progress": {"round": 1}}', "torn", "[]"])

@@ -161,6 +161,21 @@ def test_run_check_stops_before_the_run(tmp_path, capsys):
     assert not list(tmp_path.glob("*/rounds.jsonl"))
 
 
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("link.trace=nowhere", "link.trace: unknown trace 'nowhere'"),
+        ("availability.trace=nowhere", "availability.trace: unknown trace 'nowhere'"),
+        ("availability={model: trace, path: nowhere}", "availability.path: nowhere: No such file"),
+        ("devices.trace=nowhere", "devices.trace: unknown trace 'nowhere'"),
+        ("faults.replay=nowhere", "faults.replay: nowhere/rounds.jsonl: No such file"),
+    ],
+)
+def test_run_check_looks_at_what_the_run_stands_on(capsys, setting, says):
+    assert main(["run", *SMALL, "--check", "--quiet", "--set", setting]) == 2
+    assert says in capsys.readouterr().err
+
+
 def test_a_run_that_cannot_start_ends_with_status_2(tmp_path, capsys):
     lazy = ["--set", "task=regression", "--in-process", "--quiet", "--out", str(tmp_path)]
     assert main(["run", *SMALL, *lazy]) == 2

@@ -115,6 +115,12 @@ def test_a_target_that_can_carry_none_is_refused(target, says):
         adapters.adapt(Net(), section(target=("head", target)), 0)
 
 
+@pytest.mark.parametrize("rank", [10**12, 2**63 - 1])
+def test_adapters_that_memory_cannot_hold_are_refused(rank):
+    with pytest.raises(ConfigError, match=rf"model.adapters.rank: {rank} takes .* GB of memory"):
+        adapters.adapt(Net(), section(rank=rank, target=("head",)), 0)
+
+
 # -- peft ------------------------------------------------------------------------------------------
 def written(folder, tensors, **changes):
     folder.mkdir(exist_ok=True)

@@ -139,6 +139,11 @@ def test_a_failed_cell_does_not_stop_those_beside_it_and_each_is_said_once(path,
     assert sum("failed with exit status 3" in text for text in said) == 2
 
 
+def test_more_seeds_than_anybody_means_are_refused():
+    with pytest.raises(ConfigError, match="more than 100000 seeds"):
+        sweep.seeds_of("0,1-99999999999999")
+
+
 @pytest.mark.parametrize("text", ["name=mine", "seed=3", "algorithm=moon"])
 def test_a_setting_that_the_sweep_gives_itself_is_refused(tmp_path, text):
     (tmp_path / "base.yaml").write_text("rounds: 2\n")
