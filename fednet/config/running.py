@@ -62,9 +62,9 @@ class RoundSection(Section, frozen=True, kw_only=True):
     start: Literal["all"] | AtLeast1 = "all"
     """Joined before round 1. [clients; server/rounds]"""
     join: Literal["auto"] | Positive | None = "auto"
-    """An id that has not joined by then, from the server's start, counts as lost; null: wait; auto:
-    60 s, but a server whose clients others start waits for the first round's without a bound.
-    [s; config/running]"""
+    """An id that has not joined by then, from the server's start, counts as lost; null: wait, for
+    the first round's, and later for `min_results` to be there; auto: 60 s, but null for a server
+    whose clients others start. [s; config/running]"""
     void_rounds: AtLeast1 = 3
     """So many void rounds in a row end the run. [rounds; server/rounds]"""
     on_error: Literal["stop", "drop"] = "drop"

@@ -50,9 +50,9 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """What status.json holds. `updated`: seconds since the epoch. here, coming, missing: before the
-    first round, which clients are there, have joined and are getting ready, have not joined; as
-    ids and [first, last].
+    """What status.json holds. `updated`: seconds since the epoch. here, coming, missing: where
+    clients are awaited for the next round, who is there, has joined and is getting ready, is not
+    there; as ids and [first, last].
     """
 
     state: str
@@ -111,7 +111,7 @@ def text(status: Status, now: float) -> str:
         f", {status.phase}" if status.phase is not None else ""
     )
     if status.here is not None:
-        head = f"{status.state}: before round 1 of {status.rounds}"
+        head = f"{status.state}: before round {status.round + 1} of {status.rounds}"
     lines = [head, how]
     for word, found in (
         ("here", status.here or ()),

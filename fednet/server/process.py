@@ -47,7 +47,7 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
     switches = determinism.settle(config.train.threads, config.train.precision)
     session = Session(config, directory, endpoint, how)
     rounds = session.rounds()
-    session.watch.until, rounds.alone = how.until, endpoint.alone
+    session.watch.until, rounds.attendance.alone = how.until, endpoint.alone
     on_stop(insisting(functools.partial(stop_later, session.watch)))
     over, why = False, ""
     try:

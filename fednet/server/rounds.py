@@ -69,14 +69,14 @@ class Parts:
 
 class Rounds:
     """One server process's part in a run. Call `run`; it raises Stopped, or CannotGoOn, with
-    everything saved. alone: others start the clients.
+    everything saved.
     """
 
     def __init__(self, parts: Parts, run_id: str) -> None:
         self.parts, self.io, self.phases, self.judge = parts, parts.io, parts.phases, parts.judge
         self.experiment, self.config = parts.experiment, parts.experiment.config
         self.method, self.host, self.faults = parts.experiment.algorithm, parts.host, parts.faults
-        self.display, self.alone = parts.watch.display, False
+        self.display = parts.watch.display
         self.progress = Progress(run=run_id)
         self.carried: Any = None  # `Carried`, once begun
         self.durable: dict[int, str] = {}  # versions of the clients' states in the last checkpoint
@@ -129,7 +129,7 @@ class Rounds:
         done, start = self.progress.round, self.config.round.start
         self.parts.watch.await_clients(
             self.config.clients if start == "all" else int(start),
-            self.config.round.join_s(self.alone),
+            self.config.round.join_s(self.attendance.alone),
             resumed=done > 0,
         )
         if self.config.schedule.mode != "sync":
@@ -174,6 +174,7 @@ class Rounds:
         """Selects a round's cohort, once there are clients, and opens its first exchange. ahead:
         virtual seconds of a round that is not recorded yet.
         """
+        self.attendance.gather(number)
         base = self.second(ahead)
         at = self.attendance.wait(base)
         if math.isinf(at):

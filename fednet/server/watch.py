@@ -36,7 +36,7 @@ class Watch:
         self.requested: tuple[str, bool] | None = None
         self.until: float | None = None
         self._status_at, self._began = 0.0, time.monotonic()
-        self._awaiting = False  # the clients of the first round
+        self._awaiting = 0  # the round before which clients are awaited
 
     def check(self) -> None:
         """Raises Stopped where someone asked for it; writes status.json every second."""
@@ -74,7 +74,7 @@ class Watch:
         protocol, snapshot = self._io.protocol, self._io.snapshot
         self._directory.status(
             state=state,
-            round=protocol.round,
+            round=self._awaiting - 1 if self._awaiting else protocol.round,
             rounds=self._rounds,
             phase=protocol.purpose,
             waiting=snapshot["waiting"],
@@ -82,36 +82,55 @@ class Watch:
             **who,
         )
 
-    def await_clients(self, wanted: int, join_s: float | None, resumed: bool) -> None:
+    def present(self) -> int:
+        """How many clients are there."""
+        return int(self._io.snapshot["present"])
+
+    def await_clients(
+        self, wanted: int, join_s: float | None, resumed: bool, round: int = 1
+    ) -> None:
         """Until so many are there, or `join_s` is over. Raises CannotGoOn where none has come.
         After a restart nobody is waited for in advance: each task waits for its own client.
         """
         until, noted = None if join_s is None else time.monotonic() + join_s, False
-        self._awaiting = not resumed
-        while self._io.snapshot["present"] < wanted:
+        self._awaiting = 0 if resumed else round
+        while self.present() < wanted:
             if resumed or (until is not None and time.monotonic() >= until):
                 break
             if not noted and time.monotonic() - self._began > 2.0:
-                here = self._io.snapshot["present"]
-                self.display.note(f"waiting for clients: {here} of {wanted} are here")
+                self.display.note(f"waiting for clients: {self.present()} of {wanted} are here")
                 noted = True
             self._io.wait(0.05, (0, 0, ""))
             self.check()
-        self._awaiting = False
-        if not self._io.snapshot["present"] and until is not None and time.monotonic() >= until:
+        self._awaiting = 0
+        if not self.present() and until is not None and time.monotonic() >= until:
             raise CannotGoOn(f"no client joined within {join_s:g} s (round.join).")
 
 
 class Attendance:
-    """Who is there when a round begins. at: a second of the run."""
+    """Who is there when a round begins. at: a second of the run. alone: others start the
+    clients.
+    """
 
     def __init__(self, config: Config, world: World, watch: Watch, replay: Replay | None) -> None:
         self._config, self._world, self._watch, self._replay = config, world, watch, replay
-        self._sleeps = config.link.clock == "real"
+        self._sleeps, self.alone = config.link.clock == "real", False
 
     def ready(self, at: float) -> bool:
         """Whether there are as many as a round needs."""
-        return self._when(at) <= at
+        return self._when(at) <= at and not self._short()
+
+    def gather(self, round: int) -> None:
+        """Where clients are waited for without a bound, until there are as many as the round needs:
+        with fewer it would be void, and a few such rounds end a run.
+        """
+        if self._short():
+            least = self._config.round.min_results
+            self._watch.await_clients(least, None, resumed=False, round=round)
+
+    def _short(self) -> bool:
+        bound = self._config.round.join_s(self.alone)
+        return bound is None and self._watch.present() < self._config.round.min_results
 
     def wait(self, at: float) -> float:
         """The second at which there are, on the real clock once it has come; infinite: never."""

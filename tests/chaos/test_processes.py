@@ -79,6 +79,33 @@ def test_a_client_killed_in_training_rejoins_with_its_state_and_gets_its_task_ag
         assert fed.hashes() == calm.hashes()
 
 
+@pytest.mark.parametrize("mode", ["sync", "semi-sync"])
+def test_a_server_whose_clients_are_all_gone_waits_for_one_to_come_back(
+    tmp_path: Path, mode: str
+) -> None:
+    rules = {"join": None, "lost": {"closed": 0.2}}
+    schedule = {"mode": mode} | ({"every": 0.5} if mode == "semi-sync" else {})
+    algorithm = "fedavg" if mode == "sync" else "fedbuff"
+    with Federation(
+        tmp_path, algorithm=algorithm, rounds=30, round=rules, schedule=schedule
+    ) as fed:
+        fed.server()
+        one = fed.client("0-3")
+        fed.until(lambda: fed.rounds())
+        one.kill()
+        missing = [[0, 3]]
+
+        def waits() -> bool:
+            assert fed.last.is_alive(), fed.output()
+            return json.loads((fed.path / "status.json").read_text()).get("missing") == missing
+
+        fed.until(waits)
+        fed.client("0-3")
+        assert fed.status() == 0
+        assert sum(r["void"] for r in fed.rounds()) <= 2
+        assert len(fed.rounds()) == 30
+
+
 def test_a_server_killed_under_fednet_run_is_started_anew(tmp_path: Path, calm: Federation) -> None:
     with Federation(tmp_path, algorithm="scaffold", **SLOW) as fed:
         fed.supervisor(workers=2)

@@ -112,6 +112,7 @@ class Updates:
         return self._opened()
 
     def _opened(self) -> Update | None:
+        self.rounds.attendance.gather(self.schedule.round)
         self.tasks.open(self.schedule.round, dict(self.carried.residuals))
         self.given, self._since = [], time.monotonic()
         self._second = self.schedule.at
