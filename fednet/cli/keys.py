@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import argparse
 import math
+import time
 from pathlib import Path
 
 from fednet.cli import values
+from fednet.errors import ConfigError
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -62,6 +64,10 @@ def run(args: argparse.Namespace) -> int:
         print(keys.make_client_keys(args.file, args.server))
     elif args.does == "allow":
         until = keys.time_of(args.until, "--until") if args.until else math.inf
+        if until <= time.time():
+            raise ConfigError(
+                f"--until {args.until}: that is over; `fednet keys revoke` ends a key."
+            )
         keys.allow(args.dir, args.ids, args.public, until)
     elif args.does == "revoke":
         keys.revoke(args.dir, args.ids, args.key)

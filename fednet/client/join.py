@@ -172,7 +172,14 @@ def _server(options: Options, say: Callable[[str], None]) -> tuple[str, KeyPair 
 def _transport(options: Options, address: str, pair: KeyPair | None) -> ClientTransport:
     from fednet.transport.zeromq.dealer import ZmqClient
 
-    return options.launched.over(ZmqClient(address, keys=pair, on_refused=_once()))
+    def reread(pair: KeyPair) -> KeyPair:
+        """The server may have another key by now, which this site was told of (`trust`)."""
+        from fednet.transport import keys
+
+        found = read_server(options.run) if options.run is not None else None
+        return keys.trusting(options.keys or "", pair, found and found[1])
+
+    return options.launched.over(ZmqClient(address, keys=pair, reread=reread, on_refused=_once()))
 
 
 def _protocol(options: Options, asked: ids.Ids, devices: Sequence[str]) -> ClientProtocol:

@@ -20,7 +20,7 @@ import os
 import stat
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -75,6 +75,20 @@ def trust(file: str | Path, server: str) -> None:
     record = {"public": pair.public, "secret": pair.secret, "server": server}
     more = {"servers": known} if known else {}
     write_aside(path, json.dumps({**record, **more}, indent=1) + "\n", 0o600)
+
+
+def trusting(file: str | Path, pair: KeyPair, announced: str | None = None) -> KeyPair:
+    """`pair`, with the servers' keys that stand in its file by now, or else the one that its run
+    announced. What cannot be read is no reason to stop: then those that were known stay.
+    """
+    try:
+        found = load(file)
+    except ConfigError as error:
+        log.warning("%s This client keeps the server's keys that it knows.", error)
+        return pair
+    if found.server is None:
+        return replace(pair, server=announced or pair.server)
+    return replace(pair, server=found.server, servers=found.servers)
 
 
 def make_client_keys(file: str | Path, server: str | None = None) -> str:

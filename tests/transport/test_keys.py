@@ -354,6 +354,15 @@ def test_a_key_whose_time_is_over_speaks_for_nobody_and_the_ring_notices(tmp_pat
         Keyring(tmp_path)
 
 
+def test_a_key_is_not_allowed_until_a_time_that_is_over(tmp_path, capsys):
+    make_server_keys(tmp_path / "keys")
+    public = make_client_keys(tmp_path / "a.key")
+    words = ["keys", "allow", str(tmp_path / "keys"), "3", "--until", "2020-01-01", "--", public]
+    assert main(words) == 2
+    assert "--until 2020-01-01: that is over" in capsys.readouterr().err
+    assert not (tmp_path / "keys" / "allowed" / "3").exists()
+
+
 def test_one_of_two_keys_is_revoked(tmp_path):
     make_server_keys(tmp_path)
     old, new = (make_client_keys(tmp_path / f"{n}.key") for n in "ab")
@@ -375,13 +384,15 @@ def test_the_servers_own_key_is_exchanged_while_it_runs(tmp_path):
     for name in ("here", "behind"):
         allow(folder, [0], make_client_keys(tmp_path / f"{name}.key", first))
     following = make_server_keys(folder, following=True)
-    keys.trust(tmp_path / "here.key", following)
     with ExitStack() as stack:
         server = ZmqServer("tcp://127.0.0.1:0", keyring=Keyring(folder))
         stack.callback(server.close, 0.0)
 
         def client(name):
-            made = ZmqClient(server.address, keys=load(tmp_path / f"{name}.key"))
+            file = tmp_path / f"{name}.key"
+            made = ZmqClient(
+                server.address, keys=load(file), reread=lambda pair: keys.trusting(file, pair)
+            )
             stack.callback(made.close, 0.0)
             return made
 
@@ -400,6 +411,7 @@ def test_the_servers_own_key_is_exchanged_while_it_runs(tmp_path):
             assert seen(Opened, one, server)
             assert one.send([b"before"])
             assert seen(Received, server, one).frames == (b"before",)
+        keys.trust(tmp_path / "here.key", following)
         said = []
         server.on_renewed = lambda: said.append(server.keyring.pair.public)
         assert keys.switch(folder) == following
@@ -415,3 +427,21 @@ def test_the_servers_own_key_is_exchanged_while_it_runs(tmp_path):
         assert (got.frames, server.address) == ((b"after",), ends)
         assert said == [following]
         assert not seen(Opened, behind, server, here, seconds=1.0)
+
+
+def test_what_a_running_client_knows_of_its_servers_keys_is_read_again(tmp_path, caplog):
+    first, following, announced = (
+        make_client_keys(tmp_path / f"{n}.key") for n in ("first", "following", "announced")
+    )
+    file = tmp_path / "site.key"
+    make_client_keys(file, first)
+    pair = load(file)
+    keys.trust(file, following)
+    now = keys.trusting(file, pair, announced)
+    assert (now.secret, now.server, now.servers) == (pair.secret, following, (first,))
+    file.chmod(0o644)
+    assert keys.trusting(file, now) == now  # and goes on with what it knows
+    assert "This client keeps the server's keys that it knows" in caplog.text
+    make_client_keys(tmp_path / "bare.key")
+    bare = load(tmp_path / "bare.key")
+    assert keys.trusting(tmp_path / "bare.key", bare, announced).server == announced

@@ -11,6 +11,7 @@ import itertools
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import zmq
@@ -50,12 +51,18 @@ class ZmqClient:
     """A DEALER that connects to `address`, and again whenever the connection ends, every 0.1 s up
     to 2 s.
 
-    With `keys`, CURVE; `keys.server` must be known. Raises ConfigError if the address is none, or
+    With `keys`, CURVE; `keys.server` must be known. reread(keys): what is known of the server's
+    keys by now, asked for before each connection. Raises ConfigError if the address is none, or
     that key is missing.
     """
 
     def __init__(
-        self, address: str, *, keys: KeyPair | None = None, on_refused: Refused | None = None
+        self,
+        address: str,
+        *,
+        keys: KeyPair | None = None,
+        reread: Callable[[KeyPair], KeyPair] | None = None,
+        on_refused: Refused | None = None,
     ) -> None:
         if keys is not None and keys.server is None:
             raise ConfigError(
@@ -66,7 +73,7 @@ class ZmqClient:
         check_port(address)
         self.address = address
         self._way_out = WayOut(of_this_process())
-        self._keys = keys
+        self._keys, self._reread = keys, reread
         self._on_refused = on_refused
         self._waker = Waker()
         self._context = zmq.Context()
@@ -148,6 +155,7 @@ class ZmqClient:
         dealer.setsockopt(zmq.RECONNECT_IVL, 100)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
         if self._keys is not None:
+            self._keys = self._reread(self._keys) if self._reread is not None else self._keys
             dealer.curve_publickey = self._keys.public.encode()
             dealer.curve_secretkey = self._keys.secret.encode()
             servers = [self._keys.server or "", *self._keys.servers]
@@ -252,10 +260,11 @@ class ZmqClient:
                     )
 
     def _try_again(self) -> None:
-        """After a while, with another of the keys that the server may have. Until then libzmq tries
-        on by itself with this one, and what becomes of that puts nothing off.
+        """After a while, with another of the keys that the server may have by then. Until then
+        libzmq tries on by itself with this one, and what becomes of that puts nothing off.
         """
-        if self._retry_at is None or self._keys is None or not self._keys.servers:
+        others = self._keys is not None and (self._keys.servers or self._reread is not None)
+        if self._retry_at is None or not others:
             self._retry_at = time.monotonic() + REFUSED_RETRY_S
 
     def _flush(self) -> None:

@@ -287,7 +287,7 @@ class ZmqServer:
     def _hang_up_on_revoked(self, access: Access) -> None:
         for conn, link in self._connections.conns.items():
             if link.user is not None and not access.allows(link.user):
-                self._refuse("key", f"the key {link.user} was revoked", conn)
+                self._refuse("key", f"the key {link.user} is allowed no more", conn)
                 self.drop(conn, hang_up=True)
 
     def _try(self, conn: bytes, frames: Frames) -> bool | None:
