@@ -217,13 +217,7 @@ def _tensor(value: object, where: str) -> torch.Tensor:
                 f"{where}: a NumPy array of {value.dtype} holds no numbers; give integers or "
                 f"floats."
             )
-        if value.dtype in (np.uint16, np.uint32, np.uint64):
-            value = value.astype(np.int64)
-        value = value.astype(value.dtype.newbyteorder("="), copy=False)
-        # torch wants an array it may write to; a read-only one (a memory map, a frozen view) is
-        # copied
-        plain = value.flags.writeable and value.flags.c_contiguous
-        value = torch.from_numpy(value if plain else np.array(value, order="C"))
+        value = pairs.held(value) if value.ndim else torch.from_numpy(value)
     if not isinstance(value, torch.Tensor):
         raise DataError(f"{where}: expected a tensor or a NumPy array, got {type(value).__name__}.")
     if value.ndim == 0:

@@ -11,11 +11,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import math
 import mmap
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +31,7 @@ import torch
 from fednet.files import aside_of, clear_asides
 
 log = logging.getLogger(__name__)
+MAP_NORESERVE = 0x4000  # Linux; Python has a name for it from 3.13 on
 # By where their values begin.
 _mapped: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()
 
@@ -111,9 +115,32 @@ def mapped(file: Path) -> torch.Tensor:
     with file.open("rb") as data:
         np.lib.format.read_magic(data)
         shape, _, dtype = np.lib.format.read_array_header_1_0(data)
-        start = data.tell()
-        pages = mmap.mmap(data.fileno(), 0, access=mmap.ACCESS_COPY)
-    x = torch.from_numpy(np.frombuffer(pages, dtype, offset=start).reshape(shape))
+        return _pages(data.fileno(), dtype, data.tell(), shape)
+
+
+def mapped_again(x: np.ndarray) -> torch.Tensor | None:
+    """What lies in a file that was mapped to be read alone, as `mapped` has it; None for an array
+    that does not. torch takes none that it may not write to.
+    """
+    root: Any = x
+    while isinstance(root, np.ndarray) and not isinstance(root.base, mmap.mmap):
+        root = root.base
+    if not isinstance(root, np.memmap) or root.filename is None or not x.flags.c_contiguous:
+        return None
+    start = root.offset + x.ctypes.data - root.ctypes.data
+    with open(root.filename, "rb") as data:
+        return _pages(data.fileno(), x.dtype, start, x.shape)
+
+
+def _pages(file: int, dtype: Any, start: int, shape: tuple[int, ...]) -> torch.Tensor:
+    if sys.platform == "linux":
+        # Else the system refuses to map more than its memory, since all might be written to.
+        alone = mmap.MAP_PRIVATE | MAP_NORESERVE
+        pages = mmap.mmap(file, 0, flags=alone, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    else:
+        pages = mmap.mmap(file, 0, access=mmap.ACCESS_COPY)
+    count = math.prod(shape)
+    x = torch.from_numpy(np.frombuffer(pages, dtype, count, start).reshape(shape))
     _mapped[x.data_ptr()] = pages
     return x
 

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fednet import capacity
+from fednet.data import cache
 from fednet.data.columns import Columns, is_split
 from fednet.errors import DataError
 
+BLOCK = 2**26  # bytes that are widened at a time
 SHARE = 0.5  # of the memory that is free: what takes more is read into a file
 
 
@@ -42,6 +45,25 @@ def read(dataset: Any, which: str) -> tuple[np.ndarray, np.ndarray]:
             )
         x[i], y[i] = a, b
     return x, y
+
+
+def held(x: np.ndarray) -> torch.Tensor:
+    """An array in the width that `Data` keeps, in memory that torch may write to: where it lies, if
+    it can stay there, mapped from its file if it was. What has to be made anew has room as in
+    `read`.
+    """
+    dtype = _kept(x.dtype)
+    if x.dtype == dtype and x.flags.c_contiguous:
+        if x.flags.writeable:
+            return torch.from_numpy(x)
+        if (again := cache.mapped_again(x)) is not None:
+            return again
+    made = _room(x.shape, dtype)
+    step = max(1, BLOCK // max(1, made[:1].nbytes))
+    with np.errstate(over="ignore"):  # a value beyond float32 is infinite, and refused as that
+        for start in range(0, len(x), step):
+            made[start : start + step] = x[start : start + step]
+    return torch.from_numpy(made)
 
 
 def _pair(dataset: Any, i: int, which: str) -> tuple[np.ndarray, np.ndarray]:

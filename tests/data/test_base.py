@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
-from fednet.data import Data, balanced_test, pairs
+from fednet import capacity
+from fednet.data import Data, balanced_test, cache, pairs
 from fednet.data.base import channel_statistics
 from fednet.errors import DataError
 
@@ -139,6 +144,53 @@ def test_a_dataset_read_into_a_file_lies_there_in_the_width_that_is_kept(monkeyp
     monkeypatch.setattr(pairs, "SHARE", 0.0)
     x, y = pairs.read(Pairs(3, lambda i: (np.zeros(2), np.int32(i))), "train")
     assert (type(x), x.dtype, y.dtype) == (np.memmap, np.float32, np.int64)
+
+
+@pytest.mark.parametrize("mode", ["r", "r+", "c"])
+def test_an_array_that_is_mapped_stays_in_its_file_whatever_its_mode(tmp_path, mode):
+    n = 2**20
+    whole = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float32, (n, 8))
+    whole[5:, 3] = 2.0
+    whole.flush()
+    before = resident()
+    x = np.load(tmp_path / "x.npy", mmap_mode=mode)[1:]
+    data = Data(train=(x, np.zeros(n - 1, np.int64)), classes=1)
+    assert data.train[0][4:6, 3].tolist() == [2.0, 2.0]
+    assert data.train[0][3].tolist() == [0.0] * 8
+    assert resident() - before < 2**24 + data.train[1].nbytes
+    if mode == "r":  # a model that works in place spoils no file
+        data.train[0][7] = 9.0
+        assert whole[8].tolist() == [0, 0, 0, 2, 0, 0, 0, 0]
+
+
+def resident() -> int:
+    """Bytes of this process's memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_an_array_of_another_width_is_widened_into_a_file_where_memory_is_short(monkeypatch):
+    asked = []
+    monkeypatch.setattr(pairs, "SHARE", 0.0)
+    monkeypatch.setattr(pairs, "BLOCK", 64)
+    monkeypatch.setattr(pairs.capacity, "ask_disk", lambda n, *_: asked.append(n))
+    x = np.arange(40, dtype=">f8").reshape(10, 4)
+    data = Data(train=(x, np.arange(10, dtype=np.uint16)), classes=10)
+    assert asked == [160, 80]
+    assert torch.equal(data.train[0], torch.arange(40, dtype=torch.float32).view(10, 4))
+    assert data.train[1].tolist() == list(range(10))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for more than its memory")
+def test_a_set_larger_than_memory_can_be_mapped(tmp_path):
+    nbytes = 4 * capacity.room()
+    with open(tmp_path / "x.npy", "wb") as file:
+        about = {"descr": "|u1", "fortran_order": False, "shape": (nbytes,)}
+        np.lib.format.write_array_header_1_0(file, about)
+        file.truncate(file.tell() + nbytes)  # with holes: no block is taken
+    x = np.load(tmp_path / "x.npy", mmap_mode="r")
+    for again in (cache.mapped(tmp_path / "x.npy"), cache.mapped_again(x)):
+        assert again.shape == (nbytes,)
+        assert int(again[-1]) == 0
 
 
 @pytest.mark.parametrize(("mode", "shape"), [("L", (1, 4, 5)), ("RGB", (3, 4, 5))])
