@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fednet import ids
 from fednet.cli import values
-from fednet.cli.common import from_environment, standalone
+from fednet.cli.common import from_environment, proxied, standalone
 from fednet.errors import ConfigError
 
 DEFAULT_SERVER = "tcp://127.0.0.1:5555"
@@ -120,11 +120,7 @@ def _reaching(parser: argparse.ArgumentParser) -> None:
         metavar="OUT/NAME",
         help="a run directory on a shared file system: find its server there, and follow it",
     )
-    parser.add_argument(
-        "--proxy",
-        metavar="URL",
-        help="reach the server through socks5://HOST:PORT or http://HOST:PORT [FEDNET_PROXY]",
-    )
+    proxied(parser)
 
 
 def _ids(text: str) -> str:

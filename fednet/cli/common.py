@@ -143,6 +143,15 @@ def quickstart() -> Path:
     return Path(__file__).with_name("quickstart.yaml")
 
 
+def proxied(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--proxy",
+        metavar="URL",
+        help="reach the server through socks5://HOST:PORT or http://HOST:PORT, with "
+        "USER:PASSWORD@ before HOST where it asks for them [FEDNET_PROXY]",
+    )
+
+
 def from_environment(variable: str) -> Path | None:
     """The path that an environment variable names; None where it is not set, or empty."""
     value = os.environ.get(variable)

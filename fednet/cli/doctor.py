@@ -8,7 +8,7 @@ import argparse
 import os
 from pathlib import Path
 
-from fednet.cli.common import everywhere
+from fednet.cli.common import everywhere, proxied
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -26,11 +26,14 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="also whether these keys are in order [FEDNET_KEYS]",
     )
+    proxied(parser)
     parser.add_argument("--data", type=Path, metavar="DIR", help="where datasets lie [FEDNET_DATA]")
     parser.add_argument("--device", default="auto", metavar="D")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.proxy:
+        os.environ["FEDNET_PROXY"] = args.proxy
     from fednet.tools import doctor
 
     return int(doctor.main(args))

@@ -69,9 +69,12 @@ def examine(args: argparse.Namespace) -> Iterator[Finding]:
     yield from disk(args.out)
     yield from clock(args.out)
     if args.server:
-        answers = list(reachable(args.server))
+        from fednet.transport.zeromq.proxy import VARIABLE
+
+        # Through a proxy the handshake tells both.
+        answers = [] if os.environ.get(VARIABLE) else list(reachable(args.server))
         yield from answers
-        if answers[-1].verdict == "ok":
+        if not answers or answers[-1].verdict == "ok":
             yield from admitted(args.server, args.keys)
     else:
         yield from port(5555)

@@ -110,3 +110,10 @@ def test_folder_that_is_not_there_yet_is_judged_by_its_parent(tmp_path):
 def test_a_folder_of_data_that_is_not_there_is_bad(tmp_path, capsys):
     assert main(["doctor", "--data", str(tmp_path / "absent"), "--quiet"]) == 2
     assert f"--data {tmp_path / 'absent'}: there is no such folder" in capsys.readouterr().out
+
+
+def test_where_a_proxy_is_the_only_way_out_the_handshake_goes_through_it(monkeypatch):
+    monkeypatch.setenv("FEDNET_PROXY", "socks5://127.0.0.1:1")
+    (found,) = doctor.admitted("tcp://server.example:5555", None)
+    assert found.verdict == "bad"
+    assert "the proxy at 127.0.0.1:1 cannot be reached" in found.text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import socket
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -16,15 +16,16 @@ from fednet.transport.zeromq import proxy
 from fednet.transport.zeromq.dealer import ZmqClient
 from fednet.transport.zeromq.router import ZmqServer
 
+HIDDEN = {"server.hidden": "127.0.0.1"}  # names that the proxy alone knows
 PAIR = base64.b64encode(b"site:se cret").decode()
 
 
 class Middle:
     """A proxy of one kind, which counts what passes."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, port: int = 0) -> None:
         self.kind, self.asked, self.passed = kind, [], 0
-        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener = socket.create_server(("127.0.0.1", port))
         self.port = self.listener.getsockname()[1]
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -42,7 +43,7 @@ class Middle:
             conn.close()
             return
         self.asked.append(where)
-        there = socket.create_connection(where)
+        there = socket.create_connection((HIDDEN.get(where[0], where[0]), where[1]))
         for a, b in ((conn, there), (there, conn)):
             threading.Thread(target=self._pump, args=(a, b), daemon=True).start()
 
@@ -65,8 +66,15 @@ class Middle:
             return got
 
         _, count = take(2)
-        take(count)
-        conn.sendall(b"\x05\x00")
+        if 2 not in take(count):
+            conn.sendall(b"\x05\xff")
+            return None
+        conn.sendall(b"\x05\x02")
+        take(1)
+        who = [take(take(1)[0]) for _ in range(2)]
+        conn.sendall(b"\x01\x00" if who == [b"site", b"se cret"] else b"\x01\x01")
+        if who != [b"site", b"se cret"]:
+            return None
         _, _, _, kind = take(4)
         host = socket.inet_ntoa(take(4)) if kind == 1 else take(take(1)[0]).decode()
         port = int.from_bytes(take(2), "big")
@@ -83,6 +91,8 @@ class Middle:
         b.close()
 
     def close(self) -> None:
+        with suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)  # whoever waits in accept
         self.listener.close()
 
 
@@ -104,14 +114,14 @@ def test_messages_go_both_ways_through_a_proxy(kind, curve, tmp_path, monkeypatc
     with ExitStack() as stack:
         middle = Middle(kind)
         stack.callback(middle.close)
-        who = "site:se%20cret@" if kind == "http" else ""
-        monkeypatch.setenv(proxy.VARIABLE, f"{kind}://{who}127.0.0.1:{middle.port}")
+        monkeypatch.setenv(proxy.VARIABLE, f"{kind}://site:se%20cret@127.0.0.1:{middle.port}")
         server = ZmqServer("tcp://127.0.0.1:0", keyring=keyring)
         stack.callback(server.close, 0.0)
         results = []
         thread = threading.Thread(target=lambda: results.extend(events(server, Received)))
         thread.start()
-        client = ZmqClient(server.address, keys=keys)
+        where = server.address.replace("127.0.0.1", "server.hidden")
+        client = ZmqClient(where, keys=keys)
         stack.callback(client.close, 0.0)
         events(client, Opened)
         assert client.send([b"hello", b"x" * 300_000])
@@ -127,8 +137,45 @@ def test_messages_go_both_ways_through_a_proxy(kind, curve, tmp_path, monkeypatc
         (answer,) = events(client, Received)
         assert bytes(answer.frames[0]) == b"back"
         port = int(server.address.rpartition(":")[2])
-        assert middle.asked[0] == ("127.0.0.1", port)
+        assert middle.asked[0] == ("server.hidden", port)
         assert middle.passed > 300_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "who", "says"),
+    [
+        ("http", "", "answers CONNECT {target} with '407 Proxy Authentication Required'"),
+        ("socks5", "", "wants a user and password, or another way to prove who asks"),
+        ("socks5", "site:wrong@", "refuses that user and password"),
+        ("http", None, "cannot be reached (Connect call failed"),
+        ("socks5", None, "cannot be reached (Connect call failed"),
+    ],
+)
+def test_why_a_proxy_does_not_connect_is_said_and_it_is_tried_again(kind, who, says, monkeypatch):
+    """who: what the client says of itself; None: the proxy is down, and comes back."""
+    with ExitStack() as stack:
+        middle = Middle(kind)
+        stack.callback(middle.close)
+        if who is None:
+            middle.close()
+        known = "site:se%20cret@" if who is None else who
+        monkeypatch.setenv(proxy.VARIABLE, f"{kind}://{known}127.0.0.1:{middle.port}")
+        server = ZmqServer("tcp://127.0.0.1:0")
+        stack.callback(server.close, 0.0)
+        said = []
+        client = ZmqClient(server.address, on_refused=lambda reason, where: said.append(reason))
+        stack.callback(client.close, 0.0)
+        for _ in range(200):
+            client.poll(0.05)
+            if said:
+                break
+        target = server.address.removeprefix("tcp://")
+        here = f"the proxy at 127.0.0.1:{middle.port}"
+        assert said[0].startswith(f"{here} {says.format(target=target)}")
+        if who is None:
+            again = Middle(kind, middle.port)
+            stack.callback(again.close)
+            events(client, Opened)
 
 
 def test_what_is_no_proxy_is_refused_without_its_password():

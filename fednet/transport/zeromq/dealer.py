@@ -168,7 +168,7 @@ class ZmqClient:
         self._poller.register(dealer, zmq.POLLIN)
         self._open, self._retry_at = False, None
         try:
-            dealer.connect(self._way_out.prepare(dealer, self.address))
+            dealer.connect(self._way_out.to(self.address))
         except zmq.ZMQError as error:
             raise ConfigError(f"cannot connect to {self.address!r}: {why(error)}.") from None
 
@@ -250,7 +250,9 @@ class ZmqClient:
             else:
                 self._try_again()
                 self._ended_early += 1
-                if self._ended_early == TELL_ENDED:
+                if self._way_out.trouble:
+                    self._refuse(self._way_out.trouble)
+                elif self._ended_early == TELL_ENDED:
                     # Where just one has CURVE, either side may be the first to notice.
                     self._refuse(
                         "the server ends each connection in its handshake: its key is not the one "

@@ -1,8 +1,9 @@
-"""A way out through a proxy, for a site that has no other: SOCKS5, which libzmq speaks itself, and
-HTTP CONNECT, by a small relay in this process.
+"""A way out through a proxy, for a site that has no other: SOCKS5 (RFC 1928, 1929) or HTTP CONNECT,
+by a small relay in this process, which can say what the proxy answered; libzmq's own SOCKS cannot.
 
 FEDNET_PROXY names it, as `socks5://HOST:PORT` or `http://HOST:PORT`, with `USER:PASSWORD@` before
-the host where it asks for them. What passes is what would pass without it, CURVE included.
+the host where it asks for them. It looks up the server's name, and what passes is what would pass
+without it, CURVE included.
 """
 
 from __future__ import annotations
@@ -10,19 +11,27 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import ipaddress
 import os
 import threading
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import zmq
-
-from fednet.errors import ConfigError
+from fednet.errors import ConfigError, why
 
 VARIABLE = "FEDNET_PROXY"
 ANSWER_S = 30.0
 PIECE = 65536
+SOCKS = {  # RFC 1928, 6
+    2: "not allowed",
+    3: "network unreachable",
+    4: "host unreachable",
+    5: "connection refused",
+    6: "too far",
+}
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +41,9 @@ class Proxy:
     port: int
     user: str | None = None
     password: str = ""
+
+    def __str__(self) -> str:
+        return f"the proxy at {self.host}:{self.port}"
 
 
 def read(text: str) -> Proxy:
@@ -61,21 +73,19 @@ class WayOut:
         self._proxy = proxy
         self._relay: Relay | None = None
 
-    def prepare(self, socket: zmq.Socket[bytes], address: str) -> str:
-        """Sets what that socket needs; returns what it is to connect to."""
-        proxy = self._proxy
-        if proxy is None or not address.startswith("tcp://"):
-            return address
-        if proxy.kind == "socks5":
-            socket.setsockopt(zmq.SOCKS_PROXY, f"{proxy.host}:{proxy.port}".encode())
-            if proxy.user is not None:
-                socket.setsockopt(zmq.SOCKS_USERNAME, proxy.user.encode())
-                socket.setsockopt(zmq.SOCKS_PASSWORD, proxy.password.encode())
+    def to(self, address: str) -> str:
+        """What a socket is to connect to."""
+        if self._proxy is None or not address.startswith("tcp://"):
             return address
         if self._relay is None:
-            self._relay = Relay(proxy)
+            self._relay = Relay(self._proxy)
         self._relay.target = address.removeprefix("tcp://")
         return f"tcp://127.0.0.1:{self._relay.port}"
+
+    @property
+    def trouble(self) -> str:
+        """Why the proxy did not connect when it was last asked; "" where it did."""
+        return "" if self._relay is None else self._relay.trouble
 
     def close(self) -> None:
         if self._relay is not None:
@@ -83,10 +93,12 @@ class WayOut:
 
 
 class Relay:
-    """Listens on loopback, and carries each connection to `target` through an HTTP proxy."""
+    """Listens on loopback, and carries each connection to `target` through the proxy. trouble: why
+    not, the last time.
+    """
 
     def __init__(self, proxy: Proxy) -> None:
-        self._proxy, self.target, self.port = proxy, "", 0
+        self._proxy, self.target, self.port, self.trouble = proxy, "", 0, ""
         self._loop = asyncio.new_event_loop()
         started = threading.Event()
         self._thread = threading.Thread(
@@ -113,8 +125,8 @@ class Relay:
 
     async def _carry(self, here: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
         """What fails ends the connection, which the socket behind it then tries again."""
-        with contextlib.suppress(OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
-            there, out = await asyncio.wait_for(self._tunnel(), ANSWER_S)
+        with contextlib.suppress(OSError):
+            there, out = await self._through()
             ways = [
                 asyncio.ensure_future(_pump(here, out)),
                 asyncio.ensure_future(_pump(there, back)),
@@ -126,22 +138,75 @@ class Relay:
             out.close()
         back.close()
 
-    async def _tunnel(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        proxy = self._proxy
-        there, out = await asyncio.open_connection(proxy.host, proxy.port)
-        lines = [f"CONNECT {self.target} HTTP/1.1", f"Host: {self.target}"]
-        if proxy.user is not None:
-            pair = base64.b64encode(f"{proxy.user}:{proxy.password}".encode()).decode()
-            lines.append(f"Proxy-Authorization: Basic {pair}")
-        out.write("\r\n".join([*lines, "", ""]).encode())
+    async def _through(self) -> Streams:
+        """A connection to the target. Raises OSError, and says why in `trouble`."""
+        proxy, ask = self._proxy, _socks5 if self._proxy.kind == "socks5" else _connect
         try:
-            head = await there.readuntil(b"\r\n\r\n")
-        except asyncio.LimitOverrunError:
-            head = b""
-        if head.split(b" ")[1:2] != [b"200"]:
+            there, out = await asyncio.wait_for(
+                asyncio.open_connection(proxy.host, proxy.port), ANSWER_S
+            )
+        except (OSError, asyncio.TimeoutError) as error:
+            said = why(error) if isinstance(error, OSError) else ""
+            self.trouble = f"{proxy} cannot be reached ({said or 'no answer'})"
+            raise ConnectionRefusedError(self.trouble) from error
+        try:
+            await asyncio.wait_for(ask(there, out, proxy, self.target), ANSWER_S)
+        except (OSError, EOFError, asyncio.TimeoutError, asyncio.LimitOverrunError) as error:
             out.close()
-            raise ConnectionRefusedError(f"the proxy does not connect to {self.target}")
+            said = str(error) if isinstance(error, Refused) else "gives no answer that it should"
+            self.trouble = f"{proxy} {said}"
+            raise ConnectionRefusedError(self.trouble) from error
+        self.trouble = ""
         return there, out
+
+
+class Refused(OSError):
+    """The proxy says no."""
+
+
+async def _connect(
+    there: asyncio.StreamReader, out: asyncio.StreamWriter, proxy: Proxy, target: str
+) -> None:
+    lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}"]
+    if proxy.user is not None:
+        pair = base64.b64encode(f"{proxy.user}:{proxy.password}".encode()).decode()
+        lines.append(f"Proxy-Authorization: Basic {pair}")
+    out.write("\r\n".join([*lines, "", ""]).encode())
+    head = await there.readuntil(b"\r\n\r\n")
+    first = head.splitlines()[0].decode("ascii", errors="replace").split(" ", 1)
+    if first[-1][:3] != "200":
+        raise Refused(f"answers CONNECT {target} with {first[-1][:80]!a}")
+
+
+async def _socks5(
+    there: asyncio.StreamReader, out: asyncio.StreamWriter, proxy: Proxy, target: str
+) -> None:
+    def text(words: str) -> bytes:
+        data = words.encode()[:255]
+        return bytes([len(data)]) + data
+
+    out.write(b"\x05\x01\x00" if proxy.user is None else b"\x05\x02\x00\x02")
+    version, method = await there.readexactly(2)
+    if version != 5:
+        raise Refused("speaks no SOCKS5")
+    if method == 2:
+        out.write(b"\x01" + text(proxy.user or "") + text(proxy.password))
+        if (await there.readexactly(2))[1]:
+            raise Refused("refuses that user and password")
+    elif method:
+        raise Refused("wants a user and password, or another way to prove who asks")
+    host, _, port = target.rpartition(":")
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+        where = (b"\x01" if address.version == 4 else b"\x04") + address.packed
+    except ValueError:
+        where = b"\x03" + text(host)
+    out.write(b"\x05\x01\x00" + where + int(port).to_bytes(2, "big"))
+    _, code, _, kind = await there.readexactly(4)
+    if code:
+        raise Refused(f"does not connect to {target} ({SOCKS.get(code, f'SOCKS code {code}')})")
+    length = {1: 4, 4: 16}[kind] if kind in (1, 4) else (await there.readexactly(1))[0]
+    await there.readexactly(length + 2)
 
 
 async def _pump(source: asyncio.StreamReader, sink: Any) -> None:
