@@ -19,7 +19,9 @@ from fednet.experiment import placement
 from fednet.files import read_lines
 from fednet.plain import JsonDict
 
-LOOK_S = 0.2  # how often processes are looked at: what they take together, at the peak
+# How often processes are looked at: what they take together, at the peak. Each look takes them and
+# us some 20 ms of the processor: with five a second, a tenth of W2's round was the looking.
+LOOK_S = 0.5
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

@@ -19,7 +19,7 @@ from fednet.protocol import client_instructions as p
 from fednet.protocol.client import TAKEN_IN, ClientProtocol
 from fednet.transport.base import ClientTransport, Closed, Opened, Received
 from fednet.transport.framing import connection_bytes, framing
-from fednet.transport.memory import laying
+from fednet.transport.memory import laying, laying_whole
 from fednet.wire import messages as m
 from fednet.wire.ledger import Ledger
 from fednet.wire.link import Link
@@ -85,7 +85,8 @@ class ClientLoop:
         self._leaving = False
         self.slots = slots or Slots([Cpu()], 1)
         self._threads = Threads(self.slots, inline, self._tell_slots)
-        self.work = Work(protocol, self._threads, self._later, inline=inline, faults=faults)
+        lay = laying_whole(transport)
+        self.work = Work(protocol, self._threads, self._later, lay, inline=inline, faults=faults)
 
     # -- the loop ----------------------------------------------------------------------------------
     def run(

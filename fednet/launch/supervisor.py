@@ -174,11 +174,12 @@ class Supervisor:
     def _server(self) -> int:
         capacity.keep_freed()
         transport = listen(self.config, "tcp://127.0.0.1:*", self.keys, False)
+        endpoint = listening(self.config, self.directory, transport)
         with self.how.display:
             host_rounds(
                 self.config,
                 self.directory,
-                with_memory(listening(self.config, self.directory, transport), self.shared),
+                with_memory(endpoint, self.shared, self.directory / "checkpoint" / "uploads"),
                 self.how,
             )
         return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fednet.wire import messages as m
+from fednet.wire.frames import Laid
 from fednet.wire.messages import Key
 
 
@@ -13,7 +14,7 @@ class Out:
     """Send this."""
 
     message: m.Message
-    body: memoryview | None = None
+    body: memoryview | Laid | None = None
 
 
 @dataclass(frozen=True, slots=True)

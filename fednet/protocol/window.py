@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fednet.errors import RemoteProtocolError
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
+from fednet.wire.frames import Laid
 from fednet.wire.messages import Key
 
 WINDOW = 4  # parts that a receiver grants to one sender ahead of those that have come
@@ -105,7 +106,7 @@ class Sending:
     @property
     def inline(self) -> bool:
         """Whether it crosses beside its announcement."""
-        return self.body.size <= self.part
+        return self.body.laid is not None or self.body.size <= self.part
 
     @property
     def whole(self) -> bool:
@@ -115,9 +116,9 @@ class Sending:
     def cut(self) -> bool:
         return self.until is not None and self.sent * self.part >= self.until
 
-    def all(self) -> memoryview:
+    def all(self) -> memoryview | Laid:
         """What crosses beside the announcement."""
-        return self.body.whole()[: self.until]
+        return self.body.laid or self.body.whole()[: self.until]
 
     def pulled(self, first: int, count: int) -> list[tuple[int, memoryview]] | None:
         """(index, bytes) of each part that the receiver asks for; None if it had these already.

@@ -6,7 +6,10 @@ last of these has ended, however they end. A `SharedBuffer` is one direction bet
 one worker; a worker proves to have its own by a token, which its join carries. So nobody else can
 make a server, or a client, read what they did not send.
 
-Whatever is received is copied before it is judged: its sender could write to it meanwhile.
+A large reply lies in a file instead, where the server wants it for a crash anyway (`uploads`).
+
+What came in memory is copied before it is judged: its sender could write to it meanwhile. What lies
+in a file is not: who can write to that, a process of the same user, can write to all of the run.
 """
 
 from __future__ import annotations
@@ -14,10 +17,12 @@ from __future__ import annotations
 import logging
 import mmap
 import secrets
+import shutil
 import struct
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +37,8 @@ from fednet.transport.base import (
     Received,
     ServerTransport,
 )
+from fednet.transport.uploads import Uploads
+from fednet.wire.codec import Body
 from fednet.wire.frames import Laid
 
 log = logging.getLogger(__name__)
@@ -125,6 +132,7 @@ class SharedMemory:
 
     up: SharedBuffer
     down: SharedBuffer
+    uploads: Uploads
 
     @property
     def token(self) -> bytes:
@@ -132,7 +140,7 @@ class SharedMemory:
 
 
 def shared_memory() -> SharedMemory:
-    return SharedMemory(SharedBuffer(), SharedBuffer())
+    return SharedMemory(SharedBuffer(), SharedBuffer(), Uploads())
 
 
 class _Over:
@@ -153,13 +161,25 @@ class MemoryServer(_Over):
     token binds its worker's connection to it.
     """
 
-    def __init__(self, inner: ServerTransport, shared: Sequence[SharedMemory]) -> None:
+    def __init__(
+        self, inner: ServerTransport, shared: Sequence[SharedMemory], folder: Path | None = None
+    ) -> None:
+        """folder: for large replies, of this server alone and on the disk of its run."""
         super().__init__(inner)
         self._known = {found.token: found for found in shared}
         self._bound: dict[bytes, SharedMemory] = {}
         for found in shared:
             found.up.renew()
             found.down.cut()
+        self._folder = folder
+        if folder is not None:
+            for k, found in enumerate(shared):
+                found.uploads.put(folder / str(k))
+
+    def close(self, linger_s: float = 0.0) -> None:
+        self._inner.close(linger_s)
+        if self._folder is not None:  # what a later server goes on with has a second name
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def vouch(self, conn: bytes, token: bytes = b"") -> None:
         self._inner.vouch(conn)
@@ -179,7 +199,8 @@ class MemoryServer(_Over):
         out: list[Event] = []
         for event in self._inner.poll(timeout_s):
             if isinstance(event, Received) and event.conn in self._bound:
-                read = _read(self._bound[event.conn].up, event)
+                found = self._bound[event.conn]
+                read = _read((found.up, found.uploads), event)
                 if read is None:
                     self._inner.drop(event.conn, hang_up=True)
                     continue
@@ -198,24 +219,35 @@ class MemoryClient(_Over):
         self._shared = shared
         shared.up.cut()
         shared.down.renew()
+        shared.uploads.renew_sender()
 
     def lay(self, conn: bytes, body: memoryview) -> Frame | Laid:
         return _laid(self._shared.up, body)
 
+    def lay_whole(self, body: Body) -> Body:
+        found = self._shared.uploads.lay(body.segments) if body.size > MAX_FRAME_BYTES else None
+        return body if found is None else Body([found.body], found)
+
     def send(self, frames: Frames) -> bool:
+        last = frames[-1]
+        if isinstance(last, Laid) and self._shared.uploads.refers(last.reference):
+            return self._shared.uploads.send(
+                last.reference, lambda: self._inner.send([*frames[:-1], last.reference])
+            )
         return _sent(self._shared.up, frames, self._inner.send)
 
     def poll(self, timeout_s: float | None) -> list[Event]:
         out: list[Event] = []
         for event in self._inner.poll(timeout_s):
             if isinstance(event, Received):
-                read = _read(self._shared.down, event)
+                read = _read((self._shared.down,), event)
                 if read is None:
                     self._inner.reconnect()
                     continue
                 event = read
             elif isinstance(event, Closed):
                 self._shared.up.cut()
+                self._shared.uploads.cut()
             out.append(event)
         return out
 
@@ -223,6 +255,11 @@ class MemoryClient(_Over):
 def laying(transport: object) -> Callable[[bytes, memoryview], Frame | Laid]:
     """What a link does with a body before it is sent over that transport."""
     return transport.lay if isinstance(transport, _Over) else _crossing
+
+
+def laying_whole(transport: object) -> Callable[[Body], Body]:
+    """What a worker does with a large reply that may go at once."""
+    return transport.lay_whole if isinstance(transport, MemoryClient) else lambda body: body
 
 
 def _crossing(conn: bytes, body: memoryview) -> Frame:
@@ -246,12 +283,13 @@ def _sent(
     return False
 
 
-def _read(buffer: SharedBuffer, event: Received) -> Received | None:
+def _read(where: Sequence[SharedBuffer | Uploads], event: Received) -> Received | None:
     """The event with its body in place of the reference; None where that body is lost."""
-    if len(event.frames) != 2 or not buffer.refers(event.frames[1]):
+    found = [w for w in where if len(event.frames) == 2 and w.refers(event.frames[1])]
+    if not found:
         return event
     head, reference = event.frames
-    body = buffer.read(reference)
+    body = found[0].read(reference)
     if body is None:
         log.warning("a body that a message refers to lies in no buffer any more; connecting anew")
         return None

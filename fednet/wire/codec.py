@@ -21,6 +21,7 @@ from fednet.files import Buffer, digest
 from fednet.tensors import Layout, Tensors
 from fednet.wire import packing
 from fednet.wire.compressors.base import Memory
+from fednet.wire.frames import Laid
 from fednet.wire.messages import PART, Field
 from fednet.wire.payload import Payload
 from fednet.wire.sending import ANEW, Past, Sender
@@ -29,9 +30,12 @@ _NO_FLOATS, _NO_INTEGERS = torch.zeros(0), torch.zeros(0, dtype=torch.int64)
 
 
 class Body:
-    """An encoded payload: segments that lie one behind the other. Never written to once made."""
+    """An encoded payload: segments one behind the other, never written to. laid: where it lies for
+    its receiver, who need not be sent it.
+    """
 
-    def __init__(self, segments: Sequence[Buffer] = ()) -> None:
+    def __init__(self, segments: Sequence[Buffer] = (), laid: Laid | None = None) -> None:
+        self.laid = laid
         self.segments = [memoryview(s).cast("B") for s in segments if len(s)]
         self.size = sum(len(s) for s in self.segments)
 
@@ -61,9 +65,7 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """An encoded payload: its form for the header, its body, and the payload as the receiver will
-    see it.
-    """
+    """Its form for the header, its body, and the payload as the receiver will see it."""
 
     form: tuple[Field, ...]
     body: Body

@@ -39,7 +39,7 @@ _CHECKED = b"\xa1c\xce"  # the last field's name and type
 _pack = msgspec.msgpack.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Laid:
     """A body that lies in memory which both ends have: a reference crosses in its place."""
 
@@ -64,7 +64,8 @@ class _Decoder:
             raise RemoteProtocolError(f"a message has 1 or 2 frames, got {len(frames)}")
         message = self._at_once(frames[0]) or self._closely(frames[0])
         body = _body(frames[1]) if len(frames) == 2 else None
-        if body is not None and (not isinstance(message, m.WITH_BODY) or len(body) > m.PART):
+        long = body is not None and len(body) > m.PART and not isinstance(frames[1], Laid)
+        if body is not None and (long or not isinstance(message, m.WITH_BODY)):
             tag = message.__struct_config__.tag
             raise RemoteProtocolError(f"{tag}: a body of {len(body)} bytes is not allowed here")
         return message, body

@@ -102,14 +102,20 @@ class Link:
         account = self.ledger.account((conn, direction, name), direction, name, counted=True)
         account.add({}, nbytes, 0, local)
 
-    def send(self, conn: bytes, message: m.Message, body: memoryview | None = None) -> bool:
+    def send(self, conn: bytes, message: m.Message, body: memoryview | Laid | None = None) -> bool:
         """Encodes, bills and sends. False where the connection is gone (nothing is billed then)."""
         return self.leave(self.compose(conn, message, body))
 
-    def compose(self, conn: bytes, message: m.Message, body: memoryview | None = None) -> Outgoing:
+    def compose(
+        self, conn: bytes, message: m.Message, body: memoryview | Laid | None = None
+    ) -> Outgoing:
         """Encodes a message, and bills it as one that is under way, before it leaves."""
-        header = encode(message)
-        frames = [header] if body is None else [header, self._lay(conn, body)]
+        frames: list[Any] = [encode(message)]
+        if isinstance(body, Laid):
+            frames.append(body)
+            body = body.body
+        elif body is not None:
+            frames.append(self._lay(conn, body))
         nbytes, local = self._size(frames), _local(frames)
         entry = self._entry(conn, self.out, message, body, nbytes + local, local)
         return Outgoing(conn, frames, *entry)

@@ -41,6 +41,7 @@ def accounted(fed: Federation) -> None:
     down = [r for r in fed.lines("wire.jsonl") if r["direction"] == "down" and r["useful"]]
     assert any("shared" in row for row in down)
     assert any(row.get("local", 0) > 1 << 20 for row in down)
+    assert not (fed.path / "checkpoint" / "uploads").exists()
 
 
 def test_calm_runs_have_the_same_bits_and_costs_by_memory_and_by_tcp(
@@ -51,6 +52,10 @@ def test_calm_runs_have_the_same_bits_and_costs_by_memory_and_by_tcp(
         assert fed.status() == 0
     assert fed.hashes() == calm.hashes()
     accounted(fed)
+    # replies are not asked for in parts: they lie in files that the server reads
+    pulls = [r for r in fed.lines("wire.jsonl") if r["type"] == "pull"]
+    assert pulls
+    assert all(r["direction"] == "up" for r in pulls)
     for one, other in zip(fed.rounds(), calm.rounds()):
         assert one["useful"] == other["useful"]
         assert one["bytes_down"] < one["bytes_down_per_client"]

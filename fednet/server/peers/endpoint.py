@@ -61,13 +61,15 @@ def listen(config: Config, bind: str, keys: Path | None, insecure: bool) -> ZmqS
     return ZmqServer(bind, keyring=keyring, max_each=at_once(config.clients))
 
 
-def with_memory(endpoint: Endpoint, shared: Sequence[SharedMemory]) -> Endpoint:
-    """The endpoint of a server that shares memory with the workers who have these."""
+def with_memory(endpoint: Endpoint, shared: Sequence[SharedMemory], folder: Path) -> Endpoint:
+    """The endpoint of a server that shares memory with the workers who have these, and files in
+    that folder.
+    """
     from fednet.transport.memory import MemoryServer
 
     if not shared:
         return endpoint
-    return dataclasses.replace(endpoint, transport=MemoryServer(endpoint.transport, shared))
+    return dataclasses.replace(endpoint, transport=MemoryServer(endpoint.transport, shared, folder))
 
 
 def listening(

@@ -2,52 +2,19 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
-import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
 from fednet.buffers import lend
-from fednet.descriptors import reaching
 from fednet.errors import StateError
 from fednet.files import digest, opened
+from fednet.pages import pages
 from fednet.plain import JsonDict
 from fednet.wire.messages import Field, Key
 
 HELD_BYTES = 256 << 20  # of payloads in memory that are not folded yet
-
-
-# By file, its pages that something reads.
-_mapped: dict[tuple[int, int], weakref.WeakSet[mmap.mmap]] = {}
-
-
-def pages(path: str) -> memoryview:
-    """A file's bytes as the system's cache has them: no copy, for as long as anything holds them.
-    Who writes to them changes no file.
-    """
-    file = opened(path, os.O_RDONLY)
-    try:
-        # a mapping has a descriptor of its own
-        found = reaching(lambda: mmap.mmap(file, 0, access=mmap.ACCESS_COPY))
-        _mapped.setdefault(_identity(os.fstat(file)), weakref.WeakSet()).add(found)
-    finally:
-        os.close(file)
-    return memoryview(found)
-
-
-def is_read(path: str) -> bool:
-    """Whether something holds bytes of that file, which may not change then."""
-    name = _identity(os.stat(path))
-    if _mapped.get(name):
-        return True
-    _mapped.pop(name, None)
-    return False
-
-
-def _identity(file: os.stat_result) -> tuple[int, int]:
-    return file.st_dev, file.st_ino
 
 
 class Memory:

@@ -1,0 +1,54 @@
+"""Files read where the system's cache has them, and who still reads them."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+
+from fednet.descriptors import reaching
+from fednet.files import opened
+
+
+class Pages(mmap.mmap):
+    """A file's bytes in memory: no copy. path: of the file."""
+
+    path: str
+
+
+# By file, its pages that something reads.
+_mapped: dict[tuple[int, int], weakref.WeakSet[Pages]] = {}
+
+
+def pages(path: str) -> memoryview:
+    """A file's bytes as the system's cache has them, for as long as anything holds them. Who writes
+    to them changes no file.
+    """
+    file = opened(path, os.O_RDONLY)
+    try:
+        # a mapping has a descriptor of its own
+        found = reaching(lambda: Pages(file, 0, access=mmap.ACCESS_COPY))
+        found.path = path
+        _mapped.setdefault(_identity(os.fstat(file)), weakref.WeakSet()).add(found)
+    finally:
+        os.close(file)
+    return memoryview(found)
+
+
+def file_of(data: memoryview) -> str | None:
+    """The file whose whole content this is, as `pages` gave it; None for anything else."""
+    found = data.obj
+    return found.path if isinstance(found, Pages) and len(found) == len(data) else None
+
+
+def is_read(path: str) -> bool:
+    """Whether something holds bytes of that file, which may not change then."""
+    name = _identity(os.stat(path))
+    if _mapped.get(name):
+        return True
+    _mapped.pop(name, None)
+    return False
+
+
+def _identity(file: os.stat_result) -> tuple[int, int]:
+    return file.st_dev, file.st_ino

@@ -1,0 +1,126 @@
+"""Large replies in files that a worker writes and its server reads: the same bytes, never written
+over while anybody wants them, and nobody else's.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+
+import pytest
+
+from fednet.transport.uploads import _REFERENCE as REFERENCE
+from fednet.transport.uploads import FILES, READ, Uploads
+
+ONE, OTHER = memoryview(b"a" * 100_000), memoryview(b"b" * 70_000)
+
+
+@pytest.fixture
+def uploads(tmp_path):
+    made = Uploads()
+    made.put(tmp_path / "0")
+    return made
+
+
+def sent(uploads, *segments):
+    laid = uploads.lay(segments or [ONE])
+    assert uploads.send(laid.reference, lambda: True)
+    return laid.reference
+
+
+def test_what_was_written_in_segments_is_read_as_one_and_stays_while_it_is_held(uploads):
+    reference = sent(uploads, ONE, OTHER)
+    body = uploads.read(reference)
+    assert body == bytes(ONE) + bytes(OTHER)
+    assert uploads.read(reference) is None  # once
+    part = body[99_998:100_002]
+    del body
+    gc.collect()
+    assert sent(uploads, OTHER) != reference
+    assert part == b"aabb"
+    assert sorted(os.listdir(uploads.folder)) == ["0.bin", "1.bin"]
+
+
+def test_a_file_is_written_over_once_nobody_holds_it_and_by_a_shorter_reply_too(uploads):
+    for body in (ONE, OTHER, ONE):
+        assert uploads.read(sent(uploads, body)) == body
+        gc.collect()
+    assert os.listdir(uploads.folder) == ["0.bin"]
+
+
+def test_a_file_with_a_second_name_is_left_as_it_is_by_whoever_comes_next(uploads, tmp_path):
+    body = uploads.read(sent(uploads))
+    kept = tmp_path / "kept.bin"
+    os.link(uploads.folder / "0.bin", kept)
+    del body
+    gc.collect()
+    uploads.put(tmp_path / "0")  # another server
+    uploads.renew_sender()  # and another worker
+    uploads._used.clear()
+    assert uploads.read(sent(uploads, OTHER)) == OTHER
+    assert kept.read_bytes() == ONE
+    kept.unlink()
+    uploads._used.clear()
+    assert uploads.read(sent(uploads, OTHER)) == OTHER
+    assert sorted(os.listdir(uploads.folder)) == ["0.bin", "1.bin"]
+
+
+def test_what_was_not_sent_and_what_a_connection_took_with_it_leave_their_files_free(uploads):
+    laid = uploads.lay([ONE])
+    assert not uploads.send(laid.reference, lambda: False)
+    laid = uploads.lay([ONE])
+    del laid  # the task was called off
+    gc.collect()
+    lost = sent(uploads)
+    uploads.cut()
+    assert uploads.read(lost) is None
+    sent(uploads)
+    assert uploads.read(lost) is None  # another reply lies there
+    assert os.listdir(uploads.folder) == ["0.bin"]
+
+
+def test_what_a_dead_server_held_is_free_for_the_next(uploads, tmp_path):
+    held = uploads.read(sent(uploads))
+    assert uploads._state[0] == READ
+    uploads.put(tmp_path / "0")
+    again = uploads.read(sent(uploads, OTHER))
+    assert again == OTHER
+    del held
+    gc.collect()
+    assert uploads._state[0] == READ  # what the dead one let go of was not the next one's
+    del again
+
+
+@pytest.mark.parametrize("change", [{"file": FILES}, {"file": 1}, {"number": 9}, {"size": 1}])
+def test_a_reference_to_what_is_not_there_gives_nothing(uploads, change):
+    token, file, number, size = REFERENCE.unpack(sent(uploads))
+    wrong = {"file": file, "number": number, "size": size} | change
+    assert uploads.read(REFERENCE.pack(token, *wrong.values())) is None
+
+
+def test_a_token_is_nobody_elses(uploads):
+    reference = sent(uploads)
+    assert uploads.refers(reference)
+    assert not Uploads().refers(reference)
+    assert not uploads.refers(reference[:-1])
+
+
+def test_where_nothing_can_be_written_a_reply_crosses_as_elsewhere(tmp_path):
+    uploads = Uploads()
+    assert uploads.lay([ONE]) is None  # there is no server yet
+    uploads.put(tmp_path / "0")
+    shutil.rmtree(tmp_path / "0")  # its run is over
+    assert uploads.lay([ONE]) is None
+    uploads.put(tmp_path / "0")
+    assert uploads.lay([ONE]) is not None
+    uploads.put(tmp_path / ("long" * 60) / ("long" * 60))
+    assert uploads.lay([ONE]) is not None
+
+
+def test_a_file_that_was_cut_short_gives_nothing(uploads):
+    reference = sent(uploads)
+    os.truncate(uploads.folder / "0.bin", 5)
+    assert uploads.read(reference) is None
+    os.truncate(uploads.folder / "0.bin", 0)
+    assert uploads.read(reference) is None
