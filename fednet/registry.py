@@ -12,6 +12,7 @@ import ast
 import importlib
 import importlib.util
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
@@ -56,10 +57,7 @@ class Registry:
 
         def keep(part: P) -> P:
             old = self._parts.get(name)
-            if old is not None and (old.__module__, old.__qualname__) != (
-                part.__module__,
-                getattr(part, "__qualname__", ""),
-            ):
+            if old is not None and _written(old) != _written(part):
                 raise ConfigError(
                     f"the {self.kind} {name!r} is registered twice: by {old.__module__} and by "
                     f"{part.__module__}."
@@ -135,6 +133,12 @@ class Registry:
                     about = _first_paragraph(ast.get_docstring(node))
                     found.append(Entry(name, module, about, _literals(node)))
         return found
+
+
+def _written(part: Any) -> tuple[str, str]:
+    """Where: a file that was imported and then loaded, or again in a notebook, is the same."""
+    module = sys.modules.get(part.__module__)
+    return getattr(module, "__file__", None) or part.__module__, getattr(part, "__qualname__", "")
 
 
 def _first_paragraph(docstring: str | None) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -8,7 +9,8 @@ import pytest
 from fednet import config as configuration
 from fednet import loading, registry
 from fednet.algorithms.base import Algorithm
-from fednet.config import from_mapping, load, to_mapping, to_yaml
+from fednet.config import fit, from_mapping, load, to_mapping, to_yaml
+from fednet.config.tree import wrap
 from fednet.errors import ConfigError
 
 PARTS = {
@@ -742,3 +744,16 @@ def test_a_schedule_that_only_a_task_would_stumble_over_is_refused_here(schedule
 def test_numbers_that_no_machine_can_follow_are_refused(given):
     with pytest.raises(ConfigError, match="expected"):
         from_mapping({**PARTS, **given})
+
+
+def test_an_option_of_an_annotation_that_is_not_ours_is_refused_with_its_type():
+    class Own(msgspec.Struct, forbid_unknown_fields=True):
+        of: Sequence[dict[str, int]] = ()
+        some: set[int] = set()
+
+    for given, says in (
+        ({"of": [1]}, r"of\[0\]: expected a mapping, got 1"),
+        ({"some": ["a"]}, "some: expected"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            fit.fit(wrap(given, "here"), Own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,17 @@ def test_a_file_that_was_edited_is_loaded_anew(tmp_path, alone):
     file.write_text("")
     load_parts([file])
     assert "edited-part" not in registry.model.names()
+
+
+def test_a_file_may_be_imported_and_loaded(tmp_path, alone, monkeypatch):
+    file = tmp_path / "imported_part.py"
+    file.write_text(PART.format("mine"))
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("imported_part")
+    load_parts([file])
+    assert registry.model.get("edited-part").__module__.startswith("fednet_user_imported_part")
+    file.write_text("")
+    load_parts([file])
 
 
 def test_what_a_file_registered_before_it_raised_is_not_there(tmp_path, alone):

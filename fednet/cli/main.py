@@ -52,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"fednet: {unknown('command', name, VERBS)}", file=sys.stderr)
         return WRONG_COMMAND
     verb = importlib.import_module(f"fednet.cli.{FILES.get(name, name)}")
-    parser = Parser(prog=f"fednet {name}", description=(verb.__doc__ or "").strip().splitlines()[0])
+    what = " ".join((verb.__doc__ or "").split("\n\n")[0].split())
+    parser = Parser(prog=f"fednet {name}", description=what)
     verb.add(parser)
     try:
         args = parser.parse_args(words[1:])

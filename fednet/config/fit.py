@@ -159,12 +159,13 @@ def _placed(said: str, node: Node, kind: object, path: str, beside: Sequence[str
     """The error for what msgspec said: its `$.path` followed to the value and its declared type."""
     what, _, where = said.partition(" - at `$")
     for name, index, any_key in _STEP.findall(where.rstrip("`")):
+        outer = _of(kind, "struct" if name else "list" if index else "dict")
+        if outer is None:  # a user's own annotation, which we do not know to be one
+            return _misfit(node, kind, path)
         if name:
-            kind = {f.encode_name: f.type for f in msgspec.structs.fields(_of(kind, "struct"))}[
-                name
-            ]
+            kind = {f.encode_name: f.type for f in msgspec.structs.fields(outer)}[name]
         else:
-            kind = get_args(_of(kind, "list" if index else "dict"))[0 if index else 1]
+            kind = get_args(outer)[0 if index else 1]
         step: str | int = int(index) if index else name
         if any_key:  # msgspec does not say which
             step = next(k for k, n in node.value.items() if not _fits(n, kind))
@@ -192,10 +193,10 @@ def _fits(node: Node, kind: object) -> bool:
 
 
 def _of(kind: object, shape: str) -> Any:
-    """Of a type's options (`X | None`), the one of that shape."""
+    """Of a type's options (`X | None`), the one of that shape; None where there is none."""
     bare = _bare(kind)
     options = get_args(bare) if get_origin(bare) in (Union, types.UnionType) else (bare,)
-    return next(_bare(o) for o in options if _shape(o) == shape)
+    return next((_bare(o) for o in options if _shape(o) == shape), None)
 
 
 def dotted(path: str, steps: Iterable[str | int]) -> str:
@@ -257,7 +258,7 @@ def _shape(kind: object) -> str:
     origin = get_origin(kind) or kind
     if isinstance(origin, type) and issubclass(origin, msgspec.Struct):
         return "struct"
-    if origin in (list, tuple):
+    if origin in (list, tuple, Sequence):
         return "list"
     return "dict" if origin is dict else "leaf"
 

@@ -69,9 +69,10 @@ def fits(config: Config, algorithm: Algorithm, module: nn.Module, task: Task, da
             "data: the targets are floats, and the task is classification; set task: regression, "
             "or give whole numbers, the classes."
         )
-    x = data.inputs(x)
-    module.train(length(x) > 1)  # BatchNorm refuses to train on one sample
+    given = [part.clone() for part in named(x).values()]
     shown = f"model {config.model.name}"
+    x, raw = data.inputs(x), x
+    module.train(length(x) > 1)  # BatchNorm refuses to train on one sample
     batch = f"{length(x)} training samples ({_form(x)})"
     asked = [(f"{shown}: it fails for {batch}", Algorithm.outputs)]
     if type(algorithm).outputs is not Algorithm.outputs:
@@ -91,6 +92,12 @@ def fits(config: Config, algorithm: Algorithm, module: nn.Module, task: Task, da
             except Exception as broken:
                 raise ConfigError(f"{what}: {_said(broken)}{_hint(x)}") from broken
             _loss(shown, task, config.task, out, y)
+    if config.task == "classification":
+        _wide(shown, task, out, y, data.classes)
+    if not all(map(torch.equal, named(raw).values(), given)):
+        raise ConfigError(
+            f"{shown}: it changes its inputs in place, and so the data; begin with x = x.clone()."
+        )
 
 
 def check_chains(config: Config, algorithm: Algorithm, direction: str) -> None:
@@ -179,6 +186,11 @@ def _loss(shown: str, task: Task, name: str, out: object, y: torch.Tensor) -> No
             f"{shown}: it returns a {type(out).__name__}; expected one tensor, the outputs (n, "
             f"classes)."
         )
+    if not out.requires_grad:
+        raise ConfigError(
+            f"{shown}: no gradient comes to its parameters from its outputs; look for no_grad or "
+            f"detach in its forward."
+        )
     forms = f"outputs of shape {tuple(out.shape)} and targets of shape {tuple(y.shape)}"
     try:
         loss = task.loss(out, y)
@@ -193,6 +205,15 @@ def _loss(shown: str, task: Task, name: str, out: object, y: torch.Tensor) -> No
         raise ConfigError(
             f"{shown}: its loss is {float(loss.detach())} before any training; look at its "
             f"initialisation and at the scale of the data."
+        )
+
+
+def _wide(shown: str, task: Task, out: torch.Tensor, y: torch.Tensor, classes: int) -> None:
+    width = task.counts(out.detach(), y).shape[1]
+    if width < classes:
+        raise ConfigError(
+            f"{shown}: it gives {width} outputs for {classes} classes; its last layer needs as "
+            f"many as `classes` says."
         )
 
 

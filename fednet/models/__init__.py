@@ -95,7 +95,11 @@ def nbytes(section: JsonMapping, input_shape: tuple[int, ...], classes: int) -> 
             module = make(section, input_shape, classes)
     except ConfigError:
         raise
-    except Exception:  # whatever a builder of a user's own makes of tensors without values
+    except Exception as broken:  # whatever a user's builder makes of tensors without values
+        if "overflow" in str(broken).lower():  # a size that 64 bits do not hold
+            raise ConfigError(
+                f"model {section.get('name')}: it is larger than any memory ({broken})."
+            ) from broken
         return None
     return bytes_of(module)
 
@@ -132,10 +136,10 @@ def make(section: JsonMapping, input_shape: tuple[int, ...], classes: int) -> nn
         raise ConfigError(
             f"model {name}: its builder returned a {type(module).__name__}, not a torch.nn.Module."
         )
-    for name, value in (*module.named_parameters(), *module.named_buffers()):
+    for tensor, value in (*module.named_parameters(), *module.named_buffers()):
         if is_lazy(value):
             raise ConfigError(
-                f"model {name}: {name} is of a lazy layer, whose shape is known after its "
+                f"model {name}: {tensor} is of a lazy layer, whose shape is known after its "
                 f"first batch only; give the layer its sizes, from input_shape and classes."
             )
     return module

@@ -11,6 +11,7 @@ from torch import nn
 from fednet.registry import model
 
 Width = Annotated[int, msgspec.Meta(ge=1)]
+Depth = Annotated[int, msgspec.Meta(ge=1, le=1000)]  # each layer is an object, however narrow
 
 
 class Recurrent(nn.Module):
@@ -42,7 +43,7 @@ def gru(
     classes: int,
     embedding: Width = 8,
     hidden: Width = 256,
-    layers: Width = 1,
+    layers: Depth = 1,
 ) -> nn.Module:
     """Embedding, GRU and a linear head over tokens that are also the classes. LEAF's network for
     Shakespeare has two LSTM layers of 256 over an embedding of 8.

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fednet.errors import ConfigError
-from fednet.models.gru import Width
+from fednet.models.gru import Depth, Width
 from fednet.registry import model
 
 
@@ -73,7 +73,7 @@ def transformer(
     classes: int,
     width: Width = 128,
     heads: Width = 4,
-    blocks: Width = 4,
+    blocks: Depth = 4,
 ) -> nn.Module:
     """GPT-2's blocks over tokens that are also the classes, learned positions, a linear head."""
     if width % heads or len(input_shape) != 1:

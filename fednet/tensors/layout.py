@@ -71,6 +71,8 @@ class Layout:
                     slots.append(Slot(name, shape, "buffer"))
                 elif tensor.dtype == torch.int64:
                     slots.append(Slot(name, shape, "counter"))
+        if not parameters:
+            raise ConfigError("the model has no parameters; there is nothing to train.")
         if not any(s.role == "parameter" for s in slots):
             raise ConfigError(
                 f"model.trainable: {trainable!r} matches none of the parameters "

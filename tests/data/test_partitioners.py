@@ -12,6 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fednet.data.partitioners.dirichlet import capped, dirichlet, proportions, repaired
+from fednet.data.partitioners.dirichlet_client import dirichlet_client
 from fednet.data.partitioners.file import file, for_test
 from fednet.data.partitioners.iid import iid
 from fednet.data.partitioners.natural import natural
@@ -163,6 +164,18 @@ def test_the_cap_pulls_sizes_together():
     ]
     assert min(kept) >= 10
     assert np.std(kept) < np.std(plain)
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (lambda: shards(np.zeros(9), 2, Fixed(), per_client=2**62), "cannot fill 9223372036854775"),
+        (lambda: dirichlet_client(np.zeros(9), 2, Fixed(), sigma=1e8), "a number from 0 to 20"),
+    ],
+)
+def test_what_no_data_could_fill_is_refused_before_it_is_drawn(made, says):
+    with pytest.raises(ConfigError, match=says):
+        made()
 
 
 # -- shards ----------------------------------------------------------------------------------------

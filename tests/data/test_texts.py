@@ -5,6 +5,7 @@ their formats.
 from __future__ import annotations
 
 import io
+import socket
 import tarfile
 import zipfile
 
@@ -222,3 +223,12 @@ def test_columns_and_splits_that_are_not_there_are_named(saved):
         hf(saved, False, path="pets", y="image")
     with pytest.raises(DataError, match="validation"):
         hf(saved, False, path="pets", splits=["train", "validation"])
+
+
+def test_a_dataset_that_may_not_be_fetched_is_not_asked_for_over_the_network(tmp_path, monkeypatch):
+    pytest.importorskip("datasets")
+    asked = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *where, **_: asked.append(where))
+    with pytest.raises(DataError, match=r"nowhere could not be read: .* Set data.download: true"):
+        hf(tmp_path, False, path="nowhere")
+    assert asked == []

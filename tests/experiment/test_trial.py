@@ -55,6 +55,30 @@ class Tuple(Body):
 
 
 @trial_model
+class Cut(Body):
+    def forward(self, x):
+        return super().forward(x).detach()
+
+
+@trial_model
+class InPlace(Body):
+    def forward(self, x):
+        return super().forward(x.sub_(1))
+
+
+@trial_model
+class Narrow(Body):
+    def __init__(self, *, input_shape, classes):
+        super().__init__(input_shape=input_shape, classes=classes - 1)
+
+
+@trial_model
+class Hollow(Body):
+    def __init__(self, *, input_shape, classes):
+        nn.Module.__init__(self)
+
+
+@trial_model
 class Half(Body):
     def __init__(self, *, input_shape, classes):
         super().__init__(input_shape=input_shape, classes=classes)
@@ -112,7 +136,11 @@ def mapping(model: str = "mlp", kind: str = "plain", **more: Any) -> dict[str, A
             "it is not what moon needs, which asks it for features",
         ),
         (mapping("trial-headless", algorithm="fedrod"), "it is not what fedrod needs"),
-        (mapping("trial-lazy"), r"body\.1\.weight is of a lazy layer"),
+        (mapping("trial-cut"), "no gradient comes to its parameters from its outputs"),
+        (mapping("trial-inplace"), "it changes its inputs in place"),
+        (mapping("trial-narrow"), "it gives 3 outputs for 4 classes"),
+        (mapping("trial-hollow"), "the model has no parameters"),
+        (mapping("trial-lazy"), r"model trial-lazy: body\.1\.weight is of a lazy layer"),
         (mapping("trial-tuple"), "it returns a tuple; expected one tensor"),
         (mapping("trial-half"), r"cannot be built .*attribute .?'half.?' already exists"),
         (mapping(kind="whole"), "int64 of shape .1, 4, 4.*Whole numbers come to the model"),

@@ -259,3 +259,17 @@ def test_a_file_that_is_no_safetensors_is_refused(tmp_path):
         make("lenet5", weights=str(tmp_path / "absent.safetensors"))
     with pytest.raises(ConfigError, match="only format"):
         make("lenet5", weights=str(tmp_path / "w.pt"))
+
+
+@pytest.mark.parametrize(
+    ("section", "says"),
+    [
+        ({"name": "vgg11", "width": 10**8}, "vgg11: it is larger than any memory"),
+        ({"name": "gru", "layers": 10**8}, "expected a whole number >= 1 and <= 1000"),
+        ({"name": "transformer", "blocks": 10**8}, "expected a whole number >= 1 and <= 1000"),
+    ],
+)
+def test_a_size_that_nothing_could_hold_is_refused_before_it_is_built(section, says):
+    shape = (3, 32, 32) if section["name"] == "vgg11" else (8,)
+    with pytest.raises(ConfigError, match=says):
+        models.build(section, shape, 10, 0)

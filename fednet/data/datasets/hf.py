@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +81,28 @@ def _opened(root: Path, path: str, name: str | None, download: bool) -> Any:
             return found if isinstance(found, datasets.DatasetDict) else {"train": found}
     mode = datasets.DownloadConfig(local_files_only=not download)
     try:
-        return datasets.load_dataset(path, name, download_config=mode)
+        with contextlib.nullcontext() if download else _alone():
+            return datasets.load_dataset(path, name, download_config=mode)
     except Exception as broken:  # the package raises what its readers and its network raise
         first = (str(broken).splitlines() or [type(broken).__name__])[0]
         hint = "" if download else " Set data.download: true to fetch it."
         raise DataError(f"data.path: {path} could not be read: {first}{hint}") from broken
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Without the network: the package asks its hub, and waits for it, also where it is to take
+    what is there.
+    """
+    from datasets import config
+    from huggingface_hub import constants
+
+    modules: tuple[Any, ...] = config, constants
+    before = [(module, module.HF_HUB_OFFLINE) for module in modules]
+    try:
+        for module, _ in before:
+            module.HF_HUB_OFFLINE = True
+        yield
+    finally:
+        for module, online in before:
+            module.HF_HUB_OFFLINE = online

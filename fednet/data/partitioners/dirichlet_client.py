@@ -8,6 +8,8 @@ from fednet.data.partitioners.dirichlet import enough, proportions
 from fednet.errors import ConfigError
 from fednet.registry import partitioner
 
+WIDEST = 20  # one client has all but one of the samples long before; e^(20 x) is still finite
+
 
 @partitioner("dirichlet_client")
 def dirichlet_client(
@@ -35,8 +37,10 @@ def dirichlet_client(
     """
     if not alpha > 0 or not np.isfinite(alpha):
         raise ConfigError(f"data.partition.alpha: expected a number > 0, got {alpha}.")
-    if not sigma >= 0 or not np.isfinite(sigma):
-        raise ConfigError(f"data.partition.sigma: expected a number >= 0, got {sigma}.")
+    if not 0 <= sigma <= WIDEST:
+        raise ConfigError(
+            f"data.partition.sigma: expected a number from 0 to {WIDEST}, got {sigma}."
+        )
     enough(len(y), clients)
     classes, left = np.unique(y, return_counts=True)
     q = np.stack(

@@ -18,7 +18,8 @@ def shards(
     The shards hold floor(n / (N * per_client)) samples; the remainder is used by nobody. A client
     sees at most per_client labels, or more where a shard straddles two.
     """
-    return _deal(y, assignment(clients, per_client, rng), rng, "training")
+    _enough(len(y), clients * per_client, "training")
+    return _deal(y, assignment(clients, per_client, rng), rng)
 
 
 def assignment(clients: int, per_client: int, rng: np.random.Generator) -> np.ndarray:
@@ -41,20 +42,21 @@ def for_test(
     per_client: int = 2,
 ) -> list[np.ndarray]:
     """Test shards with the same numbers as the client's training shards."""
-    return _deal(y, assignment(clients, per_client, rng), test_rng, "test")
+    _enough(len(y), clients * per_client, "test")
+    return _deal(y, assignment(clients, per_client, rng), test_rng)
 
 
-def _deal(
-    y: np.ndarray, given: np.ndarray, rng: np.random.Generator, what: str
-) -> list[np.ndarray]:
-    size = len(y) // given.size
-    if size < 1:
+def _enough(samples: int, shards: int, what: str) -> None:
+    if samples < shards:
         hint = ", or data.client_test: none." if what == "test" else "."
         raise ConfigError(
-            f"data.partition (scheme 'shards'): {len(y)} {what} samples cannot fill {given.size} "
-            f"shards; "
-            f"use fewer clients or a smaller per_client{hint}"
+            f"data.partition (scheme 'shards'): {samples} {what} samples cannot fill {shards} "
+            f"shards; use fewer clients or a smaller per_client{hint}"
         )
+
+
+def _deal(y: np.ndarray, given: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    size = len(y) // given.size
     order = rng.permutation(len(y))
     order = order[np.argsort(y[order], kind="stable")]  # by label, ties in shuffled order
     return [
