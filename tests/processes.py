@@ -1,16 +1,21 @@
-"""Real `fednet-server`, `fednet-client` and `fednet run` processes for tests, small enough to take
-seconds.
+"""Processes that tests start, end and look at: `fednet-server`, `fednet-client` and `fednet run` as
+a user starts them, small enough to take seconds; and functions in processes forked by one that has
+imported all they need, so that each starts in a few hundredths of a second.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +30,21 @@ SMALL = (
     "iid}}",
 )
 WAIT_S = 180.0  # nothing is expected to take so long: it bounds a test that would hang
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(
+    [
+        "torch.optim",
+        "torch._dynamo",
+        "fednet.training.hosts",
+        "fednet.data.loading",
+        "fednet.client.join",
+        "fednet.server.rounds",
+        "fednet.server.results.summary",
+        "fednet.transport.zeromq.dealer",
+        "fednet.transport.zeromq.router",
+        "tests.federation",
+    ]
+)
 
 
 def small(*sets: str) -> list[str]:
@@ -32,28 +52,79 @@ def small(*sets: str) -> list[str]:
     return [w for s in (*SMALL, *sets) for w in ("--set", s)]
 
 
-class Processes:
-    """A context in which commands run; what still runs at its end is killed, with all it
-    started.
+class Command(subprocess.Popen[str]):
+    """`said` is what it has written so far."""
+
+    said: Callable[[], str]
+
+
+class Forked:
+    """A function that runs in a process of its own; the methods are those of `subprocess.Popen`."""
+
+    def __init__(self, work: Callable[..., int], log: Path, args: tuple[object, ...]) -> None:
+        _warm()
+        self.process = CONTEXT.Process(target=_run, args=(work, log, *args))
+        self.process.start()
+        assert self.process.pid is not None
+        self.pid, self.said = self.process.pid, log.read_text
+        self.kill, self.send_signal = self.process.kill, lambda number: os.kill(self.pid, number)
+
+    @property
+    def returncode(self) -> int | None:
+        return self.process.exitcode
+
+    poll = returncode.fget  # type: ignore[attr-defined]
+
+    def wait(self, timeout: float | None = None) -> int:
+        self.process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(str(self.process.name), timeout or 0)
+        return self.returncode
+
+
+class Rig:
+    """A context in which processes run; what still runs at its end is killed, with all it started.
+
+    `tmp` is where commands run and what is said is written: in `process-N.log`.
     """
 
     def __init__(self, tmp: Path) -> None:
-        self.tmp, self.all = tmp, list[subprocess.Popen[str]]()
+        self.tmp, self.all = tmp, list[Any]()  # of subprocess.Popen and Forked
+        self.logs: list[Path] = []
 
-    def __enter__(self) -> Processes:
+    def __enter__(self) -> Any:
         return self
 
     def __exit__(self, *_: object) -> None:
         for process in self.all:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it has no group of its own
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.kill()
             process.wait()
 
-    def start(
-        self, module: str, *words: object, prefix: tuple[str, ...] = ()
-    ) -> subprocess.Popen[str]:
+    def _log(self) -> Path:
+        self.logs.append(self.tmp / f"process-{len(self.logs)}.log")
+        return self.logs[-1]
+
+    def output(self) -> str:
+        """The ends of what its processes said, in the order of their starts."""
+        return "".join(log.read_text()[-3000:] for log in self.logs if log.exists())
+
+    def fork(self, work: Callable[..., int], *args: object) -> Any:
+        """Starts `work(*args)`, a function of a module; what it returns is the exit status."""
+        self.all.append(Forked(work, self._log(), args))
+        return self.all[-1]
+
+    def lose(self, process: Any) -> None:
+        """Kills it, waits for its end, and forgets it: no test waits for what it returned."""
+        process.kill()
+        process.wait()
+        self.all.remove(process)
+
+    def start(self, module: str, *words: object, prefix: tuple[str, ...] = ()) -> Command:
         """Starts `python -m fednet.cli.MODULE` in a session of its own, its output in a file."""
-        out = self.tmp / f"process-{len(self.all)}.log"
+        out = self._log()
         environment = {k: v for k, v in os.environ.items() if not k.startswith("FEDNET_")}
         environment |= {
             "OMP_NUM_THREADS": "1",
@@ -61,7 +132,7 @@ class Processes:
             "CUDA_VISIBLE_DEVICES": "",
         }
         with out.open("w") as file:
-            process = subprocess.Popen(
+            process = Command(
                 [*prefix, sys.executable, "-m", f"fednet.cli.{module}", *map(str, words)],
                 cwd=self.tmp,
                 stdin=subprocess.DEVNULL,
@@ -71,11 +142,11 @@ class Processes:
                 env=environment,
                 start_new_session=True,
             )
-        process.said = out.read_text  # type: ignore[attr-defined]
+        process.said = out.read_text
         self.all.append(process)
         return process
 
-    def ended(self, process: subprocess.Popen[str]) -> tuple[int, str]:
+    def ended(self, process: Command) -> tuple[int, str]:
         """Waits for it. Returns (exit status, what it said)."""
         try:
             return process.wait(WAIT_S), process.said()
@@ -87,9 +158,11 @@ class Processes:
     def run(self, module: str, *words: object) -> tuple[int, str]:
         return self.ended(self.start(module, *words))
 
-    def server(
-        self, *words: object, sets: tuple[str, ...] = (), **more: Any
-    ) -> subprocess.Popen[str]:
+
+class Processes(Rig):
+    """Those of one small federation, as commands."""
+
+    def server(self, *words: object, sets: tuple[str, ...] = (), **more: Any) -> Command:
         return self.start(
             "server",
             *small(*sets),
@@ -103,7 +176,7 @@ class Processes:
             **more,
         )
 
-    def client(self, ids: object, *words: object, **more: Any) -> subprocess.Popen[str]:
+    def client(self, ids: object, *words: object, **more: Any) -> Command:
         return self.start(
             "client",
             "--id",
@@ -119,9 +192,9 @@ class Processes:
         )
 
 
-def until(true: Callable[[], Any], what: str, *watched: subprocess.Popen[str]) -> Any:
+def until(true: Callable[[], Any], what: object, *watched: Command) -> Any:
     """What `true` returns, once that is something. Fails when one of `watched` ends before, or
-    after `WAIT_S`.
+    after `WAIT_S`, and says `what` was waited for.
     """
     end = time.monotonic() + WAIT_S
     while not (found := true()):
@@ -131,7 +204,7 @@ def until(true: Callable[[], Any], what: str, *watched: subprocess.Popen[str]) -
                     f"{what}: a process ended with {process.returncode}:\n{process.said()}"
                 )
         assert time.monotonic() < end, f"{what}: not within {WAIT_S:g} s"
-        time.sleep(0.02)
+        time.sleep(0.005)
     return found
 
 
@@ -144,3 +217,38 @@ def lines(path: Path) -> list[dict[str, Any]]:
         for line in path.read_text().splitlines(keepends=True)
         if line.endswith("\n")
     ]
+
+
+def _warm() -> None:
+    """Starts the server that forks, where its imports find this tree: it looks at the environment
+    alone.
+    """
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = str(ROOT)
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.pop("PYTHONPATH")
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+
+
+def _run(work: Callable[..., int], output: Path, *args: Any) -> None:
+    """In the process that was forked."""
+    from fednet.errors import FednetError
+
+    os.setsid()
+    handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    try:
+        status = work(*args)
+    except FednetError as wrong:
+        print(f"{work.__name__}: {wrong}", file=sys.stderr)
+        status = wrong.exit_status
+    except BaseException:
+        traceback.print_exc()
+        status = 99
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

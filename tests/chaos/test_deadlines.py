@@ -13,7 +13,7 @@ import pytest
 
 from fednet import config as configuration
 from fednet.experiment import selection
-from tests.chaos.harness import Federation
+from tests.federation import Federation
 
 LONG_S = 600.0  # a reply kept back for so long never comes
 

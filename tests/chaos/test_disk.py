@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.chaos.harness import Federation
+from tests.federation import Federation
 
 # A moment that lasts, in which the disk is filled: a reply of round 2 is kept back, once. It
 # changes no bit.
@@ -56,7 +57,7 @@ def test_a_full_disk_stops_the_server_and_a_resume_goes_on_once_there_is_room(
     tmp_path: Path, disk: Path, calm: list[tuple[int, str, str]]
 ) -> None:
     with Federation(disk, algorithm="scaffold", faults=WAIT) as fed:
-        fed.log = tmp_path / "output.txt"
+        fed.tmp = tmp_path
         fed.client("0-3", state=tmp_path / "state")
         fed.server()
         fed.until(lambda: fed.events("fault"))
@@ -92,12 +93,10 @@ def test_a_client_whose_disk_is_full_says_so_and_the_rounds_go_on_without_it(
         fed.until(lambda: "No space left on device" in fed.output())
         assert "Traceback" not in fed.output()
         filler.unlink()
-        if (
-            fed.until(lambda: not one.is_alive() or fed.rounds()[-1]["completed"] == [0, 1, 2, 3])
-            and not one.is_alive()
-        ):
+        fed.until(lambda: one.poll() or fed.rounds()[-1]["completed"] == [0, 1, 2, 3])
+        if one.poll() is not None:
             assert fed.status(one) == 3
             fed.client("1", state=disk)
         fed.until(lambda: fed.rounds()[-1]["completed"] == [0, 1, 2, 3])
-        fed.last.terminate()
+        fed.last.send_signal(signal.SIGTERM)
         assert fed.status() == 4

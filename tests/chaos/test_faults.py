@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests import rooms
-from tests.chaos.harness import Federation
+from tests.federation import Federation
 from tests.rooms import lines
 
 QUICK = {"lost": {"closed": 0.6}}

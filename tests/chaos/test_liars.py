@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.harness import Federation, _client
+from tests import federation
+from tests.federation import Federation
 
 HONEST = 3
 
@@ -64,7 +65,7 @@ def lying(ids: str, run: Path, state: Path) -> int:
         return kept, LIES[host.client_id - HONEST][0](up)
 
     FedDC.local = local  # type: ignore[method-assign]
-    return _client(ids, run, None, state)
+    return federation.client(ids, run, None, state)
 
 
 @pytest.mark.slow
@@ -79,7 +80,7 @@ def test_liars_are_left_out_also_after_a_kill(tmp_path: Path) -> None:
     kill = [{"round": 1, "kind": "server_crash", "at": "evaluating"}]
     with Federation(tmp_path / "lied_to", **SETTINGS, faults={"schedule": kill}) as fed:
         fed.client(f"0-{HONEST - 1}")
-        fed._start(lying, ids, fed.path, tmp_path / "lies")
+        fed.fork(lying, ids, fed.path, tmp_path / "lies")
         fed.server()
         fed.finish()
     assert len(fed.events("started")) == 2

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from fednet.experiment import lock
-from tests.chaos.harness import Federation
+from tests.federation import Federation
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -49,7 +49,7 @@ def test_a_second_server_on_a_running_directory_is_turned_away_and_the_bits_are_
         one = fed.client("2-3")
         fed.until(fed.rounds)
         one.kill()  # the round waits for it
-        one.join()
+        one.wait()
         half = next(fed.path.glob("state/*")) / "client-2" / ".2-0-0.safetensors.here.1"
         half.write_bytes(b"half")  # as if it had been at it; the next one removes it
         intruders(fed, first.pid)

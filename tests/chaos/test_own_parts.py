@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fednet.protocol.rules import DEATHS
-from tests.chaos.harness import Federation
+from tests.federation import Federation
 
 HEAD = """
 import ctypes, os, signal, threading

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import fednet
-from tests.chaos.harness import Federation, settings
+from tests.federation import Federation, settings
 
 # A task takes a little over 1 s (20 steps of 50 ms): client 1 leaves in the middle of round 3, and
 # is back before round 6; client 3 comes for round 4.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.harness import Federation
+from tests.federation import Federation
 
 # Each run has a moment that lasts: the reply of client 1 in round 2 is kept back, once. It changes
 # no bit.
@@ -70,9 +70,7 @@ def test_a_client_killed_in_training_rejoins_with_its_state_and_gets_its_task_ag
         one = fed.client("0-1")
         fed.client("2-3")
         assert busy(fed) == one.pid
-        one.kill()
-        fed.status(one)
-        fed.processes.remove(one)
+        fed.lose(one)
         fed.client("0-1")
         fed.finish()
         assert [r["completed"] for r in fed.rounds()] == [[0, 1, 2, 3]] * 3

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from fednet.experiment.faults import POINTS
 from fednet.report import costs
 from fednet.report.read import open_run
 from fednet.server.checkpoint import Checkpoints
 from fednet.server.spool.log import Log, sealed_in
-from tests.chaos.harness import POINTS, Federation
+from tests.federation import Federation
 
 
 def crashes(*points: tuple[int, str]) -> dict[str, object]:

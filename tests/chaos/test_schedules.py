@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from fednet import seeds
-from tests.chaos.harness import METHODS_WITH_STATE, POINTS, Federation
+from fednet.experiment.faults import POINTS
+from tests.federation import METHODS_WITH_STATE, Federation
 
 SEED = int(os.environ.get("FEDNET_CHAOS_SEED", "0"))
 QUICK = ("fedavg", "scaffold", "fedrep")  # those of the default suite
@@ -59,19 +60,16 @@ def disturbed(out: Path, method: str, seed: int, losing: bool, kills: int) -> Fe
     ) as fed:
         clients = {ids: fed.client(ids) for ids in ("0-1", "2-3")}
         fed.server()
-        while fed.last.is_alive() or fed.last.exitcode == -signal.SIGKILL:
-            if not fed.last.is_alive():
-                fed.last.join()
+        while fed.last.poll() in (None, -signal.SIGKILL):
+            if fed.last.poll() is not None:
                 fed.server(resume=True)
             if kills and fed.rounds():
                 kills -= 1
                 time.sleep(float(draw.random()) * 0.05)
                 ids = str(draw.choice(list(clients)))
-                clients[ids].kill()
-                clients[ids].join()
-                fed.processes.remove(clients[ids])
+                fed.lose(clients[ids])
                 clients[ids] = fed.client(ids)
-            fed.last.join(0.01)
+            time.sleep(0.01)
         fed.finish()
     return fed
 

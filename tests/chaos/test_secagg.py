@@ -18,7 +18,7 @@ from fednet import config as configuration
 from fednet.experiment import build
 from fednet.experiment.store import Local, read_state
 from fednet.secagg import fixed
-from tests.chaos.harness import Federation
+from tests.federation import Federation
 
 pytestmark = pytest.mark.long
 QUICK = {"lost": {"closed": 0.6}}
@@ -81,9 +81,7 @@ def test_a_client_killed_at_a_step_has_dropped_out_there(tmp_path, protocol, exc
         one = fed.client("1")
         fed.server()
         fed.until(lambda: fed.events("fault"))
-        one.kill()
-        fed.status(one)
-        fed.processes.remove(one)
+        fed.lose(one)
         fed.finish()
         lost = strikes((1, 1, exchange), (2, 1, 0))
         assert models(fed) == in_process(tmp_path / "one", **masked(protocol, **lost))
@@ -112,10 +110,8 @@ def test_a_round_whose_clients_died_after_their_vectors_had_left_is_void(tmp_pat
         fed.client("0-3")
         fed.server()
         fed.until(lambda: fed.events("fault"))
-        for process in fed.processes:
-            process.kill()
-            process.join()
-        fed.processes.clear()
+        for process in tuple(fed.all):
+            fed.lose(process)
         fed.client("0-3")
         fed.server(resume=True)
         fed.finish()

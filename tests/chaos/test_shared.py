@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from fednet.files import read_lines
-from tests.chaos.harness import Federation
 from tests.chaos.test_processes import SLOW, alive, busy, server_pid
+from tests.federation import Federation
 from tests.processes import ROOT
 
 BIG = {"model": {"name": "mlp", "hidden": [512, 512]}, "algorithm": "scaffold"}
@@ -117,7 +117,7 @@ def test_when_all_are_killed_their_memory_goes_and_a_resume_has_the_same_bits(
         assert set(os.listdir("/dev/shm")) <= there  # it has no name
         os.kill(fed.last.pid, signal.SIGKILL)
         fed.until(lambda: not any(alive(pid) for pid in pids))
-        fed.processes.remove(fed.last)
+        fed.all.remove(fed.last)
         fed.supervisor(workers=2, resume=True)
         assert fed.status() == 0
         assert fed.hashes() == calm.hashes()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.harness import Federation
+from tests.federation import Federation
 
 
 @pytest.mark.timeout(120)

@@ -4,15 +4,14 @@ whoever dies.
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.chaos.harness import POINTS, Federation
+from fednet.experiment.faults import POINTS
 from tests.chaos.test_resume import crashes
+from tests.federation import Federation
 
 # MOON's clients keep a state of their own. Client 3 is slow: its task is under way through several
 # updates, and through every crash.
@@ -101,8 +100,7 @@ def test_a_client_process_that_is_killed_gives_its_tasks_to_the_next(
         victim = fed.client("2-3")
         fed.server()
         fed.until(lambda: len(fed.rounds()) >= 2)
-        os.kill(victim.pid, signal.SIGKILL)
-        fed.processes.remove(victim)
+        fed.lose(victim)
         fed.client("2-3")
         fed.finish()
         assert told(fed) == undisturbed

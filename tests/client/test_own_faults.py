@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -21,7 +18,7 @@ from tests.chaos.test_hostile_server import (
     task,
     told,
 )
-from tests.processes import ROOT
+from tests.processes import Processes, until
 
 
 @pytest.mark.parametrize("raised", [SystemExit, KeyboardInterrupt])
@@ -106,28 +103,12 @@ def test_a_finish_that_hangs_ends_at_the_third_ctrl_c(tmp_path):
     data = "data={dataset: synthetic, samples: 40, shape: [4], classes: 2}"
     sets = ("algorithm=hangs", "clients=2", "model={name: mlp, hidden: [4]}", data)
     words = [w for s in sets for w in ("--set", s)]
-    run = subprocess.Popen(
-        [sys.executable, "-m", "fednet.cli.main", "run", "--in-process", *words]
-        + ["--load", "hangs.py", "--out", "runs", "--device", "cpu"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        said = []
-        for line in run.stdout:
-            said.append(line)
-            if "hanging" in line:
-                break
-        else:
-            raise AssertionError("".join(said))
+    with Processes(tmp_path) as started:
+        more = ("--load", "hangs.py", "--out", "runs", "--device", "cpu")
+        run = started.start("main", "run", "--in-process", *words, *more)
+        until(lambda: "hanging" in run.said(), "the method is at its last step", run)
         for _ in range(3):
             assert run.poll() is None
             run.send_signal(signal.SIGINT)
             time.sleep(2 * TOGETHER_S)  # two presses, not one
         assert run.wait(60) == 130
-    finally:
-        run.kill()
-        run.wait()

@@ -15,7 +15,7 @@ from fednet.experiment import build
 from fednet.models.base import apart, grounded, packed, unpacked
 from fednet.models.start import received, sha256
 from fednet.wire import messages as m
-from tests.chaos.harness import Federation
+from tests.federation import Federation
 from tests.parity.test_parity import bits
 from tests.rooms import lines, processes, run, small, summary
 
@@ -221,9 +221,7 @@ def test_after_kills_and_resumes_it_is_not_sent_again_and_the_bits_are_the_same(
             fed.server()
             if points:
                 fed.until(fed.rounds)
-                second.kill()
-                second.join()
-                fed.processes.remove(second)
+                fed.lose(second)
                 fed.client("2-3")
             fed.finish()
             assert len(fed.faults()) == len(points)
@@ -247,9 +245,7 @@ def test_a_client_that_lost_its_state_directory_is_sent_it_again(tmp_path):
             fed.server()
             if name == "lost":
                 fed.until(fed.rounds)
-                second.kill()
-                second.join()
-                fed.processes.remove(second)
+                fed.lose(second)
                 shutil.rmtree(own)
                 fed.client("2-3", state=own)
             fed.finish()

@@ -4,45 +4,21 @@ what they leave.
     with Federation(tmp_path, algorithm="scaffold") as fed:
         fed.client("0-3"); fed.server(); fed.finish()
         fed.hashes()    # [(round, model_sha256, clients_sha256), ...]
-
-Processes are forked by a server that has imported all they need, so that one starts in a few
-hundredths of a second.
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
 from fednet import config as configuration
-from fednet.experiment.faults import POINTS
-from tests.processes import lines
+from tests.processes import Rig, lines, until
 
-PATIENCE_S = 100.0  # no run here takes a tenth of it: who is still running then hangs
 METHODS_WITH_STATE = ("scaffold", "moon", "fedrds", "fedper", "fedrod", "lgfedavg", "fedrep")
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    [
-        "torch.optim",
-        "torch._dynamo",
-        "fednet.training.hosts",
-        "fednet.data.loading",
-        "fednet.client.join",
-        "fednet.server.rounds",
-        "fednet.server.results.summary",
-        "fednet.transport.zeromq.dealer",
-        "fednet.transport.zeromq.router",
-        "tests.chaos.harness",
-    ]
-)
 
 
 def settings(**changes: Any) -> dict[str, Any]:
@@ -76,28 +52,19 @@ def settings(**changes: Any) -> dict[str, Any]:
     return base
 
 
-class Federation:
-    """One run's directory under `out`, and the processes that work on it. On leaving, none may be
-    left.
-    """
+class Federation(Rig):
+    """One run's directory under `out`, and the processes that work on it."""
 
     def __init__(self, out: Path, **changes: Any) -> None:
+        super().__init__(out)
         self.out = out
         self.mapping = settings(**changes)
         self.path = out / self.mapping["name"]
-        self.log = out / "output.txt"  # what its processes say
         out.mkdir(parents=True, exist_ok=True)
-        self.processes: list[Any] = []
-        self.last: Any = None
+        self.last: Any = None  # the last server, or supervisor
 
-    def __enter__(self) -> Federation:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for process in self.processes:
-            if process.is_alive():
-                process.kill()
-            process.join(10)
+    def __str__(self) -> str:
+        return f"events: {self.events()[-5:]}\n{self.output()}"
 
     # -- processes ---------------------------------------------------------------------------------
     def server(
@@ -112,38 +79,22 @@ class Federation:
         then. network: a seed, and the probability by kind of what the network does to a message, or
         what it does to the server's messages by number.
         """
-        self.last = self._start(
-            _serve, self.mapping | changes, self.out, resume, bind, limit, network
-        )
+        self.last = self.fork(serve, self.mapping | changes, self.out, resume, bind, limit, network)
         return self.last
 
     def client(self, ids: str, server: str | None = None, state: Path | None = None) -> Any:
-        return self._start(_client, ids, self.path, server, state or self.path / "state")
+        return self.fork(client, ids, self.path, server, state or self.path / "state")
 
     def supervisor(
         self, workers: int = 2, resume: bool = False, until_s: float | None = None, **changes: Any
     ) -> Any:
         """`fednet run`, less the figures."""
-        self.last = self._start(
-            _supervise, self.mapping | changes, self.out, workers, resume, until_s
-        )
+        self.last = self.fork(supervise, self.mapping | changes, self.out, workers, resume, until_s)
         return self.last
-
-    def _start(self, work: Callable[..., int], *args: Any) -> Any:
-        _warm()
-        process = CONTEXT.Process(target=_run, args=(work, self.log, *args))
-        process.start()
-        self.processes.append(process)
-        return process
 
     def status(self, process: Any = None) -> int:
         """Waits for a process's end, of the last server if none is given."""
-        process = process or self.last
-        process.join(PATIENCE_S)
-        assert process.exitcode is not None, (
-            f"still running after {PATIENCE_S:g} s; events: {self.events()[-5:]}\n{self.output()}"
-        )
-        return int(process.exitcode)
+        return self.ended(process or self.last)[0]
 
     def finish(self) -> None:
         """Waits for the last server, starting it anew each time that a planned crash has ended it;
@@ -151,22 +102,13 @@ class Federation:
         """
         while (status := self.status()) == -signal.SIGKILL:
             self.server(resume=True)
-        assert status == 0, (status, self.output())
-        for process in self.processes:
+        assert status == 0, f"{status}; {self}"
+        for process in self.all:
             self.status(process)
 
     def until(self, true: Callable[[], Any]) -> Any:
         """Waits for something to become true, and returns it."""
-        end = time.monotonic() + PATIENCE_S
-        while not (found := true()):
-            assert time.monotonic() < end, (
-                f"did not happen; events: {self.events()[-5:]}\n{self.output()}"
-            )
-            time.sleep(0.005)
-        return found
-
-    def output(self) -> str:
-        return self.log.read_text()[-3000:] if self.log.exists() else ""
+        return until(true, self)
 
     # -- what they leave ---------------------------------------------------------------------------
     def lines(self, name: str) -> list[dict[str, Any]]:
@@ -228,42 +170,7 @@ def _row(row: Mapping[str, Any]) -> tuple[Any, ...]:
     )
 
 
-def _warm() -> None:
-    """Starts the server that forks, where its imports find this tree: it looks at the environment
-    alone.
-    """
-    root, before = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = root
-    try:
-        forkserver.ensure_running()
-    finally:
-        os.environ.pop("PYTHONPATH")
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
-
-
 # -- in the processes ------------------------------------------------------------------------------
-def _run(work: Callable[..., int], output: Path, *args: Any) -> None:
-    from fednet.errors import FednetError
-
-    handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(handle, 1)
-    os.dup2(handle, 2)
-    try:
-        status = work(*args)
-    except FednetError as wrong:
-        print(f"{work.__name__}: {wrong}", file=sys.stderr)
-        status = wrong.exit_status
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-        status = 99
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
-
-
 def _bad_network(seed: int, chances: Mapping[Any, Any]) -> None:
     """From now on this process's servers have one."""
     from fednet import seeds
@@ -281,7 +188,7 @@ def _bad_network(seed: int, chances: Mapping[Any, Any]) -> None:
     )
 
 
-def _serve(
+def serve(
     mapping: dict[str, Any],
     out: Path,
     resume: bool,
@@ -305,7 +212,7 @@ def _serve(
     )
 
 
-def _client(ids: str, run: Path, server: str | None, state: Path) -> int:
+def client(ids: str, run: Path, server: str | None, state: Path) -> int:
     from fednet.client import join
     from fednet.client.policy import Policy
 
@@ -321,7 +228,7 @@ def _client(ids: str, run: Path, server: str | None, state: Path) -> int:
     return max(0, ended)  # to leave is no failure
 
 
-def _supervise(
+def supervise(
     mapping: dict[str, Any], out: Path, workers: int, resume: bool, until_s: float | None
 ) -> int:
     from fednet import loading
@@ -334,6 +241,3 @@ def _supervise(
         start.Launch(out, start.Silent(), lambda run: None, ["test"], "cpu", resume, until_s),
         workers=workers,
     )
-
-
-__all__ = ["METHODS_WITH_STATE", "POINTS", "Federation"]
