@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 import torch
@@ -43,9 +43,6 @@ from fednet.wire.payload import (
     Weights,
     kind,
 )
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = [
     "Accuracy",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fednet import ids
 from fednet.cli import values
-from fednet.cli.common import from_environment, proxied, standalone
+from fednet.cli.common import path_argument, proxied, standalone
 from fednet.errors import ConfigError
 
 DEFAULT_SERVER = "tcp://127.0.0.1:5555"
@@ -58,13 +58,7 @@ def _at_home(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", default="auto", metavar="D", help="auto, cpu, cuda or cuda:0,2 [auto]"
     )
-    parser.add_argument(
-        "--data",
-        type=Path,
-        default=from_environment("FEDNET_DATA"),
-        metavar="DIR",
-        help="where this site's data lie [FEDNET_DATA]",
-    )
+    path_argument(parser, "--data", "where this site's data lie")
     parser.add_argument(
         "--state", type=Path, metavar="DIR", help="where the clients' states are kept"
     )
@@ -73,13 +67,7 @@ def _at_home(parser: argparse.ArgumentParser) -> None:
         choices=["reset"],
         help="start anew a client whose state is missing, instead of refusing",
     )
-    parser.add_argument(
-        "--keys",
-        type=Path,
-        default=from_environment("FEDNET_KEYS"),
-        metavar="FILE",
-        help="the client's CURVE keys [FEDNET_KEYS]",
-    )
+    path_argument(parser, "--keys", "the client's CURVE keys", "FILE")
 
 
 def _allowed(parser: argparse.ArgumentParser) -> None:

@@ -152,10 +152,19 @@ def proxied(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def from_environment(variable: str) -> Path | None:
-    """The path that an environment variable names; None where it is not set, or empty."""
+def path_argument(parser: argparse.ArgumentParser, flag: str, help: str, what: str = "DIR") -> None:
+    """A flag that names a path. Its default is what the variable of its name says: FEDNET_DATA that
+    of --data; None where that is not set, or empty.
+    """
+    variable = f"FEDNET_{flag.removeprefix('--').upper()}"
     value = os.environ.get(variable)
-    return Path(value) if value else None
+    parser.add_argument(
+        flag,
+        type=Path,
+        default=Path(value) if value else None,
+        metavar=what,
+        help=f"{help} [{variable}]",
+    )
 
 
 def standalone(

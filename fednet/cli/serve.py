@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from fednet.cli.common import from_environment
+from fednet.cli.common import path_argument
 from fednet.errors import ConfigError
 
 
@@ -34,10 +34,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="let whoever knows what stands in FILE submit and cancel on the page [read-only]",
     )
-    parser.add_argument("--keys", type=Path, default=from_environment("FEDNET_KEYS"), metavar="DIR")
+    path_argument(parser, "--keys", "the server's keys")
     parser.add_argument("--insecure", action="store_true", help="beyond loopback without keys")
     parser.add_argument("--device", default="auto", metavar="D")
-    parser.add_argument("--data", type=Path, default=from_environment("FEDNET_DATA"), metavar="DIR")
+    path_argument(parser, "--data", "where datasets lie")
     parser.add_argument("--quiet", action="store_true", help="say nothing but errors")
 
 

@@ -6,9 +6,8 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from fednet.cli.common import configured, everywhere, from_environment, standalone
+from fednet.cli.common import configured, everywhere, path_argument, standalone
 from fednet.cli.run import lasting, launch_of
 
 
@@ -27,20 +26,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="allow an address beyond loopback without CURVE keys",
     )
-    parser.add_argument(
-        "--keys",
-        type=Path,
-        default=from_environment("FEDNET_KEYS"),
-        metavar="DIR",
-        help="the server's keys [FEDNET_KEYS]",
-    )
-    parser.add_argument(
-        "--data",
-        type=Path,
-        default=from_environment("FEDNET_DATA"),
-        metavar="DIR",
-        help="where datasets lie [FEDNET_DATA]",
-    )
+    path_argument(parser, "--keys", "the server's keys")
+    path_argument(parser, "--data", "where datasets lie")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -52,7 +52,6 @@ class Packing:
     task: Task
     limit: Callable[[int], int]
     threads: int = 1
-    packs: int = 0  # that were begun
 
     def __post_init__(self) -> None:
         self._changed = threading.Condition()
@@ -100,7 +99,6 @@ class Packing:
                 pack = self._ready(card)
                 if own in pack:
                     waiting[:] = [t for t in waiting if t not in pack]
-                    self.packs += 1
                     break
                 self._changed.wait()
         if not own.done:

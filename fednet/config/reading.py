@@ -86,18 +86,22 @@ def _check(
     return config
 
 
+def text_of(path: Path, expected: str) -> str:
+    """A file that a user named, as text. Raises ConfigError where there is none, which says that
+    `expected` should be there, or where it is no UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: there is no such file; expected {expected}.") from None
+    except (OSError, UnicodeDecodeError) as wrong:
+        raise ConfigError(f"{path}: cannot be read as text ({wrong}).") from None
+
+
 def read(path: Path, above: tuple[Path, ...] = ()) -> Node:
     """The tree of a file, laid on what it `extends`. Files under `load` become absolute."""
     path = path.resolve() if above else path
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{path}: there is no such file; expected a YAML configuration."
-        ) from None
-    except (OSError, UnicodeDecodeError) as wrong:
-        raise ConfigError(f"{path}: cannot be read as text ({wrong}).") from None
-    tree = spread(compose(text, _short(path)))
+    tree = spread(compose(text_of(path, "a YAML configuration"), _short(path)))
     if tree.value is None:
         tree = Node({}, tree.at)
     if not isinstance(tree.value, dict):

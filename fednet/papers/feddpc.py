@@ -28,33 +28,49 @@ SEARCHED = {"FedProx": "mu", "FedExP": "eps", "FedGA": "beta", "FedCM": "alpha"}
 LR = {"train.lr": [1, 0.1, 0.01, 0.001, 0.0001]}
 
 
+ALPHAS = ("0.2", "0.6")
+UNPRINTED = {"best_accuracy": None, "final_train_loss": None}
+
+
+def _cell(
+    table: str,
+    base: JsonMapping,
+    name: str,
+    dataset: str,
+    alpha: str,
+    figures: JsonMapping,
+    **more: JsonDict,
+) -> Cell:
+    over = [
+        COLUMNS[dataset],
+        {"algorithm": METHODS[name]},
+        {"data": {"dataset": DATASETS[dataset], "partition": {"alpha": float(alpha)}}},
+    ]
+    return make(
+        "feddpc",
+        table,
+        base,
+        over,
+        method=name,
+        dataset=dataset,
+        heterogeneity=f"alpha={alpha}",
+        figures=figures,
+        **more,
+    )
+
+
 def table2(base: JsonMapping, printed: JsonMapping) -> Iterator[Cell]:
     for dataset, rows in printed["rows"].items():
         for name, row in rows.items():
             values = dict(zip(printed["columns"], row, strict=True))
             own = {f"algorithm.{SEARCHED[name]}": [1, 0.1, 0.01, 0.001]} if name in SEARCHED else {}
-            for alpha in ("0.2", "0.6"):
+            for alpha in ALPHAS:
                 figures = {
                     "best_accuracy": values[f"acc_alpha{alpha}"],
                     "best_round": values[f"T_alpha{alpha}"],
                     "seconds_per_round": values["time"],
                 }
-                over = [
-                    COLUMNS[dataset],
-                    {"algorithm": METHODS[name]},
-                    {"data": {"dataset": DATASETS[dataset], "partition": {"alpha": float(alpha)}}},
-                ]
-                yield make(
-                    "feddpc",
-                    "table2",
-                    base,
-                    over,
-                    method=name,
-                    dataset=dataset,
-                    heterogeneity=f"alpha={alpha}",
-                    figures=figures,
-                    grids={**LR, **own},
-                )
+                yield _cell("table2", base, name, dataset, alpha, figures, grids={**LR, **own})
 
 
 # -- figures whose numbers the paper does not print ------------------------------------------------
@@ -63,22 +79,8 @@ def curves(table: str, dataset: str) -> Callable[..., Iterator[Cell]]:
 
     def cells(base: JsonMapping, printed: JsonMapping) -> Iterator[Cell]:
         for name in METHODS:
-            for alpha in ("0.2", "0.6"):
-                over = [
-                    COLUMNS[dataset],
-                    {"algorithm": METHODS[name]},
-                    {"data": {"dataset": DATASETS[dataset], "partition": {"alpha": float(alpha)}}},
-                ]
-                yield make(
-                    "feddpc",
-                    table,
-                    base,
-                    over,
-                    method=name,
-                    dataset=dataset,
-                    heterogeneity=f"alpha={alpha}",
-                    figures={"final_train_loss": None, "best_accuracy": None},
-                )
+            for alpha in ALPHAS:
+                yield _cell(table, base, name, dataset, alpha, UNPRINTED)
 
     return cells
 
@@ -87,22 +89,8 @@ def figure(table: str, parts: str) -> Callable[..., Iterator[Cell]]:
     """The method beside those of its variants whose label begins with `parts`, on CIFAR-10."""
 
     def cells(base: JsonMapping, printed: JsonMapping) -> Iterator[Cell]:
-        for alpha in ("0.2", "0.6"):
-            over = [
-                COLUMNS["CIFAR-10"],
-                {"algorithm": METHODS["FedDPC"]},
-                {"data": {"dataset": DATASETS["CIFAR-10"], "partition": {"alpha": float(alpha)}}},
-            ]
-            whole = make(
-                "feddpc",
-                table,
-                base,
-                over,
-                method="FedDPC",
-                dataset="CIFAR-10",
-                heterogeneity=f"alpha={alpha}",
-                figures={"best_accuracy": None, "final_train_loss": None},
-            )
+        for alpha in ALPHAS:
+            whole = _cell(table, base, "FedDPC", "CIFAR-10", alpha, UNPRINTED)
             yield from (
                 whole,
                 *(v for v in variants(whole) if v.method.removeprefix("FedDPC ").startswith(parts)),

@@ -11,9 +11,11 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 from fednet.experiment.lock import started_at
 from fednet.files import write_aside, write_first
@@ -35,6 +37,26 @@ class Claim:
         """A process that works for this one: while it lives the work is not free."""
         known = json.loads(self.path.read_text(encoding="utf-8"))["processes"]
         write_aside(self.path, _said([*known, _identity(pid)]))
+
+    def start(self, words: Sequence[str], log: IO[bytes], **more: Any) -> subprocess.Popen[bytes]:
+        """Starts a command that works for this one, in a session of its own; what it says goes to
+        `log`. More: as `subprocess.Popen` takes it.
+        """
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            **more,
+        )
+        try:
+            self.add(process.pid)
+        except BaseException:  # nothing may leave a run behind that no claim speaks for
+            process.kill()
+            process.wait()
+            raise
+        return process
 
     def release(self) -> None:
         """Free at once for whoever wants it, this process too."""

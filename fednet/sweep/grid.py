@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 
 from fednet import config
-from fednet.config import fit
+from fednet.config import fit, reading
 from fednet.config.tree import compose
 from fednet.errors import ConfigError
 from fednet.plain import JsonDict, JsonMapping
@@ -82,14 +82,8 @@ def load(path: str | Path) -> Sweep:
     ConfigError.
     """
     path = Path(path)
-    try:
-        tree = compose(path.read_text(encoding="utf-8"), str(path))
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{path}: there is no such file; expected a sweep file or a configuration with --grid."
-        ) from None
-    except (OSError, UnicodeDecodeError) as wrong:
-        raise ConfigError(f"{path}: cannot be read as text ({wrong}).") from None
+    text = reading.text_of(path, "a sweep file or a configuration with --grid")
+    tree = compose(text, str(path))
     sweep: Sweep = fit.fit(tree, Sweep, "")
     base = path.parent / sweep.base
     if not base.is_file():

@@ -191,15 +191,7 @@ def _begin(
     ]
     environment = {**KEEP, **os.environ, **dict.fromkeys(THREADS, "1")}
     with (task.books / f"{task.name}.log").open("wb") as log:
-        process = subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
-    held.add(process.pid)
+        process = held.start(words, log, env=environment)
     return Running(task, held, process, asked, time.monotonic())
 
 

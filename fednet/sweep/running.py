@@ -172,14 +172,7 @@ class Running:
         self.cell, self.log = cell, log
         self._held, self._beat, self._deadline = held, time.monotonic(), math.inf
         with log.open("ab") as out:
-            self._process = subprocess.Popen(
-                line,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        held.add(self._process.pid)
+            self._process = held.start(line, out)
 
     def look(self, wait_s: float, stop: bool) -> int | None:
         """Its exit status once it has ended, for which so long is waited. stop: it is asked for a

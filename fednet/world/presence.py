@@ -66,9 +66,6 @@ class Presence:
         return None
 
 
-ALWAYS = Presence(((0.0, math.inf),))
-
-
 def cyclic(spells: Spells, period: float) -> Presence:
     """Spells, none longer than the period, that come again after it. What touches is one spell;
     what has no length is none.

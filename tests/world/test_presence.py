@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fednet.world.presence import ALWAYS, Presence, cyclic, joined
+from fednet.world.presence import Presence, cyclic, joined
 
 
 def test_a_client_is_there_from_the_first_second_up_to_and_without_the_second() -> None:
@@ -34,7 +34,7 @@ def test_what_touches_is_one_spell_and_what_has_no_length_is_none() -> None:
 
 
 def test_who_is_always_there_never_leaves() -> None:
-    assert ALWAYS.until(1e9) == math.inf
+    assert Presence(((0.0, math.inf),)).until(1e9) == math.inf
     assert cyclic([(3, 103)], 100.0).until(50) == math.inf
 
 
