@@ -21,6 +21,7 @@ from fednet.registry import algorithm
 from fednet.tensors import Layout, Slot, Tensors
 from fednet.wire import compress
 from fednet.wire.codec import Codec
+from fednet.wire.compressors.base import Memory
 from tests.rooms import hashes, lines, processes, run, small, summary
 
 SPARSE = {
@@ -228,6 +229,21 @@ def test_what_is_remembered_survives_a_resume_and_sizes_are_as_predicted(name, t
     plain = run(tmp_path / "plain", **{**changes, "wire": {}})
     assert hashes(plain) != hashes(alone)
     assert summary(alone)["useful"]["up"]["delta"] < 0.6 * summary(plain)["useful"]["up"]["delta"]
+
+
+@pytest.mark.parametrize("name", REMEMBERING)
+def test_what_is_remembered_is_never_written_to(name, tmp_path, monkeypatch):
+    """A checkpoint writes a remembered tensor once, and takes it for the same while it is there."""
+    remembered, keep = [], Memory.set
+
+    def recorded(memory, value, name=""):
+        remembered.append((value, value.clone()))
+        keep(memory, value, name)
+
+    monkeypatch.setattr(Memory, "set", recorded)
+    run(tmp_path, **remembering(name))
+    assert len(remembered) > 20
+    assert all(torch.equal(value, then) for value, then in remembered)
 
 
 def test_processes_that_remember_come_to_the_same_bits(tmp_path):
