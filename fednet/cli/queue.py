@@ -14,8 +14,12 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fednet.serve.queue import Queue
+    from fednet.serve.queue import OPEN, Queue
     from fednet.serve.queue import table as rows
 
-    table(("run", "name", "state", "said"), rows(Queue(args.at).entries()))
+    queue = Queue(args.at)
+    entries = queue.entries()
+    table(("run", "name", "state", "said"), rows(entries))
+    if any(entry.state in OPEN for entry in entries) and not queue.served:
+        print(f"nobody serves {args.at}: fednet serve {args.at} goes on with what is open")
     return 0

@@ -62,8 +62,15 @@ def templates() -> Environment:
     )
 
 
-def render(runs: Sequence[Run], drawn: Mapping[str, Drawn] | None = None, said: str = "") -> str:
-    """The page as text."""
+def render(
+    runs: Sequence[Run],
+    drawn: Mapping[str, Drawn] | None = None,
+    said: str = "",
+    again: int = 0,
+) -> str:
+    """The page as text. again: seconds after which what is not finished is asked for again, where
+    somebody serves it.
+    """
     if not runs:
         raise ConfigError("report: expected at least one run directory.")
     groups = group(runs)
@@ -83,6 +90,7 @@ def render(runs: Sequence[Run], drawn: Mapping[str, Drawn] | None = None, said: 
             link=figures.link(runs[0]),
             several=several,
             said=said,
+            again=again,
             tiles=_tiles(runs[0]) if not several else [],
             live=[r.name for r in runs if not r.finished],
             comparison=_comparison(runs) if several else None,

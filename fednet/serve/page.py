@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 NUMBER = "[0-9]{1,9}"
 MOST = 1 << 20  # bytes of what is submitted
 REFRESH_S = 5
+REDRAWN_S = 15
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 HEADERS = {
     "Cache-Control": "no-store",
@@ -42,13 +43,13 @@ HEADERS = {
 
 class Pages:
     """What is shown of a folder. Drawn by one thread at a time, since matplotlib draws so, and
-    again only where a run has more rounds.
+    again only where a run has more rounds, or has ended.
     """
 
     def __init__(self, queue: Queue, writable: bool) -> None:
         self.queue, self.writable = queue, writable
         self._drawing = threading.Lock()
-        self._drawn: dict[int, tuple[float, str]] = {}
+        self._drawn: dict[int, tuple[tuple[float, bool], str]] = {}
 
     def index(self) -> str:
         entries = self.queue.entries()
@@ -77,10 +78,11 @@ class Pages:
         """The report of a run, as far as it is."""
         entry = self.queue.entry(number)
         run = self.queue.run(entry)
-        changed = (run / "rounds.jsonl").stat().st_mtime if run.is_dir() else 0.0
+        rows = (run / "rounds.jsonl").stat().st_mtime if run.is_dir() else 0.0
+        changed = rows, (run / "summary.json").exists()
         with self._drawing:
-            if self._drawn.get(number, (-1.0,))[0] != changed:
-                self._drawn[number] = changed, page.render([open_run(run)])
+            if self._drawn.get(number, (None,))[0] != changed:
+                self._drawn[number] = changed, page.render([open_run(run)], again=REDRAWN_S)
             return self._drawn[number][1]
 
     def facts(self) -> str:

@@ -24,6 +24,7 @@ import msgspec
 from fednet import config as configuration
 from fednet.config import Config
 from fednet.errors import ConfigError
+from fednet.experiment import lock
 from fednet.files import line, read_record, write_first, write_record
 
 State = Literal["waiting", "running", "done", "failed", "cancelled"]
@@ -57,6 +58,12 @@ class Queue:
 
     def run(self, entry: Entry) -> Path:
         return self.runs / entry.name
+
+    @property
+    def served(self) -> bool:
+        """Whether a process works through it, as far as this machine can tell."""
+        holder = lock.read(self.folder / "lock")
+        return holder is not None and not holder.gone
 
     def entries(self) -> list[Entry]:
         """All, in the order in which they were submitted."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ import pytest
 from fednet.cli.main import main
 from fednet.config import from_mapping
 from fednet.errors import ConfigError
+from fednet.experiment import lock
 from fednet.serve import page
 from fednet.serve.queue import Queue
 from tests.processes import Processes, lines, until
@@ -56,9 +58,16 @@ def test_the_commands_submit_list_and_cancel(tmp_path, capsys):
     at = ["--at", str(tmp_path)]
     assert main(["submit", *at, "--set", "name=mine", "--set", "rounds=3", "--quiet"]) == 0
     assert capsys.readouterr().out == "1\n"
+    assert main(["queue", *at]) == 0
+    assert f"nobody serves {tmp_path}: fednet serve" in capsys.readouterr().out
+    with lock.holding(tmp_path):
+        assert main(["queue", *at]) == 0
+        assert "nobody serves" not in capsys.readouterr().out
     assert main(["cancel", "1", *at]) == 0
     assert main(["queue", *at]) == 0
-    assert "mine-1  cancelled" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "mine-1  cancelled" in said
+    assert "nobody serves" not in said
     assert main(["submit", *at, "--set", "ronds=3"]) == 2
     assert len(Queue(tmp_path).entries()) == 1
 
@@ -104,6 +113,24 @@ def test_the_page_shows_the_queue_and_a_runs_curves_and_takes_nothing_without_a_
             with pytest.raises(HTTPError, match="404"):
                 site.get(absent)
     assert [e.state for e in queue.entries()] == ["waiting"]
+
+
+def test_a_page_is_read_again_while_there_is_news_and_nothing_typed_is_lost(tmp_path):
+    queue = Queue(tmp_path)
+    entry = queue.submit(config("shown"))
+    write(queue.run(entry))
+    summary = queue.run(entry) / "summary.json"
+    held = summary.read_bytes()
+    summary.unlink()
+    with Site(queue, TOKEN) as site:
+        # A page with a form is never thrown away by the browser alone.
+        assert re.findall(r"<noscript><meta[^>]*refresh", site.get())
+        assert len(re.findall("http-equiv=.refresh", site.get())) == 1
+        assert "if (!typed) location.reload()" in site.get()
+        assert "It is read again every" in site.get("/runs/1")
+        summary.write_bytes(held)  # without another round
+        assert "Not finished" not in site.get("/runs/1")
+        assert "location.reload" not in site.get("/runs/1")
 
 
 def test_what_a_run_says_is_text_and_a_page_elsewhere_does_not_reach_this_one(tmp_path):
