@@ -112,6 +112,11 @@ def configured(args: argparse.Namespace) -> Config:
             )
         args.config, args.out = held / "config.yaml", held.parent
         args.set = [f"name={held.name}", *args.set]
+    elif args.config is not None and Path(args.config).is_dir():
+        raise ConfigError(
+            f"{args.config} is a folder without a config.yaml; expected a configuration, or with "
+            f"--resume the directory of a run."
+        )
     if args.config is None and args.set and not args.quiet:
         changed = {change.partition("=")[0].strip() for change in args.set}
         print(f"{STANDS_IN} {_left(quickstart(), changed)}", file=sys.stderr)
@@ -184,12 +189,13 @@ def standalone(
         args = parser.parse_args(words)
     except SystemExit as done:
         return int(done.code or 0)
-    args.command = [prog, *words]
+    args.command = said([prog, *words])
     return guarded(prog, lambda: run(args), getattr(args, "out", None))
 
 
 def guarded(prog: str, main: Callable[[], int], out: Path | None = None) -> int:
     """Runs `main` and turns what it raises into one or two sentences and an exit status."""
+    _streams()
     _logging()
     try:
         return main()
@@ -202,7 +208,7 @@ def guarded(prog: str, main: Callable[[], int], out: Path | None = None) -> int:
         print(f"{prog}: stopped by Ctrl-C.", file=sys.stderr)
         return BY_KEYBOARD
     except BrokenPipeError:  # `fednet list | head`: whoever read has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        nowhere(sys.stdout)
         return 0
     except Exception as broken:
         if isinstance(broken, OSError) and broken.errno in REFUSED:
@@ -216,6 +222,25 @@ def guarded(prog: str, main: Callable[[], int], out: Path | None = None) -> int:
         tail = "raised in your own file" if own else "this is a fault of fednet"
         print(f"{prog}: {what} ({tail}; the whole traceback is in {where}).", file=sys.stderr)
         return BROKE
+
+
+def nowhere(stream: Any) -> None:
+    """What is still written there, and flushed at the end of the process, is dropped."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _streams() -> None:
+    """A process may be started without them, or where they take no more than ASCII."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif hasattr(stream := getattr(sys, name), "reconfigure"):  # a notebook's have none
+            stream.reconfigure(errors="backslashreplace")
+
+
+def said(words: Sequence[str]) -> list[str]:
+    """The command line as text: a path may hold bytes that the locale has no letters for."""
+    return [os.fsencode(word).decode("utf-8", "replace") for word in words]
 
 
 def _logging() -> None:
@@ -242,7 +267,7 @@ def _note(out: Path | None, error: BaseException, whole: bool) -> str:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
-            file.write(f"{' '.join(sys.argv)}\n{text}\n")
+            file.write(f"{' '.join(said(sys.argv))}\n{text}\n")
     except OSError:
         sys.stderr.write(text)
         return "the lines above"

@@ -17,10 +17,19 @@ from rich.table import Table
 from rich.text import Text
 
 from fednet.cli import words
+from fednet.cli.common import nowhere
 from fednet.plain import JsonDict, JsonMapping
 
 if TYPE_CHECKING:
     from fednet.records.rows import Row
+
+
+class Lines(Console):
+    """Whoever reads them may go: the run goes on. rich would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        nowhere(sys.stdout)
 
 
 class Display:
@@ -32,7 +41,7 @@ class Display:
         # Neither FORCE_COLOR nor a notebook makes a terminal, on which a line can be drawn again;
         # to `!fednet` in a cell Jupyter is one that keeps every line drawn.
         notebook = "JPY_PARENT_PID" in os.environ
-        self.console = console or Console(
+        self.console = console or Lines(
             highlight=False,
             soft_wrap=True,
             force_terminal=sys.stdout.isatty() and not notebook,

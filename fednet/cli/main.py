@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 import fednet
-from fednet.cli.common import WRONG_COMMAND, Parser, guarded
+from fednet.cli.common import WRONG_COMMAND, Parser, guarded, said
 from fednet.errors import unknown
 
 # What each verb does; its file is cli/VERB.py with `add(parser)` and `run(args) -> exit status`.
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parser.parse_args(words[1:])
     except SystemExit as done:  # argparse has said why
         return int(done.code or 0)
-    args.command = ["fednet", *words]
+    args.command = said(["fednet", *words])
     return guarded(
         f"fednet {name}",
         lambda: int(verb.run(args)),

@@ -74,7 +74,7 @@ def read(run: str | Path) -> Status:
     path = Path(run) / "status.json"
     try:
         return msgspec.json.decode(path.read_bytes(), type=Status)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         folder = open_run(run)
         raise StateError(
             f"{path} is missing: {folder.name} has not started a round, or was written without it."

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import subprocess
+import sys
 import types
 from pathlib import Path
 
@@ -362,3 +366,38 @@ def test_length_of_time_is_read(text, seconds):
 def test_what_is_no_length_of_time_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError):
         values.seconds(text)
+
+
+TINY = (
+    "name: tiny\nrounds: 2\nclients: 2\nreport: false\nmodel: {name: mlp, hidden: [4]}\n"
+    "data: {dataset: synthetic, samples: 40, shape: [4], classes: 2}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("how", "environment"),
+    [
+        ("{} | head -1", {}),
+        ("{} >&- 2>&-", {}),
+        ("{}", {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}),
+    ],
+    ids=["whoever reads goes", "no output", "ASCII"],
+)
+def test_a_run_ends_well_whatever_becomes_of_what_it_says(tmp_path, how, environment):
+    folder = tmp_path / "日 ö"
+    folder.mkdir()
+    (folder / "tiny.yaml").write_text(TINY)
+    line = f"'{sys.executable}' -m fednet run '{folder}/tiny.yaml' --in-process --out '{folder}'"
+    words = ["bash", "-o", "pipefail", "-c", how.format(line)]
+    done = subprocess.run(words, env={**os.environ, **environment}, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((folder / "tiny" / "summary.json").read_text(encoding="utf-8"))
+    assert f"{folder}/tiny.yaml" in str(summary["provenance"])
+
+
+def test_what_is_no_run_is_said_by_status_and_resume(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main.main(["status", str(tmp_path / "file")]) == 2
+    assert "expected a run directory" in capsys.readouterr().err
+    assert main.main(["run", str(tmp_path), "--resume"]) == 2
+    assert "is a folder without a config.yaml" in capsys.readouterr().err
