@@ -70,7 +70,7 @@ def namespace() -> list[str] | None:
     return None
 
 
-def reckon(mapping: JsonMapping, folder: Path, workers: int = 2) -> Reckoning:
+def reckon(mapping: JsonMapping, folder: Path) -> Reckoning:
     """Runs that configuration and counts. Raises CannotGoOn where the run fails."""
     folder.mkdir(parents=True, exist_ok=True)
     text = folder / "config.yaml"
@@ -78,7 +78,7 @@ def reckon(mapping: JsonMapping, folder: Path, workers: int = 2) -> Reckoning:
         configuration.to_yaml(configuration.from_mapping(dict(mapping), where="the bench")),
         encoding="utf-8",
     )
-    words = [sys.executable, "-m", "fednet.bench.transport", str(text), str(folder), str(workers)]
+    words = [sys.executable, "-m", "fednet.bench.transport", str(text), str(folder), "2"]
     apart = namespace()
     if apart is not None:
         words = [*apart, "sh", "-c", INSIDE, "sh", *words]

@@ -265,7 +265,7 @@ def read_server(run: Path) -> tuple[str, str | None] | None:
     return address, found.get("public_key")
 
 
-def wait_for_server(run: Path, give_up_s: float | None = None) -> tuple[str, str | None]:
+def wait_for_server(run: Path, give_up_s: float | None) -> tuple[str, str | None]:
     """Waits for a run's server.json. Raises CannotGoOn where there is none for give_up_s."""
     since = time.monotonic()
     while (found := read_server(run)) is None:

@@ -61,7 +61,7 @@ class ClientLoop:
         transport: ClientTransport,
         prepare: Callable[[ClientLoop, m.Welcome], Prepared],
         *,
-        curve: bool = False,
+        curve: bool,
         inline: bool = False,
         finder: Finder | None = None,
         faults: bool = False,
@@ -96,7 +96,7 @@ class ClientLoop:
         and when someone does again. Raises CannotGoOn when no server has taken this process in for
         give_up_s.
         """
-        alone, told = time.monotonic(), False
+        alone, reported = time.monotonic(), False
         welcome = alone
         while self.ended is None:
             self.step(min(0.5, self.protocol.beat_s / 2))
@@ -107,12 +107,12 @@ class ClientLoop:
             elif give_up_s is not None and time.monotonic() - welcome > give_up_s:
                 raise given_up(give_up_s)
             if self._connected:
-                if told:
+                if reported:
                     say(f"connected to {self.transport.address}")
-                alone, told = time.monotonic(), False
-            elif not told and self.ended is None and time.monotonic() - alone > UNANSWERED_S:
+                alone, reported = time.monotonic(), False
+            elif not reported and self.ended is None and time.monotonic() - alone > UNANSWERED_S:
                 say(f"not connected to {self.transport.address} yet; trying on (Ctrl-C ends this)")
-                told = True
+                reported = True
         return self.ended
 
     def leave(self) -> None:

@@ -215,7 +215,7 @@ class Experiment:
         return own or isinstance(self.algorithm, Secure)
 
     @property
-    def foretold(self) -> bool:
+    def predictable(self) -> bool:
         """Whether sizes are known here: not where they depend on data that the sites keep to
         themselves.
         """

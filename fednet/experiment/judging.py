@@ -102,12 +102,12 @@ class Watch:
         self._began = self._since = time.perf_counter()
         self._doing, self._spent = "loading", dict[str, float]()
 
-    def turn(self, phase: str, done: int, of: int) -> None:
-        """Another part of the task begins."""
+    def turn(self, stage: str, done: int, of: int) -> None:
+        """Another stage of the task begins: `done` of `of` steps of it are."""
         now = time.perf_counter()
         self._spent[self._doing] = self._spent.get(self._doing, 0.0) + now - self._since
-        self._doing, self._since = phase, now
-        self._progress(phase, done, of)
+        self._doing, self._since = stage, now
+        self._progress(stage, done, of)
 
     @property
     def seconds(self) -> float:

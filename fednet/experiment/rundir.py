@@ -131,7 +131,7 @@ def clear_run(path: Path) -> None:
 class RunDirectory:
     """Opened for writing by the server. book: `record.wire`; fsync: see `Book`."""
 
-    def __init__(self, path: Path, book: str = "messages", fsync: bool = False) -> None:
+    def __init__(self, path: Path, book: str, fsync: bool) -> None:
         self.path = path
         for folder in ("checkpoint", "log", "code", "figures"):
             (path / folder).mkdir(parents=True, exist_ok=True)

@@ -241,7 +241,7 @@ class Fleet:
         os.kill(os.getpid(), signal.SIGTERM)  # the server saves what there is, and stops
 
 
-def run_on_ray(config: Config, directory: Path, how: Hosting, workers: int | None = None) -> int:
+def run_on_ray(config: Config, directory: Path, how: Hosting, workers: int | None) -> int:
     """The whole federation; returns the exit status. Connects to the cluster that RAY_ADDRESS or
     this machine names, or starts a local one. Raises ConfigError without Ray, and where other hosts
     would be reached without CURVE.

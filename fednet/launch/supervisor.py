@@ -53,7 +53,7 @@ class Supervisor:
         directory: Path,
         how: Hosting,
         *,
-        workers: int | None = None,
+        workers: int | None,
     ) -> None:
         self.config, self.directory, self.how, self.wanted = config, directory, how, workers
         self.pids: dict[int, str] = {}  # pid -> "server", or a worker's device

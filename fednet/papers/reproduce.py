@@ -79,7 +79,7 @@ def _run(job: Job, asked: Request) -> int:
         )
     count, refused = [states.count("done")], []
 
-    def told(task: Task, state: str) -> None:
+    def show(task: Task, state: str) -> None:
         count[0] += (state == "done") - (state == "changed")
         if state == "refused":
             refused.append(task.name)
@@ -90,7 +90,7 @@ def _run(job: Job, asked: Request) -> int:
 
     try:
         if not asked.gather:
-            pool.work(tasks, asked.jobs, asked.device, load=asked.load, sets=asked.set, notify=told)
+            pool.work(tasks, asked.jobs, asked.device, load=asked.load, sets=asked.set, notify=show)
     finally:
         written = publish(job, asked.out)  # also of what was done before a stop
     failed = [t for t in tasks if marks.state_now(t) == "failed"]

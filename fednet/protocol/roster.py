@@ -221,5 +221,5 @@ class Roster:
 def differs(theirs: Mapping[str, str], mine: Mapping[str, str]) -> dict[str, object]:
     """What a worker runs in another version than the server: its bits may be others."""
     names = sorted(name for name in mine if theirs.get(name, mine[name]) != mine[name])
-    told = [f"{name} {theirs[name]}, here {mine[name]}" for name in names]
-    return {"differs": told} if told else {}
+    differing = [f"{name} {theirs[name]}, here {mine[name]}" for name in names]
+    return {"differs": differing} if differing else {}

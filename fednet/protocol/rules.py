@@ -33,7 +33,7 @@ CALM = 4
 FLOOR = 8192  # bytes a second: an upload may be so slow for as long as it lasts
 LEFT = "left"  # why a client that was there no more did not complete its task
 STRIKES = 256  # messages of a connection that belong to nothing, before it is hung up on
-TOLD = 16  # refusals that a connection is told of
+REFUSALS = 16  # that a connection is answered with
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from fednet.protocol.handing import Waiting
 from fednet.protocol.roster import Roster, Worker
-from fednet.protocol.rules import DEATHS, LOSSES, TOLD, TRIES, Job, Resolved, Rules, Settle
+from fednet.protocol.rules import DEATHS, LOSSES, REFUSALS, TRIES, Job, Resolved, Rules, Settle
 from fednet.protocol.turn import Refusals, Turn
 from fednet.protocol.window import Sending
 from fednet.protocol.work import ENDED, WITH_WORKER, States, Status, Work, message_of
@@ -182,14 +182,16 @@ class Tasks:
 
     def unread(self, worker: Worker, reason: str) -> None:
         """Something came that cannot be read from a worker that has tasks: line noise, or a reply
-        that is sent again whenever it is refused. After TOLD of these the task at work is refused.
+        that is sent again whenever it is refused. After REFUSALS of these the task is refused.
         """
         for w in self.held_by(worker):
             if w.running:
                 w.unread += 1
-                if w.unread >= TOLD:
+                if w.unread >= REFUSALS:
                     w.unread = 0
-                    self.refuse(w, f"{TOLD} messages that cannot be read, the last: {reason}", True)
+                    self.refuse(
+                        w, f"{REFUSALS} messages that cannot be read, the last: {reason}", True
+                    )
 
     def elsewhere(self, w: Work, worker: Worker, reason: str) -> None:
         """The worker has not what the task starts from: it goes to one that may have it. Without

@@ -8,7 +8,16 @@ from collections.abc import Callable
 
 import msgspec
 
-from fednet.protocol.rules import STRIKES, TOLD, Forget, Instruction, Note, Resolved, Send, Stray
+from fednet.protocol.rules import (
+    REFUSALS,
+    STRIKES,
+    Forget,
+    Instruction,
+    Note,
+    Resolved,
+    Send,
+    Stray,
+)
 from fednet.wire import messages as m
 from fednet.wire.messages import Key
 
@@ -82,7 +91,7 @@ class Refusals:
     ) -> None:
         """Counts a refusal; the sender is told of the first ones."""
         self.note(what, reason, self._worker_of(conn))
-        if self.strikes.get(conn, 0) < TOLD:
+        if self.strikes.get(conn, 0) < REFUSALS:
             refuse = m.Refuse(reason=m.clean(reason), final=final, unread=unread)
             self._turn.send(conn, refuse)
 

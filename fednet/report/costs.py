@@ -243,7 +243,7 @@ def predicted(run: Run, said: Mapping[str, Mapping[str, int]] | None) -> JsonDic
     return out
 
 
-def summed(run: Run, foretold: Mapping[str, Mapping[str, int]] | None) -> JsonDict:
+def summed(run: Run, prediction: Mapping[str, Mapping[str, int]] | None) -> JsonDict:
     """up, down, total: spent bytes. down_per_client: as with one client a process; mb: of up and
     that. useful: of the bytes spent, those in messages that were used. raw: payload before
     compression.
@@ -262,6 +262,6 @@ def summed(run: Run, foretold: Mapping[str, Mapping[str, int]] | None) -> JsonDi
         "messages": dict(book.messages),
         "kinds": kinds_of(run),
     }
-    if said := predicted(run, foretold):
+    if said := predicted(run, prediction):
         out["predicted"] = said
     return out

@@ -192,9 +192,9 @@ def summary(run: Run) -> Summary:
     )
 
 
-def summarise(run: Run, foretold: Mapping[str, Mapping[str, int]] | None = None) -> JsonDict:
+def summarise(run: Run, prediction: Mapping[str, Mapping[str, int]] | None = None) -> JsonDict:
     """The metric part of `summary.json`. What does not apply is left out; a mean of nothing is
-    None. foretold: the prediction of the method's own bytes, by direction and kind.
+    None. prediction: the prediction of the method's own bytes, by direction and kind.
     """
     a = curve(run)
     top, at = best(a) or (None, None)
@@ -226,7 +226,7 @@ def summarise(run: Run, foretold: Mapping[str, Mapping[str, int]] | None = None)
         }
     if own := personal(run):
         out["personal_spread"] = {k: v for k, v in own.items() if k not in ("pfl", "drift")}
-    out["bytes"] = summed(run, foretold)
+    out["bytes"] = summed(run, prediction)
     seconds = [float(r.seconds) for r in run.rounds if r.seconds is not None]
     phases: dict[str, float] = defaultdict(float)
     for r in run.rounds:
@@ -258,9 +258,7 @@ def interval(values: Sequence[float]) -> tuple[float, float | None]:
     return m, float(stdtrit(n - 1, 0.975)) * s / math.sqrt(n)
 
 
-def band(
-    runs: Sequence[Run], x: str, y: str = "accuracy", bytes: str = "total"
-) -> dict[str, list[float]]:
+def band(runs: Sequence[Run], x: str, y: str, bytes: str) -> dict[str, list[float]]:
     """Mean curve over seeds with its 95 % t-interval, at the rounds that all runs evaluated.
 
     x is the mean of the runs' costs at that round, so that a point is a round whatever the axis.

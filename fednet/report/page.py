@@ -232,7 +232,7 @@ def _curves(groups: Sequence[Group], chart: Chart) -> list[JsonDict]:
 
 def _details(run: Run, chart: Chart) -> JsonDict:
     """What is shown run by run."""
-    notes = {"bytes": _foretold, "clients": _worst, "classes": _spread, "partition": _sizes}
+    notes = {"bytes": _prediction, "clients": _worst, "classes": _spread, "partition": _sizes}
     cards = [
         {"title": f.title, "svg": chart(f), "note": notes.get(f.name, lambda run: "")(run)}
         for f in details.of_run(run)
@@ -256,7 +256,7 @@ def _details(run: Run, chart: Chart) -> JsonDict:
     }
 
 
-def _foretold(run: Run) -> str:
+def _prediction(run: Run) -> str:
     said = costs.predicted(run, run.summary.predicted)
     if not said:
         return ""

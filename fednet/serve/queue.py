@@ -125,9 +125,9 @@ def table(entries: Sequence[Entry]) -> list[tuple[str, ...]]:
     return [(str(e.number), e.name, e.state, e.said) for e in entries]
 
 
-def newest_log(run: Path, lines: int = 12) -> list[str]:
-    """The last lines of the server's log."""
+def newest_log(run: Path) -> list[str]:
+    """The last twelve lines of the server's log; of none, nothing."""
     with contextlib.suppress(OSError), (run / "log" / "server.log").open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 16_384))
-        return file.read().decode("utf-8", errors="replace").splitlines()[-lines:]
+        return file.read().decode("utf-8", errors="replace").splitlines()[-12:]
     return []

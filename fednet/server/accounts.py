@@ -95,7 +95,7 @@ def predict(
     """Adds what an exchange's messages should amount to, from the declarations, for the clients
     that completed it. server: its state as the exchange had it.
     """
-    if not experiment.foretold:
+    if not experiment.predictable:
         return
     method = experiment.algorithm
     predicted = functools.partial(experiment.predicted, round=phase.round)

@@ -26,7 +26,7 @@ ROW_BYTES = 300  # of a row, some
 class Flight:
     """The file of one run. fsync: lines are there after a power cut too."""
 
-    def __init__(self, path: Path, fsync: bool = False) -> None:
+    def __init__(self, path: Path, fsync: bool) -> None:
         self.path = path
         self._fsync = fsync
         repair(path)

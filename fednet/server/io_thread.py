@@ -29,7 +29,7 @@ from fednet.protocol.rules import (
     Stray,
 )
 from fednet.protocol.server import ServerProtocol
-from fednet.server.outbox import Outbox, Told
+from fednet.server.outbox import Outbox, Resolution
 from fednet.server.peers.events import QUIET_S, Events
 from fednet.server.peers.hearing import Hearing
 from fednet.server.spool import Spool, Spooled
@@ -66,12 +66,12 @@ class ServerIO:
         """
         self.protocol, self.transport, self.link, self.spool = protocol, transport, link, spool
         self.replies: dict[tuple[int, str], Spooled] = {}
-        self._check, self._told, self._pump_clients = check, events, pump
+        self._check, self._log, self._pump_clients = check, events, pump
         self._at, self._flush, self._had = at, flush, had
-        self._out = Outbox(link, spool, flush, lambda told: self._events.put(told), at)
+        self._out = Outbox(link, spool, flush, lambda found: self._events.put(found), at)
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._events: queue.SimpleQueue[list[Told] | BaseException] = queue.SimpleQueue()
-        self._told_of: deque[Told] = deque()  # of these, not asked for yet
+        self._events: queue.SimpleQueue[list[Resolution] | BaseException] = queue.SimpleQueue()
+        self._resolutions: deque[Resolution] = deque()  # of these, not asked for yet
         self._tick_at = self._shown_at = self._booked = 0.0
         self._hearing = Hearing(protocol, transport, link, events, self._receive, self._closed)
         self._closing = threading.Event()
@@ -127,7 +127,7 @@ class ServerIO:
         `timeout_s`, or for one of an earlier phase; round None: of any round. Raises what broke the
         I/O thread.
         """
-        if not self._told_of:
+        if not self._resolutions:
             if self._thread is None and not self._pump_until(time.monotonic() + timeout_s):
                 return None
             try:
@@ -136,8 +136,8 @@ class ServerIO:
                 return None
             if isinstance(found, BaseException):
                 raise found
-            self._told_of.extend(found)
-        of, resolved = self._told_of.popleft()
+            self._resolutions.extend(found)
+        of, resolved = self._resolutions.popleft()
         return resolved if of == phase or (None, *of[1:]) == phase else None
 
     def _pump_until(self, until: float) -> bool:
@@ -160,7 +160,7 @@ class ServerIO:
         if self._thread is not None:
             self.transport.wake()
             self._thread.join(60.0)  # before its socket is closed: thousands may end together
-        self._told.hush(float("inf"))
+        self._log.write_counts(float("inf"))
         for conn in {name[0] for name in self.link.ledger.open()}:
             # What a resume goes on with is not known to be of use or not until that one says so.
             self.link.closed(
@@ -174,7 +174,7 @@ class ServerIO:
         self.transport.close(linger_s)
         counts, booked = self.transport.traffic().values(), self.link.ledger.crossed()
         if counts:
-            self._told.tell(
+            self._log.tell(
                 "kernel",
                 {
                     "sent": sum(sent for sent, _ in counts),
@@ -184,7 +184,7 @@ class ServerIO:
                 },
             )
 
-    def farewell(self, timeout_s: float) -> None:
+    def await_leaves(self, timeout_s: float) -> None:
         """Waits until all workers have gone, so that the last bytes are counted on both sides."""
         if self.inline:
             self._step(0.0)
@@ -210,7 +210,7 @@ class ServerIO:
         if self._out.tasks:  # with the last turn
             if not self._sent_any:  # how long a server that was started anew took to it
                 self._sent_any = True
-                self._told.tell("first_task", {"round": self.protocol.round})
+                self._log.tell("first_task", {"round": self.protocol.round})
             self._at("broadcasting", self.protocol.round)
             self._out.tasks = False
         for event in self.transport.poll(self._hearing.wait(timeout_s)):
@@ -229,7 +229,7 @@ class ServerIO:
     def _tick(self, now: float) -> None:
         """Time passes: less often where there are so many clients that each look takes long."""
         self._do(self.protocol.tick(now))
-        self._told.hush(now)
+        self._log.write_counts(now)
         if now - self._booked >= QUIET_S:
             self._booked = now
             self._out.leave()
@@ -300,7 +300,7 @@ class ServerIO:
                 phase = round, self.protocol.phase, self.protocol.purpose
                 self._out.resolved(phase, i)
             elif isinstance(i, Note):
-                self._told.tell(i.event, i.fields)
+                self._log.tell(i.event, i.fields)
             elif isinstance(i, Forget):
                 self._out.leave()
                 self.transport.drop(i.conn, i.hang_up)
@@ -331,7 +331,7 @@ class ServerIO:
         reply.split, reply.taken_s, reply.arrived = tuple(arrived.split), arrived.taken_s, now
         reply.reported = {n: v for n, v in arrived.reported.items() if math.isfinite(v)}
         try:
-            body = reply.glance()
+            body = reply.view()
             if digest([body]) != reply.check:
                 raise RemoteProtocolError("the payload was damaged on its way")
             made = self._check(reply, body)

@@ -16,7 +16,7 @@ from fednet.wire.link import Link, Outgoing
 TOGETHER = 64  # messages of a wake-up that are dealt with before anything leaves
 LARGE_BYTES = 1 << 16  # of a body: such a message is dealt with by itself, its sender waits
 
-Told = tuple[tuple[int, int, str], Resolved]  # of a phase
+Resolution = tuple[tuple[int, int, str], Resolved]  # of a phase
 
 
 class Outbox:
@@ -29,13 +29,13 @@ class Outbox:
         link: Link,
         spool: Spool,
         flush: Callable[[], object],
-        tell: Callable[[list[Told]], None],
+        tell: Callable[[list[Resolution]], None],
         at: Callable[[str, int], None],
     ) -> None:
         self._link, self._spool, self._flush, self._tell, self._at = link, spool, flush, tell, at
         self._outgoing: list[Outgoing] = []
         self._keys: set[tuple[bytes, m.Key]] = set()  # of payloads that have not left
-        self._resolved: list[Told] = []
+        self._resolved: list[Resolution] = []
         self._sealed: list[Spooled] = []
         self._heard = 0
         self.tasks = False  # whether one is among what has left since this was set to False

@@ -171,7 +171,7 @@ class Phases:
 
         def command(now: float) -> list[Any]:
             self.io.replies.pop((client, phase.purpose), None)
-            self.asking.spool.disown(reply)
+            self.asking.spool.revoke(reply)
             return []
 
         self.io.call(command, wait=True)

@@ -24,7 +24,7 @@ from fednet.records import Summary
 from fednet.server.hosting import Hosting
 from fednet.server.peers.admission import Sent, checker, declared, judges
 from fednet.server.peers.endpoint import Endpoint
-from fednet.server.signals import insisting, on_stop, stop_early, stop_later
+from fednet.server.signals import on_stop, stop_early, stop_later, thrice_kills
 
 if TYPE_CHECKING:
     from fednet.experiment.faults import Faults
@@ -48,7 +48,7 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
     session = Session(config, directory, endpoint, how)
     rounds = session.rounds()
     session.watch.until, rounds.attendance.alone = how.until, endpoint.alone
-    on_stop(insisting(functools.partial(stop_later, session.watch)))
+    on_stop(thrice_kills(functools.partial(stop_later, session.watch)))
     over, why = False, ""
     try:
         session.begin(rounds)
@@ -325,7 +325,7 @@ class Session:
             self.watch.status("done" if over and not why else "stopped")
         self.io.call(lambda now: self.protocol.finish(over, why))
         # Where rounds are left, the workers stay and wait for a server.
-        self.io.farewell(1.0 if over else 0.05)
+        self.io.await_leaves(1.0 if over else 0.05)
         self.endpoint.leave()
         endings: list[Callable[[], object]] = [
             lambda: self.io.close(over),

@@ -331,7 +331,7 @@ class Rounds:
             seconds_virtual_by_phase=round.virtual_split or None,
             **tally.columns(),
             useful=tally.useful,
-            predicted=round.predicted if self.experiment.foretold else None,
+            predicted=round.predicted if self.experiment.predictable else None,
             **hashes,
             algorithm=round.reported | ({"warnings": round.warnings} if round.warnings else {}),
         )

@@ -40,7 +40,7 @@ process.
 """
 
 
-def insisting(handler: Handler) -> Handler:
+def thrice_kills(handler: Handler) -> Handler:
     """As `handler`, but the third Ctrl-C ends what is going on where it stands: a method's own part
     may never come to its end.
     """

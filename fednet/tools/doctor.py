@@ -257,15 +257,17 @@ def admitted(server: str, path: Path | None) -> Iterator[Finding]:
     from fednet.transport.base import Opened
     from fednet.transport.zeromq.dealer import ZmqClient
 
-    told: list[str] = []
+    refused: list[str] = []
     try:
         pair = keyfiles.load(path) if path is not None and path.is_file() else None
-        client = ZmqClient(server, keys=pair, on_refused=lambda reason, where: told.append(reason))
+        client = ZmqClient(
+            server, keys=pair, on_refused=lambda reason, where: refused.append(reason)
+        )
     except ConfigError as wrong:
         yield Finding("bad", "admission", str(wrong))
         return
     until, opened = time.monotonic() + HANDSHAKE_S, False
-    while not (opened or told) and time.monotonic() < until:
+    while not (opened or refused) and time.monotonic() < until:
         opened = any(isinstance(event, Opened) for event in client.poll(0.1))
     client.close(0.0)
     if opened:
@@ -282,7 +284,7 @@ def admitted(server: str, path: Path | None) -> Iterator[Finding]:
             "bad",
             "admission",
             f"{server} does not let a client in from here: "
-            f"{told[0] if told else 'no answer to the handshake'}{hint}.",
+            f"{refused[0] if refused else 'no answer to the handshake'}{hint}.",
         )
 
 

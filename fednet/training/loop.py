@@ -289,7 +289,7 @@ def full_gradient(
     data: tuple[Inputs, torch.Tensor],
     loss: Loss,
     batch_size: int,
-    precision: str = "fp32",
+    precision: str,
 ) -> tuple[Tensors, float]:
     """(gradient, loss) of the mean loss over all samples at what `scratch` holds; the module in
     eval mode, so that its buffers stay as they are. Batches are accumulated, weighted by their

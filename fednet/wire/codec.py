@@ -243,9 +243,7 @@ class Codec:
         low, high = self.older().size_of(field.kind, field.form, None, round)
         return low <= size <= high
 
-    def size_of(
-        self, kind: str, form: str, bound: int | None = None, round: int = 0
-    ) -> tuple[int, int]:
+    def size_of(self, kind: str, form: str, bound: int | None, round: int = 0) -> tuple[int, int]:
         """(smallest, largest) bytes of a field; equal where the declaration fixes them. round: see
         `compress.Chain.nbytes`.
         """

@@ -24,7 +24,7 @@ from fednet.experiment import build as experiment
 from fednet.experiment.judging import JUDGED, Judgement
 from fednet.launch.in_process import run_in_process
 from fednet.launch.start import Silent
-from fednet.protocol.rules import TOLD
+from fednet.protocol.rules import REFUSALS
 from fednet.server.hosting import Hosting
 from fednet.server.peers.endpoint import listen, listening
 from fednet.server.process import host_rounds
@@ -125,7 +125,7 @@ def before_a_join(address: str) -> Mallory:
         mallory.frames(*frames)
         # One after the other: who sends more than may wait is hung up on. And of a stranger's
         # messages so many are answered.
-        mallory.listen(lambda: len(mallory.refusals()) > min(n, TOLD - 1))  # noqa: B023
+        mallory.listen(lambda: len(mallory.refusals()) > min(n, REFUSALS - 1))  # noqa: B023
     return mallory
 
 

@@ -13,9 +13,9 @@ from fednet.protocol.rules import (
     CLAIMS,
     DEATHS,
     FLOOR,
+    REFUSALS,
     SLOTS,
     STRIKES,
-    TOLD,
     TRIES,
     UNUSED_S,
     Arrived,
@@ -271,7 +271,7 @@ def test_peer_is_told_of_its_first_refusals_and_hung_up_on_after_many():
         out = s.undecodable(b"1", "noise", 0.0)
         told += len(sent(out, m.Refuse))
         ended += of(out, Forget)
-    assert told == TOLD
+    assert told == REFUSALS
     assert ended == [Forget(b"1", hang_up=True)]
     s.closed(b"1", 0.0)
     assert s._refusals.strikes == {}
@@ -280,13 +280,13 @@ def test_peer_is_told_of_its_first_refusals_and_hung_up_on_after_many():
 def test_a_reply_that_never_can_be_read_does_not_hold_its_task():
     s = begun()
     dropped = []
-    for _ in range(TOLD * TRIES):
+    for _ in range(REFUSALS * TRIES):
         assert not dropped
         dropped = of(s.undecodable(b"1", "reply: state: no digest", 0.0), Resolved)
     (over,) = dropped
     assert over.client == 0
     assert over.reason == (
-        f"refused: {TOLD} messages that cannot be read, the last: reply: state: no digest"
+        f"refused: {REFUSALS} messages that cannot be read, the last: reply: state: no digest"
     )
 
 

@@ -254,10 +254,10 @@ def test_flood_of_refusals_is_a_line_and_a_count(monkeypatch):
         events.tell("refused", {"what": "frame", "reason": f"noise {n}", "worker": ""})
     events.tell("refused", {"what": "join", "reason": "no", "worker": ""})
     events.tell("joined", {"worker": "w"})
-    events.hush(100.5)
+    events.write_counts(100.5)
     assert notes == [("refused", "noise 0", None), ("refused", "no", None), ("joined", None, None)]
-    events.hush(101.0)
+    events.write_counts(101.0)
     assert notes[3:] == [("refused", "noise 49", 49)]
-    events.hush(102.0)
+    events.write_counts(102.0)
     events.tell("refused", {"what": "frame", "reason": "again", "worker": ""})
     assert notes[4:] == [("refused", "again", None)]

@@ -73,13 +73,13 @@ def test_an_upload_begun_anew_replaces_what_was_there_of_it(tmp_path):
 def test_what_is_held_is_handed_out_once_and_then_read_from_the_disk(tmp_path, data, part):
     spool = Spool(tmp_path)
     reply = sealed(spool, KEY, data, part)
-    assert bytes(reply.glance()) == data
+    assert bytes(reply.view()) == data
     assert reply.memory is not None
     assert bytes(reply.body()) == data
     assert reply.held is None
     assert reply.memory is None
     assert sum(spool._memory._held.values()) == 0
-    assert bytes(reply.glance()) == bytes(reply.body()) == data
+    assert bytes(reply.view()) == bytes(reply.body()) == data
 
 
 def test_what_the_first_reader_makes_of_a_payload_does_not_reach_the_second(tmp_path):
@@ -209,7 +209,7 @@ def test_nothing_vouches_for_a_payload_that_is_being_written_over(tmp_path, data
 
 def test_a_reply_that_turned_out_to_be_of_no_use_is_vouched_for_by_nothing(tmp_path):
     spool = Spool(tmp_path)
-    spool.disown(sealed(spool, KEY, b"payload"))
+    spool.revoke(sealed(spool, KEY, b"payload"))
     assert Spool(tmp_path).found(1, 0) == {}
 
 

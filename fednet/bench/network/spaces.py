@@ -40,13 +40,11 @@ class Spaces:
     machine does not let them be made.
     """
 
-    def __init__(
-        self, name: str, bad: Bad, seed: int, settings: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, name: str, bad: Bad, seed: int, settings: Mapping[str, str]) -> None:
         """settings: of the kernel, in both namespaces, such as net.ipv4.tcp_rto_max_ms."""
         self.names = (f"{name}s", f"{name}c")
         self.lines = tuple(Line(bad, seeds.rng(seed, f"bench/{way}")) for way in ("down", "up"))
-        self._settings = dict(settings or {})
+        self._settings = dict(settings)
         self._over = threading.Event()
 
     def __enter__(self) -> Spaces:
@@ -120,8 +118,8 @@ class Spaces:
                         os.write(target, packet)
 
 
-def _packets(end: int, most: int = 64) -> Iterator[bytes]:
-    for _ in range(most):
+def _packets(end: int) -> Iterator[bytes]:
+    for _ in range(64):
         try:
             yield os.read(end, LARGEST)
         except BlockingIOError:

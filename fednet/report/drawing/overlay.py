@@ -119,7 +119,7 @@ def draw(
 
 
 def details(
-    runs: Mapping[str, Run], folder: Path, name: str, said: str = "", classes: Sequence[str] = ()
+    runs: Mapping[str, Run], folder: Path, name: str, said: str, classes: Sequence[str]
 ) -> list[Path]:
     """What stands beside one setting's curves, from the runs themselves, by method: who holds what,
     accuracy by class over the rounds for the methods `classes`, condensed images where a run has

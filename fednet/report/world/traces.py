@@ -66,7 +66,7 @@ def expected(presence: Sequence[Presence], asked: int, start: float = 0.0) -> Ex
 
 
 # -- pictures --------------------------------------------------------------------------------------
-def draw_presence(presence: Sequence[Presence], out: Path, start: float = 0.0) -> Path:
+def draw_presence(presence: Sequence[Presence], out: Path, start: float) -> Path:
     at, here = present(presence, start)
     lengths = np.sort([b - a for p in presence for a, b in p.spells])
     shares = np.sort([p.share() for p in presence])

@@ -41,7 +41,7 @@ class Events:
             self._note(event, fields)
             self._loud[name] = time.monotonic(), 0, {}
 
-    def hush(self, now: float) -> None:
+    def write_counts(self, now: float) -> None:
         """Writes what was only counted for long enough."""
         for name, (since, more, last) in list(self._loud.items()):
             if now - since < QUIET_S:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from fednet.protocol.rules import TOLD
+from fednet.protocol.rules import REFUSALS
 from fednet.protocol.server import ServerProtocol
 from fednet.server.peers.budget import Peers, Strangers
 from fednet.server.peers.events import Events
@@ -101,7 +101,7 @@ class Hearing:
         is of rounds or clients that a peer has made up, nor among very many.
         """
         known = stray != "refused" and key.round <= self._protocol.round
-        return known and self._protocol.strikes(conn) <= TOLD
+        return known and self._protocol.strikes(conn) <= REFUSALS
 
     def _peer(self, event: Received) -> str:
         """Whose time is spent: a key's, or an address's where there are no keys."""

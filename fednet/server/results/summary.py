@@ -58,7 +58,7 @@ def finish(
     return Summary(
         name=config.name,
         useful=progress.useful,
-        predicted=progress.predicted if experiment.foretold else None,
+        predicted=progress.predicted if experiment.predictable else None,
         predicted_is="a bound" if bounded(experiment) else "exact",
         stopped=progress.stopped or None,
         model_sha256=model_hashes(rounds.method, server)[0],

@@ -80,7 +80,7 @@ class Spooled:
         if (held := self.let_go()) is not None:
             return held
         if not self.at:  # a file of its own
-            return self.glance()
+            return self.view()
         data = lend(self.size).data
         file = opened(self.path, os.O_RDONLY)
         try:
@@ -116,9 +116,9 @@ class Spooled:
             return False
         if not self.at and os.path.getsize(self.path) != self.size:  # a file of its own
             return False
-        return digest([self.glance()]) == self.check
+        return digest([self.view()]) == self.check
 
-    def glance(self) -> memoryview:
+    def view(self) -> memoryview:
         """Its payload as memory or the system has it already: to be let go of at once."""
         if self.held is not None:
             return self.held

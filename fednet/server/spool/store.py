@@ -220,7 +220,7 @@ class Spool:
             log.flush()
         self._sealed[key.round].remove(_name(key))
 
-    def disown(self, reply: Spooled) -> None:
+    def revoke(self, reply: Spooled) -> None:
         """The reply was checked and is of no use after all: nothing vouches for it any more."""
         if _name(reply.key) in self._sealed.get(reply.key.round, ()):
             self._unseal(reply.key)

@@ -92,15 +92,15 @@ def class_axis(module: nn.Module, data: Data) -> int:
     with torch.no_grad():
         outputs = module.eval()(x)
         axes = possible_axes(outputs, y)
-        told = getattr(module, "class_axis", None)
+        declared = getattr(module, "class_axis", None)
         head, features = getattr(module, "head", None), getattr(module, "features", None)
         linear = isinstance(head, nn.Linear) and callable(features)
         last = len(axes) == 2 and linear and torch.equal(head(features(x)), outputs)
     module.train(mode)
     if len(axes) < 2:
         return axes[0] if axes else -1
-    if told in (-1, 1):
-        return int(told)
+    if declared in (-1, 1):
+        return int(declared)
     if last:
         return -1
     raise ConfigError(
