@@ -74,8 +74,8 @@ def write_aside(
 
 
 def write_first(path: Path, data: Buffer | str, mode: int | None = None) -> bool:
-    """As `write_aside`, but of several that write it the first stays. Returns whether this one
-    was.
+    """Does what `write_aside` does, but of several processes that write it the first one's stays.
+    Returns whether this one was.
     """
     try:
         _aside(path, data, mode, False, lambda aside: os.link(aside, path))
@@ -164,8 +164,8 @@ def line(record: JsonDict) -> bytes:
 
 
 def plain_line(record: JsonDict) -> bytes:
-    """As `line`, of a record of strings and whole numbers alone, at a fifth of the time: a book has
-    a line a message.
+    """The text that `line` makes, of a record of strings and whole numbers alone, at a fifth of the
+    time: a book has a line a message.
     """
     return checked(_encode(record))
 

@@ -142,7 +142,7 @@ def _written(part: Any) -> tuple[str, str]:
 
 
 def _first_paragraph(docstring: str | None) -> str:
-    """In one line: a list has one line a part."""
+    """A docstring's first paragraph in one line: a list has one line a part."""
     return " ".join((docstring or "").strip().split("\n\n")[0].split())
 
 

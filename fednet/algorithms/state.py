@@ -56,7 +56,7 @@ class Rows(Protocol):
 
 
 class PerClient(Mapping[int, Tensors]):
-    """One Tensors a client, such as FedVARP's y_i; a missing row reads as zeros of `like`.
+    """One `Tensors` for each client, such as FedVARP's y_i; a missing row reads as zeros of `like`.
 
     A value: `put` returns a new mapping and leaves this one as it was. With a `store` (see the
     engine), rows lie on disk, one file a row, and memory holds none of them.

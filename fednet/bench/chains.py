@@ -17,7 +17,7 @@ REPEATS = 5
 
 
 def shapes(model: Path) -> tuple[tuple[int, ...], ...]:
-    """Of the float32 tensors in a model.safetensors."""
+    """The shapes of the float32 tensors in a model.safetensors, in the order of their names."""
     from safetensors import safe_open
 
     with safe_open(model, "pt") as file:

@@ -108,7 +108,7 @@ class IdleClients:
         self.over = False
 
     def run(self) -> None:
-        """Until the server says that the run is over, or hangs up."""
+        """Answers until the server says that the run is over, or hangs up."""
         beaten, come = time.monotonic(), 0
         while not self.over:
             while come < min(self._job["clients"], len(self._welcomed) + AT_ONCE):

@@ -100,8 +100,8 @@ def fednet(work: Workload, workers: int, folder: Path, on: bool | None = None) -
 def _watched(
     process: subprocess.Popen[str], folder: Path
 ) -> tuple[int, int, list[tuple[float, float, float]]]:
-    """Until a run has ended: (PSS of all its processes, the server's resident memory, both at the
-    peak; processor seconds of all, and of the server, by the time).
+    """Waits until a run has ended; returns (PSS of all its processes, the server's resident memory,
+    both at the peak; processor seconds of all, and of the server, by the time).
     """
     pss, peak, used = 0, 0, list[tuple[float, float, float]]()
     while process.poll() is None:

@@ -64,7 +64,7 @@ def neighbours(n: int, gone: int) -> int:
 
 
 def terms(protocol: str, n: int, gone: int, entries: int) -> Terms:
-    """Of a round of n clients."""
+    """The terms of a round of n clients."""
     point = FixedPoint(BITS, 1.0)
     order = drawn_order(n, seeds.rng(0, "secagg/graph", n))
     cohort, context = tuple(range(n)), b"bench"

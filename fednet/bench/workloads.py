@@ -12,8 +12,9 @@ MLP = {"name": "mlp", "hidden": [2150, 2150]}  # 11.2 M parameters, 45 MB
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """clients in all, per_round of them a round; samples a client; steps of batch_size a client, or
-    one epoch.
+    """What a benchmark trains. clients: how many there are; per_round: how many take part in a
+    round; samples: of each client; batch_size: samples of a step; steps: of a client in a round,
+    None for one epoch; shape: of a sample, (c, h, w).
     """
 
     name: str

@@ -116,7 +116,7 @@ def _shown(
 def _chains(
     texts: list[str], flag: str, way: str = "up", kinds: Sequence[str] = ("state",)
 ) -> dict[str, list[str]]:
-    """By its name, each chain: `a+b(1|2)` is a+b(1) and a+b(2). Raises ConfigError for what is no
+    """The chains by their names: `a+b(1|2)` is a+b(1) and a+b(2). Raises ConfigError for what is no
     chain, or none for these kinds that way.
     """
     from fednet.wire import compress

@@ -31,7 +31,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def shared_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of every verb that runs cells."""
+    """Adds the arguments of every verb that runs cells."""
     everywhere(parser, config=True)
     parser.add_argument("--seeds", metavar="0,1,2", help="run each cell with each of these seeds")
     parser.add_argument(

@@ -92,9 +92,9 @@ class ClientLoop:
     def run(
         self, say: Callable[[str], None] = lambda line: None, give_up_s: float | None = None
     ) -> p.Ended | p.TurnedAway:
-        """Until the run is over or this process is asked to leave. say: told when nobody answers,
-        and when someone does again. Raises CannotGoOn when no server has taken this process in for
-        give_up_s.
+        """Works until the run is over or this process is asked to leave. say: called with a
+        sentence when nobody answers, and when someone does again. Raises CannotGoOn when no server
+        has taken this process in for give_up_s.
         """
         alone, reported = time.monotonic(), False
         welcome = alone
@@ -155,7 +155,7 @@ class ClientLoop:
         return moved
 
     def _look(self) -> None:
-        """For the server, where somebody knows where it is."""
+        """Asks the finder, at most once in FIND_S seconds, where the server is by now."""
         if self._finder is None or time.monotonic() - self._found_at <= FIND_S:
             return
         self._found_at = time.monotonic()

@@ -83,7 +83,7 @@ class Policy:
 
     @classmethod
     def of_run(cls, data: Path | None) -> Policy:
-        """Of a worker of `fednet run`."""
+        """The policy of a worker of `fednet run`: it follows what the server asks."""
         return cls(data=data, download=True, faults=True, local=True)
 
     # -- before a run ------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class Policy:
         return made
 
     def _model(self, model: ModelSection) -> ModelSection:
-        """With its files where this site lets it look."""
+        """The section with its files where this site lets a run look for them."""
         weights, adapters = model.weights, model.adapters
         if weights is not None:
             weights = str(self._path(weights, "model.weights"))
@@ -198,7 +198,7 @@ class Policy:
         return msgspec.structs.replace(model, weights=weights, adapters=adapters)
 
     def _link(self, link: LinkSection) -> LinkSection:
-        """With the files of its rates where this site lets it look."""
+        """The section with the files of its rates where this site lets a run look for them."""
         named = (link.trace,) if isinstance(link.trace, str) else link.trace or ()
         found = [name if name in LINKS else str(self._path(name, "link.trace")) for name in named]
         trace = found[0] if len(found) == 1 else (found[0], found[1])

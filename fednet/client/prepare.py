@@ -309,7 +309,7 @@ class Explained(FednetError):
 
 @dataclass(frozen=True, slots=True)
 class Explainer:
-    """In the place of a `Preparer`: prints what the run would do with this site, and raises
+    """Stands in the place of a `Preparer`: prints what the run would do with this site, and raises
     `Explained`.
     """
 

@@ -20,7 +20,9 @@ LEFT = "masked.json"  # in a client's folder
 
 
 class Secrets:
-    """Of all clients that this process hosts in one run. root: of their states. Any thread."""
+    """The secrets, for secure aggregation, of all clients that this process hosts in one run. root:
+    the folder of their states. Any thread may call it.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root, self._lock = root, threading.Lock()

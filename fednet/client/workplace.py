@@ -54,7 +54,7 @@ class Answer:
     body: Body
 
     def with_(self, **changes: object) -> Answer:
-        """With other fields of its reply."""
+        """The same answer with some fields of its reply changed."""
         return Answer(msgspec.structs.replace(self.reply, **changes), self.body)
 
 

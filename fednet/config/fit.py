@@ -193,7 +193,7 @@ def _fits(node: Node, kind: object) -> bool:
 
 
 def _of(kind: object, shape: str) -> Any:
-    """Of a type's options (`X | None`), the one of that shape; None where there is none."""
+    """The member of a union type (`X | None`) that has that shape; None where none has."""
     bare = _bare(kind)
     options = get_args(bare) if get_origin(bare) in (Union, types.UnionType) else (bare,)
     return next((_bare(o) for o in options if _shape(o) == shape), None)

@@ -36,7 +36,7 @@ class Method(Protocol):
 
 
 class NoOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """Of a part that has none."""
+    """The options of a part that has none."""
 
 
 # Arguments that fednet fills in itself, by kind of part: the configuration cannot give them.
@@ -168,14 +168,14 @@ SELECTOR = {"model": "name", "algorithm": "name", "dataset": "dataset", "partiti
 
 
 def own_defaults(name: str, kind: str) -> JsonDict:
-    """Of a part's own options, those that have one."""
+    """The defaults of a part's own options, of those that have one."""
     declared = declared_options(getattr(registry, kind).get(name), kind)
     fields = msgspec.structs.fields(declared) if declared is not None else ()
     return {f.encode_name: msgspec.to_builtins(_default(f)) for f in fields if not f.required}
 
 
 def own_options(section: str) -> dict[str, list[str]]:
-    """By part that a section of `BESIDE` may name: its own options, with type and default."""
+    """The own options, with type and default, of each part that a section of `BESIDE` may name."""
     kind, found = BESIDE[section], dict[str, list[str]]()
     parts = getattr(registry, kind)
     for name in parts.names():
@@ -199,7 +199,7 @@ def _plain(field: msgspec.structs.FieldInfo) -> Any:
 
 # -- unlike models at clients: `model: [{name: lenet5, clients: 0-4}, {name: mlp, clients: 5-9}]`
 def model_owners(config: Config) -> dict[int, int]:
-    """By client that has another model than the first: which of `model.others`, from 0."""
+    """Which of `model.others`, from 0, each client has; not those that have the first model."""
     found: dict[int, int] = {}
     for place, entry in enumerate(config.model.others):
         key = f"model.others[{place}].clients"

@@ -182,7 +182,7 @@ Refuse = Callable[[str, str], ConfigError]
 
 
 def refuser(tree: Node) -> Refuse:
-    """Of the configuration that `tree` was read from."""
+    """A function that refuses a key of the configuration that `tree` was read from."""
 
     def refuse(key: str, sentence: str) -> ConfigError:
         node = at(tree, key)

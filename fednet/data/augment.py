@@ -33,7 +33,9 @@ def crop(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def crop_reflect(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """As `crop`, padded by the image's own mirrored border, as NIID-Bench trains CIFAR-10."""
+    """Does what `crop` does, padded by the image's own mirrored border, as NIID-Bench trains
+    CIFAR-10.
+    """
     return _cut(x, F.pad(x, (PAD, PAD, PAD, PAD), mode="reflect"), generator)
 
 

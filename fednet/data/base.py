@@ -144,7 +144,9 @@ class Data:
 
     @property
     def table_classes(self) -> int:
-        """Columns of a table of samples by class: C, or 1 where `labels` tells none apart."""
+        """The number of columns of a table of samples by class: C, or 1 where `labels` tells none
+        apart.
+        """
         return self.classes if self.classes is not None and self.train[1].ndim == 1 else 1
 
     # -- samples -----------------------------------------------------------------------------------

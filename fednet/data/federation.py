@@ -54,7 +54,7 @@ class Site:
 
     @property
     def nbytes(self) -> int:
-        """Of the training split's x, as it is kept from the first time it is asked for."""
+        """Bytes of the training split's x, as it is kept from the first time it is asked for."""
         x = self._kept[0]
         return sum(part.nbytes for part in (x.values() if isinstance(x, dict) else (x,)))
 

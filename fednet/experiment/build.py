@@ -58,7 +58,7 @@ class Experiment:
     unlike: Mapping[int, Setting] = dataclasses.field(default_factory=dict)  # by client, if another
 
     def setting_of(self, client: int) -> Setting:
-        """Of the client's own model."""
+        """The setting of the client's own model."""
         return self.unlike.get(client, self.setting)
 
     @functools.cached_property

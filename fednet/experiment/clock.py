@@ -179,14 +179,14 @@ def crossing(message: m.Task | m.Reply) -> int:
 
 
 def task_bytes(run: str, key: m.Key, job: Job) -> int:
-    """Of a task as the first server of the run hands it out for the first time; without `keep`,
-    which depends on when there was a checkpoint, and so on who was killed.
+    """The bytes of a task as the first server of the run hands it out for the first time; without
+    `keep`, which depends on when there was a checkpoint, and so on who was killed.
     """
     return crossing(message_of(job, key, run=run, inc=1))
 
 
 def reply_bytes(reply: Any) -> int:
-    """Of a reply (`server.spool.Spooled`) as it was sent."""
+    """The bytes of a reply (`server.spool.Spooled`), header and payload, as it was sent."""
     form = list(reply.form)
     return crossing(
         m.Reply(

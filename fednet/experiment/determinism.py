@@ -45,7 +45,7 @@ def settle(threads: int = 1, precision: str = "fp32") -> JsonDict:
 
 
 def versions() -> dict[str, str]:
-    """Of what the bits of a run may depend on, beside its configuration."""
+    """The versions of what the bits of a run may depend on, beside its configuration."""
     import platform
 
     import torch

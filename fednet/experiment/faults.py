@@ -98,7 +98,7 @@ class Plan:
         return known[round, client]
 
     def server(self, round: int) -> list[str]:
-        """Points of a round at which the server dies."""
+        """The points of the round, each one of `POINTS`, at which the server is planned to die."""
         points = [
             str(f.at)
             for f in self.config.faults.schedule

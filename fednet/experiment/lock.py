@@ -238,9 +238,9 @@ class States:
         ids: Sequence[int],
         clear: Callable[[set[int]], None] = lambda ids: None,
     ) -> None:
-        """In place of what was held before. Raises ConfigError that names the process which holds
-        the state of one of `ids`. clear: called, now and when they are released, with those of them
-        that no other process holds, before one can.
+        """Locks the states of `ids`, in place of what was held before. Raises ConfigError that
+        names the process which holds the state of one of `ids`. clear: called, now and when they
+        are released, with those of them that no other process holds, before one can.
         """
         self.release()
         locks = folder / "locks"

@@ -65,7 +65,7 @@ def _one(config: Config, algorithm: Algorithm, source: Source, begun: Start) -> 
 def _alike(
     config: Config, algorithm: Algorithm, input_shape: tuple[int, ...], settings: list[Setting]
 ) -> None:
-    """Of unlike models at clients: a message must have one size with all of them."""
+    """Checks that, where clients have unlike models, a message has one size with all of them."""
     first, *others = settings
     payloads = [p for e in algorithm.exchanges for p in (e.down, e.up)]
     for other in others:

@@ -34,7 +34,9 @@ CHUNK = 2**22  # values of a float split that are looked at at a time
 
 
 def finite(data: object) -> None:
-    """Raises DataError for a sample that is not finite. Bytes and whole numbers are."""
+    """Raises DataError where `data`, or an array or tensor in it, has a value that is not finite.
+    Bytes and whole numbers always are.
+    """
     for which in ("train", "test"):
         x, y = getattr(data, which)
         for name, part in [*named(x).items(), ("y", y)]:

@@ -212,7 +212,7 @@ class Supervisor:
         )
 
     def _watch(self) -> int:
-        """Until the server ends: with 0 the run is done."""
+        """Watches the processes until the server ends with status 0, by which the run is done."""
         signal.signal(signal.SIGALRM, lambda number, frame: self._look())
         signal.setitimer(signal.ITIMER_REAL, LOOK_S, LOOK_S)
         try:

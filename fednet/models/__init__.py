@@ -105,13 +105,15 @@ def nbytes(section: JsonMapping, input_shape: tuple[int, ...], classes: int) -> 
 
 
 def bytes_of(module: nn.Module) -> int:
-    """Bytes of the module's parameters and buffers, what is frozen of it too."""
+    """The bytes of the module's parameters and buffers, the frozen ones too."""
     held = (*module.parameters(), *module.buffers())
     return sum(t.numel() * t.element_size() for t in held)
 
 
 def make(section: JsonMapping, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """As `build`, but initialised from torch's current generator, and never from a file."""
+    """The model that `build` makes, but initialised from torch's current generator, and never from
+    a file.
+    """
     from torch import nn
     from torch.nn.parameter import is_lazy
 

@@ -39,8 +39,8 @@ def start(
     outputs: int,
     given: Mapping[str, torch.Tensor] | None = None,
 ) -> Start:
-    """Of a run's configuration. given: the values to begin with, from elsewhere. Raises
-    ConfigError.
+    """The model that a run's training starts from. given: the values to begin with, from elsewhere.
+    Raises ConfigError.
     """
     unread = models.section(models.without_files(config.model))
     section = models.section(config.model) if given is None else unread
@@ -132,8 +132,8 @@ def filled(module: nn.Module, given: Mapping[str, torch.Tensor]) -> nn.Module:
 
 
 def sha256(module: nn.Module) -> str:
-    """Of all tensors of its state dict, by name: what two sites agree on where a part of it never
-    crosses.
+    """The SHA-256 of all tensors of a state dict, by name: what two sites agree on where a part of
+    it never crosses.
     """
     import hashlib
 

@@ -72,8 +72,8 @@ def printed() -> JsonDict:
 
 @functools.cache
 def elsewhere() -> list[JsonDict]:
-    """What other sources have for cells of these tables: table, variant, heterogeneity, source,
-    values by method.
+    """The values that other sources print for cells of these tables, one mapping a line: table,
+    variant, heterogeneity, source, values by method.
     """
     found: list[JsonDict] = _read(HERE / "field.yaml")["elsewhere"]
     return found
@@ -124,8 +124,8 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _builders(paper: str) -> JsonDict:
-    """By name: tables and figures with numbers in the paper, then figures whose numbers it does not
-    print.
+    """The builders by name: tables and figures with numbers in the paper, then figures whose
+    numbers it does not print.
     """
     module = _module(paper)
     return {**module.TABLES, **getattr(module, "FIGURES", {})}

@@ -272,8 +272,8 @@ def _each(what: Callable[[int], None], first: int, most: int) -> float:
 
 
 def _seconds(what: Callable[[], None]) -> float:
-    """As long as it would take with nothing else to do: on a CPU at most the processor's time, to
-    which what other processes do adds little.
+    """The seconds that a call would take with nothing else to do: on a CPU at most the processor's
+    time, to which what other processes do adds little.
     """
     import torch
 

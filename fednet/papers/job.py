@@ -92,7 +92,7 @@ class Job:
         return out / (self.cells[0].paper + ("-mini" if self.scale == "mini" else ""))
 
     def runs(self, out: Path) -> list[tuple[Cell, int, Task]]:
-        """By seed, so that what is cut short has whole comparisons."""
+        """The runs ordered by seed, so that what is cut short has whole comparisons."""
         return [
             (
                 c,
@@ -148,7 +148,7 @@ def _of_dataset(cells: Sequence[Cell], dataset: str | None) -> list[Cell]:
 
 
 def _of_setting(cells: Sequence[Cell], setting: str | None, name: str) -> list[Cell]:
-    """Those that have these whole words in their setting, in either case: E1 is not E10."""
+    """The cells that have these whole words in their setting, in either case: E1 is not E10."""
     if not setting:
         return list(cells)
     words = f" {setting} ".lower()

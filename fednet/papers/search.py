@@ -154,7 +154,7 @@ def won(cell: Cell, point: JsonMapping) -> Cell:
 
 
 def words(point: JsonMapping, between: str = "") -> list[str]:
-    """As they stand in a run's name."""
+    """The settings as they stand in a run's name."""
     return [f"{k.rpartition('.')[2]}{between}{v}" for k, v in point.items()]
 
 

@@ -24,7 +24,7 @@ def settled() -> dict[str, list[JsonDict]]:
 
 
 def lines(paper: str) -> list[str]:
-    """As they stand in RESULTS.md."""
+    """The settled choices as they stand in RESULTS.md."""
     return [
         "Where the paper is silent, or says two things, the runs take:",
         "",

@@ -44,8 +44,9 @@ class Outgoing:
 
 
 class ClientTasks:
-    """room(): bytes of memory that a payload may take; part: bytes of a payload's parts, but the
-    last. share: a payload that came serves all clients here that are sent the same.
+    """The tasks of the clients that this process hosts. room(): bytes of memory that a payload may
+    take; part: bytes of a payload's parts, but the last. share: a payload that came serves all
+    clients here that are sent the same.
     """
 
     def __init__(self, room: Callable[[], int], part: int) -> None:

@@ -43,7 +43,7 @@ class Worker:
     user: str | None = None
 
     def named(self) -> dict[str, object]:
-        """As the run's events name it."""
+        """The fields by which the run's events name this worker."""
         return {"worker": self.name, "clients": sorted(self.ids), "pid": self.pid}
 
 
@@ -195,7 +195,7 @@ class Roster:
         return worker
 
     def left(self, conn: bytes, worker: Worker) -> None:
-        """Of its own will; the connection still stands."""
+        """The worker has left of its own will; its connection still stands."""
         del self._by_conn[conn]
         worker.conn, worker.ready = None, False
         self._changes(worker)

@@ -83,13 +83,15 @@ class Job:
     anew: Callable[[bool, bool], Job] | None = None
 
     def for_who_speaks(self, version: int) -> Job:
-        """As it is handed to a worker that speaks that version."""
+        """The job as a worker gets it that speaks that version of the protocol."""
         if self.anew is None or version >= self.needs:
             return self
         return replace(self.anew(True, self.based), anew=self.anew)
 
     def with_base(self) -> Job | None:
-        """For who lacks the model that training starts from; None where it was in it."""
+        """The job for a worker that lacks the model that training starts from; None where this job
+        has that model already.
+        """
         if self.anew is None or self.based:
             return None
         return replace(self.anew(not self.needs, True), anew=self.anew)

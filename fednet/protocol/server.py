@@ -75,7 +75,7 @@ class ServerProtocol:
 
     @property
     def work(self) -> Mapping[int, Work]:
-        """By client: the phase's tasks."""
+        """The phase's tasks, by client."""
         return self._tasks.work
 
     @property
@@ -87,7 +87,7 @@ class ServerProtocol:
         return self._tasks.round
 
     def round_of(self, client: int) -> int:
-        """Of the client's task."""
+        """The round of the client's task; the open round where it has none."""
         return (self.work[client].job.round if client in self.work else 0) or self.round
 
     @property

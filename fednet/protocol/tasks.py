@@ -30,7 +30,7 @@ class Tasks:
 
     # -- what is known -----------------------------------------------------------------------------
     def that_are(self, status: Status) -> Collection[Work]:
-        """In the order in which they became so."""
+        """The phase's tasks in that state, in the order in which they entered it."""
         return self._states.that_are(status)
 
     def put(self, w: Work, status: Status) -> None:
@@ -186,12 +186,10 @@ class Tasks:
         """
         for w in self.held_by(worker):
             if w.running:
-                w.unread += 1
-                if w.unread >= REFUSALS:
-                    w.unread = 0
-                    self.refuse(
-                        w, f"{REFUSALS} messages that cannot be read, the last: {reason}", True
-                    )
+                w.unread = (w.unread + 1) % REFUSALS
+                if not w.unread:
+                    unread = f"{REFUSALS} messages that cannot be read"
+                    self.refuse(w, f"{unread}, the last: {reason}", True)
 
     def elsewhere(self, w: Work, worker: Worker, reason: str) -> None:
         """The worker has not what the task starts from: it goes to one that may have it. Without
@@ -258,7 +256,7 @@ class Tasks:
         self.run_heads(worker)
 
     def run_heads(self, worker: Worker) -> None:
-        """As many of its queue as it has slots are running."""
+        """Marks as running the first tasks of the worker's queue, as many as it has slots."""
         for other in worker.queue[: worker.slots]:
             w = self.work.get(other)
             if w is not None and not w.running:

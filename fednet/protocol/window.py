@@ -164,7 +164,7 @@ class Held:
         return self.left(task)
 
     def left(self, task: m.Task) -> list[m.Task]:
-        """Those that wait for what `task` has, who wait no more."""
+        """The tasks that wait for the payload that `task` has; they are no longer waiting."""
         others = [t for t in self.waiting.values() if alike(t, task)]
         for other in others:
             del self.waiting[other.key]

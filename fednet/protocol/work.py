@@ -110,7 +110,7 @@ class States:
         self._by[Status.WAITING] = {w.job.client: w for w in waiting}
 
     def that_are(self, status: Status) -> Collection[Work]:
-        """In the order in which they became so."""
+        """The tasks in that state, in the order in which they entered it."""
         return self._by[status].values()
 
     def enter(self, work: Work, before: Work | None) -> None:

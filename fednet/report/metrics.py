@@ -36,7 +36,7 @@ def curve(run: Run, y: str = "accuracy") -> list[tuple[int, float]]:
 
 # -- accuracy --------------------------------------------------------------------------------------
 def final(values: Sequence[tuple[int, float]]) -> float | None:
-    """Of the last evaluated round."""
+    """The metric's value in the last evaluated round."""
     return values[-1][1] if values else None
 
 
@@ -184,7 +184,9 @@ def personal(run: Run) -> JsonDict | None:
 
 # -- all of it -------------------------------------------------------------------------------------
 def summary(run: Run) -> Summary:
-    """As it stands in `summary.json`; of a run that has none yet, its metrics up to now."""
+    """A run's summary as it stands in `summary.json`; of a run that has none yet, its metrics up to
+    now.
+    """
     return (
         run.summary
         if run.summary.accuracy is not None

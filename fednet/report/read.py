@@ -168,8 +168,8 @@ class Run:
         return module.eval()
 
     def _shape(self, settings: Any) -> tuple[tuple[int, ...], int]:
-        """Of one model input, and the number of outputs: as recorded, else by looking at the data
-        again.
+        """The shape of one model input, and the number of outputs: as recorded, else by looking at
+        the data again.
         """
         facts = self.partition
         if facts.get("input_shape"):

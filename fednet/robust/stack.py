@@ -37,7 +37,7 @@ class Stack:
     def add(
         self, x: Tensors, weight: float = 1.0, *, scale: float = 1.0, less: Tensors | None = None
     ) -> Stack:
-        """As `Sum.add`."""
+        """Takes one reply; the arguments are those of `Sum.add`."""
         if less is not None:
             x = x.with_vector(x.vector - less.vector.to(x.vector.device))
         if scale != 1.0:

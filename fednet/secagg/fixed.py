@@ -32,7 +32,7 @@ class FixedPoint:
 
     @property
     def largest(self) -> int:
-        """Of an entry's absolute value, the weight's own included."""
+        """The largest absolute value that an entry, or the weight, has as an integer."""
         return max(self.levels, self.most)
 
     def encode(self, x: Floats, weight: int = 1) -> Integers:
@@ -63,7 +63,9 @@ class FixedPoint:
         return largest * self.most <= self.levels * weight + clients * self.most
 
     def error(self, clients: int, weights: int) -> float:
-        """At most so far is an entry of the weighted mean from that of the clipped vectors."""
+        """The largest difference between an entry of the weighted mean and the same entry of the
+        mean of the clipped vectors.
+        """
         return clients * self.clip * self.most / (2 * self.levels * max(1, weights))
 
 

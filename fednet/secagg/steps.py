@@ -186,7 +186,7 @@ class SecureServer:
         return tuple(v for v in self.terms.circle[client] if v in done and v != client)
 
     def take(self, gathered: Gathered, client: int, answer: bytes) -> None:
-        """Raises RemoteProtocolError for what is no answer."""
+        """Adds a client's answer in this step. Raises RemoteProtocolError for what is none."""
         expected = self.sizes(client)[1]
         if len(answer) != expected:
             raise RemoteProtocolError(

@@ -47,7 +47,7 @@ class Entry(msgspec.Struct, kw_only=True):
 
 
 class Queue:
-    """Of one folder."""
+    """The queue of runs of one served folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._queue = folder, folder / "queue"
@@ -79,7 +79,9 @@ class Queue:
         return self._read(path)
 
     def submit(self, config: Config) -> Entry:
-        """At the end of the queue. Its files under `load:` are read when it runs."""
+        """Puts a configuration at the end of the queue. Its files under `load:` are read when it
+        runs.
+        """
         files = tuple(str(Path(file).resolve()) for file in config.load)
         self._queue.mkdir(parents=True, exist_ok=True)
         known = [int(path.stem) for path in self._queue.glob("[0-9]*.json")]

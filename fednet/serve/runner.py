@@ -34,8 +34,8 @@ class Runner:
         self._by_keyboard = False
 
     def run(self) -> None:
-        """Until SIGTERM, SIGUSR1 or Ctrl-C: raises Stopped then. Raises ConfigError where another
-        process serves this folder.
+        """Works through the queue until SIGTERM, SIGUSR1 or Ctrl-C, by which it raises Stopped.
+        Raises ConfigError where another process serves this folder.
         """
         for number in stops():
             signal.signal(number, self._asked)

@@ -151,7 +151,9 @@ class Asking:
         newer, comes = self._newer, self.experiment.base_comes
 
         def written(job: Job, older: bool, based: bool) -> Job:
-            """With the payload: as an older release has it; with what training starts from."""
+            """The job with its payload. older: as an earlier release writes it; based: with the
+            model that training starts from.
+            """
             parts = [encoded] if given is None else [given, encoded]
             if older:
                 parts = [self._codec.rewritten(part, phase.round) for part in parts]

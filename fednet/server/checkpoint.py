@@ -207,7 +207,7 @@ def content_name(value: State) -> str:
 
 
 def _per_client(value: object) -> Iterator[PerClient]:
-    """Those in a state's fields, and in lists of these."""
+    """The `PerClient` values in a state's fields, and in lists of states."""
     if isinstance(value, PerClient):
         yield value
     elif isinstance(value, State):

@@ -72,7 +72,9 @@ class Flight:
             self.keep(ledger.under_way())
 
     def settled(self, ledger: Ledger, rows: Iterable[Row]) -> None:
-        """These rows of the book are about to lose their numbers."""
+        """Writes down these rows of the book, which are about to lose the numbers they had under
+        way.
+        """
         for row in rows:
             self.booked(row)
         self.keep(ledger.under_way())

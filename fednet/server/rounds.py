@@ -190,7 +190,7 @@ class Rounds:
         return round
 
     def second(self, ahead: float = 0.0) -> float:
-        """Of the run, on its clock."""
+        """The second of the run, on the run's clock."""
         if self.parts.clock is not None:
             return self.progress.virtual + ahead
         return self.progress.seconds + time.monotonic() - self._recorded

@@ -41,8 +41,8 @@ process.
 
 
 def thrice_kills(handler: Handler) -> Handler:
-    """As `handler`, but the third Ctrl-C ends what is going on where it stands: a method's own part
-    may never come to its end.
+    """Does what `handler` does, but the third Ctrl-C ends what is going on where it stands: a
+    method's own part may never come to its end.
     """
     presses = list[float]()
 

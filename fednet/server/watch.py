@@ -89,7 +89,8 @@ class Watch:
     def await_clients(
         self, wanted: int, join_s: float | None, resumed: bool, round: int = 1
     ) -> None:
-        """Until so many are there, or `join_s` is over. Raises CannotGoOn where none has come.
+        """Waits until so many clients are there, or `join_s` is over. Raises CannotGoOn where none
+        has come.
         After a restart nobody is waited for in advance: each task waits for its own client.
         """
         until, noted = None if join_s is None else time.monotonic() + join_s, False

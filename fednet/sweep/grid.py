@@ -72,7 +72,7 @@ class Cell:
 
     @property
     def sets(self) -> list[str]:
-        """As values of `--set`. JSON is YAML."""
+        """The settings as values of `--set`, in JSON, which is YAML."""
         return [f"{k}={json.dumps(v)}" for k, v in self.settings.items()]
 
 

@@ -110,7 +110,7 @@ class _Pool:
         return bool(self._queue or self.running or (self._held and not self._again))
 
     def start(self, jobs: int, stop: Stop) -> None:
-        """As many as may be under way at a time."""
+        """Starts as many tasks as may be under way at a time."""
         if not self._queue and not self.running:
             self._queue, self._held, self._again = self._held, [], True
         while self._queue and len(self.running) < jobs and not stop.asked:

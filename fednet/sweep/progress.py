@@ -9,7 +9,9 @@ from pathlib import Path
 
 
 class Progress:
-    """Of the cells that one process does. cells: how many there are; folder: where they are."""
+    """The progress of the cells that one process does. cells: how many there are; folder: where
+    they are.
+    """
 
     def __init__(
         self, cells: int, folder: Path, clock: Callable[[], float] = time.monotonic

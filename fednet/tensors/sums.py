@@ -36,8 +36,8 @@ class Sum:
     def add(
         self, x: Tensors, weight: float = 1.0, *, scale: float = 1.0, less: Tensors | None = None
     ) -> Sum:
-        """With x at this weight. scale: a factor on its parameters alone, beside the weight. less:
-        what is subtracted from its parameters before.
+        """The sum with x added at this weight. scale: a factor on its parameters alone, beside the
+        weight. less: what is subtracted from its parameters before.
         """
         return self._add(x, weight, scale, less)[0]
 
@@ -128,7 +128,9 @@ class TwoSums:
         return cls(Sum.empty())
 
     def add(self, x: Tensors, weight: float) -> TwoSums:
-        """With x, at this weight in the second. Takes over the accumulators, as `Sum.add` does."""
+        """The sums with x added, at this weight in the second. Takes over the accumulators, as
+        `Sum.add` does.
+        """
         common = self.common if self.plain.count else weight
         more, rest = weight - common, self.rest
         if more and rest is None:

@@ -31,9 +31,9 @@ class Cost:
 
 
 def cost(config: Config, name: str, public: int | None = None) -> Cost:
-    """Of the method `name` for the configured model; with the configured options where the
-    configuration is of this method, else with its defaults. public: samples that the server
-    holds, if it is known. Raises ConfigError.
+    """The cost of the method `name` for the configured model; with the configured options where the
+    configuration is of this method, else with its defaults. public: samples that the server holds,
+    if it is known. Raises ConfigError.
     """
     from fednet import models
 

@@ -69,7 +69,7 @@ def resumed(changes: JsonMapping, files: Sequence[Path]) -> list[JsonDict]:
 
 
 def die(changes: str, folder: str, *files: str) -> None:
-    """In a process of its own: kills it amid the run."""
+    """Runs in a process of its own, which it kills amid the run."""
     loading.load_parts(files)
 
     def kill(record: Any) -> None:

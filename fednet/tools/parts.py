@@ -76,7 +76,7 @@ def model(name: str) -> Iterator[str]:
 
 
 def _parted(name: str, built: Any, x: Any) -> Iterator[str]:
-    """Of a model that says where its body ends."""
+    """Checks a model that names where its body ends; yields what it found, a sentence each."""
     import torch
 
     from fednet import models

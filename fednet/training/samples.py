@@ -26,7 +26,9 @@ def piece(x: Inputs, start: int, end: int) -> Inputs:
 def joined(
     x: Inputs, y: torch.Tensor, more: tuple[Inputs, torch.Tensor] | None
 ) -> tuple[Inputs, torch.Tensor]:
-    """Samples (x, y) followed by `more`."""
+    """The samples (x, y) followed by those of `more`, along the first axis; (x, y) where `more` is
+    None.
+    """
     if more is None or not len(more[1]):
         return x, y
     other = more[0]

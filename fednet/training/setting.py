@@ -58,7 +58,7 @@ class Setting:
         classes: int,
         data: Data | None,
     ) -> Setting:
-        """Of a configuration. data: None where there are none here."""
+        """The setting of a configuration. data: None where there are none here."""
         return cls(
             layout=begun.layout,
             shared=shared,

@@ -66,7 +66,7 @@ Event = Received | Opened | Closed
 class ServerTransport(Protocol):
     @property
     def address(self) -> str:
-        """As bound: `tcp://127.0.0.1:41233` where port 0 was asked for."""
+        """The address that was bound: `tcp://127.0.0.1:41233` where port 0 was asked for."""
         ...
 
     def poll(self, timeout_s: float | None) -> list[Event]:

@@ -18,7 +18,9 @@ class DelayQueue(Generic[T]):
         return len(self._held)
 
     def hold(self, due: float, item: T) -> None:
-        """Until `due`, or until what came before has left, if that is later."""
+        """Holds an item back until second `due`, or until what came before has left, if that is
+        later.
+        """
         if self._held:
             due = max(due, self._held[-1][0])
         self._held.append((due, item))

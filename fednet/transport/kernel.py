@@ -45,7 +45,8 @@ def await_words(listening: int) -> None:
 
 
 class KernelSocket:
-    """A look at the connection with descriptor `fd`. Raises OSError if that is no open socket.
+    """What the kernel knows of the TCP connection with descriptor `fd`. Raises OSError if that is
+    no open socket.
 
     Until `keep`, the descriptor is libzmq's: it may be closed, and another file's, at any time.
     """

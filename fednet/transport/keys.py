@@ -68,7 +68,7 @@ def switch(directory: str | Path) -> str:
 
 
 def trust(file: str | Path, server: str) -> None:
-    """In a client's file: its server may have that key by now, beside those that stand there."""
+    """Adds a public key to those that a client's file says its server may have."""
     path, server = Path(file), checked(server.strip(), "the server's public key")
     pair = load(path)
     known = [key for key in (pair.server, *pair.servers) if key is not None and key != server]

@@ -145,7 +145,7 @@ class OwnBook(Lines):
 
 
 def _books(folder: Path) -> list[tuple[int, Path]]:
-    """By the length of wire.jsonl that each goes on from."""
+    """A folder's books by the length of wire.jsonl that each goes on from, the shortest first."""
     return sorted((int(p.stem.partition("-")[2]), p) for p in folder.glob("book-*.jsonl"))
 
 
@@ -164,7 +164,7 @@ def rows(directory: Path) -> Iterator[Row]:
 
 
 def done_again(rows: Iterable[Row]) -> set[int]:
-    """Of rows that were of use, the `id` of those that were for nothing: where a server died
+    """The `id` of those rows, of all that were of use, that were for nothing: where a server died
     between two checkpoints, the next one did rounds again.
     """
     newest: dict[tuple[Any, ...], int] = {}

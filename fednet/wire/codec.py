@@ -49,7 +49,7 @@ class Body:
         return found[0] if len(found) == 1 else memoryview(b"".join(found))
 
     def parts(self, size: int = PART) -> int:
-        """Of so many bytes each, but the last."""
+        """How many parts of `size` bytes it has; the last may be shorter."""
         return math.ceil(self.size / size)
 
     def part(self, index: int, size: int = PART) -> memoryview:
@@ -95,7 +95,7 @@ class Codec:
         return any(chain.shared for chain in self.chains.values())
 
     def older(self) -> Codec:
-        """As the release before wrote what it could write."""
+        """The codec that writes as the release before did, for a peer of that release."""
         chains = {kind: chain.older() for kind, chain in self.chains.items()}
         return Codec(self.layout, chains, self.buffers, self.exempt)
 

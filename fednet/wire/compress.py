@@ -88,7 +88,9 @@ class Chain:
         return "[" + ", ".join(self.text) + "]"
 
     def older(self) -> Chain:
-        """As the release before wrote it, for one that speaks no later version of the protocol."""
+        """The chain that writes as the release before did, for a peer that speaks no later version
+        of the protocol.
+        """
         found = None if self.select is None else self.select.older()
         return self if found is None else dataclasses.replace(self, select=found)
 
@@ -116,7 +118,7 @@ class Chain:
         return Chain(lossless=self.lossless, text=self.text[-1:] if self.lossless else ())
 
     def fitted(self, shapes: tuple[tuple[int, ...], ...]) -> Chain:
-        """For vectors that hold tensors of these shapes, one behind the other."""
+        """The chain for vectors that hold tensors of these shapes, one behind the other."""
         return (
             self
             if self.select is None

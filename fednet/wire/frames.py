@@ -143,7 +143,9 @@ def _body(frame: Any) -> memoryview:
 
 
 def _shown(value: object) -> str:
-    """For a reason. What is nested is not shown: to write it out can exhaust the stack."""
+    """A value as text for an error. What is nested is not shown: to write it out can exhaust the
+    stack.
+    """
     return repr(value)[:40] if isinstance(value, (str, int, float)) else type(value).__name__
 
 

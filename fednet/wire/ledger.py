@@ -102,7 +102,9 @@ def add_kinds(into: dict[str, int], kinds: Mapping[str, int]) -> None:
 
 
 def payload(row: JsonMapping) -> Mapping[str, int]:
-    """By kind, what a row's client got of its payload, whether it crossed or was shared."""
+    """The bytes by kind that a row's client got of its payload, whether they crossed or were
+    shared.
+    """
     return row.get("shared") or row["kinds"]
 
 
@@ -242,7 +244,9 @@ class Ledger:
         self.enter(self._row(a, useful, **more))
 
     def _row(self, a: Account, useful: bool, **more: object) -> Row:
-        """As `records.Wire` has it: put together here, since a book has several a message."""
+        """A row with the fields of `records.Wire`, put together here, since a book has several a
+        message.
+        """
         payload = 0
         for n in a.kinds.values():
             payload += n

@@ -56,7 +56,9 @@ def raw(values: torch.Tensor) -> memoryview:
 def pack(
     form: str, value: Any, where: str
 ) -> tuple[list[Buffer], list[tuple[str, str, list[int]]]]:
-    """(a value's bytes, the (name, dtype, shape) of its arrays). where: for the error."""
+    """Lays out a field's value for the wire. Returns (a value's bytes, the (name, dtype, shape) of
+    its arrays). where: for the error.
+    """
     if form == "run":
         return [struct.pack("<qqd", value.n, value.steps, value.loss)], []
     if form == "float":

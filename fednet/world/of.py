@@ -19,8 +19,8 @@ DEVICES = ("phones",)
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """By client: presence, None where all are always there; pace, None where a step takes what it
-    takes. start: the second of the trace at which the run begins.
+    """What the traces say, by client: presence, None where all are always there; pace, None where
+    no trace says how long a step takes. start: the second of the trace at which the run begins.
     """
 
     presence: tuple[Presence, ...] | None = None
@@ -119,7 +119,7 @@ def _paces(config: Config) -> Iterator[Pace]:
 
 
 def links(config: Config, client: int) -> tuple[Rates, Rates] | None:
-    """(down, up) of a client; None where `link.trace` is not given."""
+    """The rates of a client's link over time, (down, up); None where `link.trace` is not given."""
     given = config.link.trace
     if given is None:
         return None
@@ -147,7 +147,7 @@ def kind(trace: str) -> str:
 
 
 def clients(trace: str, kind: str) -> int:
-    """As many clients as the trace tells of; of a drawn one a hundred."""
+    """How many clients the trace tells of; 100 for one that is drawn."""
     if trace in AVAILABILITY:
         return len(shipped.phones())
     if trace in models.LINKS:

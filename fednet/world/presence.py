@@ -48,7 +48,7 @@ class Presence:
         return (lap + 1) * self.period + self.spells[0][0]
 
     def share(self) -> float:
-        """Of its time, how much it is there."""
+        """The share of the time that the client is there, 0..1."""
         whole = self.period if self.period is not None else (self.spells or ((0, 0),))[-1][1]
         return sum(b - a for a, b in self.spells) / whole if whole else 0.0
 

@@ -58,7 +58,7 @@ def text(path: str, key: str, names: Sequence[str]) -> str:
 
 
 def clients(text: str, path: str) -> int:
-    """As many as a file tells of; 1 where it tells of none."""
+    """How many clients a file tells of; 1 where it names none."""
     if text.lstrip()[:1] == "{":
         return sum(1 for _ in _entries(text, path))
     named = [line.partition(",") for line in text.splitlines() if line.strip()]
@@ -117,7 +117,7 @@ def _spell(start: float, end: float, before: float, at: str) -> tuple[float, flo
 
 
 def _device(key: str, value: Any, at: str) -> Presence:
-    """Of FedScale's or FLASH's JSON."""
+    """One device's entry of FedScale's or FLASH's JSON."""
     try:
         if "ready_time" in value:
             begin, end = value["trace_start"], value["trace_end"]
@@ -155,7 +155,7 @@ def _device(key: str, value: Any, at: str) -> Presence:
 
 # -- devices ---------------------------------------------------------------------------------------
 def paces(text: str, path: str, clients: int, batch: int) -> Iterator[Pace]:
-    """By client. batch: samples of a step, where the file has the time of one sample."""
+    """The paces by client. batch: samples of a step, where the file has the time of one sample."""
     if text.lstrip()[:1] == "{":
         found = [
             Pace(TRAINED * batch * _above(value, "computation", at) / 1e3)
@@ -261,7 +261,7 @@ def mahimahi(text: str, path: str) -> Rates:
 
 
 def _table(text: str, path: str, clients: int, single: bool) -> dict[int, tuple[Rates, Rates]]:
-    """Of a CSV: each client's seconds from 0 on, none left out."""
+    """Reads a CSV that has each client's seconds from 0 on, none left out."""
     names = (*(("client",) if single else ()), "second", "down_mbps", "up_mbps")
     rates: dict[int, list[tuple[float, float]]] = {}
     at, last = f"{path}:1", -1
@@ -287,7 +287,7 @@ def _table(text: str, path: str, clients: int, single: bool) -> dict[int, tuple[
 
 # -- lines -----------------------------------------------------------------------------------------
 def _cut(line: str, most: int = 60) -> str:
-    """As an error shows it."""
+    """A line as an error shows it, cut where it is long."""
     line = line.strip()
     return repr(line) if len(line) <= most else f"{line[:most]!r} and {len(line) - most} more"
 

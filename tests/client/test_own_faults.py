@@ -9,7 +9,7 @@ import pytest
 
 from fednet.algorithms.fedavg import FedAvg
 from fednet.errors import without_paths
-from fednet.server.signals import TOGETHER_S, insisting
+from fednet.server.signals import TOGETHER_S, thrice_kills
 from fednet.wire import messages as m
 from tests.chaos.mallory import Liar
 from tests.chaos.test_hostile_server import (
@@ -67,7 +67,7 @@ def test_the_third_press_of_ctrl_c_ends_what_does_not_end(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     before = signal.getsignal(signal.SIGINT)
-    on = insisting(lambda number, frame: asked.append(number))
+    on = thrice_kills(lambda number, frame: asked.append(number))
     try:
         for press in range(2):
             now[0] += 1.0

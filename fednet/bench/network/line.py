@@ -29,7 +29,7 @@ class Bad:
 
 @dataclass(slots=True)
 class Counts:
-    """Of packets that came to the link, and of the bytes of TCP's payload in them."""
+    """How many packets came to the link, and how many bytes of TCP's payload were in them."""
 
     packets: int = 0
     payload: int = 0
@@ -85,6 +85,6 @@ def payload(packet: bytes) -> int:
 
 
 def total(lines: Any) -> Counts:
-    """Of both directions."""
+    """The counts of both directions together."""
     counts = [line.counts for line in lines]
     return Counts(*(sum(getattr(c, f) for c in counts) for f in Counts.__dataclass_fields__))

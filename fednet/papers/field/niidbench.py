@@ -29,7 +29,7 @@ METHODS: dict[str, JsonDict] = {
 
 
 def partition(heterogeneity: str) -> JsonDict:
-    """Of the section `data`."""
+    """The key `partition` of the section `data`."""
     kind, _, value = heterogeneity.partition("=")
     if kind == "beta":
         section = {"scheme": "dirichlet", "alpha": float(value), "cap": True, "min_samples": 10}

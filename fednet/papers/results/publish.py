@@ -59,7 +59,7 @@ def rows(job: Job, out: Path) -> tuple[list[JsonDict], list[JsonDict], dict[tupl
 
 
 def _status(task: Task, state: str) -> str:
-    """As it stands in the table."""
+    """A cell's state as it stands in the table."""
     if state == "failed":
         return f"failed: {marks.why(task) or 'it said nothing'}"
     if state == "begun":
@@ -95,8 +95,8 @@ def publish(job: Job, out: Path) -> list[Path]:
 
 
 def pages(job: Job, out: Path, runs: Mapping[tuple[str, int], Run]) -> list[Path]:
-    """For each setting a page with all its methods laid over each other, and pictures of the first
-    seed's runs.
+    """Writes for each setting a page with all its methods laid over each other, and pictures of the
+    first seed's runs.
     """
     settings: dict[str, dict[tuple[str, int], Run]] = {}
     for cell, seed, _ in job.runs(out):

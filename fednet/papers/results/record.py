@@ -84,7 +84,7 @@ def shrink(picture: Path, target: Path) -> None:
 
 
 def thinned(rows: Sequence[JsonMapping]) -> list[JsonMapping]:
-    """At most POINTS rows a run, evenly over its rounds, the first and the last among them."""
+    """At most POINTS rows of a run, spread evenly over its rounds, with the first and the last."""
     by_run: dict[tuple[str, ...], list[JsonMapping]] = {}
     for r in rows:
         by_run.setdefault(reproduction.identity(r), []).append(r)
@@ -274,8 +274,8 @@ def _others(rows: Sequence[JsonMapping]) -> list[str]:
 
 
 def _rows(name: str, books: Path, scale: str) -> list[JsonDict]:
-    """In the order of the paper's table, whatever was run first; a column's own methods after the
-    paper's.
+    """The rows in the order of the paper's table, whatever was run first; a column's own methods
+    after the paper's.
     """
     path = books / (name.replace("/", "-") + ("-mini" if scale == "mini" else "") + ".csv")
     if not path.exists():

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def of_run(run: Run) -> Iterator[Figure]:
-    """Those that this run has data for."""
+    """The figures that this run has data for."""
     yield from bytes_by_kind(run)
     yield from time_split(run)
     yield from participation(run)

@@ -68,7 +68,9 @@ def point(label: str, runs: Sequence[Run], encode: float, decode: float) -> Poin
 
 
 def front(points: Sequence[Point], axis: str) -> list[Point]:
-    """Those that no other equals or beats in cost and mean accuracy at once, the cheapest first."""
+    """The points that no other equals or beats in cost and mean accuracy at once, the cheapest
+    first.
+    """
     found: list[Point] = []
     for p in sorted(points, key=lambda p: (p.cost(axis), -p.mean)):
         if not found or p.mean > found[-1].mean:
@@ -189,7 +191,7 @@ COLUMNS = (
 
 
 def table(points: Sequence[Point], way: str) -> list[tuple[str, ...]]:
-    """As `fednet frontier` prints them: the best first."""
+    """The points as `fednet frontier` prints them: the best first."""
     chosen = axes(points, way)
     best = {axis: front(points, axis) for axis in chosen}
     rows: list[tuple[str, ...]] = []

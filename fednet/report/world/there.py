@@ -60,7 +60,7 @@ def summarised(run: Run) -> JsonDict:
 
 
 def tables(run: Run) -> list[JsonDict]:
-    """For the page: title, head, rows, note."""
+    """The tables for the page, each as (title, head, rows, note)."""
     made: list[JsonDict] = []
     if reached := to_accuracy(run):
         made.append(

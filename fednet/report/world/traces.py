@@ -35,8 +35,9 @@ def present(presence: Sequence[Presence], start: float = 0.0) -> tuple[np.ndarra
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Of a round that begins at a time drawn evenly: how many are there, in the mean, at least and
-    at most; how many are asked; and of these how many are still there after so many seconds.
+    """What is to be expected of a round that begins at a time drawn evenly: how many are there, in
+    the mean, at least and at most; how many are asked; and of these how many are still there after
+    so many seconds.
     """
 
     here: float
@@ -87,7 +88,9 @@ def draw_paces(paces: Sequence[Pace], out: Path) -> Path:
 
 
 def draw_links(links: Sequence[tuple[Rates, Rates]], out: Path) -> Path:
-    """Of the first clients' links second by second, and of all how often which rate."""
+    """Draws the rates of the first clients' links second by second, and how often each rate is had
+    of all.
+    """
     with canvas((9.0, 5.6), **{"figure.constrained_layout.use": True}) as fig:
         axes = fig.subplots(2, 2, width_ratios=(2, 1))
         for row, (name, which) in zip(axes, (("down", 0), ("up", 1))):

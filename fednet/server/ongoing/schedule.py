@@ -88,7 +88,9 @@ class Schedule:
         return self._fill()
 
     def close(self, at: float) -> list[Give | Update]:
-        """What is there makes the update, as another run has it on record."""
+        """Makes the update of the replies that are there, where a recorded run did. at: the second
+        of the run.
+        """
         self.at = at
         return [self._update()]
 

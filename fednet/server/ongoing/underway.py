@@ -72,7 +72,7 @@ def kept(checkpoints: Checkpoints, under_way: Mapping[int, UnderWay]) -> dict[st
 
 
 class Tasks(dict[int, Task]):
-    """By client. phase: what goes down in the round that is open."""
+    """The tasks under way, by client. phase: what goes down in the round that is open."""
 
     def __init__(self, asking: Asking, at: float) -> None:
         """at: the second of the run at which this server goes on."""

@@ -132,8 +132,8 @@ class Updates:
         return next((i for i in instructions if isinstance(i, Update)), None)
 
     def _of(self, client: int) -> tuple[str, str, str]:
-        """Of a client's state: the version that is used next, its SHA-256, and the version that the
-        last checkpoint has.
+        """What is known of a client's state: the version that is used next, its SHA-256, and the
+        version that the last checkpoint has.
         """
         carried, durable = self.carried, self.rounds.durable
         return (

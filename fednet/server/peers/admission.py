@@ -30,8 +30,8 @@ LOOPBACK = ("127.", "localhost", "[::1]")
 
 
 class Sent(dict[int, "Tensors"]):
-    """By client, the weights that it was sent with its last task. remembered: what the phase that
-    was opened last began with of what compressors remember. The phases write both, the checks of
+    """The weights that each client was sent with its last task. remembered: what the phase that was
+    opened last began with of what compressors remember. The phases write both, the checks of
     replies read them.
     """
 
@@ -244,7 +244,7 @@ def keyring_of(config: Config, keys: Path | None) -> Any:
 
 
 def run_keys(config: Config, directory: Path) -> Path | None:
-    """With CURVE, the keys of a run whose server and workers are in one hand: those that the
+    """The CURVE keys of a run whose server and workers are in one hand: those that the
     configuration names, as `fednet keys lab` lays them, or new ones in the run's directory.
     """
     if not config.security.curve:

@@ -117,8 +117,8 @@ KINDS: dict[str, tuple[Callable[[Path, JsonDict], Tracker], str]] = {
 
 
 class Trackers:
-    """Those that a run asks for. say: gets a sentence for one that fails. Raises ConfigError for
-    one whose package is not installed.
+    """The trackers (TensorBoard, MLflow, ...) that a run asks for. say: gets a sentence for one
+    that fails. Raises ConfigError for one whose package is not installed.
     """
 
     def __init__(

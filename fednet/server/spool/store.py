@@ -81,7 +81,7 @@ class Spool:
         shutil.rmtree(folder / "spare", ignore_errors=True)  # an earlier server's
 
     def _path(self, key: Key) -> str:
-        """As text: a round of many small replies would spend its time on putting paths together."""
+        """A reply's file, as text: to put paths together costs more than a small reply."""
         return f"{self.folder}/round-{key.round}/{_name(key)}.bin"
 
     # -- writing -----------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ class Spool:
                     log.close()
 
     def close(self) -> None:
-        """No other round will come to this process."""
+        """Closes the files: no other round comes to this process."""
         with self._lock:
             for log in self._logs.values():
                 log.close()
@@ -342,6 +342,8 @@ def _name(key: Key) -> str:
 
 
 def _last(found: list[Sealed]) -> list[Sealed]:
-    """Of several seals of a reply the last counts."""
+    """The replies whose last seal says that they are whole: of several seals of one reply the last
+    counts.
+    """
     by_name = {_name(s.seal.key): s for s in found}
     return [s for s in by_name.values() if not s.seal.broken]

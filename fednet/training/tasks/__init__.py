@@ -29,5 +29,5 @@ class Task(Protocol):
         ...
 
     def accuracy(self, counts: torch.Tensor | np.ndarray) -> float:
-        """Of summed counts, in 0..1; 0 where there is nothing to judge."""
+        """The accuracy that summed counts give, in 0..1; 0 where there is nothing to judge."""
         ...

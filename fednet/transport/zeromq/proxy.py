@@ -67,7 +67,9 @@ def of_this_process() -> Proxy | None:
 
 
 class WayOut:
-    """Of one client: where its sockets connect to reach an address."""
+    """Where one client's sockets connect to reach an address: the address, or a relay through a
+    proxy.
+    """
 
     def __init__(self, proxy: Proxy | None) -> None:
         self._proxy = proxy

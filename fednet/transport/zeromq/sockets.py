@@ -207,8 +207,8 @@ def why(error: zmq.ZMQError) -> str:
 
 
 def descriptor_of(frame: zmq.Frame) -> int | None:
-    """Of the connection that a frame came over; None where the peer's ZMTP knows no metadata:
-    version 1, which libzmq also takes noise for, and 2.
+    """The descriptor of the connection that a frame came over; None where the peer's ZMTP knows no
+    metadata: version 1, which libzmq also takes noise for, and 2.
     """
     try:
         return int(frame.get(zmq.SRCFD))

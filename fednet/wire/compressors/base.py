@@ -86,7 +86,7 @@ class Feedback(Part):
         return ""
 
     def over(self, lossy: bool) -> Feedback:
-        """For a rest of the chain that loses something, or nothing."""
+        """This part for a chain whose other parts lose something (`lossy`), or nothing."""
         return self
 
     def selecting(self, select: Reduce, round: int) -> Reduce:
@@ -154,7 +154,7 @@ class Reduce(Part):
         raise NotImplementedError
 
     def older(self) -> Reduce | None:
-        """As an earlier release wrote it; None where none did, or it is the same."""
+        """This part as an earlier release wrote it; None where none did, or it is the same."""
         return None
 
     def rewritten(self, head: memoryview, n: int, k: int) -> bytes:
@@ -162,11 +162,11 @@ class Reduce(Part):
         raise NotImplementedError
 
     def fitted(self, shapes: tuple[tuple[int, ...], ...]) -> Reduce:
-        """For vectors that hold tensors of these shapes, one behind the other."""
+        """This part for vectors that hold tensors of these shapes, one behind the other."""
         return self
 
     def under(self, feedback: Feedback) -> Reduce:
-        """As that wants it."""
+        """This part as that kind of feedback needs it."""
         return self
 
 

@@ -20,7 +20,7 @@ ANEW = bytes(MARK)
 
 
 class Shift(Feedback):
-    """With h what both remember, 0 at first: C(x - h) is sent, h + C(x - h) stands for x, and h
+    """Both ends remember a vector h, 0 at first: C(x - h) is sent, h + C(x - h) stands for x, and h
     becomes h + step C(x - h).
 
     On the wire: 8 bytes that tell which h is meant (0: none, so that who lost it begins anew), then
