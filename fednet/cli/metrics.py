@@ -58,10 +58,7 @@ class Metrics:
         self._bytes = counter("bytes", "Bytes spent, framing included.", "direction")
         self._useful = counter("useful_bytes", "Payload bytes of use.", "direction", "kind")
         self._seconds = counter("phase_seconds", "Seconds of rounds, by phase.", "phase")
-        self._numbers = {
-            metric: gauge(metric.name, f"Of the last round that measured it: {metric.label}.")
-            for metric in METRICS
-        }
+        self._gauge, self._numbers = gauge, dict[str, Any]()
 
     def __enter__(self) -> Metrics:
         try:
@@ -100,10 +97,14 @@ class Metrics:
                 self._useful.labels(way, kind).inc(count)
         for phase, seconds in (record.get("seconds_by_phase") or {}).items():
             self._seconds.labels(phase).inc(seconds)
-        for metric, number in self._numbers.items():
+        for metric in METRICS:
             value = metric.of(record)
-            if value is not None:
-                number.set(value)
+            if value is None:
+                continue  # what no round has measured is not served: 0 would pass for a result
+            if metric.name not in self._numbers:
+                about = f"Of the last round that measured it: {metric.label}."
+                self._numbers[metric.name] = self._gauge(metric.name, about)
+            self._numbers[metric.name].set(value)
 
     def note(self, text: str) -> None:
         pass

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 NUMBER = "[0-9]{1,9}"
 MOST = 1 << 20  # bytes of what is submitted
 REFRESH_S = 5
-REDRAWN_S = 15
+REDRAWN_S = 60  # it takes seconds of a processor that the run needs
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 HEADERS = {
     "Cache-Control": "no-store",

@@ -57,6 +57,7 @@ def test_rounds_clients_bytes_by_kind_losses_and_phases_are_served_while_it_runs
     assert found['fednet_phase_seconds_total{phase="evaluate"}'] == 0.5
     assert found["fednet_accuracy"] == 0.875
     assert found["fednet_train_loss"] == 0.5
+    assert "fednet_client_accuracy" not in found  # nobody measured it
 
 
 def test_a_run_serves_its_numbers_until_it_ends(tmp_path):
