@@ -22,8 +22,11 @@ log = logging.getLogger("fednet")
 
 WRONG_COMMAND = 2
 BROKE = 3
-# What the machine refuses is no fault of fednet.
-REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+# What the machine refuses is no fault of fednet, nor is what lies at a path of the user's.
+REFUSED = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES),
+    *(errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP),
+)
 BY_KEYBOARD = 130
 STANDS_IN = "no CONFIG: what is not set is the quick start's:"
 

@@ -13,6 +13,7 @@ import logging
 import os
 import shutil
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
@@ -234,10 +235,18 @@ def check_records(path: Path, rounds: int) -> None:
         pass
 
 
+class _Log(logging.FileHandler):
+    """A full disk is said by the run, which meets it too; logging would print a traceback."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
 def log_to(path: Path) -> logging.Handler:
     """Everything fednet logs in this process goes to `path` too, until the handler is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = _Log(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     root = logging.getLogger("fednet")
     root.addHandler(handler)

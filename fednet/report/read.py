@@ -54,7 +54,11 @@ class Run:
     @cached_property
     def config(self) -> JsonDict:
         path = self.dir / "config.yaml"
-        value = tree.compose(path.read_text(encoding="utf-8"), str(path)).plain()
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as broken:
+            raise StateError(f"{path}: no text ({broken.reason}).") from None
+        value = tree.compose(text, str(path)).plain()
         if not isinstance(value, dict):
             raise ConfigError(
                 f"{path}: expected a mapping of keys to values, got {type(value).__name__}."

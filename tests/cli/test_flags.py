@@ -399,5 +399,13 @@ def test_what_is_no_run_is_said_by_status_and_resume(tmp_path, capsys):
     (tmp_path / "file").touch()
     assert main.main(["status", str(tmp_path / "file")]) == 2
     assert "expected a run directory" in capsys.readouterr().err
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "config.yaml").write_bytes(b"\xc8\x00")
+    assert main.main(["report", str(tmp_path / "torn")]) == 2
+    assert "config.yaml: no text (invalid" in capsys.readouterr().err
+    (tmp_path / "torn" / "config.yaml").unlink()
+    (tmp_path / "torn" / "config.yaml").mkdir()
+    assert main.main(["report", str(tmp_path / "torn")]) == 3
+    assert "fednet report: Is a directory" in capsys.readouterr().err
     assert main.main(["run", str(tmp_path), "--resume"]) == 2
     assert "is a folder without a config.yaml" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import fednet
 from fednet import config as configuration
 from fednet.cli.main import main
 from fednet.errors import ConfigError
-from fednet.experiment.rundir import claim, forget
+from fednet.experiment.rundir import claim, forget, log_to
 from fednet.launch import start
 
 
@@ -124,6 +125,16 @@ def test_a_run_of_void_rounds_alone_is_replaced(tmp_path):
     (path / "rounds.jsonl").write_text('{"round": 1, "void": true}\n{"round": 2, "void": false}\n')
     with pytest.raises(ConfigError, match="holds an unfinished run"):
         open_directory(config(), tmp_path, resume=False)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is full")
+def test_a_log_that_cannot_be_written_prints_no_traceback(capsys):
+    handler = log_to(Path("/dev/full"))
+    try:
+        logging.getLogger("fednet.anywhere").error("said elsewhere")
+    finally:
+        logging.getLogger("fednet").removeHandler(handler)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("how", ["command", "python"])
