@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from fednet.bench.family import machine
 from fednet.errors import ConfigError, unknown
@@ -15,7 +15,7 @@ from fednet.plain import JsonDict
 Measured = Iterator[tuple[JsonDict, Iterable[str]]]  # a record, and its lines
 
 
-def main(args: Any) -> int:
+def main(args: argparse.Namespace) -> int:
     """args.what: transport, round, scale, curve, pack, replies, secagg or network; of all
     but the first too args.repeat and args.json, and of those that have workloads args.workload;
     args.workers of those that run workers; args.clients and args.device of pack; args.connections
@@ -29,7 +29,7 @@ def main(args: Any) -> int:
     return 0
 
 
-def _lines(args: Any, folder: Path) -> Iterator[str]:
+def _lines(args: argparse.Namespace, folder: Path) -> Iterator[str]:
     if args.what == "transport":
         from fednet.bench import transport
 
@@ -43,7 +43,7 @@ def _lines(args: Any, folder: Path) -> Iterator[str]:
     _write(args.json, found)
 
 
-def _pack(args: Any, folder: Path) -> Measured:
+def _pack(args: argparse.Namespace, folder: Path) -> Measured:
     from fednet.bench import pack
 
     sizes = args.workload.split(",") if args.workload else ["cnn"]
@@ -51,14 +51,14 @@ def _pack(args: Any, folder: Path) -> Measured:
         yield record, [pack.line(record)]
 
 
-def _replies(args: Any, folder: Path) -> Measured:
+def _replies(args: argparse.Namespace, folder: Path) -> Measured:
     from fednet.bench import replies
 
     for record in replies.bench(args.connections or replies.SIZES, args.repeat, folder):
         yield record, replies.lines([record])
 
 
-def _workloads(args: Any, folder: Path) -> Measured:
+def _workloads(args: argparse.Namespace, folder: Path) -> Measured:
     from fednet.bench import curve, workloads
     from fednet.bench import round as rounds
 
@@ -81,7 +81,7 @@ def _workloads(args: Any, folder: Path) -> Measured:
         yield record, show([record])
 
 
-def _secagg(args: Any, folder: Path) -> Iterator[str]:
+def _secagg(args: argparse.Namespace, folder: Path) -> Iterator[str]:
     from fednet.bench import secagg
     from fednet.experiment import placement
 
@@ -96,7 +96,7 @@ def _secagg(args: Any, folder: Path) -> Iterator[str]:
     _write(args.json, records)
 
 
-def _network(args: Any, folder: Path) -> Iterator[str]:
+def _network(args: argparse.Namespace, folder: Path) -> Iterator[str]:
     """args.part, args.setting, args.latency, args.loss, args.limit, args.jobs, args.picture and
     args.json.
     """

@@ -112,13 +112,9 @@ def _show(value: object) -> str:
         return "a mapping"
     if isinstance(value, (list, tuple)):
         return "a list"
-    return (
-        "null"
-        if value is None
-        else ("true" if value else "false")
-        if isinstance(value, bool)
-        else repr(value)
-    )
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return repr(value)
 
 
 def fit(node: Node, kind: object, path: str = "", beside: Sequence[str] = ()) -> Any:
@@ -202,8 +198,8 @@ def _of(kind: object, shape: str) -> Any:
 def dotted(path: str, steps: Iterable[str | int]) -> str:
     """`faults.schedule[1].round`."""
     for step in steps:
-        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
-    return path
+        path += f"[{step}]" if isinstance(step, int) else f".{step}"
+    return path.removeprefix(".")
 
 
 def keys(kind: Any) -> list[str]:

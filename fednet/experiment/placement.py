@@ -58,6 +58,7 @@ def workers(wanted: int | None, devices: list[str], clients: int) -> list[str]:
     """The device of each worker: one a GPU, else one a core, at most one a client; or as many as
     wanted.
     """
-    n = wanted if wanted is not None else (len(devices) if devices[0] != "cpu" else cores())
-    n = max(1, min(n, clients))
+    if wanted is None:
+        wanted = len(devices) if devices[0] != "cpu" else cores()
+    n = max(1, min(wanted, clients))
     return [devices[i % len(devices)] for i in range(n)]

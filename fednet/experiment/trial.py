@@ -39,9 +39,9 @@ def finite(data: object) -> None:
     """
     for which in ("train", "test"):
         x, y = getattr(data, which)
-        for name, part in [*named(x).items(), ("y", y)]:
+        parts = {f"inputs {name!r}" if name else "inputs": part for name, part in named(x).items()}
+        for where, part in (parts | {"targets": y}).items():
             if part.is_floating_point() and (row := _not_finite(part)) is not None:
-                where = "targets" if name == "y" else f"inputs {name!r}" if name else "inputs"
                 raise DataError(
                     f"data: sample {row} of the {which}ing data has {where} that are not finite "
                     f"(NaN or infinite); leave it out, or fill it in, before the data are given."

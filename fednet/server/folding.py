@@ -304,7 +304,9 @@ def _size(up: Any) -> float:
     """The largest absolute value of a reply's arrays."""
     values = [getattr(up, name) for name in up.fields]
     arrays = [
-        v.vector if isinstance(v, Tensors) else v.x if isinstance(v, Samples) else v for v in values
+        *(v.vector for v in values if isinstance(v, Tensors)),
+        *(v.x for v in values if isinstance(v, Samples)),
+        *values,
     ]
     found = [
         float(a.abs().max())

@@ -198,12 +198,10 @@ def _roles(name: str, method: Any) -> Iterator[str]:
         down = exchange.down(
             **{n: x if f.form == "tensors" else None for n, f in exchange.down.fields.items()}
         )
-        values = {
-            n: (x + change if f.kind == "state" else change)
-            if f.form in ("tensors", "parameters")
-            else Run(3, 1, 0.0)
-            for n, f in exchange.up.fields.items()
-        }
+        values: dict[str, object] = dict.fromkeys(exchange.up.fields, Run(3, 1, 0.0))
+        for n, f in exchange.up.fields.items():
+            if f.form in ("tensors", "parameters"):
+                values[n] = x + change if f.kind == "state" else change
         up, sent = exchange.up(**values), weights_of(down)
         for field, _, norm in privacy.updates(up, sent):
             must(

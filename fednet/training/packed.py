@@ -181,15 +181,9 @@ def _stepping(
 
     def still(i: int) -> None:
         for vectors in () if change is None else (change.added, change.constant, change.drift):
-            own = (
-                []
-                if vectors is None
-                else vectors[i::n]
-                if apart
-                else [v.view(n, -1)[i] for v in vectors]
-            )
-            for v in own:
-                v.zero_()
+            if vectors is not None:
+                for v in vectors[i::n] if apart else [v.view(n, -1)[i] for v in vectors]:
+                    v.zero_()
 
     if change is not None:
         return change.sgd(weights, recipe.lr, recipe.momentum, recipe.weight_decay), still

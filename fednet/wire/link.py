@@ -20,6 +20,8 @@ from fednet.wire.ledger import NOT_SHARED, Account, Direction, Ledger
 COUNTED = ("beat", "refused", "connection")  # one row for many
 NOBODY = b""  # of a server's book: whoever has not joined, all together
 ONCE = "once"  # a row of its own
+CARRIERS = {"down": "task", "up": "reply"}  # what a payload's parts belong to
+OTHER: dict[Direction, Direction] = {"down": "up", "up": "down"}
 PAYLOADS = ("task", "reply", "part", "pull")  # messages whose account is their payload's
 
 
@@ -56,7 +58,7 @@ class Link:
         lay: Callable[[bytes, memoryview], Any] = lambda conn, body: body,
     ) -> None:
         self.out: Direction = "down" if side == "server" else "up"
-        self.back: Direction = "up" if side == "server" else "down"
+        self.back = OTHER[self.out]
         self._decode = decode_from_client if side == "server" else decode_from_server
         self._send = send
         self._framing = framing
@@ -191,7 +193,7 @@ class Link:
         else:
             length = 0 if body is None else len(body)
             kinds, raw = self._kinds(conn, direction, key, message, length, stray)
-            what = "pull" if tag == "pull" else ("task" if direction == "down" else "reply")
+            what = "pull" if tag == "pull" else CARRIERS[direction]
             type = "evaluate" if key.purpose == "evaluate" and what != "pull" else what
             name = (conn, direction, ONCE, object()) if stray else (conn, direction, what, key)
         envelope = nbytes - sum(kinds.values())
@@ -284,9 +286,7 @@ class Link:
         self.settle_counted(conn)
         for name in self.ledger.open(conn):
             _, direction, what, key = name
-            payload: Direction = (
-                direction if what != "pull" else ("up" if direction == "down" else "down")
-            )
+            payload = direction if what != "pull" else OTHER[direction]
             if what != ONCE and still(payload, key):
                 self.ledger.cut(name, direction == self.out)
             else:

@@ -6,22 +6,26 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fednet.config import Config
+from fednet.config import Config, TrainSection
 from fednet.errors import ConfigError
 from fednet.protocol.rules import Rules
 from fednet.transport.zeromq.sockets import check_port
-from fednet.wire.messages import MIN_BEAT_S
+from fednet.wire.messages import MIN_BEAT_S, Field, Key
 
 if TYPE_CHECKING:
     import torch
 
     from fednet.experiment.build import Experiment
+    from fednet.server.spool.reply import Spooled
     from fednet.tensors import Tensors
     from fednet.training.setting import Pair
+    from fednet.transport.keys import Keyring
+    from fednet.wire.payload import Payload, Run, Samples
+    from fednet.wire.sending import Past
 
 STEPS = 100
 BEATS = 1000  # a second, of all clients, were each a process of its own
@@ -41,7 +45,7 @@ class Sent(dict[int, "Tensors"]):
         super().__init__()
         self.remembered = {}
 
-    def past(self, key: Any) -> Any:
+    def past(self, key: Key) -> Past:
         """To check a reply with: what follows from it is not remembered."""
         from fednet.wire.sending import Past
 
@@ -71,13 +75,13 @@ def patience(config: Config) -> Rules:
     )
 
 
-def declared(exp: Experiment) -> Callable[[Any, Any], None]:
+def declared(exp: Experiment) -> Callable[[Key, Sequence[Field]], None]:
     """Refuses a reply whose form and sizes are not what the method declares, before its body is
     asked for.
     """
     from fednet.experiment.judging import Judgement
 
-    def check(key: Any, form: Any) -> None:
+    def check(key: Key, form: Sequence[Field]) -> None:
         kind = Judgement if key.purpose == "evaluate" else exp.algorithm.exchanges[key.phase].up
         exp.up.check(kind, form, exp.bounds(kind, key.client, key.round), key.round)
 
@@ -86,7 +90,7 @@ def declared(exp: Experiment) -> Callable[[Any, Any], None]:
 
 def checker(
     exp: Experiment, sent: Sent, samples: Callable[[int], int | None]
-) -> Callable[[Any, memoryview], Any]:
+) -> Callable[[Spooled, memoryview], Payload | None]:
     """What a reply must be, beyond its form: finite values, samples as this federation has them, no
     more of them than there can be, and an update within `security.max_norm`. What passes, the
     methods can fold; it is returned where they would be given the very same. samples(client): how
@@ -102,13 +106,13 @@ def checker(
 
     reference = exp.setting.initial.select(exp.shared)
 
-    def check(reply: Any, body: memoryview) -> Any:
+    def check(reply: Spooled, body: memoryview) -> Payload | None:
         key = reply.key
         kind = Judgement if key.purpose == "evaluate" else exp.algorithm.exchanges[key.phase].up
-        past = sent.past(key)
-        payload = exp.up.decode(kind, reply.form, body, reference, reference, True, past)
+        payload = exp.up.decode(kind, reply.form, body, reference, reference, True, sent.past(key))
         if isinstance(payload, Judgement):
-            return payload.check(max(1, exp.setting.classes))
+            payload.check(max(1, exp.setting.classes))
+            return None
         made = payload if exp.up.alone(kind) else None
         for name in payload.fields:
             value = getattr(payload, name)
@@ -134,7 +138,7 @@ def checker(
         if isinstance(most, float) and key.purpose == "train":
             x = sent.get(key.client)
             if x is not None:  # a compressed state is a difference to x
-                payload = exp.up.decode(kind, reply.form, body, x, reference, False, past)
+                payload = exp.up.decode(kind, reply.form, body, x, reference, False, sent.past(key))
             for name, _, norm in updates(payload, x):
                 if norm > most:
                     raise RemoteProtocolError(
@@ -146,7 +150,7 @@ def checker(
     return check
 
 
-def _check_samples(value: Any, name: str, exp: Experiment) -> None:
+def _check_samples(value: Samples, name: str, exp: Experiment) -> None:
     """Samples are as those of this federation: of its shape, in a mapping only where its own are,
     with one label each below `classes`.
     """
@@ -178,7 +182,7 @@ def _check_samples(value: Any, name: str, exp: Experiment) -> None:
         )
 
 
-def _check_run(run: Any, client: int, samples: int, train: Any) -> None:
+def _check_run(run: Run, client: int, samples: int, train: TrainSection) -> None:
     """No more samples than the client has, and no more steps than `STEPS` passes in batches of one
     would take for each pass that the configuration asks for: methods may train more than once.
     """
@@ -224,7 +228,7 @@ def check_bind(bind: str, curve: bool, insecure: bool) -> None:
     )
 
 
-def keyring_of(config: Config, keys: Path | None) -> Any:
+def keyring_of(config: Config, keys: Path | None) -> Keyring | None:
     if not config.security.curve:
         if keys is not None:  # whoever gives keys believes that they are used
             raise ConfigError(

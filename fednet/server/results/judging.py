@@ -56,8 +56,9 @@ class Judge:
         """
         if not self.experiment.uncalibrated:
             return None
-        public = self.host.public is not None
-        return "public" if public else "test" if self._test is not None else None
+        if self.host.public is not None:
+            return "public"
+        return None if self._test is None else "test"
 
     # -- a round -----------------------------------------------------------------------------------
     def judge(self, round: Round, keep: dict[int, str]) -> Tensors | None:

@@ -57,9 +57,10 @@ class Shift(Feedback):
 
     def received(self, decoded: torch.Tensor, memory: Memory) -> torch.Tensor:
         h = memory.get("h")
-        arrived = decoded if h is None else h + decoded
-        moved = self.step * decoded
-        memory.set(arrived if self.step == 1 else moved if h is None else h + moved, "h")
+        arrived = moved = decoded if h is None else h + decoded
+        if self.step != 1:
+            moved = self.step * decoded if h is None else h + self.step * decoded
+        memory.set(moved, "h")
         return arrived
 
 
