@@ -94,7 +94,7 @@ def test_a_server_whose_clients_are_all_gone_waits_for_one_to_come_back(
         missing = [[0, 3]]
 
         def waits() -> bool:
-            assert fed.last.is_alive(), fed.output()
+            assert fed.last.returncode is None, fed.last.said()
             return json.loads((fed.path / "status.json").read_text()).get("missing") == missing
 
         fed.until(waits)
