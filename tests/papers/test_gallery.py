@@ -82,5 +82,6 @@ def test_every_table_is_on_the_page_run_or_not():
 
 def test_figures_of_several_sources_stand_under_one_another():
     lines = [line for line in field.page(HERE).splitlines() if "MNIST 10 parties beta=0.5" in line]
-    assert "| MNIST 10 parties beta=0.5 | Flower | 98.89 | 99.02 | 99.07 | 98.03 |" in lines
+    flower = "| MNIST 10 parties beta=0.5 | Flower | 98.89 | 99.02 | 99.07 | 98.03 |"
+    assert any(line.startswith(flower) for line in lines)
     assert any("FedBench" in line and "| 61.99 |" in line for line in lines)
