@@ -87,6 +87,15 @@ def test_the_picture_says_where_training_stops(tmp_path: Path) -> None:
     assert "wide settings" in drawn
 
 
+def test_rounds_of_a_server_that_gave_up_are_no_rounds_an_hour(tmp_path: Path) -> None:
+    one = Cell(Bad(latency_s=0.1, loss=0.5))
+    result = cell.Result(7, 3, 20.0, 1, 1, 1, 0, 0, ended=True)
+    assert "7 rounds (then it ended)" in cell.line(one, result)
+    drawn = sweep.picture([cell.record(one, result)], tmp_path / "map.svg").read_text()
+    assert "stops (7)" in drawn
+    assert "1260" not in drawn
+
+
 @pytest.mark.long
 @pytest.mark.skipif(bool(spaces.refusal()), reason=spaces.refusal())
 def test_a_federation_trains_over_a_slow_and_lossy_link_in_namespaces(tmp_path: Path) -> None:

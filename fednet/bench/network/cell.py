@@ -54,7 +54,7 @@ class Result:
     """rounds: done, void ones aside; seconds: from the first task to the end; ledger: bytes in the
     server's book, both ways; payload: bytes of TCP's payload that came to the link, those sent
     again too; segments, again: that the kernel sent, and sent again; lost: packets that the link
-    did not deliver.
+    did not deliver; ended: the server gave up before the time was over.
     """
 
     rounds: int
@@ -66,6 +66,7 @@ class Result:
     again: int
     lost: int
     said: str = ""
+    ended: bool = False
 
     @property
     def per_hour(self) -> float:
@@ -98,6 +99,7 @@ def run(cell: Cell, folder: Path, limit_s: float, seed: int = 0, name: str = "fn
         segments=kernel["OutSegs"],
         again=kernel["RetransSegs"],
         lost=counts.lost + counts.dropped,
+        ended=processes[0].returncode > 0,
     )
 
 
@@ -113,10 +115,11 @@ def line(cell: Cell, result: Result) -> str:
     bad = cell.bad
     rate = "no limit" if bad.rate is None else f"{bad.rate / 1e3:g} kB/s"
     again = 100 * result.again / result.segments if result.segments else 0.0
+    paced = "then it ended" if result.ended else f"{result.per_hour:.0f} an hour"
     return (
         f"latency {bad.latency_s:g} s  loss {100 * bad.loss:g} %  rate {rate}  dropout "
         f"{100 * cell.dropout:g} %  {'wide' if cell.wide else 'default':7}  {result.rounds} rounds "
-        f"({result.per_hour:.0f} an hour)  ledger {result.ledger / 1e6:.2f} MB  TCP "
+        f"({paced})  ledger {result.ledger / 1e6:.2f} MB  TCP "
         f"{result.payload / 1e6:.2f} MB  sent again {again:.1f} % of segments"
         + (f"  {result.said}" if result.said else "")
     )

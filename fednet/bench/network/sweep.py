@@ -121,13 +121,18 @@ def _map(ax: Axes, records: Sequence[JsonMapping], wide: bool) -> None:
     latencies = sorted({r["latency_s"] for r in records})
     losses = sorted({r["loss"] for r in records})
     found = np.full((len(losses), len(latencies)), np.nan)
+    ended: dict[tuple[int, int], int] = {}
     for r in records:
-        found[losses.index(r["loss"]), latencies.index(r["latency_s"])] = r["per_hour"]
+        at = losses.index(r["loss"]), latencies.index(r["latency_s"])
+        found[at] = 0 if r["ended"] else r["per_hour"]
+        if r["ended"] and r["rounds"]:
+            ended[at] = r["rounds"]
     shown = np.where(found > 0, found, np.nan)
     ax.imshow(shown, norm=LogNorm(1, 5000), origin="lower", aspect="auto")
     for (i, j), value in np.ndenumerate(found):
         if value == value:
             text = "stops" if value == 0 else f"{value:.0f}"
+            text = f"stops ({ended[i, j]})" if (i, j) in ended else text
             light = 0 < value < 100
             colour = "#ffffff" if light else "#000000"
             ax.text(j, i, text, ha="center", va="center", fontsize=8, color=colour)
