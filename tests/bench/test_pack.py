@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fednet.bench import pack
 from fednet.cli.main import main
 from fednet.errors import ConfigError
+from fednet.training import packed
 from tests.algorithms.harness import close
 
 
@@ -18,11 +20,19 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(pack.SIZES, "cnn", pack.Size("a small one", {"name": "lenet5"}, 16, 8))
 
 
-def test_both_ways_train_the_same_clients() -> None:
+def test_both_ways_train_the_same_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    packs: list[int] = []
+    descend = packed.descend
+
+    def counted(lanes: Any, *more: Any) -> None:
+        packs.append(len(lanes))
+        descend(lanes, *more)
+
+    monkeypatch.setattr(packed, "descend", counted)
     clients = pack.Clients("cnn", 3, "cpu")
     clients.together()
     together = [scratch.values() for scratch in clients.scratches]
-    assert clients.packing.packs == 1
+    assert packs == [3]
     clients.apart()  # in one scratch, which the last client leaves behind
     assert close(together[2], clients.scratches[0].values(), 1e-5)
     assert not close(together[1], together[2], 1e-3)
