@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import logging
 import mmap
-import secrets
 import shutil
-import struct
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,6 +35,7 @@ from fednet.transport.base import (
     Received,
     ServerTransport,
 )
+from fednet.transport.references import FREE, READ, REFERENCE, SENT, Places
 from fednet.transport.uploads import Uploads
 from fednet.wire.codec import Body
 from fednet.wire.frames import Laid
@@ -45,14 +44,11 @@ log = logging.getLogger(__name__)
 
 SLOTS = 16  # bodies that lie in a buffer at a time; while all are taken, bodies cross the socket
 FROM_BYTES = 1 << 16  # smaller ones do always
-TOKEN_BYTES = 16
-FREE, SENT, READ = 0, 1, 2  # a slot's state: READ while its receiver still holds it
 
-_REFERENCE = struct.Struct(f"<{TOKEN_BYTES}sQQQ")  # token, slot, number, bytes
 _SLOT_BYTES = -(-MAX_FRAME_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-class SharedBuffer:
+class SharedBuffer(Places):
     """One direction, with one sender and one receiver at a time. A slot's number tells one body
     from the next that lies there: what was sent over a connection that has ended may have been
     written over.
@@ -60,11 +56,10 @@ class SharedBuffer:
 
     def __init__(self) -> None:
         """Before the fork of either end."""
-        self.token = secrets.token_bytes(TOKEN_BYTES)
         self._memory = mmap.mmap(-1, mmap.PAGESIZE + SLOTS * _SLOT_BYTES)
         whole = np.frombuffer(self._memory, np.uint8)
         heads = whole[: 16 * SLOTS].view(np.uint64).reshape(SLOTS, 2)
-        self._state, self._number = heads[:, 0], heads[:, 1]
+        super().__init__(heads)
         self._slots = whole[mmap.PAGESIZE :].reshape(SLOTS, _SLOT_BYTES)
 
     # -- the sender's end --------------------------------------------------------------------------
@@ -78,42 +73,18 @@ class SharedBuffer:
                 self._number[slot] += 1
                 self._state[slot] = SENT
                 number = int(self._number[slot])
-                return _REFERENCE.pack(self.token, slot, number, len(body))
+                return REFERENCE.pack(self.token, slot, number, len(body))
         return None
 
-    def take_back(self, reference: bytes) -> None:
-        """It was not sent."""
-        self._state[_REFERENCE.unpack(reference)[1]] = FREE
-
-    def cut(self) -> None:
-        """The connection has ended, or the sender is a new one: what was sent is lost."""
-        self._state[self._state == SENT] = FREE
-
     # -- the receiver's end ------------------------------------------------------------------------
-    def renew(self) -> None:
-        """The receiver is a new one: what the last one held, nobody holds."""
-        self._state[self._state == READ] = FREE
-
-    def refers(self, frame: Frame) -> bool:
-        return len(frame) == _REFERENCE.size and frame[:TOKEN_BYTES] == self.token
-
     def read(self, reference: Frame) -> memoryview | None:
-        """The body, which stays as it is for as long as anything holds it; None where it does not
-        lie here any more.
-        """
-        _, slot, number, nbytes = _REFERENCE.unpack(reference)
-        if slot >= SLOTS or nbytes > _SLOT_BYTES:
-            return None
-        if self._state[slot] != SENT or self._number[slot] != number:
+        _, slot, number, nbytes = REFERENCE.unpack(reference)
+        if nbytes > _SLOT_BYTES or not self._lies(slot, number):
             return None
         self._state[slot] = READ
         lease = _Lease(self._slots[slot, :nbytes])
         weakref.finalize(lease, self._release, slot, number).atexit = False
         return np.asarray(lease).data.toreadonly()
-
-    def _release(self, slot: int, number: int) -> None:
-        if self._state[slot] == READ and self._number[slot] == number:
-            self._state[slot] = FREE
 
 
 class _Lease:
@@ -192,8 +163,8 @@ class MemoryServer(_Over):
 
     def send(self, conn: bytes, frames: Frames) -> bool:
         found = self._bound.get(conn)
-        buffer = None if found is None else found.down
-        return _sent(buffer, frames, lambda plain: self._inner.send(conn, plain))
+        places = () if found is None else (found.down,)
+        return _sent(places, frames, lambda plain: self._inner.send(conn, plain))
 
     def poll(self, timeout_s: float | None) -> list[Event]:
         out: list[Event] = []
@@ -229,12 +200,7 @@ class MemoryClient(_Over):
         return body if found is None else Body([found.body], found)
 
     def send(self, frames: Frames) -> bool:
-        last = frames[-1]
-        if isinstance(last, Laid) and self._shared.uploads.refers(last.reference):
-            return self._shared.uploads.send(
-                last.reference, lambda: self._inner.send([*frames[:-1], last.reference])
-            )
-        return _sent(self._shared.up, frames, self._inner.send)
+        return _sent((self._shared.up, self._shared.uploads), frames, self._inner.send)
 
     def poll(self, timeout_s: float | None) -> list[Event]:
         out: list[Event] = []
@@ -271,21 +237,20 @@ def _laid(buffer: SharedBuffer, body: memoryview) -> Frame | Laid:
     return body if reference is None else Laid(reference, body)
 
 
-def _sent(
-    buffer: SharedBuffer | None, frames: Sequence[Any], send: Callable[[Frames], bool]
-) -> bool:
-    plain = [f.reference if isinstance(f, Laid) else f for f in frames]
-    if send(plain):
-        return True
-    for frame in frames:
-        if isinstance(frame, Laid) and buffer is not None:
-            buffer.take_back(frame.reference)
-    return False
+def _sent(places: Sequence[Places], frames: Sequence[Any], send: Callable[[Frames], bool]) -> bool:
+    laid = [f.reference for f in frames if isinstance(f, Laid)]
+    mine = [(where, reference) for reference in laid for where in places if where.refers(reference)]
+    for where, reference in mine:
+        where.leaves(reference)
+    sent = send([f.reference if isinstance(f, Laid) else f for f in frames])
+    for where, reference in () if sent else mine:
+        where.take_back(reference)
+    return sent
 
 
-def _read(where: Sequence[SharedBuffer | Uploads], event: Received) -> Received | None:
+def _read(places: Sequence[Places], event: Received) -> Received | None:
     """The event with its body in place of the reference; None where that body is lost."""
-    found = [w for w in where if len(event.frames) == 2 and w.refers(event.frames[1])]
+    found = [w for w in places if len(event.frames) == 2 and w.refers(event.frames[1])]
     if not found:
         return event
     head, reference = event.frames

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import mmap
 import os
-import secrets
-import struct
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,17 +21,14 @@ import numpy as np
 from fednet.files import opened, write_all
 from fednet.pages import pages
 from fednet.transport.base import Frame
+from fednet.transport.references import FREE, READ, REFERENCE, SENT, WRITTEN, Places
 from fednet.wire.frames import Laid
 
 FILES = 1024  # of a worker at a time: while all are taken, replies cross as they do elsewhere
-TOKEN_BYTES = 16
-FREE, WRITTEN, SENT, READ = 0, 1, 2, 3  # a file's state: READ while its receiver still holds it
-
-_REFERENCE = struct.Struct(f"<{TOKEN_BYTES}sQQQ")  # token, file, number, bytes
 _PATH_BYTES = mmap.PAGESIZE
 
 
-class Uploads:
+class Uploads(Places):
     """One worker's files. It says by a token that they are its own; what state each is in lies in
     memory that it shares with the server, and so does where they are. A file's number tells one
     reply from the next that is written there.
@@ -41,10 +36,9 @@ class Uploads:
 
     def __init__(self) -> None:
         """Before the fork of either end."""
-        self.token = secrets.token_bytes(TOKEN_BYTES)
         self._memory = mmap.mmap(-1, _PATH_BYTES + 16 * FILES)
         heads = np.frombuffer(self._memory, np.uint64, offset=_PATH_BYTES).reshape(FILES, 2)
-        self._state, self._number = heads[:, 0], heads[:, 1]
+        super().__init__(heads)
         self._used: deque[int] = deque()  # the worker's, whatever was written first at the front
 
     @property
@@ -76,7 +70,7 @@ class Uploads:
         self._number[index] += 1
         self._state[index] = WRITTEN
         number = int(self._number[index])
-        laid = Laid(_REFERENCE.pack(self.token, index, number, size), body)
+        laid = Laid(REFERENCE.pack(self.token, index, number, size), body)
         weakref.finalize(laid, self._unsent, index, number).atexit = False
         return laid
 
@@ -103,18 +97,8 @@ class Uploads:
         if self._state[index] == WRITTEN and self._number[index] == number:
             self._state[index] = FREE
 
-    def send(self, reference: bytes, leave: Callable[[], bool]) -> bool:
-        """The reference leaves, or the file is free again."""
-        index = _REFERENCE.unpack(reference)[1]
-        self._state[index] = SENT  # before it can be read
-        sent = leave()
-        if not sent:
-            self._state[index] = FREE
-        return sent
-
-    def cut(self) -> None:
-        """The connection has ended: what was sent is lost."""
-        self._state[self._state == SENT] = FREE
+    def leaves(self, reference: bytes) -> None:
+        self._state[REFERENCE.unpack(reference)[1]] = SENT  # before it can be read
 
     def renew_sender(self) -> None:
         """The worker is a new one: nothing that the last one wrote will be sent."""
@@ -127,24 +111,16 @@ class Uploads:
         Without a path that fits, replies cross as they do elsewhere.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        self._state[self._state == READ] = FREE
+        self.renew()
         said = os.fsencode(folder.resolve())
         self._memory[:_PATH_BYTES] = (said if len(said) < _PATH_BYTES else b"").ljust(
             _PATH_BYTES, b"\0"
         )
 
-    def refers(self, frame: Frame) -> bool:
-        return len(frame) == _REFERENCE.size and frame[:TOKEN_BYTES] == self.token
-
     def read(self, reference: Frame) -> memoryview | None:
-        """The reply, where it lies, for as long as anything holds it; None where it does not lie
-        there any more.
-        """
         folder = self.folder
-        _, index, number, nbytes = _REFERENCE.unpack(reference)
-        if folder is None or index >= FILES:
-            return None
-        if self._state[index] != SENT or self._number[index] != number:
+        _, index, number, nbytes = REFERENCE.unpack(reference)
+        if folder is None or not self._lies(index, number):
             return None
         try:
             body = pages(str(folder / f"{index}.bin"))
@@ -155,7 +131,3 @@ class Uploads:
         self._state[index] = READ
         weakref.finalize(body.obj, self._release, index, number).atexit = False
         return body
-
-    def _release(self, index: int, number: int) -> None:
-        if self._state[index] == READ and self._number[index] == number:
-            self._state[index] = FREE

@@ -11,9 +11,6 @@ import pytest
 
 from fednet.transport.base import Closed, Opened, Received
 from fednet.transport.memory import (
-    _REFERENCE as REFERENCE,
-)
-from fednet.transport.memory import (
     FROM_BYTES,
     SLOTS,
     MemoryClient,
@@ -21,6 +18,7 @@ from fednet.transport.memory import (
     SharedBuffer,
     shared_memory,
 )
+from fednet.transport.references import REFERENCE
 from fednet.wire.frames import Laid
 from tests.transport.pairs import Pair, of, pump
 

@@ -10,8 +10,8 @@ import shutil
 
 import pytest
 
-from fednet.transport.uploads import _REFERENCE as REFERENCE
-from fednet.transport.uploads import FILES, READ, Uploads
+from fednet.transport.references import READ, REFERENCE
+from fednet.transport.uploads import FILES, Uploads
 
 ONE, OTHER = memoryview(b"a" * 100_000), memoryview(b"b" * 70_000)
 
@@ -25,7 +25,7 @@ def uploads(tmp_path):
 
 def sent(uploads, *segments):
     laid = uploads.lay(segments or [ONE])
-    assert uploads.send(laid.reference, lambda: True)
+    uploads.leaves(laid.reference)
     return laid.reference
 
 
@@ -68,7 +68,8 @@ def test_a_file_with_a_second_name_is_left_as_it_is_by_whoever_comes_next(upload
 
 def test_what_was_not_sent_and_what_a_connection_took_with_it_leave_their_files_free(uploads):
     laid = uploads.lay([ONE])
-    assert not uploads.send(laid.reference, lambda: False)
+    uploads.leaves(laid.reference)
+    uploads.take_back(laid.reference)
     laid = uploads.lay([ONE])
     del laid  # the task was called off
     gc.collect()

@@ -1,0 +1,62 @@
+"""Bodies that lie where both ends of a connection have them: what crosses in their place, and whose
+each place is by now.
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+from typing import Any
+
+from fednet.transport.base import Frame
+
+TOKEN_BYTES = 16
+FREE, WRITTEN, SENT, READ = 0, 1, 2, 3  # a place's state: READ while its receiver still holds it
+REFERENCE = struct.Struct(f"<{TOKEN_BYTES}sQQQ")  # token, place, number, bytes
+
+
+class Places:
+    """Where bodies lie on their way from one sender to one receiver. By a token they prove to have
+    it. A place's number tells one body from the next that lies there.
+
+    heads: (places, 2) of uint64, in memory that both ends have: each place's state and number.
+    """
+
+    def __init__(self, heads: Any) -> None:
+        self.token = secrets.token_bytes(TOKEN_BYTES)
+        self._state, self._number = heads[:, 0], heads[:, 1]
+
+    # -- the sender's end --------------------------------------------------------------------------
+    def leaves(self, reference: bytes) -> None:
+        """It is about to be sent."""
+
+    def take_back(self, reference: bytes) -> None:
+        """It was not sent."""
+        self._state[REFERENCE.unpack(reference)[1]] = FREE
+
+    def cut(self) -> None:
+        """The connection has ended, or the sender is a new one: what was sent is lost."""
+        self._state[self._state == SENT] = FREE
+
+    # -- the receiver's end ------------------------------------------------------------------------
+    def renew(self) -> None:
+        """The receiver is a new one: what the last one held, nobody holds."""
+        self._state[self._state == READ] = FREE
+
+    def refers(self, frame: Frame) -> bool:
+        return len(frame) == REFERENCE.size and frame[:TOKEN_BYTES] == self.token
+
+    def read(self, reference: Frame) -> memoryview | None:
+        """The body, which stays as it is for as long as anything holds it; None where it does not
+        lie here any more.
+        """
+        raise NotImplementedError
+
+    def _lies(self, place: int, number: int) -> bool:
+        """Whether that body lies there, and was not read yet."""
+        there = place < len(self._state)
+        return bool(there and self._state[place] == SENT and self._number[place] == number)
+
+    def _release(self, place: int, number: int) -> None:
+        if self._state[place] == READ and self._number[place] == number:
+            self._state[place] = FREE
