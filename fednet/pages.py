@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 import weakref
 
 from fednet.descriptors import reaching
 from fednet.files import opened
 
+MAP_NORESERVE = 0x4000  # Linux; Python has a name for it from 3.13 on
+
 
 class Pages(mmap.mmap):
     """A file's bytes in memory: no copy. path: of the file."""
 
-    path: str
+    path = ""
+
+
+def copy_on_write(file: int) -> Pages:
+    """The pages of a file with that descriptor. Who writes to them changes no file."""
+    if sys.platform == "linux":
+        # Else the system refuses to map more than its memory, since all might be written to.
+        alone = mmap.MAP_PRIVATE | MAP_NORESERVE
+        return Pages(file, 0, flags=alone, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    return Pages(file, 0, access=mmap.ACCESS_COPY)
 
 
 # By file, its pages that something reads.
@@ -27,7 +39,7 @@ def pages(path: str) -> memoryview:
     file = opened(path, os.O_RDONLY)
     try:
         # a mapping has a descriptor of its own
-        found = reaching(lambda: Pages(file, 0, access=mmap.ACCESS_COPY))
+        found = reaching(lambda: copy_on_write(file))
         found.path = path
         _mapped.setdefault(_identity(os.fstat(file)), weakref.WeakSet()).add(found)
     finally:

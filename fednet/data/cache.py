@@ -14,7 +14,6 @@ import logging
 import math
 import mmap
 import os
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -29,9 +28,9 @@ except ImportError:  # Windows
 import torch
 
 from fednet.files import aside_of, clear_asides
+from fednet.pages import copy_on_write
 
 log = logging.getLogger(__name__)
-MAP_NORESERVE = 0x4000  # Linux; Python has a name for it from 3.13 on
 # By where their values begin.
 _mapped: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()
 
@@ -133,13 +132,7 @@ def mapped_again(x: np.ndarray) -> torch.Tensor | None:
 
 
 def _pages(file: int, dtype: Any, start: int, shape: tuple[int, ...]) -> torch.Tensor:
-    if sys.platform == "linux":
-        # Else the system refuses to map more than its memory, since all might be written to.
-        alone = mmap.MAP_PRIVATE | MAP_NORESERVE
-        pages = mmap.mmap(file, 0, flags=alone, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-    else:
-        pages = mmap.mmap(file, 0, access=mmap.ACCESS_COPY)
-    count = math.prod(shape)
+    pages, count = copy_on_write(file), math.prod(shape)
     x = torch.from_numpy(np.frombuffer(pages, dtype, count, start).reshape(shape))
     _mapped[x.data_ptr()] = pages
     return x
