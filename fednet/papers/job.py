@@ -6,7 +6,7 @@ from the method.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from fednet.config.tree import compose
 from fednet.errors import ConfigError, unknown
 from fednet.papers import mini as small
 from fednet.papers.cell import Cell
+from fednet.papers.choices import OWN as OPEN
 from fednet.papers.choices import variants
 from fednet.papers.mini import mini
 from fednet.plain import JsonDict, JsonMapping
@@ -116,9 +117,10 @@ def plan(asked: Request) -> Job:
     cells = _of_setting(_of_dataset(cells, asked.dataset), asked.setting, name)
     added = dict(own_method(text) for text in asked.add)
     own = {c.name: c.method for c in papers.cells(name)}
-    chosen = [*_of_methods(cells, asked.only), *_beside(cells, added, own, name)]
+    wanted = _wanted(cells, asked, added)
+    chosen = [*_of_methods(cells, wanted), *_beside(cells, added, own, name)]
     runs = {c.name for c in chosen}  # a table of ablations has some of the choices itself
-    opened = [v for c in chosen for v in variants(c) if v.name not in runs] if asked.open else []
+    opened = [v for v in _open(cells, asked.open, wanted) if v.name not in runs]
     chosen += opened
     if asked.scale == "mini":
         chosen = [mini(c) for c in chosen]
@@ -165,18 +167,49 @@ def _of_setting(cells: Sequence[Cell], setting: str | None, name: str) -> list[C
     return found
 
 
-def _of_methods(cells: Sequence[Cell], only: Sequence[str] | None) -> list[Cell]:
+def _wanted(cells: Sequence[Cell], asked: Request, added: Iterable[str]) -> set[str] | None:
+    """The methods that `--only` names, as the table prints them or nearly so; None for all. added:
+    names beside the cells'.
+    """
+    if asked.only is None:
+        return None
+    opened = dict.fromkeys(v.method for c in cells for v in variants(c))
+    there = [*dict.fromkeys(c.method for c in cells), *(opened if asked.open else ()), *added]
+    there = list(dict.fromkeys(there))
+    wanted, left = set[str](), list(asked.only)
+    while left:
+        # a name may have a comma of its own
+        tried = [(n, _meant(", ".join(left[:n]), there)) for n in range(len(left), 0, -1)]
+        n, method = next(((n, m) for n, m in tried if m), (1, None))
+        if method is None and _meant(left[0], opened):
+            raise ConfigError(f"--only {left[0]}: is run with --open.")
+        if method is None:
+            raise ConfigError(unknown("method", left[0], there))
+        wanted.add(method)
+        del left[:n]
+    return wanted
+
+
+def _meant(name: str, there: Iterable[str]) -> str | None:
+    """Which of these names it is: letter by letter, or the one that is alike."""
+    same = [m for m in there if m.lower() == name.lower()]
+    alike = same or [m for m in there if _plain(m) == _plain(name)]
+    return alike[0] if len(alike) == 1 else None
+
+
+def _of_methods(cells: Sequence[Cell], wanted: Collection[str] | None) -> list[Cell]:
     """The cells of these methods, and of those that they are measured against."""
-    if only is None:
+    if wanted is None:
         return list(cells)
-    known = {_plain(c.method): c.method for c in cells}
-    for method in only:
-        if _plain(method) not in known:
-            raise ConfigError(unknown("method", method, list(dict.fromkeys(known.values()))))
-    wanted = [known[_plain(m)] for m in only]
     chosen = [c for c in cells if c.method in wanted]
     against = {(*_column(c), c.versus) for c in chosen if c.versus}
     return [*chosen, *(c for c in cells if c not in chosen and (*_column(c), c.method) in against)]
+
+
+def _open(cells: Sequence[Cell], asked: bool, wanted: Collection[str] | None) -> list[Cell]:
+    """What the paper leaves open: of its own method, or what is named of it."""
+    found = [v for c in cells for v in variants(c)] if asked else []
+    return [v for v in found if wanted is None or {v.method, OPEN[v.paper]} & {*wanted}]
 
 
 def _column(cell: Cell) -> tuple[str, str, str]:

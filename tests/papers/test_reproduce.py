@@ -77,6 +77,12 @@ def test_a_setting_is_met_by_whole_words():
         ([], "PAPER/TABLE"),
         (["feddpc/table2", "--only", "FedDPT"], "Did you mean 'FedDPC'"),
         (["feddpc/table2", "--only", ","], "FedAvg,FedProx"),
+        (["niidbench/cifar10", "--only", "SCAFFOLD as published"], "is run with --open"),
+        (
+            ["niidbench/cifar10", "--open", "--only", "SCAFFOLD as printed"],
+            "'SCAFFOLD as published'",
+        ),
+        (["feddpc/table2", "--open", "--only", "FedDPC lambda 01"], "unknown method"),
         (["feddpc/table2", "--setting", "alpha=7"], "alpha=0.2, alpha=0.6"),
         (["feddpc/table2", "--add", "fedavgg"], "fedavg"),
         (["fedrds/figureA1_text", "--setting", "best beta"], "best beta 2 shards (with --search)"),
@@ -163,6 +169,21 @@ def test_what_is_open_runs_once_where_the_table_has_it_itself_and_is_the_table_s
     assert not {"FedDPC no projection", "FedDPC no scaling"} & found.added
     assert "FedDPC lambda=2" in found.added
     assert "FedDPC no projection" not in job("feddpc/figure6", "--only", "FedDPC", "--open").added
+
+
+@pytest.mark.parametrize(
+    "table", ["feddpc/table2", "feddpc/figure6", "niidbench/cifar10", "fedabc/table1"]
+)
+def test_each_name_that_the_table_prints_can_be_asked_for(table):
+    added = ["--add", "{name: fedsgd, weighting: uniform}"]
+    for method in {c.method for c in job(table, "--open", *added).cells}:
+        found = job(table, "--open", *added, "--only", method).cells
+        named = {c.method for c in found} - {"fedsgd-weightinguniform"}
+        assert method in {*named, "fedsgd-weightinguniform"}
+        # the paper's own stands for its variants too
+        assert len(named) <= 1 or all(m.startswith(method) for m in named)
+    both = job("feddpc/table2", "--open", "--only", "feddpc lambda=0.1,FedDPC lambda=-0.1").cells
+    assert {c.method for c in both} == {"FedDPC lambda=0.1", "FedDPC lambda=-0.1"}
 
 
 def test_runs_of_a_seed_are_paired_and_come_before_those_of_the_next():
