@@ -49,6 +49,11 @@ def digest(segments: Iterable[Buffer]) -> bytes:
 
 
 # -- opening ---------------------------------------------------------------------------------------
+# What lies in place of a file of one's own, a link or a pipe, is an error and never written to, nor
+# waited for.
+OWN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+
+
 def opened(path: Path | str, flags: int, mode: int = 0o666) -> int:
     """A descriptor of that file, also where connections have taken all that they may."""
     return reaching(lambda: os.open(path, flags | os.O_CLOEXEC, mode))

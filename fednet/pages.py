@@ -8,7 +8,7 @@ import sys
 import weakref
 
 from fednet.descriptors import reaching
-from fednet.files import opened
+from fednet.files import OWN, opened
 
 MAP_NORESERVE = 0x4000  # Linux; Python has a name for it from 3.13 on
 
@@ -36,7 +36,7 @@ def pages(path: str) -> memoryview:
     """A file's bytes as the system's cache has them, for as long as anything holds them. Who writes
     to them changes no file.
     """
-    file = opened(path, os.O_RDONLY)
+    file = opened(path, os.O_RDONLY | OWN)
     try:
         # a mapping has a descriptor of its own
         found = reaching(lambda: copy_on_write(file))

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fednet.files import opened, write_all
+from fednet.files import OWN, opened, write_all
 from fednet.pages import pages
 from fednet.transport.base import Frame
 from fednet.transport.references import FREE, READ, REFERENCE, SENT, WRITTEN, Places
@@ -51,26 +51,17 @@ class Uploads(Places):
     def lay(self, segments: Sequence[memoryview]) -> Laid | None:
         """Writes a reply, and returns the reference to it; None where there is no room for it."""
         folder = self.folder
-        if folder is None or (index := self._room(folder)) is None:
-            return None
-        path, size = folder / f"{index}.bin", sum(map(len, segments))
         try:
-            file = opened(path, os.O_RDWR | os.O_CREAT, 0o600)
-            try:
-                for segment in segments:
-                    write_all(file, segment)
-                os.truncate(file, size)
-            finally:
-                os.close(file)
-            body = pages(str(path))
+            if folder is None or (index := self._room(folder)) is None:
+                return None
+            body = _written(folder / f"{index}.bin", segments)
         except OSError:  # such as a full disk: the server meets it too, and knows what to do
-            self._used.appendleft(index)
             return None
         self._used.append(index)
         self._number[index] += 1
         self._state[index] = WRITTEN
         number = int(self._number[index])
-        laid = Laid(REFERENCE.pack(self.token, index, number, size), body)
+        laid = Laid(REFERENCE.pack(self.token, index, number, len(body)), body)
         weakref.finalize(laid, self._unsent, index, number).atexit = False
         return laid
 
@@ -89,7 +80,7 @@ class Uploads(Places):
         if self._state[index] != FREE:
             return False
         try:
-            return os.stat(folder / f"{index}.bin").st_nlink == 1
+            return os.lstat(folder / f"{index}.bin").st_nlink == 1
         except FileNotFoundError:
             return True
 
@@ -131,3 +122,18 @@ class Uploads(Places):
         self._state[index] = READ
         weakref.finalize(body.obj, self._release, index, number).atexit = False
         return body
+
+
+def _written(path: Path, segments: Sequence[memoryview]) -> memoryview:
+    """A file of these bytes, as it is read; no file where it cannot have all of them."""
+    file = opened(path, os.O_RDWR | os.O_CREAT | OWN, 0o600)
+    try:
+        for segment in segments:
+            write_all(file, segment)
+        os.ftruncate(file, sum(map(len, segments)))
+        return pages(str(path))
+    except OSError:
+        path.unlink(missing_ok=True)  # half a reply would keep what room there is
+        raise
+    finally:
+        os.close(file)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import shutil
 
 import pytest
@@ -125,3 +126,48 @@ def test_a_file_that_was_cut_short_gives_nothing(uploads):
     assert uploads.read(reference) is None
     os.truncate(uploads.folder / "0.bin", 0)
     assert uploads.read(reference) is None
+
+
+def test_a_reply_that_there_is_no_room_for_leaves_no_half_of_it(uploads):
+    uploads.read(sent(uploads, OTHER))
+    gc.collect()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(OTHER), hard))  # as on a disk that is full then
+    try:
+        assert uploads.lay([OTHER, ONE]) is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert os.listdir(uploads.folder) == []
+    assert uploads.read(sent(uploads)) == ONE
+
+
+def test_what_a_link_in_place_of_a_file_leads_to_is_left_alone(uploads, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(OTHER)
+    (uploads.folder / "0.bin").symlink_to(elsewhere)
+    assert uploads.lay([ONE]) is None
+    assert elsewhere.read_bytes() == OTHER
+    (uploads.folder / "0.bin").unlink()
+    reference = sent(uploads)
+    (uploads.folder / "0.bin").unlink()
+    (uploads.folder / "0.bin").symlink_to(elsewhere)
+    os.truncate(elsewhere, len(ONE))
+    assert uploads.read(reference) is None
+
+
+@pytest.mark.timeout(20)
+def test_nobody_waits_for_a_pipe_in_place_of_a_file(uploads):
+    reference = sent(uploads)
+    for index in (0, 1):
+        (uploads.folder / f"{index}.bin").unlink(missing_ok=True)
+        os.mkfifo(uploads.folder / f"{index}.bin")
+    assert uploads.read(reference) is None
+    assert uploads.lay([ONE]) is None
+
+
+def test_where_there_is_no_folder_any_more_a_reply_crosses_as_elsewhere(uploads):
+    sent(uploads)
+    uploads.cut()
+    shutil.rmtree(uploads.folder)
+    uploads.folder.write_text("")
+    assert uploads.lay([ONE]) is None

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from fednet.buffers import lend
 from fednet.errors import StateError
-from fednet.files import opened, write_all
+from fednet.files import OWN, opened, write_all
 from fednet.pages import file_of, is_read
 from fednet.plain import JsonDict
 from fednet.server.spool.log import LOG, Log, Seal, Sealed, sealed_in
@@ -119,7 +119,7 @@ class Spool:
                     return upload
                 if self._spares and not os.path.exists(path):
                     os.replace(self._spares.pop(), path)
-                upload.file = opened(path, os.O_RDWR | os.O_CREAT)
+                upload.file = opened(path, os.O_RDWR | os.O_CREAT | OWN)
         return upload
 
     def _log(self, round: int) -> Log:
