@@ -9,7 +9,7 @@ import torch
 
 from fednet.tensors.layout import Layout
 from fednet.tensors.values import Tensors
-from fednet.tensors.vectors import blockwise, fold
+from fednet.tensors.vectors import blockwise, fold, room
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -58,8 +58,8 @@ class Sum:
         if fresh:
             wide, device = torch.float64, x.vector.device
             total = Sum(
-                torch.empty(len(x.vector), dtype=wide, device=device),
-                torch.empty(len(x.buffers), dtype=wide, device=device),
+                room(len(x.vector), wide, device),
+                room(len(x.buffers), wide, device),
                 x.counters.clone(),
                 x.layout,
             )

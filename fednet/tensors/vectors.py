@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fednet.buffers import FROM_BYTES, lend
+
 if TYPE_CHECKING:
     from fednet.tensors.values import Tensors
 
@@ -34,10 +36,18 @@ def blockwise(function: Callable[..., Any], *values: torch.Tensor | Tensors) -> 
     for start, *parts in zip(range(0, n, CHUNK), *(v.split(CHUNK) for v in vectors)):
         found = function(*parts)
         results = found if isinstance(found, tuple) else (found,)
-        made = made or [torch.empty(n, dtype=r.dtype, device=r.device) for r in results]
+        made = made or [room(n, r.dtype, r.device) for r in results]
         for into, result in zip(made, results):
             into[start : start + len(result)].copy_(result)
     return tuple(made) if isinstance(found, tuple) else made[0]
+
+
+def room(n: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.Tensor:
+    """A vector of n elements that hold anything; on the CPU a large one is lent."""
+    nbytes = n * dtype.itemsize
+    if nbytes < FROM_BYTES or torch.device(device).type != "cpu":
+        return torch.empty(n, dtype=dtype, device=device)
+    return torch.from_numpy(lend(nbytes)).view(dtype)
 
 
 def blocks(x: torch.Tensor) -> Sequence[torch.Tensor]:

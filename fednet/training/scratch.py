@@ -10,15 +10,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fednet.buffers import lend
+from fednet.buffers import FROM_BYTES
 from fednet.errors import StateError
 from fednet.models.trained import frozen_parts
 from fednet.tensors import Layout, Tensors, to_device
+from fednet.tensors.vectors import room
 
 DRAWS = (
     nn.modules.dropout._DropoutNd,
@@ -78,6 +78,7 @@ class Scratch:
         self.device = torch.device(device)
         self._spares: list[Scratch] = []
         self._lent = 0
+        self._given = False
         flat = Tensors.zeros(layout, self.device)
         self.frozen = frozen_parts(self.module, layout)
         self.vector, self.buffers, self.counters = flat.vector, flat.buffers, flat.counters
@@ -144,6 +145,7 @@ class Scratch:
                 "another layout."
             )
         x = x.to(self.device)
+        self._own()
         self.vector.copy_(x.vector)
         for name, view in self._kernels.items():
             view.copy_(x[name])
@@ -156,16 +158,33 @@ class Scratch:
 
     def values(self) -> Tensors:
         """A copy of what the module holds now."""
-        here = self.device.type == "cpu"
-        vector = (
-            torch.from_numpy(lend(self.vector.numel(), np.float32)).copy_(self.vector)
-            if here
-            else self.vector.clone()
-        )
+        vector = self._room().copy_(self.vector)
         out = Tensors(self.layout, vector, self.buffers.clone(), self.counters.clone())
         for name, view in self._kernels.items():
             out[name].copy_(view)
         return out
+
+    def given(self) -> Tensors:
+        """What the module holds now, for good: a large model's memory itself, in whose place the
+        next `load` takes other. Until then nobody may write to the module.
+        """
+        large = self.vector.numel() * self.vector.itemsize >= FROM_BYTES
+        if not large or self.device.type != "cpu" or self._kernels:
+            return self.values()
+        self._given = True
+        return Tensors(self.layout, self.vector, self.buffers.clone(), self.counters.clone())
+
+    def _room(self) -> torch.Tensor:
+        return room(self.vector.numel(), torch.float32, self.device)
+
+    def _own(self) -> None:
+        """Other memory for the parameters, where theirs was given away."""
+        if not self._given:
+            return
+        self._given, self.vector = False, self._room()
+        flat = Tensors(self.layout, self.vector, self.buffers, self.counters)
+        for name, parameter in self.parameters.items():
+            parameter.data = flat[name]
 
     def views(self, x: Tensors, names: Iterable[str]) -> list[torch.Tensor]:
         """x's parameters of these names as shaped views on this device."""

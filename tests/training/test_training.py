@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from fednet.algorithms.base import Samples
+from fednet.buffers import FROM_BYTES
 from fednet.config import Config, EvaluateSection, TrainSection
 from fednet.errors import ConfigError, StateError
 from fednet.tensors import Layout, Tensors
@@ -355,6 +356,29 @@ def test_frozen_models_are_distinct_and_survive_training():
     assert torch.equal(one.head.weight, h.initial["head.weight"])
     assert torch.equal(two.head.weight, 2 * h.initial["head.weight"])
     assert not any(p.requires_grad for p in one.parameters())
+
+
+def test_a_large_model_is_given_away_as_it_lies_and_no_later_load_writes_to_it():
+    wide = nn.Linear(FROM_BYTES // 4, 1)
+    layout = Layout.of(wide)
+    scratch, zero = Scratch(wide, layout), Tensors.zeros(layout)
+    ones = zero.with_vector(torch.ones_like(zero.vector))
+    scratch.load(ones)
+    first = scratch.given()
+    assert first.vector.data_ptr() == wide.weight.data_ptr()
+    scratch.load(zero)
+    assert first.vector.eq(1).all()
+    assert wide.weight.eq(0).all()
+    assert all(p is own for p, own in zip(wide.parameters(), scratch.parameters.values()))
+    wide(torch.ones(1, FROM_BYTES // 4)).sum().backward()
+    torch.optim.SGD(wide.parameters(), lr=1.0).step()
+    assert scratch.given().vector.eq(-1).all()
+
+
+def test_a_copy_of_a_large_model_is_not_what_the_module_goes_on_with():
+    wide = nn.Linear(FROM_BYTES // 4, 1)
+    scratch = Scratch(wide, Layout.of(wide))
+    assert scratch.values().vector.data_ptr() != wide.weight.data_ptr()
 
 
 def test_a_model_of_another_layout_is_refused():
