@@ -42,13 +42,8 @@ def crop_reflect(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 def _cut(x: torch.Tensor, padded: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     n, _, h, w = x.shape
     top, left = torch.randint(0, 2 * PAD + 1, (2, n), generator=generator).to(x.device)
-    rows = top.view(-1, 1) + torch.arange(h, device=x.device)  # (n, h)
-    columns = left.view(-1, 1) + torch.arange(w, device=x.device)  # (n, w)
-    image = torch.arange(n, device=x.device).view(-1, 1, 1)
-    # indexing around the channels puts them last: (n, h, w, c)
-    return (
-        padded[image, :, rows.unsqueeze(2), columns.unsqueeze(1)].permute(0, 3, 1, 2).contiguous()
-    )
+    places = padded.unfold(2, h, 1).unfold(3, w, 1)  # (n, c, 2 PAD + 1, 2 PAD + 1, h, w), no copy
+    return places[torch.arange(n, device=x.device), :, top, left]
 
 
 def crop_flip(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
