@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray[Any, Any]  # of any shape and type of element: bytes are lent to all of them
 
 FROM_BYTES = 4 << 20  # smaller ones find room anywhere
 # arrays that are kept though nobody holds them: with 8 a worker sat on 150 MB more of a 45 MB
@@ -36,7 +37,7 @@ class _Lease:
         self.__array_interface__ = array.__array_interface__
 
 
-def lend(n: int, dtype: Any = np.uint8) -> Array:
+def lend(n: int, dtype: npt.DTypeLike = np.uint8) -> Array:
     """An array of n elements that hold anything. Raises MemoryError, or ValueError for more than
     there can be.
     """

@@ -19,7 +19,7 @@ import re
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, overload
+from typing import BinaryIO, TypeVar, overload
 
 import msgspec
 import xxhash
@@ -154,9 +154,10 @@ def write_json(path: Path, value: object, indent: int | None = 1) -> None:
     write_aside(path, text + b"\n")
 
 
-def plain(value: object) -> Any:
+def plain(value: object) -> object:
     if hasattr(value, "tolist"):
-        return value.tolist()
+        found: object = value.tolist()
+        return found
     if isinstance(value, (set, frozenset)):
         return sorted(value)
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")
@@ -263,8 +264,11 @@ def read_lines(
     path: Path, old: bool, decode: Callable[[bytes], T], end: int | None = None
 ) -> Iterator[T]: ...
 def read_lines(
-    path: Path, old: bool = False, decode: Any = None, end: int | None = None
-) -> Iterator[Any]:
+    path: Path,
+    old: bool = False,
+    decode: Callable[[bytes], object] | None = None,
+    end: int | None = None,
+) -> Iterator[object]:
     """The records of a file of lines, without their checks. A last line without its end is being
     written, or was torn by a crash, and is left out. Raises StateError for any other line that is
     not as it was written. old: lines that carry no check are taken too, as earlier releases wrote

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 _CALL = re.compile(r"\s*([a-z0-9][a-z0-9_-]*)\s*(?:\(([^()]*)\))?\s*")
 
 
-def options_of(part: Any, given: Collection[str] = ()) -> type[msgspec.Struct] | None:
+def options_of(
+    part: Callable[..., object], given: Collection[str] = ()
+) -> type[msgspec.Struct] | None:
     """The type that a part's options are checked against: its attribute `Options`, else its
     signature. None: it takes any (`**options`).
 
@@ -32,13 +34,13 @@ def options_of(part: Any, given: Collection[str] = ()) -> type[msgspec.Struct] |
     if declared is not None:
         return declared
     hints = hints_of(part)
-    fields: list[Any] = []
+    fields: list[tuple[str, object] | tuple[str, object, object]] = []
     for name, p in inspect.signature(part).parameters.items():
         if p.kind is p.VAR_KEYWORD:
             return None
         if name in given or p.kind not in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD):
             continue
-        hint = hints.get(name, Any)
+        hint = hints.get(name, Any)  # as msgspec has it: without an annotation it may be anything
         fields.append((name, hint) if p.default is p.empty else (name, hint, _default(p.default)))
     return msgspec.defstruct(
         f"{getattr(part, '__name__', 'Part')}Options",
@@ -49,7 +51,7 @@ def options_of(part: Any, given: Collection[str] = ()) -> type[msgspec.Struct] |
     )
 
 
-def hints_of(part: object) -> dict[str, Any]:
+def hints_of(part: object) -> dict[str, object]:
     """The annotations of a function's or a class's arguments, as far as msgspec knows them."""
     target = vars(part).get("__init__", part) if isinstance(part, type) else part
     try:
@@ -70,7 +72,7 @@ def _checkable(hint: object) -> bool:
     return True
 
 
-def _default(value: object) -> Any:
+def _default(value: object) -> object:
     return (
         msgspec.field(default_factory=lambda: value)
         if isinstance(value, (list, dict, set))
@@ -78,12 +80,11 @@ def _default(value: object) -> Any:
     )
 
 
-def call(text: Any) -> tuple[str, tuple[int | float, ...]]:
+def call(text: object) -> tuple[str, tuple[int | float, ...]]:
     """`topk(0.01)` as ("topk", (0.01,)). Raises ConfigError for anything but a name with
     numbers.
     """
-    found = _CALL.fullmatch(text) if isinstance(text, str) else None
-    if found is None:
+    if not isinstance(text, str) or not (found := _CALL.fullmatch(text)):
         raise ConfigError(
             f"{text!r}: expected a name, its numbers in parentheses, such as fp16 or topk(0.01)."
         )
@@ -109,12 +110,12 @@ def each(text: str) -> list[str]:
     return [f"{found[1]}({','.join(chosen)})" for chosen in numbers]
 
 
-def instance(parts: Registry, text: object) -> Any:
+def instance(parts: Registry, text: object) -> object:
     """What the part that `text` names makes of the numbers in it. Raises ConfigError for an unknown
     name, or numbers that it does not take.
     """
     name, numbers = call(text)
-    part: Callable[..., Any] = parts.get(name)
+    part: Callable[..., object] = parts.get(name)
     takes = inspect.signature(part)
     try:
         takes.bind(*numbers)

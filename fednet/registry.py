@@ -20,8 +20,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fednet.errors import ConfigError, unknown
+from fednet.plain import JsonDict
 
 P = TypeVar("P")
+# What a decorator stood on: a class or a function, whose shape its kind's room knows. A user's own
+# is of no declared type, and is tried before it is used.
+Part = Any  # (see above)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,7 @@ class Entry:
     module: str
     summary: str = ""
     # The literal class attributes, such as paper and cost.
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: JsonDict = field(default_factory=dict)
 
 
 class Registry:
@@ -43,7 +47,7 @@ class Registry:
     def __init__(self, kind: str, package: str) -> None:
         self.kind = kind
         self.package = package
-        self._parts: dict[str, Any] = {}
+        self._parts: dict[str, Part] = {}
         self._index: dict[str, Entry] | None = None
 
     def __call__(self, name: str) -> Callable[[P], P]:
@@ -67,7 +71,7 @@ class Registry:
 
         return keep
 
-    def get(self, name: str) -> Any:
+    def get(self, name: str) -> Part:
         """The part of that name; ConfigError names the known ones and the nearest."""
         if name not in self._parts:
             entry = self.index().get(name)
@@ -78,7 +82,7 @@ class Registry:
                 self._parts[name] = getattr(loaded, entry.facts.get("attribute", name))
         return self._parts[name]
 
-    def loaded(self, name: str) -> Any:
+    def loaded(self, name: str) -> Part:
         """The part of that name if it was imported, else None."""
         return self._parts.get(name)
 
@@ -135,7 +139,7 @@ class Registry:
         return found
 
 
-def _written(part: Any) -> tuple[str, str]:
+def _written(part: Part) -> tuple[str, str]:
     """Where: a file that was imported and then loaded, or again in a notebook, is the same."""
     module = sys.modules.get(part.__module__)
     return getattr(module, "__file__", None) or part.__module__, getattr(part, "__qualname__", "")
@@ -146,9 +150,9 @@ def _first_paragraph(docstring: str | None) -> str:
     return " ".join((docstring or "").strip().split("\n\n")[0].split())
 
 
-def _literals(node: ast.ClassDef | ast.FunctionDef) -> dict[str, Any]:
+def _literals(node: ast.ClassDef | ast.FunctionDef) -> JsonDict:
     """The class attributes given as literals: `paper = "..."`, `cost = ("1", "1")`."""
-    facts: dict[str, Any] = {}
+    facts: JsonDict = {}
     for line in node.body if isinstance(node, ast.ClassDef) else ():
         if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name):
             try:

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -44,7 +44,7 @@ _drawing = threading.RLock()
 
 @contextlib.contextmanager
 def scope(
-    seed: int, purpose: str, round: int = 0, client: int = -1, device: Any = "cpu"
+    seed: int, purpose: str, round: int = 0, client: int = -1, device: torch.device | str = "cpu"
 ) -> Iterator[None]:
     """Inside, torch's default generator of `device` draws from this stream; afterwards it is as it
     was.

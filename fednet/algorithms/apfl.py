@@ -14,7 +14,7 @@ by the gradient over the whole local set. vbar_i has the buffers of w_i.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
@@ -32,6 +32,8 @@ from fednet.algorithms.base import (
 )
 from fednet.registry import algorithm
 from fednet.tensors import Inputs
+from fednet.training.loop import Loss
+from fednet.training.tasks import Task
 
 
 @algorithm("apfl")
@@ -83,7 +85,7 @@ def mixed(w: Tensors, v: Tensors, alpha: float) -> Tensors:
     return w.merge(between)
 
 
-def both(task: Any, alpha: float) -> Any:
+def both(task: Task, alpha: float) -> Loss:
     """loss(model, x, y, v) with the value at w_i, and the gradients of f(w_i) for w_i and of
     f(vbar_i) for v_i.
     """

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 import torch
@@ -43,6 +43,9 @@ from fednet.wire.payload import (
     Weights,
     kind,
 )
+
+if TYPE_CHECKING:
+    from fednet.config import Config
 
 __all__ = [
     "Accuracy",
@@ -84,6 +87,12 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 NonNegative = Annotated[float, msgspec.Meta(ge=0)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
+
+# A method's functions are given values of the classes that it declares itself, and name those where
+# they name any: narrower than State and Payload, which types of arguments do not allow.
+OwnState = Any  # `Server`, `Client` or `Fold`: see above
+OwnPayload = Any  # `Down`, `Up` or `Enrolment`: see above
+OwnConfig = Any  # `Config`: see above
 
 
 class AlgorithmConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -168,11 +177,11 @@ class Algorithm:
     # None for a method that has none
     model_field: ClassVar[str | None] = "x"
 
-    def __init__(self, config: Any = None, clients: int = 1) -> None:
-        self.config = self.Config() if config is None else config
+    def __init__(self, config: AlgorithmConfig | None = None, clients: int = 1) -> None:
+        self.config: OwnConfig = self.Config() if config is None else config
         self.clients = clients  # N
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         if "exchanges" not in cls.__dict__:
             cls.exchanges = (Exchange(cls.Down, cls.Up),)
@@ -183,9 +192,9 @@ class Algorithm:
     def main_exchange(self) -> int:
         return self.main % len(self.exchanges)
 
-    def refusal(self, run: Any) -> tuple[str, str] | None:
+    def refusal(self, run: Config) -> tuple[str, str] | None:
         """(key, sentence) where the run's configuration asks for what this method cannot do: said
-        before anything starts. run: the whole configuration (`fednet.config.Config`).
+        before anything starts. run: the whole configuration.
         """
         return None
 
@@ -201,35 +210,45 @@ class Algorithm:
         return {}
 
     # -- state -------------------------------------------------------------------------------------
-    def init_server(self, x: Tensors) -> Any:
+    def init_server(self, x: Tensors) -> State:
         """x: the shared part of the initial model."""
         return self.Server(**{self._field(self.model_field, "Server"): x})
 
-    def prepare(self, server: Any, host: ServerHost) -> Any:
+    def prepare(self, server: OwnState, host: ServerHost) -> State:
         """What the server does once, before round 1 and not again after a resume: its state to
         start from.
         """
-        return server
+        kept: State = server
+        return kept
 
-    def init_client(self, x: Tensors) -> Any:
+    def init_client(self, x: Tensors) -> State:
         """x: the whole initial model. Called at a client's first participation."""
         return self.Client()
 
-    def enroll(self, server: Any, client_id: int, host: ServerHost) -> Payload | None:
+    def enroll(self, server: OwnState, client_id: int, host: ServerHost) -> Payload | None:
         """What a client gets once, with its first task; None for most methods."""
         return None
 
-    def enrolled(self, client: Any, payload: Any, host: ClientHost) -> Any:
+    def enrolled(self, client: OwnState, payload: OwnPayload, host: ClientHost) -> State:
         """The client's state after it got its enrolment."""
-        return client
+        kept: State = client
+        return kept
 
     # -- a round -----------------------------------------------------------------------------------
-    def broadcast(self, server: Any, phase: int, client_id: int) -> Any:
+    def broadcast(self, server: OwnState, phase: int, client_id: int) -> Payload:
+        """What goes down to this client. phase: which of `exchanges`, from 0. The same object for
+        several clients is encoded once. Default: the shared model.
+        """
         return self.Down(
             **{self._field(self.Down.roles.weights, "Down"): self.shared_model(server)}
         )
 
-    def local(self, phase: int, client: Any, down: Any, host: ClientHost) -> tuple[Any, Any]:
+    def local(
+        self, phase: int, client: OwnState, down: OwnPayload, host: ClientHost
+    ) -> tuple[State, Payload]:
+        """The client's part: (its next state, what goes up). client: its state as it was, which
+        stays what it is where the reply does not count. Every method writes its own.
+        """
         raise NotImplementedError(f"{type(self).__name__}.local")
 
     def outputs(self, module: nn.Module, x: Inputs) -> torch.Tensor:
@@ -239,35 +258,46 @@ class Algorithm:
         out: torch.Tensor = module(x)
         return out
 
-    def start(self, server: Any, phase: int) -> Any:
+    def start(self, server: OwnState, phase: int) -> State:
+        """The empty fold of an exchange."""
         return self.Fold(x=Sum.empty())  # type: ignore[call-arg]
 
-    def fold(self, fold: Any, server: Any, client_id: int, up: Any, host: ServerHost) -> Any:
-        """Weighted by samples unless the configuration says `weighting: uniform`."""
+    def fold(
+        self, fold: OwnState, server: OwnState, client_id: int, up: OwnPayload, host: ServerHost
+    ) -> State:
+        """The fold with one more reply; called in ascending client id. Default: the weights that
+        came up, each counting its client's samples unless `weighting: uniform`.
+        """
         x = getattr(up, self._field(up.roles.weights, "Up"))
         run = getattr(up, self._field(up.roles.run, "Up"))
         return self.Fold(x=fold.x.add(x, self.weight(run)))  # type: ignore[call-arg]
 
-    def finish(self, fold: Any, server: Any, cohort: Sequence[int], host: ServerHost) -> Any:
-        """Next server state; between exchanges, what the next exchange needs as part of it."""
+    def finish(
+        self, fold: OwnState, server: OwnState, cohort: Sequence[int], host: ServerHost
+    ) -> State:
+        """Next server state; between exchanges, what the next exchange needs as part of it. cohort:
+        the clients that were folded. Default: the mean of what came up is the shared model.
+        """
         return self.with_model(server, fold.x.mean())
 
     def weight(self, run: Run) -> float:
+        """What a reply counts in a weighted mean: its samples n_i, or 1."""
         return 1.0 if getattr(self.config, "weighting", "samples") == "uniform" else float(run.n)
 
     # -- what is judged ----------------------------------------------------------------------------
-    def global_model(self, server: Any) -> Tensors | None:
+    def global_model(self, server: OwnState) -> Tensors | None:
         """The shared model that is evaluated; None where there is no complete global model."""
         return self.shared_model(server) if self.has_global else None
 
     # -- the shared model --------------------------------------------------------------------------
-    def shared_model(self, server: Any) -> Tensors | None:
+    def shared_model(self, server: OwnState) -> Tensors | None:
         """The model, or its shared part, in the server's state; None where it keeps none."""
         return None if self.model_field is None else getattr(server, self.model_field)
 
-    def with_model(self, server: Any, x: Tensors) -> Any:
+    def with_model(self, server: OwnState, x: Tensors) -> State:
         """The server's state with this shared model."""
-        return server.replace(**{self._field(self.model_field, "Server"): x})
+        old: State = server
+        return old.replace(**{self._field(self.model_field, "Server"): x})
 
     def _field(self, name: str | None, where: str) -> str:
         """The field of that role, for what this base class does by default."""
@@ -289,7 +319,7 @@ class Algorithm:
             for field in exchange.down.fields.values()
         )
 
-    def shared_part(self, server: Any) -> Tensors | None:
+    def shared_part(self, server: OwnState) -> Tensors | None:
         """The global model, or the part of the model that is shared: what a run writes out, and
         clients are judged with beside their own part. None for a method that shares nothing.
         """
@@ -298,14 +328,14 @@ class Algorithm:
         return self.shared_model(server) if self.shares() else None
 
     def personal(
-        self, client: Any, local: Tensors, host: ClientHost
+        self, client: OwnState, local: Tensors, host: ClientHost
     ) -> Tensors | Callable[[Inputs], torch.Tensor]:
         """What the client is judged by: weights, or a function from inputs to outputs. Default: its
         last local model. A function needs `beside`, so that its parts are written out.
         """
         return local
 
-    def beside(self, client: Any) -> Mapping[str, torch.Tensor]:
+    def beside(self, client: OwnState) -> Mapping[str, torch.Tensor]:
         """What a client's personal predictor has beside the local model, by name: it stands with it
         in `personal/`.
         """

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
@@ -98,7 +97,7 @@ class FedMD(Algorithm):
 
     class Client(State):
         w: Tensors
-        x: Any = None  # public samples, raw
+        x: Inputs | None = None  # public samples, raw
         y: torch.Tensor | None = None
         begun: bool = False
 
@@ -194,7 +193,12 @@ class FedMD(Algorithm):
 
 
 def step(
-    model: nn.Module, parameters: list[nn.Parameter], x: Inputs, y: Any, loss: Loss, lr: float
+    model: nn.Module,
+    parameters: list[nn.Parameter],
+    x: Inputs,
+    y: torch.Tensor,
+    loss: Loss,
+    lr: float,
 ) -> None:
     """One step of SGD."""
     gradients = torch.autograd.grad(loss(model(x), y), parameters)

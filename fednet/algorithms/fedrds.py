@@ -23,7 +23,7 @@ regularisation alone, sigma_mode fixed with sigma0 0 is data sharing alone.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -44,6 +44,7 @@ from fednet.algorithms.base import (
     Weights,
 )
 from fednet.registry import algorithm
+from fednet.tensors import Inputs
 from fednet.training.samples import take
 
 LABEL_BYTES = 8  # int64
@@ -86,7 +87,7 @@ class FedRDS(Algorithm):
 
     class Client(State):
         v: Tensors | None = None
-        x: Any = None  # shared samples, raw: (n, ...) or a dict
+        x: Inputs | None = None  # shared samples, raw: (n, ...) or a dict
         y: torch.Tensor | None = None
 
     # -- initialisation (steps 1-3) ----------------------------------------------------------------

@@ -12,7 +12,7 @@ itself. The default radius is that of SAM (Foret et al., ICLR 2021).
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
@@ -28,6 +28,8 @@ from fednet.algorithms.base import (
 )
 from fednet.registry import algorithm
 from fednet.tensors import Inputs
+from fednet.training.loop import Loss
+from fednet.training.tasks import Task
 
 
 @algorithm("fedsam")
@@ -57,7 +59,7 @@ class FedSAM(Algorithm):
         return client, self.Up(x=y.x, run=y.run)
 
 
-def sharp(task: Any, rho: float) -> Any:
+def sharp(task: Task, rho: float) -> Loss:
     """loss(model, x, y) with the value at w_i and the gradient at w_i + rho g / ||g||."""
 
     def loss(model: nn.Module, x: Inputs, y: torch.Tensor) -> torch.Tensor:

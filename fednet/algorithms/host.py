@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
 from fednet.tensors import Inputs, Layout, Tensors
+from fednet.training.evaluation import Counts
 from fednet.training.loop import Trained
 from fednet.wire.payload import Samples
 
 if TYPE_CHECKING:
+    from fednet.config.learning import TrainSection
     from fednet.data import Data
+    from fednet.training.setting import Pair
+    from fednet.training.tasks import Task
 
 
 class ClientHost(Protocol):
@@ -34,8 +38,8 @@ class ClientHost(Protocol):
     layout: Layout  # of the whole model
     shared: Layout  # the part that crosses
     head: tuple[str, ...]  # names of the last Linear's tensors
-    task: Any
-    train_config: Any  # the run's `train` section
+    task: Task
+    train_config: TrainSection  # the run's `train` section
 
     @property
     def class_counts(self) -> np.ndarray:
@@ -128,10 +132,12 @@ class ServerHost(Protocol):
     device: torch.device
     layout: Layout
     shared: Layout
-    task: Any
+    task: Task
 
-    def evaluate(self, x: Tensors, samples: Any = None) -> Any:
-        """Counts of x on the public set (or on given samples); `.accuracy` in 0..1."""
+    def evaluate(self, x: Tensors, samples: Samples | Pair | None = None) -> Counts:
+        """Counts of x on the public set, or on given samples: raw `Samples`, or model inputs (x, y)
+        on `device`.
+        """
         ...
 
     def fit(
@@ -157,7 +163,7 @@ class ServerHost(Protocol):
 
     def rng(self, purpose: str, client: int = -1) -> np.random.Generator: ...
 
-    def report(self, **values: Any) -> None:
+    def report(self, **values: object) -> None:
         """What the run's record holds under `algorithm` for this round."""
         ...
 

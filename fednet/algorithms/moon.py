@@ -17,7 +17,7 @@ sample works. One previous model is kept.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
@@ -36,6 +36,8 @@ from fednet.algorithms.base import (
 )
 from fednet.registry import algorithm
 from fednet.tensors import Inputs
+from fednet.training.loop import Loss
+from fednet.training.tasks import Task
 
 
 @algorithm("moon")
@@ -78,7 +80,7 @@ class Moon(Algorithm):
     def outputs(self, module, x):
         return features(module, x, self.config.feature)[1]
 
-    def loss(self, task: Any, glob: nn.Module, prev: nn.Module) -> Any:
+    def loss(self, task: Task, glob: nn.Module, prev: nn.Module) -> Loss:
         """The local loss against the two frozen models (lines 16-20)."""
 
         def local(model: nn.Module, x: Inputs, y: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ round before left it, and starts at w.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
@@ -25,6 +25,7 @@ from torch import nn
 from fednet.algorithms.base import (
     Algorithm,
     AlgorithmConfig,
+    ClientHost,
     Payload,
     Positive,
     Run,
@@ -35,6 +36,8 @@ from fednet.algorithms.base import (
 )
 from fednet.registry import algorithm
 from fednet.tensors import Inputs
+from fednet.training.loop import Loss
+from fednet.training.tasks import Task
 
 
 @algorithm("pfedme")
@@ -90,7 +93,7 @@ class PFedMe(Algorithm):
         return local if client.theta is None else client.theta
 
 
-def local_rounds(host: Any) -> int:
+def local_rounds(host: ClientHost) -> int:
     """R: the steps that the run's plain training would take."""
     train = host.train_config
     if train.steps is not None:
@@ -98,7 +101,7 @@ def local_rounds(host: Any) -> int:
     return int(train.epochs * -(-host.n // train.batch_size))
 
 
-def on_one_batch(task: Any) -> Any:
+def on_one_batch(task: Task) -> Loss:
     """A loss that keeps to the first batch it is given: K steps on one minibatch."""
     kept: list[tuple[Inputs, torch.Tensor]] = []
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
+from typing import TYPE_CHECKING, ClassVar, get_type_hints
 
 import msgspec
 import numpy as np
@@ -28,6 +28,7 @@ from fednet.algorithms.base import (
     Algorithm,
     Exchange,
     Layout,
+    OwnPayload,
     Payload,
     Run,
     State,
@@ -38,7 +39,7 @@ from fednet.algorithms.base import (
 )
 from fednet.errors import ConfigError, RoundVoid
 from fednet.plain import JsonMapping
-from fednet.secagg import SecureServer, Terms
+from fednet.secagg import SecureClient, SecureServer, Terms
 from fednet.secagg.fixed import FixedPoint, Integers
 from fednet.secagg.steps import Gathered
 from fednet.secagg.terms import drawn_order, steps_of
@@ -46,6 +47,8 @@ from fednet.wire.payload import run_of
 
 if TYPE_CHECKING:
     from fednet.config import Config
+    from fednet.config.running import SecaggSection
+    from fednet.training.hosts import SiteHost
 
 # By step, the kind under which its question is booked: what is asked in a step was answered before.
 QUESTIONS = {
@@ -73,14 +76,14 @@ class Between(State):
     protocol's.
     """
 
-    inner: Any
-    machine: Any
+    inner: State
+    machine: SecureServer
 
 
 class Answers(State):
     """Answers to one step, as far as they are folded."""
 
-    gathered: Any
+    gathered: Gathered
 
 
 class Secure(Algorithm):
@@ -101,7 +104,9 @@ class Secure(Algorithm):
         question = _bytes(down.question) if QUESTIONS[step] else b""
         return client, self.exchanges[phase].up(answer=_array(machine.answer(step, question)))
 
-    def masked(self, phase: int, up: Any, down: Any, x: Tensors | None, host: Any) -> Any:
+    def masked(
+        self, phase: int, up: Payload, down: OwnPayload, x: Tensors | None, host: SiteHost
+    ) -> Payload:
         """What leaves in the place of the method's reply. x: the weights that came down."""
         if self.steps[phase] != "masked":
             return up
@@ -116,11 +121,11 @@ class Secure(Algorithm):
             host.reported.clear()  # of one client, as its counts are
         return kind(answer=_array(answer), **shown)
 
-    def _mine(self, host: Any, step: str) -> Any:
+    def _mine(self, host: SiteHost, step: str) -> SecureClient:
         terms = self.plan.terms(host.round)
         return host.secrets.machine(terms, host.round, host.client_id, fresh=step == "keys")
 
-    def _entries(self, up: Any, x: Tensors | None, host: Any) -> Integers:
+    def _entries(self, up: Payload, x: Tensors | None, host: SiteHost) -> Integers:
         parts, outside, run = list[Integers](), 0, run_of(up)
         weight = 1 if run is None else int(self.weight(run))
         for name, how in self.summed.items():
@@ -167,7 +172,7 @@ class Secure(Algorithm):
             return found
         return secagg.server(self.plan.terms(round))
 
-    def _unfolded(self, machine: SecureServer, inner: object) -> Any:
+    def _unfolded(self, machine: SecureServer, inner: object) -> State:
         """The fold that the method would have had of the survivors' replies."""
         base, total, sums = self.shared_model(inner), machine.total, {}
         assert base is not None
@@ -227,7 +232,7 @@ def planned(
     method: Secure,
     shared: Layout,
     cohort: Callable[[int], Sequence[int]],
-    parts: Sequence[Any] | None,
+    parts: Sequence[Sized] | None,
 ) -> Plan:
     """The plan of a run. cohort: of a round. parts: the clients' samples, where they are known.
     Raises ConfigError where its sums cannot be had.
@@ -282,7 +287,7 @@ def made(config: Config) -> Algorithm:
     return method
 
 
-def secured(method: type[Algorithm], section: Any) -> type[Secure]:
+def secured(method: type[Algorithm], section: SecaggSection) -> type[Secure]:
     """The method with its replies summed under masks, as `privacy.secagg` says."""
     (plain,) = method.exchanges
     steps, questions = steps_of(section.protocol), dict(QUESTIONS)
@@ -307,7 +312,7 @@ def _payload(way: str, step: str, fields: JsonMapping) -> type[Payload]:
     return type(f"{step.capitalize()}{way}", (Payload,), {"__annotations__": dict(fields)})
 
 
-def _bytes_of(booked: str) -> Any:
+def _bytes_of(booked: str) -> object:
     return kind(booked, "array", dtype="uint8", rank=1)
 
 

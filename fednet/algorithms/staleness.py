@@ -15,12 +15,13 @@ Nguyen et al., AISTATS 2022 (arXiv:2106.06639).
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from fednet.options import call
 from fednet.tensors import Tensors
+from fednet.wire.payload import P
 
 _NUMBER = r"\s*[0-9]+\.?[0-9]*\s*"
 Staleness = Annotated[
@@ -44,7 +45,7 @@ def weight(rule: str, tau: int) -> float:
     return 1.0
 
 
-def rebased(up: Any, sent: Tensors | None, now: Tensors | None, tau: int) -> Any:
+def rebased(up: P, sent: Tensors | None, now: Tensors | None, tau: int) -> P:
     """A stale reply of a method made for rounds, as if its update, s(tau) of it, had been made from
     the model as it is now. sent: the model that its client was sent.
 

@@ -15,20 +15,25 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, get_type_hints
+from typing import ClassVar, Protocol, TypeVar, get_type_hints
 
 import torch
 
 from fednet.descriptors import reaching
 from fednet.errors import ConfigError, StateError
 from fednet.files import appear, aside_of, digest
-from fednet.plain import JsonMapping
+from fednet.plain import JsonDict, JsonMapping
 from fednet.tensors import Layout, Slot, Sum, Tensors, TwoSums
+from fednet.tensors.layout import Role
 from fednet.wire.payload import Weights
 
+S = TypeVar("S", bound="State")
+K = TypeVar("K")
 
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class State:
     """Base of server state, client state and folds. Subclasses become frozen dataclasses."""
 
@@ -38,9 +43,9 @@ class State:
         super().__init_subclass__(**kwargs)
         dataclasses.dataclass(frozen=True, eq=False)(cls)
 
-    def replace(self, **changes: object) -> Any:
+    def replace(self: S, **changes: object) -> S:
         """This state with some fields changed."""
-        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+        return dataclasses.replace(self, **changes)
 
 
 class Empty(State):
@@ -65,12 +70,17 @@ class PerClient(Mapping[int, Tensors]):
     def __init__(
         self,
         layout: Layout,
-        rows: dict[int, Any] | None = None,
+        rows: Mapping[int, Tensors | str] | None = None,
         store: Rows | None = None,
     ) -> None:
         self.layout = layout
-        self.rows = rows or {}
+        self.rows: Mapping[int, Tensors | str] = rows or {}
         self.store = store
+
+    @property
+    def names(self) -> dict[int, str]:
+        """By client: where the store has its row. Empty without a store."""
+        return {c: row for c, row in self.rows.items() if isinstance(row, str)}
 
     def __getitem__(self, client: int) -> Tensors:
         row = self.rows.get(client)
@@ -97,12 +107,16 @@ class PerClient(Mapping[int, Tensors]):
 
 
 # -- to and from files -----------------------------------------------------------------------------
-def dump(value: object) -> tuple[Any, dict[str, torch.Tensor]]:
-    """(tree, tensors): a JSON-ready tree in which tensors stand as references into the flat dict
-    beside it.
+def dump(value: object) -> tuple[object, dict[str, torch.Tensor]]:
+    """(tree, tensors): a JSON-ready tree, a dict where value is a State, in which tensors stand as
+    references into the flat dict beside it. Raises StateError for what no State may hold.
     """
     tensors: dict[str, torch.Tensor] = {}
     return _down(value, "", tensors), tensors
+
+
+def _bytes(value: torch.Tensor) -> memoryview:
+    return memoryview(value.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 def content_sha256(value: object) -> str:
@@ -110,16 +124,15 @@ def content_sha256(value: object) -> str:
     return hashlib.sha256(json.dumps(_down(value, "", None), sort_keys=True).encode()).hexdigest()
 
 
-def _down(value: object, path: str, out: dict[str, torch.Tensor] | None) -> Any:
+def _down(value: object, path: str, out: dict[str, torch.Tensor] | None) -> object:
     """out: where the tensors go; None: their hashes stand in the tree instead."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, torch.Tensor):
         whole = value.detach().to("cpu").contiguous()
         if out is None:
-            data: Any = whole.view(-1).view(torch.uint8).numpy()
             return {
-                "$sha256": hashlib.sha256(data).hexdigest(),
+                "$sha256": hashlib.sha256(_bytes(whole)).hexdigest(),
                 "dtype": str(whole.dtype),
                 "shape": list(whole.shape),
             }
@@ -165,7 +178,7 @@ def _down(value: object, path: str, out: dict[str, torch.Tensor] | None) -> Any:
 
 def load(
     kind: type, tree: object, tensors: Mapping[str, torch.Tensor], store: Rows | None = None
-) -> Any:
+) -> object:
     """The inverse of `dump`: a value of the declared `kind`. Raises StateError where file and
     declaration differ.
     """
@@ -177,7 +190,7 @@ def load(
         ) from broken
 
 
-def _layout(slots: Any) -> Layout:
+def _layout(slots: Iterable[tuple[str, Iterable[int], Role]]) -> Layout:
     made = Layout(
         tuple(Slot(str(name), tuple(int(n) for n in shape), role) for name, shape, role in slots)
     )
@@ -186,27 +199,27 @@ def _layout(slots: Any) -> Layout:
     return made
 
 
+def _tensors(tree: JsonMapping, tensors: Mapping[str, torch.Tensor]) -> Tensors:
+    layout = _layout(tree["$tensors"])
+    parts = [tensors[tree[p]["$tensor"]] for p in ("vector", "buffers", "counters")]
+    sizes = tuple(p.numel() for p in parts)
+    if layout.sizes != sizes:
+        raise ValueError(f"a layout of {layout.sizes} elements over vectors of {sizes}")
+    return Tensors(layout, *parts)
+
+
 def _up(
     tree: object, tensors: Mapping[str, torch.Tensor], kind: type | None, store: Rows | None
-) -> Any:
+) -> object:
     if not isinstance(tree, dict):
         return tree
     if "$tensor" in tree:
         return tensors[tree["$tensor"]]
     if "$tensors" in tree:
-        layout, parts = (
-            _layout(tree["$tensors"]),
-            [_up(tree[p], tensors, None, store) for p in ("vector", "buffers", "counters")],
-        )
-        if layout.sizes != tuple(p.numel() for p in parts):
-            raise ValueError(
-                f"a layout of {layout.sizes} elements over vectors of "
-                f"{tuple(p.numel() for p in parts)}"
-            )
-        return Tensors(layout, *parts)
+        return _tensors(tree, tensors)
     if "$rows" in tree:
         rows = {
-            int(c): (r if isinstance(r, str) else _up(r, tensors, None, store))
+            int(c): (r if isinstance(r, str) else _tensors(r, tensors))
             for c, r in tree["$rows"].items()
         }
         return PerClient(_layout(tree["layout"]), rows, store)
@@ -223,7 +236,7 @@ def _up(
 
 
 def write_state(
-    path: Path, value: object, fsync: bool = False, beside: JsonMapping | None = None
+    path: Path, value: State, fsync: bool = False, beside: JsonMapping | None = None
 ) -> str:
     """Writes one state as a safetensors file, aside and then renamed: its tree in the metadata,
     `beside` among the tree's own keys, and the digest of it all, which is returned. Raises OSError.
@@ -232,6 +245,7 @@ def write_state(
     from safetensors.torch import save_file
 
     tree, tensors = dump(value)
+    assert isinstance(tree, dict)
     text = json.dumps({**tree, **(beside or {})}, sort_keys=True)
     aside = aside_of(path)
     about = {"tree": text, "check": check_of(text, tensors)}
@@ -252,7 +266,7 @@ def write_state(
     return about["check"]
 
 
-def written(path: Path) -> tuple[Any, str]:
+def written(path: Path) -> tuple[JsonDict, str]:
     """(tree, digest) of such a file as they stand there, its tensors unread. Raises StateError."""
     from safetensors import SafetensorError, safe_open
 
@@ -270,16 +284,16 @@ def _torn(path: Path, broken: Exception) -> StateError:
 
 def check_of(tree: str, tensors: Mapping[str, torch.Tensor]) -> str:
     """The digest of a state's file, whatever order its tensors lie in."""
-    segments: list[Any] = [tree.encode()]
+    segments: list[bytes | memoryview] = [tree.encode()]
     for name in sorted(tensors):
         one = tensors[name]
         segments.append(f"{name} {one.dtype} {tuple(one.shape)}".encode())
         if one.numel():
-            segments.append(memoryview(one.reshape(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
+            segments.append(_bytes(one))
     return digest(segments).hex()
 
 
-def read_state(path: Path, kind: type, store: Rows | None = None) -> Any:
+def read_state(path: Path, kind: type[K], store: Rows | None = None) -> K:
     """Reads what `write_state` wrote. Raises StateError for a torn or foreign file."""
     tree, tensors = read_tree(path)
     value = load(kind, tree, tensors, store)
@@ -288,7 +302,7 @@ def read_state(path: Path, kind: type, store: Rows | None = None) -> Any:
     return value
 
 
-def read_tree(path: Path) -> tuple[Any, dict[str, torch.Tensor]]:
+def read_tree(path: Path) -> tuple[JsonDict, dict[str, torch.Tensor]]:
     """(tree, tensors) as `dump` gave them, what was written beside the tree among its keys. Raises
     StateError for a torn, altered or foreign file.
     """

@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -83,7 +83,7 @@ class Device:
             found[setting] = self._make(self.device, setting)
         return found[setting]
 
-    def stream(self) -> AbstractContextManager[Any]:
+    def stream(self) -> AbstractContextManager[object]:
         """The CUDA stream of the client that is at work in this thread; on the CPU a context that
         does nothing. Not one for each client hosted: what is freed in a stream is kept for that
         stream alone.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from fednet.experiment.judging import JUDGED, GlobalModel, Judgement
 from fednet.experiment.store import ClientStore, Record
 from fednet.training.evaluation import Counts
 from fednet.training.hosts import SiteHost
+from fednet.training.setting import Pair
 from fednet.wire import messages as m
 
 
@@ -29,7 +29,7 @@ class Judge:
         experiment: Experiment,
         store: ClientStore,
         keeps_local: bool,
-        balanced: Callable[[], Any] | None,
+        balanced: Callable[[], Pair] | None,
         settled: Callable[[], None],
         may_lack: bool,
     ) -> None:
@@ -65,7 +65,7 @@ class Judge:
         """
         exp, method = self._experiment, self._experiment.algorithm
         section = exp.config.evaluate
-        down: Any = exp.exact.decode(exp.evaluation(), task.form, body, fill=filled(exp, record))
+        down = exp.exact.decode(exp.evaluation(), task.form, body, fill=filled(exp, record))
         progress("evaluating", 0, 0)
         state = method.init_client(host.initial) if record.algorithm is None else record.algorithm
         local = self._store.local(task.key.client, start, self._may_lack)
@@ -103,7 +103,7 @@ class Judge:
             return x
         return host.recalibrated(x).select(x.layout)
 
-    def _balanced_set(self) -> Any:
+    def _balanced_set(self) -> Pair:
         assert self._balanced is not None
         with self._lock:
             if not hasattr(self, "_balanced_cache"):

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -37,7 +37,7 @@ class _Ticket:
     """A descent that waits. done: its thread may go on."""
 
     lane: Lane
-    kind: tuple[Any, ...]
+    kind: tuple[object, ...]
     done: bool = False
 
 
@@ -111,7 +111,7 @@ class Packing:
     def _ready(self, card: int) -> list[_Ticket]:
         """Who may begin now; empty if they are to wait for others."""
         waiting = self._waiting[card]
-        kinds: dict[tuple[Any, ...], list[_Ticket]] = {}
+        kinds: dict[tuple[object, ...], list[_Ticket]] = {}
         for ticket in waiting:
             kinds.setdefault(ticket.kind, []).append(ticket)
         for some in kinds.values():

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fednet.client.loop import ClientLoop
 from fednet.client.policy import Policy, leaving
@@ -24,13 +24,12 @@ from fednet.ids import Ids
 from fednet.wire import messages as m
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from fednet.client.packing import Packing
     from fednet.client.workplace import Workplace
     from fednet.data.federation import Federation, Site
     from fednet.experiment.build import Experiment
     from fednet.experiment.privacy import Answers
+    from fednet.training.setting import Pair
 
 
 class Preparer:
@@ -149,7 +148,7 @@ class SiteData:
             return self._own[client].site(0, device)
         return self.experiment.divided.site(client, device)
 
-    def balanced(self, device: str) -> tuple[Any, Tensor]:
+    def balanced(self, device: str) -> Pair:
         """(x, y) on `device`: test samples, of each class as many."""
         import numpy as np
         import torch

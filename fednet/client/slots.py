@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 SPARE = 0.9  # of the room is filled: not every client's peak is the first one's
 MOST = 16  # at a card at once: beyond, threads of one Python process only wait for each other
@@ -175,7 +175,7 @@ class Gpu:
         import torch
 
         self.name, self._share = name, share
-        self._cuda: Any = torch.cuda
+        self._cuda = torch.cuda
 
     def need(self) -> int:
         # With what lies between: that cannot be another's either.

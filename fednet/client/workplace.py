@@ -11,18 +11,19 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import torch
 
 from fednet import seeds
 from fednet.algorithms.secure import Secure
+from fednet.algorithms.state import State
 from fednet.client.device import Device
 from fednet.client.judging import Judge, filled
 from fednet.client.policy import Policy
 from fednet.client.secrets import Secrets
 from fednet.client.work import TaskCancelled
+from fednet.data.federation import Site
 from fednet.errors import ConfigError, FednetError, RemoteProtocolError, StateAbsent, StateError
 from fednet.experiment import privacy
 from fednet.experiment.build import Experiment
@@ -35,10 +36,11 @@ from fednet.tensors import Inputs, Tensors
 from fednet.training.evaluation import Counts
 from fednet.training.hosts import SiteHost
 from fednet.training.lanes import Pack
+from fednet.training.setting import Pair
 from fednet.wire import messages as m
 from fednet.wire.codec import Body, Encoded
 from fednet.wire.messages import Key
-from fednet.wire.payload import weights_of
+from fednet.wire.payload import Payload, weights_of
 from fednet.wire.sending import Past
 
 
@@ -72,11 +74,11 @@ class Workplace:
         self,
         experiment: Experiment,
         store: ClientStore,
-        site: Callable[[int], Any],
+        site: Callable[[int], Site],
         device: str = "cpu",
         *,
         state_lost: bool = False,
-        balanced: Callable[[], Any] | None = None,
+        balanced: Callable[[], Pair] | None = None,
         pack: Pack | None = None,
         policy: Policy | None = None,
         answers: privacy.Answers | None = None,
@@ -204,7 +206,7 @@ class Workplace:
         config = self.experiment.config
         return self.policy.faults and client in attacks.malicious(config)
 
-    def _as_sent(self, up: object, x: Tensors | None, key: Key) -> Any:
+    def _as_sent(self, up: Payload, x: Tensors | None, key: Key) -> Payload:
         """The reply, or what a malicious client sends in its place. x: the weights it got."""
         if not self._lies(key.client):
             return up
@@ -212,7 +214,7 @@ class Workplace:
         x = x if x is not None else exp.agreed
         return attacks.spoiled(up, x, exp.config, key.round, key.client)
 
-    def _samples(self, site: Any, client: int) -> tuple[Inputs, torch.Tensor]:
+    def _samples(self, site: Site, client: int) -> tuple[Inputs, torch.Tensor]:
         """The training split, with the labels that the client trains on."""
         x, y = site.train
         config = self.experiment.config
@@ -270,7 +272,7 @@ class Workplace:
 
     def _received(
         self, task: m.Task, body: memoryview, record: Record, host: SiteHost, past: Past
-    ) -> tuple[Any, Any]:
+    ) -> tuple[State, Payload]:
         """(the client's state, enrolled where the task says so; what came down)."""
         exp, method = self.experiment, self.experiment.algorithm
         state = method.init_client(host.initial) if record.algorithm is None else record.algorithm
@@ -283,7 +285,7 @@ class Workplace:
         exchange, form = method.exchanges[task.key.phase], task.form[task.enrol :]
         return state, exp.down.decode(exchange.down, form, body[cut:], exp.agreed, fill, past=past)
 
-    def _encoded(self, key: Key, up: Any, x: Tensors | None, past: Past) -> Encoded:
+    def _encoded(self, key: Key, up: Payload, x: Tensors | None, past: Past) -> Encoded:
         """The reply, compressed; what follows from it is written down in `past`."""
         exp = self.experiment
         return exp.up.encode(
@@ -322,7 +324,7 @@ class Workplace:
         return _answer(msgspec.structs.replace(key, purpose="evaluate"), encoded)
 
 
-def _check_finite(up: Any) -> None:
+def _check_finite(up: Payload) -> None:
     for name in up.fields:
         value = getattr(up, name)
         if isinstance(value, Tensors) and not value.is_finite():

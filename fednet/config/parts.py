@@ -47,7 +47,7 @@ GIVEN = {
 }
 
 
-def declared_options(part: object, kind: str) -> type[msgspec.Struct] | None:
+def declared_options(part: registry.Part, kind: str) -> type[msgspec.Struct] | None:
     """The declared options of a part: an algorithm's Config; of another see `options.options_of`.
     None: any.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fednet import seeds
 from fednet import world as worlds
@@ -21,6 +21,9 @@ from fednet.transport.framing import framing
 from fednet.transport.shaped import Link
 from fednet.wire import messages as m
 from fednet.wire.frames import encode
+
+if TYPE_CHECKING:
+    from fednet.server.spool import Spooled
 
 
 class VirtualClock:
@@ -185,7 +188,7 @@ def task_bytes(run: str, key: m.Key, job: Job) -> int:
     return crossing(message_of(job, key, run=run, inc=1))
 
 
-def reply_bytes(reply: Any) -> int:
+def reply_bytes(reply: Spooled) -> int:
     """The bytes of a reply (`server.spool.Spooled`), header and payload, as it was sent."""
     form = list(reply.form)
     return crossing(

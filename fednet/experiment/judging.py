@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -39,18 +39,23 @@ class GlobalModel(Payload):
     x: Weights
 
 
+if TYPE_CHECKING:
+    Sums = torch.Tensor
+else:
+    Sums = kind("accuracy")
+
+
 class Judgement(Payload):
     """What an evaluation sends up: (5, 2, C) int64, correct and total by class, in the order of
     `JUDGED` (all zero where there is nothing to judge), and (5,) float64 sums of the loss.
     """
 
-    counts: kind("accuracy")  # type: ignore[valid-type]
-    losses: kind("accuracy")  # type: ignore[valid-type]
+    counts: Sums
+    losses: Sums
 
     def check(self, classes: int) -> None:
         """Raises RemoteProtocolError where these are no counts."""
-        counts: Any = self.counts
-        losses: Any = self.losses
+        counts, losses = self.counts, self.losses
         if (
             counts.dtype != torch.int64
             or losses.dtype != torch.float64
@@ -87,10 +92,10 @@ def judgements(payload: Judgement, classes: int) -> dict[str, Counts]:
     """What a judgement says, by name; what was not judged is left out."""
     found = {}
     for row, name in enumerate(JUDGED):
-        table = payload.counts[row].numpy().astype(np.int64)  # type: ignore[attr-defined]
+        table = payload.counts[row].numpy().astype(np.int64)
         n = int(table[1].sum())
         if n:
-            found[name] = Counts(table[:, : max(1, classes)], float(payload.losses[row]), n)  # type: ignore[attr-defined]
+            found[name] = Counts(table[:, : max(1, classes)], float(payload.losses[row]), n)
     return found
 
 

@@ -55,6 +55,7 @@ def shape(config: Config, client: int) -> Link:
     """The same for the transport."""
     link = of(config, client)
     delays = (link.latency_ms or 0.0, link.jitter_ms or 0.0)
+    # Numbers all of them, which the types do not tell: `of` has drawn what is written as text.
     figures: Any = (link.up_mbps, link.down_mbps, *delays, world.links(config, client))
     return Link(*figures)
 

@@ -24,25 +24,32 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 import torch
 
+from fednet.algorithms.state import S
 from fednet.config import Config, PrivacySection
 from fednet.errors import ConfigError, StateError, lacking
 from fednet.experiment import selection
 from fednet.files import Lines, digest, read_lines, repair, write_first
 from fednet.tensors import Sum, Tensors
-from fednet.wire.payload import run_of
+from fednet.wire.payload import P, Payload, run_of
+
+if TYPE_CHECKING:
+    from fednet.experiment.build import Experiment
+    from fednet.experiment.store import Record
+    from fednet.wire.messages import Task
 
 SLACK = 1.0001
 """The server takes an update for clipped up to this factor: float32 rounds x + (y - x)."""
 
 
 # -- an update's norm ------------------------------------------------------------------------------
-def updates(up: Any, x: Tensors | None) -> Iterable[tuple[str, Tensors, float]]:
+def updates(up: Payload, x: Tensors | None) -> Iterable[tuple[str, Tensors, float]]:
     """(field, value, norm of its update) of a reply's tensors. x: what the client was sent."""
     for name, field in up.fields.items():
         value = getattr(up, name)
@@ -54,7 +61,7 @@ def _update(value: Tensors, kind: str, x: Tensors | None) -> Tensors:
     return value - x.to(value.device) if kind == "state" and x is not None else value
 
 
-def clipped(up: Any, x: Tensors | None, bound: float, slack: float = 1.0) -> Any:
+def clipped(up: P, x: Tensors | None, bound: float, slack: float = 1.0) -> P:
     """The reply with each update scaled to norm `bound` where it is above `slack * bound`; else the
     same bits.
     """
@@ -125,7 +132,7 @@ class Question:
     digest: bytes
 
     @classmethod
-    def of(cls, config: Config, run: str, task: Any, record: Any, body: memoryview) -> Question:
+    def of(cls, config: Config, run: str, task: Task, record: Record, body: memoryview) -> Question:
         """All that the answer to a task follows from, so that no two questions have one digest.
         record: what the client keeps; body: the task's payload.
         """
@@ -149,13 +156,13 @@ def at_client(config: Config) -> PrivacySection:
 
 
 def protect(
-    up: Any,
+    up: P,
     x: Tensors | None,
     section: PrivacySection,
     noise: Noise | None,
     question: Question,
     answers: Answers | None = None,
-) -> Any:
+) -> P:
     """The client's part: clip, then, with `where: client`, noise. What leaves then is on account
     first: raises ConfigError where the budget does not have it.
     """
@@ -173,18 +180,18 @@ def protect(
     return dataclasses.replace(up, **changed)
 
 
-def received(up: Any, x: Tensors | None, section: PrivacySection) -> Any:
+def received(up: P, x: Tensors | None, section: PrivacySection) -> P:
     """The server's part of one reply: clipped whoever sent it, and of weight 1."""
     assert section.clip is not None
     if section.where == "server":
         up = clipped(up, x, section.clip, SLACK)
-    run = run_of(up)
-    if run is None:
+    run, name = run_of(up), up.roles.run
+    if run is None or name is None:
         return up
-    return dataclasses.replace(up, **{up.roles.run: dataclasses.replace(run, n=1)})
+    return dataclasses.replace(up, **{name: dataclasses.replace(run, n=1)})
 
 
-def noised(fold: Any, section: PrivacySection, noise: Noise | None, round: int) -> Any:
+def noised(fold: S, section: PrivacySection, noise: Noise | None, round: int) -> S:
     """The fold with noise on its sum, where it is the server that adds it."""
     assert section.clip is not None
     if section.where != "server" or not section.noise or noise is None:
@@ -212,7 +219,7 @@ def epsilon(noises: Mapping[float, int], delta: float) -> float:
     return float(accountant.get_epsilon(delta))
 
 
-def _accounting() -> tuple[Any, Any]:
+def _accounting() -> tuple[ModuleType, ModuleType]:
     try:
         import dp_accounting
         from dp_accounting import rdp
@@ -330,7 +337,7 @@ def _evenly(config: Config) -> bool:
     return config.availability.model == "always" and config.availability.trace is None
 
 
-def check(experiment: Any) -> None:
+def check(experiment: Experiment) -> None:
     """Raises ConfigError where DP-FedAvg cannot be had. Called before anything starts."""
     config, method = experiment.config, experiment.algorithm
     if config.privacy.clip is None:

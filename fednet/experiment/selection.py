@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 from fednet import seeds
-from fednet.config import Config
+from fednet.config import AvailabilitySection, Config
 from fednet.errors import ConfigError
 
 
@@ -31,20 +31,30 @@ def order(config: Config, round: int, here: Sequence[bool] | np.ndarray) -> list
     return [int(i) for i in drawn if here[i]]
 
 
+T = TypeVar("T")
+
+
 def available(config: Config, round: int) -> np.ndarray:
     """(N,) bool: who the availability model calls present in a round."""
     section, n = config.availability, config.clients
     if section.model == "bernoulli":
-        return seeds.rng(config.seed, "availability", round).random(n) < _given(section, "p")
+        return seeds.rng(config.seed, "availability", round).random(n) < _given(
+            section, "p", section.p
+        )
     if section.model == "markov":
-        return _markov(config.seed, n, round, _given(section, "up"), _given(section, "down"))
+        return _markov(
+            config.seed,
+            n,
+            round,
+            _given(section, "up", section.up),
+            _given(section, "down", section.down),
+        )
     if section.model == "trace":
-        return _trace(str(_given(section, "path")), n, round)
+        return _trace(_given(section, "path", section.path), n, round)
     return np.ones(n, dtype=bool)
 
 
-def _given(section: Any, key: str) -> Any:
-    value = getattr(section, key)
+def _given(section: AvailabilitySection, key: str, value: T | None) -> T:
     if value is None:
         raise ConfigError(f"availability.{key} is missing; the model {section.model} needs it.")
     return value

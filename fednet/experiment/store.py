@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -225,7 +224,7 @@ class RowStore:
         """These rows are a checkpoint's. Raises StateError where one is gone or not of its size;
         its bytes are held against its name whenever it is read.
         """
-        names = list(rows.rows.values())
+        names = list(rows.names.values())
         self._next = max(self._next, 1 + max(map(_number, names), default=0))
         for name in names:
             self._find(name, rows.layout)
@@ -316,7 +315,7 @@ def _segments(row: Tensors) -> list[memoryview]:
     return [memoryview(p.numpy()).cast("B") for p in parts]  # type: ignore[arg-type]
 
 
-def on_disk(state: Any, rows: RowStore) -> Any:
+def on_disk(state: State, rows: RowStore) -> State:
     """A server's state, what it keeps for every client as files of `rows`."""
     changed = {}
     for name, value in vars(state).items():

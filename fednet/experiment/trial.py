@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -17,10 +17,11 @@ from torch import nn
 from fednet import seeds
 from fednet.algorithms.base import Algorithm
 from fednet.config import Config
+from fednet.data import Data
 from fednet.data.base import named
 from fednet.errors import ConfigError, DataError, FednetError
 from fednet.experiment.judging import asked
-from fednet.tensors import Layout
+from fednet.tensors import Inputs, Layout
 from fednet.training.samples import FEW, length, piece
 from fednet.wire.compress import Chain
 from fednet.wire.compressors.dgc import DGC
@@ -59,7 +60,7 @@ def _not_finite(part: torch.Tensor) -> int | None:
     return None
 
 
-def fits(config: Config, algorithm: Algorithm, module: nn.Module, task: Task, data: Any) -> None:
+def fits(config: Config, algorithm: Algorithm, module: nn.Module, task: Task, data: Data) -> None:
     """Tries the model, the task's loss and what the method asks of the model on the first training
     samples. module is spoiled. Raises ConfigError.
     """
@@ -94,7 +95,7 @@ def fits(config: Config, algorithm: Algorithm, module: nn.Module, task: Task, da
             except Exception as broken:
                 raise ConfigError(f"{what}: {_said(broken)}{_hint(x)}") from broken
             _loss(shown, task, config.task, out, y)
-    if config.task == "classification":
+    if data.classes is not None and config.task == "classification":
         _wide(shown, task, out, y, data.classes)
     if not all(map(torch.equal, named(raw).values(), given)):
         raise ConfigError(
@@ -224,7 +225,7 @@ def _said(broken: Exception) -> str:
     return f"{type(broken).__name__}: {lines[0].rstrip('.')}."
 
 
-def _form(x: Any) -> str:
+def _form(x: Inputs) -> str:
     return ", ".join(
         f"{name + ': ' if name else ''}{str(part.dtype).removeprefix('torch.')} of shape "
         f"{tuple(part.shape[1:])}"
@@ -232,7 +233,7 @@ def _form(x: Any) -> str:
     )
 
 
-def _hint(x: Any) -> str:
+def _hint(x: Inputs) -> str:
     if any(not part.is_floating_point() for part in named(x).values()):
         return (
             " Whole numbers come to the model as they are: give floats, or a model that embeds "

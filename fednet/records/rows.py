@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import msgspec
 
 from fednet.errors import unknown
+from fednet.plain import JsonDict
 
 R = TypeVar("R", bound="Row")
 Text = bytes  # rows have a field of that name
@@ -26,7 +27,7 @@ class Row(msgspec.Struct, kw_only=True):
     NULLABLE: ClassVar[frozenset[str]] = frozenset()  # written as null where it is None
 
     @classmethod
-    def of(cls: type[R], record: Mapping[str, Any]) -> R:
+    def of(cls: type[R], record: Mapping[str, object]) -> R:
         """Raises msgspec.ValidationError for a field of another type."""
         return msgspec.convert(record, cls)
 
@@ -47,7 +48,7 @@ class Row(msgspec.Struct, kw_only=True):
 
         return decode
 
-    def line(self) -> dict[str, Any]:
+    def line(self) -> JsonDict:
         """The row as it is written."""
         return {
             name: value
@@ -61,20 +62,22 @@ class Row(msgspec.Struct, kw_only=True):
             setattr(self, name, value)
 
     # -- as a mapping ------------------------------------------------------------------------------
+    # A field by its name, which is known only as it is asked for: of any field's type.
     def __getitem__(self, name: str) -> Any:
         try:
             return getattr(self, name)
         except AttributeError as unknown_field:
             raise KeyError(str(unknown_field)) from None
 
+    # The same.
     def get(self, name: str, default: object = None) -> Any:
         found = getattr(self, name, None)
         return default if found is None else found
 
-    def keys(self) -> Any:
+    def keys(self) -> KeysView[str]:
         return self.line().keys()
 
-    def items(self) -> Any:
+    def items(self) -> ItemsView[str, object]:
         return self.line().items()
 
     def __iter__(self) -> Iterator[str]:
@@ -89,7 +92,7 @@ class Row(msgspec.Struct, kw_only=True):
     def __bool__(self) -> bool:
         return any(value is not None for value in self.line().values())
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(unknown("field", name, self.__struct_fields__))
 
 
@@ -142,7 +145,7 @@ class Round(Row, kw_only=True):
     tensor_sha256: dict[str, str] | None = None
     clients_sha256: str | None = None
     evaluated_sha256: str | None = None  # of the model that was judged, where it is another
-    algorithm: dict[str, Any] = {}  # what the method reports, and its warnings
+    algorithm: JsonDict = {}  # what the method reports, and its warnings
 
 
 class Client(Row, kw_only=True):
@@ -236,10 +239,10 @@ class Event(Row, kw_only=True):
     bytes: int = 0
     elapsed: float = 0.0
     time: float | None = None
-    details: dict[str, Any] = {}
+    details: JsonDict = {}
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> Event:
+    def of(cls, record: Mapping[str, object]) -> Event:
         more = {k: v for k, v in record.items() if k not in cls.__struct_fields__}
         return msgspec.convert({**record, "details": more}, cls)
 
@@ -247,11 +250,12 @@ class Event(Row, kw_only=True):
     def decoder(cls) -> Callable[[Text], Event]:
         return lambda text: cls.of(json.loads(text))
 
-    def line(self) -> dict[str, Any]:
+    def line(self) -> JsonDict:
         whole = super().line()
-        more: dict[str, Any] = whole.pop("details")
+        more: JsonDict = whole.pop("details")
         return {**whole, **more}
 
+    # What an event says beside its own fields depends on its type.
     def __getattr__(self, name: str) -> Any:
         if name in self.details:
             return self.details[name]
@@ -272,14 +276,14 @@ class Summary(Row, kw_only=True):
     seed: int | None = None
     rounds: int | None = None
     void_rounds: int | None = None
-    accuracy: dict[str, Any] | None = None
-    stability: dict[str, Any] | None = None
+    accuracy: JsonDict | None = None
+    stability: JsonDict | None = None
     personal: dict[str, float] | None = None
     personal_of_participants: dict[str, float] | None = None  # of those who ever took part
-    judged: dict[str, Any] | None = None  # how many clients at the end, of how many
-    personal_spread: dict[str, Any] | None = None
+    judged: JsonDict | None = None  # how many clients at the end, of how many
+    personal_spread: JsonDict | None = None
     train_loss: float | None = None
-    bytes: dict[str, Any] | None = None
+    bytes: JsonDict | None = None
     useful: dict[str, dict[str, int]] | None = None
     predicted: dict[str, dict[str, int]] | None = None
     predicted_is: str | None = None
@@ -297,9 +301,9 @@ class Summary(Row, kw_only=True):
     # what it took to an accuracy; bytes of no use by reason; energy and CO2e, estimated
     to_accuracy: list[dict[str, float]] | None = None
     wasted: dict[str, int] | None = None
-    estimates: dict[str, Any] | None = None
-    privacy: dict[str, Any] | None = None
-    provenance: dict[str, Any] | None = None
+    estimates: JsonDict | None = None
+    privacy: JsonDict | None = None
+    provenance: JsonDict | None = None
 
 
 FILES: dict[str, type[Row]] = {"rounds": Round, "clients": Client, "wire": Wire, "events": Event}

@@ -15,13 +15,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
 from fednet import seeds
 from fednet.config import Config
 from fednet.tensors import Tensors, blockwise
+from fednet.wire.payload import P
 
 BY_ITSELF = ("sign_flip", "gaussian", "label_flip")
 STRENGTH = {"sign_flip": 1.0, "gaussian": 1.0, "alie": 1.5, "ipm": 2.0, "label_flip": 1.0}
@@ -68,7 +68,7 @@ def sent(y: Tensors, x: Tensors | None, config: Config, round: int, client: int)
     return y
 
 
-def spoiled(up: Any, x: Tensors, config: Config, round: int, client: int) -> Any:
+def spoiled(up: P, x: Tensors, config: Config, round: int, client: int) -> P:
     """A reply as a malicious client sends it; as it is where the attack does not touch it. x: what
     its weights started from.
     """

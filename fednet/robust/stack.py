@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from fednet.config import Config
 from fednet.robust import attacks, rules
 from fednet.tensors import Sum, Tensors
+
+if TYPE_CHECKING:
+    from fednet.algorithms.state import S
 
 
 def needed(config: Config) -> bool:
@@ -91,7 +94,7 @@ class Stack:
         raise AssertionError(section.rule)
 
 
-def stacked(fold: Any, x: Tensors | None, kinds: dict[str, str]) -> Any:
+def stacked(fold: S, x: Tensors | None, kinds: dict[str, str]) -> S:
     """A method's fresh fold with stacks for its sums. kinds: of the reply's fields of tensors; a
     reply of weights is measured from x, the shared model.
     """
@@ -105,7 +108,7 @@ def stacked(fold: Any, x: Tensors | None, kinds: dict[str, str]) -> Any:
     )
 
 
-def settled(fold: Any, config: Config, completed: Sequence[int]) -> Any:
+def settled(fold: S, config: Config, completed: Sequence[int]) -> S:
     """The fold with sums for its stacks. completed: the clients folded, in their order."""
     liars = attacks.malicious(config)
     rows = [k for k, client in enumerate(completed) if client in liars]

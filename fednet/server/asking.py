@@ -6,12 +6,12 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 
 from fednet import seeds
 from fednet import world as worlds
+from fednet.algorithms.state import State
 from fednet.experiment.build import Experiment
 from fednet.experiment.clock import VirtualClock, task_bytes
 from fednet.experiment.faults import Faults, drops
@@ -26,7 +26,7 @@ from fednet.training.samples import batches
 from fednet.wire.codec import Body, Encoded
 from fednet.wire.compress import PACKED
 from fednet.wire.messages import Fault, Field, Key, Purpose
-from fednet.wire.payload import weights_of
+from fednet.wire.payload import Payload, weights_of
 from fednet.wire.sending import Past
 
 
@@ -39,7 +39,7 @@ class Phase:
     purpose: Purpose
     cohort: tuple[int, ...]
     start: dict[int, str]
-    seen: dict[int, Any]  # what each client was sent, as it sees it
+    seen: dict[int, Payload]  # what each client was sent, as it sees it
     residuals: dict[str, torch.Tensor]
     opened: float
     out: dict[int, str] = field(default_factory=dict)  # who is not asked, and why
@@ -59,7 +59,7 @@ class Phase:
     enrolled: set[int] = field(default_factory=set)  # who gets what is given once
     # Where training waits for nobody: updates since the model that each reply started from.
     staleness: dict[int, int] = field(default_factory=dict)
-    last: Any = None  # what was encoded last: (payload, encoded, its digest)
+    last: tuple[Payload, Encoded, bytes] | None = None  # what was encoded last, and its digest
     cache: JsonDict = field(default_factory=dict)
     # By client: what compressors remember with it, once its reply counts.
     ahead: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
@@ -139,7 +139,7 @@ class Asking:
         phase.spooled = self.spool.found(round, index)
         return phase
 
-    def ask(self, phase: Phase, client: int, server: Any, state: str, keep: str) -> Job:
+    def ask(self, phase: Phase, client: int, server: State, state: str, keep: str) -> Job:
         """A client's task of a phase, encoded."""
         method, index, start = self.method, phase.index, phase.start[client]
         encoded, check = self._encoded(phase, method.broadcast(server, index, client), client)
@@ -182,7 +182,7 @@ class Asking:
             return job
         return replace(job, anew=lambda older, based: written(job, older, based))
 
-    def _encoded(self, phase: Phase, down: Any, client: int) -> tuple[Encoded, bytes]:
+    def _encoded(self, phase: Phase, down: Payload, client: int) -> tuple[Encoded, bytes]:
         """(what goes down, its digest); encoded anew only where it is not what went down last."""
         last, index = phase.last, phase.index
         if self.experiment.down.shared:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
-from fednet.algorithms.state import PerClient, State, content_sha256, read_state, write_state
+from fednet.algorithms.state import PerClient, S, State, content_sha256, read_state, write_state
 from fednet.errors import StateError
 from fednet.experiment.store import RowStore
 from fednet.files import clear_asides, plain, read_lines, read_record, write_record
@@ -136,7 +136,7 @@ class Checkpoints:
             if old.name not in files.values():
                 old.unlink()
         kept = (k for value in (server, *others.values()) for k in _per_client(value))
-        rows = {row for k in kept for row in k.rows.values() if isinstance(row, str)}
+        rows = {row for k in kept for row in k.names.values()}
         if rows:
             self.rows.prune(rows)
 
@@ -164,22 +164,22 @@ class Checkpoints:
             raise StateError(f"{path}: not a whole checkpoint ({broken}); {ANEW}.") from broken
 
     def load(
-        self, server: type[State], extra: type[State] | None = None
-    ) -> tuple[Any, Progress, Any]:
+        self, server: type[State], extra: type[S] | None = None
+    ) -> tuple[State, Progress, S | None]:
         """Raises StateError where the checkpoint is torn, altered or of another kind."""
         progress, files = self._manifest()
         state = self._get(files["server"], server)
         more = self._get(files["extra"], extra) if extra is not None and "extra" in files else None
         return state, progress, more
 
-    def other(self, name: str, kind: type[State]) -> Any:
+    def other(self, name: str, kind: type[S]) -> S:
         """What belongs to the checkpoint under that name. Raises StateError as `load` does."""
         files = self._manifest()[1]
         if name not in files:
             raise StateError(f"{self.folder}/manifest.json: {name} is not there; {ANEW}.")
         return self._get(files[name], kind)
 
-    def _get(self, name: str, kind: type[State]) -> Any:
+    def _get(self, name: str, kind: type[S]) -> S:
         path = self.folder / name
         value = read_state(path, kind, self.rows)
         if content_name(value) != name:

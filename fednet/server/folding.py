@@ -25,7 +25,6 @@ import math
 import statistics
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 
@@ -39,7 +38,7 @@ from fednet.robust import stack
 from fednet.server.asking import Phase
 from fednet.server.spool import Spooled
 from fednet.training.hosts import ServerHost
-from fednet.wire.payload import run_of, weights_of
+from fednet.wire.payload import Payload, run_of, weights_of
 
 OUTLIER = 1e3
 GROWTH = 1e6
@@ -59,13 +58,13 @@ class Folding:
         self,
         experiment: Experiment,
         host: ServerHost,
-        server: object,
+        server: State,
         phase: Phase,
         sent: Mapping[int, Tensors],
         fill: Tensors,
-        finish: Callable[[Any, tuple[int, ...]], Any],
+        finish: Callable[[State, tuple[int, ...]], State],
         leave_out: Callable[[int, str], None],
-        keep: Callable[[int, Any], None],
+        keep: Callable[[int, Payload], None],
     ) -> None:
         """See above for the arguments."""
         self.experiment, self.method, self.host = experiment, experiment.algorithm, host
@@ -77,7 +76,7 @@ class Folding:
         self._norms: dict[int, dict[str, float]] = {}
         self._counted: dict[int, int] = {}  # samples, where they count for less than was said
         self._said = dict(host.reported), list(host.warnings)
-        self._fold: Any = self._start()
+        self._fold: State | None = self._start()
 
     @property
     def completed(self) -> tuple[int, ...]:
@@ -93,7 +92,7 @@ class Folding:
         except Exception as broken:
             self._drop(client, f"its reply could not be folded: {_theirs(broken)}")
 
-    def result(self, least: int) -> Any:
+    def result(self, least: int) -> State | None:
         """The next server state; None where fewer than `least` replies can be used."""
         self._bound_norms()
         self._bound_shares()
@@ -119,7 +118,7 @@ class Folding:
         return None
 
     # -- folding -----------------------------------------------------------------------------------
-    def _start(self) -> Any:
+    def _start(self) -> State:
         self.host.begin(self.phase.round, self.phase.index, self.phase.cohort)
         self.host.reported, self.host.warnings = dict(self._said[0]), list(self._said[1])
         fold, method = self.method.start(self.server, self.phase.index), self.method
@@ -129,14 +128,14 @@ class Folding:
         kinds = {name: f.kind for name, f in up.fields.items() if f.form == "tensors"}
         return stack.stacked(fold, method.shared_model(self.server), kinds)
 
-    def _one(self, fold: Any, client: int) -> Any:
+    def _one(self, fold: State, client: int) -> State:
         up, method = self._read(client), self.method
-        run = run_of(up)
+        run, name = run_of(up), up.roles.run
         bounds = self._counted.get(client), self.phase.declared.get(client)
-        if run is not None and (most := [n for n in bounds if n is not None and n < run.n]):
-            run = dataclasses.replace(run, n=min(most))
-            up = dataclasses.replace(up, **{up.roles.run: run})
-        if run is not None:
+        if run is not None and name is not None:
+            if most := [n for n in bounds if n is not None and n < run.n]:
+                run = dataclasses.replace(run, n=min(most))
+                up = dataclasses.replace(up, **{name: run})
             self.runs[client] = run
         config, sent = self.experiment.config, self._sent.get(client)
         if config.privacy.clip is not None:
@@ -149,9 +148,9 @@ class Folding:
         self._keep(client, up)
         return fold
 
-    def _read(self, client: int) -> Any:
+    def _read(self, client: int) -> Payload:
         reply, exp = self._replies[client], self.experiment
-        up: Any = reply.decoded()
+        up = reply.decoded()
         if up is None:
             received = weights_of(self.phase.seen.get(client))
             up = exp.up.decode(
@@ -171,7 +170,7 @@ class Folding:
             }
         return up
 
-    def _try(self, clients: tuple[int, ...]) -> tuple[Any, str, int | None]:
+    def _try(self, clients: tuple[int, ...]) -> tuple[State | None, str, int | None]:
         """(the next state, "", None) of these clients, or (None, why none comes of them, by whose
         reply where one alone could not be folded).
         """
@@ -212,7 +211,7 @@ class Folding:
         for client, reason in bad.items():
             self._drop(client, reason)
 
-    def _unsound(self, after: Any) -> str:
+    def _unsound(self, after: State) -> str:
         """Why this is no state to go on from, or ""."""
         for f in dataclasses.fields(after):
             value = getattr(after, f.name)
@@ -300,7 +299,7 @@ def _norm(value: Tensors) -> float:
     return math.sqrt(value.square)
 
 
-def _size(up: Any) -> float:
+def _size(up: Payload) -> float:
     """The largest absolute value of a reply's arrays."""
     values = [getattr(up, name) for name in up.fields]
     arrays = [

@@ -13,10 +13,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from fednet.errors import FednetError, RemoteProtocolError
 from fednet.files import digest
+from fednet.plain import JsonDict
 from fednet.protocol.rules import (
     Arrived,
     Forget,
@@ -37,6 +38,9 @@ from fednet.transport.base import Closed, Received, ServerTransport
 from fednet.wire import messages as m
 from fednet.wire.link import NOBODY, Link
 
+if TYPE_CHECKING:
+    from fednet.wire.payload import Payload
+
 Answer = TypeVar("Answer")
 Command = Callable[[float], list[Instruction]]  # of the time: what is to be done
 
@@ -52,7 +56,7 @@ class ServerIO:
         transport: ServerTransport,
         link: Link,
         spool: Spool,
-        check: Callable[[Spooled, memoryview], Any],
+        check: Callable[[Spooled, memoryview], Payload | None],
         events: Events,
         pump: Callable[[], bool] | None = None,
         at: Callable[[str, int], None] = lambda point, round: None,
@@ -78,7 +82,7 @@ class ServerIO:
         self._gone: threading.Event | None = None
         self._before = link.ledger.crossed()  # of earlier servers
         self._sent_any = False
-        self.snapshot: dict[str, Any] = {"waiting": [], "arrived": [], "present": 0}
+        self.snapshot: JsonDict = {"waiting": [], "arrived": [], "present": 0}
         self.inline = pump is not None
         self._thread: threading.Thread | None = None
         if pump is None:

@@ -11,18 +11,18 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 
 from fednet.algorithms.base import Nothing, Payload, Tensors
+from fednet.algorithms.state import State
 from fednet.errors import CannotGoOn
 from fednet.experiment.build import Experiment
 from fednet.experiment.clock import VirtualClock, reply_bytes
 from fednet.experiment.faults import Faults
 from fednet.experiment.judging import GlobalModel, Judgement, asked, judgements
 from fednet.experiment.rundir import RunDirectory
-from fednet.protocol.rules import LEFT, Job, Rules
+from fednet.protocol.rules import LEFT, Instruction, Job, Rules
 from fednet.server.accounts import Accounts
 from fednet.server.asking import Asking, Phase, with_base
 from fednet.server.io_thread import ServerIO
@@ -63,7 +63,7 @@ class Phases:
         round: int,
         index: int,
         cohort: Sequence[int],
-        server: object,
+        server: State,
         versions: Mapping[int, str],
         states: Mapping[int, str],
         keep: Mapping[int, str],
@@ -108,7 +108,7 @@ class Phases:
         )
 
     def _begin(self, phase: Phase, jobs: list[Job], rules: Rules) -> None:
-        def command(now: float) -> list[Any]:
+        def command(now: float) -> list[Instruction]:
             self.io.replies.clear()
             return self.io.protocol.begin(*phase.name, jobs, rules, now)
 
@@ -169,7 +169,7 @@ class Phases:
         phase.dropped[client] = f"refused: {reason}"
         self.directory.event("dropped", phase.round, client, reason=phase.dropped[client])
 
-        def command(now: float) -> list[Any]:
+        def command(now: float) -> list[Instruction]:
             self.io.replies.pop((client, phase.purpose), None)
             self.asking.spool.revoke(reply)
             return []
@@ -229,7 +229,7 @@ class Phases:
         for client in phase.done:
             verdict = self._reply(phase, client, "evaluate")
             if verdict is not None:
-                judgement: Any = self.experiment.up.decode(Judgement, verdict.form, verdict.body())
+                judgement = self.experiment.up.decode(Judgement, verdict.form, verdict.body())
                 said = judgements(judgement, self.experiment.setting.classes)
                 if phase.purpose == "train" and "global" in said:
                     said = {"received": said.pop("global"), **said}

@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fednet import __version__, loading
 from fednet import config as configuration
@@ -27,9 +27,13 @@ from fednet.server.peers.endpoint import Endpoint
 from fednet.server.signals import on_stop, stop_early, stop_later, thrice_kills
 
 if TYPE_CHECKING:
+    from fednet.algorithms.state import State
     from fednet.experiment.faults import Faults
     from fednet.protocol.server import ServerProtocol
+    from fednet.records import Round
     from fednet.server.accounts import Accounts
+    from fednet.server.checkpoint import Progress
+    from fednet.server.round import Residuals
     from fednet.server.rounds import Parts, Rounds
     from fednet.wire.ledger import Row, Tally
     from fednet.wire.link import Link
@@ -132,7 +136,7 @@ class Session:
     def _resume(self) -> None:
         from fednet.server.round import Residuals
 
-        self.resumed: Any = None
+        self.resumed: tuple[State, Progress, Residuals | None] | None = None
         self.run_id = secrets.token_hex(8)
         if self.checkpoints.exists:
             self.resumed = self.checkpoints.load(self.experiment.algorithm.Server, Residuals)
@@ -238,7 +242,7 @@ class Session:
         faults: Faults,
         accounts: Accounts,
         sent: Sent,
-        after: list[Callable[[Any], None]],
+        after: list[Callable[[Round], None]],
     ) -> Parts:
         """What the rounds are made with."""
         from fednet.experiment.clock import VirtualClock

@@ -71,7 +71,7 @@ class Memories:
         by_row: dict[str, torch.Tensor] = {}
         all = found.down | {name: found.down[same] for name, same in found.also}
         for name, kept in found.rows:
-            for client, row in kept.rows.items():
+            for client, row in kept.names.items():
                 if row not in by_row:
                     by_row[row] = kept[client].vector.clone()
                 all[f"client {client}/{name}"] = by_row[row]

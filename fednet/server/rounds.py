@@ -15,7 +15,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fednet import records
 from fednet.algorithms.base import State, Tensors
@@ -28,6 +27,7 @@ from fednet.experiment.rundir import RunDirectory
 from fednet.experiment.store import on_disk
 from fednet.plain import JsonDict
 from fednet.server.accounts import Accounts, predict
+from fednet.server.asking import Phase
 from fednet.server.checkpoint import Checkpoints, Progress
 from fednet.server.folding import Folding
 from fednet.server.io_thread import ServerIO
@@ -38,7 +38,7 @@ from fednet.server.results import exports
 from fednet.server.results.judging import Judge
 from fednet.server.results.stopping import may_overlap, reached
 from fednet.server.results.timing import add_phase, fitted
-from fednet.server.round import Carried, Memories, Round
+from fednet.server.round import Carried, Memories, Residuals, Round
 from fednet.server.spool import Spool
 from fednet.server.watch import Attendance, Watch
 from fednet.training.hosts import ServerHost
@@ -78,7 +78,7 @@ class Rounds:
         self.method, self.host, self.faults = parts.experiment.algorithm, parts.host, parts.faults
         self.display = parts.watch.display
         self.progress = Progress(run=run_id)
-        self.carried: Any = None  # `Carried`, once begun
+        self.carried: Carried  # once begun
         self.durable: dict[int, str] = {}  # versions of the clients' states in the last checkpoint
         key, drawn = parts.checkpoints.folder / "noise.key", parts.checkpoints.exists
         self._noise = privacy.noise_of(self.config, "server", key, drawn)
@@ -92,7 +92,7 @@ class Rounds:
         self._concluding = False
 
     # -- the run -----------------------------------------------------------------------------------
-    def begin(self, resumed: tuple[Any, Progress, Any] | None) -> None:
+    def begin(self, resumed: tuple[State, Progress, Residuals | None] | None) -> None:
         """Fresh state, or what a checkpoint holds."""
         if resumed is None:
             first = self.method.init_server(
@@ -197,7 +197,7 @@ class Rounds:
 
     def _opened(
         self, number: int, index: int, cohort: Sequence[int], carried: Carried, at: float
-    ) -> Any:
+    ) -> Phase:
         known = carried.server, carried.versions, carried.states, self.durable
         return self.phases.open(number, index, cohort, *known, dict(carried.residuals), at)
 
@@ -251,7 +251,7 @@ class Rounds:
         phase.declared = self.io.protocol.sites.declared
         fill = self._fill(round.before.server)
 
-        def finish(fold: Any, completed: tuple[int, ...]) -> Any:
+        def finish(fold: State, completed: tuple[int, ...]) -> State:
             self.host.begin(phase.round, phase.index, completed)
             if self.config.privacy.clip is not None:
                 fold = privacy.noised(fold, self.config.privacy, self._noise, phase.round)
@@ -275,7 +275,7 @@ class Rounds:
         whole = x is not None and x.layout == self.experiment.shared
         return x if x is not None and whole else self.experiment.agreed
 
-    def _with_buffers(self, server: object, fill: Tensors) -> Any:
+    def _with_buffers(self, server: State, fill: Tensors) -> State:
         """A new shared model keeps the old one's buffers where the clients' do not come up."""
         x, shared = self.method.shared_model(server), self.experiment.shared
         if x is not None and x.layout != shared and x.layout == shared.parameters:

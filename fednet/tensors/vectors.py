@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, overload
 
 import torch
 
@@ -18,7 +18,18 @@ if TYPE_CHECKING:
 CHUNK = 1 << 16
 
 
-def blockwise(function: Callable[..., Any], *values: torch.Tensor | Tensors) -> Any:
+@overload
+def blockwise(
+    function: Callable[..., torch.Tensor], *values: torch.Tensor | Tensors
+) -> torch.Tensor: ...
+@overload
+def blockwise(
+    function: Callable[..., tuple[torch.Tensor, ...]], *values: torch.Tensor | Tensors
+) -> tuple[torch.Tensor, ...]: ...
+def blockwise(
+    function: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]],
+    *values: torch.Tensor | Tensors,
+) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """function(*vectors), computed over the same cache-sized blocks of flat vectors of one length,
     one after the other.
 

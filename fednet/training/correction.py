@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import nn
@@ -110,44 +110,37 @@ class Correction:
         """
         weights = [_vector(p.detach()) for p in parameters]
         velocity = [torch.empty_like(w) for w in weights] if momentum else []
-        switches: dict[str, Any] = {
-            "lr": lr,
-            "dampening": 0.0,
-            "nesterov": False,
-            "maximize": False,
-        }
+        fused = partial(torch._fused_sgd_, lr=lr, dampening=0.0, nesterov=False, maximize=False)
         first = True
 
         def step() -> None:
             nonlocal first
             gradients, (constant, pull) = self._gradients(parameters), self._parts(first)
             if constant is not None and not momentum and self.scale:
-                torch._fused_sgd_(
+                fused(
                     weights,
                     constant,
                     gradients,
                     momentum=self.scale,
                     weight_decay=weight_decay + pull,
                     is_first_step=False,
-                    **switches,
                 )
             else:
                 self._scale_and_shift(gradients, constant)
-                torch._fused_sgd_(
+                fused(
                     weights,
                     gradients,
                     velocity,
                     momentum=momentum,
                     weight_decay=weight_decay + pull,
                     is_first_step=first and momentum != 0,
-                    **switches,
                 )
             first = False
 
         return self._drifting(weights, step)
 
     def around(
-        self, parameters: Sequence[nn.Parameter], take: Callable[[], Any]
+        self, parameters: Sequence[nn.Parameter], take: Callable[[], object]
     ) -> Callable[[], None]:
         """A corrected step of any other optimizer, whose own is `take`."""
         weights = [_vector(p.detach()) for p in parameters]

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -29,6 +29,17 @@ from fednet.training.samples import joined, length
 from fednet.training.scratch import Scratch, may_draw
 from fednet.training.setting import Pair, Setting, moved
 from fednet.wire.payload import Run, Samples
+
+if TYPE_CHECKING:
+    from fednet.secagg import SecureClient, Terms
+
+
+class Secrets(Protocol):
+    """What a client keeps to itself in secure aggregation (`client.secrets.Secrets`)."""
+
+    def machine(self, terms: Terms, round: int, client: int, fresh: bool) -> SecureClient: ...
+
+    def leaves(self, client: int, round: int) -> None: ...
 
 
 class SiteHost:
@@ -58,7 +69,7 @@ class SiteHost:
         """See above for the arguments."""
         self.setting = setting
         self.scratch, self.pack = scratch, pack
-        self.secrets: Any = None  # what the client keeps to itself in secure aggregation
+        self.secrets: Secrets | None = None
         self.client_id, self.round, self.phase = client_id, round, phase
         self.data, self.test = train, test
         self.rest = setting.initial if rest is None else setting.initial.to(rest.device).merge(rest)
@@ -262,7 +273,7 @@ class ServerHost:
         self.lr = self.setting.lr(round)
         self.lr_decay = self.lr / self.setting.lr(1)
         if phase == 0:
-            self.reported: dict[str, Any] = {}
+            self.reported: dict[str, object] = {}
             self.warnings: list[str] = []
 
     @cached_property
@@ -287,7 +298,7 @@ class ServerHost:
         size = self.setting.config.evaluate.batch_size
         return recalibrated(self.scratch, whole, inputs, size).select(x.layout)
 
-    def evaluate(self, x: Tensors, samples: Any = None) -> Counts:
+    def evaluate(self, x: Tensors, samples: Samples | Pair | None = None) -> Counts:
         """Counts of x on the public set, or on `samples`: raw `Samples`, or inputs (x, y) on
         `device`.
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -86,8 +86,9 @@ class Pack(Protocol):
         ...
 
 
-def computed(module: nn.Module, parameters: dict[str, torch.Tensor], x: Inputs) -> Any:
-    return functional_call(module, parameters, (x,))
+def computed(module: nn.Module, parameters: dict[str, torch.Tensor], x: Inputs) -> torch.Tensor:
+    out: torch.Tensor = functional_call(module, parameters, (x,))
+    return out
 
 
 @dataclass(eq=False)
@@ -105,7 +106,7 @@ class Feed:
         sample = sum(part[:1].nbytes for part in (x.values() if isinstance(x, dict) else [x]))
         self.chunk = max(1, CHUNK_BYTES // (self.n * width * sample))  # steps
 
-    def next(self, steps: int) -> tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor]:
+    def next(self, steps: int) -> tuple[Inputs, torch.Tensor, torch.Tensor, torch.Tensor]:
         """(x (N, steps, width, ...), y alike, shares (steps, N, width): of each sample in its
         batch's mean, sizes (steps, N): of the batches). Where a lane has no more steps its first
         sample stands in, with a share of 0.

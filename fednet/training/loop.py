@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -139,7 +140,7 @@ class Descent:
         return [name for name in all_of_it if name in set(only)]
 
 
-def autocast(precision: str, device: torch.device) -> tuple[Any, float]:
+def autocast(precision: str, device: torch.device) -> tuple[AbstractContextManager[object], float]:
     """(context for the forward pass, factor on the loss). In fp16 small gradients would vanish: the
     loss is multiplied by a fixed power of two, exact to take back, and free of the wait for the
     device that a dynamic factor costs.
@@ -253,7 +254,7 @@ def _stepping(
     others: list[torch.Tensor],
     recipe: Recipe,
     change: Correction | None,
-) -> Callable[[], Any]:
+) -> Callable[[], object]:
     """What takes one step of a new optimizer, with the gradients there are; `others`, beside the
     model, are not corrected.
     """

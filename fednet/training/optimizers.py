@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch.optim.sgd import sgd
@@ -42,11 +41,10 @@ class SGD:
     def step(self) -> None:
         """One step along the gradients that there are."""
         moved = [i for i, p in enumerate(self.parameters) if p.grad is not None]
-        gradients: list[Any] = [self.parameters[i].grad for i in moved]
         buffers = [self._buffers[i] for i in moved]
         sgd(
             [self.parameters[i] for i in moved],
-            gradients,
+            [p.grad for p in self.parameters if p.grad is not None],
             buffers,
             fused=self.fused,
             weight_decay=self.weight_decay,
@@ -67,13 +65,13 @@ def optimizer(
     lr: float,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
-) -> Any:
-    """A new optimizer, something with a `step()`; fused where the device has it. Momentum is SGD's;
+) -> SGD | torch.optim.Adam:
+    """A new optimizer; fused where the device has it. Momentum is SGD's;
     Adam keeps its own betas.
     """
     if name == "sgd":
         return SGD(parameters, lr, momentum, weight_decay)
-    kinds: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     if name not in kinds:
         raise ConfigError("train.optimizer: " + unknown("optimizer", name, ["sgd", *kinds]))
     return kinds[name](

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -85,7 +85,10 @@ def _run(lanes: list[Lane], n: int, task: Task) -> None:
             value.sum().backward()
             if first.recipe.clip_norm is not None:
                 _clip(parameters, first.recipe.clip_norm)
-            gradients = [g for p in parameters for g in _parts(p.grad, apart, n)]
+            gradients = list[torch.Tensor | None]()
+            for p in parameters:  # without one where the loss does not reach it
+                none = [None] * (n if apart else 1)
+                gradients += none if p.grad is None else _parts(p.grad, apart)
             for w, g in zip(weights, gradients):
                 w.grad = g
             for p in parameters:
@@ -122,11 +125,9 @@ def _stacked(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.stack(list(parts)).contiguous()
 
 
-def _parts(x: torch.Tensor | None, apart: bool, n: int = 1) -> Sequence[Any]:
-    """A stacked tensor as what a step takes: whole, or each lane's row by itself. None, where the
-    loss does not reach it, stands for n.
-    """
-    return ([None] * n if x is None else x.unbind(0)) if apart else [x]
+def _parts(x: torch.Tensor, apart: bool) -> Sequence[torch.Tensor]:
+    """A stacked tensor as what a step takes: whole, or each lane's row by itself."""
+    return x.unbind(0) if apart else [x]
 
 
 def _step(xs: Inputs, k: int) -> Inputs:
@@ -145,7 +146,7 @@ def _tell(lane: Lane, step: int) -> bool:
 
 def _stepping(
     lanes: Sequence[Lane], weights: list[torch.Tensor], apart: bool
-) -> tuple[Callable[[], Any], Callable[[int], None]]:
+) -> tuple[Callable[[], object], Callable[[int], None]]:
     """One step of all lanes: a descent's own, with tensors that are N times as long or,
     apart, with N times as many. And what takes from a lane all that would drive it without a
     gradient.

@@ -21,9 +21,10 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from fednet.transport.base import (
     MAX_FRAME_BYTES,
@@ -92,7 +93,7 @@ class _Lease:
 
     __slots__ = ("__array_interface__", "__weakref__", "_array")
 
-    def __init__(self, array: Any) -> None:
+    def __init__(self, array: npt.NDArray[np.uint8]) -> None:
         self._array = array
         self.__array_interface__ = array.__array_interface__
 
@@ -114,20 +115,23 @@ def shared_memory() -> SharedMemory:
     return SharedMemory(SharedBuffer(), SharedBuffer(), Uploads())
 
 
-class _Over:
+T = TypeVar("T", bound=ServerTransport | ClientTransport)
+
+
+class _Over(Generic[T]):
     """A transport that is passed on but for bodies."""
 
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
+    def __init__(self, inner: T) -> None:
+        self._inner: T = inner
 
     def lay(self, conn: bytes, body: memoryview) -> Frame | Laid:
         raise NotImplementedError
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # whatever else that transport has
         return getattr(self._inner, name)
 
 
-class MemoryServer(_Over):
+class MemoryServer(_Over[ServerTransport]):
     """A server's transport, whose connections to forked workers share memory. `vouch` with a
     token binds its worker's connection to it.
     """
@@ -182,7 +186,7 @@ class MemoryServer(_Over):
         return out
 
 
-class MemoryClient(_Over):
+class MemoryClient(_Over[ClientTransport]):
     """A worker's transport, over the memory that it shares with the server."""
 
     def __init__(self, inner: ClientTransport, shared: SharedMemory) -> None:
@@ -237,7 +241,11 @@ def _laid(buffer: SharedBuffer, body: memoryview) -> Frame | Laid:
     return body if reference is None else Laid(reference, body)
 
 
-def _sent(places: Sequence[Places], frames: Sequence[Any], send: Callable[[Frames], bool]) -> bool:
+def _sent(
+    places: Sequence[Places],
+    frames: Sequence[Frame | Laid],
+    send: Callable[[Sequence[Frame]], bool],
+) -> bool:
     laid = [f.reference for f in frames if isinstance(f, Laid)]
     mine = [(where, reference) for reference in laid for where in places if where.refers(reference)]
     for where, reference in mine:
@@ -258,5 +266,6 @@ def _read(places: Sequence[Places], event: Received) -> Received | None:
     if body is None:
         log.warning("a body that a message refers to lies in no buffer any more; connecting anew")
         return None
+    # The link that laid bodies down takes them so; no other receiver sees this event.
     frames: Any = (head, Laid(bytes(reference), body))
     return Received(event.conn, frames, event.user)

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import secrets
 import struct
-from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from fednet.transport.base import Frame
 
@@ -22,7 +24,7 @@ class Places:
     heads: (places, 2) of uint64, in memory that both ends have: each place's state and number.
     """
 
-    def __init__(self, heads: Any) -> None:
+    def __init__(self, heads: npt.NDArray[np.uint64]) -> None:
         self.token = secrets.token_bytes(TOKEN_BYTES)
         self._state, self._number = heads[:, 0], heads[:, 1]
 

@@ -14,7 +14,6 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from fednet.files import Lines, plain_line, read_lines, repair, write_aside
 from fednet.plain import JsonDict
@@ -167,7 +166,7 @@ def done_again(rows: Iterable[Row]) -> set[int]:
     """The `id` of those rows, of all that were of use, that were for nothing: where a server died
     between two checkpoints, the next one did rounds again.
     """
-    newest: dict[tuple[Any, ...], int] = {}
+    newest: dict[tuple[object, ...], int] = {}
     useful = [row for row in rows if row["useful"]]
     for row in useful:  # in the order of time
         newest[_payload(row)] = row["incarnation"]
@@ -182,7 +181,7 @@ def summed(rows: Iterable[Row]) -> list[Row]:
     """A row for all that are alike."""
     rows = list(rows)
     again = done_again(rows)
-    sums: dict[tuple[Any, ...], Wire] = {}
+    sums: dict[tuple[object, ...], Wire] = {}
     for row in rows:
         why = (row.get("reason") or "").partition(":")[0]
         twice = row["useful"] and id(row) in again

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,11 +19,13 @@ from fednet.errors import LocalProtocolError, RemoteProtocolError
 from fednet.files import Buffer, digest
 from fednet.tensors import Layout, Tensors
 from fednet.wire import packing
+from fednet.wire import payload as payloads
+from fednet.wire.compress import Chain
 from fednet.wire.compressors.base import Memory
 from fednet.wire.frames import Laid
 from fednet.wire.messages import PART, Field
-from fednet.wire.payload import Payload
-from fednet.wire.sending import ANEW, Past, Sender
+from fednet.wire.payload import P, Payload
+from fednet.wire.sending import ANEW, Cache, Past, Sender
 
 _NO_FLOATS, _NO_INTEGERS = torch.zeros(0), torch.zeros(0, dtype=torch.int64)
 
@@ -85,7 +86,7 @@ class Codec:
     """
 
     layout: Layout
-    chains: Mapping[str, Any]
+    chains: Mapping[str, Chain]
     buffers: bool = True
     exempt: frozenset[str] = frozenset()
 
@@ -129,7 +130,7 @@ class Codec:
         rng: Callable[[str], np.random.Generator] | None = None,
         residuals: dict[str, torch.Tensor] | None = None,
         reference: Tensors | None = None,
-        cache: dict[str, Any] | None = None,
+        cache: Cache | None = None,
         slot: str = "",
         past: Past = ANEW,
     ) -> Encoded:
@@ -142,7 +143,7 @@ class Codec:
         sender = Sender(rng, residuals, cache, slot, past)
         form: list[Field] = []
         segments: list[Buffer] = []
-        seen: dict[str, Any] = {}
+        seen: dict[str, object] = {}
         for name, field in payload.fields.items():
             value = getattr(payload, name)
             chain = self.chains.get(field.kind)
@@ -235,7 +236,7 @@ class Codec:
                     f"field {name}: {got.raw} bytes before compression, expected {raw}"
                 )
 
-    def _was(self, field: Any, size: int, round: int) -> bool:
+    def _was(self, field: payloads.Field, size: int, round: int) -> bool:
         """Whether it is what the release before makes of such a field."""
         chain = self.chains.get(field.kind)
         if chain is None or field.form not in ("tensors", "parameters"):
@@ -263,14 +264,14 @@ class Codec:
 
     def decode(
         self,
-        kind: type[Payload],
+        kind: type[P],
         form: Sequence[Field],
         body: Buffer,
         reference: Tensors | None = None,
         fill: Tensors | None = None,
         sound: bool = False,
         past: Past = ANEW,
-    ) -> Payload:
+    ) -> P:
         """The payload. `fill` gives the buffers of tensors whose own do not cross (`model.buffers:
         local | server`). sound: its form was held against its declaration (`check`), and its
         tensors are known to be finite, or the caller asks by `finite`. past: as `encode` has it.
@@ -300,7 +301,12 @@ class Codec:
         return kind(**values)
 
     def _read(
-        self, data: memoryview, field: Any, base: torch.Tensor | None, memory: Memory, round: int
+        self,
+        data: memoryview,
+        field: payloads.Field,
+        base: torch.Tensor | None,
+        memory: Memory,
+        round: int,
     ) -> Tensors:
         layout = self.crossing(field.form)
         p, b, i = layout.sizes

@@ -298,6 +298,7 @@ def parse(items: Sequence[str]) -> Chain:
         if any(p is not None for p in taken[place:]):
             raise ConfigError(f"{chain}: {item!r} cannot follow; {ORDER}")
         name = ("feedback", "select", "values", "lossless")[place]
+        # Its field has the part's type.
         more: dict[str, Any] = {name: part, "text": (*chain.text, str(item).replace(" ", ""))}
         chain = dataclasses.replace(chain, **more)
     if chain.feedback is None:

@@ -25,6 +25,7 @@ import msgpack
 import msgspec
 
 from fednet.errors import LocalProtocolError, RemoteProtocolError
+from fednet.files import Buffer
 from fednet.ids import expanded, ranges
 from fednet.plain import JsonDict
 from fednet.wire import messages as m
@@ -56,10 +57,11 @@ class _Decoder:
 
     def __init__(self, types: Sequence[type[m.Message]]) -> None:
         self.types: dict[str, type[m.Message]] = {str(t.__struct_config__.tag): t for t in types}
+        # A union of message types: Python has no type for one that is put together as it runs.
         often: Any = functools.reduce(operator.or_, (t for t in types if t in OFTEN))
         self._often = msgspec.msgpack.Decoder(often).decode
 
-    def __call__(self, frames: Sequence[object]) -> tuple[m.Message, memoryview | None]:
+    def __call__(self, frames: Sequence[Buffer | Laid]) -> tuple[m.Message, memoryview | None]:
         if not 1 <= len(frames) <= 2:
             raise RemoteProtocolError(f"a message has 1 or 2 frames, got {len(frames)}")
         message = self._at_once(frames[0]) or self._closely(frames[0])
@@ -90,8 +92,8 @@ class _Decoder:
         except (ValueError, RecursionError):
             return None
 
-    def _closely(self, frame: Any) -> m.Message:
-        header = memoryview(frame)
+    def _closely(self, frame: Buffer | Laid) -> m.Message:
+        header = _body(frame)
         if len(header) > m.MAX_HEADER:
             raise RemoteProtocolError(f"header of {len(header)} bytes, allowed are {m.MAX_HEADER}")
         try:
@@ -138,7 +140,7 @@ class _Decoder:
         return message
 
 
-def _body(frame: Any) -> memoryview:
+def _body(frame: Buffer | Laid) -> memoryview:
     return frame.body if isinstance(frame, Laid) else memoryview(frame)
 
 

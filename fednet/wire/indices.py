@@ -13,8 +13,6 @@ Such a length needs no header and can be predicted, which is why it is this and 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -79,7 +77,7 @@ def _bits(n: int, k: int) -> tuple[int, int]:
     return (low, high) if k * low + high < n else (-1, n)
 
 
-def _bytes(data: memoryview) -> npt.NDArray[Any]:
+def _bytes(data: memoryview) -> npt.NDArray[np.uint8]:
     return np.frombuffer(data, dtype=np.uint8)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from fednet.plain import JsonDict, JsonMapping
 from fednet.wire.messages import Key
@@ -111,6 +111,10 @@ def payload(row: JsonMapping) -> Mapping[str, int]:
 NOT_SHARED: JsonMapping = {"shared": None, "shared_bytes": None}  # of a row
 
 
+# Of an account: its connection, direction and what it is for; and of which task.
+Name = tuple[bytes, Direction, str] | tuple[bytes, Direction, str, object]
+
+
 class Ledger:
     """Open accounts by name, whose first item is the connection, and the settled rows, handed to
     `write` as they are settled.
@@ -129,7 +133,7 @@ class Ledger:
         numbered: bool = False,
     ) -> None:
         self._write = write
-        self._open: dict[Any, dict[Any, Account]] = {}  # by connection and name
+        self._open: dict[bytes, dict[Name, Account]] = {}  # by connection and name
         self.many = 0  # accounts that are open
         self._untaken: dict[int, Tally] = {}  # by round: settled, and not in a round's record yet
         self._by_round = by_round
@@ -144,7 +148,7 @@ class Ledger:
 
     def account(
         self,
-        name: Any,
+        name: Name,
         direction: Direction,
         type: str,
         key: Key | None = None,
@@ -183,23 +187,23 @@ class Ledger:
             self._row(a, False, **a.shared()) for mine in self._open.values() for a in mine.values()
         ]
 
-    def kinds(self, name: Any) -> Mapping[str, int]:
+    def kinds(self, name: Name) -> Mapping[str, int]:
         """Payload bytes by kind of an open account."""
         account = self._open.get(name[0], {}).get(name)
         return account.kinds if account is not None else {}
 
-    def open(self, whose: object = None) -> list[Any]:
+    def open(self, whose: bytes | None = None) -> list[Name]:
         """Names of the accounts that are open: of one connection, or of all."""
         if whose is not None:
             return list(self._open.get(whose, ()))
         return [name for mine in self._open.values() for name in mine]
 
-    def cut(self, name: Any, sent: bool) -> None:
+    def cut(self, name: Name, sent: bool) -> None:
         """The connection of that account has ended. sent: over it, by this side."""
         self._open[name[0]][name].cut = sent
 
     def take_back(
-        self, name: Any, kinds: Mapping[str, int], envelope: int, raw: int, local: int = 0
+        self, name: Name, kinds: Mapping[str, int], envelope: int, raw: int, local: int = 0
     ) -> None:
         """What was added did not leave."""
         account = self._open.get(name[0], {}).get(name)
@@ -210,7 +214,7 @@ class Ledger:
         if not account.count:
             self._close(name)
 
-    def _close(self, name: Any) -> Account | None:
+    def _close(self, name: Name) -> Account | None:
         """The account of that name, which is open no more; None where there was none."""
         mine = self._open.get(name[0])
         account = None if mine is None else mine.pop(name, None)
@@ -226,7 +230,7 @@ class Ledger:
         """All bytes settled so far that crossed the network."""
         return {way: n - self.local[way] for way, n in self.totals.items()}
 
-    def settle(self, name: object, useful: bool, **more: object) -> None:
+    def settle(self, name: Name, useful: bool, **more: object) -> None:
         """Closes an account and writes its row; no account of that name: nothing crossed, nothing
         is written.
         """

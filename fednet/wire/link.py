@@ -8,14 +8,14 @@ every other message is a row at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
 from fednet.errors import RemoteProtocolError
 from fednet.wire import messages as m
 from fednet.wire.frames import Laid, decode_from_client, decode_from_server, encode
-from fednet.wire.ledger import NOT_SHARED, Account, Direction, Ledger
+from fednet.wire.ledger import NOT_SHARED, Account, Direction, Ledger, Name
 
 COUNTED = ("beat", "refused", "connection")  # one row for many
 NOBODY = b""  # of a server's book: whoever has not joined, all together
@@ -25,6 +25,11 @@ OTHER: dict[Direction, Direction] = {"down": "up", "up": "down"}
 PAYLOADS = ("task", "reply", "part", "pull")  # messages whose account is their payload's
 
 
+# As the transport has it, of which nothing is known here: bytes, or, where it lays bodies down in
+# memory that both ends have, a `Laid`.
+Frame = Any
+
+
 @dataclass(frozen=True, slots=True)
 class Outgoing:
     """A message that is billed and has not left. name: of its account; kinds, envelope, raw, local:
@@ -32,8 +37,8 @@ class Outgoing:
     """
 
     conn: bytes
-    frames: Sequence[Any]
-    name: tuple[Any, ...]
+    frames: Sequence[Frame]
+    name: Name
     kinds: dict[str, int]
     envelope: int
     raw: int
@@ -50,12 +55,12 @@ class Link:
     def __init__(
         self,
         side: str,
-        send: Callable[[bytes, Sequence[Any]], bool],
+        send: Callable[[bytes, Sequence[Frame]], bool],
         framing: Callable[[int], int],
         ledger: Ledger,
         greeting: tuple[int, int] = (0, 0),
         part: int = m.PART,
-        lay: Callable[[bytes, memoryview], Any] = lambda conn, body: body,
+        lay: Callable[[bytes, memoryview], Frame] = lambda conn, body: body,
     ) -> None:
         self.out: Direction = "down" if side == "server" else "up"
         self.back = OTHER[self.out]
@@ -85,7 +90,7 @@ class Link:
         """From now on there are rows of this connection's own."""
         self._strangers.discard(conn)
 
-    def refused(self, conn: bytes, frames: Sequence[object]) -> None:
+    def refused(self, conn: bytes, frames: Sequence[Frame]) -> None:
         """Bills what came, unread or of no use, without a row of its own."""
         nbytes, local = self._size(frames), _local(frames)
         self._came(conn, nbytes)
@@ -112,7 +117,7 @@ class Link:
         self, conn: bytes, message: m.Message, body: memoryview | Laid | None = None
     ) -> Outgoing:
         """Encodes a message, and bills it as one that is under way, before it leaves."""
-        frames: list[Any] = [encode(message)]
+        frames: list[Frame] = [encode(message)]
         if isinstance(body, Laid):
             frames.append(body)
             body = body.body
@@ -131,7 +136,7 @@ class Link:
             self.ledger.settle(out.name, False)
         return sent
 
-    def receive(self, conn: bytes, frames: Sequence[object]) -> tuple[m.Message, memoryview | None]:
+    def receive(self, conn: bytes, frames: Sequence[Frame]) -> tuple[m.Message, memoryview | None]:
         """Decodes; the caller bills by `book`, once it knows whose it is. What cannot be decoded is
         billed as refused, and raises RemoteProtocolError.
         """
@@ -146,7 +151,7 @@ class Link:
         conn: bytes,
         message: m.Message,
         body: memoryview | None,
-        frames: Sequence[object],
+        frames: Sequence[Frame],
         stray: str = "",
     ) -> None:
         """Bills what was received. stray: why it belongs to nothing that is under way (late,
@@ -159,7 +164,7 @@ class Link:
         if name[2] == ONCE:
             self.ledger.settle(name, False, **({"reason": stray} if stray else {}))
 
-    def _size(self, frames: Sequence[Any]) -> int:
+    def _size(self, frames: Sequence[Sized]) -> int:
         total = 0
         for f in frames:
             total += self._framing(len(f))
@@ -174,19 +179,19 @@ class Link:
         nbytes: int,
         local: int,
         stray: str = "",
-    ) -> tuple[tuple[Any, ...], dict[str, int], int, int, int]:
+    ) -> tuple[Name, dict[str, int], int, int, int]:
         """Adds a message of so many bytes to the account that it belongs to: (the account's name,
         and what was added: bytes by kind, envelope, raw and local bytes).
         """
         tag = str(message.__struct_config__.tag)
         key: m.Key | None = getattr(message, "key", None)
-        name: tuple[Any, ...]
+        name: Name
         beat = key is None and isinstance(message, m.BEATS)
         if beat or (stray and key is None):
             what = "beat" if beat else "refused"
-            name = (self._whose(conn), direction, what)
-            self._count(*name, nbytes, local)
-            return name, {}, nbytes, 0, local
+            whose = self._whose(conn)
+            self._count(whose, direction, what, nbytes, local)
+            return (whose, direction, what), {}, nbytes, 0, local
         kinds, raw = dict[str, int](), 0
         if key is None or tag not in PAYLOADS:
             name, type = (conn, direction, ONCE, object()), tag
@@ -285,17 +290,18 @@ class Link:
             return  # it has none
         self.settle_counted(conn)
         for name in self.ledger.open(conn):
-            _, direction, what, key = name
+            direction, what, key = name[1], name[2], name[3] if len(name) == 4 else None
             payload = direction if what != "pull" else OTHER[direction]
-            if what != ONCE and still(payload, key):
+            if isinstance(key, m.Key) and still(payload, key):
                 self.ledger.cut(name, direction == self.out)
             else:
                 lost = {"lost": True} if direction == self.out else {}
                 self.ledger.settle(name, False, **lost, reason="cut short")
-                self.forms.pop((conn, payload, key), None)
+                if isinstance(key, m.Key):
+                    self.forms.pop((conn, payload, key), None)
 
 
-def _local(frames: Sequence[object]) -> int:
+def _local(frames: Sequence[Frame]) -> int:
     """Bytes that do not cross, since both ends have the memory that they lie in."""
     last = frames[-1]  # a header is none
     return len(last.body) if isinstance(last, Laid) else 0

@@ -49,8 +49,7 @@ def raw(values: torch.Tensor) -> memoryview:
     flat = values.detach().cpu().contiguous().view(-1)
     if flat.dtype == torch.bfloat16:
         flat = flat.view(torch.int16)
-    data: Any = flat.numpy()
-    return memoryview(data).cast("B")
+    return memoryview(flat.numpy()).cast("B")  # type: ignore[arg-type]
 
 
 def pack(

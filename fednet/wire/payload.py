@@ -19,7 +19,7 @@ import math
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
+from typing import Annotated, ClassVar, Literal, TypeVar, get_args, get_origin
 
 from fednet.errors import ConfigError
 from fednet.tensors import Tensors
@@ -102,7 +102,7 @@ def kind(
     rank: int | None = None,
     low: float = -math.inf,
     high: float = math.inf,
-) -> Any:
+) -> object:
     """A field type of a user's own kind: `Sketch = fednet.kind("sketch", "array", dtype="float32",
     rank=2)`; see `Field`. A method whose fields are arrays or samples says their bytes in `sizes`.
     """
@@ -130,6 +130,10 @@ class Roles:
     run: str | None = None
 
 
+P = TypeVar("P", bound="Payload")
+
+
+@dataclass(frozen=True, eq=False)
 class Payload:
     """Base of declared messages. Subclasses become frozen dataclasses; every annotation must be a
     kind.

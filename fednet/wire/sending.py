@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
 from fednet.tensors import Tensors
+from fednet.wire.compress import Chain
 from fednet.wire.compressors.base import Memory
 
 
@@ -34,27 +34,38 @@ class Past:
 ANEW = Past({}, {})
 
 
+# By field: (its value, the bytes sent, what the receiver has then, what arrived there).
+Cache = dict[str, tuple[Tensors, bytes, torch.Tensor, torch.Tensor]]
+
+
 @dataclass(frozen=True)
 class Sender:
     """What `codec.Codec.encode` is given, and how it sends a vector with it."""
 
     rng: Callable[[str], np.random.Generator] | None
     residuals: dict[str, torch.Tensor] | None
-    cache: dict[str, Any] | None
+    cache: Cache | None
     slot: str
     past: Past
 
     def send(
-        self, chain: Any, name: str, value: Tensors, vector: torch.Tensor, base: torch.Tensor | None
+        self,
+        chain: Chain,
+        name: str,
+        value: Tensors,
+        vector: torch.Tensor,
+        base: torch.Tensor | None,
     ) -> tuple[bytes, torch.Tensor]:
         """(its bytes, what the receiver has in its place)."""
-        memory = self.past.of(name) if chain.shared else None
-        mark = name if memory is None else f"{name}/{chain.feedback.said(memory).hex()}"
+        feedback, memory, mark = chain.feedback if chain.shared else None, None, name
+        if feedback is not None:
+            memory = self.past.of(name)
+            mark = f"{name}/{feedback.said(memory).hex()}"
         # The cache holds the value: an identity alone could be a later one's.
         known = self.cache.get(mark) if self.cache is not None else None
         if known is not None and known[0] is value:
-            if memory is not None:
-                chain.feedback.again(known[3], memory)
+            if feedback is not None and memory is not None:
+                feedback.again(known[3], memory)
             return known[1], known[2]
         # A broadcast feeds one error back, that of the value all share; what is some client's own
         # has none.

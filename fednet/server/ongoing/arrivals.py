@@ -8,7 +8,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from fednet.errors import CannotGoOn
 from fednet.experiment.clock import VirtualClock, reply_bytes
@@ -19,6 +18,7 @@ from fednet.server.io_thread import ServerIO
 from fednet.server.ongoing.schedule import Give, Order, Schedule, Update
 from fednet.server.ongoing.underway import Task, Tasks
 from fednet.server.phases import POLL_S
+from fednet.server.spool import Spooled
 
 Event = tuple[float, int | None, str]
 """(second, client, why no reply comes of its task); client None: no task ends then."""
@@ -70,7 +70,7 @@ class Arrivals:
             task.verdict = self._reply(resolved.client, task, "evaluate")
         return resolved.client, resolved.reason
 
-    def _reply(self, client: int, task: Task, purpose: str) -> Any:
+    def _reply(self, client: int, task: Task, purpose: str) -> Spooled | None:
         came = self.io.replies.get((client, purpose))
         return came if came is not None and came.key.round == task.round else None
 

@@ -9,7 +9,6 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import torch
@@ -22,6 +21,7 @@ from fednet.server.checkpoint import Checkpoints, UnderWay
 from fednet.server.spool import Spooled
 from fednet.wire.codec import Body
 from fednet.wire.messages import Field
+from fednet.wire.payload import Payload
 
 
 class Sent(State):
@@ -44,7 +44,7 @@ class Task:
     round: int
     at: float
     job: Job
-    seen: Any
+    seen: Payload
     bytes: int
     enrolled: bool
     leaves: float = math.inf
@@ -85,7 +85,7 @@ class Tasks(dict[int, Task]):
         self.phase = self._asking.prepared(round, 0, (), {}, residuals)
 
     def give(
-        self, client: int, at: float, server: object, start: str, state: str, keep: str
+        self, client: int, at: float, server: State, start: str, state: str, keep: str
     ) -> Task:
         """A task of the round that is open. start, state, keep: see `Job`."""
         phase, asking = self.phase, self._asking

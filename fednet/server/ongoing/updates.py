@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fednet.experiment import selection
+from fednet.protocol.rules import Instruction
 from fednet.server.asking import Phase
 from fednet.server.ongoing.arrivals import Arrivals, Replayed, VirtualArrivals
 from fednet.server.ongoing.schedule import Give, Schedule, Update
@@ -99,7 +100,7 @@ class Updates:
             jobs += [task.job] if task.wanted else []
         rules = self.rounds.phases.rules()
 
-        def command(now: float) -> list[Any]:
+        def command(now: float) -> list[Instruction]:
             self.io.replies.clear()
             return self.io.protocol.begin(self.schedule.round, 0, "train", jobs, rules, now)
 
@@ -218,7 +219,7 @@ class Updates:
     def _settle(self, useful: dict[int, bool], staleness: dict[int, int], reason: str = "") -> None:
         """What crossed for these clients goes into the book. reason: why it is of no use."""
 
-        def command(now: float) -> list[Any]:
+        def command(now: float) -> list[Instruction]:
             for client in useful:  # what is folded need not stay in memory
                 for purpose in ("train", "evaluate"):
                     self.io.replies.pop((client, purpose), None)

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fednet import descriptors
 from fednet.config import Config
@@ -21,6 +21,8 @@ from fednet.server.peers.budget import at_once
 if TYPE_CHECKING:
     from fednet.protocol.rules import Rules
     from fednet.server.peers.events import Events
+    from fednet.transport.base import ServerTransport
+    from fednet.transport.keys import Keyring
     from fednet.transport.memory import SharedMemory
     from fednet.transport.zeromq.router import ZmqServer
 
@@ -39,8 +41,8 @@ class Endpoint:
     whenever they do.
     """
 
-    transport: Any
-    keyring: Any
+    transport: ServerTransport
+    keyring: Keyring | None
     beat_s: float
     rules: Rules | None = None
     pump: Callable[[], bool] | None = None

@@ -5,7 +5,7 @@ on their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fednet.algorithms.base import Algorithm, Tensors
 from fednet.config import Config
@@ -16,6 +16,9 @@ from fednet.training.evaluation import Counts, evaluate
 from fednet.training.hosts import ServerHost
 from fednet.wire.payload import Run
 
+if TYPE_CHECKING:
+    from fednet.training.setting import Pair
+
 
 def due(config: Config, round: int) -> bool:
     """Whether a round is judged."""
@@ -24,7 +27,7 @@ def due(config: Config, round: int) -> bool:
 
 
 def global_scores(
-    host: ServerHost, model: Tensors, test: Any, validation: Any, batch_size: int
+    host: ServerHost, model: Tensors, test: Pair, validation: Pair | None, batch_size: int
 ) -> JsonDict:
     """The fields of a line of rounds.jsonl. validation: None where nothing is held out for it."""
     module = host.model(model)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 from fednet import records
 from fednet.algorithms.base import Tensors
+from fednet.algorithms.state import State
 from fednet.experiment.build import Experiment
 from fednet.experiment.rundir import RunDirectory
 from fednet.files import read_lines
@@ -16,6 +17,7 @@ from fednet.server.results import accuracies, exports
 from fednet.server.results.hashes import model_hashes
 from fednet.server.round import Carried, Round
 from fednet.tensors import combine
+from fednet.training.evaluation import Counts
 from fednet.training.hosts import ServerHost
 from fednet.training.setting import Pair
 
@@ -37,7 +39,7 @@ class Judge:
         self._phases, self._test, self._validation = phases, test, validation
 
     # -- the model ---------------------------------------------------------------------------------
-    def newest(self, server: Any, measured: bool = True) -> Tensors | None:
+    def newest(self, server: State, measured: bool = True) -> Tensors | None:
         """The shared model, or shared part, as it is judged and written out. measured: its
         BatchNorm statistics too, over the public or the test inputs, where the clients' do not come
         up.
@@ -123,6 +125,11 @@ class Judge:
         ]
 
     def _ask_all(
-        self, round: int, model: Tensors | None, carried: Carried, keep: Any, final: bool
-    ) -> dict[int, Any]:
+        self,
+        round: int,
+        model: Tensors | None,
+        carried: Carried,
+        keep: Mapping[int, str],
+        final: bool,
+    ) -> dict[int, dict[str, Counts]]:
         return self._phases.evaluation(round, model, carried.versions, carried.states, keep, final)

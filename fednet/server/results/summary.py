@@ -8,7 +8,7 @@ import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -27,6 +27,7 @@ from fednet.server.results.exports import (
 from fednet.server.results.hashes import model_hashes
 from fednet.server.results.judging import Judge
 from fednet.server.rounds import Rounds
+from fednet.tensors import Tensors
 
 if TYPE_CHECKING:
     from fednet.experiment.build import Experiment
@@ -91,7 +92,7 @@ def bounded(experiment: Experiment) -> bool:
     )
 
 
-def about(judge: Judge, model: Any) -> dict[str, str]:
+def about(judge: Judge, model: Tensors) -> dict[str, str]:
     """What model.safetensors says of itself: which tensors are trained, where only a part of the
     model is shared; over which inputs BatchNorm's statistics were measured.
     """

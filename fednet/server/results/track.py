@@ -97,6 +97,7 @@ class WandB:
     def __init__(self, run: Path, config: JsonDict) -> None:
         import wandb
 
+        # The variable may hold anything; wandb says what it allows.
         mode: Any = os.environ.get("WANDB_MODE") or "offline"
         self._run = wandb.init(
             project="fednet", name=run.name, dir=str(run), config=config, mode=mode

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import dataclass, field
-from typing import Any
 
 from fednet.buffers import lend
 from fednet.errors import StateError
@@ -13,6 +12,7 @@ from fednet.files import digest, opened
 from fednet.pages import pages
 from fednet.plain import JsonDict
 from fednet.wire.messages import Field, Key
+from fednet.wire.payload import Payload
 
 HELD_BYTES = 256 << 20  # of payloads in memory that are not folded yet
 
@@ -66,7 +66,7 @@ class Spooled:
     reported: dict[str, float] = field(default_factory=dict)  # by the method, of its client
     at: int = 0
     held: memoryview | None = None
-    payload: Any = None
+    payload: Payload | None = None
     memory: Memory | None = None
 
     @property
@@ -91,7 +91,7 @@ class Spooled:
             raise StateError(f"{self.path}: {read} bytes could be read of {len(data)}.")
         return data
 
-    def decoded(self) -> Any:
+    def decoded(self) -> Payload | None:
         """Its payload as it was decoded, the caller's own: once, as `body`; None where it has to be
         decoded.
         """

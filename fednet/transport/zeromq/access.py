@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import zmq
 import zmq.utils.z85
@@ -25,7 +24,10 @@ class Access:
     """
 
     def __init__(
-        self, context: zmq.Context[Any], keyring: Keyring, refuse: Callable[[str, str], None]
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        keyring: Keyring,
+        refuse: Callable[[str, str], None],
     ) -> None:
         self._keyring, self._refuse = keyring, refuse
         self._version = keyring.version

@@ -12,7 +12,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 import zmq
 
@@ -100,7 +99,7 @@ class ZmqClient:
     def poll(self, timeout_s: float | None) -> list[Event]:
         return polled(timeout_s, self._ready, self._pump, self._waker)
 
-    def _ready(self, left: float | None) -> set[Any]:
+    def _ready(self, left: float | None) -> set[object]:
         if self._left:
             left = 0.0
         elif self._retry_at is not None:
@@ -179,7 +178,7 @@ class ZmqClient:
         self._let_go()
         self._queue.clear()
 
-    def _pump(self, ready: set[Any], events: list[Event]) -> None:
+    def _pump(self, ready: set[object], events: list[Event]) -> None:
         if self._left:
             self._left = False
             events.append(Closed(b"", self._received))

@@ -15,7 +15,6 @@ import ipaddress
 import os
 import threading
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from fednet.errors import ConfigError, why
@@ -211,7 +210,7 @@ async def _socks5(
     await there.readexactly(length + 2)
 
 
-async def _pump(source: asyncio.StreamReader, sink: Any) -> None:
+async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
     while data := await source.read(PIECE):
         sink.write(data)
         await sink.drain()

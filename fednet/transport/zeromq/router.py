@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
+from collections.abc import Callable
 
 import zmq
 
@@ -75,7 +75,7 @@ class ZmqServer:
     ) -> None:
         check_port(address)
         self.keyring, self.on_refused = keyring, on_refused
-        self.on_renewed: Any = lambda: None  # the server has another pair
+        self.on_renewed: Callable[[], object] = lambda: None  # the server has another pair
         self._refusals, self._closed = Refusals(), False
         self.refusals = self._refusals.counts
         self._context = zmq.Context()
@@ -117,7 +117,7 @@ class ZmqServer:
     def poll(self, timeout_s: float | None) -> list[Event]:
         return polled(timeout_s, self._ready, self._pump, self._waker)
 
-    def _ready(self, left: float | None) -> set[Any]:
+    def _ready(self, left: float | None) -> set[object]:
         if self._connections.ended:
             left = 0.0  # there may be words of theirs to read, and their ends to tell
         else:
@@ -175,7 +175,7 @@ class ZmqServer:
         self._blocked.clear()
         self._waker.close()
 
-    def _pump(self, ready: set[Any], events: list[Event]) -> None:
+    def _pump(self, ready: set[object], events: list[Event]) -> None:
         """Everything that can be done now, without waiting."""
         if self._access is not None:
             if self._access.socket in ready:

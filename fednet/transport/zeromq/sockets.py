@@ -11,7 +11,6 @@ import struct
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 import zmq
 
@@ -104,7 +103,7 @@ def common_options(socket: zmq.Socket[bytes], address: str) -> None:
 
 
 def monitor_of(
-    context: zmq.Context[Any], socket: zmq.Socket[bytes], number: int = 0
+    context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes], number: int = 0
 ) -> zmq.Socket[bytes]:
     """Where `monitor_events` of that socket are read; a second one of the same context takes
     another number.
@@ -135,8 +134,8 @@ def monitor_events(monitor: zmq.Socket[bytes]) -> list[tuple[int, int]]:
 
 def polled(
     timeout_s: float | None,
-    ready: Callable[[float | None], set[Any]],
-    pump: Callable[[set[Any], list[Event]], None],
+    ready: Callable[[float | None], set[object]],
+    pump: Callable[[set[object], list[Event]], None],
     waker: Waker,
 ) -> list[Event]:
     """The events that `pump` finds, waiting for the first up to `timeout_s` or until woken.
@@ -160,7 +159,7 @@ def sooner(seconds: float | None, other: float | None) -> float | None:
 
 
 def close_all(
-    context: zmq.Context[Any],
+    context: zmq.Context[zmq.Socket[bytes]],
     socket: zmq.Socket[bytes],
     others: list[zmq.Socket[bytes]],
     linger_s: float,

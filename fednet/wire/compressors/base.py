@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -246,7 +246,7 @@ class Lossless(Part):
 
 def scales(data: memoryview, what: str) -> Floats:
     """Little-endian float32 scales, refused unless finite and not negative."""
-    found: Any = np.frombuffer(data, dtype="<f4")
+    found: Floats = np.frombuffer(data, dtype="<f4")
     if not bool(np.isfinite(found).all()) or bool((found < 0).any()):
         raise RemoteProtocolError(f"{what}: a scale is negative or not finite.")
     return found.astype(np.float32)

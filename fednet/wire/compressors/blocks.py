@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -72,7 +70,7 @@ class Blocks(Values):
         two.reshape(-1)[: codes.size] = codes
         return (two[:, 0] | two[:, 1] << np.uint8(4)).tobytes()
 
-    def _unpacked(self, data: memoryview, n: int) -> npt.NDArray[Any]:
+    def _unpacked(self, data: memoryview, n: int) -> npt.NDArray[np.uint8]:
         packed = np.frombuffer(data, dtype=np.uint8)
         if self.bits == 8:
             return packed

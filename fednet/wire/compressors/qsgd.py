@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -86,7 +84,7 @@ def _pack(codes: npt.NDArray[np.uint16], bits: int) -> bytes:
     return packed.tobytes()
 
 
-def _unpack(data: memoryview, bits: int, n: int) -> npt.NDArray[Any]:
+def _unpack(data: memoryview, bits: int, n: int) -> npt.NDArray[np.uint8 | np.uint16]:
     if bits == 16:
         return np.frombuffer(data, dtype="<u2")
     packed = np.frombuffer(data, dtype=np.uint8)

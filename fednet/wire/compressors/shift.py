@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -163,5 +162,5 @@ class Delta(Shift):
 
 def _mixed(x: torch.Tensor, h: torch.Tensor | None) -> npt.NDArray[np.uint32]:
     """The bits of x, exclusive or those of h."""
-    bits: Any = x.contiguous().numpy().view(np.uint32)
+    bits: npt.NDArray[np.uint32] = x.contiguous().numpy().view(np.uint32)
     return bits.copy() if h is None else bits ^ h.numpy().view(np.uint32)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +45,7 @@ class TopK(Select):
         return other
 
 
-def smallest(x: npt.NDArray[Any], k: int) -> Indices:
+def smallest(x: npt.NDArray[np.floating], k: int) -> Indices:
     """(k,) ascending indices of the k smallest of x, (n,); of equal ones those that come first."""
     if k == 0:
         return np.zeros(0, dtype=np.uint32)
