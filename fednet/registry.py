@@ -25,7 +25,7 @@ from fednet.plain import JsonDict
 P = TypeVar("P")
 # What a decorator stood on: a class or a function, whose shape its kind's room knows. A user's own
 # is of no declared type, and is tried before it is used.
-Part = Any  # (see above)
+Part = Any
 
 
 @dataclass(frozen=True, slots=True)

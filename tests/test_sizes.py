@@ -28,7 +28,8 @@ def test_a_long_file_a_long_function_and_many_arguments_are_noticed(check, tmp_p
     body = "\n".join(["    pass"] * 60)
     (tmp_path / "p" / "one.py").write_text(f"def long({names}):\n{body}\n" + "\n" * 300)
     (tmp_path / "p" / "two.py").write_text(
-        f'def said({names}):\n    """Nine arguments."""\n' + "Any\n" * 8
+        f'def said({names}):\n    """Nine arguments."""\n'
+        "from typing import Any\n\nAny  # why\n# why\nAny\nAny\n"
     )
     found = check.over(check.sizes(tmp_path, "p"))
     assert found == {
@@ -36,9 +37,11 @@ def test_a_long_file_a_long_function_and_many_arguments_are_noticed(check, tmp_p
         "file": {"p/one.py": 361},
         "function": {"p/one.py::long": 61},
         "arguments": {"p/one.py::long": 9},
-        "any": {"p": 22},
+        "any": {"p": 9},
+        "reason": {"p/two.py:8": 1},
     }
-    assert check.grown(found, {"function": {"p/one.py::long": 61}, "any": {"p": 22}}) == [
+    assert check.grown(found, {"function": {"p/one.py::long": 61}, "any": {"p": 9}}) == [
         "p/one.py: 361 lines, at most 350",
         "p/one.py::long: 9 arguments, at most 8",
+        "p/two.py:8: 1 line with Any and without a comment that says why, at most 0",
     ]

@@ -15,9 +15,9 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import ClassVar, Protocol, TypeVar, get_type_hints
+from typing import ClassVar, TypeVar, get_type_hints
 
 import torch
 
@@ -27,6 +27,7 @@ from fednet.files import appear, aside_of, digest
 from fednet.plain import JsonDict, JsonMapping
 from fednet.tensors import Layout, Slot, Sum, Tensors, TwoSums
 from fednet.tensors.layout import Role
+from fednet.tensors.rows import PerClient, Rows
 from fednet.wire.payload import Weights
 
 S = TypeVar("S", bound="State")
@@ -50,60 +51,6 @@ class State:
 
 class Empty(State):
     """No state."""
-
-
-class Rows(Protocol):
-    """Where rows lie that memory does not hold (`experiment.store.RowStore`)."""
-
-    def write(self, row: Tensors) -> str: ...
-
-    def read(self, name: str, layout: Layout) -> Tensors: ...
-
-
-class PerClient(Mapping[int, Tensors]):
-    """One `Tensors` for each client, such as FedVARP's y_i; a missing row reads as zeros of `like`.
-
-    A value: `put` returns a new mapping and leaves this one as it was. With a `store` (see the
-    engine), rows lie on disk, one file a row, and memory holds none of them.
-    """
-
-    def __init__(
-        self,
-        layout: Layout,
-        rows: Mapping[int, Tensors | str] | None = None,
-        store: Rows | None = None,
-    ) -> None:
-        self.layout = layout
-        self.rows: Mapping[int, Tensors | str] = rows or {}
-        self.store = store
-
-    @property
-    def names(self) -> dict[int, str]:
-        """By client: where the store has its row. Empty without a store."""
-        return {c: row for c, row in self.rows.items() if isinstance(row, str)}
-
-    def __getitem__(self, client: int) -> Tensors:
-        row = self.rows.get(client)
-        if row is None:
-            return Tensors.zeros(self.layout)
-        if isinstance(row, Tensors):
-            return row
-        assert self.store is not None
-        return self.store.read(row, self.layout)
-
-    def known(self, client: int) -> Tensors | None:
-        """The client's row, None where there is none yet."""
-        return self[client] if client in self.rows else None
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(sorted(self.rows))
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def put(self, client: int, row: Tensors) -> PerClient:
-        kept = row if self.store is None else self.store.write(row)
-        return PerClient(self.layout, {**self.rows, client: kept}, self.store)
 
 
 # -- to and from files -----------------------------------------------------------------------------
@@ -306,13 +253,10 @@ def read_tree(path: Path) -> tuple[JsonDict, dict[str, torch.Tensor]]:
     """(tree, tensors) as `dump` gave them, what was written beside the tree among its keys. Raises
     StateError for a torn, altered or foreign file.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
     try:
-        with safe_open(path, "pt") as file:
-            about = file.metadata() or {}
-            # (safe_open is no mapping)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        about, tensors = _whole(path)
         if about.get("check") != check_of(about["tree"], tensors):
             raise ValueError("its content is not what was written there")
         tree = json.loads(about["tree"])
@@ -321,16 +265,23 @@ def read_tree(path: Path) -> tuple[JsonDict, dict[str, torch.Tensor]]:
     return tree, tensors
 
 
+def _whole(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        # (safe_open is no mapping)
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return dict(file.metadata() or {}), tensors
+
+
 def read_named(path: Path) -> tuple[dict[str, torch.Tensor], str | None]:
     """Named tensors of a model's file, and its digest; None where an earlier release wrote it.
     Raises StateError for a file that is not as it was written.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
     try:
-        with safe_open(path, "pt") as file:
-            about = dict(file.metadata() or {})
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        about, tensors = _whole(path)
         check = about.pop("check", None)
         if check not in (None, check_of(json.dumps(about, sort_keys=True), tensors)):
             raise ValueError("its content is not what was written there")
@@ -346,8 +297,7 @@ def state_sha256(value: object) -> str:
     tree, tensors = dump(value)
     whole = hashlib.sha256(json.dumps(tree, sort_keys=True).encode())
     for name in sorted(tensors):
-        flat = tensors[name].view(-1)
-        whole.update(name.encode() + memoryview(flat.numpy()))  # type: ignore[arg-type]
+        whole.update(name.encode() + memoryview(tensors[name].view(-1).numpy()))  # type: ignore[arg-type]
     return whole.hexdigest()
 
 

@@ -22,8 +22,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
-from typing import Any
 
 import numpy as np
 
@@ -57,7 +57,10 @@ def share(job: JsonDict, k: int) -> int:
 
 
 # -- over sockets ----------------------------------------------------------------------------------
-def exchange(job: JsonDict, address: Any) -> list[float]:
+Address = str | tuple[str, int]  # of a Unix socket, or of TCP
+
+
+def exchange(job: JsonDict, address: Address) -> list[float]:
     """Seconds of each round: every payload sent to its process, and as many bytes received back."""
     family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
     with socket.socket(family) as listening:
@@ -82,7 +85,7 @@ def exchange(job: JsonDict, address: Any) -> list[float]:
     return seconds
 
 
-def echo(job: JsonDict, address: Any) -> None:
+def echo(job: JsonDict, address: Address) -> None:
     """Answers each payload by one of its size."""
     family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
     with tuned(socket.socket(family)) as peer:
@@ -141,11 +144,11 @@ def shared(job: JsonDict) -> list[float]:
     return seconds
 
 
-def seen(segment: SharedMemory, size: int) -> np.ndarray[Any, Any]:
+def seen(segment: SharedMemory, size: int) -> np.ndarray:
     return np.ndarray(size, np.uint8, segment.buf)
 
 
-def through(job: JsonDict, names: list[tuple[str, str]], pipes: list[Any], k: int) -> None:
+def through(job: JsonDict, names: list[tuple[str, str]], pipes: list[Connection], k: int) -> None:
     down, up = (SharedMemory(name) for name in names[k])
     size = max(1, job["nbytes"])
     there, answer = seen(down, size), np.ones(size, np.uint8)

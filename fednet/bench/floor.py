@@ -11,9 +11,14 @@ import json
 import multiprocessing as mp
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fednet.plain import JsonDict
+
+if TYPE_CHECKING:
+    from multiprocessing.synchronize import Barrier
+
+    import torch
 
 
 def main(path: str) -> None:
@@ -37,7 +42,7 @@ def main(path: str) -> None:
     print(json.dumps({"seconds": seconds}))
 
 
-def train(work: JsonDict, k: int, barrier: Any) -> None:
+def train(work: JsonDict, k: int, barrier: Barrier) -> None:
     """The k-th process's share of each round's clients."""
     import torch
     from torch import nn
@@ -55,13 +60,13 @@ def train(work: JsonDict, k: int, barrier: Any) -> None:
         (torch.randn((n, *shape), generator=draw), torch.randint(0, 10, (n,), generator=draw))
         for _ in range(min(8, work["per_round"]))
     ]
-    loss, parameters = nn.CrossEntropyLoss(), list[Any](model.parameters())
+    loss, parameters = nn.CrossEntropyLoss(), list[torch.Tensor](model.parameters())
     plain: JsonDict = {"fused": True, "lr": 0.01, "momentum": 0.0, "weight_decay": 0.0}
     plain |= {"dampening": 0.0, "nesterov": False, "maximize": False}
 
     def client(number: int) -> None:
         x, y = data[number % len(data)]
-        buffers: list[Any] = [None] * len(parameters)
+        buffers: list[torch.Tensor | None] = [None] * len(parameters)
         index = torch.randperm(n, generator=draw)
         xs, ys = x.index_select(0, index), y.index_select(0, index)
         if xs.dim() == 4:
@@ -71,7 +76,7 @@ def train(work: JsonDict, k: int, barrier: Any) -> None:
                 break
             loss(model(xs[start : start + size]), ys[start : start + size]).backward()
             with torch.no_grad():
-                gradients: list[Any] = [p.grad for p in parameters]
+                gradients = [p.grad for p in parameters if p.grad is not None]
                 sgd(parameters, gradients, buffers, **plain)
             for p in parameters:
                 p.grad = None

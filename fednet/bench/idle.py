@@ -141,6 +141,7 @@ class IdleClients:
         elif what == "refuse":
             raise ConnectionError(f"client {fake.client} was refused: {fields['reason']}")
 
+    # key: as it came, unchecked.
     def _answer(self, fake: Fake, key: list[Any]) -> None:
         if key[0] > len(self.rounds):
             self.rounds.append((time.monotonic(), cpu_seconds(self._job["pid"])))

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -118,7 +117,7 @@ class Clients:
         )
         host.train(self.start)
 
-    def _timed(self, work: Callable[[], Any]) -> float:
+    def _timed(self, work: Callable[[], object]) -> float:
         self._settle()
         begun = time.perf_counter()
         work()

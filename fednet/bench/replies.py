@@ -152,6 +152,7 @@ def _reply(mapping: JsonMapping) -> JsonDict:
 
     built = experiments.build(configuration.from_mapping(dict(mapping), "bench replies"))
     x = built.setting.initial.select(built.shared)
+    # FedAvg's, which has these two fields.
     up: Any = built.algorithm.exchanges[0].up
     encoded = built.up.encode(up(x=x, run=Run(1, 1, 2.0)))
     return {

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fednet import config as configuration
 from fednet import loading, registry
@@ -16,6 +16,7 @@ from fednet.errors import CannotGoOn, ConfigError, FednetError, Stopped
 from fednet.plain import JsonMapping
 
 if TYPE_CHECKING:
+    from fednet.records import Round
     from fednet.report.read import Run
     from fednet.server.hosting import Watcher
 
@@ -33,7 +34,7 @@ def run(
     device: str = "auto",
     resume: bool = False,
     quiet: bool = True,
-    callback: Callable[[Any], None] | None = None,
+    callback: Callable[[Round], None] | None = None,
 ) -> Run:
     """A whole federation; returns the finished run (`fednet.open_run` reads it back).
 
@@ -70,7 +71,7 @@ def _here(
     device: str,
     resume: bool,
     quiet: bool,
-    callback: Callable[[Any], None] | None,
+    callback: Callable[[Round], None] | None,
 ) -> Path:
     from fednet.cli.display import Display
     from fednet.launch.in_process import run_in_process

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from fednet.errors import ConfigError, FednetError, nearest
 
@@ -36,6 +36,7 @@ class Parser(argparse.ArgumentParser):
     change what a script means.
     """
 
+    # The arguments are argparse's own, and go to it as they are.
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault(
             "formatter_class",
@@ -227,7 +228,7 @@ def guarded(prog: str, main: Callable[[], int], out: Path | None = None) -> int:
         return BROKE
 
 
-def nowhere(stream: Any) -> None:
+def nowhere(stream: IO[str]) -> None:
     """What is still written there, and flushed at the end of the process, is dropped."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 

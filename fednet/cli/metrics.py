@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fednet.errors import ConfigError, lacking
 from fednet.plain import JsonMapping
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from fednet.server.hosting import Watcher
 
 _ADDRESS = re.compile(r"(?:(?P<host>\[[0-9a-fA-F:.]+\]|[^:\s\[\]]+):|:)?(?P<port>\d{1,5})")
+
+
+if TYPE_CHECKING:
+    from prometheus_client import Counter, Gauge
 
 
 def address(text: str, flag: str = "--metrics") -> tuple[str, int]:
@@ -41,12 +45,11 @@ class Metrics:
             raise ConfigError(lacking("--metrics", "prometheus_client")) from None
         self.text, (self.host, self.port) = text, address(text)
         self._prometheus, self._registry = prometheus, prometheus.CollectorRegistry()
-        self._server: Any = None
 
-        def gauge(name: str, about: str, *labels: str) -> Any:
+        def gauge(name: str, about: str, *labels: str) -> Gauge:
             return prometheus.Gauge(f"fednet_{name}", about, labels, registry=self._registry)
 
-        def counter(name: str, about: str, *labels: str) -> Any:
+        def counter(name: str, about: str, *labels: str) -> Counter:
             return prometheus.Counter(f"fednet_{name}", about, labels, registry=self._registry)
 
         self._round = gauge("round", "The round that is going on.")
@@ -58,7 +61,7 @@ class Metrics:
         self._bytes = counter("bytes", "Bytes spent, framing included.", "direction")
         self._useful = counter("useful_bytes", "Payload bytes of use.", "direction", "kind")
         self._seconds = counter("phase_seconds", "Seconds of rounds, by phase.", "phase")
-        self._gauge, self._numbers = gauge, dict[str, Any]()
+        self._gauge, self._numbers = gauge, dict[str, Gauge]()
 
     def __enter__(self) -> Metrics:
         try:

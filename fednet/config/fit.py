@@ -6,12 +6,17 @@ import math
 import re
 import types
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
 from fednet.config.tree import Node, walk
 from fednet.errors import ConfigError, nearest
+
+T = TypeVar("T")
+# A type as an annotation names it: a class, a union, Annotated, Literal, Any. What these have in
+# common has no type of its own.
+Hint = Any
 
 LARGEST = 2**63 - 1  # what is counted is held in 64 bits, by torch, NumPy and the files
 # What other systems call our keys, so that a habit meets an answer.
@@ -117,7 +122,7 @@ def _show(value: object) -> str:
     return repr(value)
 
 
-def fit(node: Node, kind: object, path: str = "", beside: Sequence[str] = ()) -> Any:
+def fit(node: Node, kind: type[T], path: str = "", beside: Sequence[str] = ()) -> T:
     """`node` as a value of the declared type, which msgspec checks. Raises ConfigError for the
     first thing that does not fit, with its place.
 
@@ -135,12 +140,13 @@ def fit(node: Node, kind: object, path: str = "", beside: Sequence[str] = ()) ->
         raise _placed(str(broken), node, kind, path, beside) from None
 
 
-def _plain(node: Node, kind: Any) -> Any:
+def _plain(node: Node, kind: Hint) -> object:
     """The values without places, what an open Struct does not know gathered under `options`."""
     if _shape(kind) != "struct" or not isinstance(node.value, dict):
         return node.plain()
     fields = {f.encode_name: f.type for f in msgspec.structs.fields(kind)}
     is_open = fields.pop("options", None) is not None
+    # What no field declares may be anything.
     made = {k: _plain(n, fields.get(k, Any)) for k, n in node.value.items()}
     if not is_open:
         return made
@@ -188,7 +194,7 @@ def _fits(node: Node, kind: object) -> bool:
     return True
 
 
-def _of(kind: object, shape: str) -> Any:
+def _of(kind: object, shape: str) -> Hint:
     """The member of a union type (`X | None`) that has that shape; None where none has."""
     bare = _bare(kind)
     options = get_args(bare) if get_origin(bare) in (Union, types.UnionType) else (bare,)
@@ -202,7 +208,7 @@ def dotted(path: str, steps: Iterable[str | int]) -> str:
     return path.removeprefix(".")
 
 
-def keys(kind: Any) -> list[str]:
+def keys(kind: Hint) -> list[str]:
     return [f.encode_name for f in msgspec.structs.fields(kind) if f.name != "options"]
 
 
@@ -245,7 +251,7 @@ def _likely(key: str, path: str, known: list[str]) -> str | None:
 
 
 # -- words for types -------------------------------------------------------------------------------
-def _bare(kind: object) -> Any:
+def _bare(kind: object) -> object:
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
@@ -274,7 +280,7 @@ def _misfit(node: Node, kind: object, path: str) -> ConfigError:
     return error
 
 
-def _choices(kind: object) -> list[Any]:
+def _choices(kind: object) -> list[object]:
     kind = _bare(kind)
     if get_origin(kind) is Literal:
         return list(get_args(kind))
@@ -310,18 +316,18 @@ def describe(kind: object) -> str:
     if shape == "list":
         items = get_args(bare)
         many = f" of {len(items)}" if origin is tuple and items and items[-1] is not ... else ""
-        if not items or items[0] is Any:
+        if not items or items[0] is Any:  # the type of that name
             return f"a list{many}"
         return f"a list{many}, each item {describe(items[0])}"
     if shape == "dict":
         return "a mapping"
-    words = {
+    words: dict[object, str] = {
         int: "a whole number",
         float: "a float",
         str: "text",
         bool: "true or false",
         type(None): "null",
-        Any: "a value",
+        Any: "a value",  # the type of that name, here and above
     }
     return " ".join(
         [words.get(bare, getattr(bare, "__name__", str(bare))), " and ".join(limits)]

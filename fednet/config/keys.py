@@ -9,7 +9,7 @@ import inspect
 import re
 import textwrap
 from dataclasses import dataclass
-from typing import Any, get_args, get_origin
+from typing import get_args, get_origin
 
 import msgspec
 
@@ -102,7 +102,7 @@ def _first(kind: type) -> str:
     return " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split())
 
 
-def _shown(field: Any) -> str:
+def _shown(field: msgspec.structs.FieldInfo) -> str:
     value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -56,7 +56,17 @@ def declared_options(part: registry.Part, kind: str) -> type[msgspec.Struct] | N
     return options_of(part, GIVEN[kind])
 
 
-def fill(section: Any, kind: str, name: str, tree: Node | None, path: str) -> JsonDict:
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class Optioned(Protocol):
+    """A section that takes a part's own options."""
+
+    @property
+    def options(self) -> JsonDict: ...
+
+
+def fill(section: Optioned, kind: str, name: str, tree: Node | None, path: str) -> JsonDict:
     """The options of one section, checked, with every default, as plain values."""
     part = get(getattr(registry, kind), name, tree, path, SELECTOR[kind])
     declared = declared_options(part, kind)
@@ -73,7 +83,9 @@ def fill(section: Any, kind: str, name: str, tree: Node | None, path: str) -> Js
     }
 
 
-def get(parts: registry.Registry, name: str, tree: Node | None, path: str, selector: str) -> Any:
+def get(
+    parts: registry.Registry, name: str, tree: Node | None, path: str, selector: str
+) -> registry.Part:
     """The part of that name, or an error that says where the name stands."""
     try:
         return parts.get(name)
@@ -131,7 +143,7 @@ def _others(config: Config, tree: Node | None) -> tuple[JsonDict, ...]:
     return tuple(made)
 
 
-def _with(section: Any, options: JsonDict) -> Any:
+def _with(section: S, options: JsonDict) -> S:
     return msgspec.structs.replace(section, options=options)
 
 
@@ -188,11 +200,11 @@ def own_options(section: str) -> dict[str, list[str]]:
     return found
 
 
-def _default(field: msgspec.structs.FieldInfo) -> Any:
+def _default(field: msgspec.structs.FieldInfo) -> object:
     return field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
 
 
-def _plain(field: msgspec.structs.FieldInfo) -> Any:
+def _plain(field: msgspec.structs.FieldInfo) -> object:
     made = _default(field)
     return "null" if made is None else made
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -176,10 +175,10 @@ def _plain(section: msgspec.Struct) -> JsonDict:
         if field.name == "options":
             continue
         made[field.encode_name] = _value(value)
-    return {**made, **_value(getattr(section, "options", {}))}
+    return {**made, **{k: _value(v) for k, v in getattr(section, "options", {}).items()}}
 
 
-def _value(value: object) -> Any:
+def _value(value: object) -> object:
     if isinstance(value, msgspec.Struct):
         return _plain(value)
     if isinstance(value, dict):
@@ -201,7 +200,8 @@ def to_yaml(config: Config, defaults: bool = True) -> str:
         given, known = whole, plain
         for key in place.split("."):
             given, known = given[key], known[key]
-        known.update(_value(parts.own_defaults(given[parts.SELECTOR[kind]], kind)))
+        own = parts.own_defaults(given[parts.SELECTOR[kind]], kind)
+        known.update({k: _value(v) for k, v in own.items()})
     return dump(_beyond(whole, plain))
 
 

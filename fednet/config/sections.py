@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -125,7 +125,7 @@ def homes() -> dict[str, list[str]]:
     """Where each key of ours stands: {'lr': ['train.lr'], ...}."""
     found: dict[str, list[str]] = {}
 
-    def visit(kind: Any, path: str) -> None:
+    def visit(kind: type[msgspec.Struct], path: str) -> None:
         for field in msgspec.structs.fields(kind):
             here = f"{path}.{field.encode_name}" if path else field.encode_name
             if field.name != "options":

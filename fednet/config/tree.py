@@ -26,11 +26,12 @@ class Node:
     into it.
     """
 
-    value: Any
+    value: Any  # one of these three, which whoever reads it tells apart
     at: str
     key_at: str = ""
     fresh: bool = False
 
+    # As whoever wrote it has it: what YAML can say.
     def plain(self) -> Any:
         """The value without places."""
         if isinstance(self.value, dict):
@@ -58,7 +59,7 @@ _RESOLVERS: list[tuple[str, re.Pattern[str], list[str]]] = [
 
 
 class _Loader(yaml.SafeLoader):
-    yaml_implicit_resolvers: dict[str, list[Any]] = {}
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
 
 
 class _Dumper(yaml.SafeDumper):
@@ -84,7 +85,7 @@ def compose(text: str, source: str, *, one_place: bool = False) -> Node:
     (`--set ...`), without lines.
     """
 
-    def place(mark: Any) -> str:
+    def place(mark: yaml.Mark) -> str:
         return source if one_place else f"{source}:{mark.line + 1}"
 
     count = itertools.count(1)
@@ -141,7 +142,7 @@ def _plain_tag(node: yaml.Node, kind: str, at: str) -> None:
         )
 
 
-def _scalar(node: yaml.ScalarNode, at: str) -> Any:
+def _scalar(node: yaml.ScalarNode, at: str) -> str | bool | int | float | None:
     text, tag = node.value, node.tag.rpartition(":")[2]
     if tag == "str":
         return text

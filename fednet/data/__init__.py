@@ -10,7 +10,7 @@ Lazy, so that listing the datasets imports no torch.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fednet.data.base import Data
@@ -31,7 +31,7 @@ _HOME = {
 __all__ = ["Data", "Federation", "Site", "balanced_test", "load", "load_site", "split"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -14,7 +14,9 @@ from fednet.data import cache, pairs
 from fednet.errors import DataError
 from fednet.tensors import Inputs, mapped, to_device
 
-Split = tuple[Any, Any]  # (x, y); arrays as given, tensors once held by a Data
+# (x, y): as given, arrays or tensors or mappings of them; tensors once held by a Data. One field
+# has both, so no type says which.
+Split = tuple[Any, Any]
 
 # Raw forms that are kept; everything else is widened to one of them, or refused.
 KEPT = (torch.uint8, torch.float32, torch.int64)
@@ -174,7 +176,7 @@ class Data:
         )
         return out.sub_(mean).div_(std)
 
-    def replace(self, **changes: Any) -> Data:
+    def replace(self, **changes: Any) -> Data:  # by field: dataclasses.replace does not check more
         return replace(self, **changes)
 
     def sha256(self) -> str:
@@ -305,7 +307,7 @@ def _names(keys: Iterable[str]) -> str:
 
 
 def _take(pair: Split, indices: np.ndarray | slice) -> Split:
-    at: Any = (
+    at = (
         indices
         if isinstance(indices, slice)
         else torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64))

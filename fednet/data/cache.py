@@ -17,9 +17,9 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 try:
     import fcntl
@@ -121,7 +121,7 @@ def mapped_again(x: np.ndarray) -> torch.Tensor | None:
     """What lies in a file that was mapped to be read alone, as `mapped` has it; None for an array
     that does not. torch takes none that it may not write to.
     """
-    root: Any = x
+    root: object = x
     while isinstance(root, np.ndarray) and not isinstance(root.base, mmap.mmap):
         root = root.base
     if not isinstance(root, np.memmap) or root.filename is None or not x.flags.c_contiguous:
@@ -131,7 +131,7 @@ def mapped_again(x: np.ndarray) -> torch.Tensor | None:
         return _pages(data.fileno(), x.dtype, start, x.shape)
 
 
-def _pages(file: int, dtype: Any, start: int, shape: tuple[int, ...]) -> torch.Tensor:
+def _pages(file: int, dtype: npt.DTypeLike, start: int, shape: tuple[int, ...]) -> torch.Tensor:
     pages, count = copy_on_write(file), math.prod(shape)
     x = torch.from_numpy(np.frombuffer(pages, dtype, count, start).reshape(shape))
     _mapped[x.data_ptr()] = pages

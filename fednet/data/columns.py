@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fednet.errors import ConfigError, DataError, unknown
+
+if TYPE_CHECKING:
+    import datasets
 
 
 class Columns:
@@ -19,7 +22,11 @@ class Columns:
     """
 
     def __init__(
-        self, split: Any, x: str | None = None, y: str | None = None, others: tuple[str, ...] = ()
+        self,
+        split: datasets.Dataset,
+        x: str | None = None,
+        y: str | None = None,
+        others: tuple[str, ...] = (),
     ) -> None:
         # A user's own transform stays, with the columns that it makes; of the package's formats
         # Python's own objects are asked.
@@ -38,7 +45,7 @@ class Columns:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, i: int) -> tuple[Any, Any]:
+    def __getitem__(self, i: int) -> tuple[object, object]:
         row = self.rows[i]
         x = row[self.x]
         if isinstance(x, list):  # of numbers, nested to one shape
@@ -54,7 +61,7 @@ def is_split(found: object) -> bool:
     return all(hasattr(found, name) for name in ("features", "with_format", "select_columns"))
 
 
-def _label(columns: Any) -> str:
+def _label(columns: datasets.Features) -> str:
     named = [c for c, kind in columns.items() if hasattr(kind, "names")]
     if len(named) == 1:
         return str(named[0])
@@ -63,7 +70,7 @@ def _label(columns: Any) -> str:
     raise ConfigError(f"data.y: name the column of labels, one of {', '.join(columns)}.")
 
 
-def _inputs(columns: Any, others: tuple[str, ...]) -> str:
+def _inputs(columns: datasets.Features, others: tuple[str, ...]) -> str:
     rest = [c for c in columns if c not in others]
     images = [c for c in rest if type(columns[c]).__name__ == "Image"]
     for found in (images, rest):

@@ -7,8 +7,9 @@ then the validation samples, then the pool is divided over the clients, then the
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -98,7 +99,7 @@ def _validation(section: DataSection, y: np.ndarray, pool: np.ndarray, seed: int
 
 
 def _partition(
-    part: Any,
+    part: Callable[..., list[np.ndarray]],
     where: str,
     options: JsonDict,
     data: Data,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 
@@ -17,6 +17,8 @@ from fednet.config.fit import fit
 from fednet.config.tree import wrap
 from fednet.options import options_of
 from fednet.plain import JsonDict, JsonMapping
+
+T = TypeVar("T")
 
 
 def mapping(section: object) -> JsonDict:
@@ -32,7 +34,7 @@ def mapping(section: object) -> JsonDict:
     return dict(vars(section))
 
 
-def call(part: Callable[..., Any], given: JsonMapping, options: JsonMapping, path: str) -> Any:
+def call(part: Callable[..., T], given: JsonMapping, options: JsonMapping, path: str) -> T:
     """part(**given, **options): of `given` only what its signature names; of `options` all, or
     ConfigError.
 
@@ -52,7 +54,7 @@ def call(part: Callable[..., Any], given: JsonMapping, options: JsonMapping, pat
     return part(**{n: v for n, v in given.items() if n in parameters}, **values)
 
 
-def takes(part: Callable[..., Any], option: str) -> bool:
+def takes(part: Callable[..., object], option: str) -> bool:
     """Whether the function would take that option."""
     parameters = inspect.signature(part).parameters
     return option in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Protocol, TypeGuard
 
 import numpy as np
 import torch
@@ -19,12 +19,20 @@ BLOCK = 2**26  # bytes that are widened at a time
 SHARE = 0.5  # of the memory that is free: what takes more is read into a file
 
 
-def is_dataset(found: object) -> bool:
+def is_dataset(found: object) -> TypeGuard[Dataset]:
     """Whether it has a length and samples by number, as `torch.utils.data.Dataset` has."""
     return hasattr(found, "__getitem__") and hasattr(found, "__len__")
 
 
-def read(dataset: Any, which: str) -> tuple[np.ndarray, np.ndarray]:
+class Dataset(Protocol):
+    """What `is_dataset` finds."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, i: int, /) -> object: ...
+
+
+def read(dataset: Dataset, which: str) -> tuple[np.ndarray, np.ndarray]:
     """(x, y) of all its samples, each a pair of numbers, arrays or images (as (c, h, w)) of one
     shape, in the widths that `Data` keeps. What is larger than half of the memory that is free lies
     in a file of the user's temporary folder, of which only what is being read is in memory; it goes
@@ -66,7 +74,7 @@ def held(x: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(made)
 
 
-def _pair(dataset: Any, i: int, which: str) -> tuple[np.ndarray, np.ndarray]:
+def _pair(dataset: Dataset, i: int, which: str) -> tuple[np.ndarray, np.ndarray]:
     sample = dataset[i]
     if not isinstance(sample, (tuple, list)) or len(sample) != 2:
         raise DataError(
@@ -89,14 +97,14 @@ def _array(part: object) -> np.ndarray:
     return made[None] if made.ndim == 2 else made.transpose(2, 0, 1)  # an image of Pillow's
 
 
-def _kept(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def _kept(dtype: np.dtype) -> np.dtype:
     """What `Data` keeps of that type: wider, it would be made anew there, in memory."""
     if dtype == np.uint8:
         return dtype
     return np.dtype(np.int64 if dtype.kind in "iu" else np.float32)
 
 
-def _room(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+def _room(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     nbytes, folder = math.prod(shape) * dtype.itemsize, Path(tempfile.gettempdir())
     if nbytes <= SHARE * capacity.room():
         return np.empty(shape, dtype)

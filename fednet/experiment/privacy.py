@@ -299,15 +299,14 @@ class Accountant:
         dp_accounting, rdp = _accounting()
         gaussian = dp_accounting.GaussianDpEvent(section.noise / 2)
         self._events = {"epsilon": gaussian}
-        if section.where == "server" and _evenly(config):
+        there = config.availability
+        if section.where == "server" and there.model == "always" and there.trace is None:
             self._events["epsilon_sampled"] = dp_accounting.SampledWithoutReplacementDpEvent(
                 config.clients, config.asked, gaussian
             )
+        replaced = dp_accounting.NeighboringRelation.REPLACE_ONE
         self._accountants = {
-            name: rdp.RdpAccountant(
-                neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
-            )
-            for name in self._events
+            name: rdp.RdpAccountant(neighboring_relation=replaced) for name in self._events
         }
         self._spent = dict.fromkeys(self._events, 0)
         self._round = 0
@@ -330,11 +329,6 @@ class Accountant:
             name: float(a.get_epsilon(self._config.privacy.delta))
             for name, a in self._accountants.items()
         }
-
-
-def _evenly(config: Config) -> bool:
-    """Whether all clients are drawn alike."""
-    return config.availability.model == "always" and config.availability.trace is None
 
 
 def check(experiment: Experiment) -> None:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from fednet import loading
@@ -31,6 +32,10 @@ log = logging.getLogger(__name__)
 WATCH_S = 0.5  # how often it is looked for workers that have ended
 # Of workers that ended by an error, rather than were killed, before the run is given up.
 FAILURES = 5
+
+
+# A handle of Ray's, whose methods are made as it runs.
+Actor = Any
 
 
 class Worker:
@@ -105,7 +110,7 @@ class Fleet:
 
     def __init__(
         self,
-        ray: Any,
+        ray: ModuleType,
         config: Config,
         directory: Path,
         how: Hosting,
@@ -137,7 +142,7 @@ class Fleet:
         self.failure = ""
         self._failures = 0
         self._running: dict[
-            Any, tuple[int, Any]
+            object, tuple[int, Actor]
         ] = {}  # the task's reference -> its number and its actor
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look_after, name="fednet-ray", daemon=True)
@@ -205,7 +210,7 @@ class Fleet:
             time.sleep(0.02)
         return (found or ("",))[0].replace("0.0.0.0", self.ray.util.get_node_ip_address())
 
-    def _actor(self) -> Any:
+    def _actor(self) -> Actor:
         parts = loading.paths()
         texts = (Path(p).read_text(encoding="utf-8") for p in parts)
         files = dict(zip(loading.names(parts), texts))
@@ -215,7 +220,7 @@ class Fleet:
             .remote(str(self.directory.resolve()), files)
         )
 
-    def _send_to_work(self, k: int, actor: Any, address: str, shared: bool) -> None:
+    def _send_to_work(self, k: int, actor: Actor, address: str, shared: bool) -> None:
         if self.keys is not None:
             from fednet.transport import keys
 
@@ -281,7 +286,7 @@ def run_on_ray(config: Config, directory: Path, how: Hosting, workers: int | Non
 
 
 @contextlib.contextmanager
-def _cluster() -> Iterator[Any]:
+def _cluster() -> Iterator[ModuleType]:
     """The module of Ray, connected to a cluster."""
     try:
         import ray

@@ -24,11 +24,12 @@ from pathlib import Path
 import msgspec
 
 from fednet import capacity, registry, seeds
+from fednet.config import ModelSection
 from fednet.config.fit import fit
 from fednet.config.parts import declared_options
 from fednet.config.tree import wrap
 from fednet.errors import ConfigError, FednetError, unknown
-from fednet.plain import JsonMapping
+from fednet.plain import JsonDict, JsonMapping
 
 if typing.TYPE_CHECKING:
     from torch import nn
@@ -37,13 +38,13 @@ if typing.TYPE_CHECKING:
 ENGINE_KEYS = frozenset({"buffers", "trainable", "adapters", "base", "sha256", "clients", "others"})
 
 
-def section(settings: typing.Any) -> dict[str, typing.Any]:
+def section(settings: ModelSection) -> JsonDict:
     """The `model:` section of a configuration as `build` takes it."""
     own = {"name": settings.name, "weights": settings.weights, "adapters": settings.adapters}
     return {**own, **settings.options}
 
 
-def without_files(settings: typing.Any) -> typing.Any:
+def without_files(settings: ModelSection) -> ModelSection:
     """The `model:` section of a configuration without the files that it names."""
     adapters = settings.adapters
     if adapters is not None:

@@ -29,6 +29,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fednet import capacity, seeds
+from fednet.config.learning import AdaptersSection
 from fednet.errors import ConfigError, nearest
 from fednet.plain import JsonDict
 
@@ -42,7 +43,7 @@ FILES = ("adapter_config.json", "adapter_model.safetensors")
 class Lora(nn.Module):
     """What adapted layers share. scale: alpha / r."""
 
-    weight: Any
+    weight: Any  # the layer's own: torch types it as Linear and Conv2d each do
     scale: float
     lora_A: nn.Parameter
     lora_B: nn.Parameter
@@ -69,7 +70,7 @@ class LoraConv2d(Lora, nn.Conv2d):
 ADAPTED: dict[type[nn.Module], type[Lora]] = {nn.Linear: LoraLinear, nn.Conv2d: LoraConv2d}
 
 
-def adapt(module: nn.Module, section: Any, seed: int) -> nn.Module:
+def adapt(module: nn.Module, section: AdaptersSection, seed: int) -> nn.Module:
     """Puts adapters on a module's layers, in place. section: of `model.adapters`; A is drawn from
     (seed, "adapters"). Raises ConfigError for a pattern that names no layer that can carry one.
     """
@@ -80,6 +81,7 @@ def adapt(module: nn.Module, section: Any, seed: int) -> nn.Module:
         if not named:
             raise _nothing(pattern, can, cannot)
         chosen |= set(named)
+    # Linear and Conv2d, and a user's own of either: all that is asked of them is a weight.
     carriers: list[Any] = [module.get_submodule(n) for n in chosen]
     weights: list[torch.Tensor] = [layer.weight for layer in carriers]
     nbytes = sum((w[0].numel() + len(w)) * w.element_size() for w in weights) * section.rank
@@ -110,6 +112,7 @@ def layers(module: nn.Module) -> tuple[list[str], dict[str, str]]:
     return can, cannot
 
 
+# part: a Linear or Conv2d, which becomes the Lora of that: no type has both.
 def _adapt(part: Any, rank: int, alpha: float) -> None:
     weight = part.weight
     made = torch.empty(rank, *weight.shape[1:], dtype=weight.dtype)

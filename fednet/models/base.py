@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -20,6 +20,9 @@ from fednet.errors import BaseAbsent, RemoteProtocolError
 from fednet.files import write_aside
 from fednet.wire import messages as m
 from fednet.wire.payload import Payload, kind
+
+if TYPE_CHECKING:
+    from fednet.experiment.build import Experiment
 
 BASE = "base"  # its kind in the books
 
@@ -47,7 +50,7 @@ def unpacked(data: bytes) -> Mapping[str, torch.Tensor]:
 
 # -- at a client -----------------------------------------------------------------------------------
 def apart(
-    experiment: Any, task: m.Task, body: memoryview
+    experiment: Experiment, task: m.Task, body: memoryview
 ) -> tuple[m.Task, memoryview, memoryview | None]:
     """(the task and its payload without that model, the model's bytes; None where it did not
     come).
@@ -61,7 +64,7 @@ def apart(
     return rest, body[n:], body[:n]
 
 
-def grounded(experiment: Any, root: Path, sent: memoryview | None) -> Any:
+def grounded(experiment: Experiment, root: Path, sent: memoryview | None) -> Experiment:
     """The experiment with the model that training starts from: as it was sent, or as it lies in
     `root`. Raises BaseAbsent where it is not there, ConfigError where it is another.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -17,6 +17,7 @@ from fednet.tensors import Layout, combine
 
 if TYPE_CHECKING:
     from fednet.config import Config
+    from fednet.experiment.build import Experiment
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +75,7 @@ def pinned_by_sites(config: Config) -> bool:
     return bool(part) or config.model.base == "server"
 
 
-def pinned(experiment: Any) -> Any:
+def pinned(experiment: Experiment) -> Config:
     """The configuration of an experiment as clients are told it: with what they know the model by
     that training starts from, where they have to. Raises ConfigError where the server has not got
     it itself.
@@ -88,16 +89,16 @@ def pinned(experiment: Any) -> Any:
     return _with_sha256(config, found) if pinned_by_sites(config) else config
 
 
-def unpinned(config: Config) -> Any:
+def unpinned(config: Config) -> Config:
     """The configuration as the server had it."""
     return _with_sha256(config, None)
 
 
-def _with_sha256(config: Config, sha256: str | None) -> Any:
+def _with_sha256(config: Config, sha256: str | None) -> Config:
     return config.replace(model=msgspec.structs.replace(config.model, sha256=sha256))
 
 
-def received(config: Config) -> Any:
+def received(config: Config) -> Config:
     """The configuration as a client has it: files that the server alone has are not looked for."""
     if config.model.base == "sites":
         return config

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import importlib
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import yaml
 
@@ -131,7 +131,7 @@ def _builders(paper: str) -> JsonDict:
     return {**module.TABLES, **getattr(module, "FIGURES", {})}
 
 
-def _module(paper: str) -> Any:
+def _module(paper: str) -> ModuleType:
     folder = "field." if paper in FIELD else ""
     return importlib.import_module(f"fednet.papers.{folder}{paper}")
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fednet.plain import JsonDict, JsonMapping
+from fednet.sweep.grid import Values
 
 DATASETS = {
     "MNIST": "mnist",
@@ -46,7 +47,7 @@ class Cell:
     heterogeneity: str
     config: JsonDict
     figures: dict[str, float | None] = field(default_factory=dict)
-    grids: dict[str, list[Any]] = field(default_factory=dict)
+    grids: dict[str, Values] = field(default_factory=dict)
     variant: str = ""  # what else tells it from its neighbours: a model, a number of epochs
     versus: str | None = None
     target_round: int | None = None
@@ -97,8 +98,12 @@ def lay(below: JsonMapping, over: JsonMapping) -> JsonDict:
     return out
 
 
+# A cell's further fields, by name, handed on to `Cell`, whose types they have.
+Rest = Any
+
+
 def make(
-    paper: str, table: str, base: JsonMapping, over: Iterable[JsonMapping], **rest: Any
+    paper: str, table: str, base: JsonMapping, over: Iterable[JsonMapping], **rest: Rest
 ) -> Cell:
     """A cell whose configuration is the base with each of `over` laid on it, under the cell's own
     name.

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
-from fednet.papers.cell import DATASETS, Cell, make
+from fednet.papers.cell import DATASETS, Cell, Rest, make
 from fednet.plain import JsonDict, JsonMapping
 
 COLUMNS: dict[str, JsonDict] = {
@@ -42,7 +41,7 @@ def cell(
     dataset: str,
     alpha: str,
     figures: JsonDict,
-    **rest: Any,
+    **rest: Rest,
 ) -> Cell:
     over = [
         COLUMNS[dataset],

@@ -5,9 +5,8 @@ the method.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
-from fednet.papers.cell import DATASETS, Cell, make
+from fednet.papers.cell import DATASETS, Cell, Rest, make
 from fednet.plain import JsonDict, JsonMapping
 
 MODELS = {"CNN": "pdc_cnn", "ResNet50": "resnet50_bn_proj", "ResNet18": "resnet18_bn_proj"}
@@ -46,7 +45,7 @@ def cell(
     model: str,
     beta: float,
     figures: JsonDict,
-    **rest: Any,
+    **rest: Rest,
 ) -> Cell:
     over = [column(dataset, model, beta), method(name, dataset), rest.pop("over", {})]
     return make(

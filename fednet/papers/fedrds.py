@@ -5,9 +5,8 @@ client.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from fednet.papers.cell import DATASETS, Cell, make
+from fednet.papers.cell import DATASETS, Cell, Rest, make
 from fednet.papers.choices import variants
 from fednet.plain import JsonDict, JsonMapping
 
@@ -36,7 +35,7 @@ def cell(
     dataset: str,
     figures: JsonDict,
     beta: float = 0.1,
-    **rest: Any,
+    **rest: Rest,
 ) -> Cell:
     over = [
         COLUMNS[dataset],

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fednet import config as configuration
 from fednet import papers
@@ -30,6 +29,7 @@ from fednet.papers.job import Job
 from fednet.papers.search import SHARE, points
 from fednet.plain import JsonDict
 from fednet.sweep import marks
+from fednet.sweep.grid import Values
 from fednet.tools.costs import cost
 
 ENOUGH_S = 3.0  # of measuring steps, and of measuring evaluation; a few small ones always are
@@ -82,7 +82,7 @@ def forecast(
     device: str,
     jobs: int,
     sets: Sequence[str] = (),
-    given: Mapping[str, Sequence[Any]] | None = None,
+    given: Mapping[str, Values] | None = None,
 ) -> str:
     """The plan as text. sets: of these only those that say where the data come from; the others are
     named as left out. given: values for a search instead of the paper's, by key.
@@ -131,7 +131,7 @@ def forecast(
 
 
 def _searches(
-    job: Job, paces: Mapping[str, Pace | str], known: str, given: Mapping[str, Sequence[Any]]
+    job: Job, paces: Mapping[str, Pace | str], known: str, given: Mapping[str, Values]
 ) -> list[str]:
     """What `--search` would add: at most one line. A grid of one point is taken without a run."""
     every = [(c, len(points(c, given))) for c in job.cells]

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from fednet import papers
 from fednet.config.tree import compose
@@ -27,6 +26,7 @@ from fednet.papers.results import reproduction
 from fednet.plain import JsonDict, JsonMapping
 from fednet.report.read import open_run
 from fednet.sweep import marks, pool
+from fednet.sweep.grid import Values
 from fednet.sweep.marks import Task
 
 # Of the training pool, where the table's own configuration has no validation split.
@@ -67,7 +67,7 @@ def searched(job: Job, asked: Request, say: Callable[[str], None]) -> Job:
             cells.append(cell)
             continue
         alone = len(pairs) == 1  # taken without a search
-        scores: list[Any] = [(None if alone else score(t), point) for point, t in pairs]
+        scores = [(None if alone else score(t), point) for point, t in pairs]
         reached = [pair for pair in scores if alone or pair[0] is not None]
         if not reached:
             say(
@@ -76,7 +76,7 @@ def searched(job: Job, asked: Request, say: Callable[[str], None]) -> Job:
             )
             cells += [] if cell.by_search else [cell]
             continue
-        best = max(reached, key=lambda pair: pair[0])
+        best = max(reached, key=lambda pair: pair[0] or 0.0)
         books[cell.name] = {
             "chosen": best[1],
             "scores": [{"validation_accuracy": s, **point} for s, point in scores],
@@ -93,10 +93,10 @@ def searched(job: Job, asked: Request, say: Callable[[str], None]) -> Job:
     return replace(job, cells=tuple(cells), chosen=chosen)
 
 
-def grids(asked: Request, job: Job) -> dict[str, list[Any]]:
+def grids(asked: Request, job: Job) -> dict[str, Values]:
     """The values that `--grid` gives, by key. Raises ConfigError for what would be of no effect."""
     known = {k for c in job.cells for k in c.grids}
-    given: dict[str, list[Any]] = {}
+    given: dict[str, Values] = {}
     for text in asked.grid:
         key, equals, values = (part.strip() for part in text.partition("="))
         given[key] = (
@@ -122,7 +122,7 @@ def grids(asked: Request, job: Job) -> dict[str, list[Any]]:
     return given
 
 
-def points(cell: Cell, given: Mapping[str, Sequence[Any]]) -> list[JsonDict]:
+def points(cell: Cell, given: Mapping[str, Values]) -> list[JsonDict]:
     """Every combination of the cell's grids, with the values given for a key instead of the
     paper's.
     """
@@ -134,8 +134,9 @@ def laid(config: JsonMapping, point: JsonMapping) -> JsonDict:
     """The configuration with the point's dotted keys set."""
     out = dict(config)
     for key, value in point.items():
-        over: Any = value
-        for step in reversed(key.split(".")):
+        *above, last = key.split(".")
+        over: JsonDict = {last: value}
+        for step in reversed(above):
             over = {step: over}
         out = papers.lay(out, over)
     return out

@@ -11,7 +11,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,9 +21,9 @@ from fednet.algorithms.base import Algorithm, Payload, State
 from fednet.experiment import build as experiment
 from fednet.experiment import determinism
 from fednet.plain import JsonDict
-from fednet.tensors import Tensors
+from fednet.tensors import Layout, Tensors
 from fednet.training.hosts import ServerHost
-from fednet.wire.payload import Run
+from fednet.wire.payload import P, Run
 
 MODELS: dict[str, JsonDict] = {
     "lenet5": {"name": "lenet5"},
@@ -81,7 +80,7 @@ def one_round(
     host: ServerHost,
     round: int,
     cohort: Sequence[int],
-    reply: Callable[[type[Payload], int], Any],
+    reply: Callable[[type[Payload], int], Payload],
 ) -> tuple[State, float]:
     """(the server's next state, seconds in the method's own functions). reply(payload, client):
     what a client would send.
@@ -101,7 +100,7 @@ def one_round(
     return server, seconds
 
 
-def random(payload: Any, layout: Any, draws: np.random.Generator) -> Any:
+def random(payload: type[P], layout: Layout, draws: np.random.Generator) -> P:
     """A reply with random tensors of the model's size."""
     values: JsonDict = {}
     for name, field in payload.fields.items():

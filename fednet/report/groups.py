@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -141,6 +140,6 @@ def unpaired(a: Run, b: Run) -> list[str]:
     return reasons
 
 
-def _initial(run: Run) -> Any:
+def _initial(run: Run) -> tuple[object, object, object]:
     """What the initial weights are drawn from."""
     return run.config.get("model"), run.config.get("data", {}).get("dataset"), run.seed

@@ -27,9 +27,12 @@ from fednet.records import FILES, Client, Event, Round, Row, Summary, Wire
 from fednet.wire import book
 
 if TYPE_CHECKING:
+    import pandas
     from torch import nn
 
-F = TypeVar("F", bound=Callable[..., Any])
+    from fednet.config import Config
+
+F = TypeVar("F", bound=Callable[..., object])
 R = TypeVar("R", bound=Row)
 
 
@@ -97,6 +100,7 @@ class Run:
         """Empty where each client brings its own data."""
         return _json(self.dir / "partition.json")
 
+    # Of the type that FILES has for the name.
     def lines(self, name: str) -> Iterator[Any]:
         """The rows of `NAME.jsonl`, one at a time."""
         files = book.parts(self.dir) if name == "wire" else [(self.dir / f"{name}.jsonl", None)]
@@ -171,7 +175,7 @@ class Run:
             ) from None
         return module.eval()
 
-    def _shape(self, settings: Any) -> tuple[tuple[int, ...], int]:
+    def _shape(self, settings: Config) -> tuple[tuple[int, ...], int]:
         """The shape of one model input, and the number of outputs: as recorded, else by looking at
         the data again.
         """
@@ -187,7 +191,7 @@ class Run:
         found = data.load(settings.data, settings.data.root, settings.seed)
         return found.input_shape, found.outputs
 
-    def frame(self, what: str) -> Any:
+    def frame(self, what: str) -> pandas.DataFrame:
         """A pandas DataFrame of `rounds`, `clients`, `wire` or `events`."""
         if what not in FILES:
             raise ConfigError(unknown("frame", what, FILES))
@@ -204,7 +208,7 @@ def once(make: F) -> F:
     """
 
     @functools.wraps(make)
-    def kept(run: Run, *more: object) -> Any:
+    def kept(run: Run, *more: object) -> object:
         found = run.__dict__.setdefault("_once", {})
         key = (make.__module__, make.__qualname__, *more)
         if key not in found:

@@ -12,7 +12,6 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -221,7 +220,7 @@ def _span(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _ids(ids: Any) -> str:
+def _ids(ids: Iterable[int]) -> str:
     """0-3, 7, 9: runs of ids drawn together."""
     out: list[list[int]] = []
     for i in sorted(ids):

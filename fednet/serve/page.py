@@ -12,10 +12,10 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from fednet import config as configuration
@@ -101,7 +101,7 @@ class Server(ThreadingHTTPServer):
         self.pages, self.queue, self.token = Pages(queue, token is not None), queue, token
         super().__init__(address, Handler)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: object, client_address: tuple[str, int]) -> None:
         """Whoever asks may leave in the middle, or say what no browser says: the log has a line."""
         log.warning("page: %s: %r", client_address[0], sys.exc_info()[1])
 
@@ -176,7 +176,7 @@ class Handler(BaseHTTPRequestHandler):
         text = self.rfile.read(int(length)).decode("utf-8", errors="replace")
         return {name: values[0] for name, values in parse_qs(text, keep_blank_values=True).items()}
 
-    def _answer(self, made: Any, kind: str = "text/html") -> None:
+    def _answer(self, made: Callable[[], str], kind: str = "text/html") -> None:
         try:
             text = made()
         except (FednetError, OSError) as wrong:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from fednet.errors import FednetError, RemoteProtocolError
 from fednet.files import digest
@@ -37,9 +37,7 @@ from fednet.server.spool import Spool, Spooled
 from fednet.transport.base import Closed, Received, ServerTransport
 from fednet.wire import messages as m
 from fednet.wire.link import NOBODY, Link
-
-if TYPE_CHECKING:
-    from fednet.wire.payload import Payload
+from fednet.wire.payload import Payload
 
 Answer = TypeVar("Answer")
 Command = Callable[[float], list[Instruction]]  # of the time: what is to be done
@@ -85,15 +83,13 @@ class ServerIO:
         self.snapshot: JsonDict = {"waiting": [], "arrived": [], "present": 0}
         self.inline = pump is not None
         self._thread: threading.Thread | None = None
-        if pump is None:
+        if not self.inline:
             self._thread = threading.Thread(target=self._run, name="fednet-io", daemon=True)
             self._thread.start()
 
     # -- the engine's side -------------------------------------------------------------------------
     def call(self, command: Command, wait: bool = False) -> None:
-        """Runs `command(now)` where the protocol lives, and does what it returns. wait: until that
-        is done.
-        """
+        """Runs `command(now)` where the protocol lives, and does what it returns; wait: for it."""
         done = threading.Event()
 
         def run(now: float) -> list[Instruction]:
@@ -111,9 +107,7 @@ class ServerIO:
                 return  # what broke it is raised by the next `wait`
 
     def ask(self, question: Callable[[], Answer]) -> Answer:
-        """What `question()` returns where the protocol lives, once all that was called before is
-        done.
-        """
+        """What `question()` returns where the protocol lives, after all that was called before."""
         found: list[Answer] = []
 
         def command(now: float) -> list[Instruction]:

@@ -38,6 +38,7 @@ class Claim:
         known = json.loads(self.path.read_text(encoding="utf-8"))["processes"]
         write_aside(self.path, _said([*known, _identity(pid)]))
 
+    # More than twenty arguments, of as many types, which Popen checks.
     def start(self, words: Sequence[str], log: IO[bytes], **more: Any) -> subprocess.Popen[bytes]:
         """Starts a command that works for this one, in a session of its own; what it says goes to
         `log`. More: as `subprocess.Popen` takes it.

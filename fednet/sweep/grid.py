@@ -39,12 +39,16 @@ OWN = {
 }
 
 
+# Of a key of the configuration, as its file has them: each is checked as the key's own, later.
+Values = list[Any]
+
+
 class Select(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Hyper-parameters to choose for each variation by a number of the validation split, the mean
     over seeds.
     """
 
-    grid: dict[str, list[Any]]
+    grid: dict[str, Values]
     by: str = "validation_accuracy"
 
 
@@ -52,7 +56,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """A sweep file. base: a configuration, relative to the sweep file; vary: key.path -> values."""
 
     base: str
-    vary: dict[str, list[Any]] = {}
+    vary: dict[str, Values] = {}
     seeds: list[int] = msgspec.field(default_factory=lambda: [0])
     select: Select | None = None
     name: str | None = None
@@ -185,12 +189,12 @@ def share(all_cells: Sequence[Cell], text: str) -> list[Cell]:
     return list(all_cells[int(match[1]) - 1 :: int(match[2])])
 
 
-def _product(vary: Mapping[str, Sequence[Any]]) -> Iterator[JsonDict]:
+def _product(vary: Mapping[str, Sequence[object]]) -> Iterator[JsonDict]:
     for values in itertools.product(*vary.values()):
         yield dict(zip(vary, values))
 
 
-def _part(key: str, value: object) -> Any:
+def _part(key: str, value: object) -> object:
     """`algorithm: fedavg` for {name: fedavg}, as the other parts that are chosen by name."""
     return {"name": value} if key in ("algorithm", "model") and isinstance(value, str) else value
 

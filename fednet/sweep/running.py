@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fednet.errors import CannotGoOn, ConfigError, Stopped, stops
 from fednet.experiment.rundir import writable
@@ -240,7 +240,7 @@ class Stop:
 
     def __init__(self) -> None:
         self.asked: int | None = None
-        self._before: dict[int, Any] = {}
+        self._before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.asked = number

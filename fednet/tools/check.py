@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -21,6 +21,9 @@ from fednet.errors import ConfigError
 from fednet.plain import JsonDict
 from fednet.tools import killed, parts
 from fednet.tools.parts import CLIENTS, built_of, must
+
+if TYPE_CHECKING:
+    from fednet.algorithms.base import Algorithm
 
 
 def check(path: Path) -> Iterator[str]:
@@ -142,7 +145,7 @@ def _without_rounds(name: str, changes: JsonDict, files: list[Path]) -> Iterator
     yield from _repeats(name, first, killed.trained(asked), asked, files)
 
 
-def _declared(name: str, method: Any) -> Iterator[str]:
+def _declared(name: str, method: type[Algorithm]) -> Iterator[str]:
     """What a method says of itself, without being run."""
     from fednet.algorithms.state import State
     from fednet.wire.payload import Payload
@@ -174,7 +177,7 @@ def _declared(name: str, method: Any) -> Iterator[str]:
     yield "states are declared, and nothing is kept on self"
 
 
-def _roles(name: str, method: Any) -> Iterator[str]:
+def _roles(name: str, method: type[Algorithm]) -> Iterator[str]:
     """What clipping, `security.max_norm` and the hashes work on: it follows from the declarations,
     whatever the fields are called.
     """

@@ -7,9 +7,12 @@ of; where they differ, runs placed across them cannot be bit-identical.
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fednet.seeds import rng
+
+if TYPE_CHECKING:
+    import torch
 
 
 def fingerprint(device: str = "cpu") -> str:
@@ -21,7 +24,7 @@ def fingerprint(device: str = "cpu") -> str:
 
     draw = rng(0, "doctor")
 
-    def made(*shape: int) -> Any:
+    def made(*shape: int) -> torch.Tensor:
         return torch.from_numpy(draw.standard_normal(shape).astype("float32")).to(device)
 
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
@@ -33,8 +36,8 @@ def fingerprint(device: str = "cpu") -> str:
     try:
         whole = hashlib.sha256()
 
-        def take(x: Any) -> None:
-            whole.update(memoryview(x.detach().to("cpu").contiguous().view(-1).numpy()))
+        def take(x: torch.Tensor) -> None:
+            whole.update(x.detach().to("cpu").contiguous().view(-1).numpy().tobytes())
 
         take(made(173, 259) @ made(259, 131))
         images, target = made(16, 3, 20, 20), torch.arange(16, device=device) % 10

@@ -10,13 +10,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fednet import loading
 from fednet.errors import CannotGoOn
 from fednet.plain import JsonDict, JsonMapping
+
+if TYPE_CHECKING:
+    from fednet.records import Round
 
 KILLED = 3  # the round after which a run is killed: one that no checkpoint holds
 # Four clients, two a round, of a model with BatchNorm: not all take part, and buffers cross.
@@ -72,14 +75,16 @@ def die(changes: str, folder: str, *files: str) -> None:
     """Runs in a process of its own, which it kills amid the run."""
     loading.load_parts(files)
 
-    def kill(record: Any) -> None:
+    def kill(record: Round) -> None:
         if record.round == KILLED:
             os.kill(os.getpid(), signal.SIGKILL)
 
     _run(json.loads(changes), Path(folder), kill)
 
 
-def _run(changes: JsonMapping, out: Path, callback: Any, resume: bool = False) -> list[JsonDict]:
+def _run(
+    changes: JsonMapping, out: Path, callback: Callable[[Round], None] | None, resume: bool = False
+) -> list[JsonDict]:
     from fednet.config import from_mapping
     from fednet.files import read_lines
     from fednet.launch.in_process import run_in_process

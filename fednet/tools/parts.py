@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -12,6 +12,13 @@ from fednet import registry
 from fednet import seeds as streams
 from fednet.errors import ConfigError
 from fednet.options import options_of
+
+T = TypeVar("T")
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from fednet.tensors import Inputs
 
 CLIENTS = 3  # of a partition
 
@@ -75,7 +82,8 @@ def model(name: str) -> Iterator[str]:
     yield f"initialised by the seed: {Layout.of(built).nbytes / 1e6:.3f} MB"
 
 
-def _parted(name: str, built: Any, x: Any) -> Iterator[str]:
+# built: a model that may be a user's, with the attributes that are looked for here.
+def _parted(name: str, built: Any, x: Inputs) -> Iterator[str]:
     """Checks a model that names where its body ends; yields what it found, a sentence each."""
     import torch
 
@@ -139,7 +147,7 @@ def partitioner(name: str) -> Iterator[str]:
     )
     y = np.arange(200) % 4
 
-    def divided() -> list[Any]:
+    def divided() -> list[np.ndarray]:
         given = {
             "y": y,
             "groups": np.arange(200) % CLIENTS,
@@ -217,7 +225,7 @@ def task(name: str) -> Iterator[str]:
     yield f"loss {float(loss):.4f}, accuracy {made.accuracy(counts):.4f} on four easy samples"
 
 
-def built_of(kind: Any, what: str) -> Any:
+def built_of(kind: Callable[[], T], what: str) -> T:
     try:
         return kind()
     except TypeError as wrong:

@@ -11,7 +11,6 @@ import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -27,19 +26,8 @@ from fednet.training.lanes import Lane, Pack
 from fednet.training.loop import Course, Descent, Loss, Recipe, Trained, descend, full_gradient
 from fednet.training.samples import joined, length
 from fednet.training.scratch import Scratch, may_draw
-from fednet.training.setting import Pair, Setting, moved
+from fednet.training.setting import Pair, Secrets, Setting, moved
 from fednet.wire.payload import Run, Samples
-
-if TYPE_CHECKING:
-    from fednet.secagg import SecureClient, Terms
-
-
-class Secrets(Protocol):
-    """What a client keeps to itself in secure aggregation (`client.secrets.Secrets`)."""
-
-    def machine(self, terms: Terms, round: int, client: int, fresh: bool) -> SecureClient: ...
-
-    def leaves(self, client: int, round: int) -> None: ...
 
 
 class SiteHost:

@@ -85,14 +85,7 @@ def _run(lanes: list[Lane], n: int, task: Task) -> None:
             value.sum().backward()
             if first.recipe.clip_norm is not None:
                 _clip(parameters, first.recipe.clip_norm)
-            gradients = list[torch.Tensor | None]()
-            for p in parameters:  # without one where the loss does not reach it
-                none = [None] * (n if apart else 1)
-                gradients += none if p.grad is None else _parts(p.grad, apart)
-            for w, g in zip(weights, gradients):
-                w.grad = g
-            for p in parameters:
-                p.grad = None
+            _hand_over(parameters, weights, apart)
             take_step()
             total += value.detach() * sizes[k]
             step = start + k + 1
@@ -128,6 +121,15 @@ def _stacked(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 def _parts(x: torch.Tensor, apart: bool) -> Sequence[torch.Tensor]:
     """A stacked tensor as what a step takes: whole, or each lane's row by itself."""
     return x.unbind(0) if apart else [x]
+
+
+def _hand_over(parameters: list[nn.Parameter], weights: list[torch.Tensor], apart: bool) -> None:
+    """The gradients, None where the loss does not reach them, to the parts that a step takes."""
+    into = iter(weights)
+    for p in parameters:
+        for part in _parts(p.detach() if p.grad is None else p.grad, apart):
+            next(into).grad = None if p.grad is None else part
+        p.grad = None
 
 
 def _step(xs: Inputs, k: int) -> Inputs:

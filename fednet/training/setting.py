@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import nn
@@ -20,8 +21,19 @@ from fednet.tensors import Inputs, Layout, Tensors, mapped, to_device
 from fednet.training.tasks import Task
 from fednet.wire.payload import Samples
 
+if TYPE_CHECKING:
+    from fednet.secagg import SecureClient, Terms
+
 Pair = tuple[Inputs, torch.Tensor]
 """(x, y): model inputs, and what they should give."""
+
+
+class Secrets(Protocol):
+    """What a site keeps of its clients' machines, for as long as their round goes on."""
+
+    def machine(self, terms: Terms, round: int, client: int, fresh: bool) -> SecureClient: ...
+
+    def leaves(self, client: int, round: int) -> None: ...
 
 
 @dataclass(frozen=True, eq=False)

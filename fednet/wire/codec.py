@@ -175,11 +175,9 @@ class Codec:
         anything (a difference and a sum would not give back every bit).
         """
         chain = self.chains.get(kind)
-        return (
-            reference.vector.cpu()
-            if kind == "state" and reference is not None and chain is not None and chain.lossy
-            else None
-        )
+        if kind != "state" or reference is None or chain is None or not chain.lossy:
+            return None
+        return reference.vector.cpu()
 
     def _tensors(self, value: Tensors, form: str) -> Tensors:
         layout = self.crossing(form)
@@ -226,11 +224,9 @@ class Codec:
                     f"field {name}: {got.size} bytes, expected "
                     f"{low if low == high else f'{low} to {high}'}"
                 )
-            raw = (
-                self.crossing(field.form).nbytes
-                if field.form in ("tensors", "parameters")
-                else got.size
-            )
+            raw = got.size
+            if field.form in ("tensors", "parameters"):
+                raw = self.crossing(field.form).nbytes
             if got.raw != raw:
                 raise RemoteProtocolError(
                     f"field {name}: {got.raw} bytes before compression, expected {raw}"

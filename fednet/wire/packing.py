@@ -53,7 +53,9 @@ def raw(values: torch.Tensor) -> memoryview:
 
 
 def pack(
-    form: str, value: Any, where: str
+    form: str,
+    value: Any,  # of the type that the form says
+    where: str,
 ) -> tuple[list[Buffer], list[tuple[str, str, list[int]]]]:
     """Lays out a field's value for the wire. Returns (a value's bytes, the (name, dtype, shape) of
     its arrays). where: for the error.
@@ -106,6 +108,7 @@ def within(declared: Declared, value: object, name: str) -> None:
         )
 
 
+# Of the type that the form says.
 def unpack(form: str, data: memoryview, got: Field, name: str) -> Any:
     """The value of a field that came. Raises RemoteProtocolError for what can be none."""
     if form == "run":

@@ -116,7 +116,7 @@ def _spell(start: float, end: float, before: float, at: str) -> tuple[float, flo
     return start, end
 
 
-def _device(key: str, value: Any, at: str) -> Presence:
+def _device(key: str, value: Any, at: str) -> Presence:  # value: as read from somebody's file
     """One device's entry of FedScale's or FLASH's JSON."""
     try:
         if "ready_time" in value:
@@ -322,7 +322,7 @@ def _client(number: float, clients: int, at: str) -> int:
     return int(number)
 
 
-def _entries(text: str, path: str) -> Iterator[tuple[str, Any, str]]:
+def _entries(text: str, path: str) -> Iterator[tuple[str, object, str]]:
     """(key, value, where) of a JSON object; where: the line on which the key stands."""
     try:
         found = json.loads(text)
@@ -340,7 +340,7 @@ def _entries(text: str, path: str) -> Iterator[tuple[str, Any, str]]:
         raise ConfigError(f"{path}: it is empty; expected devices by id.")
 
 
-def _above(value: Any, key: str, at: str) -> float:
+def _above(value: Any, key: str, at: str) -> float:  # value: as read from somebody's file
     try:
         number = float(value[key])
     except (KeyError, TypeError, ValueError, OverflowError):

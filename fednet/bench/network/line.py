@@ -5,8 +5,8 @@ device.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -84,7 +84,7 @@ def payload(packet: bytes) -> int:
     return max(0, int.from_bytes(packet[2:4], "big") - header - 4 * (packet[header + 12] >> 4))
 
 
-def total(lines: Any) -> Counts:
+def total(lines: Iterable[Line]) -> Counts:
     """The counts of both directions together."""
     counts = [line.counts for line in lines]
     return Counts(*(sum(getattr(c, f) for c in counts) for f in Counts.__dataclass_fields__))

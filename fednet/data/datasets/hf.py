@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from fednet.data.base import Data, channel_statistics
 from fednet.data.columns import Columns
 from fednet.errors import ConfigError, DataError, unknown
 from fednet.registry import dataset
+
+if TYPE_CHECKING:
+    import datasets
 
 
 @dataset("hf")
@@ -64,7 +67,7 @@ def hf(
     )
 
 
-def _opened(root: Path, path: str, name: str | None, download: bool) -> Any:
+def _opened(root: Path, path: str, name: str | None, download: bool) -> datasets.DatasetDict:
     """A mapping of splits."""
     try:
         import datasets
@@ -97,6 +100,7 @@ def _alone() -> Iterator[None]:
     from datasets import config
     from huggingface_hub import constants
 
+    # Modules with that setting, which is no type's.
     modules: tuple[Any, ...] = config, constants
     before = [(module, module.HF_HUB_OFFLINE) for module in modules]
     try:

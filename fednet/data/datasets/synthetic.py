@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
+import torch
 
 from fednet import capacity
 from fednet.data import cache
@@ -82,7 +82,7 @@ def _fits(samples: int, shape: tuple[int, ...], classes: int) -> None:
 
 def _kept(
     facts: tuple[object, ...], size: tuple[int, ...], blocks: Callable[[], Iterator[np.ndarray]]
-) -> Any:
+) -> torch.Tensor | np.ndarray:
     """What is large is made once a machine, and its memory shared by all processes."""
     dtype = "uint8" if len(size) == 4 else "float32"
     if math.prod(size) >= SHARED_FROM:

@@ -96,6 +96,7 @@ def _cifar(
     return Data(train=pairs[0], test=pairs[1], classes=len(names), mean=mean, std=std, names=names)
 
 
+# One of torchvision's datasets, each with attributes of its own.
 def _read(name: str, root: Path, download: bool, **which: object) -> Any:
     from torchvision import datasets
 

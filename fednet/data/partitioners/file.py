@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -51,7 +50,7 @@ def _lists(path: str, which: str, clients: int) -> list[np.ndarray] | None:
     if not Path(path).is_file():
         raise DataError(f"data.partition.path: there is no file {path}.")
     try:
-        held: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+        held = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as broken:
         raise DataError(
             f"data.partition.path: {path} is not a readable JSON file ({broken})."

@@ -31,6 +31,7 @@ def mixture(
     where = "data.partition.of"
     if not of or not all(isinstance(part, dict) for part in of):
         raise ConfigError(f"{where}: expected a list of mappings with clients and scheme.")
+    # As a configuration has it; checked on the next line.
     counts: list[Any] = [part.get("clients") for part in of]
     if any(not isinstance(n, int) or n < 1 for n in counts) or sum(counts) != clients:
         raise ConfigError(

@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fednet.files import write_aside
 from fednet.papers.results.measures import measured, percent
@@ -224,7 +224,7 @@ def add(path: Path, entries: JsonMapping) -> None:
     write_aside(path, json.dumps({**known, **entries}, indent=1) + "\n")
 
 
-def _value(text: str | None) -> Any:
+def _value(text: str | None) -> str | int | float | None:
     if not text:
         return None
     try:

@@ -73,7 +73,7 @@ class Figure:
     title: str
     columns: Sequence[str]
     rows: Callable[[], Iterable[Sequence[object]]]
-    draw: Callable[[MplFigure], None]
+    draw: Callable[[MplFigure], object]
     size: tuple[float, float] = (6.0, 3.4)
     hover: JsonMapping | None = None
     legend: int = 0
@@ -99,6 +99,7 @@ def canvas(size: tuple[float, float], **style: object) -> Iterator[MplFigure]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
 
+    # Names and values are matplotlib's own.
     settings: Any = {**STYLE, **style}
     with matplotlib.rc_context(settings):
         fig = Canvas(figsize=size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -76,7 +76,7 @@ def time_split(run: Run) -> Iterator[Figure]:
 
     def draw(fig: MplFigure) -> None:
         ax = fig.add_subplot()
-        base: Any = 0.0
+        base: np.ndarray | float = 0.0
         for i, (x, height, wide) in enumerate(binned.values()):
             marks.bars(ax, x, height, base, i, wide)
             base = base + height

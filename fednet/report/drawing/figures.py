@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -256,7 +255,7 @@ def caption(groups: Sequence[Group], x: str, y: str, bytes: str = "total") -> st
     return text + (f" {counted(bytes)}." if x == "mb" else "")
 
 
-def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
+def differences(runs: Sequence[Run]) -> dict[str, list[object]]:
     """The settings in which the runs differ, by dotted key."""
     configs = [flat(r.config) for r in runs]
     keys = sorted(set().union(*configs))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -62,7 +62,9 @@ def _rates(table: np.ndarray) -> list[list[float | None]]:
     return [[None if np.isnan(v) else round(float(v), 4) for v in row] for row in table]
 
 
-def shades(fig: MplFigure, table: np.ndarray, rounds: Sequence[int], ylabel: str, what: str) -> Any:
+def shades(
+    fig: MplFigure, table: np.ndarray, rounds: Sequence[int], ylabel: str, what: str
+) -> Axes:
     """A grid of values 0..1, rows downwards; blank where nothing was evaluated."""
     ax = fig.add_subplot()
     image = ax.imshow(table, aspect="auto", vmin=0, vmax=1)
@@ -79,7 +81,7 @@ def bars(
     ax: Axes,
     x: np.ndarray,
     height: np.ndarray,
-    base: Any,
+    base: np.ndarray | float,
     place: int,
     wide: float = 1.0,
     hatch: str = "",
