@@ -107,9 +107,9 @@ def checker(
     reference = exp.setting.initial.select(exp.shared)
 
     def check(reply: Spooled, body: memoryview) -> Payload | None:
-        key = reply.key
+        key, past = reply.key, sent.past(reply.key)
         kind = Judgement if key.purpose == "evaluate" else exp.algorithm.exchanges[key.phase].up
-        payload = exp.up.decode(kind, reply.form, body, reference, reference, True, sent.past(key))
+        payload = exp.up.decode(kind, reply.form, body, reference, reference, True, past)
         if isinstance(payload, Judgement):
             payload.check(max(1, exp.setting.classes))
             return None
@@ -138,7 +138,7 @@ def checker(
         if isinstance(most, float) and key.purpose == "train":
             x = sent.get(key.client)
             if x is not None:  # a compressed state is a difference to x
-                payload = exp.up.decode(kind, reply.form, body, x, reference, False, sent.past(key))
+                payload = exp.up.decode(kind, reply.form, body, x, reference, False, past)
             for name, _, norm in updates(payload, x):
                 if norm > most:
                     raise RemoteProtocolError(
