@@ -2,5 +2,5 @@
 same run.
 
 Imported by `cli` alone.
-Read in this order: command, round, floor, exchange, methods, transport, pack.
+Read in this order: command, round, floor, bare, methods, transport, pack.
 """

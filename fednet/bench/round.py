@@ -129,7 +129,7 @@ def _floor(work: Workload, processes: int) -> float:
 
 
 def _bare(work: Workload, processes: int) -> dict[str, float]:
-    """Median seconds a round of a bare exchange of the same payloads by each way there is, and of
+    """Median seconds a round in which the same payloads cross by each way there is, and of
     their mean.
     """
     from fednet import models
@@ -138,7 +138,7 @@ def _bare(work: Workload, processes: int) -> dict[str, float]:
         p.numel() for p in models.build(dict(work.model), tuple(work.shape), 10, 0).parameters()
     )
     return _aside(
-        "exchange",
+        "bare",
         work,
         {
             "processes": processes,
@@ -186,7 +186,7 @@ def lines(records: Sequence[JsonMapping]) -> Iterator[str]:
             f"{r['first_task_s']['median']:11.1f} {r['first_model_s']['median']:7.1f}"
         )
         yield (
-            f"     floor {r['floor_s']['median']:.3f} + the same bytes exchanged "
+            f"     floor {r['floor_s']['median']:.3f} + the same bytes sent "
             f"{cell('exchange_s')} (tcp {r['exchange_tcp_s']['median']:.3f}, ipc "
             f"{r['exchange_ipc_s']['median']:.3f}, memory {r['exchange_memory_s']['median']:.3f}) "
             f"+ float64 mean {r['mean_s']['median']:.3f}: fednet is {cell('ratio_to_sum', 2)} "

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import pytest
 
-from fednet.bench import exchange
+from fednet.bench import bare
 from fednet.bench import round as workloads
 
 
 @pytest.mark.parametrize("payloads", [1, 3])
-def test_every_byte_of_a_round_is_exchanged_by_each_way(payloads, tmp_path):
+def test_every_byte_of_a_round_crosses_by_each_way(payloads, tmp_path):
     job = {"processes": 2, "payloads": payloads, "nbytes": 100_000, "rounds": 2}
     for seconds in (
-        exchange.exchange(job, ("127.0.0.1", 0)),
-        exchange.exchange(job, f"{tmp_path}/s"),
-        exchange.shared(job),
+        bare.over_sockets(job, ("127.0.0.1", 0)),
+        bare.over_sockets(job, f"{tmp_path}/s"),
+        bare.shared(job),
     ):
         assert len(seconds) == 2
         assert min(seconds) > 0
 
 
-def test_the_sum_is_of_the_quickest_exchange(monkeypatch, tmp_path):
+def test_the_sum_is_of_the_quickest_way(monkeypatch, tmp_path):
     ours = dict.fromkeys(
         (*("seconds", "server_cpu_s", "pss_mb", "first_task_s", "first_model_s"), "utilisation"),
         1.0,
     )
     monkeypatch.setattr(workloads, "_floor", lambda work, processes: 0.5)
-    bare = {"tcp_s": 0.4, "ipc_s": 0.3, "memory_s": 0.2, "mean_s": 0.1}
-    monkeypatch.setattr(workloads, "_bare", lambda work, processes: bare)
+    found = {"tcp_s": 0.4, "ipc_s": 0.3, "memory_s": 0.2, "mean_s": 0.1}
+    monkeypatch.setattr(workloads, "_bare", lambda work, processes: found)
     monkeypatch.setattr(
         workloads, "fednet", lambda *args: {**ours, "seconds": 1.6, "by_phase": {"waiting": 1.0}}
     )

@@ -1,7 +1,7 @@
-"""What a round's bytes cost without fednet, exchanged as well as we know how: the same payloads
+"""What a round's bytes cost without fednet, carried as well as we know how: the same payloads
 between as many processes, and their mean in float64.
 
-    python -m fednet.bench.exchange JOB.json
+    python -m fednet.bench.bare JOB.json
 
 prints {"tcp_s": [...], "ipc_s": [...], "memory_s": [...], "mean_s": [...]}, one figure a round:
 over TCP on loopback, over Unix sockets, through shared memory, and for the mean.
@@ -42,8 +42,8 @@ def main(path: str) -> None:
         print(
             json.dumps(
                 {
-                    "tcp_s": exchange(job, ("127.0.0.1", 0)),
-                    "ipc_s": exchange(job, f"{folder}/socket"),
+                    "tcp_s": over_sockets(job, ("127.0.0.1", 0)),
+                    "ipc_s": over_sockets(job, f"{folder}/socket"),
                     "memory_s": shared(job),
                     "mean_s": mean(job),
                 }
@@ -60,7 +60,7 @@ def share(job: JsonDict, k: int) -> int:
 Address = str | tuple[str, int]  # of a Unix socket, or of TCP
 
 
-def exchange(job: JsonDict, address: Address) -> list[float]:
+def over_sockets(job: JsonDict, address: Address) -> list[float]:
     """Seconds of each round: every payload sent to its process, and as many bytes received back."""
     family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
     with socket.socket(family) as listening:
