@@ -28,7 +28,7 @@ BEGIN, END = "<!-- the picture: python docs/pages.py -->", "<!-- end of the pict
 def configuration() -> str:
     """docs/configuration.md: a table of keys for each section."""
     about = declared.sections()
-    keys: dict[str, list[declared.Key]] = {name: [] for name in about}
+    keys: dict[str, list[declared.DocumentedKey]] = {name: [] for name in about}
     for key in declared.keys():  # noqa: SIM118 (a function)
         top = key.path.partition(".")[0]
         keys[top if top in about else ""].append(key)

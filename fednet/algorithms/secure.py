@@ -61,7 +61,7 @@ QUESTIONS = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class SumPlan:
     """What the configuration says. terms: of a round. point: by which a summed field's entries
     become whole numbers, where the field's updates are weighted by samples, and where they all
     count the same.
@@ -80,7 +80,7 @@ class Between(State):
     machine: SecureServer
 
 
-class Answers(State):
+class StepAnswers(State):
     """Answers to one step, as far as they are folded."""
 
     gathered: Gathered
@@ -89,7 +89,7 @@ class Answers(State):
 class Secure(Algorithm):
     """Mixed into a method by `secured`."""
 
-    plan: Plan
+    plan: SumPlan
     steps: ClassVar[tuple[str, ...]]
     plain: ClassVar[Exchange]  # the method's own
 
@@ -151,7 +151,7 @@ class Secure(Algorithm):
         return asked(question=question, **{name: getattr(own, name) for name in own.fields})
 
     def start(self, server, phase):
-        return Answers(gathered=Gathered())
+        return StepAnswers(gathered=Gathered())
 
     def fold(self, fold, server, client_id, up, host):
         self.machine(server, host.round).take(fold.gathered, client_id, _bytes(up.answer))
@@ -233,7 +233,7 @@ def planned(
     shared: Layout,
     cohort: Callable[[int], Sequence[int]],
     parts: Sequence[Sized] | None,
-) -> Plan:
+) -> SumPlan:
     """The plan of a run. cohort: of a round. parts: the clients' samples, where they are known.
     Raises ConfigError where its sums cannot be had.
     """
@@ -275,7 +275,7 @@ def planned(
 
     if wrong := terms(1).wrong():
         raise ConfigError(f"privacy.secagg: {wrong}.")
-    return Plan(terms, point)
+    return SumPlan(terms, point)
 
 
 def made(config: Config) -> Algorithm:

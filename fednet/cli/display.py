@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fednet.records.rows import Row
 
 
-class Lines(Console):
+class PlainConsole(Console):
     """Whoever reads them may go: the run goes on. rich would end the process."""
 
     def on_broken_pipe(self) -> None:
@@ -41,7 +41,7 @@ class Display:
         # Neither FORCE_COLOR nor a notebook makes a terminal, on which a line can be drawn again;
         # to `!fednet` in a cell Jupyter is one that keeps every line drawn.
         notebook = "JPY_PARENT_PID" in os.environ
-        self.console = console or Lines(
+        self.console = console or PlainConsole(
             highlight=False,
             soft_wrap=True,
             force_terminal=sys.stdout.isatty() and not notebook,

@@ -25,7 +25,7 @@ from fednet.client.prepare import Explained, Explainer, Preparer
 from fednet.client.slots import MOST, Slots, card_of
 from fednet.errors import CannotGoOn, ConfigError, why
 from fednet.experiment import determinism
-from fednet.experiment.lock import States
+from fednet.experiment.lock import StatesHold
 from fednet.files import read_record
 from fednet.protocol import client_instructions as p
 from fednet.protocol.client import ClientProtocol
@@ -100,7 +100,7 @@ def main(options: Options) -> int:
     devices = place(options.device)
     say = (lambda line: None) if options.quiet else (lambda line: print(line, flush=True))
     address, pair = _server(options, say)
-    states = States(options.launched.group)
+    states = StatesHold(options.launched.group)
     loop = ClientLoop(
         _protocol(options, asked, devices),
         _transport(options, address, pair),
@@ -125,7 +125,7 @@ def main(options: Options) -> int:
 
 
 def _until_over(
-    loop: ClientLoop, states: States, give_up_s: float | None, say: Callable[[str], None]
+    loop: ClientLoop, states: StatesHold, give_up_s: float | None, say: Callable[[str], None]
 ) -> int:
     try:
         end = loop.run(say, give_up_s)

@@ -18,7 +18,7 @@ from fednet.training.setting import Pair
 from fednet.wire import messages as m
 
 
-class Judge:
+class ClientJudge:
     """keeps_local: whether clients keep their last local models. balanced: gives a test set of all
     classes alike, None where there is none; settled: called once it is there. may_lack: a local
     model that is gone is done without.

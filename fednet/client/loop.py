@@ -13,7 +13,7 @@ from typing import Protocol
 from fednet.client.book import Book
 from fednet.client.slots import Cpu, Slots
 from fednet.client.threads import Threads
-from fednet.client.work import OWN_FAULTS, Call, Prepared, Work
+from fednet.client.work import OWN_FAULTS, Call, Prepared, TaskWork
 from fednet.errors import CannotGoOn, RemoteProtocolError
 from fednet.protocol import client_instructions as p
 from fednet.protocol.client import TAKEN_IN, ClientProtocol
@@ -86,7 +86,9 @@ class ClientLoop:
         self.slots = slots or Slots([Cpu()], 1)
         self._threads = Threads(self.slots, inline, self._tell_slots)
         lay = laying_whole(transport)
-        self.work = Work(protocol, self._threads, self._later, lay, inline=inline, faults=faults)
+        self.work = TaskWork(
+            protocol, self._threads, self._later, lay, inline=inline, faults=faults
+        )
 
     # -- the loop ----------------------------------------------------------------------------------
     def run(

@@ -19,7 +19,7 @@ from fednet.client.work import Prepared
 from fednet.config import Config
 from fednet.errors import DataError, FednetError, StateError
 from fednet.experiment import determinism
-from fednet.experiment.lock import States
+from fednet.experiment.lock import StatesHold
 from fednet.ids import Ids
 from fednet.wire import messages as m
 
@@ -47,7 +47,7 @@ class Preparer:
         *,
         reset: bool = False,
         say: Callable[[str], None] = lambda line: None,
-        hold: States | None = None,
+        hold: StatesHold | None = None,
     ) -> None:
         self.policy, self.asked, self.devices, self.state = policy, asked, devices, state
         self.reset, self.say, self.hold = reset, say, hold
@@ -176,7 +176,7 @@ def _packing(config: Config, experiment: Experiment, loop: ClientLoop) -> Packin
     )
 
 
-def _take(hold: States | None, root: Path, ids: Sequence[int]) -> None:
+def _take(hold: StatesHold | None, root: Path, ids: Sequence[int]) -> None:
     """These clients' states are this process's own, and nothing half written among them."""
     from fednet.experiment.store import clear_clients
 

@@ -65,7 +65,7 @@ class Prepared:
     beside: bool = False
 
 
-class Work:
+class TaskWork:
     """Tasks wait for a thread, are done at its device, and are answered by calls that the thread of
     the loop makes. later(call): hands it one. lay(body): puts a reply where its receiver finds it,
     if there is such a place. faults: whether planned ones are acted out. inline: the server is in

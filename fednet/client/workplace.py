@@ -19,7 +19,7 @@ from fednet import seeds
 from fednet.algorithms.secure import Secure
 from fednet.algorithms.state import State
 from fednet.client.device import Device
-from fednet.client.judging import Judge, filled
+from fednet.client.judging import ClientJudge, filled
 from fednet.client.policy import Policy
 from fednet.client.secrets import Secrets
 from fednet.client.work import TaskCancelled
@@ -27,7 +27,7 @@ from fednet.data.federation import Site
 from fednet.errors import ConfigError, FednetError, RemoteProtocolError, StateAbsent, StateError
 from fednet.experiment import privacy
 from fednet.experiment.build import Experiment
-from fednet.experiment.judging import Watch, keeps_local
+from fednet.experiment.judging import Stopwatch, keeps_local
 from fednet.experiment.store import ClientStore, Record
 from fednet.files import digest
 from fednet.models.base import apart, grounded
@@ -96,7 +96,7 @@ class Workplace:
         self._noise = privacy.noise_of(experiment.config, "client", secret, drawn)
         self.keeps_local = keeps_local(experiment.config, personalised)
         own = (store, self.keeps_local, balanced, self.device.settle, state_lost)
-        self._judging = lambda: Judge(self.experiment, *own)
+        self._judging = lambda: ClientJudge(self.experiment, *own)
         self._judge = self._judging()
 
     @property
@@ -127,7 +127,7 @@ class Workplace:
         """Raises TaskCancelled, StateError where the client's state is not here,
         RemoteProtocolError for a broken payload.
         """
-        watch = Watch(progress)
+        watch = Stopwatch(progress)
         if body is not self._checked() and digest([body]) != task.check:
             raise RemoteProtocolError("the payload was damaged on its way")
         if body.readonly:  # shared: never written to. It lives as long as those who hand it out say

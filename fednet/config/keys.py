@@ -21,7 +21,7 @@ _END = re.compile(r"\[([^\[\];]+); ([a-z0-9_/]+)\]$")
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class DocumentedKey:
     """One key.
 
     path: dotted, `IDS` and `[i]` where the configuration has any number. unit: "-" where it has
@@ -36,7 +36,7 @@ class Key:
     reader: str
 
 
-def keys(prefix: str = "") -> list[Key]:
+def keys(prefix: str = "") -> list[DocumentedKey]:
     """The keys at and below a dotted prefix, in the order of the sections."""
     found = _below(Config, "")
     return [k for k in found if not prefix or k.path == prefix or k.path.startswith(f"{prefix}.")]
@@ -51,9 +51,9 @@ def sections() -> dict[str, str]:
     return found
 
 
-def _below(kind: type[msgspec.Struct], path: str) -> list[Key]:
+def _below(kind: type[msgspec.Struct], path: str) -> list[DocumentedKey]:
     said = _texts(kind)
-    found: list[Key] = []
+    found: list[DocumentedKey] = []
     for field in msgspec.structs.fields(kind):
         if field.name == "options":
             continue
@@ -65,7 +65,7 @@ def _below(kind: type[msgspec.Struct], path: str) -> list[Key]:
                 raise ValueError(f"{here}: its text does not end with [unit; reader].")
             about = said[field.name][: end.start()].strip()
             default = "(needed)" if field.required else _shown(field)
-            found.append(Key(here, describe(field.type), default, end[1], about, end[2]))
+            found.append(DocumentedKey(here, describe(field.type), default, end[1], about, end[2]))
         elif inner is None:
             raise ValueError(f"{here}: has no text.")
         if inner is not None:

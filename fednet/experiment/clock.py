@@ -18,7 +18,7 @@ from fednet.experiment import links
 from fednet.protocol.rules import LEFT, Job, Leaves
 from fednet.protocol.work import message_of
 from fednet.transport.framing import framing
-from fednet.transport.shaped import Link
+from fednet.transport.shaped import LinkShape
 from fednet.wire import messages as m
 from fednet.wire.frames import encode
 
@@ -31,9 +31,9 @@ class VirtualClock:
 
     def __init__(self, config: Config) -> None:
         self.config, self.world = config, worlds.of(config)
-        self._links: dict[int, tuple[Link, float]] = {}
+        self._links: dict[int, tuple[LinkShape, float]] = {}
 
-    def _link(self, client: int) -> tuple[Link, float]:
+    def _link(self, client: int) -> tuple[LinkShape, float]:
         """A client's link, and the milliseconds of its training step."""
         if client not in self._links:
             pace = self.world.pace

@@ -1,10 +1,10 @@
 """Planned faults: `faults:` in a configuration, executed for real.
 
-A `Plan` is pure: which fault strikes which client in which round follows from the configuration
-alone. The server sends a client's faults with its task, and the client's process then does what is
-asked: it falls silent, kills itself, spoils its upload. The server kills itself at the named points
-of a round. What struck stands in events.jsonl, and does not strike again after a resume; `Replay`
-forces what another run's records say.
+A `FaultPlan` is pure: which fault strikes which client in which round follows from the
+configuration alone. The server sends a client's faults with its task, and the client's process then
+does what is asked: it falls silent, kills itself, spoils its upload. The server kills itself at the
+named points of a round. What struck stands in events.jsonl, and does not strike again after a
+resume; `Replay` forces what another run's records say.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ AMOUNTS = {"crash": 1.0, "delay": 1.0, "slow": 2.0, "drop_during_upload": 0.5}
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class FaultPlan:
     """The faults of a run. A fault strikes a client in a round only where it is given a task
     then. usual: the exchange that faults strike in for which none is named.
     """
@@ -44,7 +44,7 @@ class Plan:
     usual: int = 0
 
     @classmethod
-    def of(cls, config: Config, usual: int = 0) -> Plan:
+    def of(cls, config: Config, usual: int = 0) -> FaultPlan:
         return cls(config, usual)
 
     @functools.cached_property
@@ -211,7 +211,7 @@ class Faults:
     run's records force.
 
     struck: before a resume. note(round, kind): writes a crash of the server down, and sees that it
-    is with the operating system. usual: see `Plan`.
+    is with the operating system. usual: see `FaultPlan`.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class Faults:
         note: Callable[[int, str], None],
         usual: int = 0,
     ) -> None:
-        self.plan, self.replay = Plan.of(config, usual), Replay.of(config)
+        self.plan, self.replay = FaultPlan.of(config, usual), Replay.of(config)
         self._struck, self._note = struck, note
         self._virtual = config.link.clock == "virtual"
         self._rounds = config.schedule.mode == "sync"

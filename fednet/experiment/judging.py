@@ -23,7 +23,7 @@ __all__ = [
     "SPLIT",
     "GlobalModel",
     "Judgement",
-    "Watch",
+    "Stopwatch",
     "asked",
     "judgements",
     "keeps_local",
@@ -99,7 +99,7 @@ def judgements(payload: Judgement, classes: int) -> dict[str, Counts]:
     return found
 
 
-class Watch:
+class Stopwatch:
     """What the seconds of a task are spent on. progress: also called at each turn."""
 
     def __init__(self, progress: Callable[[str, int, int], None]) -> None:

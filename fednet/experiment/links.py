@@ -16,7 +16,7 @@ import msgspec
 from fednet import seeds, world
 from fednet.config import ClientLinkSection, Config, drawn
 from fednet.transport.base import ClientTransport, Frames
-from fednet.transport.shaped import Link, ShapedClient
+from fednet.transport.shaped import LinkShape, ShapedClient
 from fednet.wire.frames import client_of
 
 # Puts clients' emulated links before a transport, told whether its connection stands.
@@ -51,19 +51,19 @@ def _draw(text: str, seed: int, key: str, client: int) -> float:
     )
 
 
-def shape(config: Config, client: int) -> Link:
+def shape(config: Config, client: int) -> LinkShape:
     """The same for the transport."""
     link = of(config, client)
     delays = (link.latency_ms or 0.0, link.jitter_ms or 0.0)
     # Numbers all of them, which the types do not tell: `of` has drawn what is written as text.
     figures: Any = (link.up_mbps, link.down_mbps, *delays, world.links(config, client))
-    return Link(*figures)
+    return LinkShape(*figures)
 
 
 def emulated(config: Config) -> bool:
     """Whether messages are held back at the clients."""
     return config.link.clock == "real" and any(
-        shape(config, c) != Link() for c in range(config.clients)
+        shape(config, c) != LinkShape() for c in range(config.clients)
     )
 
 
@@ -76,7 +76,7 @@ def shaper(config: Config) -> Shaper | None:
     )
     return lambda transport, is_open: ShapedClient(
         transport,
-        Link(),
+        LinkShape(),
         time.monotonic,
         rng,
         link_of=chooser(config),
@@ -95,14 +95,14 @@ def by_memory(config: Config) -> bool:
     return config.link.transport == "memory" and not emulated(config)
 
 
-def chooser(config: Config) -> Callable[[Frames], tuple[Hashable, Link]]:
+def chooser(config: Config) -> Callable[[Frames], tuple[Hashable, LinkShape]]:
     """Names the link that a message takes: its client's. What belongs to a process (joins,
     heartbeats) takes none.
     """
-    links: dict[int, Link] = {}
-    free = Link()
+    links: dict[int, LinkShape] = {}
+    free = LinkShape()
 
-    def link_of(frames: Frames) -> tuple[Hashable, Link]:
+    def link_of(frames: Frames) -> tuple[Hashable, LinkShape]:
         client = client_of(frames[0])
         if client is None:
             return None, free

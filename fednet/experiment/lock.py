@@ -221,7 +221,7 @@ def check(directory: Path) -> None:
 
 
 # -- the states of clients -------------------------------------------------------------------------
-class States:
+class StatesHold:
     """A process's hold on the states of its clients in one folder: several processes may share the
     folder, each with clients of its own. group: those of one may host the same clients, since
     whoever started them looks after that.

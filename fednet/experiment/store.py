@@ -73,7 +73,7 @@ class Record(State):
         return "" if self.empty else state_sha256(self)
 
 
-class Local(State):
+class LocalModel(State):
     """A client's last local model, where the method is judged by it."""
 
     x: Tensors
@@ -127,7 +127,7 @@ class ClientStore:
             if may_lack:
                 return None
             raise self._absent(client, version, "local model")
-        found = read_state(path, Local)
+        found = read_state(path, LocalModel)
         if written(path)[1] != known:
             raise StateError(
                 f"{path}: not the local model that client {client} kept with its state of that "
@@ -151,7 +151,7 @@ class ClientStore:
         beside = {"sha256": record.sha256()}
         if local is not None:
             path = folder / f"{version}.local.safetensors"
-            beside["local"] = write_state(path, Local(local))
+            beside["local"] = write_state(path, LocalModel(local))
         write_state(folder / f"{version}.safetensors", record, beside=beside)
 
     def prune(self, client: int, version: str, keep: Sequence[str]) -> None:

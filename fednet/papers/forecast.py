@@ -25,7 +25,7 @@ from fednet import papers
 from fednet.config.tree import compose
 from fednet.errors import FednetError
 from fednet.papers.cell import Cell
-from fednet.papers.job import Job
+from fednet.papers.job import Reproduction
 from fednet.papers.search import SHARE, points
 from fednet.plain import JsonDict
 from fednet.sweep import marks
@@ -39,7 +39,7 @@ SMALL = 4  # samples of a step at first: whole batches of a deep network may tak
 
 
 @dataclass(frozen=True)
-class Pace:
+class StepPace:
     """step: seconds of one step of each participant, one after the other; sample: of one sample of
     each of them made ready for an epoch; rest: of judging the global model. samples: by client;
     public: samples of the server's set.
@@ -77,7 +77,7 @@ def work(cell: Cell, samples: tuple[int, ...], public: int) -> tuple[float, floa
 
 
 def forecast(
-    job: Job,
+    job: Reproduction,
     out: Path,
     device: str,
     jobs: int,
@@ -95,7 +95,7 @@ def forecast(
         state = marks.state_now(task)
         a_round, rounds = a_round_of(cell, paces), int(cell.config["rounds"])
         pace = paces.get(kind(cell))
-        mb, part = traffic(cell, pace.public if isinstance(pace, Pace) else 0)
+        mb, part = traffic(cell, pace.public if isinstance(pace, StepPace) else 0)
         time = "?" if a_round is None else f"{a_round * rounds / 3600:.2f} h"
         lines.append(
             f"  {task.name.ljust(wide)}  {state:<7} {rounds:4d} rounds  {time:>8}  "
@@ -108,7 +108,9 @@ def forecast(
                 left + 1,
             )
     head = [f"{len(runs)} runs in {job.folder(out)}, {left} left to do; scale {job.scale}"]
-    known = "" if all(isinstance(p, Pace) for p in paces.values()) else ", without those marked ?"
+    known = (
+        "" if all(isinstance(p, StepPace) for p in paces.values()) else ", without those marked ?"
+    )
     tail = [
         f"left: {total:.2f} hours of one process, {total / min(jobs, max(1, left)):.2f} hours "
         f"with --jobs {jobs} on as many free cores{known}, "
@@ -131,7 +133,7 @@ def forecast(
 
 
 def _searches(
-    job: Job, paces: Mapping[str, Pace | str], known: str, given: Mapping[str, Values]
+    job: Reproduction, paces: Mapping[str, StepPace | str], known: str, given: Mapping[str, Values]
 ) -> list[str]:
     """What `--search` would add: at most one line. A grid of one point is taken without a run."""
     every = [(c, len(points(c, given))) for c in job.cells]
@@ -148,9 +150,9 @@ def _searches(
     ]
 
 
-def a_round_of(cell: Cell, paces: Mapping[str, Pace | str]) -> float | None:
+def a_round_of(cell: Cell, paces: Mapping[str, StepPace | str]) -> float | None:
     pace = paces.get(kind(cell))
-    return pace.seconds(cell) if isinstance(pace, Pace) else None
+    return pace.seconds(cell) if isinstance(pace, StepPace) else None
 
 
 def kind(cell: Cell) -> str:
@@ -170,7 +172,7 @@ def kind(cell: Cell) -> str:
     )
 
 
-def measured(job: Job, device: str, sets: Sequence[str] = ()) -> dict[str, Pace | str]:
+def measured(job: Reproduction, device: str, sets: Sequence[str] = ()) -> dict[str, StepPace | str]:
     """The pace by `kind`; where the measurement failed, what it said."""
     first: dict[str, Cell] = {}
     for cell in job.cells:
@@ -185,7 +187,7 @@ def measured(job: Job, device: str, sets: Sequence[str] = ()) -> dict[str, Pace 
     return {k: paced(cell, device, sets) for k, cell in first.items()}
 
 
-def paced(cell: Cell, device: str, sets: Sequence[str] = ()) -> Pace | str:
+def paced(cell: Cell, device: str, sets: Sequence[str] = ()) -> StepPace | str:
     """From one client's steps and some test samples; what was wrong where there is no such run."""
     import torch
     from msgspec.structs import replace
@@ -230,7 +232,7 @@ def paced(cell: Cell, device: str, sets: Sequence[str] = ()) -> Pace | str:
         one, before = _step(steps, settled.batch_size, sizes[client])
         look = _each(judge, min(SAMPLES, most), most) * len(y) if most else 0.0
         each, public = config.cohort_size, len(exp.divided.public)
-        return Pace(look, one * each, tuple(sizes), public, before / sizes[client] * each)
+        return StepPace(look, one * each, tuple(sizes), public, before / sizes[client] * each)
     except FednetError as wrong:
         return f"fednet reproduce: {wrong}"
     finally:

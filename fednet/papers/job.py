@@ -21,7 +21,7 @@ from fednet.papers.mini import mini
 from fednet.plain import JsonDict, JsonMapping
 from fednet.registry import algorithm
 from fednet.sweep import marks
-from fednet.sweep.marks import Task
+from fednet.sweep.marks import RunSpec
 
 # Measures that want every client judged.
 PERSONAL = (
@@ -72,7 +72,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Job:
+class Reproduction:
     """The cells asked for, and how. added: names of methods that are not in the paper; chosen:
     cell's name -> settings that a search chose; changed: what `--set` changed.
     """
@@ -92,13 +92,13 @@ class Job:
     def folder(self, out: Path) -> Path:
         return out / (self.cells[0].paper + ("-mini" if self.scale == "mini" else ""))
 
-    def runs(self, out: Path) -> list[tuple[Cell, int, Task]]:
+    def runs(self, out: Path) -> list[tuple[Cell, int, RunSpec]]:
         """The runs ordered by seed, so that what is cut short has whole comparisons."""
         return [
             (
                 c,
                 s,
-                Task(
+                RunSpec(
                     {**c.config, "name": f"{c.config['name']}-seed{s}", "seed": s}, self.folder(out)
                 ),
             )
@@ -107,7 +107,7 @@ class Job:
         ]
 
 
-def plan(asked: Request) -> Job:
+def plan(asked: Request) -> Reproduction:
     """The job that the command line asks for. Raises ConfigError for names that are not there."""
     for text in asked.set:
         if why := OWN.get(text.partition("=")[0].strip()):
@@ -125,7 +125,7 @@ def plan(asked: Request) -> Job:
     if asked.scale == "mini":
         chosen = [mini(c) for c in chosen]
     chosen = [replace(c, config=_evaluated(c, asked.scale)) for c in chosen]
-    return Job(
+    return Reproduction(
         name,
         tuple(chosen),
         tuple(asked.seeds or [0]),

@@ -19,13 +19,13 @@ from fednet.errors import ConfigError
 from fednet.experiment.rundir import writable
 from fednet.files import write_aside
 from fednet.papers.forecast import forecast
-from fednet.papers.job import Job, Request, plan
+from fednet.papers.job import Reproduction, Request, plan
 from fednet.papers.mini import SAID
 from fednet.papers.results.publish import line, publish
 from fednet.papers.results.record import deposit, write
 from fednet.papers.search import grids, searched
 from fednet.sweep import claims, marks, pool
-from fednet.sweep.marks import Task
+from fednet.sweep.marks import RunSpec
 
 MEASURED = {"feddpc/table1": "measured"}  # with no runs behind it
 
@@ -63,7 +63,7 @@ def main(asked: Request) -> int:
     return _run(job, asked)
 
 
-def _run(job: Job, asked: Request) -> int:
+def _run(job: Reproduction, asked: Request) -> int:
     """The runs that are not done yet, then the table of all of them."""
     say = (lambda text: None) if asked.quiet else (lambda text: print(text, flush=True))
     if job.scale == "mini":
@@ -79,7 +79,7 @@ def _run(job: Job, asked: Request) -> int:
         )
     count, refused = [states.count("done")], []
 
-    def show(task: Task, state: str) -> None:
+    def show(task: RunSpec, state: str) -> None:
         count[0] += (state == "done") - (state == "changed")
         if state == "refused":
             refused.append(task.name)
@@ -108,7 +108,7 @@ def _run(job: Job, asked: Request) -> int:
     return marks.REFUSED if refused else 0
 
 
-def _said(job: Job, task: Task, state: str) -> str:
+def _said(job: Reproduction, task: RunSpec, state: str) -> str:
     """What became of a run."""
     if state == "done":
         return line(job, task)

@@ -21,13 +21,13 @@ from fednet import papers
 from fednet.config.tree import compose
 from fednet.errors import ConfigError, unknown
 from fednet.papers.cell import Cell
-from fednet.papers.job import Job, Request
+from fednet.papers.job import Reproduction, Request
 from fednet.papers.results import reproduction
 from fednet.plain import JsonDict, JsonMapping
 from fednet.report.read import open_run
 from fednet.sweep import marks, pool
 from fednet.sweep.grid import Values
-from fednet.sweep.marks import Task
+from fednet.sweep.marks import RunSpec
 
 # Of the training pool, where the table's own configuration has no validation split.
 VALIDATION = 0.1
@@ -35,7 +35,7 @@ SHARE = 4  # a quarter of the rounds
 LOOKS = 25  # evaluations of a search run
 
 
-def searched(job: Job, asked: Request, say: Callable[[str], None]) -> Job:
+def searched(job: Reproduction, asked: Request, say: Callable[[str], None]) -> Reproduction:
     """Runs the search for every cell that has a grid, and returns the job with the winners in its
     cells.
     """
@@ -52,7 +52,7 @@ def searched(job: Job, asked: Request, say: Callable[[str], None]) -> Job:
     )
     count = [0]
 
-    def note(task: Task, state: str) -> None:
+    def note(task: RunSpec, state: str) -> None:
         count[0] += 1
         found = score(task)
         came = state if found is None else f"{100 * found:.2f} on the validation split"
@@ -93,7 +93,7 @@ def searched(job: Job, asked: Request, say: Callable[[str], None]) -> Job:
     return replace(job, cells=tuple(cells), chosen=chosen)
 
 
-def grids(asked: Request, job: Job) -> dict[str, Values]:
+def grids(asked: Request, job: Reproduction) -> dict[str, Values]:
     """The values that `--grid` gives, by key. Raises ConfigError for what would be of no effect."""
     known = {k for c in job.cells for k in c.grids}
     given: dict[str, Values] = {}
@@ -159,7 +159,7 @@ def words(point: JsonMapping, between: str = "") -> list[str]:
     return [f"{k.rpartition('.')[2]}{between}{v}" for k, v in point.items()]
 
 
-def task(cell: Cell, point: JsonMapping, job: Job, out: Path) -> Task:
+def task(cell: Cell, point: JsonMapping, job: Reproduction, out: Path) -> RunSpec:
     """The search run of a point."""
     rounds = math.ceil(int(cell.config["rounds"]) / SHARE)
     name = "_".join([str(cell.config["name"]), *words(point), f"seed{job.seeds[0]}"])
@@ -173,10 +173,10 @@ def task(cell: Cell, point: JsonMapping, job: Job, out: Path) -> Task:
         "evaluate": {"every": every, "clients": "none"},
         "checkpoint": {"every": rounds, "best": False},
     }
-    return Task(papers.lay(laid(cell.config, point), over), job.folder(out) / "search")
+    return RunSpec(papers.lay(laid(cell.config, point), over), job.folder(out) / "search")
 
 
-def score(task: Task) -> float | None:
+def score(task: RunSpec) -> float | None:
     """The best validation accuracy over the run's rounds; None where it failed or has none."""
     if marks.state_now(task) != "done":
         return None

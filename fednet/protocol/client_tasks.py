@@ -37,7 +37,7 @@ class Incoming:
 
 
 @dataclass(slots=True)
-class Outgoing:
+class OutgoingReply:
     reply: m.Reply
     sending: Sending
     announced: bool = False
@@ -56,7 +56,7 @@ class ClientTasks:
         self.incoming: dict[Key, Incoming] = {}
         self._payload = Held()
         self.working: set[Key] = set()
-        self.outgoing: dict[Key, Outgoing] = {}
+        self.outgoing: dict[Key, OutgoingReply] = {}
         # What is worked on, or answered and not sent yet.
         self._tasks: dict[Key, m.Task] = {}
         # Of these, the ones that a server now gone had asked for.
@@ -214,7 +214,7 @@ class ClientTasks:
                 self.forget(key)
                 return False
             sending.until = before_cut(body.size, share)
-        self.outgoing[key] = Outgoing(reply, sending)
+        self.outgoing[key] = OutgoingReply(reply, sending)
         return True
 
     def failed(self, failed: m.Failed) -> list[Instruction]:

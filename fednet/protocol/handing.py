@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from fednet.protocol.roster import Roster, Worker
-from fednet.protocol.work import Status, Work
+from fednet.protocol.work import Work, WorkStatus
 
 
 class Waiting:
@@ -23,15 +23,15 @@ class Waiting:
     def __init__(self, order: Sequence[Work], roster: Roster, last: Mapping[int, str]) -> None:
         self._order, self._roster, self._last = order, roster, last
         self._place = {w.job.client: k for k, w in enumerate(order)}
-        self._left = sum(w.status is Status.WAITING for w in order)
+        self._left = sum(w.status is WorkStatus.WAITING for w in order)
         self._again = False  # whether others have room, at the next event
         # by worker: the ids it hosted, and the places of their tasks that may still wait
         self._heaps: dict[str, tuple[frozenset[int], list[int]]] = {}
 
-    def changed(self, w: Work, was: Status) -> None:
+    def changed(self, w: Work, was: WorkStatus) -> None:
         """A task of this phase has another status now."""
-        self._left += (w.status is Status.WAITING) - (was is Status.WAITING)
-        if w.status is Status.WAITING:
+        self._left += (w.status is WorkStatus.WAITING) - (was is WorkStatus.WAITING)
+        if w.status is WorkStatus.WAITING:
             self._heaps.clear()
             self._again = True
 
@@ -57,7 +57,7 @@ class Waiting:
             for client in self._of(x):
                 hosting.setdefault(client, []).append(x)
         for w in self._order:
-            if w.status is not Status.WAITING:
+            if w.status is not WorkStatus.WAITING:
                 continue
             able = [
                 x
@@ -90,7 +90,7 @@ class Waiting:
         while heap and (len(worker.queue) < worker.slots or left > slots):
             place = heapq.heappop(heap)
             w = self._order[place]
-            if w.status is not Status.WAITING:
+            if w.status is not WorkStatus.WAITING:
                 continue
             if not self._may(w, worker):
                 passed.append(place)

@@ -19,7 +19,7 @@ from fednet.wire.messages import Key
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class JoinTerms:
     """What a worker has to fit. clients: there are ids 0 to clients - 1. welcome(ids, session,
     speaks): the answer to a join in that version of the protocol. may_speak_for(user, client):
     whether that key may. files: that it must have loaded, with their SHA-256; versions: of what
@@ -98,7 +98,7 @@ class Joining:
     """What is done with a message returns why it was refused, for the books, or ""."""
 
     def __init__(
-        self, turn: Turn, roster: Roster, refusals: Refusals, tasks: Tasks, terms: Terms
+        self, turn: Turn, roster: Roster, refusals: Refusals, tasks: Tasks, terms: JoinTerms
     ) -> None:
         self._turn, self._roster, self._refusals, self._tasks = turn, roster, refusals, tasks
         self._terms = terms

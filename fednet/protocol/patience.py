@@ -8,7 +8,7 @@ from fednet.protocol.roster import Roster, Worker
 from fednet.protocol.rules import CALM, CLAIMS, FLOOR, LEFT, SLOWER
 from fednet.protocol.tasks import Tasks
 from fednet.protocol.turn import Turn
-from fednet.protocol.work import ENDED, WITH_WORKER, Status, Work
+from fednet.protocol.work import ENDED, WITH_WORKER, Work, WorkStatus
 
 
 class Patience:
@@ -23,7 +23,7 @@ class Patience:
             self._of = self._tasks.work
             self._leaving = [w for w in self._of.values() if w.job.leaves is not None]
         for w in self._leaving:
-            if w.status not in (Status.ARRIVED, *ENDED) and self._gone(w):
+            if w.status not in (WorkStatus.ARRIVED, *ENDED) and self._gone(w):
                 self._tasks.drop(w, LEFT)
 
     def _gone(self, w: Work) -> bool:
@@ -63,7 +63,7 @@ class Patience:
                 elif w.job.lost and w.running and turn.over(w.heard, rules.closed):
                     # Planned: the worker lives on, for its other clients.
                     self._tasks.drop(w, f"lost: {w.job.lost}")
-            elif w.status is Status.WAITING and w.job.client not in present:
+            elif w.status is WorkStatus.WAITING and w.job.client not in present:
                 missed = self._roster.missed(w.job.client, w.since, rules.join, turn.now)
                 if missed:
                     self._tasks.drop(w, missed)
@@ -71,7 +71,7 @@ class Patience:
     def _pace(self) -> float | None:
         """Seconds a unit of cost that the slowest task took, once half of them are done."""
         work = self._tasks.work.values()
-        done = [w for w in work if w.status is Status.DONE]
+        done = [w for w in work if w.status is WorkStatus.DONE]
         if not done or 2 * len(done) < len(work):
             return None
         return max(w.took / max(1, w.job.cost) for w in done)
@@ -142,7 +142,7 @@ class Patience:
                     "host": worker.host if worker else "",
                     "pid": worker.pid if worker else 0,
                     "device": worker.device if worker else "",
-                    "phase": doing[0] if w.status is not Status.ARRIVING else "uploading",
+                    "phase": doing[0] if w.status is not WorkStatus.ARRIVING else "uploading",
                     "step": doing[1],
                     "steps": doing[2],
                     "since": w.since + offset,

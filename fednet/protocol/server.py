@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from fednet.errors import RemoteProtocolError
-from fednet.protocol.joining import Joining, Sites, Terms
+from fednet.protocol.joining import Joining, JoinTerms, Sites
 from fednet.protocol.patience import Patience
 from fednet.protocol.roster import Roster, Worker
 from fednet.protocol.rules import SLOTS, Forget, Instruction, Job, Rules
 from fednet.protocol.tasks import Tasks
 from fednet.protocol.transfers import Transfers
 from fednet.protocol.turn import Refusals, Turn
-from fednet.protocol.work import Status, Work
+from fednet.protocol.work import Work, WorkStatus
 from fednet.wire import messages as m
 from fednet.wire.messages import Field, Key
 
@@ -62,7 +62,9 @@ class ServerProtocol:
         self._refusals = Refusals(self._turn, self._roster.worker_of)
         self._tasks = Tasks(self._turn, self._roster, self._refusals, rules or Rules())
         self._patience = Patience(self._turn, self._roster, self._tasks)
-        terms = Terms(clients, welcome, self._may, dict(files or {}), dict(versions or {}), layout)
+        terms = JoinTerms(
+            clients, welcome, self._may, dict(files or {}), dict(versions or {}), layout
+        )
         self._joining = Joining(self._turn, self._roster, self._refusals, self._tasks, terms)
         self._transfers = Transfers(
             self._turn, self._roster, self._tasks, declared or (lambda key, form: None)
@@ -133,7 +135,7 @@ class ServerProtocol:
 
     def arrived(self) -> list[int]:
         """The clients whose replies were accepted in this phase."""
-        return sorted(c for c, w in self.work.items() if w.status is Status.DONE)
+        return sorted(c for c, w in self.work.items() if w.status is WorkStatus.DONE)
 
     def awaits(self, conn: bytes, direction: str, key: Key) -> bool:
         """Whether it is still to be told if that payload, which went over `conn`, was of use."""

@@ -9,7 +9,7 @@ from fednet.protocol.roster import Roster, Worker
 from fednet.protocol.rules import DEATHS, LOSSES, REFUSALS, TRIES, Job, Resolved, Rules, Settle
 from fednet.protocol.turn import Refusals, Turn
 from fednet.protocol.window import Sending
-from fednet.protocol.work import ENDED, WITH_WORKER, States, Status, Work, message_of
+from fednet.protocol.work import ENDED, WITH_WORKER, Work, WorkStates, WorkStatus, message_of
 from fednet.wire import messages as m
 from fednet.wire.messages import Key
 
@@ -26,14 +26,14 @@ class Tasks:
         self._last: dict[int, str] = {}  # client -> the worker that had its last task
         self._given: dict[str, dict[int, Work]] = {}  # by worker and client: what it had, or has
         self._waiting = Waiting((), roster, self._last)
-        self._states = States(())
+        self._states = WorkStates(())
 
     # -- what is known -----------------------------------------------------------------------------
-    def that_are(self, status: Status) -> Collection[Work]:
+    def that_are(self, status: WorkStatus) -> Collection[Work]:
         """The phase's tasks in that state, in the order in which they entered it."""
         return self._states.that_are(status)
 
-    def put(self, w: Work, status: Status) -> None:
+    def put(self, w: Work, status: WorkStatus) -> None:
         """Puts a task of this phase into another state."""
         was = w.status
         self._states.put(w, status)
@@ -95,7 +95,7 @@ class Tasks:
         self._given = {}
         order = sorted(self.work.values(), key=lambda w: (-w.job.cost, w.job.client))
         self._waiting = Waiting(order, self._roster, self._last)
-        self._states = States(order)
+        self._states = WorkStates(order)
         self.assign()
 
     def add(self, round: int, jobs: Sequence[Job]) -> None:
@@ -119,9 +119,9 @@ class Tasks:
         if w is not None and key.purpose != self.purpose:
             self._turn.say(Settle(w.judge_conn, "up", key, True))
             return
-        if w is None or w.status is not Status.ARRIVED:
+        if w is None or w.status is not WorkStatus.ARRIVED:
             return
-        self.put(w, Status.DONE)
+        self.put(w, WorkStatus.DONE)
         w.undecided, w.took = self.rules.defer, self._turn.now - w.since
         worker = self._roster.workers.get(w.worker)
         able = worker is not None and (worker.stalled or w.job.client in worker.lacks)
@@ -132,7 +132,7 @@ class Tasks:
             self._settle(w, True)
         self._turn.say(Resolved(w.job.client, w.attempt))
         first = self.rules.first
-        if first is not None and len(self.that_are(Status.DONE)) >= first:
+        if first is not None and len(self.that_are(WorkStatus.DONE)) >= first:
             self.cancel(f"not among the first {first}")
         self.assign(None if able else worker)
 
@@ -142,7 +142,7 @@ class Tasks:
         if w is not None and key.purpose != self.purpose:
             self._turn.say(Settle(w.judge_conn, "up", key, False, "refused"))
             self._refusals.note("reply", reason, w.worker, client=key.client, round=key.round)
-        elif w is not None and w.status is Status.ARRIVED:
+        elif w is not None and w.status is WorkStatus.ARRIVED:
             self.refuse(w, reason, again)
 
     def decide(self, useful: Mapping[int, bool], staleness: Mapping[int, int]) -> None:
@@ -214,7 +214,7 @@ class Tasks:
         assert worker.conn is not None
         job, turn = w.job.for_who_speaks(worker.speaks), self._turn
         w.job = job
-        self.put(w, Status.HANDED)
+        self.put(w, WorkStatus.HANDED)
         w.worker, w.conn = worker.name, worker.conn
         w.down = Sending(job.body, turn.part, until=job.cut("down", turn.part))
         worker.queue.append(job.client)
@@ -284,14 +284,14 @@ class Tasks:
         if w.losses >= LOSSES:
             return self.drop(w, "lost")
         self._let_go(w, reason)
-        self.put(w, Status.WAITING)
+        self.put(w, WorkStatus.WAITING)
         if not same_attempt:
             w.attempt += 1
 
     def restart_upload(self, w: Work) -> None:
-        if w.status is Status.ARRIVING:
+        if w.status is WorkStatus.ARRIVING:
             self._turn.say(Settle(w.up_conn, "up", self.key(w), False, "cut short"))
-            self.put(w, Status.HANDED)
+            self.put(w, WorkStatus.HANDED)
 
     def _let_go(self, w: Work, reason: str) -> None:
         """Settles what crossed as of no use, and frees the worker's slot."""
@@ -308,7 +308,7 @@ class Tasks:
         if w.status in WITH_WORKER and worker is not None and worker.conn is not None:
             self._turn.call_off(worker.conn, self.key(w))
         self._let_go(w, reason)
-        self.put(w, Status.DROPPED)
+        self.put(w, WorkStatus.DROPPED)
         w.reason = reason
         self._turn.say(Resolved(w.job.client, w.attempt, reason))
 
@@ -325,7 +325,7 @@ class Tasks:
         if worker.conn is not None:
             return
         for w in self.held_by(worker):
-            if w.status is Status.ARRIVING:
+            if w.status is WorkStatus.ARRIVING:
                 self.restart_upload(w)
                 worker.queue.insert(0, w.job.client)
                 self._roster.recount(worker)

@@ -15,11 +15,11 @@ from fednet.protocol.rules import BUDGET, UNUSED_S, Arrived, Store
 from fednet.protocol.tasks import Tasks
 from fednet.protocol.turn import Turn
 from fednet.protocol.window import Receiving
-from fednet.protocol.work import WITH_WORKER, Status, Work
+from fednet.protocol.work import WITH_WORKER, Work, WorkStatus
 from fednet.wire import messages as m
 from fednet.wire.messages import Field, Key
 
-ANSWERED = (Status.ARRIVING, Status.ARRIVED, Status.DONE)
+ANSWERED = (WorkStatus.ARRIVING, WorkStatus.ARRIVED, WorkStatus.DONE)
 
 
 class Transfers:
@@ -49,7 +49,7 @@ class Transfers:
         if (
             w is None
             or w.worker != worker.name
-            or w.status is not Status.HANDED
+            or w.status is not WorkStatus.HANDED
             or reply.inc != turn.incarnation
         ):
             state = "doubled" if w is not None and w.status in ANSWERED else "late"
@@ -81,7 +81,7 @@ class Transfers:
         except RemoteProtocolError as broken:
             tasks.refuse(w, str(broken), True)
             return "refused"
-        tasks.put(w, Status.ARRIVING)
+        tasks.put(w, WorkStatus.ARRIVING)
         w.reply, w.up_conn, w.moved = reply, conn, turn.now
         w.up = Receiving(reply.size, turn.part, until=w.job.cut("up", turn.part), short=cut)
         tasks.start_next(worker, key.client)
@@ -128,7 +128,7 @@ class Transfers:
     def part(self, conn: bytes, part: m.Part, body: memoryview | None) -> str:
         """The next part of a reply that was announced."""
         w = self._tasks.current(part.key)
-        if w is None or w.up is None or w.reply is None or w.status is not Status.ARRIVING:
+        if w is None or w.up is None or w.reply is None or w.status is not WorkStatus.ARRIVING:
             return "late"
         if part.key.purpose != self._tasks.purpose or w.up_conn != conn:
             return "late"
@@ -154,7 +154,7 @@ class Transfers:
         return ""
 
     def _whole(self, w: Work, reply: m.Reply, worker: Worker) -> None:
-        self._tasks.put(w, Status.ARRIVED)
+        self._tasks.put(w, WorkStatus.ARRIVED)
         self._turn.say(self._arrived(w, reply, worker))
 
     def _arrived(self, w: Work, reply: m.Reply, worker: Worker) -> Arrived:
@@ -178,14 +178,14 @@ class Transfers:
         """
         turn, free = self._turn, BUDGET
         for client, w in list(self._asked.items()):  # no more than the budget
-            ahead = w.up.ahead if w.up is not None and w.status is Status.ARRIVING else 0
+            ahead = w.up.ahead if w.up is not None and w.status is WorkStatus.ARRIVING else 0
             if not ahead or turn.now - w.moved >= UNUSED_S:
                 del self._asked[client]
             else:
                 free -= ahead
         while free > 0 and self._wanting:
             client, w = next(iter(self._wanting.items()))
-            up = w.up if w.status is Status.ARRIVING else None
+            up = w.up if w.status is WorkStatus.ARRIVING else None
             began = up is not None and not up.ahead
             granted = up.grant(free) if up is not None else None
             if granted is None:
@@ -201,7 +201,7 @@ class Transfers:
     def pull(self, conn: bytes, worker: Worker, pull: m.Pull) -> str:
         """The worker asks for parts of its task."""
         w, turn = self._tasks.current(pull.key), self._turn
-        if w is None or w.down is None or w.status is not Status.HANDED:
+        if w is None or w.down is None or w.status is not WorkStatus.HANDED:
             return "late"
         if pull.key.purpose != self._tasks.purpose or w.worker != worker.name or w.conn != conn:
             return "late"

@@ -19,7 +19,7 @@ from fednet.protocol.window import Receiving, Sending
 from fednet.wire import messages as m
 
 
-class Status(enum.Enum):
+class WorkStatus(enum.Enum):
     WAITING = "waiting"
     HANDED = "handed"
     ARRIVING = "arriving"
@@ -30,22 +30,25 @@ class Status(enum.Enum):
     __hash__ = object.__hash__  # there is one of each; enum's own is slow
 
 
-ENDED = (Status.DONE, Status.DROPPED)
-WITH_WORKER = (Status.HANDED, Status.ARRIVING)
+ENDED = (WorkStatus.DONE, WorkStatus.DROPPED)
+WITH_WORKER = (WorkStatus.HANDED, WorkStatus.ARRIVING)
 _HANDED = {"worker", "conn", "running", "down", "judge_conn"}
 _REPLY = {"reply", "up", "up_conn", "asked", "waited"}
 # What a work may become, and which of its fields mean something then, beside those that hold
 # for all of its attempts.
-TABLE: dict[Status, tuple[set[Status], set[str]]] = {
-    Status.WAITING: ({Status.HANDED, Status.DROPPED}, set()),
-    Status.HANDED: ({Status.WAITING, Status.ARRIVING, Status.DROPPED}, _HANDED),
-    Status.ARRIVING: (
-        {Status.WAITING, Status.HANDED, Status.ARRIVED, Status.DROPPED},
+TABLE: dict[WorkStatus, tuple[set[WorkStatus], set[str]]] = {
+    WorkStatus.WAITING: ({WorkStatus.HANDED, WorkStatus.DROPPED}, set()),
+    WorkStatus.HANDED: ({WorkStatus.WAITING, WorkStatus.ARRIVING, WorkStatus.DROPPED}, _HANDED),
+    WorkStatus.ARRIVING: (
+        {WorkStatus.WAITING, WorkStatus.HANDED, WorkStatus.ARRIVED, WorkStatus.DROPPED},
         _HANDED | _REPLY,
     ),
-    Status.ARRIVED: ({Status.WAITING, Status.DONE, Status.DROPPED}, _HANDED | _REPLY),
-    Status.DONE: (set(), _HANDED | _REPLY | {"took", "undecided"}),
-    Status.DROPPED: (set(), {"reason"}),
+    WorkStatus.ARRIVED: (
+        {WorkStatus.WAITING, WorkStatus.DONE, WorkStatus.DROPPED},
+        _HANDED | _REPLY,
+    ),
+    WorkStatus.DONE: (set(), _HANDED | _REPLY | {"took", "undecided"}),
+    WorkStatus.DROPPED: (set(), {"reason"}),
 }
 
 
@@ -54,7 +57,7 @@ class Work:
     """A job and how far it is. Its status is changed by `to` alone."""
 
     job: Job
-    status: Status = Status.WAITING
+    status: WorkStatus = WorkStatus.WAITING
     attempt: int = 0
     since: float = 0.0  # hand-out, or when it got to the head of its worker's queue
     heard: float = 0.0  # hand-out, or the last that was heard of this task
@@ -93,7 +96,7 @@ _LACKS = {
 }
 
 
-def to(work: Work, status: Status) -> None:
+def to(work: Work, status: WorkStatus) -> None:
     """Puts a work into another state, and clears what it does not have there."""
     if status not in TABLE[work.status][0]:
         raise ValueError(f"a task that is {work.status.value} cannot become {status.value}")
@@ -102,14 +105,16 @@ def to(work: Work, status: Status) -> None:
         setattr(work, name, _FRESH[name])
 
 
-class States:
+class WorkStates:
     """The works of a phase by their states."""
 
     def __init__(self, waiting: Iterable[Work]) -> None:
-        self._by: dict[Status, dict[int, Work]] = {status: {} for status in Status}  # and client
-        self._by[Status.WAITING] = {w.job.client: w for w in waiting}
+        self._by: dict[WorkStatus, dict[int, Work]] = {
+            status: {} for status in WorkStatus
+        }  # and client
+        self._by[WorkStatus.WAITING] = {w.job.client: w for w in waiting}
 
-    def that_are(self, status: Status) -> Collection[Work]:
+    def that_are(self, status: WorkStatus) -> Collection[Work]:
         """The tasks in that state, in the order in which they entered it."""
         return self._by[status].values()
 
@@ -119,7 +124,7 @@ class States:
             del self._by[before.status][before.job.client]
         self._by[work.status][work.job.client] = work
 
-    def put(self, work: Work, status: Status) -> None:
+    def put(self, work: Work, status: WorkStatus) -> None:
         was, client = work.status, work.job.client
         to(work, status)
         del self._by[was][client]

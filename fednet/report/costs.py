@@ -23,7 +23,7 @@ COSTS = ("rounds", "mb", "seconds")
 
 
 @dataclass(frozen=True)
-class Ledger:
+class Spent:
     """Spent bytes summed by (round, direction, kind); the kind `envelope` is all that is not
     payload. shared: by round, what would have gone down besides with one client a process.
     """
@@ -67,7 +67,7 @@ class Ledger:
 
 
 @once
-def ledger(run: Run) -> Ledger:
+def ledger(run: Run) -> Spent:
     """One pass over `wire.jsonl`, into sums that are small whatever its length; where a run has
     none, the totals of `rounds.jsonl`, all booked as `state`.
     """
@@ -102,7 +102,7 @@ def ledger(run: Run) -> Ledger:
             rows[r.round, "down", "state"] += r.bytes_down
             shared[r.round] += (r.bytes_down_per_client or r.bytes_down) - r.bytes_down
             used[r.round] = sum(n for kinds in r.useful.values() for n in kinds.values())
-    return Ledger(
+    return Spent(
         dict(rows),
         {t: n for t, n in shared.items() if n},
         useful.by_direction(),

@@ -30,7 +30,7 @@ STATES = {
 Stretch = int | tuple[int, int]
 
 
-class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+class AwaitedClient(msgspec.Struct, frozen=True, kw_only=True):
     """A client that the round waits for.
 
     since: seconds since the epoch; deadline_s: left at `updated`, None: it is waited for while it
@@ -58,7 +58,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     round: int = 0
     rounds: int = 0
     phase: str | int | None = None
-    waiting: tuple[Waiting, ...] = ()
+    waiting: tuple[AwaitedClient, ...] = ()
     arrived: tuple[int, ...] = ()
     updated: float = 0.0
     pid: int | None = None
@@ -135,13 +135,13 @@ def text(status: Status, now: float) -> str:
     return "\n".join(lines)
 
 
-def _phase(w: Waiting) -> str:
+def _phase(w: AwaitedClient) -> str:
     if not w.host and w.phase != "queued":  # queued at a worker, or for one that is busy
         return "not connected"
     return "-" if w.phase is None else str(w.phase)
 
 
-def _row(w: Waiting, status: Status, now: float) -> tuple[str, ...]:
+def _row(w: AwaitedClient, status: Status, now: float) -> tuple[str, ...]:
     step = "-" if w.step is None else str(w.step)
     if w.step is not None and w.steps:
         step = f"{w.step} of {w.steps}"

@@ -25,7 +25,7 @@ FORMATS = ("table", "csv", "md", "latex")
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """Values over seeds, and how they read. None: never reached; of a difference: one of the pair
     never got there.
     """
@@ -70,8 +70,10 @@ class Column:
 class Table:
     columns: tuple[Column, ...]
     groups: tuple[Group, ...]
-    cells: tuple[tuple[Cell, ...], ...]  # (groups, columns)
-    differences: tuple[tuple[Cell, ...], ...]  # (groups - 1, columns): paired, each less the first
+    cells: tuple[tuple[TableCell, ...], ...]  # (groups, columns)
+    differences: tuple[
+        tuple[TableCell, ...], ...
+    ]  # (groups - 1, columns): paired, each less the first
     notes: tuple[str, ...] = field(default=())
 
 
@@ -120,7 +122,7 @@ def table(
         further,
         sorted({costs.seconds_key(r) for r in runs}),
     )
-    cells = tuple(tuple(Cell(tuple(_values(g, c)), c.digits) for c in columns) for g in groups)
+    cells = tuple(tuple(TableCell(tuple(_values(g, c)), c.digits) for c in columns) for g in groups)
     apart = tuple(tuple(_difference(groups[0], g, c) for c in columns) for g in groups[1:])
     return Table(columns, tuple(groups), cells, apart, tuple(_notes(groups, runs, targets, bytes)))
 
@@ -184,7 +186,7 @@ def _values(g: Group, column: Column) -> list[float | None]:
     return values if column.cost else [v for v in values if v is not None]
 
 
-def _difference(first: Group, g: Group, column: Column) -> Cell:
+def _difference(first: Group, g: Group, column: Column) -> TableCell:
     """Each run less the first group's run of its seed. A pair of which one never got there has no
     difference.
     """
@@ -197,7 +199,7 @@ def _difference(first: Group, g: Group, column: Column) -> Cell:
             found.append(y - x)
         elif column.cost:
             found.append(None)
-    return Cell(tuple(found), column.digits, difference=True)
+    return TableCell(tuple(found), column.digits, difference=True)
 
 
 def _notes(

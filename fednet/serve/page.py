@@ -22,7 +22,7 @@ from fednet import config as configuration
 from fednet.errors import ConfigError, FednetError
 from fednet.plain import JsonDict
 from fednet.report import open_run, page, status
-from fednet.serve.queue import Entry, Queue, newest_log
+from fednet.serve.queue import Queue, QueuedRun, newest_log
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ HEADERS = {
 }
 
 
-class Pages:
+class RunPages:
     """What is shown of a folder. Drawn by one thread at a time, since matplotlib draws so, and
     again only where a run has more rounds, or has ended.
     """
@@ -65,7 +65,7 @@ class Pages:
             )
         )
 
-    def _row(self, entry: Entry) -> JsonDict:
+    def _row(self, entry: QueuedRun) -> JsonDict:
         run = self.queue.run(entry)
         found: JsonDict = {"entry": entry, "has": (run / "rounds.jsonl").exists()}
         found["log"] = newest_log(run) if entry.state == "running" else []
@@ -98,7 +98,7 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, address: tuple[str, int], queue: Queue, token: str | None) -> None:
-        self.pages, self.queue, self.token = Pages(queue, token is not None), queue, token
+        self.pages, self.queue, self.token = RunPages(queue, token is not None), queue, token
         super().__init__(address, Handler)
 
     def handle_error(self, request: object, client_address: tuple[str, int]) -> None:

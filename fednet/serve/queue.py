@@ -32,7 +32,7 @@ OPEN = ("waiting", "running")
 SUBMITTING = threading.Lock()  # files are written aside under a name for each process
 
 
-class Entry(msgspec.Struct, kw_only=True):
+class QueuedRun(msgspec.Struct, kw_only=True):
     """name: of the run's directory; config: its whole configuration, as YAML; status: the exit
     status of its process; said: why it failed; at: seconds since the epoch.
     """
@@ -56,7 +56,7 @@ class Queue:
     def runs(self) -> Path:
         return self.folder / "runs"
 
-    def run(self, entry: Entry) -> Path:
+    def run(self, entry: QueuedRun) -> Path:
         return self.runs / entry.name
 
     @property
@@ -65,20 +65,20 @@ class Queue:
         holder = lock.read(self.folder / "lock")
         return holder is not None and not holder.gone
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[QueuedRun]:
         """All, in the order in which they were submitted."""
         if not self._queue.is_dir():
             return []
         return [self._read(path) for path in sorted(self._queue.glob("[0-9]*.json"))]
 
-    def entry(self, number: int) -> Entry:
+    def entry(self, number: int) -> QueuedRun:
         """Raises ConfigError where there is none."""
         path = self._path(number)
         if not path.exists():
             raise ConfigError(f"{self.folder}: there is no run {number}; see fednet queue.")
         return self._read(path)
 
-    def submit(self, config: Config) -> Entry:
+    def submit(self, config: Config) -> QueuedRun:
         """Puts a configuration at the end of the queue. Its files under `load:` are read when it
         runs.
         """
@@ -89,13 +89,13 @@ class Queue:
             for number in itertools.count(max(known, default=0) + 1):
                 name = f"{config.name}-{number}"
                 text = configuration.to_yaml(config.replace(name=name, load=files))
-                entry = Entry(number=number, name=name, config=text, at=time.time())
+                entry = QueuedRun(number=number, name=name, config=text, at=time.time())
                 # Of several processes that submit, whoever writes a number first has it.
                 if write_first(self._path(number), line(msgspec.to_builtins(entry))):
                     break
         return entry
 
-    def cancel(self, number: int) -> Entry:
+    def cancel(self, number: int) -> QueuedRun:
         """A run that goes on is asked to stop; one that waits never begins. Raises ConfigError for
         one that is over.
         """
@@ -105,24 +105,24 @@ class Queue:
         self._path(number).with_suffix(".cancel").touch()
         return self.entry(number)
 
-    def unwanted(self, entry: Entry) -> bool:
+    def unwanted(self, entry: QueuedRun) -> bool:
         return self._path(entry.number).with_suffix(".cancel").exists()
 
-    def write(self, entry: Entry) -> None:
+    def write(self, entry: QueuedRun) -> None:
         write_record(self._path(entry.number), msgspec.to_builtins(entry))
 
     def _path(self, number: int) -> Path:
         return self._queue / f"{number:06d}.json"
 
-    def _read(self, path: Path) -> Entry:
+    def _read(self, path: Path) -> QueuedRun:
         found = read_record(path, "delete it, or put back what was there")
-        entry = msgspec.convert(found, Entry)
+        entry = msgspec.convert(found, QueuedRun)
         if entry.state == "waiting" and self.unwanted(entry):
             entry.state = "cancelled"
         return entry
 
 
-def table(entries: Sequence[Entry]) -> list[tuple[str, ...]]:
+def table(entries: Sequence[QueuedRun]) -> list[tuple[str, ...]]:
     """A row a run: number, name, state, and why it failed."""
     return [(str(e.number), e.name, e.state, e.said) for e in entries]
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from fednet.errors import Stopped, stops
 from fednet.experiment import lock
 from fednet.launch.supervisor import die_with_parent
-from fednet.serve.queue import Entry, Queue
+from fednet.serve.queue import Queue, QueuedRun
 
 LOOK_S = 0.2
 STOP_S = 30.0  # a run that is asked to stop saves what it has within 10 s
@@ -52,12 +52,12 @@ class Runner:
         self._by_keyboard = number == signal.SIGINT
         self._stop.set()
 
-    def _next(self) -> Entry | None:
+    def _next(self) -> QueuedRun | None:
         """What was running when the last runner ended, then what waits."""
         open_ = [e for e in self.queue.entries() if e.state in ("running", "waiting")]
         return min(open_, key=lambda e: (e.state != "running", e.number), default=None)
 
-    def _one(self, entry: Entry) -> None:
+    def _one(self, entry: QueuedRun) -> None:
         again = entry.state == "running"
         entry.state = "running"
         self.queue.write(entry)
@@ -72,7 +72,7 @@ class Runner:
         self.queue.write(entry)
         self._say(f"run {entry.number}: {entry.name} is {entry.state} {entry.said}".rstrip())
 
-    def _server(self, entry: Entry) -> tuple[int, str]:
+    def _server(self, entry: QueuedRun) -> tuple[int, str]:
         """(exit status, its last words) of the run's process."""
         self.queue.runs.mkdir(parents=True, exist_ok=True)
         config = self.queue.runs / f".{entry.name}.yaml"
@@ -99,7 +99,7 @@ class Runner:
             config.unlink(missing_ok=True)
         return status, "" if status == 0 else _last(log, began)
 
-    def _wait(self, process: subprocess.Popen[bytes], entry: Entry) -> int:
+    def _wait(self, process: subprocess.Popen[bytes], entry: QueuedRun) -> int:
         deadline: float | None = None
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):

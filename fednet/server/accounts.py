@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fednet.algorithms.secure import Secure
 from fednet.experiment.build import Experiment
 from fednet.models.base import BASE
-from fednet.server.checkpoint import Progress
+from fednet.server.checkpoint import RunProgress
 from fednet.server.flight import key_of
 from fednet.wire.ledger import NOT_SHARED, Kinds, Row, Tally, add_kinds, payload
 from fednet.wire.messages import Key
@@ -71,7 +71,7 @@ class Accounts:
         return bool(rows or undecided)
 
     def spent(
-        self, round: int, progress: Progress, under_way: Container[tuple[int, int]] = ()
+        self, round: int, progress: RunProgress, under_way: Container[tuple[int, int]] = ()
     ) -> Tally:
         """What the books have since the last round's record, up to this round; added to the run's
         sums. under_way: tasks (round, client) that may still be answered.

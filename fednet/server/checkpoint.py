@@ -43,7 +43,7 @@ class UnderWay(msgspec.Struct, kw_only=True):
     enrolled: bool = False
 
 
-class Progress(msgspec.Struct, kw_only=True):
+class RunProgress(msgspec.Struct, kw_only=True):
     """How far a run is, beside the method's own state. versions, states: by client, the version of
     its state that was last used, and its hash. lengths: of the files of lines, in bytes. records:
     lines that belong to the checkpoint and may not have reached their files yet. totals: spent
@@ -110,7 +110,7 @@ class Checkpoints:
     def save(
         self,
         server: State,
-        progress: Progress,
+        progress: RunProgress,
         others: Mapping[str, State],
         at: Callable[[str], None] = lambda point: None,
     ) -> None:
@@ -146,17 +146,17 @@ class Checkpoints:
             write_state(self.folder / name, value, self._fsync)
         return name
 
-    def progress(self) -> Progress:
+    def progress(self) -> RunProgress:
         """How far the checkpoint is. Raises StateError where it is torn."""
         return self._manifest()[0]
 
-    def _manifest(self) -> tuple[Progress, dict[str, str]]:
+    def _manifest(self) -> tuple[RunProgress, dict[str, str]]:
         path = self.folder / "manifest.json"
         try:
             manifest = read_record(path, ANEW)
             check_format(path, manifest.get("format", 1))
             files = msgspec.convert(manifest["files"], dict[str, StateName])
-            return msgspec.convert(manifest["progress"], Progress, strict=False), {
+            return msgspec.convert(manifest["progress"], RunProgress, strict=False), {
                 "server": files.pop("server"),
                 **files,
             }
@@ -165,7 +165,7 @@ class Checkpoints:
 
     def load(
         self, server: type[State], extra: type[S] | None = None
-    ) -> tuple[State, Progress, S | None]:
+    ) -> tuple[State, RunProgress, S | None]:
         """Raises StateError where the checkpoint is torn, altered or of another kind."""
         progress, files = self._manifest()
         state = self._get(files["server"], server)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fednet.protocol.server import ServerProtocol
     from fednet.records import Round
     from fednet.server.accounts import Accounts
-    from fednet.server.checkpoint import Progress
+    from fednet.server.checkpoint import RunProgress
     from fednet.server.round import Residuals
     from fednet.server.rounds import Parts, Rounds
     from fednet.wire.ledger import Row, Tally
@@ -136,7 +136,7 @@ class Session:
     def _resume(self) -> None:
         from fednet.server.round import Residuals
 
-        self.resumed: tuple[State, Progress, Residuals | None] | None = None
+        self.resumed: tuple[State, RunProgress, Residuals | None] | None = None
         self.run_id = secrets.token_hex(8)
         if self.checkpoints.exists:
             self.resumed = self.checkpoints.load(self.experiment.algorithm.Server, Residuals)

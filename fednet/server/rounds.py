@@ -28,7 +28,7 @@ from fednet.experiment.store import on_disk
 from fednet.plain import JsonDict
 from fednet.server.accounts import Accounts, predict
 from fednet.server.asking import Phase
-from fednet.server.checkpoint import Checkpoints, Progress
+from fednet.server.checkpoint import Checkpoints, RunProgress
 from fednet.server.folding import Folding
 from fednet.server.io_thread import ServerIO
 from fednet.server.ongoing.underway import kept
@@ -77,7 +77,7 @@ class Rounds:
         self.experiment, self.config = parts.experiment, parts.experiment.config
         self.method, self.host, self.faults = parts.experiment.algorithm, parts.host, parts.faults
         self.display = parts.watch.display
-        self.progress = Progress(run=run_id)
+        self.progress = RunProgress(run=run_id)
         self.carried: Carried  # once begun
         self.durable: dict[int, str] = {}  # versions of the clients' states in the last checkpoint
         key, drawn = parts.checkpoints.folder / "noise.key", parts.checkpoints.exists
@@ -92,7 +92,7 @@ class Rounds:
         self._concluding = False
 
     # -- the run -----------------------------------------------------------------------------------
-    def begin(self, resumed: tuple[State, Progress, Residuals | None] | None) -> None:
+    def begin(self, resumed: tuple[State, RunProgress, Residuals | None] | None) -> None:
         """Fresh state, or what a checkpoint holds."""
         if resumed is None:
             first = self.method.init_server(

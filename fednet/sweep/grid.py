@@ -43,7 +43,7 @@ OWN = {
 Values = list[Any]
 
 
-class Select(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Hyper-parameters to choose for each variation by a number of the validation split, the mean
     over seeds.
     """
@@ -58,12 +58,12 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     base: str
     vary: dict[str, Values] = {}
     seeds: list[int] = msgspec.field(default_factory=lambda: [0])
-    select: Select | None = None
+    select: Selection | None = None
     name: str | None = None
 
 
 @dataclass(frozen=True)
-class Cell:
+class GridCell:
     """One run of a sweep. variation and point: its place in `vary` and in the grid of `select`, as
     text.
     """
@@ -155,7 +155,7 @@ def _check_values(sweep: Sweep, where: str) -> None:
         )
 
 
-def cells(sweep: Sweep) -> list[Cell]:
+def cells(sweep: Sweep) -> list[GridCell]:
     """Every combination, by seed, so that an unfinished sweep has whole comparisons. Names are
     stable, and differ.
     """
@@ -176,12 +176,14 @@ def cells(sweep: Sweep) -> list[Cell]:
                     )
                 taken.add(name)
                 made.append(
-                    Cell(name, parts[0], parts[1], seed, {"name": name, "seed": seed, **settings})
+                    GridCell(
+                        name, parts[0], parts[1], seed, {"name": name, "seed": seed, **settings}
+                    )
                 )
     return made
 
 
-def share(all_cells: Sequence[Cell], text: str) -> list[Cell]:
+def share(all_cells: Sequence[GridCell], text: str) -> list[GridCell]:
     """`--cell I/N`: the I-th of N shares, dealt in turn."""
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if not match or not 1 <= int(match[1]) <= int(match[2]):

@@ -27,7 +27,7 @@ RECORDS = ("config.yaml", "summary.json", "rounds.jsonl", "clients.jsonl", "part
 
 
 @dataclass(frozen=True)
-class Task:
+class RunSpec:
     """A run to be made: `config` is its whole configuration; the directory is `folder` / its
     name.
     """
@@ -48,7 +48,7 @@ class Task:
         return self.folder / ".cells"
 
 
-def state(task: Task, asked: tuple[str, str]) -> str:
+def state(task: RunSpec, asked: tuple[str, str]) -> str:
     """done | failed | changed | edited | to do | begun; asked: `digest`. edited: the user's own
     files are others now, or it failed under another configuration. Raises ConfigError where the run
     is another configuration's.
@@ -66,7 +66,7 @@ def state(task: Task, asked: tuple[str, str]) -> str:
     return state_now(task)
 
 
-def state_now(task: Task) -> str:
+def state_now(task: RunSpec) -> str:
     """The same, whatever configuration it was."""
     found = _mark(task)
     if found is None:
@@ -75,7 +75,7 @@ def state_now(task: Task) -> str:
     return "changed" if word == "done" and not _intact(task, said) else word
 
 
-def _mark(task: Task) -> tuple[str, list[str]] | None:
+def _mark(task: RunSpec) -> tuple[str, list[str]] | None:
     for word in ("done", "failed"):
         path = task.books / f"{task.name}.{word}"
         if path.exists() and (said := path.read_text(encoding="utf-8").split()):
@@ -83,14 +83,14 @@ def _mark(task: Task) -> tuple[str, list[str]] | None:
     return None
 
 
-def _intact(task: Task, said: Sequence[str]) -> bool:
+def _intact(task: RunSpec, said: Sequence[str]) -> bool:
     """Whether the records are those that the run ended with (a mark without their SHA-256: whether
     they are there).
     """
     return (task.run / "summary.json").exists() and (len(said) < 3 or said[2] == records(task))
 
 
-def records(task: Task) -> str:
+def records(task: RunSpec) -> str:
     """SHA-256 of what the run's tables are made from."""
     whole = hashlib.sha256()
     for name in RECORDS:
@@ -99,7 +99,7 @@ def records(task: Task) -> str:
     return whole.hexdigest()
 
 
-def why(task: Task) -> str:
+def why(task: RunSpec) -> str:
     """The last line that a run printed; empty where there is none."""
     path = task.books / f"{task.name}.log"
     said = (
@@ -110,7 +110,7 @@ def why(task: Task) -> str:
     return said[-1] if said else ""
 
 
-def set_aside(task: Task) -> Path:
+def set_aside(task: RunSpec) -> Path:
     """A changed, edited or torn run out of the way, so that it is done again. Returns where it
     is.
     """
@@ -124,7 +124,7 @@ def set_aside(task: Task) -> Path:
     return aside
 
 
-def digest(task: Task, load: Sequence[str] = (), sets: Sequence[str] = ()) -> tuple[str, str]:
+def digest(task: RunSpec, load: Sequence[str] = (), sets: Sequence[str] = ()) -> tuple[str, str]:
     """SHA-256 of what the run was asked to be, its configuration as given and `--set`s, and of the
     user's own files that it stands on ("-" for none). Defaults are left out: a new key of a later
     fednet does not make a finished run another one. So is where the data come from, and a file of

@@ -19,7 +19,7 @@ from fednet import config as configuration
 from fednet.errors import Stopped
 from fednet.files import write_aside
 from fednet.sweep import claims
-from fednet.sweep.marks import REFUSED, TORN, Task, digest, records, set_aside, state, state_now
+from fednet.sweep.marks import REFUSED, TORN, RunSpec, digest, records, set_aside, state, state_now
 from fednet.sweep.running import STOP_S, Stop
 
 LOOK_S = 0.2
@@ -30,8 +30,8 @@ KEEP = {"MALLOC_TRIM_THRESHOLD_": str(2**31 - 1), "MALLOC_MMAP_THRESHOLD_": str(
 
 
 @dataclass
-class Running:
-    task: Task
+class StartedRun:
+    task: RunSpec
     claim: claims.Claim
     process: subprocess.Popen[bytes]
     asked: tuple[str, str]
@@ -39,13 +39,13 @@ class Running:
 
 
 def work(
-    tasks: Sequence[Task],
+    tasks: Sequence[RunSpec],
     jobs: int,
     device: str,
     *,
     load: Sequence[str] = (),
     sets: Sequence[str] = (),
-    notify: Callable[[Task, str], None] = lambda task, state: None,
+    notify: Callable[[RunSpec, str], None] = lambda task, state: None,
 ) -> dict[str, str]:
     """Runs what is not done yet. Returns each task's state by name; a failed run (diverged, say) is
     not tried again, one that was refused (for want of its data, say) is the next time.
@@ -81,11 +81,11 @@ class _Pool:
 
     def __init__(
         self,
-        tasks: Sequence[Task],
+        tasks: Sequence[RunSpec],
         device: str,
         load: Sequence[str],
         sets: Sequence[str],
-        notify: Callable[[Task, str], None],
+        notify: Callable[[RunSpec, str], None],
     ) -> None:
         self._tasks, self._device, self._load, self._sets = tasks, device, load, sets
         self._notify = notify
@@ -94,9 +94,9 @@ class _Pool:
         self._queue = list(_each_once(tasks))
         # By another process, a run that outlived its killed driver among them: asked for once more
         # at the end.
-        self._held: list[Task] = []
+        self._held: list[RunSpec] = []
         self._again = False
-        self.running: list[Running] = []
+        self.running: list[StartedRun] = []
         for task in self._queue:
             _write_down(task, load, sets)
 
@@ -139,7 +139,7 @@ class _Pool:
                 one.beat = time.monotonic()
 
 
-def _each_once(tasks: Sequence[Task]) -> Iterator[Task]:
+def _each_once(tasks: Sequence[RunSpec]) -> Iterator[RunSpec]:
     seen = set()
     for task in tasks:
         if task.run not in seen:
@@ -147,7 +147,7 @@ def _each_once(tasks: Sequence[Task]) -> Iterator[Task]:
             yield task
 
 
-def _write_down(task: Task, load: Sequence[str], sets: Sequence[str]) -> None:
+def _write_down(task: RunSpec, load: Sequence[str], sets: Sequence[str]) -> None:
     task.books.mkdir(parents=True, exist_ok=True)
     path = task.books / f"{task.name}.yaml"
     text = configuration.to_yaml(configuration.from_mapping(task.config, str(path)))
@@ -159,13 +159,13 @@ def _write_down(task: Task, load: Sequence[str], sets: Sequence[str]) -> None:
 
 
 def _begin(
-    task: Task,
+    task: RunSpec,
     asked: tuple[str, str],
     device: str,
     load: Sequence[str],
     sets: Sequence[str],
-    notify: Callable[[Task, str], None],
-) -> Running | None:
+    notify: Callable[[RunSpec, str], None],
+) -> StartedRun | None:
     if state(task, asked) in ("done", "failed"):
         return None
     held = claims.claim(task.books, task.name)
@@ -192,10 +192,10 @@ def _begin(
     environment = {**KEEP, **os.environ, **dict.fromkeys(THREADS, "1")}
     with (task.books / f"{task.name}.log").open("wb") as log:
         process = held.start(words, log, env=environment)
-    return Running(task, held, process, asked, time.monotonic())
+    return StartedRun(task, held, process, asked, time.monotonic())
 
 
-def _settle(one: Running) -> str:
+def _settle(one: StartedRun) -> str:
     status = one.process.returncode
     word = {0: "done", REFUSED: "refused", TORN: "torn", 4: "begun", 130: "begun"}.get(
         status, "failed"
@@ -209,7 +209,7 @@ def _settle(one: Running) -> str:
     return word
 
 
-def _stop(running: Sequence[Running]) -> None:
+def _stop(running: Sequence[StartedRun]) -> None:
     for one in running:
         one.process.terminate()
     until = time.monotonic() + STOP_S

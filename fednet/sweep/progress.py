@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-class Progress:
+class SweepProgress:
     """The progress of the cells that one process does. cells: how many there are; folder: where
     they are.
     """

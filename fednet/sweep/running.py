@@ -20,8 +20,8 @@ from fednet.errors import CannotGoOn, ConfigError, Stopped, stops
 from fednet.experiment.rundir import writable
 from fednet.files import read_lines, write_aside, write_json
 from fednet.sweep import claims
-from fednet.sweep.grid import Cell, Sweep, cells, check, share
-from fednet.sweep.progress import Progress
+from fednet.sweep.grid import GridCell, Sweep, cells, check, share
+from fednet.sweep.progress import SweepProgress
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -57,7 +57,7 @@ def plan(sweep: Sweep, out: str | Path, only: str | None = None) -> str:
     return "\n".join(lines)
 
 
-def state(folder: Path, cell: Cell) -> str:
+def state(folder: Path, cell: GridCell) -> str:
     books = folder / ".cells"
     if (books / f"{cell.name}.done").exists():
         return "done"
@@ -68,7 +68,7 @@ def state(folder: Path, cell: Cell) -> str:
     return "begun" if (folder / cell.name).exists() else "to do"
 
 
-def command(sweep: Sweep, cell: Cell, out: str | Path, extra: Sequence[str] = ()) -> list[str]:
+def command(sweep: Sweep, cell: GridCell, out: str | Path, extra: Sequence[str] = ()) -> list[str]:
     """The command line of a cell. Always with --resume: it starts what has not begun and leaves
     alone what is done.
     """
@@ -98,7 +98,7 @@ def run(
     extra: Sequence[str] = (),
     load_files: Sequence[str] = (),
     say: Callable[[str], None] = lambda text: None,
-    line: Callable[[Sweep, Cell, str | Path, Sequence[str]], list[str]] = command,
+    line: Callable[[Sweep, GridCell, str | Path, Sequence[str]], list[str]] = command,
 ) -> Outcome:
     """Runs the cells that nobody else is at, `jobs` at a time. only: I/N; extra: further arguments
     of `fednet run`.
@@ -113,9 +113,9 @@ def run(
     folder, todo = home(sweep, out), cells(sweep)
     writable(folder, "--out")
     mine, books = share(todo, only) if only else todo, folder / ".cells"
-    failed, progress = list[str](), Progress(len(mine), folder)
+    failed, progress = list[str](), SweepProgress(len(mine), folder)
 
-    def begin(number: int, cell: Cell) -> Running | None:
+    def begin(number: int, cell: GridCell) -> Running | None:
         if _is_done(books, cell, hashes[cell.name]):
             return None
         held = claims.claim(books, cell.name)
@@ -144,7 +144,7 @@ def run(
     return Outcome(tuple(done.values()), tuple(folder / n for n in chosen), away)
 
 
-def _is_done(books: Path, cell: Cell, sha256: str) -> bool:
+def _is_done(books: Path, cell: GridCell, sha256: str) -> bool:
     path = books / f"{cell.name}.done"
     if not path.exists():
         return False
@@ -156,7 +156,7 @@ def _is_done(books: Path, cell: Cell, sha256: str) -> bool:
     return True
 
 
-def _settle(books: Path, cell: Cell, status: int, sha256: str) -> None:
+def _settle(books: Path, cell: GridCell, status: int, sha256: str) -> None:
     bad = books / f"{cell.name}.failed"
     bad.unlink(missing_ok=True)
     if status == 0:
@@ -168,7 +168,7 @@ def _settle(books: Path, cell: Cell, status: int, sha256: str) -> None:
 class Running:
     """A cell's process."""
 
-    def __init__(self, cell: Cell, held: claims.Claim, line: list[str], log: Path) -> None:
+    def __init__(self, cell: GridCell, held: claims.Claim, line: list[str], log: Path) -> None:
         self.cell, self.log = cell, log
         self._held, self._beat, self._deadline = held, time.monotonic(), math.inf
         with log.open("ab") as out:
@@ -201,7 +201,7 @@ class Running:
 
 
 def _ended(
-    begin: Callable[[int, Cell], Running | None], mine: Sequence[Cell], jobs: int
+    begin: Callable[[int, GridCell], Running | None], mine: Sequence[GridCell], jobs: int
 ) -> Iterator[tuple[Running, int]]:
     """Each cell that `begin` started, once it has ended, with its exit status; `jobs` at a time.
     Raises Stopped, once all that run have ended, where this process was asked to stop, or a cell
@@ -256,7 +256,7 @@ class Stop:
 
 
 # -- choosing --------------------------------------------------------------------------------------
-def _select(sweep: Sweep, all_cells: Sequence[Cell], folder: Path) -> list[str]:
+def _select(sweep: Sweep, all_cells: Sequence[GridCell], folder: Path) -> list[str]:
     """The names of the chosen cells; what was chosen and why stands in `selection.json`. Ties go to
     the first point.
     """

@@ -25,7 +25,7 @@ Direction = Literal["up", "down"]
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LinkShape:
     """A client's connection. Megabits (10^6) a second, None for unlimited; milliseconds one way.
     rates: down and up, of each second, in place of those that stay the same.
     """
@@ -87,7 +87,7 @@ class Link:
 
 
 PROFILES = {
-    name: Link(
+    name: LinkShape(
         **{
             k: v
             for k in ("up_mbps", "down_mbps", "latency_ms")
@@ -99,7 +99,7 @@ PROFILES = {
 }
 
 
-def profile(name: str) -> Link:
+def profile(name: str) -> LinkShape:
     """Raises ConfigError for a name that is none."""
     if name not in PROFILES:
         raise ConfigError(f"link.profile: {unknown('profile', name, PROFILES)}")
@@ -125,11 +125,11 @@ class ShapedClient:
     def __init__(
         self,
         inner: ClientTransport,
-        link: Link,
+        link: LinkShape,
         now: Callable[[], float],
         rng: np.random.Generator,
         *,
-        link_of: Callable[[Frames], tuple[Hashable, Link]] | None = None,
+        link_of: Callable[[Frames], tuple[Hashable, LinkShape]] | None = None,
         curve: bool = False,
         is_open: bool = False,
     ) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fednet.bench.network import cell, spaces, sweep
-from fednet.bench.network.cell import Cell
+from fednet.bench.network.cell import LinkCell
 from fednet.bench.network.line import Bad, Line, payload
 from fednet.errors import ConfigError
 
@@ -73,12 +73,12 @@ def test_the_map_has_each_latency_with_each_loss_then_rates_and_dropouts() -> No
     assert len(cells) == 6 * 7 + 4 + 4
     assert all(c.wide for c in cells)
     assert sweep.grid(False, ["latency"], [5.0], [0.5]) == [
-        Cell(Bad(5.0, 0.5, None, 0.5), 0.0, False)
+        LinkCell(Bad(5.0, 0.5, None, 0.5), 0.0, False)
     ]
 
 
 def test_the_picture_says_where_training_stops(tmp_path: Path) -> None:
-    def record(one: Cell, rounds: int) -> dict[str, object]:
+    def record(one: LinkCell, rounds: int) -> dict[str, object]:
         return cell.record(one, cell.Result(rounds, 0, 100.0, 1, 1, 1, 0, 0))
 
     records = [record(c, n % 3) for n, c in enumerate((*sweep.grid(False), *sweep.grid(True)))]
@@ -88,7 +88,7 @@ def test_the_picture_says_where_training_stops(tmp_path: Path) -> None:
 
 
 def test_rounds_of_a_server_that_gave_up_are_no_rounds_an_hour(tmp_path: Path) -> None:
-    one = Cell(Bad(latency_s=0.1, loss=0.5))
+    one = LinkCell(Bad(latency_s=0.1, loss=0.5))
     result = cell.Result(7, 3, 20.0, 1, 1, 1, 0, 0, ended=True)
     assert "7 rounds (then it ended)" in cell.line(one, result)
     drawn = sweep.picture([cell.record(one, result)], tmp_path / "map.svg").read_text()
@@ -99,7 +99,7 @@ def test_rounds_of_a_server_that_gave_up_are_no_rounds_an_hour(tmp_path: Path) -
 @pytest.mark.long
 @pytest.mark.skipif(bool(spaces.refusal()), reason=spaces.refusal())
 def test_a_federation_trains_over_a_slow_and_lossy_link_in_namespaces(tmp_path: Path) -> None:
-    one = Cell(Bad(latency_s=0.05, loss=0.05, rate=1e6, jitter_s=0.01))
+    one = LinkCell(Bad(latency_s=0.05, loss=0.05, rate=1e6, jitter_s=0.01))
     result = cell.run(one, tmp_path, 75.0, name="fntest")
     assert result.rounds >= 1, (tmp_path / "server.txt").read_text()
     assert result.again > 0  # the kernel sent segments again
@@ -111,4 +111,4 @@ def test_without_a_link_of_its_own_the_bench_is_refused_with_the_reason(
 ) -> None:
     monkeypatch.setattr(sweep, "refusal", lambda: "only root may")
     with pytest.raises(ConfigError, match="bench network: only root may"):
-        next(sweep.sweep([Cell(Bad())], tmp_path, 1.0, 1))
+        next(sweep.sweep([LinkCell(Bad())], tmp_path, 1.0, 1))

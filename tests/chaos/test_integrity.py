@@ -26,7 +26,7 @@ from fednet.experiment.privacy import Noise
 from fednet.experiment.rundir import check_records, cut
 from fednet.experiment.store import ClientStore, Record, on_disk
 from fednet.files import Lines, digest, read_lines, write_record
-from fednet.server.checkpoint import Checkpoints, Progress
+from fednet.server.checkpoint import Checkpoints, RunProgress
 from fednet.server.round import Memories, Residuals
 from fednet.server.spool import Spool
 from fednet.tensors import Layout, Slot, Tensors
@@ -177,7 +177,7 @@ def checkpoint(draw: random.Random, folder: Path) -> Callable[[], object]:
     y = PerClient(LAYOUT, None, made.rows)
     for client in range(5):
         y = y.put(client, tensors(client))
-    progress = Progress(run="r", round=3, versions={0: "3-0-0"}, states={0: "ab"}, best=0.5)
+    progress = RunProgress(run="r", round=3, versions={0: "3-0-0"}, states={0: "ab"}, best=0.5)
     left_out = {"0/x": torch.ones(40), "client 2/up/0/dx/h": torch.ones(30)}
     others = {"extra": Memories(made.rows).written(left_out)}
     made.save(server.replace(y=y), progress, others)
@@ -357,7 +357,7 @@ def test_the_highest_row_deleted_is_missed_and_its_name_is_not_given_again(tmp_p
     y = PerClient(LAYOUT, None, made.rows)
     for client in range(3):
         y = y.put(client, tensors(client))
-    made.save(FedVARP.Server(x=tensors(0), y=y, ybar=tensors(9)), Progress(run="r"), {})
+    made.save(FedVARP.Server(x=tensors(0), y=y, ybar=tensors(9)), RunProgress(run="r"), {})
     (tmp_path / "rows" / f"{y.rows[2]}.row").unlink()
     again = Checkpoints(tmp_path)
     with pytest.raises(StateError, match=rf"{y.rows[2]}\.row: is missing"):

@@ -16,7 +16,7 @@ import pytest
 import fednet
 from fednet import config as configuration
 from fednet.experiment import build
-from fednet.experiment.store import Local, read_state
+from fednet.experiment.store import LocalModel, read_state
 from fednet.secagg import fixed
 from tests.federation import Federation
 
@@ -181,7 +181,7 @@ def test_a_server_holds_no_single_vector_in_memory_spool_or_checkpoint(tmp_path,
         path = fed.until(lambda: next(fed.path.glob("state/*/client-0/*.local.safetensors"), None))
         exp = build.build(configuration.from_mapping(fed.mapping))
         x = exp.agreed.vector.numpy()
-        y = read_state(path, Local).x.vector.numpy()
+        y = read_state(path, LocalModel).x.vector.numpy()
         plan = configuration.from_mapping({**fed.mapping, **masked("secagg")})
         point = build.build(plan).algorithm.plan.point["weighted"]
         needles = forms(x, y, point, len(exp.federation.parts[0]))

@@ -8,7 +8,7 @@ import pytest
 
 import fednet
 from fednet.cli.main import main
-from fednet.config.keys import Key, keys
+from fednet.config.keys import DocumentedKey, keys
 
 PACKAGE = Path(fednet.__file__).parent
 
@@ -34,7 +34,7 @@ def test_a_page_that_was_edited_by_hand_is_noticed(pages, tmp_path, monkeypatch)
 def test_every_key_has_its_type_default_unit_and_text():
     found = {k.path: k for k in keys()}
     assert len(found) > 80
-    assert found["round.lost.silent"] == Key(
+    assert found["round.lost.silent"] == DocumentedKey(
         "round.lost.silent",
         "a float > 0 or null",
         "10.0",

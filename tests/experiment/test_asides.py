@@ -14,12 +14,12 @@ import torch
 
 from fednet.algorithms.scaffold import Scaffold
 from fednet.data import cache
-from fednet.experiment.lock import States
+from fednet.experiment.lock import StatesHold
 from fednet.experiment.privacy import Noise
 from fednet.experiment.rundir import clear_run
 from fednet.experiment.store import ClientStore, Record, RowStore, clear_clients
 from fednet.files import ASIDE, clear_asides, write_aside, write_first
-from fednet.server.checkpoint import Checkpoints, Progress
+from fednet.server.checkpoint import Checkpoints, RunProgress
 from fednet.sweep import claims
 from fednet.tensors import Layout, Slot, Tensors
 
@@ -63,7 +63,7 @@ def blocks() -> Iterator[np.ndarray]:
             lambda p: ClientStore(p, Scaffold.Client).prune(3, "2-0-0", ()),
         ),
         (lambda p: RowStore(p).write(ROW), RowStore),
-        (lambda p: Checkpoints(p).save(RECORD, Progress(run="a"), {}), Checkpoints),
+        (lambda p: Checkpoints(p).save(RECORD, RunProgress(run="a"), {}), Checkpoints),
         (
             lambda p: cache._write(p / "a.npy", (2, 3), "u1", blocks()),
             lambda p: cache.once(["a"], (2, 3), "u1", blocks),
@@ -124,7 +124,7 @@ def test_of_several_that_write_a_file_first_one_stays(tmp_path: Path) -> None:
 
 def test_states_are_cleared_only_of_clients_that_no_other_process_holds(tmp_path: Path) -> None:
     cleared: list[set[int]] = []
-    one, two, three = (States("one run's") for _ in range(3))
+    one, two, three = (StatesHold("one run's") for _ in range(3))
     one.take(tmp_path, [0, 1, 2], cleared.append)
     two.take(tmp_path, [2, 3], cleared.append)  # the first may be writing client 2's
     three.take(tmp_path, [3], cleared.append)

@@ -9,9 +9,9 @@ from fednet.experiment import links
 from fednet.experiment.clock import VirtualClock
 from fednet.protocol.rules import Job, Rules, Send
 from fednet.protocol.server import ServerProtocol
-from fednet.protocol.work import Status
+from fednet.protocol.work import WorkStatus
 from fednet.server.results.timing import TIMES, fitted, taken
-from fednet.transport.shaped import Link
+from fednet.transport.shaped import LinkShape
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
 from fednet.wire.frames import encode
@@ -47,9 +47,9 @@ def test_a_client_may_have_a_profile_of_its_own_or_a_drawn_one():
             "per_client": {"1": {"profile": "3g"}, "2": {"up_mbps": 2}},
         },
     )
-    assert links.shape(config, 0) == Link(up_mbps=1000, down_mbps=7, latency_ms=0.1)
-    assert links.shape(config, 1) == Link(up_mbps=0.768, down_mbps=1.6, latency_ms=150)
-    assert links.shape(config, 2) == Link(up_mbps=2, down_mbps=7, latency_ms=0.1)
+    assert links.shape(config, 0) == LinkShape(up_mbps=1000, down_mbps=7, latency_ms=0.1)
+    assert links.shape(config, 1) == LinkShape(up_mbps=0.768, down_mbps=1.6, latency_ms=150)
+    assert links.shape(config, 2) == LinkShape(up_mbps=2, down_mbps=7, latency_ms=0.1)
     drawn = small(clients=60, link={"profile": "choice(3g, wifi, wifi)"})
     up = [links.of(drawn, c).up_mbps for c in range(60)]
     assert set(up) == {0.768, 15}
@@ -153,8 +153,8 @@ def test_only_what_belongs_to_a_client_takes_its_link():
     key = m.Key(1, 0, 0, 1)
     assert link_of([encode(m.Pull(key=key, first=0, count=1))])[0] == 1
     assert link_of([encode(m.Reply(key=key, form=[], size=0)), b""])[1].up_mbps == 0.768
-    assert link_of([encode(m.Progress(client=1))]) == (None, Link())
-    assert link_of([b"\xc1"]) == (None, Link())
+    assert link_of([encode(m.Progress(client=1))]) == (None, LinkShape())
+    assert link_of([b"\xc1"]) == (None, LinkShape())
 
 
 def test_while_a_reply_waits_for_its_link_the_worker_gets_its_next_client():
@@ -185,7 +185,7 @@ def test_while_a_reply_waits_for_its_link_the_worker_gets_its_next_client():
     assert given(protocol.received(b"c", progress, None, 2.0)) == []
     uploading = m.Progress(run="run", inc=1, client=0, phase=m.UPLOADING)
     assert given(protocol.received(b"c", uploading, None, 3.0)) == [2]
-    assert protocol.work[0].status is Status.HANDED  # its reply is still to come
+    assert protocol.work[0].status is WorkStatus.HANDED  # its reply is still to come
     # The next one's deadline runs from now.
     assert (protocol.work[1].since, protocol.work[0].since) == (3.0, 1.0)
 

@@ -77,19 +77,19 @@ def test_a_holder_from_whom_another_machine_took_it_writes_no_more(tmp_path, mon
 def test_processes_share_a_folder_of_states_where_their_clients_differ_or_one_started_them(
     tmp_path,
 ):
-    first, second = lock.States(), lock.States()
+    first, second = lock.StatesHold(), lock.StatesHold()
     first.take(tmp_path, [0, 1, 2])
     second.take(tmp_path, [3])
     with pytest.raises(ConfigError, match=f"the state of client 2 .* by process {os.getpid()} on"):
-        lock.States().take(tmp_path, [2, 4])
+        lock.StatesHold().take(tmp_path, [2, 4])
     first.release()
     second.take(tmp_path, [2, 4])
     second.release()
-    workers = [lock.States("one run's"), lock.States("one run's")]
+    workers = [lock.StatesHold("one run's"), lock.StatesHold("one run's")]
     for worker in workers:
         worker.take(tmp_path, [0, 1])
     with pytest.raises(ConfigError, match="the state of client 0"):
-        lock.States().take(tmp_path, [0])
+        lock.StatesHold().take(tmp_path, [0])
     for worker in workers:
         worker.release()
     assert list((tmp_path / "locks").glob("*.lock")) == []

@@ -9,7 +9,7 @@ import pytest
 
 from fednet import papers
 from fednet.papers.results import field, gallery, reproduction
-from fednet.papers.results.gallery import Verdict, verdict
+from fednet.papers.results.gallery import OrderVerdict, verdict
 
 HERE = Path(__file__).parents[2] / "configs" / "papers"
 
@@ -38,15 +38,15 @@ def rows(column: str = "alpha=1", **methods: tuple[float | None, list[float | No
 def test_a_pair_is_decided_where_its_differences_by_seed_stay_off_zero():
     # A less B: 5, 5, 4; its interval is 4.67 +- 1.43 (t = 4.30). A less C: -10, 11, 2, around 0.
     made = rows(A=(60.0, [50.0, 51.0, 52.0]), B=(55.0, [45.0, 46.0, 48.0]), C=(50.0, [60, 40, 50]))
-    assert verdict(made) == Verdict(agree=1, against=0, pairs=3)
+    assert verdict(made) == OrderVerdict(agree=1, against=0, pairs=3)
     assert verdict(made).word == "held"
 
 
 def test_what_stands_against_the_printed_order_does_not_hold():
     against = rows(A=(55.0, [50.0, 51.0, 52.0]), B=(60.0, [45.0, 46.0, 48.0]))
-    assert verdict(against) == Verdict(agree=0, against=1, pairs=1)
+    assert verdict(against) == OrderVerdict(agree=0, against=1, pairs=1)
     assert verdict(against).word == "did not hold"
-    many = Verdict(agree=3, against=1, pairs=9)
+    many = OrderVerdict(agree=3, against=1, pairs=9)
     assert many.word == "held in part"
     assert many.said("full", [0, 1]) == (
         "full scale, 2 seeds: 4 of 9 pairs decided, 3 of them in the printed order"
@@ -67,7 +67,7 @@ def test_what_decides_nothing_is_open(made):
 
 def test_where_a_column_has_one_method_columns_are_compared():
     made = [*rows("C=0", A=(316.0, [300.0, 310.0])), *rows("C=1", A=(70.0, [60.0, 75.0]))]
-    assert verdict(made) == Verdict(agree=1, against=0, pairs=1)
+    assert verdict(made) == OrderVerdict(agree=1, against=0, pairs=1)
 
 
 @pytest.mark.parametrize(("name", "page"), [("README.md", gallery.page), ("FIELD.md", field.page)])

@@ -328,7 +328,9 @@ def test_a_search_in_which_nothing_ended_says_so(tmp_path, monkeypatch):
 
 # -- the plan --------------------------------------------------------------------------------------
 def test_a_plan_counts_runs_hours_and_megabytes(tmp_path, monkeypatch):
-    pace = forecast.Pace(7.0, 1.0, (500, 200), 0)  # steps of batches of 256: 2 and 1, at one epoch
+    pace = forecast.StepPace(
+        7.0, 1.0, (500, 200), 0
+    )  # steps of batches of 256: 2 and 1, at one epoch
     monkeypatch.setattr(
         forecast, "measured", lambda job, *_: dict.fromkeys(map(forecast.kind, job.cells), pace)
     )
@@ -721,7 +723,7 @@ def test_the_papers_runs_stay_what_they_are_beside_a_users_method_that_is_worked
 
 
 def test_what_failed_under_another_configuration_is_tried_again_under_this_one(tmp_path):
-    task = marks.Task({"name": "a", "rounds": 1}, tmp_path)
+    task = marks.RunSpec({"name": "a", "rounds": 1}, tmp_path)
     task.books.mkdir(parents=True)
     task.run.mkdir()
     (task.books / "a.failed").write_text("0123 1 4567 -\n")

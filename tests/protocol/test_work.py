@@ -8,7 +8,7 @@ import pytest
 
 from fednet.errors import RemoteProtocolError
 from fednet.protocol.window import WINDOW, Receiving, Sending, before_cut
-from fednet.protocol.work import ENDED, TABLE, Status, Work, to
+from fednet.protocol.work import ENDED, TABLE, Work, WorkStatus, to
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
 from tests.protocol.net import PART, job
@@ -16,7 +16,7 @@ from tests.protocol.net import PART, job
 JOB = job(0)
 
 
-def filled(status: Status) -> Work:
+def filled(status: WorkStatus) -> Work:
     """As far as it can be, with everything known that is known of it there."""
     w = Work(JOB, status, attempt=2, losses=1, sat_by="slow")
     w.worker, w.conn, w.running, w.judge_conn = "w", b"1", True, b"1"
@@ -26,8 +26,8 @@ def filled(status: Status) -> Work:
     return w
 
 
-@pytest.mark.parametrize("before", Status)
-@pytest.mark.parametrize("after", Status)
+@pytest.mark.parametrize("before", WorkStatus)
+@pytest.mark.parametrize("after", WorkStatus)
 def test_a_task_goes_only_where_the_table_says_and_keeps_only_what_is_so_there(before, after):
     w = filled(before)
     if after not in TABLE[before][0]:
@@ -46,7 +46,7 @@ def test_a_task_goes_only_where_the_table_says_and_keeps_only_what_is_so_there(b
 
 def test_what_is_over_goes_nowhere_and_every_state_can_be_reached():
     assert all(not TABLE[status][0] for status in ENDED)
-    assert set().union(*(after for after, _ in TABLE.values())) == set(Status)
+    assert set().union(*(after for after, _ in TABLE.values())) == set(WorkStatus)
 
 
 def test_a_receiver_grants_a_window_and_again_when_half_of_it_has_come():

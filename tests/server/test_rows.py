@@ -14,7 +14,7 @@ from fednet.algorithms.state import PerClient, dump
 from fednet.errors import StateError
 from fednet.experiment import store
 from fednet.experiment.store import RowStore, on_disk
-from fednet.server.checkpoint import Checkpoints, Progress
+from fednet.server.checkpoint import Checkpoints, RunProgress
 from fednet.server.round import Memories, Residuals
 from fednet.tensors import Layout, Slot, Tensors
 from tests.rooms import run
@@ -129,7 +129,7 @@ def test_fedvarp_keeps_a_file_a_client_and_goes_on_from_them(tmp_path: Path) -> 
 def test_what_compressors_remember_is_written_where_it_changed(tmp_path: Path) -> None:
     def save(made: Checkpoints, memories: Memories, all: dict[str, torch.Tensor]) -> set[str]:
         before = names()
-        made.save(server, Progress(run="r"), {"extra": memories.written(all)})
+        made.save(server, RunProgress(run="r"), {"extra": memories.written(all)})
         return names() - before
 
     def names() -> set[str]:
@@ -163,6 +163,6 @@ def test_what_an_earlier_server_wrote_of_compressors_is_read(tmp_path: Path) -> 
     one = torch.ones(4)
     made = Checkpoints(tmp_path)
     old = Residuals({"client 0/down/0/x/h": one}, (("client 1/down/0/x/h", "client 0/down/0/x/h"),))
-    made.save(FedAvg.Server(row(1.0)), Progress(run="r"), {"extra": old})
+    made.save(FedAvg.Server(row(1.0)), RunProgress(run="r"), {"extra": old})
     found = Memories(made.rows).read(made.load(FedAvg.Server, Residuals)[2])
     assert sorted(found) == ["client 0/down/0/x/h", "client 1/down/0/x/h"]

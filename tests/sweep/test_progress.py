@@ -5,13 +5,13 @@ import json
 import pytest
 
 from fednet.cli.report import opened
-from fednet.sweep.progress import Progress
+from fednet.sweep.progress import SweepProgress
 from tests.report.fake_run import write
 
 
 def test_a_cell_says_how_long_the_rest_takes_and_how_the_last_one_ended(tmp_path):
     now = iter([0.0, 30.0, 60.0])
-    progress = Progress(10, tmp_path, lambda: next(now))
+    progress = SweepProgress(10, tmp_path, lambda: next(now))
     assert progress.begins(1, "a") == "[1/10] a"
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "summary.json").write_text(json.dumps({"accuracy": {"final": 0.9312}}))

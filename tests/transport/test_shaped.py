@@ -8,15 +8,15 @@ import pytest
 from fednet.errors import ConfigError
 from fednet.transport.base import ClientTransport, Closed, Event, Opened, Received
 from fednet.transport.inproc import Inproc
-from fednet.transport.shaped import PROFILES, Link, ShapedClient, profile
+from fednet.transport.shaped import PROFILES, LinkShape, ShapedClient, profile
 from fednet.world import Rates
 
 # 1000 and 2000 bytes a second, half a second away
-SLOW = Link(up_mbps=0.008, down_mbps=0.016, latency_ms=500)
+SLOW = LinkShape(up_mbps=0.008, down_mbps=0.016, latency_ms=500)
 
 
 class Lab:
-    def __init__(self, link: Link = SLOW, link_of=None) -> None:
+    def __init__(self, link: LinkShape = SLOW, link_of=None) -> None:
         self.time = 100.0
         network = Inproc()
         self.server = network.server()
@@ -48,12 +48,12 @@ def test_it_keeps_to_the_protocol():
 def test_time_is_bytes_over_bandwidth_plus_latency():
     assert SLOW.time(1000, "up") == 1.5
     assert SLOW.time(1000, "down") == 1.0
-    assert Link().time(10**9, "up") == 0.0
-    assert Link(up_mbps=8.0, latency_ms=20).time(10**6, "up") == pytest.approx(1.02)
+    assert LinkShape().time(10**9, "up") == 0.0
+    assert LinkShape(up_mbps=8.0, latency_ms=20).time(10**6, "up") == pytest.approx(1.02)
 
 
 def test_jitter_adds_up_to_its_size_from_the_generator_given():
-    link = Link(latency_ms=100, jitter_ms=50)
+    link = LinkShape(latency_ms=100, jitter_ms=50)
     times = [link.time(0, "up", np.random.default_rng(seed)) for seed in range(50)]
     assert 0.1 <= min(times) < 0.11
     assert 0.14 < max(times) <= 0.15
@@ -92,7 +92,7 @@ def test_down_is_as_slow_as_down_is_whatever_goes_up():
 
 
 def test_each_client_on_a_shared_connection_has_its_own_link():
-    lab = Lab(link_of=lambda frames: (frames[0][0], SLOW if frames[0][0] == 1 else Link()))
+    lab = Lab(link_of=lambda frames: (frames[0][0], SLOW if frames[0][0] == 1 else LinkShape()))
     lab.client.send(message(1, 1000))
     lab.client.send(message(2, 1000))
     assert lab.server_gets(0.0) == [2]
@@ -100,7 +100,7 @@ def test_each_client_on_a_shared_connection_has_its_own_link():
 
 
 def test_jitter_does_not_reorder():
-    lab = Lab(Link(jitter_ms=1000))
+    lab = Lab(LinkShape(jitter_ms=1000))
     for i in range(50):
         lab.client.send(message(i, 100))
     early = lab.server_gets(0.5)
@@ -149,7 +149,7 @@ def test_a_poll_waits_no_longer_than_until_something_is_due():
 
 
 def test_profiles_are_the_published_figures_in_order_of_speed():
-    assert PROFILES["3g"] == Link(up_mbps=0.768, down_mbps=1.6, latency_ms=150)
+    assert PROFILES["3g"] == LinkShape(up_mbps=0.768, down_mbps=1.6, latency_ms=150)
     # 384 kbit at 384 kbit/s, 25 ms
     assert profile("dsl").time(48_000, "up") == pytest.approx(1.025)
     assert sorted(PROFILES, key=lambda name: PROFILES[name].time(10**6, "up")) == [
@@ -168,13 +168,13 @@ def test_profiles_are_the_published_figures_in_order_of_speed():
 )
 def test_a_link_that_cannot_be_is_an_error_that_names_the_key(bad):
     with pytest.raises(ConfigError, match=f"link.{next(iter(bad))}"):
-        Link(**bad)
+        LinkShape(**bad)
 
 
 def test_a_rate_that_changes_each_second_holds_messages_back_through_its_silence():
     # 1,000 bytes in the first second, none in the second, 2,000 in the third
     rates = Rates([0.008, 0, 0.016])
-    lab = Lab(Link(latency_ms=500, rates=(rates, rates)))
+    lab = Lab(LinkShape(latency_ms=500, rates=(rates, rates)))
     lab.client.send(message(1, 1000))  # leaves until second 1
     lab.client.send(message(2, 1000))  # waits for the dead second, leaves until 2.5
     assert lab.server_gets(1.49) == []

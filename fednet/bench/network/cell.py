@@ -39,7 +39,7 @@ ROUND_TRIPS, LEAST_MS = 4, 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class LinkCell:
     """bad: the link, the same both ways; dropout: share of tasks whose client falls silent; wide:
     whether with the settings that wait longer.
     """
@@ -73,7 +73,7 @@ class Result:
         return 3600 * self.rounds / self.seconds if self.seconds else 0.0
 
 
-def run(cell: Cell, folder: Path, limit_s: float, seed: int = 0, name: str = "fn") -> Result:
+def run(cell: LinkCell, folder: Path, limit_s: float, seed: int = 0, name: str = "fn") -> Result:
     """Runs one cell for limit_s, in namespaces whose names begin with `name`."""
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "cell.yaml"
@@ -103,7 +103,7 @@ def run(cell: Cell, folder: Path, limit_s: float, seed: int = 0, name: str = "fn
     )
 
 
-def settings(cell: Cell) -> dict[str, str]:
+def settings(cell: LinkCell) -> dict[str, str]:
     """The kernel's settings of a cell, in both namespaces."""
     if not cell.wide:
         return {}
@@ -111,7 +111,7 @@ def settings(cell: Cell) -> dict[str, str]:
     return {"net.ipv4.tcp_rto_max_ms": str(min(120_000, longest))}
 
 
-def line(cell: Cell, result: Result) -> str:
+def line(cell: LinkCell, result: Result) -> str:
     bad = cell.bad
     rate = "no limit" if bad.rate is None else f"{bad.rate / 1e3:g} kB/s"
     again = 100 * result.again / result.segments if result.segments else 0.0
@@ -125,7 +125,7 @@ def line(cell: Cell, result: Result) -> str:
     )
 
 
-def record(cell: Cell, result: Result) -> JsonDict:
+def record(cell: LinkCell, result: Result) -> JsonDict:
     return {
         **asdict(cell.bad),
         "dropout": cell.dropout,
@@ -135,7 +135,7 @@ def record(cell: Cell, result: Result) -> JsonDict:
     }
 
 
-def _faults(cell: Cell) -> JsonDict:
+def _faults(cell: LinkCell) -> JsonDict:
     rate = {"drop_before_training": cell.dropout} if cell.dropout else {}
     return {"name": "cell", "faults": {"random": rate}}
 

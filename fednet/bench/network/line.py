@@ -28,7 +28,7 @@ class Bad:
 
 
 @dataclass(slots=True)
-class Counts:
+class PacketCounts:
     """How many packets came to the link, and how many bytes of TCP's payload were in them."""
 
     packets: int = 0
@@ -41,7 +41,7 @@ class Counts:
 class Line:
     bad: Bad
     rng: np.random.Generator
-    counts: Counts = field(default_factory=Counts)
+    counts: PacketCounts = field(default_factory=PacketCounts)
     _free_at: float = 0.0
     _order: int = 0
     _held: list[tuple[float, int, bytes]] = field(default_factory=list)
@@ -84,7 +84,9 @@ def payload(packet: bytes) -> int:
     return max(0, int.from_bytes(packet[2:4], "big") - header - 4 * (packet[header + 12] >> 4))
 
 
-def total(lines: Iterable[Line]) -> Counts:
+def total(lines: Iterable[Line]) -> PacketCounts:
     """The counts of both directions together."""
     counts = [line.counts for line in lines]
-    return Counts(*(sum(getattr(c, f) for c in counts) for f in Counts.__dataclass_fields__))
+    return PacketCounts(
+        *(sum(getattr(c, f) for c in counts) for f in PacketCounts.__dataclass_fields__)
+    )

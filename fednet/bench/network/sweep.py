@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fednet.bench.network.cell import Cell, Result, run
+from fednet.bench.network.cell import LinkCell, Result, run
 from fednet.bench.network.line import Bad
 from fednet.bench.network.spaces import refusal
 from fednet.errors import ConfigError
@@ -35,15 +35,15 @@ def grid(
     parts: Sequence[str] = PARTS,
     latencies: Sequence[float] = LATENCIES,
     losses: Sequence[float] = LOSSES,
-) -> list[Cell]:
+) -> list[LinkCell]:
     """The cells of one setting."""
     cells = []
     if "latency" in parts:
-        cells += [Cell(_bad(a, b), 0.0, wide) for a, b in itertools.product(latencies, losses)]
+        cells += [LinkCell(_bad(a, b), 0.0, wide) for a, b in itertools.product(latencies, losses)]
     if "rate" in parts:
-        cells += [Cell(_bad(NEAR_S, 0.0, rate), 0.0, wide) for rate in RATES]
+        cells += [LinkCell(_bad(NEAR_S, 0.0, rate), 0.0, wide) for rate in RATES]
     if "dropout" in parts:
-        cells += [Cell(_bad(NEAR_S, 0.0), dropout, wide) for dropout in DROPOUTS]
+        cells += [LinkCell(_bad(NEAR_S, 0.0), dropout, wide) for dropout in DROPOUTS]
     return cells
 
 
@@ -52,15 +52,15 @@ def _bad(latency_s: float, loss: float, rate: float | None = None) -> Bad:
 
 
 def sweep(
-    cells: Sequence[Cell], folder: Path, limit_s: float, jobs: int
-) -> Iterator[tuple[Cell, Result]]:
+    cells: Sequence[LinkCell], folder: Path, limit_s: float, jobs: int
+) -> Iterator[tuple[LinkCell, Result]]:
     """Each cell as it is done, `jobs` at a time. Raises ConfigError where this machine cannot make
     the link.
     """
     if why := refusal():
         raise ConfigError(f"bench network: {why}.")
-    todo: queue.SimpleQueue[tuple[int, Cell]] = queue.SimpleQueue()
-    done: queue.SimpleQueue[tuple[Cell, Result] | BaseException] = queue.SimpleQueue()
+    todo: queue.SimpleQueue[tuple[int, LinkCell]] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[LinkCell, Result] | BaseException] = queue.SimpleQueue()
     for numbered in enumerate(cells):
         todo.put(numbered)
     over = threading.Event()

@@ -35,7 +35,7 @@ small setting of our own, where only the order of methods can be compared.
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class OrderVerdict:
     """Pairs of methods that the paper prints apart: decided and in its order, decided and against
     it, and all that were run.
     """
@@ -62,7 +62,7 @@ class Verdict:
         )
 
 
-def verdict(rows: Sequence[Row]) -> Verdict:
+def verdict(rows: Sequence[Row]) -> OrderVerdict:
     """rows: of a table, at one scale. Where its columns have a method each, columns are paired in
     place of methods.
     """
@@ -83,7 +83,7 @@ def verdict(rows: Sequence[Row]) -> Verdict:
                 continue
             right = (mean > 0) == (float(printed[0]) > float(printed[1]))
             agree, against = agree + right, against + (not right)
-    return Verdict(agree, against, pairs)
+    return OrderVerdict(agree, against, pairs)
 
 
 def _leads(a: Sequence[Row], b: Sequence[Row]) -> list[float]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fednet import papers
 from fednet.files import write_aside
-from fednet.papers.job import Job
+from fednet.papers.job import Reproduction
 from fednet.papers.mini import MINI, SAID
 from fednet.papers.results import measures, rendering, reproduction
 from fednet.plain import JsonDict
@@ -15,14 +15,16 @@ from fednet.report import costs, local, metrics, page
 from fednet.report.drawing import overlay
 from fednet.report.read import Run, open_run
 from fednet.sweep import marks
-from fednet.sweep.marks import Task
+from fednet.sweep.marks import RunSpec
 
 # Whose accuracy by class is drawn: Figures 2 and 5 of FedDC.
 BY_CLASS = dict.fromkeys(("feddc/table1", "feddc/figure2_text"), ("FedAvg", "FedDC"))
 LOCAL = ("fedabc/figure2",)  # whose pictures are of the clients' local models, by class
 
 
-def rows(job: Job, out: Path) -> tuple[list[JsonDict], list[JsonDict], dict[tuple[str, int], Run]]:
+def rows(
+    job: Reproduction, out: Path
+) -> tuple[list[JsonDict], list[JsonDict], dict[tuple[str, int], Run]]:
     """(table's rows, curves, runs). What is not done has a row that says so."""
     runs = job.runs(out)
     found = {(c.name, s): open_run(t.run) for c, s, t in runs if marks.state_now(t) == "done"}
@@ -58,7 +60,7 @@ def rows(job: Job, out: Path) -> tuple[list[JsonDict], list[JsonDict], dict[tupl
     return made, curves, found
 
 
-def _status(task: Task, state: str) -> str:
+def _status(task: RunSpec, state: str) -> str:
     """A cell's state as it stands in the table."""
     if state == "failed":
         return f"failed: {marks.why(task) or 'it said nothing'}"
@@ -74,7 +76,7 @@ def _status(task: Task, state: str) -> str:
     return f"not run: {said}" if said else "not run"
 
 
-def publish(job: Job, out: Path) -> list[Path]:
+def publish(job: Reproduction, out: Path) -> list[Path]:
     """Writes the table in every form. What is not drawn for want of a run is left out."""
     made, curves, runs = rows(job, out)
     if all(str(r["status"]).startswith("not run") for r in made):
@@ -94,7 +96,7 @@ def publish(job: Job, out: Path) -> list[Path]:
     return [*written, *(path for path in drawn if path is not None), *pages(job, out, runs)]
 
 
-def pages(job: Job, out: Path, runs: Mapping[tuple[str, int], Run]) -> list[Path]:
+def pages(job: Reproduction, out: Path, runs: Mapping[tuple[str, int], Run]) -> list[Path]:
     """Writes for each setting a page with all its methods laid over each other, and pictures of the
     first seed's runs.
     """
@@ -143,7 +145,7 @@ def locals_of(runs: Mapping[str, Run], folder: Path, name: str, said: str) -> li
     return [path for path in drawn if path is not None]
 
 
-def line(job: Job, task: Task) -> str:
+def line(job: Reproduction, task: RunSpec) -> str:
     run, cell = (
         open_run(task.run),
         next(c for c in job.cells if task.name.rpartition("-seed")[0] == c.config["name"]),

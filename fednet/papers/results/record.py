@@ -25,7 +25,7 @@ import yaml
 from fednet import papers
 from fednet.files import write_aside
 from fednet.papers import settled
-from fednet.papers.job import Job
+from fednet.papers.job import Reproduction
 from fednet.papers.mini import MINI, SAID
 from fednet.papers.results import field, gallery, ranking, rendering, reproduction, sweeps
 from fednet.plain import JsonDict, JsonMapping
@@ -41,7 +41,7 @@ SHOWN = {
 POINTS = 100  # of a curve, in the compact results
 
 
-def deposit(job: Job, out: Path, folder: Path) -> None:
+def deposit(job: Reproduction, out: Path, folder: Path) -> None:
     """The table's rows and curves into the compact results; what stands there for other cells and
     seeds stays. What an earlier command ran in the same folder with another `--set` is not kept.
     """

@@ -16,7 +16,7 @@ from fednet.plain import JsonDict
 from fednet.protocol.rules import LEFT
 from fednet.server.io_thread import ServerIO
 from fednet.server.ongoing.schedule import Give, Order, Schedule, Update
-from fednet.server.ongoing.underway import Task, Tasks
+from fednet.server.ongoing.underway import PendingTask, PendingTasks
 from fednet.server.phases import POLL_S
 from fednet.server.spool import Spooled
 
@@ -28,7 +28,7 @@ class Arrivals:
     """Events as they happen. check_stop(): called meanwhile; raises where the run is to stop."""
 
     def __init__(
-        self, io: ServerIO, tasks: Tasks, schedule: Schedule, check_stop: Callable[[], None]
+        self, io: ServerIO, tasks: PendingTasks, schedule: Schedule, check_stop: Callable[[], None]
     ) -> None:
         self.io, self.tasks, self.schedule = io, tasks, schedule
         self.check_stop = check_stop
@@ -70,7 +70,7 @@ class Arrivals:
             task.verdict = self._reply(resolved.client, task, "evaluate")
         return resolved.client, resolved.reason
 
-    def _reply(self, client: int, task: Task, purpose: str) -> Spooled | None:
+    def _reply(self, client: int, task: PendingTask, purpose: str) -> Spooled | None:
         came = self.io.replies.get((client, purpose))
         return came if came is not None and came.key.round == task.round else None
 
@@ -83,7 +83,7 @@ class VirtualArrivals(Arrivals):
     def __init__(
         self,
         io: ServerIO,
-        tasks: Tasks,
+        tasks: PendingTasks,
         schedule: Schedule,
         check_stop: Callable[[], None],
         clock: VirtualClock,
@@ -110,7 +110,7 @@ class VirtualArrivals(Arrivals):
                 self._order.known(client, *self._end(client, task, up, reason))
             self.check_stop()
 
-    def _end(self, client: int, task: Task, up: int, lost: str) -> tuple[float, str]:
+    def _end(self, client: int, task: PendingTask, up: int, lost: str) -> tuple[float, str]:
         """(when a task ends whose reply has so many bytes, why it does not count)."""
         if lost and lost != LEFT:
             return task.at + self._clock.patience, lost
@@ -140,7 +140,7 @@ class Replayed(Arrivals):
     def __init__(
         self,
         io: ServerIO,
-        tasks: Tasks,
+        tasks: PendingTasks,
         schedule: Schedule,
         check_stop: Callable[[], None],
         replay: Replay,

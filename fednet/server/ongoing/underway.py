@@ -24,7 +24,7 @@ from fednet.wire.messages import Field
 from fednet.wire.payload import Payload
 
 
-class Sent(State):
+class SentDown(State):
     """What went down with a task. form: of its fields, as JSON; enrol: how many of them are the
     client's enrolment.
     """
@@ -35,7 +35,7 @@ class Sent(State):
 
 
 @dataclass(slots=True)
-class Task:
+class PendingTask:
     """A client's task, until its reply is counted. at: seconds, when it was given out; leaves: when
     its client is gone. seen: what went down, as the client sees it. bytes: of all that, on the
     virtual clock. out: why no reply comes of it. wanted: it is to be handed out.
@@ -68,10 +68,10 @@ class Task:
 def kept(checkpoints: Checkpoints, under_way: Mapping[int, UnderWay]) -> dict[str, State]:
     """What a checkpoint has of what went down with these tasks, by name."""
     names = sorted({f"sent-{task.sent}" for task in under_way.values()})
-    return {name: checkpoints.other(name, Sent) for name in names}
+    return {name: checkpoints.other(name, SentDown) for name in names}
 
 
-class Tasks(dict[int, Task]):
+class PendingTasks(dict[int, PendingTask]):
     """The tasks under way, by client. phase: what goes down in the round that is open."""
 
     def __init__(self, asking: Asking, at: float) -> None:
@@ -86,7 +86,7 @@ class Tasks(dict[int, Task]):
 
     def give(
         self, client: int, at: float, server: State, start: str, state: str, keep: str
-    ) -> Task:
+    ) -> PendingTask:
         """A task of the round that is open. start, state, keep: see `Job`."""
         phase, asking = self.phase, self._asking
         assert phase is not None
@@ -97,12 +97,12 @@ class Tasks(dict[int, Task]):
 
     def resume(
         self, client: int, saved: UnderWay, sent: JsonMapping, state: str, keep: str
-    ) -> Task:
+    ) -> PendingTask:
         """A task that an earlier server gave out. sent: as `saved` returned it."""
         asking, method = self._asking, self._asking.method
         phase = asking.prepared(saved.round, 0, (), {}, {}, saved.at)
         phase.opened -= self._at - saved.at
-        down: Sent = sent[f"sent-{saved.sent}"]
+        down: SentDown = sent[f"sent-{saved.sent}"]
         form = tuple(msgspec.json.decode(down.form, type=list[Field]))
         data = memoryview(down.body.numpy())  # type: ignore[arg-type]
         cut = sum(f.size for f in form[: down.enrol])
@@ -120,10 +120,10 @@ class Tasks(dict[int, Task]):
         task.bytes = saved.bytes
         return task
 
-    def _entered(self, phase: Phase, at: float, job: Job, enrolled: bool) -> Task:
+    def _entered(self, phase: Phase, at: float, job: Job, enrolled: bool) -> PendingTask:
         client = job.client
         spooled = phase.spooled.get((client, "train"))
-        task = self[client] = Task(
+        task = self[client] = PendingTask(
             phase.round,
             at,
             dataclasses.replace(job, round=phase.round),
@@ -155,5 +155,5 @@ class Tasks(dict[int, Task]):
             elif name not in sent:
                 form = msgspec.json.encode(list(job.form)).decode()
                 body = torch.frombuffer(bytearray(job.body.whole()), dtype=torch.uint8)
-                sent[name] = Sent(form=form, enrol=job.enrol, body=body)  # type: ignore[call-arg]
+                sent[name] = SentDown(form=form, enrol=job.enrol, body=body)  # type: ignore[call-arg]
         return under_way, sent

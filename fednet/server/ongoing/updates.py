@@ -18,7 +18,7 @@ from fednet.protocol.rules import Instruction
 from fednet.server.asking import Phase
 from fednet.server.ongoing.arrivals import Arrivals, Replayed, VirtualArrivals
 from fednet.server.ongoing.schedule import Give, Schedule, Update
-from fednet.server.ongoing.underway import Task, Tasks
+from fednet.server.ongoing.underway import PendingTask, PendingTasks
 from fednet.server.results.stopping import may_overlap, reached
 from fednet.server.round import Round
 
@@ -35,7 +35,7 @@ class Updates:
         self.rounds, self.config, self.io = rounds, rounds.config, rounds.io
         self.parts, self.progress = rounds.parts, rounds.progress
         self.carried = rounds.carried
-        self.tasks = Tasks(rounds.phases.asking, self.progress.at)
+        self.tasks = PendingTasks(rounds.phases.asking, self.progress.at)
         self.schedule = Schedule(
             self.config.cohort_size,
             self.config.buffer,
@@ -143,7 +143,7 @@ class Updates:
             durable.get(client, ""),
         )
 
-    def _give(self, give: Give) -> Task:
+    def _give(self, give: Give) -> PendingTask:
         task = self.tasks.give(give.client, give.at, self.carried.server, *self._of(give.client))
         self.given.append(give.client)
         self.arrivals.given(give.client)

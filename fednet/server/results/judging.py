@@ -11,7 +11,7 @@ from fednet.experiment.build import Experiment
 from fednet.experiment.rundir import RunDirectory
 from fednet.files import read_lines
 from fednet.plain import JsonDict
-from fednet.server.checkpoint import Progress
+from fednet.server.checkpoint import RunProgress
 from fednet.server.phases import Phases
 from fednet.server.results import accuracies, exports
 from fednet.server.results.hashes import model_hashes
@@ -98,7 +98,7 @@ class Judge:
             found["evaluated_sha256"] = model.sha256()
         return found
 
-    def best(self, progress: Progress, record: records.Round, model: Tensors | None) -> None:
+    def best(self, progress: RunProgress, record: records.Round, model: Tensors | None) -> None:
         """Notes the round as the best so far, where it is."""
         accuracy = record.test_accuracy
         if accuracy is None:  # a method without a global model is judged by its clients'

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from fednet.config import Config
-from fednet.server.checkpoint import Progress
+from fednet.server.checkpoint import RunProgress
 
 
-def reached(config: Config, progress: Progress) -> str | None:
+def reached(config: Config, progress: RunProgress) -> str | None:
     """Why the run need not go on; None where it must."""
     stop = config.stop
     # as with one client a process: when a run ends must not depend on who meets whom in one

@@ -17,7 +17,7 @@ from fednet.wire.payload import Payload
 HELD_BYTES = 256 << 20  # of payloads in memory that are not folded yet
 
 
-class Memory:
+class HeldMemory:
     """How much is held of each round's payloads. For several threads."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Spooled:
     at: int = 0
     held: memoryview | None = None
     payload: Payload | None = None
-    memory: Memory | None = None
+    memory: HeldMemory | None = None
 
     @property
     def size(self) -> int:

@@ -25,7 +25,7 @@ from fednet.files import OWN, opened, write_all
 from fednet.pages import file_of, is_read
 from fednet.plain import JsonDict
 from fednet.server.spool.log import LOG, Log, Seal, Sealed, sealed_in
-from fednet.server.spool.reply import Memory, Spooled
+from fednet.server.spool.reply import HeldMemory, Spooled
 from fednet.wire.messages import Field, Key
 
 SMALL_BYTES = 64 << 10  # of a payload that lies in the log: at most
@@ -39,7 +39,7 @@ class _Upload:
     """
 
     size: int
-    memory: Memory | None
+    memory: HeldMemory | None
     got: int = 0
     file: int | None = None
     held: memoryview | None = None
@@ -72,7 +72,7 @@ class Spool:
         self._uploads: dict[Key, _Upload] = {}
         self._sealed: dict[int, set[str]] = {}  # by round: names of replies that a seal vouches for
         self._logs: dict[int, Log] = {}  # by round
-        self._memory = Memory()
+        self._memory = HeldMemory()
         self._over: list[Spooled] = []  # for whose payloads there is no room in memory
         self._spares: list[str] = []
         self._read_still: list[str] = []  # what a round that is over left, and something holds

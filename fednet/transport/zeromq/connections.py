@@ -33,11 +33,11 @@ at once."""
 SHARE = 10
 """A look at all connections takes no more than one part in so many of the time."""
 
-Refuse = Callable[[str, str, "Link"], None]
+Refuse = Callable[[str, str, "Connection"], None]
 """(what, reason, connection)"""
 
 
-class Link:
+class Connection:
     """One TCP connection, from when the kernel has it."""
 
     __slots__ = (
@@ -107,25 +107,25 @@ class Connections:
         # what a server has sent a peer whose handshake is over
         self._proved = connection_bytes(True, "server")[0] if curve else None
         self._serial = itertools.count(1)
-        self.links: dict[int, Link] = {}  # by descriptor: those that stand
-        self.conns: dict[bytes, Link] = {}  # by routing id: those that have spoken
-        self.strangers: dict[int, Link] = {}  # by serial
-        self._guests: dict[int, Link] = {}  # by serial
-        self._owned: dict[str, dict[int, Link]] = {}  # by owner and serial
-        self.ended: list[Link] = []  # what they had sent may still be unread
+        self.links: dict[int, Connection] = {}  # by descriptor: those that stand
+        self.conns: dict[bytes, Connection] = {}  # by routing id: those that have spoken
+        self.strangers: dict[int, Connection] = {}  # by serial
+        self._guests: dict[int, Connection] = {}  # by serial
+        self._owned: dict[str, dict[int, Connection]] = {}  # by owner and serial
+        self.ended: list[Connection] = []  # what they had sent may still be unread
         self._leaving: set[int] = set()  # serials of those hung up on that libzmq still has
         self._kept = 0  # those with a second descriptor
         self._past: dict[bytes | int, tuple[int, int]] = {}
         self._look_at = self._watch_at = 0.0
 
     # -- coming and going --------------------------------------------------------------------------
-    def accepted(self, fd: int) -> Link:
+    def accepted(self, fd: int) -> Connection:
         self.disconnected(fd)  # whose end was not told
-        self.links[fd] = link = Link(next(self._serial), fd)
+        self.links[fd] = link = Connection(next(self._serial), fd)
         self.strangers[link.serial] = link
         return link
 
-    def settle(self, fresh: Iterable[Link]) -> None:
+    def settle(self, fresh: Iterable[Connection]) -> None:
         """Looks at those just accepted that have not gone already, and makes room for them."""
         for link in fresh:
             if self.links.get(link.fd) is link:
@@ -141,13 +141,13 @@ class Connections:
     def _used(self) -> int:
         return len(self.links) + self._kept - len(self._leaving)
 
-    def _oldest(self) -> Link | None:
+    def _oldest(self) -> Connection | None:
         """Whoever is hung up on for the newest, who may be a guest in a moment."""
         if len(self.strangers) > 1 or not self._guests:
             return next(iter(self.strangers.values()), None)
         return next(iter(self._guests.values()))
 
-    def _own(self, link: Link, owner: str) -> None:
+    def _own(self, link: Connection, owner: str) -> None:
         """Counts it as one of that owner's. Of too many, whom nobody has vouched for is hung up on,
         the oldest first.
         """
@@ -166,7 +166,7 @@ class Connections:
             reason = f"more than {self._each} connections of one key or address"
             self._drop(next(unknown, link), "each", reason)
 
-    def _disown(self, link: Link) -> None:
+    def _disown(self, link: Connection) -> None:
         if link.owner is not None:
             owned = self._owned.get(link.owner, {})
             owned.pop(link.serial, None)
@@ -187,7 +187,7 @@ class Connections:
         for fd in list(self.links):
             self.disconnected(fd)
 
-    def spoke(self, link: Link, conn: bytes, user: str | None) -> None:
+    def spoke(self, link: Connection, conn: bytes, user: str | None) -> None:
         """Its first message came, by which it is known from now on."""
         link.conn, link.user = conn, user
         self.conns[conn] = link
@@ -200,7 +200,7 @@ class Connections:
         if link is not None:
             self._guests.pop(link.serial, None)
 
-    def _proven(self, link: Link) -> None:
+    def _proven(self, link: Connection) -> None:
         if self.strangers.pop(link.serial, None) is None:
             return
         self._guests[link.serial] = link
@@ -211,7 +211,7 @@ class Connections:
             except OSError:
                 pass  # its last bytes go uncounted: no reason to hang up on it
 
-    def end(self, link: Link) -> tuple[int, int] | None:
+    def end(self, link: Connection) -> tuple[int, int] | None:
         """All that it had sent has been read. Returns (sent, received), as far as they are
         known.
         """
@@ -302,7 +302,7 @@ class Connections:
                 if now - link.over_at >= STALLED_S:
                     self.disconnected(link.fd)
 
-    def _drop(self, link: Link, what: str, reason: str) -> None:
+    def _drop(self, link: Connection, what: str, reason: str) -> None:
         """It stands among the connections until libzmq tells of its end."""
         self._disown(link)
         self._leaving.add(link.serial)

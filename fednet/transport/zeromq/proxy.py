@@ -154,14 +154,16 @@ class Relay:
             await asyncio.wait_for(ask(there, out, proxy, self.target), ANSWER_S)
         except (OSError, EOFError, asyncio.TimeoutError, asyncio.LimitOverrunError) as error:
             out.close()
-            said = str(error) if isinstance(error, Refused) else "gives no answer that it should"
+            said = (
+                str(error) if isinstance(error, ProxyRefused) else "gives no answer that it should"
+            )
             self.trouble = f"{proxy} {said}"
             raise ConnectionRefusedError(self.trouble) from error
         self.trouble = ""
         return there, out
 
 
-class Refused(OSError):
+class ProxyRefused(OSError):
     """The proxy says no."""
 
 
@@ -176,7 +178,7 @@ async def _connect(
     head = await there.readuntil(b"\r\n\r\n")
     first = head.splitlines()[0].decode("ascii", errors="replace").split(" ", 1)
     if first[-1][:3] != "200":
-        raise Refused(f"answers CONNECT {target} with {first[-1][:80]!a}")
+        raise ProxyRefused(f"answers CONNECT {target} with {first[-1][:80]!a}")
 
 
 async def _socks5(
@@ -189,13 +191,13 @@ async def _socks5(
     out.write(b"\x05\x01\x00" if proxy.user is None else b"\x05\x02\x00\x02")
     version, method = await there.readexactly(2)
     if version != 5:
-        raise Refused("speaks no SOCKS5")
+        raise ProxyRefused("speaks no SOCKS5")
     if method == 2:
         out.write(b"\x01" + text(proxy.user or "") + text(proxy.password))
         if (await there.readexactly(2))[1]:
-            raise Refused("refuses that user and password")
+            raise ProxyRefused("refuses that user and password")
     elif method:
-        raise Refused("wants a user and password, or another way to prove who asks")
+        raise ProxyRefused("wants a user and password, or another way to prove who asks")
     host, _, port = target.rpartition(":")
     try:
         address = ipaddress.ip_address(host.strip("[]"))
@@ -205,7 +207,9 @@ async def _socks5(
     out.write(b"\x05\x01\x00" + where + int(port).to_bytes(2, "big"))
     _, code, _, kind = await there.readexactly(4)
     if code:
-        raise Refused(f"does not connect to {target} ({SOCKS.get(code, f'SOCKS code {code}')})")
+        raise ProxyRefused(
+            f"does not connect to {target} ({SOCKS.get(code, f'SOCKS code {code}')})"
+        )
     length = {1: 4, 4: 16}[kind] if kind in (1, 4) else (await there.readexactly(1))[0]
     await there.readexactly(length + 2)
 

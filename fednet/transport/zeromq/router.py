@@ -19,9 +19,9 @@ from fednet.transport.framing import framing
 from fednet.transport.kernel import await_words
 from fednet.transport.keys import Keyring
 from fednet.transport.zeromq.access import Access
-from fednet.transport.zeromq.connections import Connections, Link
+from fednet.transport.zeromq.connections import Connection, Connections
 from fednet.transport.zeromq.sockets import (
-    Refusals,
+    RefusalCounts,
     Refused,
     Waker,
     check_port,
@@ -76,7 +76,7 @@ class ZmqServer:
         check_port(address)
         self.keyring, self.on_refused = keyring, on_refused
         self.on_renewed: Callable[[], object] = lambda: None  # the server has another pair
-        self._refusals, self._closed = Refusals(), False
+        self._refusals, self._closed = RefusalCounts(), False
         self.refusals = self._refusals.counts
         self._context = zmq.Context()
         self._access: Access | None = None  # None where anyone may connect
@@ -104,7 +104,7 @@ class ZmqServer:
         sources = [router, self._monitor, self._waker.fd]
         for source in sources if self._access is None else [*sources, self._access.socket]:
             self._poller.register(source, zmq.POLLIN)
-        self._blocked: dict[bytes, Link] = {}  # those whose peer does not read fast enough
+        self._blocked: dict[bytes, Connection] = {}  # those whose peer does not read fast enough
         self._connections = Connections(
             lambda what, reason, link: self._refuse(what, reason, None, link.peer()),
             keyring is not None,
@@ -317,7 +317,7 @@ class ZmqServer:
             if not link.queue:
                 del self._blocked[conn]
 
-    def _end(self, link: Link, events: list[Event]) -> None:
+    def _end(self, link: Connection, events: list[Event]) -> None:
         stood = link.conn is not None and self._connections.conns.get(link.conn) is link
         counts = self._connections.end(link)
         if stood and link.conn is not None:

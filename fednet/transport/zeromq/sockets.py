@@ -224,7 +224,7 @@ def user_of(frame: zmq.Frame) -> str | None:
     return found if isinstance(found, str) else None
 
 
-class Refusals:
+class RefusalCounts:
     """How often what was refused. At most TELL refusals are passed on in TELL_S: else strangers
     could fill the disk with lines about themselves.
     """
