@@ -148,7 +148,7 @@ class Payload:
         # A class body nested in an algorithm's class sees its module's names only.
         hints = typing.get_type_hints(cls, include_extras=True)
         fields = {}
-        for f in dataclasses.fields(cls):  # type: ignore[arg-type]
+        for f in dataclasses.fields(cls):
             hint = hints[f.name]
             marks = (
                 [a for a in get_args(hint)[1:] if isinstance(a, Field)]
