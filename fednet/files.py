@@ -13,29 +13,30 @@ SHA-256 28.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, TypeVar, overload
+from typing import BinaryIO, TypeVar
 
 import msgspec
 import xxhash
 
 from fednet.descriptors import reaching
 from fednet.errors import StateError
-from fednet.plain import JsonDict
+from fednet.plain import JsonDict, plain
 
 T = TypeVar("T")
 Buffer = bytes | bytearray | memoryview
 
 CHECK_BYTES = 16
 BUFFER_BYTES = 1 << 18  # of lines that are written at once
-_CHECK_NAME = b'"check"'
-_CHECK = b',%b:"' % _CHECK_NAME
-_TAIL = re.compile(rb',"check":"([0-9a-f]{16})"\}$')
+BLOCK_BYTES = 1 << 16  # of lines that are read at once
+_CHECK = b',"check":"'
+_TAIL = re.compile(rb',"check":"[0-9a-f]{16}"\}$')
 _TAIL_BYTES = len(_CHECK) + 16 + 2
 
 
@@ -91,11 +92,7 @@ def write_first(path: Path, data: Buffer | str, mode: int | None = None) -> bool
 
 
 def _aside(
-    path: Path,
-    data: Buffer | str,
-    mode: int | None,
-    fsync: bool,
-    put: Callable[[Path], None],
+    path: Path, data: Buffer | str, mode: int | None, fsync: bool, put: Callable[[Path], None]
 ) -> None:
     aside, flags = aside_of(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     try:
@@ -154,15 +151,6 @@ def write_json(path: Path, value: object, indent: int | None = 1) -> None:
     write_aside(path, text + b"\n")
 
 
-def plain(value: object) -> object:
-    if hasattr(value, "tolist"):
-        found: object = value.tolist()
-        return found
-    if isinstance(value, (set, frozenset)):
-        return sorted(value)
-    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
-
-
 # -- records ---------------------------------------------------------------------------------------
 def line(record: JsonDict) -> bytes:
     """A record's line, with the digest of all before it as its last field."""
@@ -184,16 +172,22 @@ def checked(text: bytes) -> bytes:
 _encode = msgspec.json.Encoder().encode
 
 
+def _carries_check(text: bytes) -> bool:
+    return _TAIL.search(text, max(0, len(text) - _TAIL_BYTES - 1)) is not None
+
+
 def unchecked(text: bytes) -> bytes:
     """The text that `checked` was given. Raises ValueError where the line is not what it made."""
-    text = text.removesuffix(b"\n")
-    found = _TAIL.search(text, max(0, len(text) - _TAIL_BYTES))
-    if found is None:
-        raise ValueError("its check is missing")
-    said = text[: found.start()] + b"}"
-    if xxhash.xxh3_64_hexdigest(said).encode() != found[1]:
-        raise ValueError("its check is that of another text")
+    said = _said(text.removesuffix(b"\n"))
+    if said is None:
+        raise ValueError(f"its check is {'of another text' if _carries_check(text) else 'missing'}")
     return said
+
+
+def _said(text: bytes) -> bytes | None:
+    """What `checked` was given, of a line without its end; None where it is not what that made."""
+    said = text[:-_TAIL_BYTES] + b"}"
+    return said if checked(said)[:-1] == text else None
 
 
 def write_record(
@@ -210,7 +204,7 @@ def read_record(path: Path, remedy: str, by_hand: type | None = None) -> JsonDic
     """
     try:
         text = reaching(path.read_bytes)
-        if by_hand is not None and _CHECK_NAME not in text:
+        if by_hand is not None and b'"check"' not in text:
             return msgspec.to_builtins(msgspec.json.decode(text, type=by_hand))
         if not text.endswith(b"\n"):
             raise ValueError("its end is missing" if text else "it is empty")
@@ -253,53 +247,83 @@ class Lines:
         self._file.close()
 
 
-def _carries_check(text: bytes) -> bool:
-    return _TAIL.search(text, max(0, len(text) - _TAIL_BYTES - 1)) is not None
+def read_lines(path: Path, old: bool = False, end: int | None = None) -> Iterator[JsonDict]:
+    """The records of a file of lines, without their checks, as `read_rows` has them."""
+    return read_rows(path, old, _decoded, end)
 
 
-@overload
-def read_lines(path: Path, old: bool = False, *, end: int | None = None) -> Iterator[JsonDict]: ...
-@overload
-def read_lines(
-    path: Path, old: bool, decode: Callable[[bytes], T], end: int | None = None
-) -> Iterator[T]: ...
-def read_lines(
+def read_rows(
     path: Path,
-    old: bool = False,
-    decode: Callable[[bytes], object] | None = None,
+    old: bool,
+    decode: Callable[[bytes], T],
     end: int | None = None,
-) -> Iterator[object]:
-    """The records of a file of lines, without their checks. A last line without its end is being
-    written, or was torn by a crash, and is left out. Raises StateError for any other line that is
-    not as it was written. old: lines that carry no check are taken too, as earlier releases wrote
-    them, in a file that has none at all. decode: of a line's text, into what it is to be read as;
-    its msgspec.ValidationError is a StateError that names the line. end: bytes of the file after
-    which nothing is read.
+    many: Callable[[bytes], list[T]] | None = None,
+) -> Iterator[T]:
+    """The records of a file of lines. A last line without its end is being written, or was torn by
+    a crash, and is left out. Raises StateError for any other line that is not as it was written.
+    old: lines that carry no check are taken too, as earlier releases wrote them, in a file that has
+    none at all. decode: of a line's text, into what it is to be read as; its
+    msgspec.ValidationError is a StateError that names the line. end: bytes of the file after which
+    nothing is read. many: of the text of several lines, checks and all, in one step.
     """
-    decode, at = decode or _decoded, 0
-    bare: bool | None = None  # whether this file's lines carry no check
-    with reaching(lambda: path.open("rb")) as file:
-        for number, text in enumerate(file, 1):
-            at += len(text)
-            if not text.endswith(b"\n") or (end is not None and at > end):
-                return
-            try:
-                if old and bare is not False and not _carries_check(text):
-                    bare = True
-                    if text.strip():
-                        yield decode(text)
-                    continue
-                if bare:
-                    raise ValueError("it carries a check, and the lines before it do not")
-                bare = False
+
+    def blocks() -> Iterator[Iterable[T]]:
+        number = 1
+        bare: bool | None = None  # whether this file's lines carry no check
+        with reaching(lambda: path.open("rb")) as file:
+            for block in _blocks(file, end):
+                if bare is None:
+                    bare = old and not _carries_check(block[: block.index(b"\n")])
+                found = None if many is None else _together(block, bare, many)
+                yield _singly(path, number, block, bare, decode) if found is None else found
+                number += block.count(b"\n")
+
+    return itertools.chain.from_iterable(blocks())
+
+
+def _singly(
+    path: Path, first: int, block: bytes, bare: bool, decode: Callable[[bytes], T]
+) -> Iterator[T]:
+    for number, text in enumerate(block.split(b"\n")[:-1], first):
+        try:
+            if not bare:
                 yield decode(unchecked(text))
-            except msgspec.ValidationError as other:
-                raise StateError(f"{path}:{number}: {other}.") from None
-            except (ValueError, RecursionError) as broken:
-                raise StateError(
-                    f"{path}:{number}: not what was written there ({broken}); put the file back as "
-                    f"it was, or delete this line to go on without what it said."
-                ) from broken
+            elif _carries_check(text):
+                raise ValueError("it carries a check, and the lines before it do not")
+            elif text.strip():
+                yield decode(text)
+        except msgspec.ValidationError as other:
+            raise StateError(f"{path}:{number}: {other}.") from None
+        except (ValueError, RecursionError) as broken:
+            raise StateError(
+                f"{path}:{number}: not what was written there ({broken}); put the file back as "
+                f"it was, or delete this line to go on without what it said."
+            ) from broken
+
+
+def _blocks(file: BinaryIO, end: int | None) -> Iterator[bytes]:
+    """Its whole lines up to a byte, some at a time."""
+    at = 0
+    while block := file.read(BLOCK_BYTES):
+        block += file.readline()
+        stop = len(block) if end is None else max(0, end - at)
+        whole = block[: block.rfind(b"\n", 0, stop) + 1]
+        if whole:
+            yield whole
+        if len(whole) < len(block):
+            return
+        at += len(whole)
+
+
+def _together(block: bytes, bare: bool, many: Callable[[bytes], list[T]]) -> list[T] | None:
+    """The records of lines, one each, that are as they were written; None where they are not."""
+    if b'"check"' in block if bare else None in map(_said, block.split(b"\n")[:-1]):
+        return None
+    try:
+        found = many(block)
+    except ValueError:
+        return None
+    return found if len(found) == block.count(b"\n") else None
 
 
 def repair(path: Path) -> None:

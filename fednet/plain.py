@@ -9,3 +9,13 @@ from typing import Any
 # that are read.
 JsonDict = dict[str, Any]
 JsonMapping = Mapping[str, Any]  # the same, to be read only
+
+
+def plain(value: object) -> object:
+    """What JSON has in place of an array or a set."""
+    if hasattr(value, "tolist"):
+        found: object = value.tolist()
+        return found
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")

@@ -48,6 +48,13 @@ class Row(msgspec.Struct, kw_only=True):
 
         return decode
 
+    @classmethod
+    def together(cls: type[R]) -> Callable[[Text], list[R]] | None:
+        """From the text of several lines, where they are JSON; None where a row is more than its
+        fields.
+        """
+        return msgspec.json.Decoder(cls).decode_lines
+
     def line(self) -> JsonDict:
         """The row as it is written."""
         return {
@@ -249,6 +256,10 @@ class Event(Row, kw_only=True):
     @classmethod
     def decoder(cls) -> Callable[[Text], Event]:
         return lambda text: cls.of(json.loads(text))
+
+    @classmethod
+    def together(cls) -> None:
+        return None
 
     def line(self) -> JsonDict:
         whole = super().line()

@@ -7,15 +7,17 @@ counts for each of them, so that a method's cost does not depend on how many pro
 
 from __future__ import annotations
 
-from collections import defaultdict
+import operator
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from fednet.errors import ConfigError, unknown
 from fednet.plain import JsonDict
-from fednet.records import Wire
+from fednet.records import Row, Wire
 from fednet.report.read import Run, once
 
 BYTES = ("total", "up", "down", "useful")
@@ -76,20 +78,20 @@ def ledger(run: Run) -> Spent:
     raw, messages = ({"up": 0, "down": 0} for _ in range(2))
     servers: dict[int, set[int]] = defaultdict(set)
     useful, wasted = Useful(), defaultdict[str, int](int)
-    for w in run.messages():
+    for w, times in _alike(run):
         for kind, n in w.kinds.items():
-            rows[w.round, w.direction, kind] += n
-        rows[w.round, w.direction, "envelope"] += w.bytes - sum(w.kinds.values())
+            rows[w.round, w.direction, kind] += times * n
+        rows[w.round, w.direction, "envelope"] += times * (w.bytes - sum(w.kinds.values()))
         if w.shared_bytes:
-            shared[w.round] += w.shared_bytes
-        raw[w.direction] += w.raw_bytes
-        messages[w.direction] += w.messages or 1
+            shared[w.round] += times * w.shared_bytes
+        raw[w.direction] += times * w.raw_bytes
+        messages[w.direction] += times * (w.messages or 1)
         servers[w.round].add(w.incarnation)
         if w.useful:
             if not w.twice:
-                useful.add(w)
+                useful.add(w, times)
         elif w.kinds:
-            wasted[(w.reason or "of no use").partition(":")[0]] += w.bytes
+            wasted[(w.reason or "of no use").partition(":")[0]] += times * w.bytes
     # Only where two servers had a part in a round can there be doubles.
     if again := {t for t, who in servers.items() if len(who) > 1}:
         useful.leave_out(again)
@@ -115,6 +117,39 @@ def ledger(run: Run) -> Spent:
     )
 
 
+class _Spent(Row, kw_only=True, gc=False):
+    """Of a message, what its costs are summed by; its mappings as they are in the file."""
+
+    round: int = 0
+    direction: str = ""
+    kinds: msgspec.Raw = msgspec.Raw(b"{}")
+    bytes: int = 0
+    raw_bytes: int = 0
+    useful: bool = True
+    purpose: str = "train"
+    incarnation: int = 0
+    reason: str | None = None
+    shared: msgspec.Raw = msgspec.Raw(b"null")
+    shared_bytes: int | None = None
+    messages: int | None = None
+    twice: bool | None = None
+
+
+_SINGLE = tuple(name for name in _Spent.__struct_fields__ if name not in ("kinds", "shared"))
+
+
+def _alike(run: Run) -> Iterator[tuple[Wire, int]]:
+    """The messages of the book, without whose they are and which of many, and how many are alike
+    in all else: of a round they are few, whatever the number of clients.
+    """
+    single = operator.attrgetter(*_SINGLE)
+    found = Counter((bytes(w.kinds), bytes(w.shared), single(w)) for w in run.lines("wire", _Spent))
+    decode = msgspec.json.Decoder(dict[str, int] | None).decode
+    for (kinds, shared, values), times in found.items():
+        known = dict(zip(_SINGLE, values))
+        yield Wire(**known, kinds=decode(kinds) or {}, shared=decode(shared)), times
+
+
 class Useful:
     """Sums of the messages that were of use, by round, so that rounds can be left out again."""
 
@@ -123,13 +158,13 @@ class Useful:
         self.shared: dict[int, int] = defaultdict(int)
         self.trained: dict[tuple[int, str, str], int] = defaultdict(int)
 
-    def add(self, w: Wire) -> None:
-        self.bytes[w.round, w.direction] += w.bytes
+    def add(self, w: Wire, times: int = 1) -> None:
+        self.bytes[w.round, w.direction] += times * w.bytes
         if w.shared_bytes:
-            self.shared[w.round] += w.shared_bytes
+            self.shared[w.round] += times * w.shared_bytes
         if w.purpose == "train":
             for kind, n in (w.shared or w.kinds).items():
-                self.trained[w.round, w.direction, kind] += n
+                self.trained[w.round, w.direction, kind] += times * n
 
     def leave_out(self, rounds: set[int]) -> None:
         for key in [k for k in self.bytes if k[0] in rounds]:

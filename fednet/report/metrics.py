@@ -11,6 +11,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -133,21 +134,48 @@ def class_stability(run: Run) -> dict[str, float] | None:
 
 
 # -- personalised ----------------------------------------------------------------------------------
-@once
-def latest(run: Run, judged: str) -> dict[int, Client]:
-    """Each client's record at the last evaluation of a run that has ended, else its last one, where
-    it holds its accuracy as `judged`, by client.
+@dataclass(frozen=True)
+class Judged:
+    """Of the records of clients, those that stand. last: by what of JUDGED or `received`, each
+    client's last one that has that accuracy; ended: those of the evaluation at the end.
     """
-    field = f"accuracy_{judged}"
-    found = {r.client: r for r in ended(run) or run.clients if getattr(r, field) is not None}
+
+    last: dict[str, dict[int, Client]]
+    ended: list[Client]
+
+
+@once
+def judged(run: Run) -> Judged:
+    """One pass over `clients.jsonl`: a long run's rows need not fit in memory."""
+    fields = [(name, f"accuracy_{name}") for name in (*JUDGED, "received")]
+    last: dict[str, dict[int, Client]] = {name: {} for name, _ in fields}
+    ended: list[Client] = []
+    for r in run.lines("clients"):
+        for name, field in fields:
+            if getattr(r, field) is not None:
+                last[name][r.client] = r
+        if r.final:  # a run given more rounds has been judged before
+            if ended and r.round > ended[0].round:
+                ended = []
+            if not ended or r.round == ended[0].round:
+                ended.append(r)
+    return Judged(last, ended)
+
+
+@once
+def latest(run: Run, name: str) -> dict[int, Client]:
+    """Each client's record at the last evaluation of a run that has ended, else its last one, where
+    it holds its accuracy as judged by that `name`, by client.
+    """
+    found = judged(run).last[name]
+    if at_end := ended(run):
+        found = {r.client: r for r in at_end if getattr(r, f"accuracy_{name}") is not None}
     return dict(sorted(found.items()))
 
 
-@once
 def ended(run: Run) -> list[Client]:
-    """The records of the evaluation at the end. A run given more rounds has been judged before."""
-    last = max((r.round for r in run.clients if r.final), default=0)
-    return [r for r in run.clients if r.final and r.round == last]
+    """The records of the evaluation at the end."""
+    return judged(run).ended
 
 
 def pooled(clients: Iterable[Client], judged: str) -> float | None:

@@ -10,6 +10,7 @@ is left out.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +22,7 @@ import numpy as np
 
 from fednet.config import tree
 from fednet.errors import ConfigError, StateError, lacking, unknown
-from fednet.files import read_lines
+from fednet.files import read_rows
 from fednet.plain import JsonDict
 from fednet.records import FILES, Client, Event, Round, Row, Summary, Wire
 from fednet.wire import book
@@ -41,8 +42,9 @@ def lines(path: Path, kind: type[R], end: int | None = None) -> Iterator[R]:
     being written is left out. Raises StateError for a line that is not as it was written, and for a
     field of another type.
     """
-    if path.exists():
-        yield from read_lines(path, True, kind.decoder(), end)
+    if not path.exists():
+        return iter(())
+    return read_rows(path, True, kind.decoder(), end, kind.together())
 
 
 @dataclass(frozen=True)
@@ -100,11 +102,13 @@ class Run:
         """Empty where each client brings its own data."""
         return _json(self.dir / "partition.json")
 
-    # Of the type that FILES has for the name.
-    def lines(self, name: str) -> Iterator[Any]:
-        """The rows of `NAME.jsonl`, one at a time."""
+    # Of the type that FILES has for the name, or of `kind`.
+    def lines(self, name: str, kind: type[Row] | None = None) -> Iterator[Any]:
+        """The rows of `NAME.jsonl`, one at a time. kind: with some of their fields alone."""
         files = book.parts(self.dir) if name == "wire" else [(self.dir / f"{name}.jsonl", None)]
-        return (row for path, end in files for row in lines(path, FILES[name], end))
+        return itertools.chain.from_iterable(
+            lines(path, kind or FILES[name], end) for path, end in files
+        )
 
     def messages(self) -> Iterator[Wire]:
         """The rows of `wire.jsonl`, one at a time: those of a long run need not fit in memory."""

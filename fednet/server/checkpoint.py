@@ -18,8 +18,8 @@ import msgspec
 from fednet.algorithms.state import PerClient, S, State, content_sha256, read_state, write_state
 from fednet.errors import StateError
 from fednet.experiment.store import RowStore
-from fednet.files import clear_asides, plain, read_lines, read_record, write_record
-from fednet.plain import JsonDict
+from fednet.files import clear_asides, read_lines, read_record, write_record
+from fednet.plain import JsonDict, plain
 
 # No file elsewhere.
 StateName = Annotated[str, msgspec.Meta(pattern=r"^state-[0-9a-f]+\.safetensors\Z")]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from fednet import files
 from fednet.errors import ConfigError, StateError
 from fednet.report.read import open_run
 from tests.report.fake_run import write
@@ -37,6 +38,25 @@ def test_a_torn_line_amid_the_rounds_is_damage(tmp_path):
     (path / "rounds.jsonl").write_text(first[:20] + "\n" + second + "\n")
     with pytest.raises(StateError, match=r"rounds\.jsonl:1"):
         _ = open_run(path).rounds
+
+
+def test_one_changed_byte_amid_many_lines_is_named_by_its_line(tmp_path):
+    path = write(tmp_path / "a", rounds=1)
+    lines = [files.line({"round": 1, "client": i, "bytes": 64}) for i in range(5000)]
+    lines[4321] = lines[4321].replace(b"64", b"65")
+    (path / "wire.jsonl").write_bytes(b"".join(lines))
+    found = open_run(path).messages()
+    assert [next(found).client for _ in range(4321)] == list(range(4321))
+    with pytest.raises(StateError, match=r"wire\.jsonl:4322: .*check is of another text"):
+        next(found)
+
+
+def test_a_line_whose_loss_is_no_number_stands_among_the_others(tmp_path):
+    path = write(tmp_path / "a", rounds=1)
+    losses = [1.0, float("nan"), 2.0]
+    lines = [files.line({"round": i, "train_loss": loss}) for i, loss in enumerate(losses)]
+    (path / "rounds.jsonl").write_bytes(b"".join(lines))
+    assert [str(r.train_loss) for r in open_run(path).rounds] == ["1.0", "nan", "2.0"]
 
 
 def test_a_live_run_without_summary_opens(tmp_path):

@@ -9,7 +9,7 @@ import tracemalloc
 import pytest
 
 from fednet.report import costs, page, read
-from fednet.report.drawing import details
+from fednet.report.drawing import details, figures
 from fednet.report.read import open_run
 from tests.report.fake_run import jsonl, write
 from tests.report.fake_run import row as wire_row
@@ -28,10 +28,10 @@ def test_the_book_is_read_once_for_all_that_a_page_shows_of_it(large, monkeypatc
 
     def counting(path, *more):
         opened.append(path.name)
-        return read_lines(path, *more)
+        return read_rows(path, *more)
 
-    read_lines = read.read_lines
-    monkeypatch.setattr(read, "read_lines", counting)
+    read_rows = read.read_rows
+    monkeypatch.setattr(read, "read_rows", counting)
     run = open_run(large)
     page._tiles(run)
     page._details(run, lambda figure: "")  # all but the drawing
@@ -54,6 +54,51 @@ def test_sums_over_the_book_do_not_grow_with_its_messages(large, tmp_path):
     assert lines[1] > 10 * lines[0]
     peak(small)  # what is imported and compiled once
     assert peak(large) < peak(small) + 200_000
+
+
+def test_messages_that_are_alike_are_summed_as_one(large):
+    run = open_run(large)
+    found = list(costs._alike(run))
+    # A round's tasks, replies and heartbeats, whoever's they are; and all joins.
+    assert len(found) == 3 * len(run.rounds) + 1
+    assert sum(times for _, times in found) == len(run.wire)
+
+
+def test_what_a_message_says_of_its_use_keeps_it_apart(tmp_path):
+    path = write(tmp_path / "a", rounds=1, clients=2)
+    rows = [
+        wire_row(1, 0, "down", "task", {"state": 5}, 1),
+        wire_row(1, 1, "down", "task", {}, 1, shared={"state": 5}, shared_bytes=6),
+        wire_row(1, 0, "up", "reply", {"state": 7}, 1, useful=False, reason="late: by 1 s"),
+        wire_row(1, 1, "up", "reply", {"state": 7}, 1, useful=False, reason="late: by 2 s"),
+        wire_row(1, 1, "up", "reply", {"state": 14}, 2, messages=2),
+    ]
+    jsonl(path / "wire.jsonl", rows)
+    book = costs.ledger(open_run(path))
+    assert book.rows[1, "up", "state"] == 28
+    assert book.rows[1, "down", "state"] == 5
+    assert book.shared == {1: 6}
+    assert book.messages == {"up": 4, "down": 2}
+    assert book.wasted == {"late": 16}
+    assert book.method == {"up": {"state": 14}, "down": {"state": 10}}
+
+
+def test_records_of_clients_pass_one_at_a_time(tmp_path):
+    run = open_run(write(tmp_path / "a", rounds=5, clients=4, personalised=True))
+    page._tiles(run)
+    list(details.of_run(run))
+    assert "clients" not in run.__dict__
+
+
+def test_who_is_not_judged_at_the_end_of_a_large_run_has_no_line_in_the_figure(tmp_path):
+    path = write(tmp_path / "a", rounds=2, clients=4, share=1.0, personalised=True)
+    rows = [r.line() for r in open_run(path).clients]
+    end = [{**r, "final": True} for r in rows if r["round"] == 2 and r["client"] in (1, 3)]
+    jsonl(path / "clients.jsonl", [*rows, *end])
+    which, clients, rounds, table = figures.client_accuracy(open_run(path))
+    assert (which, sorted(clients), rounds) == ("personal", [1, 3], [1, 2])
+    own = {(r["client"], r["round"]): r["accuracy_personal"] for r in rows}
+    assert table.tolist() == [[own[c, 1], own[c, 2]] for c in clients]
 
 
 def test_figures_make_no_row_and_no_cell_that_a_page_does_not_show(large):

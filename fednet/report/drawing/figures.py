@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fednet.plain import JsonDict
-from fednet.records import metric
+from fednet.records import Row, metric
 from fednet.report import costs, metrics
 from fednet.report.groups import Group, flat
 from fednet.report.read import Run, once
@@ -99,6 +99,16 @@ def participation(run: Run) -> Participation:
     return Participation([r.round for r in run.rounds], grid, reasons)
 
 
+class _Accuracy(Row, kw_only=True, gc=False):
+    """Of a client's record, what is drawn."""
+
+    round: int = 0
+    client: int = -1
+    accuracy_global: float | None = None
+    accuracy_received: float | None = None
+    accuracy_personal: float | None = None
+
+
 @once
 def client_accuracy(run: Run) -> tuple[str, list[int], list[int], np.ndarray] | None:
     """(which, clients, rounds, (clients, rounds) accuracy, NaN where not evaluated), clients by
@@ -113,13 +123,20 @@ def client_accuracy(run: Run) -> tuple[str, list[int], list[int], np.ndarray] | 
         return None
     field, last = f"accuracy_{which}", metrics.latest(run, which)
     clients = sorted(last, key=lambda c: (-getattr(last[c], field), c))
-    rounds = sorted({r.round for r in run.clients if getattr(r, field) is not None})
-    rows, columns = {c: i for i, c in enumerate(clients)}, {t: j for j, t in enumerate(rounds)}
+    rows = {c: i for i, c in enumerate(clients)}
+    # (row, round, accuracy) of each record; at the end of a large run some clients are not judged
+    found = np.fromiter(
+        (
+            (rows[r.client], r.round, value)
+            for r in run.lines("clients", _Accuracy)
+            if (value := getattr(r, field)) is not None and r.client in rows
+        ),
+        np.dtype((np.float64, 3)),
+    )
+    rounds, columns = np.unique(found[:, 1].astype(int), return_inverse=True)
     table = np.full((len(clients), len(rounds)), np.nan)
-    for r in run.clients:
-        if (value := getattr(r, field)) is not None:
-            table[rows[r.client], columns[r.round]] = value
-    return which, clients, rounds, table
+    table[found[:, 0].astype(int), columns] = found[:, 2]
+    return which, clients, rounds.tolist(), table
 
 
 def last_of(table: np.ndarray) -> np.ndarray:

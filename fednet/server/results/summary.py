@@ -14,8 +14,8 @@ import msgspec
 
 from fednet import __version__, loading
 from fednet.config import Config
-from fednet.files import plain, write_json
-from fednet.plain import JsonDict, JsonMapping
+from fednet.files import write_json
+from fednet.plain import JsonDict, JsonMapping, plain
 from fednet.records import Round, Summary
 from fednet.report import metrics, open_run
 from fednet.server.results.exports import (
