@@ -28,13 +28,15 @@ COLLECTED = (10_000, 20, 50)  # see `gc.set_threshold`
 _idle: dict[int, Array] = {}  # by identity, the latest given back at the end
 
 
-class _Lease:
+class Lease:
     """What every view, memoryview and tensor of a lent array keeps alive."""
 
-    __slots__ = ("__array_interface__", "__weakref__")
+    __slots__ = ("__array_interface__", "__weakref__", "array")
 
     def __init__(self, array: Array) -> None:
-        self.__array_interface__ = array.__array_interface__
+        place, _ = array.__array_interface__["data"]
+        self.__array_interface__ = array.__array_interface__ | {"data": (place, False)}
+        self.array = array
 
 
 def lend(n: int, dtype: npt.DTypeLike = np.uint8) -> Array:
@@ -49,9 +51,16 @@ def lend(n: int, dtype: npt.DTypeLike = np.uint8) -> Array:
     )
     if array is None:
         array = np.empty(nbytes, np.uint8)
-    lease = _Lease(array)
+    lease = Lease(array)
     weakref.finalize(lease, _give_back, array).atexit = False
     return np.asarray(lease).view(dtype)
+
+
+def writable(values: Array) -> Array:
+    """The same values in the same memory, as an array that says nothing of who may write to it:
+    torch has tensors of no other.
+    """
+    return np.asarray(Lease(values))
 
 
 def copied(values: Array) -> Array:

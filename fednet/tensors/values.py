@@ -13,7 +13,7 @@ from torch import nn
 
 from fednet.errors import StateError
 from fednet.tensors.layout import Layout, Role
-from fednet.tensors.vectors import blockwise, dot, dots, to_device
+from fednet.tensors.vectors import blockwise, dot, dots, room, to_device
 
 # Huge pages for 2 MB or more (torch reads this once): 45 MB are 11,000 faults of small pages else.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
@@ -90,7 +90,12 @@ class Tensors:
 
     @property
     def device(self) -> torch.device:
-        return self.vector.device
+        return self.read.device
+
+    @property
+    def read(self) -> torch.Tensor:
+        """The parameters for whoever only reads them, and keeps no view of them."""
+        return self.vector
 
     @property
     def params(self) -> Tensors:
@@ -142,7 +147,7 @@ class Tensors:
             return self
         return Tensors(
             self.layout,
-            *(to_device(part, device) for part in (self.vector, self.buffers, self.counters)),
+            *(to_device(part, device) for part in (self.read, self.buffers, self.counters)),
         )
 
     # -- algebra: parameters only ------------------------------------------------------------------
@@ -212,7 +217,7 @@ class Tensors:
         """True if every parameter and buffer is finite. The sum first: a NaN or an infinity cannot
         leave it finite.
         """
-        for values in (self.vector, self.buffers):
+        for values in (self.read, self.buffers):
             if (
                 values.numel()
                 and not torch.isfinite(values.sum())
@@ -220,6 +225,30 @@ class Tensors:
             ):
                 return False
         return True
+
+
+class Borrowed(Tensors):
+    """Tensors whose parameters lie in memory that others read too: a broadcast of many clients.
+    They are copied once they are asked for, but where they are only `read`.
+    """
+
+    def __init__(
+        self, layout: Layout, source: torch.Tensor, buffers: torch.Tensor, counters: torch.Tensor
+    ) -> None:
+        """source: (P,) float32, not to be written to."""
+        self.__dict__.update(layout=layout, source=source, buffers=buffers, counters=counters)
+
+    @property
+    def read(self) -> torch.Tensor:
+        found: torch.Tensor = self.__dict__["vector" if "vector" in self.__dict__ else "source"]
+        return found
+
+    @cached_property
+    def vector(self) -> torch.Tensor:  # type: ignore[override]
+        source = self.read
+        own = room(len(source), source.dtype).copy_(source)
+        del self.__dict__["source"]
+        return own
 
 
 def combine(hashes: Iterable[str]) -> str:

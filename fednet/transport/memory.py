@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from fednet.buffers import Lease
 from fednet.transport.base import (
     MAX_FRAME_BYTES,
     ClientTransport,
@@ -83,19 +83,9 @@ class SharedBuffer(Places):
         if nbytes > _SLOT_BYTES or not self._lies(slot, number):
             return None
         self._state[slot] = READ
-        lease = _Lease(self._slots[slot, :nbytes])
+        lease = Lease(self._slots[slot, :nbytes])
         weakref.finalize(lease, self._release, slot, number).atexit = False
         return np.asarray(lease).data.toreadonly()
-
-
-class _Lease:
-    """What every view of a body keeps alive."""
-
-    __slots__ = ("__array_interface__", "__weakref__", "_array")
-
-    def __init__(self, array: npt.NDArray[np.uint8]) -> None:
-        self._array = array
-        self.__array_interface__ = array.__array_interface__
 
 
 @dataclass(frozen=True, slots=True)

@@ -313,13 +313,10 @@ class Codec:
             buffers = packing.floats(tail[: 4 * b])
             counters = torch.from_numpy(np.frombuffer(tail[4 * b :], "<i8").astype(np.int64))
         chain = self.chains.get(field.kind)
-        if chain is not None:
-            vector = chain.receive(head, p, memory, round)
-            if base is not None:
-                vector = base + vector
-        else:
-            vector = packing.floats(head)
-        return Tensors(layout, vector, buffers, counters)
+        if chain is None:
+            return packing.tensors(layout, head, buffers, counters)
+        vector = chain.receive(head, p, memory, round)
+        return Tensors(layout, vector if base is None else base + vector, buffers, counters)
 
     def alone(self, kind: type[Payload]) -> bool:
         """Whether payloads of that kind hold no more than crosses, and are decoded alike whatever

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fednet.buffers import copied
+from fednet.buffers import FROM_BYTES, copied, writable
 from fednet.errors import ConfigError, RemoteProtocolError
 from fednet.files import Buffer
+from fednet.tensors import Borrowed, Layout, Tensors
 from fednet.wire.messages import Field
 from fednet.wire.payload import Field as Declared
 from fednet.wire.payload import Run, Samples
@@ -40,6 +41,16 @@ def floats(data: Buffer) -> torch.Tensor:
     if not (values.flags.writeable and values.flags.aligned):
         values = copied(values)
     return torch.from_numpy(values)
+
+
+def tensors(layout: Layout, data: Buffer, buffers: torch.Tensor, counters: torch.Tensor) -> Tensors:
+    """Tensors whose parameters share the memory of `data`, where that is no other's; a large model
+    is borrowed where others read it too, as a broadcast that came once for many clients.
+    """
+    values = np.frombuffer(data, dtype="<f4")
+    if values.flags.writeable or not values.flags.aligned or values.nbytes < FROM_BYTES:
+        return Tensors(layout, floats(data), buffers, counters)
+    return Borrowed(layout, torch.from_numpy(writable(values)), buffers, counters)
 
 
 def raw(values: torch.Tensor) -> memoryview:
