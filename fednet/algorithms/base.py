@@ -190,6 +190,7 @@ class Algorithm:
 
     @property
     def main_exchange(self) -> int:
+        """The number, from 0, of the exchange that `main` names."""
         return self.main % len(self.exchanges)
 
     def refusal(self, run: Config) -> tuple[str, str] | None:

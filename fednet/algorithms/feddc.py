@@ -128,6 +128,7 @@ class FedDC(Algorithm):
         return self.Client(x=s.x, y=s.y)
 
     def plan(self) -> Plan:
+        """The condensation that the options ask for."""
         c = self.config
         return Plan(
             iterations=c.iterations,

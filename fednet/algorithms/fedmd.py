@@ -152,6 +152,7 @@ class FedMD(Algorithm):
         return client.replace(w=trained.x), self.Done(run=trained.run)
 
     def transfer(self, client, x, y, host):
+        """Training before the first round: on the public samples, then on the client's own."""
         c = self.config
         w = self.fit(client.w, x, y, F.cross_entropy, c.public_epochs, "transfer", host)
         if c.private_epochs:

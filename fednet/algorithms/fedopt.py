@@ -152,6 +152,7 @@ class FedAdagrad(Adaptive):
         weighting: Literal["samples", "uniform"] = "samples"
 
     def second(self, v, square):
+        """v_t from v_{t-1} and the square of the mean update, element by element (Algorithm 2)."""
         return v + square
 
 
@@ -164,6 +165,7 @@ class FedAdam(Adaptive):
     keeps = ("w, m, v", "-")
 
     def second(self, v, square):
+        """As `FedAdagrad.second`."""
         return self.config.beta_2 * v + (1 - self.config.beta_2) * square
 
 
@@ -176,4 +178,5 @@ class FedYogi(Adaptive):
     keeps = ("w, m, v", "-")
 
     def second(self, v, square):
+        """As `FedAdagrad.second`."""
         return v - (1 - self.config.beta_2) * square * torch.sign(v - square)

@@ -82,6 +82,7 @@ class FedRep(Algorithm):
         return self.Client(head=own), self.Up(x=up, run=together(runs, host.n))
 
     def head_epochs(self, host) -> int:
+        """Epochs of the head: the option's, else all but one of the run's, at least one."""
         own = self.config.head_epochs
         return max(1, host.train_config.epochs - 1) if own is None else own
 

@@ -128,6 +128,7 @@ def log_prior(counts: torch.Tensor, gamma: float = 1.0) -> torch.Tensor:
 def p_head(
     h: torch.Tensor, p: Mapping[str, torch.Tensor], weight: str, bias: str | None = None
 ) -> torch.Tensor:
+    """P_i(h), (n, C), of features h, (n, d); p: the personal head's tensors, by name."""
     return F.linear(h, p[weight], None if bias is None else p[bias])
 
 

@@ -102,6 +102,7 @@ class Layout:
 
     @cached_property
     def nbytes(self) -> int:
+        """Of all tensors, uncompressed: 4 an element, 8 a counter."""
         return sum(s.numel * ITEM[s.role] for s in self.slots)
 
     @property
@@ -120,11 +121,13 @@ class Layout:
         return Layout(tuple(s for s in self.slots if s.name in wanted))
 
     def without(self, names: Iterable[str]) -> Layout:
+        """The layout less these names; those that it does not have are passed over."""
         gone = set(names)
         return Layout(tuple(s for s in self.slots if s.name not in gone))
 
     @cached_property
     def parameters(self) -> Layout:
+        """The layout of the trainable parameters alone."""
         return Layout(tuple(s for s in self.slots if s.role == "parameter"))
 
     @cached_property

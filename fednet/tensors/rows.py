@@ -12,9 +12,13 @@ from fednet.tensors.values import Tensors
 class Rows(Protocol):
     """Where rows lie that memory does not hold (`experiment.store.RowStore`)."""
 
-    def write(self, row: Tensors) -> str: ...
+    def write(self, row: Tensors) -> str:
+        """Keeps a row; returns the name that `read` takes."""
+        ...
 
-    def read(self, name: str, layout: Layout) -> Tensors: ...
+    def read(self, name: str, layout: Layout) -> Tensors:
+        """The row of that name. Raises StateError where it is gone, or of another layout."""
+        ...
 
 
 class PerClient(Mapping[int, Tensors]):
@@ -59,5 +63,6 @@ class PerClient(Mapping[int, Tensors]):
         return len(self.rows)
 
     def put(self, client: int, row: Tensors) -> PerClient:
+        """The mapping with this row in the place of the client's."""
         kept = row if self.store is None else self.store.write(row)
         return PerClient(self.layout, {**self.rows, client: kept}, self.store)

@@ -30,6 +30,7 @@ class Sum:
 
     @classmethod
     def empty(cls) -> Sum:
+        """The sum of nothing: it takes the layout of what is added first."""
         none = torch.zeros(0, dtype=torch.float64)
         return cls(none, none, torch.zeros(0, dtype=torch.int64))
 
@@ -125,6 +126,7 @@ class TwoSums:
 
     @classmethod
     def empty(cls) -> TwoSums:
+        """Both sums of nothing."""
         return cls(Sum.empty())
 
     def add(self, x: Tensors, weight: float) -> TwoSums:

@@ -35,6 +35,7 @@ class Tensors:
     # -- making ------------------------------------------------------------------------------------
     @classmethod
     def zeros(cls, layout: Layout, device: torch.device | str = "cpu") -> Tensors:
+        """Parameters, buffers and counters of zeros."""
         p, b, i = layout.sizes
         return cls(
             layout,
@@ -74,6 +75,7 @@ class Tensors:
         return self._role(role)[start:end].view(shape)
 
     def items(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, view) of each tensor, in state-dict order."""
         for slot in self.layout.slots:
             yield slot.name, self[slot.name]
 
@@ -126,6 +128,7 @@ class Tensors:
 
     # -- changing ----------------------------------------------------------------------------------
     def with_vector(self, vector: torch.Tensor) -> Tensors:
+        """These buffers and counters with other parameters, (P,) float32."""
         return Tensors(self.layout, vector, self.buffers, self.counters)
 
     def with_buffers(self, other: Tensors) -> Tensors:
@@ -135,14 +138,17 @@ class Tensors:
         return Tensors(layout, self.vector, other.buffers.to(device), other.counters.to(device))
 
     def clone(self) -> Tensors:
+        """A copy that shares no memory with this one."""
         return Tensors(
             self.layout, self.vector.clone(), self.buffers.clone(), self.counters.clone()
         )
 
     def zeros_like(self) -> Tensors:
+        """Zeros of the same layout, on the same device; buffers and counters too."""
         return Tensors.zeros(self.layout, self.device)
 
     def to(self, device: torch.device | str) -> Tensors:
+        """The same on another device; itself where it is there already."""
         if self.device == torch.device(device):
             return self
         return Tensors(

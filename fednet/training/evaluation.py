@@ -33,6 +33,7 @@ class Counts:
 
     @classmethod
     def none(cls, classes: int) -> Counts:
+        """Counts over no samples, of so many classes."""
         return cls(np.zeros((2, classes), dtype=np.int64))
 
     @property
@@ -49,9 +50,11 @@ class Counts:
 
     @property
     def mean_loss(self) -> float:
+        """The task's mean loss over the samples; 0 where there were none."""
         return self.loss / self.n if self.n else 0.0
 
     def merge(self, other: Counts) -> Counts:
+        """The counts over both sets of samples."""
         if not self.n or not other.n:  # an empty split does not know how many classes there are
             return other if not self.n else self
         return Counts(self.table + other.table, self.loss + other.loss, self.n + other.n)

@@ -10,6 +10,7 @@ FEW = 2  # samples of a last batch whose variance BatchNorm should not learn
 
 
 def length(x: Inputs) -> int:
+    """Samples in x: the length of its first axis."""
     return int((next(iter(x.values())) if isinstance(x, dict) else x).shape[0])
 
 

@@ -122,4 +122,5 @@ def _inputs(data: Data, x: Inputs) -> Inputs:
 
 
 def moved(x: Inputs, device: torch.device) -> Inputs:
+    """x on `device`; each of its tensors, where x is a dict."""
     return mapped(x, lambda part: to_device(part, device))

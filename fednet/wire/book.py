@@ -52,6 +52,7 @@ class Book:
         return self._folder / f"book-{self._from}.jsonl"
 
     def append(self, row: Row) -> None:
+        """Adds a row; `flush` says when it is written."""
         self._lines.append(row)
 
     def flush(self, fsync: bool = False) -> int:
@@ -74,6 +75,7 @@ class Book:
 
     @property
     def due(self) -> bool:
+        """Whether `held` was called since the last `sum_up`: there are sums to be made."""
         return self._due is not None
 
     def sum_up(self, before: Callable[[list[Row]], object] = len) -> None:

@@ -55,6 +55,7 @@ class Account:
         return {"shared": self.announced, "shared_bytes": self.announced_bytes}
 
     def add(self, kinds: Mapping[str, int], envelope: int, raw: int, local: int = 0) -> None:
+        """Adds one message. raw: its payload uncompressed; local: bytes that did not cross."""
         self.local += local
         for kind, n in kinds.items():
             self.kinds[kind] = self.kinds.get(kind, 0) + n
@@ -79,6 +80,7 @@ class Tally:
     useful: Kinds = field(default_factory=lambda: {"up": {}, "down": {}})
 
     def add(self, row: JsonMapping) -> None:
+        """Adds a settled row of the book."""
         self.spent[row["direction"]] += row["bytes"]
         self.shared += row.get("shared_bytes", 0)
         if row["useful"] and row["purpose"] == "train":
@@ -90,6 +92,7 @@ class Tally:
         return {"bytes_up": up, "bytes_down": down, "bytes_down_per_client": down + self.shared}
 
     def merge(self, other: Tally) -> None:
+        """Adds another's sums, in place."""
         for direction in ("up", "down"):
             self.spent[direction] += other.spent[direction]
             add_kinds(self.useful[direction], other.useful[direction])
@@ -97,6 +100,7 @@ class Tally:
 
 
 def add_kinds(into: dict[str, int], kinds: Mapping[str, int]) -> None:
+    """Adds bytes by kind, in place."""
     for kind, n in kinds.items():
         into[kind] = into.get(kind, 0) + n
 

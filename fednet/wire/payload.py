@@ -171,6 +171,7 @@ class Payload:
 
     @classmethod
     def kinds(cls) -> set[str]:
+        """The ledger kinds that its fields have."""
         return {f.kind for f in cls.fields.values()}
 
 

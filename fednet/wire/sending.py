@@ -28,6 +28,7 @@ class Past:
     round: int = 0
 
     def of(self, field: str) -> Memory:
+        """What is remembered for one field."""
         return Memory(self.known, self.next, self.where + field)
 
 

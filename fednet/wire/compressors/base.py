@@ -50,6 +50,7 @@ class Memory:
     field: str
 
     def get(self, name: str = "") -> torch.Tensor | None:
+        """What was remembered under that name, not to be written to; None where nothing was."""
         return self.known.get(self._key(name))
 
     def next_of(self, name: str) -> torch.Tensor:
@@ -57,6 +58,7 @@ class Memory:
         return self.next[self._key(name)]
 
     def set(self, value: torch.Tensor, name: str = "") -> None:
+        """Writes down what follows, for the next message."""
         self.next[self._key(name)] = value
 
     def _key(self, name: str) -> str:
