@@ -196,6 +196,24 @@ def test_who_never_gets_to_the_target_stands_behind_all_who_do():
     assert [dict(zip(head, line))["difference"] for line in lines] == ["", "", "+10.00"]
 
 
+def test_a_setting_of_which_nothing_was_begun_is_a_line_below_the_table():
+    done = rows(A=(60.0, [50.0]), B=(55.0, [None]))
+    done[1]["status"] = "not run"
+    gone = [
+        {**r, "heterogeneity": h, "status": "not run", "ours": None}
+        for h in ("alpha=2", "alpha=3")
+        for r in done
+    ]
+    _, lines = rendering.table([*done, *gone])
+    assert [line[1:4] for line in lines] == [["alpha=1", "A", "60.00"], ["alpha=1", "B", "55.00"]]
+    said = rendering.notes([*done, *gone])
+    assert said[0] == "Not run here: D alpha=2, D alpha=3: A, B."
+    assert not any("Not run here" in line for line in rendering.notes(done))
+    gone[0]["status"] = "not run: 2 of 60 rounds so far"
+    assert len(rendering.table([*done, *gone])[1]) == 4
+    assert len(rendering.table(gone[2:])[1]) == 2  # nothing else to show
+
+
 def test_the_notes_name_another_measure_what_was_searched_and_how_many_methods_the_order_has():
     made = rows(A=(60.0, [50.0]), B=(55.0, [50.5]), C=(70.0, [None]), own=(None, [9.0]))
     made[0]["hyperparameters"] = '{"train.lr": 0.1}'

@@ -33,11 +33,13 @@ HEAD = (
 
 
 def table(rows: Sequence[JsonMapping]) -> tuple[list[str], list[list[str]]]:
-    """(heading, lines): a line a method and column; ± is the standard deviation over seeds. Empty
-    columns are left out.
+    """(heading, lines): a line a method and setting; ± is the standard deviation over seeds. Empty
+    columns are left out, and settings of `unbegun`, which `notes` names.
     """
-    lines = []
+    lines, left_out = [], unbegun(rows)
     for (dataset, variant, heterogeneity), methods in grouped(rows).items():
+        if (dataset, variant, heterogeneity) in left_out:
+            continue
         for method, runs in methods.items():
             done = [r for r in runs if r["status"] == "done"]
             paper = runs[0]["paper"]
@@ -77,6 +79,17 @@ def table(rows: Sequence[JsonMapping]) -> tuple[list[str], list[list[str]]]:
             )
     kept = [i for i in range(len(HEAD)) if any(line[i] for line in lines)]
     return [HEAD[i] for i in kept], [[line[i] for i in kept] for line in lines]
+
+
+def unbegun(rows: Sequence[JsonMapping]) -> dict[tuple[str, ...], tuple[str, ...]]:
+    """By setting of which no run was begun, its methods; none where that is so of all."""
+    found = grouped(rows)
+    left = {
+        column: tuple(methods)
+        for column, methods in found.items()
+        if all(r["status"] == "not run" for runs in methods.values() for r in runs)
+    }
+    return left if len(left) < len(found) else {}
 
 
 def spread(rows: Sequence[JsonMapping], key: str, digits: int = 2) -> str:
@@ -133,6 +146,12 @@ def as_md(rows: Sequence[JsonMapping], scale_said: bool = False) -> str:
 def notes(rows: Sequence[JsonMapping], scale_said: bool = False) -> list[str]:
     """What a reader of the table has to know: the scale, what was changed, whose order agrees."""
     out = []
+    alike: dict[tuple[str, ...], list[str]] = {}  # settings by their methods
+    for column, names in unbegun(rows).items():
+        alike.setdefault(names, []).append(" ".join(p for p in column if p))
+    if alike:
+        left = (f"{', '.join(which)}: {', '.join(names)}" for names, which in alike.items())
+        out.append(f"Not run here: {'; '.join(left)}.")
     if any(r["scale"] == "mini" for r in rows) and not scale_said:
         from fednet.papers.mini import SAID
 
