@@ -127,6 +127,41 @@ def test_worker_processes_give_the_bits_of_one_process(reference, workers, tmp_p
     check(one, tmp_path / "same", at_home=True)
 
 
+METHOD = """
+from fednet.algorithms.fedavg import FedAvg
+from fednet.registry import algorithm
+
+@algorithm("careless")
+class Careless(FedAvg):
+    def local(self, phase, client, down, host):
+        down.x.vector.mul_(0.5)
+        y = host.train(down.x)
+        down.x.vector.copy_(y.x.vector)
+        y.x.vector.add_(down.x.vector)
+        return client, self.Up(x=y.x, run=y.run)
+"""
+
+
+@pytest.mark.long
+def test_a_method_that_writes_to_what_came_and_to_what_it_trained_gives_the_same_bits(tmp_path):
+    """One broadcast of a large model serves all clients of a worker, and lies in one place."""
+    own = tmp_path / "careless.py"
+    own.write_text(METHOD)
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        CONFIG.format(method="careless").replace("hidden: [16]", "hidden: [2200, 500]")
+    )
+    found = []
+    for words in (["--in-process"], ["--workers", 1], ["--workers", 1, "--transport", "tcp"]):
+        out = tmp_path / str(len(found))
+        with Processes(tmp_path) as processes:
+            status, said = processes.run("main", "run", config, "--load", own, *words, "--out", out)
+        assert status == 0, said
+        found.append(bits(out / "same"))
+    assert found[0] == found[1] == found[2]
+    assert len({r["model_sha256"] for r in found[0]}) == 4
+
+
 def test_clients_started_before_the_server_after_it_and_during_the_run_give_the_same_bits(
     reference, tmp_path
 ):
