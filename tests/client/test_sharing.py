@@ -17,7 +17,8 @@ from fednet.client import join
 from fednet.client import workplace as site
 from fednet.client.policy import Policy
 from fednet.experiment import placement
-from tests.chaos.test_hostile import CONFIG, LIMIT_S, in_thread, serve
+from tests.chaos.mallory import LIMIT_S
+from tests.chaos.test_hostile import CONFIG, in_thread, serve
 from tests.client.test_slots import Fake
 
 
