@@ -72,7 +72,8 @@ class ServerIO:
         self._at, self._flush, self._had = at, flush, had
         self._out = Outbox(link, spool, flush, lambda found: self._events.put(found), at)
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._events: queue.SimpleQueue[list[Resolution] | BaseException] = queue.SimpleQueue()
+        # Not a SimpleQueue: a signal that takes it beyond its timeout makes it wait for ever.
+        self._events: queue.Queue[list[Resolution] | BaseException] = queue.Queue()
         self._resolutions: deque[Resolution] = deque()  # of these, not asked for yet
         self._tick_at = self._shown_at = self._booked = 0.0
         self._hearing = Hearing(protocol, transport, link, events, self._receive, self._closed)

@@ -4,6 +4,7 @@ events against floods.
 
 from __future__ import annotations
 
+import signal
 import time
 from contextlib import ExitStack
 
@@ -63,9 +64,11 @@ class Work:
 
 
 class Both:
-    """The I/O thread and one client loop, stepped in turn by whoever waits for it."""
+    """The I/O and one client loop, stepped in turn by whoever waits for it; else the I/O has its
+    thread, and the client is not stepped.
+    """
 
-    def __init__(self, tmp_path, transport, client, curve=False) -> None:
+    def __init__(self, tmp_path, transport, client, curve=False, inline=True) -> None:
         self.rows, self.notes = [], []
         self.transport, self.client_transport = transport, client
         protocol = ServerProtocol(
@@ -99,7 +102,7 @@ class Both:
             Spool(tmp_path),
             lambda reply, body: None,
             Events(lambda event, fields: self.notes.append((event, fields))),
-            lambda: self.loop.step(0.0),
+            (lambda: self.loop.step(0.0)) if inline else None,
         )
 
     def phase(self, size: int) -> None:
@@ -242,6 +245,25 @@ def test_heartbeats_are_one_row_a_worker_and_round(tmp_path):
         r["round"] == 1 and r["worker"] == "w" and r["count"] >= 1 and r["client"] == -1
         for r in beats
     )
+
+
+def test_a_signal_that_outlasts_a_wait_does_not_make_it_endless(tmp_path):
+    def handler(number, frame):
+        until = time.monotonic() + 0.1
+        while time.monotonic() < until:
+            pass
+
+    server = ZmqServer("tcp://127.0.0.1:*")
+    client = ZmqClient(server.address)
+    io = Both(tmp_path, server, client, inline=False).io
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.02)
+    try:
+        assert io.wait(0.05, (0, 0, "")) is None
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        io.close(linger_s=0)
+        client.close(0)
 
 
 def test_flood_of_refusals_is_a_line_and_a_count(monkeypatch):
