@@ -124,13 +124,26 @@ def configured(args: argparse.Namespace) -> Config:
     if args.config is None and args.set and not args.quiet:
         changed = {change.partition("=")[0].strip() for change in args.set}
         print(f"{STANDS_IN} {_left(quickstart(), changed)}", file=sys.stderr)
-    return load(args.config or quickstart(), args.set, args.load)
+    config = load(args.config or quickstart(), args.set, args.load)
+    if args.config is not None and not args.quiet and not _given(Path(args.config)):
+        print(
+            f"{args.config} sets nothing: what --set does not give is the default: "
+            f"{config.algorithm.name} with {config.model.name} on {config.data.dataset}, "
+            f"{config.clients} clients, {config.rounds} rounds.",
+            file=sys.stderr,
+        )
+    return config
+
+
+def _given(path: Path) -> object:
+    """What a configuration file says, as it stands there."""
+    from fednet.config import tree
+
+    return tree.compose(path.read_text(encoding="utf-8"), str(path)).plain()
 
 
 def _left(base: Path, changed: Set[str]) -> str:
     """What a configuration file gives and `changed` keys leave alone: "train.lr 0.02, ..."."""
-    from fednet.config import tree
-
     found = []
 
     def walk(value: object, path: str) -> None:
@@ -143,7 +156,7 @@ def _left(base: Path, changed: Set[str]) -> str:
             for key, inner in value.items():
                 walk(inner, f"{path}.{key}" if path else str(key))
 
-    walk(tree.compose(base.read_text(encoding="utf-8"), str(base)).plain(), "")
+    walk(_given(base), "")
     return ", ".join(found) + "."
 
 

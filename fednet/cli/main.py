@@ -5,6 +5,7 @@ help costs nothing.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -60,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as done:  # argparse has said why
         return int(done.code or 0)
     args.command = said(["fednet", *words])
+    # No command opens a window, and what a notebook asks of its own processes need not be here.
+    os.environ.pop("MPLBACKEND", None)
     return guarded(
         f"fednet {name}",
         lambda: int(verb.run(args)),

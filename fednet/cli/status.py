@@ -5,6 +5,7 @@ deadline will do.
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 
@@ -19,6 +20,22 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from fednet.report import status
 
-    for text in status.show(args.run, watch=args.watch, json=args.json):
-        print(text, flush=True)
+    if args.watch and not args.json and sys.stdout.isatty():
+        return watch(args.run)
+    for i, text in enumerate(status.show(args.run, watch=args.watch, json=args.json)):
+        print("" if args.json or i == 0 else "\n", text, sep="", flush=True)
+    return 0
+
+
+def watch(run: Path) -> int:
+    """At a terminal it stands in one place, and its seconds go on."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    from fednet.report import status
+
+    with Live(console=Console(highlight=False), auto_refresh=False) as live:
+        for text in status.show(run, watch=True, ages=True):
+            live.update(Text(text), refresh=True)
     return 0

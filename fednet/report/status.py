@@ -170,9 +170,10 @@ def show(
     every_s: float = 1.0,
     now: Callable[[], float] = time.time,
     pause: Callable[[float], None] = time.sleep,
+    ages: bool = False,
 ) -> Iterator[str]:
-    """The status as text, once, or with `watch` each time it changes until the run lives no more.
-    The caller prints.
+    """The status as text, once, or with `watch` each time it changes until the run lives no more;
+    with `ages` each time it grows older too. The caller prints.
     """
     last = None
     while True:
@@ -181,7 +182,7 @@ def show(
         # What only grows older is no change: it would be said again every second.
         waiting = tuple(msgspec.structs.replace(w, deadline_s=None) for w in status.waiting)
         known = live, msgspec.structs.replace(status, updated=0.0, waiting=waiting)
-        if known != last:
+        if ages or known != last:
             yield (
                 jsonlib.dumps({**msgspec.to_builtins(status), "alive": live, "known_by": how})
                 if json

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fednet.cli import client, main, server, values
+from fednet.cli import client, common, main, server, values
 from fednet.client import join
 from fednet.client.policy import Policy
 from fednet.errors import CannotGoOn, Stopped
@@ -409,3 +409,22 @@ def test_what_is_no_run_is_said_by_status_and_resume(tmp_path, capsys):
     assert "fednet report: Is a directory" in capsys.readouterr().err
     assert main.main(["run", str(tmp_path), "--resume"]) == 2
     assert "is a folder without a config.yaml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "{}\n"])
+def test_a_configuration_that_sets_nothing_is_said_to(text, tmp_path, capsys):
+    file = tmp_path / "empty.yaml"
+    file.write_text(text)
+    args = argparse.Namespace(config=file, set=["rounds=3"], load=[], quiet=False)
+    assert common.configured(args).rounds == 3
+    said = capsys.readouterr().err
+    assert said.startswith(f"{file} sets nothing: what --set does not give is the default: fedavg ")
+    file.write_text("seed: 1\n")
+    common.configured(args)
+    assert capsys.readouterr().err == ""
+
+
+def test_what_a_notebook_wants_drawn_with_is_no_matter_of_a_commands(monkeypatch, capsys):
+    monkeypatch.setenv("MPLBACKEND", "module://of.another.environment")
+    assert main.main(["list", "tasks"]) == 0
+    assert "MPLBACKEND" not in os.environ

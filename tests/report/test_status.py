@@ -85,6 +85,19 @@ def test_watching_shows_each_change_and_ends_with_the_run(run):
     ]
 
 
+def test_at_a_terminal_it_is_shown_again_as_it_grows_older(run):
+    put(run)
+    later = iter([{}, {"state": "done"}])
+    shown = status.show(
+        run,
+        watch=True,
+        ages=True,
+        now=lambda: NOW,
+        pause=lambda _: put(run, **next(later)) and None,
+    )
+    assert [s.splitlines()[0].partition(":")[0] for s in shown] == ["running", "running", "done"]
+
+
 def test_as_json_it_says_how_life_is_known(run):
     (shown,) = status.show(put(run), json=True, now=lambda: NOW)
     assert json.loads(shown)["alive"] is True
