@@ -63,7 +63,7 @@ def dump(value: object) -> tuple[object, dict[str, torch.Tensor]]:
 
 
 def _bytes(value: torch.Tensor) -> memoryview:
-    return memoryview(value.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+    return value.reshape(-1).view(torch.uint8).numpy().data
 
 
 def content_sha256(value: object) -> str:
@@ -297,7 +297,7 @@ def state_sha256(value: object) -> str:
     tree, tensors = dump(value)
     whole = hashlib.sha256(json.dumps(tree, sort_keys=True).encode())
     for name in sorted(tensors):
-        whole.update(name.encode() + memoryview(tensors[name].view(-1).numpy()))  # type: ignore[arg-type]
+        whole.update(name.encode() + tensors[name].view(-1).numpy().data)
     return whole.hexdigest()
 
 

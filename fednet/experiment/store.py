@@ -312,7 +312,7 @@ def _number(name: str) -> int:
 def _segments(row: Tensors) -> list[memoryview]:
     """A row's bytes, in the order of its file."""
     parts = (p.to("cpu").contiguous() for p in (row.vector, row.buffers, row.counters) if p.numel())
-    return [memoryview(p.numpy()).cast("B") for p in parts]  # type: ignore[arg-type]
+    return [p.numpy().data.cast("B") for p in parts]
 
 
 def on_disk(state: State, rows: RowStore) -> State:

@@ -211,7 +211,7 @@ class Tensors:
     def _hashes(self) -> dict[str, str]:
         here = self.to("cpu")
         return {
-            name: hashlib.sha256(memoryview(value.contiguous().view(-1).numpy())).hexdigest()  # type: ignore[arg-type]
+            name: hashlib.sha256(value.contiguous().view(-1).numpy().data).hexdigest()
             for name, value in here.items()
         }
 

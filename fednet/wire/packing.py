@@ -60,7 +60,7 @@ def raw(values: torch.Tensor) -> memoryview:
     flat = values.detach().cpu().contiguous().view(-1)
     if flat.dtype == torch.bfloat16:
         flat = flat.view(torch.int16)
-    return memoryview(flat.numpy()).cast("B")  # type: ignore[arg-type]
+    return flat.numpy().data.cast("B")
 
 
 def pack(

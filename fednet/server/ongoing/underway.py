@@ -104,7 +104,7 @@ class PendingTasks(dict[int, PendingTask]):
         phase.opened -= self._at - saved.at
         down: SentDown = sent[f"sent-{saved.sent}"]
         form = tuple(msgspec.json.decode(down.form, type=list[Field]))
-        data = memoryview(down.body.numpy())  # type: ignore[arg-type]
+        data = down.body.numpy().data
         cut = sum(f.size for f in form[: down.enrol])
         agreed = asking.experiment.agreed
         seen = asking.experiment.down.decode(
