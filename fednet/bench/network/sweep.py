@@ -120,22 +120,15 @@ def _map(ax: Axes, records: Sequence[JsonMapping], wide: bool) -> None:
 
     latencies = sorted({r["latency_s"] for r in records})
     losses = sorted({r["loss"] for r in records})
-    found = np.full((len(losses), len(latencies)), np.nan)
-    ended: dict[tuple[int, int], int] = {}
+    shown = np.full((len(losses), len(latencies)), np.nan)
     for r in records:
-        at = losses.index(r["loss"]), latencies.index(r["latency_s"])
-        found[at] = 0 if r["ended"] else r["per_hour"]
-        if r["ended"] and r["rounds"]:
-            ended[at] = r["rounds"]
-    shown = np.where(found > 0, found, np.nan)
+        i, j = losses.index(r["loss"]), latencies.index(r["latency_s"])
+        text, colour = f"stops ({r['rounds']})" if r["rounds"] else "stops", "#000000"
+        if not r["ended"] and r["per_hour"]:
+            shown[i, j] = r["per_hour"]
+            text, colour = f"{shown[i, j]:.0f}", "#ffffff" if shown[i, j] < 100 else "#000000"
+        ax.text(j, i, text, ha="center", va="center", fontsize=8, color=colour)
     ax.imshow(shown, norm=LogNorm(1, 5000), origin="lower", aspect="auto")
-    for (i, j), value in np.ndenumerate(found):
-        if value == value:
-            text = "stops" if value == 0 else f"{value:.0f}"
-            text = f"stops ({ended[i, j]})" if (i, j) in ended else text
-            light = 0 < value < 100
-            colour = "#ffffff" if light else "#000000"
-            ax.text(j, i, text, ha="center", va="center", fontsize=8, color=colour)
     ax.set_xticks(range(len(latencies)), [f"{x:g}" for x in latencies])
     ax.set_yticks(range(len(losses)), [f"{100 * x:g}" for x in losses])
     ax.set(xlabel="latency one way, s", ylabel="loss, %")
