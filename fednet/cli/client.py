@@ -126,8 +126,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.proxy:
-        os.environ["FEDNET_PROXY"] = args.proxy
     from fednet.client import join
     from fednet.client import policy as policies
 

@@ -165,9 +165,19 @@ def quickstart() -> Path:
     return Path(__file__).with_name("quickstart.yaml")
 
 
+class Proxy(argparse.Action):
+    """Whoever connects reads the variable."""
+
+    def __call__(self, _: object, into: object, url: object, flag: object = None) -> None:
+        if url:
+            os.environ["FEDNET_PROXY"] = str(url)
+
+
 def proxied(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--proxy",
+        action=Proxy,
+        default=argparse.SUPPRESS,
         metavar="URL",
         help="reach the server through socks5://HOST:PORT or http://HOST:PORT, with "
         "USER:PASSWORD@ before HOST where it asks for them [FEDNET_PROXY]",

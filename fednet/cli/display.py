@@ -24,6 +24,14 @@ if TYPE_CHECKING:
     from fednet.records.rows import Row
 
 
+def redrawn() -> bool:
+    """Whether what was shown can be drawn again. Neither FORCE_COLOR nor a notebook makes a
+    terminal; to `!fednet` in a cell Jupyter is one that keeps every line drawn.
+    """
+    notebook = "JPY_PARENT_PID" in os.environ
+    return sys.stdout.isatty() and not notebook and os.environ.get("TERM") != "dumb"
+
+
 class PlainConsole(Console):
     """Whoever reads them may go: the run goes on. rich would end the process."""
 
@@ -38,13 +46,10 @@ class Display:
     """
 
     def __init__(self, quiet: bool = False, console: Console | None = None) -> None:
-        # Neither FORCE_COLOR nor a notebook makes a terminal, on which a line can be drawn again;
-        # to `!fednet` in a cell Jupyter is one that keeps every line drawn.
-        notebook = "JPY_PARENT_PID" in os.environ
         self.console = console or PlainConsole(
             highlight=False,
             soft_wrap=True,
-            force_terminal=sys.stdout.isatty() and not notebook,
+            force_terminal=redrawn(),
             force_jupyter=False,
         )
         self.quiet = quiet

@@ -32,8 +32,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.proxy:
-        os.environ["FEDNET_PROXY"] = args.proxy
     from fednet.tools import doctor
 
     return int(doctor.main(args))

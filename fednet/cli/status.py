@@ -5,7 +5,6 @@ deadline will do.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 
@@ -18,9 +17,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from fednet.cli.display import redrawn
     from fednet.report import status
 
-    if args.watch and not args.json and sys.stdout.isatty():
+    if args.watch and not args.json and redrawn():
         return watch(args.run)
     for i, text in enumerate(status.show(args.run, watch=args.watch, json=args.json)):
         print("" if args.json or i == 0 else "\n", text, sep="", flush=True)
