@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,3 +111,14 @@ def module_of(path: Path) -> str | None:
 def paths() -> list[Path]:
     """The files that were loaded, or were being loaded when they raised."""
     return list(_tried)
+
+
+def raised(broken: BaseException, anywhere: bool = False) -> str:
+    """What an exception says, and in which line of a user's own file it arose, without the file's
+    folder. anywhere: or of any file.
+    """
+    at = traceback.extract_tb(broken.__traceback__)
+    files = set(map(str, _tried))
+    found = [frame for frame in at if frame.filename in files] or (at if anywhere else [])
+    where = f" ({Path(found[-1].filename).name}, line {found[-1].lineno})" if found else ""
+    return f"{type(broken).__name__}: {broken}{where}"

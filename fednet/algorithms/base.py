@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from fednet.algorithms.host import ClientHost, ServerHost
+from fednet.algorithms.returned import first
 from fednet.algorithms.state import Empty, PerClient, State, model_field
 from fednet.errors import ConfigError
 from fednet.tensors import Inputs, Layout, Sum, Tensors, TwoSums, blockwise, mean
@@ -224,7 +225,7 @@ class Algorithm:
 
     def init_client(self, x: Tensors) -> State:
         """x: the whole initial model. Called at a client's first participation."""
-        return self.Client()
+        return first(self.Client, "init_client")
 
     def enroll(self, server: OwnState, client_id: int, host: ServerHost) -> Payload | None:
         """What a client gets once, with its first task; None for most methods."""
@@ -260,8 +261,8 @@ class Algorithm:
         return out
 
     def start(self, server: OwnState, phase: int) -> State:
-        """The empty fold of an exchange."""
-        return self.Fold(x=Sum.empty())  # type: ignore[call-arg]
+        """The empty fold of an exchange. Default: one of a mean, as the `fold` here makes it."""
+        return first(self.Fold, "start and fold", x=Sum.empty())
 
     def fold(
         self, fold: OwnState, server: OwnState, client_id: int, up: OwnPayload, host: ServerHost

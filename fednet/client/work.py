@@ -24,6 +24,7 @@ from fednet.errors import (
     why,
     without_paths,
 )
+from fednet.loading import raised
 from fednet.protocol import client_instructions as p
 from fednet.protocol.client import ClientProtocol
 from fednet.wire import messages as m
@@ -197,7 +198,7 @@ class TaskWork:
         except OWN_FAULTS as broken:
             # The server gets a line, the log all of it.
             log.error("client %d in round %d\n%s", key.client, key.round, traceback.format_exc())
-            self._failed(given, f"{type(broken).__name__}: {broken}"[:1000])
+            self._failed(given, raised(broken)[:1000])
         return None
 
     def _failed(

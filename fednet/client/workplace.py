@@ -16,6 +16,7 @@ import msgspec
 import torch
 
 from fednet import seeds
+from fednet.algorithms.returned import answered
 from fednet.algorithms.secure import Secure
 from fednet.algorithms.state import State
 from fednet.client.device import Device
@@ -247,7 +248,7 @@ class Workplace:
         state, down = self._received(task, body, record, host, past)
         x, host.secrets = weights_of(down), self._secrets
         progress("training", 0, 0)
-        state, up = method.local(key.phase, state, down, host)
+        state, up = answered(method, method.local(key.phase, state, down, host))
         up = self._as_sent(up, x, key)
         _check_finite(up)
         if exp.config.privacy.clip is not None:

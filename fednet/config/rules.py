@@ -233,9 +233,12 @@ def _secagg(c: Config, name: str, method: Method, refuse: Refuse) -> None:
 def check_method(config: Config, tree: Node) -> set[str]:
     """The rules that a method's class declares. Returns the kinds that can cross."""
     method = registry.algorithm.get(config.algorithm.name)
-    made = method(msgspec.convert(config.algorithm.options, method.Config), config.clients)
-    name = config.algorithm.name
-    refuse = refuser(tree)
+    name, refuse = config.algorithm.name, refuser(tree)
+    try:
+        options = msgspec.convert(config.algorithm.options, method.Config)
+    except msgspec.ValidationError as wrong:  # what was given has been read: it is a default
+        raise refuse("algorithm", f"a default of {name} is not what it may be: {wrong}.") from None
+    made = method(options, config.clients)
     if found := made.refusal(config):
         raise refuse(*found)
     if method.classes_only and config.task != "classification":

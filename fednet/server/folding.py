@@ -23,17 +23,18 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-import traceback
 from collections.abc import Callable, Mapping
 
 import torch
 
 from fednet.algorithms.base import Run, Samples, Tensors
+from fednet.algorithms.returned import stated
 from fednet.algorithms.staleness import rebased
 from fednet.algorithms.state import State
 from fednet.errors import FednetError, RemoteProtocolError, RoundVoid
 from fednet.experiment import privacy
 from fednet.experiment.build import Experiment
+from fednet.loading import raised
 from fednet.robust import stack
 from fednet.server.asking import Phase
 from fednet.server.spool import Spooled
@@ -144,7 +145,7 @@ class Folding:
         if not method.weighs_staleness:
             now = method.shared_model(self.server)
             up = rebased(up, sent, now, self.host.staleness)
-        fold = method.fold(fold, self.server, client, up, self.host)
+        fold = stated(method, "fold", "Fold", method.fold(fold, self.server, client, up, self.host))
         self._keep(client, up)
         return fold
 
@@ -324,6 +325,4 @@ def _theirs(broken: Exception) -> str:
         isinstance(broken, FednetError) and not isinstance(broken, RemoteProtocolError)
     ):
         raise broken
-    last = traceback.extract_tb(broken.__traceback__)[-1]
-    where = f"{last.filename.rpartition('/')[2]}, line {last.lineno}"
-    return f"{type(broken).__name__}: {broken} ({where})"
+    return raised(broken, anywhere=True)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from fednet import records
 from fednet.algorithms.base import State, Tensors
+from fednet.algorithms.returned import stated
 from fednet.errors import CannotGoOn, Stopped
 from fednet.experiment import privacy
 from fednet.experiment.build import Experiment
@@ -255,7 +256,8 @@ class Rounds:
             self.host.begin(phase.round, phase.index, completed)
             if self.config.privacy.clip is not None:
                 fold = privacy.noised(fold, self.config.privacy, self._noise, phase.round)
-            return self._with_buffers(self.method.finish(fold, server, completed, self.host), fill)
+            after = self.method.finish(fold, server, completed, self.host)
+            return self._with_buffers(stated(self.method, "finish", "Server", after), fill)
 
         return Folding(
             self.experiment,

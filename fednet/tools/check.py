@@ -99,7 +99,8 @@ def algorithm(name: str) -> Iterator[str]:
     must(
         first[0]["model_sha256"] != first[-1]["model_sha256"] or not method.has_global,
         f"{name}: model_sha256 is the same after both rounds, so {name}.Server."
-        f"{method.model_field or '*'} is not what is trained; declare the shared model as Weights.",
+        f"{method.model_field or '*'} is not what is trained, or is changed in place; declare "
+        f"the shared model as Weights, and return a new Server.",
     )
 
 
@@ -174,7 +175,7 @@ def _declared(name: str, method: type[Algorithm]) -> Iterator[str]:
         f"{name}: __init__ keeps {', '.join(sorted(kept))} on self; what lives between rounds "
         f"belongs in Server or Client.",
     )
-    yield "states are declared, and nothing is kept on self"
+    yield "states are declared, and __init__ keeps nothing on self"
 
 
 def _roles(name: str, method: type[Algorithm]) -> Iterator[str]:

@@ -146,6 +146,7 @@ class Codec:
         seen: dict[str, object] = {}
         for name, field in payload.fields.items():
             value = getattr(payload, name)
+            packing.declared(field.form, value, f"{type(payload).__qualname__}.{name}")
             chain = self.chains.get(field.kind)
             if field.form in ("tensors", "parameters"):
                 part = self._tensors(value, field.form)
@@ -162,8 +163,7 @@ class Codec:
                 seen[name] = kept
                 form.append(Field(name, field.kind, size, raw))
                 continue
-            where = f"{type(payload).__qualname__}.{name}"
-            arrays, parts = packing.pack(field.form, value, where)
+            arrays, parts = packing.pack(field.form, value)
             size = sum(len(d) for d in arrays)
             segments += arrays
             seen[name] = value

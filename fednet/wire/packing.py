@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import Any
+from typing import Any, SupportsFloat, SupportsIndex
 
 import numpy as np
 import torch
@@ -31,6 +31,16 @@ DTYPES = {
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 SAMPLE_DTYPES = (torch.uint8, torch.int64, torch.float32)
+_TENSORS = (Tensors, "Tensors of the model, such as `done.x`, whole")
+VALUES: dict[str, tuple[type, str]] = {  # by a field's form
+    "tensors": _TENSORS,
+    "parameters": _TENSORS,
+    "run": (Run, "what a training was (Statistics), such as `done.run`"),
+    "float": (SupportsFloat, "a number"),
+    "int": (SupportsIndex, "a whole number"),
+    "samples": (Samples, "Samples"),
+    "array": (torch.Tensor, "a tensor"),
+}
 MAX_AXES = 8
 MAX_ELEMENTS = 1 << 40
 
@@ -63,13 +73,21 @@ def raw(values: torch.Tensor) -> memoryview:
     return flat.numpy().data.cast("B")
 
 
+def declared(form: str, value: object, where: str) -> None:
+    """Raises ConfigError for a field's value that is not of the type that its form says. where: for
+    the error.
+    """
+    kind, what = VALUES[form]
+    if not isinstance(value, kind):
+        raise ConfigError(f"{where}: expected {what}, got {type(value).__name__}")
+
+
 def pack(
     form: str,
-    value: Any,  # of the type that the form says
-    where: str,
+    value: Any,  # of the type that the form says, see `declared`
 ) -> tuple[list[Buffer], list[tuple[str, str, list[int]]]]:
     """Lays out a field's value for the wire. Returns (a value's bytes, the (name, dtype, shape) of
-    its arrays). where: for the error.
+    its arrays).
     """
     if form == "run":
         return [struct.pack("<qqd", value.n, value.steps, value.loss)], []
@@ -83,10 +101,8 @@ def pack(
             *((f"x.{k}" if isinstance(value.x, dict) else "x", v) for k, v in x.items()),
             ("y", value.y),
         ]
-    elif isinstance(value, torch.Tensor):
-        arrays = [("", value)]
     else:
-        raise ConfigError(f"{where}: expected a tensor, got {type(value).__name__}")
+        arrays = [("", value)]
     return [raw(v) for _, v in arrays], [(n, NAMES[v.dtype], list(v.shape)) for n, v in arrays]
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from fednet import registry
@@ -232,3 +234,61 @@ def test_a_reply_that_is_refused_is_named_rather_than_the_loss_that_it_leaves(ch
     refused = "refused: field sketch: 16 bytes, expected 0 to 12"
     with pytest.raises((ConfigError, CannotGoOn), match=refused):
         checked(METHOD.format(name=name, body=body), f"{name}.py")
+
+
+UP = "return client, self.Up(dy=done.x - down.x, run=done.run)"
+LOCAL = "TypeError: local of Fresh returned "
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [
+        ("self.config.mu", "self.config.nu", r"no attribute 'nu' \(fresh\.py, line 54\)"),
+        ("self.Up(dy=", "self.Up(dx=", r"argument 'dx' \(fresh\.py, line 55\)"),
+        (UP, "return self.Up(dy=done.x - down.x, run=done.run)", LOCAL + r"\(Up\), expected"),
+        (UP, UP.replace("return ", "return None, "), LOCAL + r"\(NoneType, Empty, Up\)"),
+        (UP, UP.replace("client,", "down,"), LOCAL + r"\(Down, Up\), expected the client's next"),
+        (
+            "done.x - down.x",
+            "done.x.vector",
+            r"Up\.dy: expected Tensors of the model.*, got Tensor",
+        ),
+        ("run=done.run", "run=None", r"Up\.run: expected what a training was.*, got NoneType"),
+        ("def start(", "def begin(", r"Fresh\.Fold declares dy, .*; write start and fold"),
+        (
+            "class Fold",
+            "class Client(State):\n        c: Weights\n\n    class Fold",
+            r"Fresh\.Client declares c, which nothing makes yet; write init_client",
+        ),
+        (
+            "return self.Fold(dy=fold",
+            "self.Fold(dy=fold",
+            r"fold of Fresh returned NoneType",
+        ),
+        (
+            "return self.Server(x=",
+            "self.Server(x=",
+            r"finish of Fresh returned NoneType",
+        ),
+        (
+            "return self.Server(x=server.x +",
+            "return (server.x +",
+            r"returned Tensors, expected Server",
+        ),
+        (
+            "NonNegative = 0.01",
+            "NonNegative = -1.0",
+            r"a default of fresh is not what",
+        ),
+    ],
+)
+def test_what_is_wrong_with_the_template_is_said_with_its_place(
+    tmp_path, capsys, right, wrong, said
+):
+    file = tmp_path / "fresh.py"
+    assert main(["new", "algorithm", str(file)]) == 0
+    text = file.read_text()
+    assert right in text
+    file.write_text(text.replace(right, wrong))
+    assert main(["check", str(file)])
+    assert re.search(said, capsys.readouterr().err)
