@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -13,7 +12,7 @@ import zmq
 from fednet import descriptors
 from fednet.protocol.server import ServerProtocol
 from fednet.server.io_thread import Events, ServerIO
-from fednet.server.peers import budget, hearing
+from fednet.server.peers import budget
 from fednet.server.peers.budget import Allowance, Peers, Strangers
 from fednet.server.spool import Spool
 from fednet.transport import keys
@@ -70,31 +69,6 @@ def test_messages_of_no_use_cost_the_connection_that_sends_most_of_them():
     assert peers.useless(b"flood", "key", budget.PEER_AT_ONCE_S)
     assert not peers.useless(b"honest", "key", 0.0)
     assert not peers.useless(b"other", "another key", budget.PEER_AT_ONCE_S / 2)
-
-
-def test_what_the_machine_is_busy_with_meanwhile_is_not_held_against_a_peer(monkeypatch):
-    dropped, clock = [], SimpleNamespace(wall=0.0, used=0.0)
-    monkeypatch.setattr(
-        hearing,
-        "time",
-        SimpleNamespace(monotonic=lambda: clock.wall, thread_time=lambda: clock.used),
-    )
-
-    def receive(event, now):
-        clock.wall += 0.01  # another process had the processor
-        clock.used += float(event.frames[0])
-        return True
-
-    protocol = SimpleNamespace(clients=2, has_joined=lambda conn: True)
-    transport = SimpleNamespace(drop=lambda conn, hang_up: dropped.append(conn))
-    events = SimpleNamespace(tell=lambda *words: None)
-    link = SimpleNamespace(refused=lambda *words: None)
-    heard = hearing.Hearing(protocol, transport, link, events, receive, lambda closed: None)
-    for _ in range(4 * budget.USELESS):
-        heard.came(Received(b"late", (b"0",)))
-    assert not dropped
-    heard.came(Received(b"late", (b"%f" % (2 * budget.PEER_AT_ONCE_S),)))
-    assert dropped == [b"late"]
 
 
 def test_joins_of_a_key_are_bounded_and_those_of_another_are_not_its_own():

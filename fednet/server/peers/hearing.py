@@ -71,16 +71,14 @@ class Hearing:
         elif conn in self._hung_up:
             self._link.refused(conn, event.frames)
         else:
-            # Of the processor: what else the machine is busy with is not theirs.
-            began = time.thread_time()
-            useless = self._receive(event, time.monotonic())
-            if useless and self._peers.useless(conn, self._peer(event), time.thread_time() - began):
+            began = time.monotonic()
+            useless = self._receive(event, began)
+            if useless and self._peers.useless(conn, self._peer(event), time.monotonic() - began):
                 self._hang_up(conn, "more messages of no use than this server has time for")
 
     def strangers(self) -> bool:
         """Hears them, as far as there is time for it; whether there was anything."""
         began = now = time.monotonic()
-        spent = time.thread_time()
         while now - began < AT_ONCE_S:
             event = self._strangers.next(now, hurried=bool(self._protocol.present()))
             if event is None:
@@ -94,8 +92,8 @@ class Hearing:
                 self._link.refused(event.conn, event.frames)
             else:
                 self._receive(event, now)
-            before, spent, now = spent, time.thread_time(), time.monotonic()
-            self._strangers.spent(spent - before)
+            before, now = now, time.monotonic()
+            self._strangers.spent(now - before)
         return now > began
 
     def worth_a_row(self, conn: bytes, stray: str, key: m.Key) -> bool:
