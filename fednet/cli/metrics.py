@@ -11,14 +11,12 @@ from fednet.plain import JsonMapping
 from fednet.records import METRICS
 
 if TYPE_CHECKING:
+    from prometheus_client import Counter, Gauge
+
     from fednet.records.rows import Row
     from fednet.server.hosting import Watcher
 
 _ADDRESS = re.compile(r"(?:(?P<host>\[[0-9a-fA-F:.]+\]|[^:\s\[\]]+):|:)?(?P<port>\d{1,5})")
-
-
-if TYPE_CHECKING:
-    from prometheus_client import Counter, Gauge
 
 
 def address(text: str, flag: str = "--metrics") -> tuple[str, int]:
@@ -61,7 +59,8 @@ class Metrics:
         self._bytes = counter("bytes", "Bytes spent, framing included.", "direction")
         self._useful = counter("useful_bytes", "Payload bytes of use.", "direction", "kind")
         self._seconds = counter("phase_seconds", "Seconds of rounds, by phase.", "phase")
-        self._gauge, self._numbers = gauge, dict[str, Gauge]()
+        self._gauge = gauge
+        self._numbers: dict[str, Gauge] = {}
 
     def __enter__(self) -> Metrics:
         try:

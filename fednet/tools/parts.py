@@ -16,8 +16,6 @@ from fednet.options import options_of
 T = TypeVar("T")
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from fednet.tensors import Inputs
 
 CLIENTS = 3  # of a partition
