@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import ClassVar, TypeVar, get_type_hints
+from typing import TypeVar, get_type_hints
 
 import torch
 
@@ -37,8 +37,6 @@ K = TypeVar("K")
 @dataclasses.dataclass(frozen=True, eq=False)
 class State:
     """Base of server state, client state and folds. Subclasses become frozen dataclasses."""
-
-    types: ClassVar[dict[str, type]] = {}
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import msgspec
 
-from fednet.algorithms.base import Algorithm, ClientFacts
+from fednet.algorithms.base import Algorithm, ClientFacts, State
 from fednet.config import Config
 from fednet.experiment.build import buffers_cross
 from fednet.models.trained import layout_of
@@ -79,20 +79,20 @@ def declared(kind: type[Algorithm]) -> tuple[tuple[str, str], tuple[str, str]]:
     """
 
     def sent(direction: str) -> str:
-        fields = [f for e in kind.exchanges for f in getattr(e, direction).fields.items()]
-        tensors = sum(f.form in ("tensors", "parameters") for _, f in fields)
+        own = [f for e in kind.exchanges for f in getattr(e, direction).fields.items()]
+        tensors = sum(f.form in ("tensors", "parameters") for _, f in own)
         words = ([f"{tensors if tensors > 1 else ''}|w|"] if tensors else []) + [
-            name for name, f in fields if f.form not in ("tensors", "parameters", "run")
+            name for name, f in own if f.form not in ("tensors", "parameters", "run")
         ]
         return " + ".join(words) or "0"
 
-    def kept(state: type) -> str:
-        return ", ".join(getattr(state, "__dataclass_fields__", {})) or "-"
+    def kept(state: type[State]) -> str:
+        return ", ".join(f.name for f in fields(state)) or "-"
 
-    own = kind.cost is not Algorithm.cost
+    costs = kind.cost is not Algorithm.cost
     keeps = kind.keeps is not Algorithm.keeps
     return (
-        kind.cost if own else (sent("down"), sent("up")),
+        kind.cost if costs else (sent("down"), sent("up")),
         kind.keeps if keeps else (kept(kind.Server), kept(kind.Client)),
     )
 
