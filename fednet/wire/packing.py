@@ -9,6 +9,7 @@ import struct
 from typing import Any, SupportsFloat, SupportsIndex
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from fednet.buffers import FROM_BYTES, copied, writable
@@ -47,7 +48,10 @@ MAX_ELEMENTS = 1 << 40
 
 def floats(data: Buffer) -> torch.Tensor:
     """Values that share the memory of `data` where it may be written to and lies aligned."""
-    values = np.frombuffer(data, dtype="<f4")
+    return _own(np.frombuffer(data, dtype="<f4"))
+
+
+def _own(values: npt.NDArray[np.float32]) -> torch.Tensor:
     if not (values.flags.writeable and values.flags.aligned):
         values = copied(values)
     return torch.from_numpy(values)
@@ -59,7 +63,7 @@ def tensors(layout: Layout, data: Buffer, buffers: torch.Tensor, counters: torch
     """
     values = np.frombuffer(data, dtype="<f4")
     if values.flags.writeable or not values.flags.aligned or values.nbytes < FROM_BYTES:
-        return Tensors(layout, floats(data), buffers, counters)
+        return Tensors(layout, _own(values), buffers, counters)
     return Borrowed(layout, torch.from_numpy(writable(values)), buffers, counters)
 
 

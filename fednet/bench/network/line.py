@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -87,6 +87,4 @@ def payload(packet: bytes) -> int:
 def total(lines: Iterable[Line]) -> PacketCounts:
     """The counts of both directions together."""
     counts = [line.counts for line in lines]
-    return PacketCounts(
-        *(sum(getattr(c, f) for c in counts) for f in PacketCounts.__dataclass_fields__)
-    )
+    return PacketCounts(*(sum(getattr(c, f.name) for c in counts) for f in fields(PacketCounts)))
