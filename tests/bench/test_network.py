@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from pathlib import Path
 
 import numpy as np
@@ -96,11 +97,24 @@ def test_rounds_of_a_server_that_gave_up_are_no_rounds_an_hour(tmp_path: Path) -
     assert "1260" not in drawn
 
 
+def test_the_namespaces_of_two_processes_have_other_names() -> None:
+    names = [spaces.Spaces(own, Bad(), 0, {}).names for own in (0, 1)]
+    assert len({*names[0], *names[1]}) == 4
+    reached = os.pipe()
+    if (pid := os.fork()) == 0:
+        os.write(reached[1], " ".join(spaces.Spaces(0, Bad(), 0, {}).names).encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    others = os.read(reached[0], 100).decode().split()
+    assert len({*names[0], *others}) == 4
+    assert all(len(name) <= 15 for name in others)  # a device's name takes no more
+
+
 @pytest.mark.long
 @pytest.mark.skipif(bool(spaces.refusal()), reason=spaces.refusal())
 def test_a_federation_trains_over_a_slow_and_lossy_link_in_namespaces(tmp_path: Path) -> None:
     one = LinkCell(Bad(latency_s=0.05, loss=0.05, rate=1e6, jitter_s=0.01))
-    result = cell.run(one, tmp_path, 75.0, name="fntest")
+    result = cell.run(one, tmp_path, 75.0)
     assert result.rounds >= 1, (tmp_path / "server.txt").read_text()
     assert result.again > 0  # the kernel sent segments again
     assert result.payload > 0.9 * result.ledger  # TCP carried what the ledger has, and more

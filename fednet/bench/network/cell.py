@@ -73,12 +73,12 @@ class Result:
         return 3600 * self.rounds / self.seconds if self.seconds else 0.0
 
 
-def run(cell: LinkCell, folder: Path, limit_s: float, seed: int = 0, name: str = "fn") -> Result:
-    """Runs one cell for limit_s, in namespaces whose names begin with `name`."""
+def run(cell: LinkCell, folder: Path, limit_s: float, seed: int = 0, own: int = 0) -> Result:
+    """Runs one cell for limit_s. own: another for each cell that this process runs beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "cell.yaml"
     config.write_text(json.dumps(_merged(BASE, WIDE if cell.wide else DEFAULT, _faults(cell))))
-    with Spaces(name, cell.bad, seed, settings(cell)) as spaces:
+    with Spaces(own, cell.bad, seed, settings(cell)) as spaces:
         processes = [
             _start(
                 spaces.within(spaces.names[0]), _server(config, folder, limit_s), folder, "server"

@@ -40,8 +40,11 @@ class Spaces:
     machine does not let them be made.
     """
 
-    def __init__(self, name: str, bad: Bad, seed: int, settings: Mapping[str, str]) -> None:
-        """settings: of the kernel, in both namespaces, such as net.ipv4.tcp_rto_max_ms."""
+    def __init__(self, own: int, bad: Bad, seed: int, settings: Mapping[str, str]) -> None:
+        """own: tells those apart that this process has at the same time; settings: of the kernel,
+        in both namespaces, such as net.ipv4.tcp_rto_max_ms.
+        """
+        name = f"fn{os.getpid()}x{own}"  # no other process's: the names are the machine's
         self.names = (f"{name}s", f"{name}c")
         self.lines = tuple(Line(bad, seeds.rng(seed, f"bench/{way}")) for way in ("down", "up"))
         self._settings = dict(settings)

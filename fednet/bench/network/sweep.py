@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import queue
 import threading
 from collections.abc import Iterator, Sequence
@@ -72,9 +71,7 @@ def sweep(
             except queue.Empty:
                 return
             try:
-                # Names of this process, so that two sweeps do not meet.
-                name = f"fn{os.getpid() % 100_000}x{own}"
-                result = run(cell, folder / f"{number}", limit_s, number, name)
+                result = run(cell, folder / f"{number}", limit_s, number, own)
             except BaseException as broken:
                 done.put(broken)
                 return
