@@ -19,6 +19,8 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+from fednet.launch.supervisor import die_with_parent
+
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = (
     "name=run",
@@ -84,6 +86,7 @@ class Forked:
 
 class Rig:
     """A context in which processes run; what still runs at its end is killed, with all it started.
+    On Linux they end with the process that has it, however that ends.
 
     `tmp` is where commands run and what is said is written: in `process-N.log`.
     """
@@ -141,6 +144,7 @@ class Rig:
                 text=True,
                 env=environment,
                 start_new_session=True,
+                preexec_fn=die_with_parent,
             )
         process.said = out.read_text
         self.all.append(process)
@@ -237,6 +241,9 @@ def _run(work: Callable[..., int], output: Path, *args: Any) -> None:
     """In the process that was forked."""
     from fednet.errors import FednetError
 
+    # The server that forked it ends with the tests, unless a process of its own holds this open.
+    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
+    die_with_parent()
     os.setsid()
     handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(handle, 1)

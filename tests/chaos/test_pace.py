@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from fednet.client import join
+from fednet.launch.supervisor import die_with_parent
 from tests.chaos.attackers import ATTACKS
 from tests.processes import ROOT, Processes, lines, until
 
@@ -66,7 +67,9 @@ def test_rounds_go_on_at_half_pace_or_better_whatever_a_peer_does(tmp_path):
             time.sleep(2.0)  # what the one before has left is over
             before, held, disk = pace(rounds, SECONDS), resident(server.pid), size(rounds.parent)
             peer = subprocess.Popen(
-                [sys.executable, "-m", "tests.chaos.attackers", attack, found[0]], cwd=ROOT
+                [sys.executable, "-m", "tests.chaos.attackers", attack, found[0]],
+                cwd=ROOT,
+                preexec_fn=die_with_parent,
             )
             try:
                 time.sleep(1.5)  # it is starting

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fednet.launch.supervisor import die_with_parent
 from tests.processes import Processes, small, until
 
 pytest.importorskip("ray")
@@ -37,6 +38,7 @@ def test_workers_are_placed_by_ray_and_one_that_dies_is_started_anew(tmp_path):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            preexec_fn=die_with_parent,
         )
         all.all.append(ray)
         os.kill(until(_working, "a worker is at work"), signal.SIGKILL)
