@@ -7,7 +7,8 @@ language:
     ```sh skip: needs a second machine
     ```sh background        runs on beside the blocks that follow, and is ended with its page
 
-A page may take ten minutes in all. Ends with 1 where a block fails, and shows what it said.
+A page may take ten minutes in all. Ends with 1 where a block fails, also one that runs beside
+others, and shows what it said.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 FENCE = re.compile(r"^```(sh|python)([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 MOST_S = 600.0
+LOOK_S = 0.2  # how often it is looked whether what runs beside a block still does
 TOGETHER = 2  # pages; each has a folder of its own
 
 
@@ -71,10 +73,29 @@ def started(block: Block, folder: Path) -> subprocess.Popen[str]:
     )
 
 
+Beside = list[tuple[Block, subprocess.Popen[str]]]
+
+
+def ended(process: subprocess.Popen[str], beside: Beside, until: float) -> str:
+    """Waits for its end, and returns what it said. Raises RuntimeError where one beside it fails,
+    subprocess.TimeoutExpired after `until`.
+    """
+    while True:
+        for at, (block, other) in enumerate(beside):
+            if other.poll():
+                said, _ = beside.pop(at)[1].communicate()
+                raise RuntimeError(f"{block.line}: status {other.returncode}\n{said[-4000:]}")
+        try:
+            return process.communicate(timeout=LOOK_S)[0]
+        except subprocess.TimeoutExpired:
+            if time.monotonic() > until:
+                raise
+
+
 def run(page: Path) -> list[str]:
     """What failed."""
     name, until = page.relative_to(HERE), time.monotonic() + MOST_S
-    beside: list[subprocess.Popen[str]] = []
+    beside: Beside = []
     with tempfile.TemporaryDirectory(prefix="fednet-docs-") as folder:
         try:
             for block in blocks(page):
@@ -84,18 +105,21 @@ def run(page: Path) -> list[str]:
                     return [f"{name}:{block.line}: unknown mark {block.mark!r}"]
                 began, process = time.monotonic(), started(block, Path(folder))
                 if block.mark == "background":
-                    beside.append(process)
+                    beside.append((block, process))
                     continue
                 try:
-                    said, _ = process.communicate(timeout=max(1.0, until - began))
+                    said = ended(process, beside, until)
                 except subprocess.TimeoutExpired:
-                    beside.append(process)
+                    beside.append((block, process))
                     return [f"{name}:{block.line}: longer than {MOST_S:g} s"]
+                except RuntimeError as broken:
+                    beside.append((block, process))
+                    return [f"{name}:{broken}"]
                 if process.returncode:
                     return [f"{name}:{block.line}: status {process.returncode}\n{said[-4000:]}"]
                 print(f"{name}:{block.line}: {time.monotonic() - began:.1f} s", flush=True)
         finally:
-            for process in beside:
+            for _, process in beside:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGTERM)
                 process.communicate()

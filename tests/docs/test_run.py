@@ -53,6 +53,12 @@ def test_blocks_of_a_page_follow_one_another_and_the_first_that_fails_is_shown(
     (failed,) = runner.run(page)
     assert failed.startswith("page.md:13: status 7")
     assert "told" in failed
+    page.write_text(
+        "```sh background\necho lost && exit 5\n```\n```sh background\nsleep 60\n```\n"
+        "```sh\nsleep 600\n```\n"
+    )
+    (failed,) = runner.run(page)
+    assert failed == "page.md:1: status 5\nlost\n"
     cells = [{"cell_type": "code", "source": s} for s in ("x = 1", "assert x == 2, 'no'")]
     notebook = tmp_path / "book.ipynb"
     notebook.write_text(json.dumps({"cells": cells}))
