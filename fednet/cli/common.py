@@ -103,7 +103,7 @@ def configured(args: argparse.Namespace) -> Config:
     """The configuration that the command line asks for; without CONFIG, the quick start. A run's
     directory stands for the configuration in it, its place and its name.
     """
-    from fednet.config import load
+    from fednet.config import reading
 
     if args.config is not None and Path(args.config, "config.yaml").is_file():
         held = Path(args.config)
@@ -121,11 +121,12 @@ def configured(args: argparse.Namespace) -> Config:
             f"{args.config} is a folder without a config.yaml; expected a configuration, or with "
             f"--resume the directory of a run."
         )
+    given = reading.read(Path(args.config or quickstart()))
     if args.config is None and args.set and not args.quiet:
         changed = {change.partition("=")[0].strip() for change in args.set}
-        print(f"{STANDS_IN} {_left(quickstart(), changed)}", file=sys.stderr)
-    config = load(args.config or quickstart(), args.set, args.load)
-    if args.config is not None and not args.quiet and not _given(Path(args.config)):
+        print(f"{STANDS_IN} {_left(given.plain(), changed)}", file=sys.stderr)
+    config = reading.made(given, args.set, args.load)
+    if args.config is not None and not given.value and not args.quiet:
         print(
             f"{args.config} sets nothing: what --set does not give is the default: "
             f"{config.algorithm.name} with {config.model.name} on {config.data.dataset}, "
@@ -135,15 +136,8 @@ def configured(args: argparse.Namespace) -> Config:
     return config
 
 
-def _given(path: Path) -> object:
-    """What a configuration file says, as it stands there."""
-    from fednet.config import tree
-
-    return tree.compose(path.read_text(encoding="utf-8"), str(path)).plain()
-
-
-def _left(base: Path, changed: Set[str]) -> str:
-    """What a configuration file gives and `changed` keys leave alone: "train.lr 0.02, ..."."""
+def _left(base: object, changed: Set[str]) -> str:
+    """What a configuration gives and `changed` keys leave alone: "train.lr 0.02, ..."."""
     found = []
 
     def walk(value: object, path: str) -> None:
@@ -156,7 +150,7 @@ def _left(base: Path, changed: Set[str]) -> str:
             for key, inner in value.items():
                 walk(inner, f"{path}.{key}" if path else str(key))
 
-    walk(_given(base), "")
+    walk(base, "")
     return ", ".join(found) + "."
 
 

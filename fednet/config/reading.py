@@ -29,6 +29,13 @@ def load(
     ConfigError.
     """
     tree = read(Path(path)) if path is not None else Node({}, "the configuration")
+    return made(tree, sets, load_files)
+
+
+def made(
+    tree: Node, sets: Sequence[str] | JsonMapping = (), load_files: Sequence[Path | str] = ()
+) -> Config:
+    """As `load`, of a tree that `read` has returned."""
     tree = merge(tree, overrides(sets))
     named = fit.fit(tree.value["load"], tuple[str, ...], "load") if "load" in tree.value else ()
     files = [*named, *(str(Path(f).resolve()) for f in load_files)]

@@ -424,6 +424,16 @@ def test_a_configuration_that_sets_nothing_is_said_to(text, tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_a_configuration_that_can_be_read_once_is_read_once(capsys):
+    reader, writer = os.pipe()
+    os.write(writer, b"rounds: 3\n")
+    os.close(writer)
+    args = argparse.Namespace(config=f"/dev/fd/{reader}", set=[], load=[], quiet=False)
+    assert common.configured(args).rounds == 3
+    assert capsys.readouterr().err == ""
+    os.close(reader)
+
+
 def test_what_a_notebook_wants_drawn_with_is_no_matter_of_a_commands(monkeypatch, capsys):
     monkeypatch.setenv("MPLBACKEND", "module://of.another.environment")
     assert main.main(["list", "tasks"]) == 0
