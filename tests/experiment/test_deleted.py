@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fednet.algorithms.scaffold import Scaffold
-from fednet.errors import StateAbsent, StateError, Stopped
+from fednet.errors import CannotGoOn, StateAbsent, StateError, Stopped
 from fednet.experiment import build
 from fednet.experiment.store import ClientStore, Record
 from fednet.server.results import exports
@@ -95,3 +95,13 @@ def test_who_lacks_it_has_no_personal_model_and_the_others_have(tmp_path: Path) 
     assert [p.name for p in (tmp_path / "personal").iterdir()] == ["client-1.safetensors"]
     assert list(gone) == [0]
     assert "its local model of round 1 is not in" in gone[0]
+
+
+def test_it_is_not_said_that_a_checkpoint_is_whole_that_was_removed(tmp_path: Path) -> None:
+    def remove(record) -> None:
+        shutil.rmtree(tmp_path / "r" / "checkpoint")
+
+    with pytest.raises(CannotGoOn, match=r"No such .*; nothing is left to go on from"):
+        run(tmp_path, callback=remove, rounds=3)
+    with pytest.raises(CannotGoOn, match="has rounds on record and no checkpoint to go on from"):
+        run(tmp_path, resume=True, rounds=3)
