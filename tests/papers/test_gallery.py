@@ -39,7 +39,32 @@ def test_a_pair_is_decided_where_its_differences_by_seed_stay_off_zero():
     # A less B: 5, 5, 4; its interval is 4.67 +- 1.43 (t = 4.30). A less C: -10, 11, 2, around 0.
     made = rows(A=(60.0, [50.0, 51.0, 52.0]), B=(55.0, [45.0, 46.0, 48.0]), C=(50.0, [60, 40, 50]))
     assert verdict(made) == OrderVerdict(agree=1, against=0, pairs=3)
-    assert verdict(made).word == "held"
+    assert verdict(made[:6]).word == "held"
+
+
+def test_as_many_decided_pairs_as_chance_decides_decide_nothing():
+    # One or more of three by chance: 1 - 0.95**3 = 14 %; two or more: 0.7 %.
+    assert OrderVerdict(agree=1, pairs=3).word == "open"
+    assert OrderVerdict(agree=2, pairs=3).word == "held"
+    # Of sixteen: two or more 19 %, three or more 4 %.
+    assert OrderVerdict(against=2, pairs=16).word == "open"
+    assert OrderVerdict(against=3, pairs=16).word == "did not hold"
+
+
+def test_pairs_of_one_seed_are_not_among_those_that_seeds_decide():
+    made = rows(A=(60.0, [50.0, 51.0]), B=(55.0, [45.0, 46.1]), C=(50.0, [40.0]))
+    assert verdict(made) == OrderVerdict(agree=1, pairs=1, single=2)
+    assert verdict(made).said("mini", [0, 1]) == (
+        "mini scale, 2 seeds: 1 of 1 pairs decided, 1 of them in the printed order, beside 2 of one"
+        " seed"
+    )
+
+
+def test_a_paper_whose_own_method_is_in_no_pair_is_said_to_be_without_it():
+    made = rows(A=(60.0, [50.0]), Paper=(70.0, [51.0]), B=(55.0, [45.0]))
+    made[1]["changed"] = "algorithm.sigma_mode=scaled"
+    assert verdict(made) == OrderVerdict(single=1, without="Paper")
+    assert verdict(made).said("mini", [0]).endswith("; Paper, run with other settings, is in none")
 
 
 def test_what_stands_against_the_printed_order_does_not_hold():

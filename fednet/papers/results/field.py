@@ -18,7 +18,8 @@ HEAD = """\
 # What the field's numbers come to
 
 Written by `fednet reproduce --results` from `results/` and the figures in
-`fednet/papers/field.yaml`; do not edit. What is said in prose stands in `remarks.yaml`.
+`fednet/papers/field.yaml`; do not edit. What is said in prose stands in `remarks.yaml`. `±` is the
+standard deviation over seeds; a figure of ours without it is of one seed.
 """
 SOURCES = {  # of the printed figures, where that is not the paper that the table is named after
     "niidbench/mnist": "Flower",

@@ -2,14 +2,16 @@
 results: whether the paper's order of methods held, did not, or is open.
 
 A pair of methods is decided where at least two seeds of both were run and the mean of their
-difference, seed by seed, is outside of its 95 % interval around 0 (Student's t). Held: no decided
-pair stands against the paper's order; not: at least half of them do; else held in part. Open:
-nothing is decided. What full scale decides goes before what mini scale does.
+difference, seed by seed, is outside of its 95 % interval around 0 (Student's t). Open: no more are
+decided than chance decides of so many pairs that do not differ. Else held: no decided pair stands
+against the paper's order; not: at least half of them do; else held in part. What full scale decides
+goes before what mini scale does.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,25 +30,29 @@ the tables, [FIELD.md](FIELD.md) what several sources say of the same cells.
 
 A pair of methods is *decided* where two seeds or more were run of both, and their difference, seed
 by seed, has a 95 % interval without 0. **Held**: no decided pair stands against the printed order.
-**Did not hold**: at least half of them do. **Open**: nothing is decided, as with one seed, or no
-numbers are printed. Of pairs that do not differ one in twenty is decided by chance. Mini scale is a
-small setting of our own, where only the order of methods can be compared.
+**Did not hold**: at least half of them do. **Open**: no numbers are printed, or so few pairs are
+decided that chance alone decides as many in more than one table of twenty (of pairs that do not
+differ, one in twenty); one seed decides none. Mini scale is a small setting of our own, where only
+the order of methods can be compared.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class OrderVerdict:
     """Pairs of methods that the paper prints apart: decided and in its order, decided and against
-    it, and all that were run.
+    it, all that have two seeds or more, and those that have one. without: the paper's own method,
+    where it was run with other settings only, and so is in no pair.
     """
 
     agree: int = 0
     against: int = 0
     pairs: int = 0
+    single: int = 0
+    without: str = ""
 
     @property
     def word(self) -> str:
-        if not self.agree + self.against:
+        if self._by_chance():
             return "open"
         if not self.against:
             return "held"
@@ -54,11 +60,21 @@ class OrderVerdict:
 
     def said(self, scale: str, seeds: Sequence[int]) -> str:
         many = f"{len(seeds)} seeds" if len(seeds) > 1 else "one seed"
-        if not self.pairs:
+        if not self.pairs + self.single:
             return f"{scale} scale, {many}: no two printed figures to compare"
         decided = self.agree + self.against
-        return f"{scale} scale, {many}: {decided} of {self.pairs} pairs decided" + (
-            f", {self.agree} of them in the printed order" if decided else ""
+        return (
+            f"{scale} scale, {many}: {decided} of {self.pairs or self.single} pairs decided"
+            + (f", {self.agree} of them in the printed order" if decided else "")
+            + (f", beside {self.single} of one seed" if self.pairs and self.single else "")
+            + (f"; {self.without}, run with other settings, is in none" if self.without else "")
+        )
+
+    def _by_chance(self) -> bool:
+        """Whether so many are decided in over one of twenty tables of pairs that do not differ."""
+        most = range(self.agree + self.against, self.pairs + 1)
+        return sum(math.comb(self.pairs, k) * 0.05**k * 0.95 ** (self.pairs - k) for k in most) > (
+            0.05 + 1e-12
         )
 
 
@@ -66,24 +82,27 @@ def verdict(rows: Sequence[Row]) -> OrderVerdict:
     """rows: of a table, at one scale. Where its columns have a method each, columns are paired in
     place of methods.
     """
-    rows = [r for r in rows if r["in_paper"] == "yes" and not r["changed"]]
+    printed_rows = [r for r in rows if r["in_paper"] == "yes"]
+    rows = [r for r in printed_rows if not r["changed"]]
+    others = {str(r["method"]) for r in printed_rows} - {str(r["method"]) for r in rows}
+    own = next((m for m in others if str(printed_rows[0]["table"]).startswith(f"{m.lower()}/")), "")
     columns = [list(ranking.ranked(m).values()) for m in ranking.grouped(rows).values()]
     if all(len(c) < 2 for c in columns):
         columns = [[runs for c in columns for runs in c]]
-    agree = against = pairs = 0
+    agree = against = pairs = single = 0
     for methods in columns:
         for a, b in itertools.combinations(methods, 2):
             printed = a[0]["paper"], b[0]["paper"]
             if None in printed or printed[0] == printed[1]:
                 continue
             leads = _leads(a, b)
-            pairs += bool(leads)
+            pairs, single = pairs + (len(leads) > 1), single + (len(leads) == 1)
             mean, half = metrics.interval(leads) if len(leads) > 1 else (0.0, None)
             if half is None or abs(mean) <= half:
                 continue
             right = (mean > 0) == (float(printed[0]) > float(printed[1]))
             agree, against = agree + right, against + (not right)
-    return OrderVerdict(agree, against, pairs)
+    return OrderVerdict(agree, against, pairs, single, own)
 
 
 def _leads(a: Sequence[Row], b: Sequence[Row]) -> list[float]:
