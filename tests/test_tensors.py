@@ -19,8 +19,9 @@ from fednet.tensors import (
     dot,
     dots,
 )
+from fednet.tensors.vectors import BLOCK
 
-SIZES = (5, CHUNK, 2 * CHUNK + 7)
+SIZES = (5, CHUNK, 2 * CHUNK + 7, BLOCK + 7)
 
 
 def tensors(n: int, seed: int, buffers: int = 0) -> Tensors:

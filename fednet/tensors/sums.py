@@ -9,7 +9,7 @@ import torch
 
 from fednet.tensors.layout import Layout
 from fednet.tensors.values import Tensors
-from fednet.tensors.vectors import blockwise, fold, room
+from fednet.tensors.vectors import blockwise, fold, quotient, room
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -101,7 +101,7 @@ class Sum:
 
     def total(self, divisor: float = 1.0) -> Tensors:
         """Sum of weight * x, over `divisor` (SCAFFOLD's N). Buffers are averaged all the same."""
-        return self.around(blockwise(lambda total: (total / divisor).float(), self.vector))
+        return self.around(quotient(self.vector, divisor))
 
     def step(self, x: Tensors, rate: float = 1.0, divisor: float | None = None) -> Tensors:
         """x + rate * mean in one pass, with the buffers of the mean; `divisor` as in `total`."""

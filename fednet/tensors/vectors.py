@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 # Elements whose float64 copies stay in the cache: some 5 times faster. A dot product's bits
 # depend on it.
 CHUNK = 1 << 16
+# Elements that are gone through together where what is made of them has its place already, and no
+# bits depend on it: a shorter way is over before the processor has seen where it leads, and took a
+# third longer.
+BLOCK = 1 << 18
 
 
 @overload
@@ -61,9 +65,9 @@ def room(n: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> torc
     return torch.from_numpy(lend(nbytes)).view(dtype)
 
 
-def blocks(x: torch.Tensor) -> Sequence[torch.Tensor]:
-    """x in parts of CHUNK elements."""
-    return (x,) if x.numel() <= CHUNK else x.split(CHUNK)
+def blocks(x: torch.Tensor, n: int = CHUNK) -> Sequence[torch.Tensor]:
+    """x in parts of n elements."""
+    return (x,) if x.numel() <= n else x.split(n)
 
 
 def dot(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -96,18 +100,27 @@ def fold(
     total = instead. The difference is rounded to float32. Returns ||x||^2 if it is to be
     measured.
     """
-    square = 0.0
-    others = itertools.repeat(None) if less is None else blocks(less)
-    for part, other, *into in zip(blocks(x), others, *(blocks(t) for t, _ in totals)):
-        wide = part.double() if other is None else (part - other).double()
+    square, place = 0.0, torch.empty(min(len(x), BLOCK), dtype=torch.float64, device=x.device)
+    others = itertools.repeat(None) if less is None else blocks(less, BLOCK)
+    for part, other, *into in zip(blocks(x, BLOCK), others, *(blocks(t, BLOCK) for t, _ in totals)):
+        wide = place[: len(part)].copy_(part if other is None else part - other)
         for block, (_, weight) in zip(into, totals):
             if fresh:
                 torch.mul(wide, weight, out=block)
             else:
                 block.add_(wide, alpha=weight)
         if measure:
-            square += torch.dot(wide, wide).item()
+            square = sum((torch.dot(w, w).item() for w in blocks(wide)), square)
     return square
+
+
+def quotient(total: torch.Tensor, divisor: float) -> torch.Tensor:
+    """total / divisor in float64, rounded to float32."""
+    made = room(len(total), torch.float32, total.device)
+    place = torch.empty_like(total[:BLOCK])
+    for into, part in zip(blocks(made, BLOCK), blocks(total, BLOCK)):
+        into.copy_(torch.div(part, divisor, out=place[: len(part)]))
+    return made
 
 
 def to_device(x: torch.Tensor, device: torch.device | str) -> torch.Tensor:
