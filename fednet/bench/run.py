@@ -19,9 +19,12 @@ from fednet.experiment import placement
 from fednet.files import read_lines
 from fednet.plain import JsonDict
 
-# How often processes are looked at: what they take together, at the peak. Each look takes them and
-# us some 20 ms of the processor: with five a second, a tenth of W2's round was the looking.
+# How often processes are looked at: what they take together.
 LOOK_S = 0.5
+# The first rounds are not timed, nor the last: memory is looked at then. A look takes them and us
+# some 20 ms of the processor; with five a second, a tenth of W2's round was the looking.
+UNTIMED = 2
+WATCHED = 4
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -39,12 +42,13 @@ def environment() -> dict[str, str]:
 
 
 def fednet(work: Workload, workers: int, folder: Path, on: bool | None = None) -> JsonDict:
-    """One run, its rounds timed by the end of each, the first two left out."""
+    """One run, its rounds timed by the end of each, but for the first and the last."""
     import yaml
 
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "bench.yaml"
-    config.write_text(yaml.safe_dump(work.config("bench", work.rounds + 2, on)))
+    timed = work.rounds + UNTIMED
+    config.write_text(yaml.safe_dump(work.config("bench", timed + WATCHED, on)))
     words = [
         sys.executable,
         "-m",
@@ -59,7 +63,7 @@ def fednet(work: Workload, workers: int, folder: Path, on: bool | None = None) -
     ]
     begun = time.time()
     process = subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True)
-    pss, peak, used = _watched(process, folder)
+    pss, peak, used = _watched(process, folder, timed)
     if process.returncode:
         raise CannotGoOn(
             f"the run of {work.name} failed: "
@@ -71,18 +75,16 @@ def fednet(work: Workload, workers: int, folder: Path, on: bool | None = None) -
         if p.is_dir()
     )
     events = list(read_lines(run / "events.jsonl"))
-    rounds = list(read_lines(run / "rounds.jsonl"))
-    ends = [e["time"] for e in events if e["type"] == "round"]
+    rounds = list(read_lines(run / "rounds.jsonl"))[:timed]
+    ends = [e["time"] for e in events if e["type"] == "round"][:timed]
     phases = {
-        p: statistics.median(r["seconds_by_phase"].get(p, 0.0) for r in rounds[2:])
+        p: statistics.median(r["seconds_by_phase"].get(p, 0.0) for r in rounds[UNTIMED:])
         for p in rounds[-1]["seconds_by_phase"]
     }
-    each = [b - a for a, b in itertools.pairwise(ends[1:])]
-    timed = [look for look in used if ends[1] <= look[0] <= ends[-1]]
-    spent, own = (
-        (timed[-1][k] - timed[0][k]) / (timed[-1][0] - timed[0][0]) if len(timed) > 1 else 0.0
-        for k in (1, 2)
-    )
+    each = [b - a for a, b in itertools.pairwise(ends[UNTIMED - 1 :])]
+    meanwhile = [look for look in used if ends[UNTIMED - 1] <= look[0] <= ends[-1]]
+    begin, end = (meanwhile[0], meanwhile[-1]) if len(meanwhile) > 1 else ((0.0,) * 3, (1.0, 0, 0))
+    spent, own = ((end[k] - begin[k]) / (end[0] - begin[0]) for k in (1, 2))
     ready = next(e["time"] for e in events if e["type"] == "ready")
     return {
         "seconds": statistics.median(each),
@@ -98,15 +100,17 @@ def fednet(work: Workload, workers: int, folder: Path, on: bool | None = None) -
 
 
 def _watched(
-    process: subprocess.Popen[str], folder: Path
+    process: subprocess.Popen[str], folder: Path, timed: int
 ) -> tuple[int, int, list[tuple[float, float, float]]]:
     """Waits until a run has ended; returns (PSS of all its processes, the server's resident memory,
-    both at the peak; processor seconds of all, and of the server, by the time).
+    both at the peak; processor seconds of all, and of the server, by the time). timed: rounds
+    after which nothing is timed any more.
     """
     pss, peak, used = 0, 0, list[tuple[float, float, float]]()
     while process.poll() is None:
         servers, all = list(_server(folder)), list(family(process.pid))
-        pss = max(pss, sum(figure(pid, "smaps_rollup", "Pss:") for pid in all))
+        if not UNTIMED <= _done(folder) < timed:
+            pss = max(pss, sum(figure(pid, "smaps_rollup", "Pss:") for pid in all))
         peak = max(peak, *(figure(pid, "status", "VmHWM:") for pid in servers), 0)
         cpu = sum(map(cpu_seconds, all)), sum(map(cpu_seconds, servers))
         used.append((time.time(), *cpu))
@@ -118,3 +122,8 @@ def _server(folder: Path) -> Iterator[int]:
     """The server's process, once its run has one."""
     for file in folder.glob("*/server.json"):
         yield json.loads(file.read_text())["pid"]
+
+
+def _done(folder: Path) -> int:
+    """The rounds that its run has done."""
+    return sum(file.read_bytes().count(b"\n") for file in folder.glob("*/rounds.jsonl"))
