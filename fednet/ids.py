@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fednet.errors import ConfigError
 
 LARGEST = 10_000_000  # a range beyond this is a slip of the finger, and would fill the memory
+NUMBER = "[0-9]{1,18}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def expanded(found: Sequence[object], most: int) -> list[int]:
 
 def parse(text: str, what: str = "--id") -> Ids:
     """Reads `3`, `0-24,40` or `3/4`. what: the flag or key in errors. Raises ConfigError."""
-    share = re.fullmatch(r"\s*(\d+)\s*/\s*(\d+)\s*", text)
+    share = re.fullmatch(rf"\s*({NUMBER})\s*/\s*({NUMBER})\s*", text)
     if share:
         k, of = int(share[1]), int(share[2])
         if not 1 <= k <= of:
@@ -87,7 +88,7 @@ def parse(text: str, what: str = "--id") -> Ids:
         return Ids(text, what, share=(k, of))
     found: set[int] = set()
     for piece in text.split(","):
-        span = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+))?\s*", piece)
+        span = re.fullmatch(rf"\s*({NUMBER})\s*(?:-\s*({NUMBER}))?\s*", piece)
         if span is None:
             raise ConfigError(
                 f"{what} {text}: expected ids such as 3, 0-24,40 or 3/4, got {piece.strip()!r}."

@@ -152,7 +152,7 @@ def load(file: str | Path) -> KeyPair:
     path = Path(file)
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
-        if mode & 0o077:
+        if mode & 0o077 and not path.is_dir():
             raise ConfigError(
                 f"{path}: a secret key must be readable by its owner only; its mode is "
                 f"{mode:04o}, "

@@ -373,6 +373,27 @@ def test_a_port_that_there_cannot_be_is_an_error(address):
         ZmqClient(address)
 
 
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "x",
+        "tcp://",
+        "tcp://*",
+        "tcp://*:-1",
+        "tcp://*:1.5",
+        "tcp://*:0x5",
+        "inproc://x",
+        "udp:",
+    ],
+)
+def test_what_is_no_address_between_processes_is_an_error(address):
+    with pytest.raises(ConfigError, match="expected tcp://HOST:PORT"):
+        ZmqServer(address)
+    with pytest.raises(ConfigError, match="expected tcp://HOST:PORT"):
+        ZmqClient(address)
+
+
 @contextmanager
 def raw(address: str) -> Iterator[socket.socket]:
     host, port = address.removeprefix("tcp://").split(":")

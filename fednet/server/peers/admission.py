@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fednet.config import Config, TrainSection
 from fednet.errors import ConfigError
 from fednet.protocol.rules import Rules
-from fednet.transport.zeromq.sockets import check_port
+from fednet.transport.zeromq.sockets import check_address
 from fednet.wire.messages import MIN_BEAT_S, Field, Key
 
 if TYPE_CHECKING:
@@ -217,9 +217,8 @@ def judges(exp: Experiment, device: str) -> tuple[Pair | None, Pair | None]:
 
 def check_bind(bind: str, curve: bool, insecure: bool) -> None:
     """Before anything is made: what an address may be. Raises ConfigError."""
-    check_port(bind)
+    check_address(bind)
     scheme, _, rest = bind.partition("://")
-    # What is no address at all, the transport refuses.
     if scheme != "tcp" or curve or insecure or rest.startswith(LOOPBACK):
         return
     raise ConfigError(

@@ -23,7 +23,7 @@ from fednet.transport.zeromq.proxy import WayOut, of_this_process
 from fednet.transport.zeromq.sockets import (
     Refused,
     Waker,
-    check_port,
+    check_address,
     close_all,
     common_options,
     kept,
@@ -69,7 +69,7 @@ class ZmqClient:
                 f"server.json, "
                 f"and `fednet keys server` printed it."
             )
-        check_port(address)
+        check_address(address)
         self.address = address
         self._way_out = WayOut(of_this_process())
         self._keys, self._reread = keys, reread

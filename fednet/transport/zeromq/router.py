@@ -24,7 +24,7 @@ from fednet.transport.zeromq.sockets import (
     RefusalCounts,
     Refused,
     Waker,
-    check_port,
+    check_address,
     close_all,
     common_options,
     descriptor_of,
@@ -73,7 +73,7 @@ class ZmqServer:
         max_unfinished_bytes: int = MAX_UNFINISHED_BYTES,
         on_refused: Refused | None = None,
     ) -> None:
-        check_port(address)
+        check_address(address)
         self.keyring, self.on_refused = keyring, on_refused
         self.on_renewed: Callable[[], object] = lambda: None  # the server has another pair
         self._refusals, self._closed = RefusalCounts(), False

@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import re
 import struct
 import time
 from collections import Counter
@@ -28,6 +29,7 @@ the rest."""
 TELL, TELL_S = 20, 10.0  # refusals that are passed on, in so many seconds
 
 MAX_PORT = 65535
+EXPECTED = "expected tcp://HOST:PORT, tcp://*:0 (server) or ipc://PATH"
 
 COPY_BELOW_BYTES = 65536
 """A frame received smaller than this is copied out: cheaper than keeping libzmq's buffer alive."""
@@ -187,10 +189,17 @@ def ms(seconds: float | None) -> int | None:
     return None if seconds is None else math.ceil(seconds * 1000)
 
 
-def check_port(address: str) -> None:
-    """Raises ConfigError for a port that there cannot be: libzmq takes it for another."""
-    port = address.rpartition(":")[2]
-    if address.startswith("tcp://") and port.isdecimal() and int(port) > MAX_PORT:
+def check_address(address: str) -> None:
+    """Raises ConfigError for what is no address between processes: libzmq takes a port that is no
+    number, or that there cannot be, for another.
+    """
+    scheme, _, rest = address.partition("://")
+    port = rest.rpartition(":")[2]
+    if scheme not in ("tcp", "ipc") or not rest:
+        raise ConfigError(f"{address!r} is no address: {EXPECTED}.")
+    if scheme == "tcp" and not re.fullmatch(r"[0-9]{1,9}|\*", port):
+        raise ConfigError(f"{address!r} has no port {port!r}: {EXPECTED}.")
+    if scheme == "tcp" and port != "*" and int(port) > MAX_PORT:
         raise ConfigError(f"{address}: there is no port {port}; expected 0 to {MAX_PORT}.")
 
 
@@ -201,7 +210,7 @@ def why(error: zmq.ZMQError) -> str:
     if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):
         return "this machine has no such address; tcp://*:PORT listens on all it has"
     if error.errno in (errno.EINVAL, zmq.EPROTONOSUPPORT, zmq.ENOCOMPATPROTO):
-        return "expected tcp://HOST:PORT, tcp://*:0 (server) or ipc://PATH"
+        return EXPECTED
     return str(error.strerror or error).lower()
 
 
