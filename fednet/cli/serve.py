@@ -47,18 +47,24 @@ def place() -> Path:
 
 def run(args: argparse.Namespace) -> int:
     from fednet.cli.metrics import address
+    from fednet.experiment.placement import place as device
     from fednet.experiment.rundir import writable
     from fednet.serve import page
     from fednet.serve.queue import Queue
     from fednet.serve.runner import Runner
     from fednet.server.peers.admission import check_bind
+    from fednet.transport.keys import Keyring
 
     if args.bind.endswith((":0", ":*")):
         raise ConfigError(f"--bind {args.bind}: expected a fixed port, at which clients stay.")
     check_bind(args.bind, args.keys is not None, args.insecure)
-    writable(args.dir, "DIR")
+    if args.keys is not None:
+        Keyring(args.keys)
+    if args.device != "auto":
+        device(args.device)
     token = None if args.token is None else page.token_of(args.token)
     where = address(args.page, "--page")
+    writable(args.dir, "DIR")
     words = ["--bind", args.bind, "--device", args.device, "--quiet"]
     words += ["--insecure"] if args.insecure else []
     words += ["--keys", str(args.keys), "--set", "security.curve=true"] if args.keys else []

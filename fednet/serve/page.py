@@ -214,7 +214,7 @@ def serve(address: tuple[str, int], queue: Queue, token: str | None) -> Server:
 def token_of(file: Path) -> str:
     """The token in a file that only its owner may read. Raises ConfigError."""
     try:
-        if file.stat().st_mode & 0o077:
+        if file.stat().st_mode & 0o077 and not file.is_dir():
             raise ConfigError(f"--token {file}: others can read it; chmod 600 {file}")
         found = file.read_text(encoding="utf-8").strip()
     except OSError as absent:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fednet.errors import Stopped, stops
 from fednet.experiment import lock
-from fednet.launch.supervisor import die_with_parent
+from fednet.launch.parent import die_with_parent
 from fednet.serve.queue import Queue, QueuedRun
 
 LOOK_S = 0.2

@@ -213,11 +213,20 @@ def port() -> int:
 
 
 @pytest.mark.parametrize(
-    ("address", "says"),
-    [("127.0.0.1:99999", "there is no port 99999"), ("127.0.0.1:0", "expected a fixed port")],
+    ("flag", "value", "says"),
+    [
+        ("--bind", "tcp://127.0.0.1:99999", "there is no port 99999"),
+        ("--bind", "tcp://127.0.0.1:0", "expected a fixed port"),
+        ("--bind", "5555", "'5555' is no address: expected tcp://HOST:PORT"),
+        ("--bind", "tcp://127.0.0.1:-1", "has no port '-1'"),
+        ("--keys", "nowhere", "nowhere: no such directory of keys"),
+        ("--device", "gpu", "--device 'gpu': expected auto, cpu"),
+        ("--page", "x", "--page x: expected PORT or HOST:PORT"),
+        ("--token", "/", "--token /: cannot be read (Is a directory)"),
+    ],
 )
-def test_an_address_that_no_run_can_have_is_refused_at_the_start(address, says, tmp_path, capsys):
-    assert main(["serve", str(tmp_path / "lab"), "--bind", f"tcp://{address}"]) == 2
+def test_what_no_run_can_begin_with_is_refused_at_the_start(flag, value, says, tmp_path, capsys):
+    assert main(["serve", str(tmp_path / "lab"), flag, value]) == 2
     assert says in capsys.readouterr().err
     assert not (tmp_path / "lab").exists()
 
