@@ -136,6 +136,8 @@ def run(args: argparse.Namespace) -> int:
         args.id = str(named)
     if args.stay and args.run is not None:
         raise ConfigError("--stay waits at an address for the next run: give --server, not --run.")
+    if args.state is not None and args.state.exists() and not args.state.is_dir():
+        raise ConfigError(f"--state {args.state}: is a file; expected a folder for the states.")
     server = args.server or (
         None if args.run else os.environ.get("FEDNET_SERVER") or DEFAULT_SERVER
     )

@@ -52,26 +52,40 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    try:
+        said = _done(args)
+    except OSError as closed:
+        raise ConfigError(
+            f"{closed.filename}: {closed.strerror}; expected "
+            f"{'a file' if args.does in ('client', 'trust') else 'a folder'} that keys can be "
+            f"written to."
+        ) from closed
+    for line in said:
+        print(line)
+    return 0
+
+
+def _done(args: argparse.Namespace) -> list[str]:
+    """Does what the command line asks for. Returns what is to be printed."""
     from fednet.transport import keys
 
     if args.does == "server":
-        print(keys.make_server_keys(args.dir, args.next))
-    elif args.does == "switch":
-        print(keys.switch(args.dir))
-    elif args.does == "trust":
+        return [keys.make_server_keys(args.dir, args.next)]
+    if args.does == "switch":
+        return [keys.switch(args.dir)]
+    if args.does == "client":
+        return [keys.make_client_keys(args.file, args.server)]
+    if args.does == "lab":
+        return [str(path) for path in keys.lab(args.dir, args.clients)]
+    if args.does == "trust":
         keys.trust(args.file, args.public)
-    elif args.does == "client":
-        print(keys.make_client_keys(args.file, args.server))
-    elif args.does == "allow":
+    elif args.does == "revoke":
+        keys.revoke(args.dir, args.ids, args.key)
+    else:
         until = keys.time_of(args.until, "--until") if args.until else math.inf
         if until <= time.time():
             raise ConfigError(
                 f"--until {args.until}: that is over; `fednet keys revoke` ends a key."
             )
         keys.allow(args.dir, args.ids, args.public, until)
-    elif args.does == "revoke":
-        keys.revoke(args.dir, args.ids, args.key)
-    else:
-        for path in keys.lab(args.dir, args.clients):
-            print(path)
-    return 0
+    return []

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from fednet import config as configuration
 from fednet.errors import Stopped
+from fednet.experiment import placement
 from fednet.files import write_aside
 from fednet.sweep import claims
 from fednet.sweep.marks import REFUSED, TORN, RunSpec, digest, records, set_aside, state, state_now
@@ -55,6 +56,8 @@ def work(
     Raises Stopped on SIGTERM, SIGUSR1 or Ctrl-C, once the runs have saved what they have; the same
     call goes on.
     """
+    if device != "auto":
+        placement.place(device)  # said once, not by each run
     pool = _Pool(tasks, device, load, sets, notify)
     with Stop() as stop:
         try:

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from fednet.errors import FednetError
+from fednet.errors import ConfigError, FednetError
+from fednet.experiment import placement
 from fednet.tools.fingerprint import fingerprint
 
 NEEDED = (
@@ -101,6 +102,10 @@ def versions() -> Iterator[Finding]:
 def device(wanted: str) -> Iterator[Finding]:
     import torch
 
+    try:
+        placement.place(wanted)
+    except ConfigError as wrong:
+        yield Finding("bad", "device", str(wrong))
     if torch.cuda.is_available():
         for i in range(torch.cuda.device_count()):
             free, total = torch.cuda.mem_get_info(i)
@@ -110,8 +115,6 @@ def device(wanted: str) -> Iterator[Finding]:
                 f"{torch.cuda.get_device_name(i)}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free, "
                 f"CUDA {torch.version.cuda}",
             )
-    elif wanted.startswith("cuda"):
-        yield Finding("bad", "device", f"--device {wanted}: torch sees no GPU here; expected cpu.")
     else:
         yield Finding(
             "ok", "device", f"cpu ({torch.backends.cpu.get_cpu_capability()}); torch sees no GPU"
@@ -174,7 +177,7 @@ def disk(out: Path) -> Iterator[Finding]:
     folder = out.resolve()
     while not folder.exists():
         folder = folder.parent
-    if not os.access(folder, os.W_OK):
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
         yield Finding("bad", "disk", f"{folder} cannot be written to; choose another with --out.")
         return
     free = shutil.disk_usage(folder).free

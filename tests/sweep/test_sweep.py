@@ -8,7 +8,7 @@ import pytest
 
 from fednet.cli.main import main
 from fednet.errors import CannotGoOn, ConfigError, Stopped
-from fednet.sweep import claims, running
+from fednet.sweep import claims, pool, running
 from fednet.sweep import grid as sweep
 from tests.report.fake_run import write
 
@@ -235,3 +235,8 @@ def test_a_sweep_draws_one_page_over_its_cells_and_none_of_them_its_own(tmp_path
     made = sweep.from_grid(base, [], "0,1")
     line = running.command(made, sweep.cells(made)[0], tmp_path)
     assert "report=false" in line
+
+
+def test_a_device_that_no_run_can_have_is_refused_before_any_begins():
+    with pytest.raises(ConfigError, match="--device 'gpu': expected auto, cpu"):
+        pool.work([], 1, "gpu")

@@ -23,6 +23,17 @@ def test_fingerprint_is_the_same_twice_and_leaves_torch_as_it_was():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_a_device_and_a_place_for_runs_that_there_cannot_be_are_bad(tmp_path):
+    (found, *_) = doctor.device("gpu")
+    assert (found.verdict, found.what) == ("bad", "device")
+    assert "expected auto, cpu, cuda" in found.text
+    assert next(doctor.device("cpu")).verdict == "ok"
+    file = tmp_path / "file"
+    file.touch()
+    assert [f.verdict for f in doctor.disk(file)] == ["bad"]
+    assert [f.verdict for f in doctor.disk(tmp_path / "new")] != ["bad"]
+
+
 def test_keys_that_others_can_read_are_bad(tmp_path):
     key = tmp_path / "server.key"
     make_server_keys(tmp_path)
