@@ -19,7 +19,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-from fednet.launch.supervisor import die_with_parent
+from fednet.launch.parent import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = (
@@ -242,8 +242,8 @@ def _run(work: Callable[..., int], output: Path, *args: Any) -> None:
     from fednet.errors import FednetError
 
     # The server that forked it ends with the tests, unless a process of its own holds this open.
-    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     die_with_parent()
+    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     os.setsid()
     handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(handle, 1)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import multiprocessing as mp
+import os
 import socket
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from multiprocessing.shared_memory import SharedMemory
 
 import numpy as np
 
+from fednet.launch.parent import die_with_parent
 from fednet.plain import JsonDict
 
 BUFFER_BYTES = 4 << 20  # of a socket; the system may allow less
@@ -170,7 +172,10 @@ def started(job: JsonDict, target: Callable[..., None], *given: object) -> Itera
     """The other processes; `through` gets its number as well."""
     context = mp.get_context("spawn")
     peers = [
-        context.Process(target=target, args=(job, *given, *([k] if target is through else [])))
+        context.Process(
+            target=_peer,
+            args=(os.getpid(), target, job, *given, *([k] if target is through else [])),
+        )
         for k in range(job["processes"])
     ]
     for peer in peers:
@@ -178,6 +183,11 @@ def started(job: JsonDict, target: Callable[..., None], *given: object) -> Itera
     yield
     for peer in peers:
         peer.join()
+
+
+def _peer(parent: int, target: Callable[..., None], *given: object) -> None:
+    die_with_parent(parent)  # else it would wait for ever for one that was killed
+    target(*given)
 
 
 def timed(job: JsonDict, one: Callable[[int], None]) -> list[float]:

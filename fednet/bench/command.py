@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fednet.bench.family import machine
-from fednet.errors import ConfigError, unknown
+from fednet.errors import ConfigError, Stopped, unknown
 from fednet.plain import JsonDict
+from fednet.server.signals import on_stop
 
 Measured = Iterator[tuple[JsonDict, Iterable[str]]]  # a record, and its lines
 
@@ -22,11 +24,16 @@ def main(args: argparse.Namespace) -> int:
     of replies; args.clients, args.dropout and args.machines of secagg.
     """
     print(machine(), flush=True)
+    on_stop(_stop)  # what it has started, and made, goes with it
     with tempfile.TemporaryDirectory(prefix="fednet-bench-") as folder:
         lines = {"network": _network, "secagg": _secagg}.get(args.what, _lines)
         for line in lines(args, Path(folder)):
             print(line, flush=True)
     return 0
+
+
+def _stop(number: int, _: object) -> None:
+    raise Stopped("stopped.", by_keyboard=number == signal.SIGINT)
 
 
 def _lines(args: argparse.Namespace, folder: Path) -> Iterator[str]:
@@ -46,7 +53,7 @@ def _lines(args: argparse.Namespace, folder: Path) -> Iterator[str]:
 def _pack(args: argparse.Namespace, folder: Path) -> Measured:
     from fednet.bench import pack
 
-    sizes = args.workload.split(",") if args.workload else ["cnn"]
+    sizes = ["cnn"] if args.workload is None else args.workload.split(",")
     for record in pack.bench(sizes, (args.clients or [10])[0], args.device, args.repeat):
         yield record, [pack.line(record)]
 
@@ -65,7 +72,7 @@ def _workloads(args: argparse.Namespace, folder: Path) -> Measured:
     known = workloads.SCALES if args.what == "scale" else workloads.WORKLOADS
     wanted = (
         args.workload.split(",")
-        if args.workload
+        if args.workload is not None
         else {"round": ["W1", "W2", "W3"], "curve": ["W2", "Q"]}.get(args.what, list(known))
     )
     measure, show = {
@@ -86,8 +93,13 @@ def _secagg(args: argparse.Namespace, folder: Path) -> Iterator[str]:
     from fednet.experiment import placement
 
     records = []
+    sizes = args.clients or [10, 50, 200]
+    if min(sizes) < 3:
+        raise ConfigError(
+            f"--clients {min(sizes)}: expected at least 3: a sum of fewer hides too little of each."
+        )
     yield secagg.HEAD
-    for record in secagg.bench(args.clients or [10, 50, 200], args.dropout):
+    for record in secagg.bench(sizes, args.dropout):
         records.append(record)
         yield secagg.line(record)
     for record in [] if args.machines else secagg.real(folder, args.workers or placement.cores()):
@@ -116,9 +128,9 @@ def _network(args: argparse.Namespace, folder: Path) -> Iterator[str]:
         yield cells.line(cell, result)
         _write(args.json, records)  # after each cell: a map takes an hour
     if args.picture:
-        yield f"drawn: {sweep.picture(records, Path(args.picture))}"
+        yield f"drawn: {sweep.picture(records, args.picture)}"
 
 
-def _write(file: str | None, records: list[JsonDict]) -> None:
-    if file:
-        Path(file).write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
+def _write(file: Path | None, records: list[JsonDict]) -> None:
+    if file is not None:
+        file.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")

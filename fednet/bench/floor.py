@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import multiprocessing as mp
+import os
 import sys
 import time
 from typing import TYPE_CHECKING
 
+from fednet.launch.parent import die_with_parent
 from fednet.plain import JsonDict
 
 if TYPE_CHECKING:
@@ -27,7 +29,8 @@ def main(path: str) -> None:
     context = mp.get_context("spawn")
     barrier = context.Barrier(work["processes"] + 1)
     workers = [
-        context.Process(target=train, args=(work, k, barrier)) for k in range(work["processes"])
+        context.Process(target=train, args=(os.getpid(), work, k, barrier))
+        for k in range(work["processes"])
     ]
     for w in workers:
         w.start()
@@ -42,7 +45,7 @@ def main(path: str) -> None:
     print(json.dumps({"seconds": seconds}))
 
 
-def train(work: JsonDict, k: int, barrier: Barrier) -> None:
+def train(parent: int, work: JsonDict, k: int, barrier: Barrier) -> None:
     """The k-th process's share of each round's clients."""
     import torch
     from torch import nn
@@ -50,6 +53,7 @@ def train(work: JsonDict, k: int, barrier: Barrier) -> None:
 
     from fednet import models
 
+    die_with_parent(parent)  # else it would wait at the barrier for one that was killed
     torch.set_num_threads(1)
     shape, n, size = tuple(work["shape"]), work["samples"], work["batch_size"]
     model = models.build(work["model"], shape, 10, 0)

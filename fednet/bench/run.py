@@ -107,14 +107,18 @@ def _watched(
     after which nothing is timed any more.
     """
     pss, peak, used = 0, 0, list[tuple[float, float, float]]()
-    while process.poll() is None:
-        servers, all = list(_server(folder)), list(family(process.pid))
-        if not UNTIMED <= _done(folder) < timed:
-            pss = max(pss, sum(figure(pid, "smaps_rollup", "Pss:") for pid in all))
-        peak = max(peak, *(figure(pid, "status", "VmHWM:") for pid in servers), 0)
-        cpu = sum(map(cpu_seconds, all)), sum(map(cpu_seconds, servers))
-        used.append((time.time(), *cpu))
-        time.sleep(LOOK_S)
+    try:
+        while process.poll() is None:
+            servers, all = list(_server(folder)), list(family(process.pid))
+            if not UNTIMED <= _done(folder) < timed:
+                pss = max(pss, sum(figure(pid, "smaps_rollup", "Pss:") for pid in all))
+            peak = max(peak, *(figure(pid, "status", "VmHWM:") for pid in servers), 0)
+            cpu = sum(map(cpu_seconds, all)), sum(map(cpu_seconds, servers))
+            used.append((time.time(), *cpu))
+            time.sleep(LOOK_S)
+    finally:
+        process.kill()  # where this ends before: its own processes end with it
+        process.wait()
     return pss, peak, used
 
 

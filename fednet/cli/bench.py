@@ -71,7 +71,12 @@ def _sizes(parser: argparse.ArgumentParser) -> None:
         metavar="W",
         help="worker processes, and of the floor [one a core]",
     )
-    parser.add_argument("--json", metavar="FILE", help="write the figures there too")
+    parser.add_argument(
+        "--json",
+        type=values.new_file("json"),
+        metavar="FILE.json",
+        help="write the figures there too",
+    )
     _secagg(parser)
     _network(parser)
 
@@ -80,7 +85,7 @@ def _secagg(parser: argparse.ArgumentParser) -> None:
     more = parser.add_argument_group("secagg")
     more.add_argument(
         "--dropout",
-        type=values.numbers,
+        type=values.shares,
         default=[0.0, 0.1, 0.3],
         metavar="SHARE,...",
         help="of the clients, lost before their vectors come [0,0.1,0.3]",
@@ -102,10 +107,10 @@ def _network(parser: argparse.ArgumentParser) -> None:
         "--setting", choices=["default", "wide", "both"], default="both", help="[both]"
     )
     more.add_argument(
-        "--latency", type=values.numbers, metavar="S,...", help="seconds one way [0.1 to 10]"
+        "--latency", type=values.lengths, metavar="S,...", help="seconds one way [0.1 to 10]"
     )
     more.add_argument(
-        "--loss", type=values.numbers, metavar="SHARE,...", help="of packets [0 to 0.6]"
+        "--loss", type=values.shares, metavar="SHARE,...", help="of packets [0 to 0.6]"
     )
     more.add_argument(
         "--limit", type=values.seconds, default=180.0, metavar="T", help="of a cell [3m]"
@@ -113,7 +118,12 @@ def _network(parser: argparse.ArgumentParser) -> None:
     more.add_argument(
         "--jobs", type=values.at_least_one, default=4, metavar="J", help="cells at a time [4]"
     )
-    more.add_argument("--picture", metavar="FILE", help="draw the map there")
+    more.add_argument(
+        "--picture",
+        type=values.new_file("svg", "pdf", "png"),
+        metavar="FILE.svg",
+        help="draw the map there",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

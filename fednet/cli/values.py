@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+LONGEST_S = 10_000 * 86400.0  # what is longer is a slip, and no clock's
 _SPAN = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?:in)?)?(?:(\d+(?:\.\d+)?)s?)?")
 
 
@@ -18,8 +19,10 @@ def seconds(text: str) -> float:
             f"expected a length of time such as 3h50m, 45m or 90s, got {text!r}"
         )
     total = sum(float(n) * unit for n, unit in zip(found.groups(default="0"), (86400, 3600, 60, 1)))
-    if total <= 0:
-        raise argparse.ArgumentTypeError(f"expected a length of time above zero, got {text!r}")
+    if not 0 < total <= LONGEST_S:
+        raise argparse.ArgumentTypeError(
+            f"expected a length of time above zero and of at most 10000 days, got {text!r}"
+        )
     return total
 
 
@@ -31,6 +34,22 @@ def numbers(text: str) -> list[float]:
         raise argparse.ArgumentTypeError(
             f"expected numbers separated by commas, got {text!r}"
         ) from None
+
+
+def shares(text: str) -> list[float]:
+    """`0,0.1`: parts of a whole that is never all gone."""
+    found = numbers(text)
+    if not all(0 <= share < 1 for share in found):
+        raise argparse.ArgumentTypeError(f"expected shares from 0 to below 1, got {text!r}")
+    return found
+
+
+def lengths(text: str) -> list[float]:
+    """`0.1,2`: seconds."""
+    found = numbers(text)
+    if not all(0 <= length <= LONGEST_S for length in found):
+        raise argparse.ArgumentTypeError(f"expected seconds, 0 or more of them, got {text!r}")
+    return found
 
 
 def whole_numbers(text: str) -> list[int]:
@@ -47,7 +66,7 @@ def whole_numbers(text: str) -> list[int]:
 
 
 def at_least_one(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
+    if not re.fullmatch("[0-9]{1,9}", text) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
     return int(text)
 
@@ -80,6 +99,8 @@ def new_file(*kinds: str) -> Callable[[str], Path]:
                 f"expected a file of the kind {' or '.join(f'.{kind}' for kind in kinds)}, "
                 f"got {text!r}"
             )
+        if path.is_dir():
+            raise argparse.ArgumentTypeError(f"{text!r} is a folder; expected a file")
         if not path.parent.is_dir():
             raise argparse.ArgumentTypeError(f"there is no folder {str(path.parent)!r}")
         return path

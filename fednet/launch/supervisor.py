@@ -28,6 +28,7 @@ from fednet.experiment.faults import struck
 from fednet.experiment.links import by_memory
 from fednet.experiment.rundir import log_to
 from fednet.files import read_record
+from fednet.launch.parent import die_with_parent
 from fednet.server.hosting import Hosting
 from fednet.server.peers.admission import run_keys
 from fednet.server.peers.endpoint import listen, listening, with_memory
@@ -322,14 +323,3 @@ class Supervisor:
 
 def _has_gpu() -> bool:
     return Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia/version").exists()
-
-
-def die_with_parent() -> None:
-    """Linux ends this process when its parent ends, however that ends."""
-    if sys.platform == "linux":
-        import ctypes
-
-        parent = os.getppid()
-        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)

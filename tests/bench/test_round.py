@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import select
+import sys
+
 import pytest
 
 from fednet.bench import bare
 from fednet.bench import round as workloads
+from fednet.bench.family import family
+from tests.processes import WAIT_S, Rig, until
 
 
 @pytest.mark.parametrize("payloads", [1, 3])
@@ -37,3 +43,19 @@ def test_the_sum_is_of_the_quickest_way(monkeypatch, tmp_path):
     assert record["exchange_s"]["median"] == 0.2
     assert record["start_s"]["median"] == 0.75
     assert "2.00" in "\n".join(workloads.lines([record]))
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_a_bench_started_ends_with_it(tmp_path):
+    with Rig(tmp_path) as rig:
+        bench = rig.start("main", "bench", "round", "--workload", "Q", "--workers", "2")
+        # the floor's process, and each of its workers
+        all = until(lambda: (f := list(family(bench.pid)))[3:] and f, "the floor", bench)
+        handles = [os.pidfd_open(pid) for pid in all[1:]]
+        bench.terminate()
+        assert rig.ended(bench)[0] == 4
+        assert bench.said().endswith("fednet bench: stopped.\n")
+        for handle in handles:
+            assert select.select([handle], [], [], WAIT_S)[0] == [handle]
+            os.close(handle)

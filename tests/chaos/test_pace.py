@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from fednet.client import join
-from fednet.launch.supervisor import die_with_parent
+from fednet.launch.parent import die_with_parent
 from tests.chaos.attackers import ATTACKS
 from tests.processes import ROOT, Processes, lines, until
 

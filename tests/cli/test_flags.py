@@ -362,7 +362,7 @@ def test_length_of_time_is_read(text, seconds):
     assert values.seconds(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "h", "3x", "-5", "0", "50m3h", "3 h"])
+@pytest.mark.parametrize("text", ["", "h", "3x", "-5", "0", "50m3h", "3 h", "9" * 400])
 def test_what_is_no_length_of_time_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError):
         values.seconds(text)
@@ -422,6 +422,47 @@ def test_a_configuration_that_sets_nothing_is_said_to(text, tmp_path, capsys):
     file.write_text("seed: 1\n")
     common.configured(args)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["secagg", "--dropout", "nan"], "expected shares from 0 to below 1, got 'nan'"),
+        (["secagg", "--dropout", "0,1"], "expected shares from 0 to below 1, got '0,1'"),
+        (["secagg", "--clients", "2"], "--clients 2: expected at least 3"),
+        (["network", "--loss", "2"], "expected shares from 0 to below 1"),
+        (["network", "--latency", "inf"], "expected seconds, 0 or more of them, got 'inf'"),
+        (["network", "--picture", "x.bogus"], "expected a file of the kind .svg or .pdf or .png"),
+        (["pack", "--json", "/nowhere/x.json"], "there is no folder '/nowhere'"),
+        (["pack", "--repeat", "9" * 5000], "expected a whole number of at least 1, got "),
+        (["pack", "--repeat", "\N{SUPERSCRIPT TWO}"], "expected a whole number of at least 1"),
+        (["round", "--workload", ""], "unknown workload ''"),
+        (["pack", "--workload", ""], "unknown"),
+    ],
+)
+def test_what_nothing_can_be_measured_with_is_refused_before_anything_is(words, says, capsys):
+    assert main.main(["bench", *words]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_place_where_no_keys_can_be_is_refused(tmp_path, capsys):
+    file = tmp_path / "file"
+    file.touch()
+    assert main.main(["keys", "server", str(file)]) == 2
+    assert "file/allowed: Not a directory; expected a folder that keys can be" in (
+        capsys.readouterr().err
+    )
+    assert main.main(["keys", "lab", "/proc/x", "--clients", "2"]) == 2
+    assert "/proc/x: No such file or directory; expected a folder" in capsys.readouterr().err
+    assert main.main(["keys", "client", str(file / "site.key")]) == 2
+    assert "expected a file that keys can be written to" in capsys.readouterr().err
+
+
+def test_states_have_a_folder(tmp_path, capsys):
+    file = tmp_path / "file"
+    file.touch()
+    assert client.main(["--id", "0", "--state", str(file)]) == 2
+    assert f"--state {file}: is a file; expected a folder" in capsys.readouterr().err
 
 
 def test_a_configuration_that_can_be_read_once_is_read_once(capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,6 +16,7 @@ from fednet.bench.network.spaces import SERVER, Spaces
 from fednet.plain import JsonDict, JsonMapping
 
 CLIENTS, PORT = 10, 5555
+LOOK_S = 0.2  # how often it is looked whether a process has ended
 ENDING_S = 20.0  # that processes may take to end once the time is over
 
 # A model of 6 kB, trained for one step: it is the network that is looked at.
@@ -73,8 +75,17 @@ class Result:
         return 3600 * self.rounds / self.seconds if self.seconds else 0.0
 
 
-def run(cell: LinkCell, folder: Path, limit_s: float, seed: int = 0, own: int = 0) -> Result:
-    """Runs one cell for limit_s. own: another for each cell that this process runs beside it."""
+def run(
+    cell: LinkCell,
+    folder: Path,
+    limit_s: float,
+    seed: int = 0,
+    own: int = 0,
+    over: threading.Event | None = None,
+) -> Result:
+    """Runs one cell for limit_s, or until `over`. own: another for each cell that this process runs
+    beside it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "cell.yaml"
     config.write_text(json.dumps(_merged(BASE, WIDE if cell.wide else DEFAULT, _faults(cell))))
@@ -86,12 +97,12 @@ def run(cell: LinkCell, folder: Path, limit_s: float, seed: int = 0, own: int = 
             _start(spaces.within(spaces.names[1]), _client(folder), folder, "client"),
         ]
         try:
-            _wait(processes[:1], limit_s + ENDING_S)
+            _wait(processes[:1], limit_s + ENDING_S, over or threading.Event())
             kernel = spaces.kernel()
         finally:
             for process in processes:
                 process.terminate()
-            _wait(processes, ENDING_S)
+            _wait(processes, ENDING_S, threading.Event())
         counts = total(spaces.lines)
     return Result(
         **_rounds(folder / "runs" / "cell"),
@@ -167,14 +178,16 @@ def _start(
         return subprocess.Popen([*within, sys.executable, *command], stdout=said, stderr=said)
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
+def _wait(
+    processes: Sequence[subprocess.Popen[bytes]], seconds: float, over: threading.Event
+) -> None:
+    """Until all have ended; after so many seconds they are killed, and where it is over."""
     until = time.monotonic() + seconds
     for process in processes:
-        try:
-            process.wait(max(0.1, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        while process.poll() is None and time.monotonic() < until and not over.wait(LOOK_S):
+            pass
+        process.kill()
+        process.wait()
 
 
 def _rounds(directory: Path) -> JsonDict:

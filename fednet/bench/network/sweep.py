@@ -71,7 +71,7 @@ def sweep(
             except queue.Empty:
                 return
             try:
-                result = run(cell, folder / f"{number}", limit_s, number, own)
+                result = run(cell, folder / f"{number}", limit_s, number, own, over)
             except BaseException as broken:
                 done.put(broken)
                 return
