@@ -149,6 +149,7 @@ class MemoryServer(_Over[ServerTransport]):
     def vouch(self, conn: bytes, token: bytes = b"") -> None:
         self._inner.vouch(conn)
         if token in self._known:
+            self._known[token].down.cut()  # the last connection's end may not have been told yet
             self._bound[conn] = self._known[token]
 
     def lay(self, conn: bytes, body: memoryview) -> Frame | Laid:
@@ -171,7 +172,9 @@ class MemoryServer(_Over[ServerTransport]):
                     continue
                 event = read
             elif isinstance(event, Closed) and event.conn in self._bound:
-                self._bound.pop(event.conn).down.cut()
+                found = self._bound.pop(event.conn)
+                if not any(other is found for other in self._bound.values()):
+                    found.down.cut()
             out.append(event)
         return out
 

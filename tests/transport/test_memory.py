@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import time
+import types
 
 import pytest
 
@@ -185,6 +186,25 @@ def test_what_a_cut_connection_had_under_way_is_room_again(ends):
         assert time.monotonic() < end
         pump(server, client, until=lambda seen: True)
         gc.collect()
+
+
+def test_an_end_that_is_told_late_takes_nothing_of_the_next_connection():
+    made, told, sent = shared_memory(), [], []
+    inner = types.SimpleNamespace(
+        vouch=lambda conn: None,
+        poll=lambda timeout_s: told,
+        send=lambda conn, f: not sent.append(f),
+    )
+    server = MemoryServer(inner, [made])
+    server.vouch(b"old", made.token)
+    for _ in range(SLOTS // 2):
+        assert isinstance(server.lay(b"old", BODY), Laid)
+    server.vouch(b"new", made.token)  # the worker is back, before it is told that it was gone
+    for _ in range(SLOTS // 2):
+        assert server.send(b"new", [b"head", server.lay(b"new", BODY)])
+    told.append(Closed(b"old"))
+    server.poll(0.0)
+    assert [made.down.read(reference) for _, reference in sent] == [BODY] * (SLOTS // 2)
 
 
 def test_what_was_not_sent_takes_no_room(ends):
