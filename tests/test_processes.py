@@ -23,6 +23,7 @@ with Rig(pathlib.Path(sys.argv[1])) as rig:
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process outlives its parent")
 def test_what_tests_started_ends_with_them_though_nothing_of_theirs_could_be_run(
     tmp_path: Path,
