@@ -61,6 +61,21 @@ def test_fednet_server_is_one_whose_clients_others_start(tmp_path):
     assert not endpoint.listening(config, tmp_path, transport).alone
 
 
+@pytest.mark.parametrize(
+    ("keyring", "end"),
+    [
+        (None, "tcp://h:1"),
+        (SimpleNamespace(pair=SimpleNamespace(public="P")), "tcp://h:1 --keys FILE"),
+    ],
+)
+def test_how_clients_join_names_the_keys_that_they_need(tmp_path, keyring, end):
+    said: list[str] = []
+    transport = SimpleNamespace(keyring=keyring, address="tcp://h:1")
+    made = endpoint.listening(configuration.from_mapping({}), tmp_path, transport, said.append)  # type: ignore[arg-type]
+    made.announce(SimpleNamespace(), 1)  # type: ignore[arg-type]
+    assert said[0].endswith(f"fednet-client --id K --server {end}")
+
+
 def test_while_it_waits_it_writes_down_who_is_there_and_who_is_missing():
     workers = [
         SimpleNamespace(ids=frozenset({0, 1, 4}), gone_at=None),

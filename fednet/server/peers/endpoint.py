@@ -105,9 +105,10 @@ def listening(
         transport.on_renewed = lambda: say_where(incarnation)
         say_where(incarnation)
         if note is not None:
+            keys = " --keys FILE" if keyring is not None else ""
             note(
                 f"{config.name}: listening at {transport.address}; clients join by: fednet-client "
-                f"--id K --server {transport.address}"
+                f"--id K --server {transport.address}{keys}"
             )
 
     return Endpoint(
