@@ -108,18 +108,16 @@ class Session:
         from fednet.server.checkpoint import Checkpoints
         from fednet.server.spool import Spool
 
-        directory = self.directory
+        directory, fsync = self.directory, self.config.checkpoint.fsync
         clear_run(directory)
-        self.checkpoints = Checkpoints(
-            directory / "checkpoint", self.config.checkpoint.fsync, lambda: lock.check(directory)
-        )
+        own = functools.partial(lock.check, directory)
+        self.checkpoints = Checkpoints(directory / "checkpoint", fsync, own)
         self.spool = Spool(directory / "checkpoint")
         if self.checkpoints.exists:
             progress = self.checkpoints.progress()
             cut(directory, progress.lengths)
             check_records(directory, progress.round - len(progress.records.get("rounds", ())))
-        section = self.config.checkpoint
-        self.files = RunDirectory(directory, self.config.record.wire, section.fsync)
+        self.files = RunDirectory(directory, self.config.record.wire, fsync)
         # They would stand there twice.
         if not self.checkpoints.exists and any(read_lines(directory / "rounds.jsonl")):
             raise CannotGoOn(
@@ -322,7 +320,10 @@ class Session:
         """What a resume finds, where a file could not be written."""
         if self.checkpoints.exists:
             return "the last checkpoint is whole, --resume goes on"
-        return f"nothing is left to go on from, there is no checkpoint in {self.checkpoints.folder}"
+        if any(read_lines(self.directory / "rounds.jsonl")):
+            gone = self.checkpoints.folder
+            return f"nothing is left to go on from, there is no checkpoint in {gone}"
+        return "no round was done yet, --resume begins anew"
 
     def close(self, over: bool, why: str) -> None:
         """Says to the clients how it ended, and closes all there is. over: nothing is left to do;

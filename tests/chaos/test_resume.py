@@ -250,15 +250,23 @@ def test_spent_bytes_are_counted_through_a_restart(tmp_path: Path) -> None:
         )
 
 
-def test_a_full_disk_stops_the_run_with_its_last_checkpoint_whole(
-    tmp_path: Path, undisturbed
+# The first checkpoint has 11 kB, more than the one and less than the other limit; the replies of a
+# round have more.
+@pytest.mark.parametrize(
+    ("limit", "left"),
+    [
+        (7000, "no round was done yet, --resume begins anew"),
+        (12000, "the last checkpoint is whole, --resume goes on"),
+    ],
+)
+def test_a_full_disk_stops_the_run_and_says_what_is_left(
+    tmp_path: Path, undisturbed, limit: int, left: str
 ) -> None:
     with Federation(tmp_path, algorithm="scaffold") as fed:
         fed.client("0-3")
-        # wire.jsonl reaches this in the second round, whatever else is written
-        fed.server(limit=7000)
+        fed.server(limit=limit)
         assert fed.status() == 3
-        assert "the last checkpoint is whole" in fed.output()
+        assert left in fed.output()
         assert len(fed.rounds()) < 3
         fed.server(resume=True)
         fed.finish()
