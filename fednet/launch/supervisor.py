@@ -82,7 +82,7 @@ class Supervisor:
         on_stop(self._pass_on)
         status = 3
         if by_memory(self.config):
-            self.shared = [memory.shared_memory() for _ in places]
+            self.shared = memory.shared_memory(len(places))
             self.free = list(self.shared)
         try:
             self._fork("server", self._server)

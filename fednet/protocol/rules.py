@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from fednet.plain import JsonDict
 from fednet.protocol.window import before_cut
 from fednet.wire.codec import Body
+from fednet.wire.frames import Laid
 from fednet.wire.ledger import Direction
 from fednet.wire.messages import Fault, Field, Key, Message
 
@@ -137,7 +138,7 @@ class Rules:
 class Send:
     conn: bytes
     message: Message
-    body: memoryview | None = None
+    body: memoryview | Laid | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,10 @@ class Receiving:
         if index < self.got:
             return None
         length, start = 0 if body is None else len(body), self.got * self.part
+        first = not (index or self.got) and self.granted > 0 and self.until is None
+        if first and length == self.size:
+            self.got = self.granted = self.parts  # it lies where the receiver has it at once
+            return 0
         expected = min(self.part, self.size - start)
         if body is None or index != self.got or index >= self.granted or length != expected:
             raise RemoteProtocolError(

@@ -25,6 +25,7 @@ from fednet.server.hosting import Hosting
 from fednet.server.peers.admission import Sent, checker, declared, judges
 from fednet.server.peers.endpoint import Endpoint
 from fednet.server.signals import on_stop, stop_early, stop_later, thrice_kills
+from fednet.transport.memory import laying, payloads_of
 
 if TYPE_CHECKING:
     from fednet.algorithms.state import State
@@ -167,12 +168,12 @@ class Session:
             declared=declared(self.experiment),
             versions=determinism.versions(),
             rules=endpoint.rules,
+            laid=payloads_of(endpoint.transport),
         )
 
     def _link(self) -> Link:
         from fednet.server.flight import Flight
         from fednet.transport.framing import connection_bytes, framing
-        from fednet.transport.memory import laying
         from fednet.wire import book
         from fednet.wire.ledger import Ledger
         from fednet.wire.link import Link
@@ -321,8 +322,7 @@ class Session:
         if self.checkpoints.exists:
             return "the last checkpoint is whole, --resume goes on"
         if any(read_lines(self.directory / "rounds.jsonl")):
-            gone = self.checkpoints.folder
-            return f"nothing is left to go on from, there is no checkpoint in {gone}"
+            return "nothing is left to go on from, its checkpoint is gone"
         return "no round was done yet, --resume begins anew"
 
     def close(self, over: bool, why: str) -> None:

@@ -36,6 +36,7 @@ from fednet.transport.base import (
     Received,
     ServerTransport,
 )
+from fednet.transport.broadcasts import Broadcasts, Lane
 from fednet.transport.references import FREE, READ, REFERENCE, SENT, Places
 from fednet.transport.uploads import Uploads
 from fednet.wire.codec import Body
@@ -95,14 +96,25 @@ class SharedMemory:
     up: SharedBuffer
     down: SharedBuffer
     uploads: Uploads
+    broadcasts: Broadcasts  # the same for all
+    lane: Lane  # the worker's own of them
 
     @property
     def token(self) -> bytes:
         return self.up.token
 
+    def cut(self) -> None:
+        """The connection has ended, or the server is a new one: what it had sent is lost."""
+        self.down.cut()
+        self.lane.cut()
 
-def shared_memory() -> SharedMemory:
-    return SharedMemory(SharedBuffer(), SharedBuffer(), Uploads())
+
+def shared_memory(workers: int) -> list[SharedMemory]:
+    """For each of a launcher's workers."""
+    all = Broadcasts(workers)
+    return [
+        SharedMemory(SharedBuffer(), SharedBuffer(), Uploads(), all, lane) for lane in all.lanes
+    ]
 
 
 T = TypeVar("T", bound=ServerTransport | ClientTransport)
@@ -135,7 +147,7 @@ class MemoryServer(_Over[ServerTransport]):
         self._bound: dict[bytes, SharedMemory] = {}
         for found in shared:
             found.up.renew()
-            found.down.cut()
+            found.cut()
         self._folder = folder
         if folder is not None:
             for k, found in enumerate(shared):
@@ -149,16 +161,21 @@ class MemoryServer(_Over[ServerTransport]):
     def vouch(self, conn: bytes, token: bytes = b"") -> None:
         self._inner.vouch(conn)
         if token in self._known:
-            self._known[token].down.cut()  # the last connection's end may not have been told yet
+            self._known[token].cut()  # the last connection's end may not have been told yet
             self._bound[conn] = self._known[token]
 
     def lay(self, conn: bytes, body: memoryview) -> Frame | Laid:
         found = self._bound.get(conn)
         return body if found is None else _laid(found.down, body)
 
+    def lay_whole(self, conn: bytes, body: Body) -> Laid | None:
+        """Where that connection's worker finds a payload; None where it has to be sent it."""
+        found = self._bound.get(conn) if body.size > MAX_FRAME_BYTES else None
+        return None if found is None else found.broadcasts.lay(body, found.lane)
+
     def send(self, conn: bytes, frames: Frames) -> bool:
         found = self._bound.get(conn)
-        places = () if found is None else (found.down,)
+        places = () if found is None else (found.down, found.lane)
         return _sent(places, frames, lambda plain: self._inner.send(conn, plain))
 
     def poll(self, timeout_s: float | None) -> list[Event]:
@@ -174,7 +191,7 @@ class MemoryServer(_Over[ServerTransport]):
             elif isinstance(event, Closed) and event.conn in self._bound:
                 found = self._bound.pop(event.conn)
                 if not any(other is found for other in self._bound.values()):
-                    found.down.cut()
+                    found.cut()
             out.append(event)
         return out
 
@@ -187,6 +204,7 @@ class MemoryClient(_Over[ClientTransport]):
         self._shared = shared
         shared.up.cut()
         shared.down.renew()
+        shared.lane.renew()
         shared.uploads.renew_sender()
 
     def lay(self, conn: bytes, body: memoryview) -> Frame | Laid:
@@ -203,7 +221,7 @@ class MemoryClient(_Over[ClientTransport]):
         out: list[Event] = []
         for event in self._inner.poll(timeout_s):
             if isinstance(event, Received):
-                read = _read((self._shared.down,), event)
+                read = _read((self._shared.down, self._shared.lane), event)
                 if read is None:
                     self._inner.reconnect()
                     continue
@@ -218,6 +236,11 @@ class MemoryClient(_Over[ClientTransport]):
 def laying(transport: object) -> Callable[[bytes, memoryview], Frame | Laid]:
     """What a link does with a body before it is sent over that transport."""
     return transport.lay if isinstance(transport, _Over) else _crossing
+
+
+def payloads_of(transport: object) -> Callable[[bytes, Body], Laid | None]:
+    """What a server does with a payload that a connection asks for."""
+    return transport.lay_whole if isinstance(transport, MemoryServer) else lambda conn, body: None
 
 
 def laying_whole(transport: object) -> Callable[[Body], Body]:

@@ -80,7 +80,7 @@ def test_a_reference_to_where_nothing_can_lie_gives_nothing():
 @pytest.mark.parametrize("server", [True, False])
 def test_what_an_earlier_process_left_is_room_for_the_next(server):
     """What it had sent, and what it held of the other side's."""
-    shared = shared_memory()
+    (shared,) = shared_memory(1)
     mine, theirs = (shared.down, shared.up) if server else (shared.up, shared.down)
     held = [(mine.lay(BODY), theirs.read(theirs.lay(BODY))) for _ in range(SLOTS)]
     assert mine.lay(BODY) is theirs.lay(BODY) is None
@@ -101,7 +101,7 @@ def ends(tmp_path):
 
     with ExitStack() as stack:
         pair = Pair(stack)
-        made = shared_memory()
+        (made,) = shared_memory(1)
         server = MemoryServer(pair.server, [made])
         yield pair, server, MemoryClient(pair.client(), made), made
 
@@ -189,7 +189,7 @@ def test_what_a_cut_connection_had_under_way_is_room_again(ends):
 
 
 def test_an_end_that_is_told_late_takes_nothing_of_the_next_connection():
-    made, told, sent = shared_memory(), [], []
+    (made,), told, sent = shared_memory(1), [], []
     inner = types.SimpleNamespace(
         vouch=lambda conn: None,
         poll=lambda timeout_s: told,
