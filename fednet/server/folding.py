@@ -226,9 +226,6 @@ class Folding:
 
     def _finite(self, value: object) -> bool:
         if isinstance(value, Tensors):
-            # What is not finite leaves no finite square, which is asked for again.
-            if not value.buffers.numel() and math.isfinite(value.square):
-                return True
             # Buffers that the model began with as masks of infinities stay so.
             exempt = self.experiment.up.exempt
             return value.is_finite() or all(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -199,7 +200,7 @@ class Tensors:
     @cached_property
     def square(self) -> float:
         """The norm's square in float32: not finite where a parameter is not, or it is too large."""
-        return float(torch.dot(self.vector, self.vector))
+        return float(torch.dot(self.read, self.read))
 
     # -- identity ----------------------------------------------------------------------------------
     def tensor_sha256(self) -> dict[str, str]:
@@ -220,17 +221,14 @@ class Tensors:
         return combine(self.tensor_sha256().values())
 
     def is_finite(self) -> bool:
-        """True if every parameter and buffer is finite. The sum first: a NaN or an infinity cannot
-        leave it finite.
+        """True if every parameter and buffer is finite. The square and the sum first: a NaN or an
+        infinity leaves neither finite.
         """
-        for values in (self.read, self.buffers):
-            if (
-                values.numel()
-                and not torch.isfinite(values.sum())
-                and not bool(torch.isfinite(values).all())
-            ):
-                return False
-        return True
+        return (math.isfinite(self.square) or bool(torch.isfinite(self.read).all())) and (
+            not self.buffers.numel()
+            or bool(torch.isfinite(self.buffers.sum()))
+            or bool(torch.isfinite(self.buffers).all())
+        )
 
 
 class Borrowed(Tensors):
