@@ -82,9 +82,11 @@ def fednet(work: Workload, workers: int, folder: Path, on: bool | None = None) -
         for p in rounds[-1]["seconds_by_phase"]
     }
     each = [b - a for a, b in itertools.pairwise(ends[UNTIMED - 1 :])]
-    meanwhile = [look for look in used if ends[UNTIMED - 1] <= look[0] <= ends[-1]]
-    begin, end = (meanwhile[0], meanwhile[-1]) if len(meanwhile) > 1 else ((0.0,) * 3, (1.0, 0, 0))
-    spent, own = ((end[k] - begin[k]) / (end[0] - begin[0]) for k in (1, 2))
+    looks = [look for look in used if ends[UNTIMED - 1] <= look[0] <= ends[-1]]
+    spent, own = (
+        (looks[-1][k] - looks[0][k]) / (looks[-1][0] - looks[0][0]) if len(looks) > 1 else 0.0
+        for k in (1, 2)
+    )
     ready = next(e["time"] for e in events if e["type"] == "ready")
     return {
         "seconds": statistics.median(each),

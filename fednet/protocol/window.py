@@ -81,8 +81,7 @@ class Receiving:
         if index < self.got:
             return None
         length, start = 0 if body is None else len(body), self.got * self.part
-        first = not (index or self.got) and self.granted > 0 and self.until is None
-        if first and length == self.size:
+        if index == start == 0 < self.granted and length == self.size and self.until is None:
             self.got = self.granted = self.parts  # it lies where the receiver has it at once
             return 0
         expected = min(self.part, self.size - start)

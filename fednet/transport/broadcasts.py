@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from fednet.buffers import Lease
 from fednet.transport.base import Frame
-from fednet.transport.references import FREE, READ, REFERENCE, SENT, TOKEN_BYTES, Places
+from fednet.transport.references import FREE, READ, REFERENCE, TOKEN_BYTES, Places
 from fednet.wire.codec import Body
 from fednet.wire.frames import Laid
 
@@ -29,21 +29,19 @@ class Lane(Places):
 
     def __init__(
         self,
-        token: bytes,
         files: Sequence[int],
         state: npt.NDArray[np.uint64],
         number: npt.NDArray[np.uint64],
+        token: bytes,
     ) -> None:
-        """files: by place. state, number: see `Places`; the numbers are all workers'."""
-        self.token, self._files, self._state, self._number = token, files, state, number
+        """files: by place. The rest: see `Places`; numbers and token are all workers'."""
+        super().__init__(state, number, token)
+        self._files = files
         self._there: dict[int, mmap.mmap] = {}
 
     def takes(self, place: int) -> bool:
         """Whether the worker can be sent what lies there: it was not, or has let go of it."""
         return bool(self._state[place] == FREE)
-
-    def leaves(self, reference: bytes) -> None:
-        self._state[REFERENCE.unpack(reference)[1]] = SENT  # before it can be read
 
     def read(self, reference: Frame) -> memoryview | None:
         _, place, number, nbytes = REFERENCE.unpack(reference)
@@ -75,7 +73,7 @@ class Broadcasts:
         self._number, self._state = heads[:, 0], heads[:, 1:]
         self._token = secrets.token_bytes(TOKEN_BYTES)
         self.lanes = [
-            Lane(self._token, self._files, state, self._number) for state in self._state.T
+            Lane(self._files, state, self._number, self._token) for state in self._state.T
         ]
         # The server's: what it may send once more, and where it writes.
         self._laid: weakref.WeakKeyDictionary[Body, Laid] = weakref.WeakKeyDictionary()

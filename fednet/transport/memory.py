@@ -61,7 +61,7 @@ class SharedBuffer(Places):
         self._memory = mmap.mmap(-1, mmap.PAGESIZE + SLOTS * _SLOT_BYTES)
         whole = np.frombuffer(self._memory, np.uint8)
         heads = whole[: 16 * SLOTS].view(np.uint64).reshape(SLOTS, 2)
-        super().__init__(heads)
+        super().__init__(heads[:, 0], heads[:, 1])
         self._slots = whole[mmap.PAGESIZE :].reshape(SLOTS, _SLOT_BYTES)
 
     # -- the sender's end --------------------------------------------------------------------------
@@ -77,6 +77,9 @@ class SharedBuffer(Places):
                 number = int(self._number[slot])
                 return REFERENCE.pack(self.token, slot, number, len(body))
         return None
+
+    def leaves(self, reference: bytes) -> None:
+        """It has counted as sent since it was laid: a connection that ends meanwhile takes it."""
 
     # -- the receiver's end ------------------------------------------------------------------------
     def read(self, reference: Frame) -> memoryview | None:

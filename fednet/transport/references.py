@@ -21,16 +21,22 @@ class Places:
     """Where bodies lie on their way from one sender to one receiver. By a token they prove to have
     it. A place's number tells one body from the next that lies there.
 
-    heads: (places, 2) of uint64, in memory that both ends have: each place's state and number.
+    state, number: (places,) each, in memory that both ends have. token: drawn unless it is given.
     """
 
-    def __init__(self, heads: npt.NDArray[np.uint64]) -> None:
-        self.token = secrets.token_bytes(TOKEN_BYTES)
-        self._state, self._number = heads[:, 0], heads[:, 1]
+    def __init__(
+        self,
+        state: npt.NDArray[np.uint64],
+        number: npt.NDArray[np.uint64],
+        token: bytes | None = None,
+    ) -> None:
+        self.token = secrets.token_bytes(TOKEN_BYTES) if token is None else token
+        self._state, self._number = state, number
 
     # -- the sender's end --------------------------------------------------------------------------
     def leaves(self, reference: bytes) -> None:
         """It is about to be sent."""
+        self._state[REFERENCE.unpack(reference)[1]] = SENT  # before it can be read
 
     def take_back(self, reference: bytes) -> None:
         """It was not sent."""

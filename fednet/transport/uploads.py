@@ -21,7 +21,7 @@ import numpy as np
 from fednet.files import OWN, opened, write_all
 from fednet.pages import pages
 from fednet.transport.base import Frame
-from fednet.transport.references import FREE, READ, REFERENCE, SENT, WRITTEN, Places
+from fednet.transport.references import FREE, READ, REFERENCE, WRITTEN, Places
 from fednet.wire.frames import Laid
 
 FILES = 1024  # of a worker at a time: while all are taken, replies cross as they do elsewhere
@@ -38,7 +38,7 @@ class Uploads(Places):
         """Before the fork of either end."""
         self._memory = mmap.mmap(-1, _PATH_BYTES + 16 * FILES)
         heads = np.frombuffer(self._memory, np.uint64, offset=_PATH_BYTES).reshape(FILES, 2)
-        super().__init__(heads)
+        super().__init__(heads[:, 0], heads[:, 1])
         self._used: deque[int] = deque()  # the worker's, whatever was written first at the front
 
     @property
@@ -87,9 +87,6 @@ class Uploads(Places):
     def _unsent(self, index: int, number: int) -> None:
         if self._state[index] == WRITTEN and self._number[index] == number:
             self._state[index] = FREE
-
-    def leaves(self, reference: bytes) -> None:
-        self._state[REFERENCE.unpack(reference)[1]] = SENT  # before it can be read
 
     def renew_sender(self) -> None:
         """The worker is a new one: nothing that the last one wrote will be sent."""
