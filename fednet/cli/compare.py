@@ -1,4 +1,4 @@
-"""Final, best and last-10 accuracy, rounds, MB and seconds to each target, over seeds."""
+"""Final, best and mean last accuracy, rounds, MB and seconds to each target, over seeds."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def summary_rows(summary: JsonMapping) -> list[tuple[str, str]]:
     for name, key, more in (
         ("final accuracy", "final", ""),
         ("best accuracy", "best", at),
-        ("mean of the last 10", "last10", ""),
+        (f"mean of the last {accuracy.get('last10_of', 10)}", "last10", ""),
     ):
         row(
             name,

@@ -49,10 +49,10 @@ def best(values: Sequence[tuple[int, float]]) -> tuple[float, int] | None:
     return a, t
 
 
-def last(values: Sequence[tuple[int, float]], n: int = 10) -> float | None:
-    """Mean over the last n evaluated rounds, or over all where there are fewer."""
-    tail = [a for _, a in values[-n:]]
-    return math.fsum(tail) / len(tail) if tail else None
+def last(values: Sequence[tuple[int, float]]) -> tuple[float | None, int]:
+    """(mean, how many): of the last ten evaluated rounds, or of all where there are fewer."""
+    tail = [a for _, a in values[-10:]]
+    return _mean(tail), len(tail)
 
 
 # -- targets ---------------------------------------------------------------------------------------
@@ -228,12 +228,19 @@ def summarise(run: Run, prediction: Mapping[str, Mapping[str, int]] | None = Non
     """
     a = curve(run)
     top, at = best(a) or (None, None)
+    ending, of = last(a)
     out: JsonDict = {
         "algorithm": run.algorithm,
         "seed": run.seed,
         "rounds": len(run.rounds),
         "void_rounds": sum(bool(r.void) for r in run.rounds),
-        "accuracy": {"final": final(a), "best": top, "best_round": at, "last10": last(a)},
+        "accuracy": {
+            "final": final(a),
+            "best": top,
+            "best_round": at,
+            "last10": ending,
+            "last10_of": of,
+        },
     }
     if a:
         out["stability"] = {**differences(a), **(class_stability(run) or {})}

@@ -154,12 +154,12 @@ def _shown(groups: Sequence[Group]) -> list[Run]:
 def _tiles(run: Run) -> list[tuple[str, str, str]]:
     """(value, what, note) of the numbers one wants first."""
     s = metrics.summary(run)
-    tiles, a = [], s["accuracy"]
+    tiles, a, (ending, of) = [], s["accuracy"], metrics.last(metrics.curve(run))
     if a["final"] is not None:
         tiles += [
             (_percent(a["final"]), "final accuracy", f"after {len(run.rounds)} rounds"),
             (_percent(a["best"]), "best accuracy", f"in round {a['best_round']}"),
-            (_percent(a["last10"]), "last-10 mean", "of evaluated rounds"),
+            (_percent(ending), f"last-{of} mean", "of evaluated rounds"),
         ]
     if own := metrics.personal(run):
         drift = f", drift {_percent(own['drift'])}" if own["drift"] is not None else ""

@@ -114,36 +114,31 @@ def table(
             raise ConfigError(f"--target: expected an accuracy above 0 and at most 1, got {t:g}.")
     groups = group(runs, labels)
     further = [m.name for m in shown("compare") if any(metrics.curve(r, m.name) for r in runs)]
-    columns = _columns(
-        targets,
-        [by] if by else list(costs.COSTS),
-        bytes,
-        any(metrics.personal(r) for r in runs),
-        further,
-        sorted({costs.seconds_key(r) for r in runs}),
-    )
+    columns = _columns(runs, targets, [by] if by else list(costs.COSTS), bytes, further)
     cells = tuple(tuple(TableCell(tuple(_values(g, c)), c.digits) for c in columns) for g in groups)
     apart = tuple(tuple(_difference(groups[0], g, c) for c in columns) for g in groups[1:])
     return Table(columns, tuple(groups), cells, apart, tuple(_notes(groups, runs, targets, bytes)))
 
 
 def _columns(
+    runs: Sequence[Run],
     targets: Sequence[float],
     by: Sequence[str],
     bytes: str,
-    personal: bool,
     further: Sequence[str],
-    clocks: Sequence[str],
 ) -> tuple[Column, ...]:
-    """further: names of metrics whose last value is a column of its own; clocks: by which the runs
-    tell their time, with a column for each, since their seconds are not the same.
+    """further: names of metrics whose last value is a column of its own. Clocks by which the runs
+    tell their time have a column each, since their seconds are not the same.
     """
+    clocks = sorted({costs.seconds_key(r) for r in runs})
+    ends = {metrics.last(metrics.curve(r))[1] for r in runs}
+    many = f"{min(ends)}" if len(ends) == 1 else f"{min(ends)}-{max(ends)}"
     columns = [
         Column("final", lambda r: metrics.final(metrics.curve(r))),
         Column("best", lambda r: (metrics.best(metrics.curve(r)) or (None,))[0]),
-        Column("last 10", lambda r: metrics.last(metrics.curve(r))),
+        Column(f"last {many}", lambda r: metrics.last(metrics.curve(r))[0]),
     ]
-    if personal:
+    if any(metrics.personal(r) for r in runs):
         columns.append(Column("personal", lambda r: (metrics.personal(r) or {}).get("pfl")))
     for name in further:
         columns.append(Column(metric(name).label, functools.partial(_last, name=name)))

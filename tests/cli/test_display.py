@@ -111,6 +111,11 @@ def test_final_table_holds_what_was_measured_and_nothing_else():
     assert "None" not in text
 
 
+def test_final_table_says_of_how_many_rounds_a_mean_is():
+    ended = {"accuracy": {"final": 0.9, "last10": 0.8, "last10_of": 5}}
+    assert ("mean of the last 5", "80.00 %") in words.summary_rows(ended)
+
+
 def test_ids_are_shown_as_ranges():
     assert words.ids([0, 1, 2, 7]) == "clients 0-2, 7"
     assert words.ids([4]) == "client 4"

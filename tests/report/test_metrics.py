@@ -17,9 +17,10 @@ CURVE = [(1, 0.2), (2, 0.5), (3, 0.4), (4, 0.4), (5, 0.6)]
 def test_final_best_and_last_accuracy_are_of_the_unsmoothed_curve():
     assert metrics.final(CURVE) == 0.6
     assert metrics.best([(1, 0.5), (2, 0.7), (3, 0.7)]) == (0.7, 2)
-    assert metrics.last(CURVE, 2) == pytest.approx(0.5)
-    assert metrics.last(CURVE) == pytest.approx(0.42)
-    assert metrics.final([]) is metrics.best([]) is metrics.last([]) is None
+    assert metrics.last(CURVE) == (pytest.approx(0.42), 5)
+    assert metrics.last([*CURVE, *((t, 0.6) for t in range(6, 12))]) == (pytest.approx(0.55), 10)
+    assert metrics.final([]) is metrics.best([]) is None
+    assert metrics.last([]) == (None, 0)
 
 
 def test_drops_and_increases_leave_zeros_out():
@@ -139,6 +140,7 @@ def test_rounds_without_evaluation_are_no_points(tmp_path):
         "best": 0.9,
         "best_round": 1,
         "last10": pytest.approx(0.55),
+        "last10_of": 2,
     }
     assert s["rounds"] == 4
 

@@ -61,6 +61,13 @@ def test_a_target_some_seeds_never_reach_is_said_and_not_averaged(tmp_path):
     assert (row["mean"], row["reached"], row["values"]) == ("", "1", "2.0 never")
 
 
+def test_the_mean_of_the_last_says_of_how_many_rounds_it_is(tmp_path):
+    assert table(two_methods(tmp_path)).columns[2].title == "last 3"
+    write(tmp_path / "long", rounds=12, accuracy=[0.5] * 12)
+    both = [open_run(tmp_path / n) for n in ("avg-0", "long")]
+    assert table(both).columns[2].title == "last 3-10"
+
+
 def test_a_target_no_seed_reaches_reads_never(tmp_path):
     assert "never" in compare([open_run(write(tmp_path / "a"))], targets=[0.99])
 

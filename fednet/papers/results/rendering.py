@@ -160,7 +160,7 @@ def notes(rows: Sequence[JsonMapping], scale_said: bool = False) -> list[str]:
         f"`paper` and `ours`: {_measures(rows)}. Accuracies in percent; MB (10^6 bytes) over all "
         f"clients, both directions; "
         "best is the maximum over rounds on the test set, the papers' rule where they name one; "
-        "last 10 is the mean of the last ten evaluated rounds."
+        "last 10 is the mean of the last ten evaluated rounds, of all where there are fewer."
     )
     if any(
         sum(r["status"] == "done" for r in runs) > 1

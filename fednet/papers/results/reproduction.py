@@ -116,7 +116,7 @@ def row(
             "ours": found.get(cell.measure or ""),
             "best": percent(top),
             "best_round": at,
-            "last10": percent(metrics.last(curve)),
+            "last10": percent(metrics.last(curve)[0]),
             "final": percent(metrics.final(curve)),
             "pfl": measured("pfl_accuracy", run),
             "drift": measured("drift_accuracy", run),
