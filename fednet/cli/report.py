@@ -24,14 +24,13 @@ def runs_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def opened(paths: Sequence[Path]) -> list[Run]:
-    """The runs that are named; of a sweep's folder, all its cells that are done."""
+    """The runs that are named; of a sweep's folder, all its cells that are done, as it names
+    them.
+    """
     from fednet.report import open_run
+    from fednet.sweep import marks
 
-    found: list[Path] = []
-    for path in paths:
-        cells = sorted(mark.stem for mark in (path / ".cells").glob("*.done"))
-        found += [path / cell for cell in cells] if cells else [path]
-    return [open_run(path) for path in found]
+    return [open_run(run) for path in paths for run in marks.ended(path) or [path]]
 
 
 def counted_and_labelled(parser: argparse.ArgumentParser) -> None:

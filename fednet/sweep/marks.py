@@ -83,6 +83,17 @@ def _mark(task: RunSpec) -> tuple[str, list[str]] | None:
     return None
 
 
+def ended(folder: Path) -> list[Path]:
+    """The runs of a sweep that are done, in the order in which the sweep names them; what it names
+    no longer stands last, by name, as do all where no order was left.
+    """
+    order = folder / ".cells" / "order"
+    names = order.read_text(encoding="utf-8").splitlines() if order.exists() else []
+    place = {name: i for i, name in enumerate(names)}
+    done = (mark.stem for mark in (folder / ".cells").glob("*.done"))
+    return [folder / n for n in sorted(done, key=lambda n: (place.get(n, len(place)), n))]
+
+
 def _intact(task: RunSpec, said: Sequence[str]) -> bool:
     """Whether the records are those that the run ended with (a mark without their SHA-256: whether
     they are there).

@@ -42,7 +42,9 @@ class Outcome:
 
 
 def home(sweep: Sweep, out: str | Path) -> Path:
-    """The sweep's folder: a run directory for each cell, and `.cells/`, its own books."""
+    """The sweep's folder: a run directory for each cell, and `.cells/`, its own books; in them
+    `order`, the cells as the sweep names them, those that differ in the seed together.
+    """
     return Path(out) / (sweep.name or "sweep")
 
 
@@ -113,6 +115,10 @@ def run(
     folder, todo = home(sweep, out), cells(sweep)
     writable(folder, "--out")
     mine, books = share(todo, only) if only else todo, folder / ".cells"
+    of_a_seed = len(todo) // len(sweep.seeds)
+    named = [c.name for i in range(of_a_seed) for c in todo[i::of_a_seed]]
+    books.mkdir(exist_ok=True)
+    write_aside(books / "order", "".join(f"{name}\n" for name in named))
     failed, progress = list[str](), SweepProgress(len(mine), folder)
 
     def begin(number: int, cell: GridCell) -> Running | None:

@@ -10,6 +10,7 @@ from fednet.cli.main import main
 from fednet.errors import CannotGoOn, ConfigError, Stopped
 from fednet.sweep import claims, pool, running
 from fednet.sweep import grid as sweep
+from fednet.sweep.marks import ended
 from tests.report.fake_run import write
 
 FILE = """
@@ -55,6 +56,21 @@ def test_every_combination_is_a_cell_seed_by_seed(path):
         "fedprox-mu0.01_alpha1_seed0",
     ]
     assert len(names) == len(set(names)) == 8
+
+
+def test_the_methods_of_a_sweep_are_compared_in_its_order(path, tmp_path):
+    first = path.parent / "base.yaml"
+    turned = sweep.from_grid(first, ["algorithm=scaffold,fedavg"], "0,1")
+    made = running.run(turned, tmp_path, line=stand_in("(run / 'summary.json').write_text('{}')"))
+    home = running.home(turned, tmp_path)
+    by_method = ["scaffold_seed0", "scaffold_seed1", "fedavg_seed0", "fedavg_seed1"]
+    assert sorted(made.done) == sorted(ended(home))
+    assert [run.name for run in ended(home)] == by_method
+    (home / ".cells" / "scaffold_seed0.done").unlink()  # what is left of it stands where it stood
+    (home / ".cells" / "another_seed0.done").touch()
+    assert [run.name for run in ended(home)] == [*by_method[1:], "another_seed0"]
+    (home / ".cells" / "order").unlink()  # a sweep of before it was written
+    assert [run.name for run in ended(home)] == sorted([*by_method[1:], "another_seed0"])
 
 
 def test_a_cells_settings_are_those_of_the_command_line(path):
