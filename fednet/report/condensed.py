@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from fednet.report.drawing.canvas import TIMELESS, canvas
+
 if TYPE_CHECKING:
     import torch  # a page of a run without such images is made without it
 
@@ -48,29 +50,26 @@ def grid(
     class_means: (C, c, h, w). names: of the C classes. beside: a second method's images, drawn in a
     panel of its own.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     panels = [images_by_client] if beside is None else [images_by_client, beside]
     rows, widths = len(class_means), [1 + len(p) for p in panels]
-    figure = Figure(figsize=(1.2 + 0.62 * sum(widths), 0.8 + 0.62 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(1, len(panels), width_ratios=widths, squeeze=False)[0]
-    h, w = class_means.shape[-2:]
-    for axis, panel, title in zip(axes, panels, titles):
-        axis.imshow(mosaic(panel, class_means), interpolation="nearest")
-        axis.set_title(title)
-        axis.set_xticks(
-            [k * (w + GAP) + w / 2 for k in range(1 + len(panel))],
-            ["mean", *map(str, sorted(panel))],
-        )
-        axis.set_yticks(
-            [c * (h + GAP) + h / 2 for c in range(rows)], names if axis is axes[0] else [""] * rows
-        )
-        axis.set_xlabel("client")
-        axis.tick_params(length=0)
-        axis.spines[:].set_visible(False)
-    figure.savefig(path, dpi=150)
+    size, h, w = (1.2 + 0.62 * sum(widths), 0.8 + 0.62 * rows), *class_means.shape[-2:]
+    with canvas(size, **{"figure.constrained_layout.use": True, "axes.grid": False}) as figure:
+        axes = figure.subplots(1, len(panels), width_ratios=widths, squeeze=False)[0]
+        for axis, panel, title in zip(axes, panels, titles):
+            axis.imshow(mosaic(panel, class_means), interpolation="nearest")
+            axis.set_title(title)
+            axis.set_xticks(
+                [k * (w + GAP) + w / 2 for k in range(1 + len(panel))],
+                ["mean", *map(str, sorted(panel))],
+            )
+            axis.set_yticks(
+                [c * (h + GAP) + h / 2 for c in range(rows)],
+                names if axis is axes[0] else [""] * rows,
+            )
+            axis.set_xlabel("client")
+            axis.tick_params(length=0)
+            axis.spines[:].set_visible(False)
+        figure.savefig(path, metadata=TIMELESS.get(Path(path).suffix), dpi=150)
     return Path(path)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import pytest
 
 from fednet import papers
-from fednet.papers.results import field, gallery, reproduction
+from fednet.papers.results import field, gallery, record, reproduction
 from fednet.papers.results.gallery import OrderVerdict, verdict
 
 HERE = Path(__file__).parents[2] / "configs" / "papers"
@@ -98,6 +100,19 @@ def test_where_a_column_has_one_method_columns_are_compared():
 @pytest.mark.parametrize(("name", "page"), [("README.md", gallery.page), ("FIELD.md", field.page)])
 def test_the_pages_are_those_of_the_recorded_results(name, page):
     assert (HERE / name).read_text(encoding="utf-8") == page(HERE)
+
+
+@pytest.mark.long
+def test_the_tables_and_pictures_are_those_of_the_recorded_results(tmp_path):
+    again = Path(shutil.copytree(HERE, tmp_path / "papers"))
+    own = f"Matplotlib v{matplotlib.__version__},"  # another places a letter otherwise
+    drawn = [p for p in (again / "results").glob("*.svg") if own in p.read_text(encoding="utf-8")]
+    for picture in drawn:
+        picture.unlink()
+    record.write(again)
+    assert (again / "RESULTS.md").read_bytes() == (HERE / "RESULTS.md").read_bytes()
+    others = [p.name for p in drawn if p.read_bytes() != (HERE / "results" / p.name).read_bytes()]
+    assert others == []
 
 
 def test_every_table_is_on_the_page_run_or_not():

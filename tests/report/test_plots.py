@@ -4,6 +4,7 @@ import csv
 import sys
 from itertools import pairwise
 
+import matplotlib
 import numpy as np
 import pytest
 
@@ -49,10 +50,11 @@ def test_every_figure_is_written_with_its_data(run, tmp_path):
     ]
 
 
-def test_the_same_run_gives_the_same_files(run, tmp_path):
+def test_the_same_run_gives_the_same_files_whatever_a_users_matplotlibrc_says(run, tmp_path):
     one, two = (next(plots.curve(group([run]))) for _ in range(2))
-    for figure, name in ((one, "1.svg"), (two, "2.svg")):
-        canvas.write(figure, [tmp_path / name])
+    for figure, name, width in ((one, "1.svg", 0.8), (two, "2.svg", 7)):
+        with matplotlib.rc_context({"axes.linewidth": width, "font.family": "serif"}):
+            canvas.write(figure, [tmp_path / name])
     assert (tmp_path / "1.svg").read_bytes() == (tmp_path / "2.svg").read_bytes()
 
 

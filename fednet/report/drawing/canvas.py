@@ -94,13 +94,15 @@ class Drawn:
 
 @contextmanager
 def canvas(size: tuple[float, float], **style: object) -> Iterator[MplFigure]:
-    """A figure without pyplot: nothing global, no display, no figure left open."""
+    """A figure without pyplot: nothing global, no display, no figure left open, and nothing of a
+    user's matplotlibrc.
+    """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
 
     # Names and values are matplotlib's own.
-    settings: Any = {**STYLE, **style}
+    settings: Any = {**matplotlib.rcParamsDefault, **STYLE, **style}
     with matplotlib.rc_context(settings):
         fig = Canvas(figsize=size)
         FigureCanvasAgg(fig)
