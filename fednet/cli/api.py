@@ -13,6 +13,7 @@ from fednet import config as configuration
 from fednet import loading, registry
 from fednet.cli.common import quickstart
 from fednet.errors import CannotGoOn, ConfigError, FednetError, Stopped
+from fednet.experiment.rundir import taken_back
 from fednet.plain import JsonMapping
 
 if TYPE_CHECKING:
@@ -75,14 +76,14 @@ def _here(
 ) -> Path:
     from fednet.cli.display import Display
     from fednet.launch.in_process import run_in_process
-    from fednet.launch.start import open_directory
+    from fednet.launch.start import open_directory, refusable
     from fednet.server.hosting import Hosting
 
     display = Display(quiet)
     with open_directory(config, out, resume) as (config, directory, finished):
         if not finished:
             data = Path(config.data.root) if config.data.root else None
-            with display:
+            with refusable(directory), display:
                 run_in_process(
                     config,
                     directory,
@@ -126,9 +127,7 @@ def _in_processes(
     it has ended.
     """
     _reached(config)
-    out.mkdir(parents=True, exist_ok=True)
     text = out / f".{config.name}.yaml"
-    text.write_text(configuration.to_yaml(config), encoding="utf-8")
     words = [
         sys.executable,
         "-m",
@@ -144,10 +143,13 @@ def _in_processes(
         *(["--resume"] if resume else []),
         *(word for file in load for word in ("--load", str(file))),
     ]
-    try:
-        done = subprocess.run(words, check=False, stderr=subprocess.PIPE, text=True)
-    finally:
-        text.unlink(missing_ok=True)
+    with taken_back(out):
+        out.mkdir(parents=True, exist_ok=True)
+        text.write_text(configuration.to_yaml(config), encoding="utf-8")
+        try:
+            done = subprocess.run(words, check=False, stderr=subprocess.PIPE, text=True)
+        finally:
+            text.unlink(missing_ok=True)
     if done.returncode:
         kind = {2: ConfigError, 3: CannotGoOn}.get(done.returncode, Stopped)
         raise kind(done.stderr.strip().removeprefix("fednet run: "))

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
-from fednet.errors import ConfigError, FednetError, nearest
+from fednet.errors import CannotGoOn, ConfigError, FednetError, nearest
 
 if TYPE_CHECKING:
     from fednet.config import Config
@@ -221,7 +221,8 @@ def guarded(prog: str, main: Callable[[], int], out: Path | None = None) -> int:
     try:
         return main()
     except FednetError as wrong:
-        _note(out, wrong, whole=wrong.exit_status == BROKE)
+        fault = wrong.exit_status == BROKE and not isinstance(wrong, CannotGoOn)
+        _note(out, wrong, whole=fault)
         _own_frames(wrong)
         print(f"{prog}: {wrong}", file=sys.stderr)
         return wrong.exit_status

@@ -48,7 +48,7 @@ def place() -> Path:
 def run(args: argparse.Namespace) -> int:
     from fednet.cli.metrics import address
     from fednet.experiment.placement import place as device
-    from fednet.experiment.rundir import writable
+    from fednet.experiment.rundir import taken_back, writable
     from fednet.serve import page
     from fednet.serve.queue import Queue
     from fednet.serve.runner import Runner
@@ -64,19 +64,20 @@ def run(args: argparse.Namespace) -> int:
         device(args.device)
     token = None if args.token is None else page.token_of(args.token)
     where = address(args.page, "--page")
-    writable(args.dir, "DIR")
     words = ["--bind", args.bind, "--device", args.device, "--quiet"]
     words += ["--insecure"] if args.insecure else []
     words += ["--keys", str(args.keys), "--set", "security.curve=true"] if args.keys else []
     words += ["--data", str(args.data)] if args.data else []
     say = (lambda text: None) if args.quiet else (lambda text: print(text, flush=True))
     queue = Queue(args.dir)
-    server = page.serve(where, queue, token)
-    try:
-        host, port = server.server_address[:2]
-        say(f"{args.dir}: runs listen at {args.bind}; the page is http://{host!s}:{port}/")
-        Runner(queue, words, say).run()
-    finally:
-        server.shutdown()
-        server.server_close()
+    with taken_back(args.dir):
+        writable(args.dir, "DIR")
+        server = page.serve(where, queue, token)
+        try:
+            host, port = server.server_address[:2]
+            say(f"{args.dir}: runs listen at {args.bind}; the page is http://{host!s}:{port}/")
+            Runner(queue, words, say).run()
+        finally:
+            server.shutdown()
+            server.server_close()
     return 0

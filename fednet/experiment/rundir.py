@@ -16,7 +16,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from fednet.errors import ConfigError, FednetError, StateError
@@ -41,6 +41,20 @@ def writable(folder: Path, flag: str) -> None:
             f"{flag} {folder}: nothing can be written there ({closed.strerror}); give another "
             f"folder."
         ) from closed
+
+
+@contextlib.contextmanager
+def taken_back(folder: Path) -> Iterator[None]:
+    """Of the folder and those above it, what was not there and is empty in the end goes again: what
+    is refused before it begins leaves nothing behind.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # not empty, as is the rule
+            for path in missing:
+                path.rmdir()
 
 
 def claim(out: Path, name: str, resume: bool) -> Path:
@@ -92,7 +106,7 @@ def forget(path: Path) -> None:
     """Takes back the directory of a run that was refused before it began, so that the next try
     finds its name free. A directory in which a run has begun is left as it is.
     """
-    if not (path / "checkpoint" / "manifest.json").exists():
+    if not (path / "checkpoint" / "manifest.json").exists() and not has_rounds(path):
         _clear(path)
 
 
@@ -175,18 +189,20 @@ class RunDirectory:
         files = self.rounds, self.clients, self.wire, self.events
         return {lines.path.name: lines.flush(fsync) for lines in files}
 
-    def status(self, **fields: object) -> None:
-        write_json(
-            self.path / "status.json",
-            {**fields, "updated": time.time(), "pid": os.getpid(), "host": socket.gethostname()},
-            indent=None,
-        )
-
     def close(self, over: bool = False) -> None:
         """over: nothing is left to do."""
         for lines in (self.rounds, self.clients, self.events):
             lines.close()
         self.wire.finish() if over else self.wire.close()
+
+
+def write_status(path: Path, **fields: object) -> None:
+    """status.json: what the run in that directory is doing, as `fednet status` shows it."""
+    write_json(
+        path / "status.json",
+        {**fields, "updated": time.time(), "pid": os.getpid(), "host": socket.gethostname()},
+        indent=None,
+    )
 
 
 def round_ms(seconds: float) -> float:

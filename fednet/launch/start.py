@@ -17,7 +17,7 @@ from fednet import loading
 from fednet.config import Config
 from fednet.errors import ConfigError, FednetError
 from fednet.experiment import lock
-from fednet.experiment.rundir import claim, forget, renew
+from fednet.experiment.rundir import claim, forget, renew, taken_back, write_status
 from fednet.files import write_aside
 from fednet.launch.in_process import run_in_process
 from fednet.launch.supervisor import Supervisor
@@ -50,8 +50,7 @@ def own_directory(config: Config, out: Path, resume: bool) -> Iterator[Path]:
     a finished round is gone: no other process works on it until this is left.
     """
     while True:
-        path = claim(out, config.name, resume)
-        with lock.holding(path):
+        with taken_back(out), lock.holding(path := claim(out, config.name, resume)):
             if claim(out, config.name, resume) == path:
                 if not resume:
                     renew(path)
@@ -75,6 +74,7 @@ def fill(config: Config, path: Path) -> tuple[Config, bool]:
         ):
             return old, True
         (path / "summary.json").unlink(missing_ok=True)
+    write_status(path, state="starting", rounds=config.rounds)
     code.mkdir(parents=True, exist_ok=True)
     copies = list[str]()
     for file, name in zip(config.load, loading.names(config.load)):
@@ -167,7 +167,7 @@ def serve(
         if finished:
             return _left(launch, directory)
         how = launch.hosting(data)
-        with _refusable(directory), launch.display:
+        with refusable(directory), launch.display:
             end = listening(config, directory, transport, launch.display.note)
             host_rounds(config, directory, end, how)
         launch.report(directory)
@@ -190,7 +190,7 @@ def run_command(
         if finished:
             return _left(launch, directory)
         how = launch.hosting(Path(config.data.root) if config.data.root else None)
-        with _refusable(directory):
+        with refusable(directory):
             if in_process:
                 with launch.display:
                     run_in_process(config, directory, how)
@@ -217,7 +217,7 @@ def _left(launch: Launch, directory: Path) -> int:
 
 
 @contextlib.contextmanager
-def _refusable(directory: Path) -> Iterator[None]:
+def refusable(directory: Path) -> Iterator[None]:
     """A run that is refused before its first round leaves no directory behind."""
     try:
         yield

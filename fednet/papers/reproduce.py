@@ -11,12 +11,13 @@ initial weights and participants follow from the seed, not from the method.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
 from fednet import loading, papers
 from fednet.errors import ConfigError
-from fednet.experiment.rundir import writable
+from fednet.experiment.rundir import taken_back, writable
 from fednet.files import write_aside
 from fednet.papers.forecast import forecast
 from fednet.papers.job import Reproduction, Request, plan
@@ -54,13 +55,15 @@ def main(asked: Request) -> int:
         )
     job = plan(asked)
     given = grids(asked, job)  # what is wrong with them is said before anything starts
-    for folder, flag in ((asked.out, "--out"), (asked.results, "--results")):
-        if folder is not None:
-            writable(folder, flag)  # said before hours of runs, not after them
     if asked.plan:
         print(forecast(job, asked.out, asked.device, asked.jobs, asked.set, given))
         return 0
-    return _run(job, asked)
+    places = {"--out": asked.out} | ({"--results": asked.results} if asked.results else {})
+    with contextlib.ExitStack() as refused:
+        for flag, folder in places.items():
+            refused.enter_context(taken_back(folder))
+            writable(folder, flag)  # said before hours of runs, not after them
+        return _run(job, asked)
 
 
 def _run(job: Reproduction, asked: Request) -> int:

@@ -109,7 +109,9 @@ def text(status: Status, now: float) -> str:
     head = f"{status.state}: round {status.round} of {status.rounds}" + (
         f", {status.phase}" if status.phase is not None else ""
     )
-    if status.here is not None:
+    if status.state == "starting":
+        head = "starting: data, model and workers are made ready, and no round has begun"
+    elif status.here is not None:
         head = f"{status.state}: before round {status.round + 1} of {status.rounds}"
     lines = [head, how]
     for word, found in (

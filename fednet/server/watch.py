@@ -12,7 +12,7 @@ from fednet.config import Config
 from fednet.errors import CannotGoOn, Stopped
 from fednet.experiment import selection
 from fednet.experiment.faults import Replay
-from fednet.experiment.rundir import RunDirectory
+from fednet.experiment.rundir import RunDirectory, write_status
 from fednet.ids import ranges
 from fednet.plain import JsonDict
 from fednet.server.io_thread import ServerIO
@@ -72,7 +72,8 @@ class Watch:
     def status(self, state: str, **who: object) -> None:
         """Writes status.json."""
         protocol, snapshot = self._io.protocol, self._io.snapshot
-        self._directory.status(
+        write_status(
+            self._directory.path,
             state=state,
             round=self._awaiting - 1 if self._awaiting else protocol.round,
             rounds=self._rounds,

@@ -272,6 +272,7 @@ def test_exit_status_says_how_it_ended(engine, capsys, raised, status):
     assert "Traceback" not in said
     if str(raised):
         assert said == f"fednet run: {raised}\n"
+    assert not Path("runs").exists()  # its sentence is all there is to say
 
 
 def test_unexpected_exception_is_short_on_stderr_and_whole_in_the_log(engine, capsys, tmp_path):

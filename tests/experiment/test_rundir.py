@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from fednet.cli.main import main
 from fednet.errors import ConfigError
 from fednet.experiment.rundir import claim, forget, log_to
 from fednet.launch import start
+from fednet.report import status
 
 
 def begun(path: Path, finished: bool) -> None:
@@ -99,6 +101,32 @@ def test_a_refused_run_leaves_its_name_free_but_what_is_the_users_own_stays(tmp_
     forget(path)
     assert [p.name for p in path.iterdir()] == ["notes.txt"]
     assert claim(tmp_path, "run", resume=False) == path
+
+
+def test_what_is_refused_before_it_begins_leaves_no_folder_behind(tmp_path):
+    out = tmp_path / "many" / "runs"
+    with pytest.raises(ConfigError), start.own_directory(config(), out, False):
+        raise ConfigError("the port is in use.")
+    with pytest.raises(ConfigError, match="--device 'moon'"):
+        fednet.run({"rounds": 1}, in_process=True, out=out, device="moon")
+    assert list(tmp_path.iterdir()) == []
+    with start.open_directory(config(), out, False):
+        pass
+    assert (out / "run" / "config.yaml").exists()
+
+
+def test_rounds_are_not_forgotten_where_their_checkpoint_is_gone(tmp_path):
+    _, path, _ = open_directory(config(), tmp_path, resume=False)
+    (path / "rounds.jsonl").write_text('{"round": 1}\n')
+    forget(path)
+    assert (path / "rounds.jsonl").exists()
+
+
+def test_a_run_says_that_it_is_starting_before_its_server_is_up(tmp_path):
+    with start.open_directory(config(), tmp_path, False) as (_, path, _):
+        head, how = next(status.show(path)).splitlines()
+    assert head == "starting: data, model and workers are made ready, and no round has begun"
+    assert how.startswith(f"alive: process {os.getpid()}, last word ")
 
 
 def test_a_run_that_ended_before_its_first_round_did_is_replaced(tmp_path):

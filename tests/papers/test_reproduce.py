@@ -786,6 +786,7 @@ def test_a_plan_says_why_a_model_could_not_be_measured(tmp_path, monkeypatch, ca
         "could not be measured: fednet reproduce: data.dataset: SVHN could not be read"
         in capsys.readouterr().out
     )
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_an_earlier_command_changed_is_not_kept_among_the_results_either(tmp_path):

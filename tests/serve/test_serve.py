@@ -231,6 +231,17 @@ def test_what_no_run_can_begin_with_is_refused_at_the_start(flag, value, says, t
     assert not (tmp_path / "lab").exists()
 
 
+def test_a_page_that_cannot_be_served_leaves_no_folder_behind(tmp_path, capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        page = f"127.0.0.1:{taken.getsockname()[1]}"
+        words = ["serve", str(tmp_path / "lab"), "--page", page, "--device", "cpu"]
+        assert main(words) == 2
+    assert f"--page {page}: nothing can be served there" in capsys.readouterr().err
+    assert not (tmp_path / "lab").exists()
+
+
 @pytest.mark.long
 def test_clients_stay_from_run_to_run_and_a_killed_server_goes_on_with_what_there_was(tmp_path):
     address = f"tcp://127.0.0.1:{port()}"
