@@ -96,10 +96,6 @@ class ClientTasks:
             or (body is None and 0 < task.size <= self._part)
         ):
             raise RemoteProtocolError("task: announced sizes do not agree")
-        if body is None and task.size > (room := self._room()):
-            raise RemoteProtocolError(
-                f"task: a payload of {task.size} bytes does not fit into the {room} that are free"
-            )
         now = task.key
         earlier = [k for k in self._tasks if (k.round, k.phase) < (now.round, now.phase)]
         out = self.abandon([k for k in earlier if not self.beside or k.client == now.client])
@@ -133,15 +129,21 @@ class ClientTasks:
         if self.share and any(alike(task, coming.task) for coming in self.incoming.values()):
             self._payload.waiting[task.key] = task
             return []
+        if task.size > (room := self._room()):
+            return self._no_room(task, f"the {room} that are free")
         try:
             # Not cleared: the system gives it memory as parts are written to it.
             whole = lend(task.size).data
-        except (MemoryError, OverflowError, ValueError) as broken:
-            raise RemoteProtocolError(
-                f"task: a payload of {task.size} bytes does not fit into this machine"
-            ) from broken
+        except (MemoryError, OverflowError, ValueError):
+            return self._no_room(task, "this machine")
         coming = self.incoming[task.key] = Incoming(task, whole, Receiving(task.size, self._part))
         return self._grant(coming)
+
+    def _no_room(self, task: m.Task, where: str) -> list[Instruction]:
+        """Another process may have it, or this one later: it is not done here, and said so."""
+        reason = f"a payload of {task.size} bytes does not fit into {where}"
+        failed = m.Failed(key=task.key, reason=reason, again=True)
+        return [Booked("down", task.key, False), Out(failed)]
 
     def _given(self, task: m.Task, body: memoryview) -> list[Instruction]:
         self.working.add(task.key)

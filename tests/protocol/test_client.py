@@ -160,15 +160,26 @@ def test_a_task_is_taken_only_when_ready_and_only_of_a_client_that_is_hosted():
 
 def test_memory_for_a_payload_is_asked_for_before_it_is_taken():
     c = ready(room=lambda: 3 * m.PART)
-    with pytest.raises(RemoteProtocolError, match="does not fit into the 3145728 that are free"):
-        c.received(task(3 * m.PART + 1), None, 0.0)
+    out = c.received(task(3 * m.PART + 1), None, 0.0)
+    assert out[0] == Booked("down", key(), False)
+    (failed,) = sent(out)
+    assert failed.again
+    assert failed.reason == (
+        "a payload of 3145729 bytes does not fit into the 3145728 that are free"
+    )
     assert [type(i) for i in c.received(task(3 * m.PART), None, 0.0)] == [Out]
 
 
-def test_task_that_fits_into_no_machine_is_refused():
-    size = 1 << 62
-    with pytest.raises(RemoteProtocolError, match="does not fit"):
-        ready().received(task(size), None, 0.0)
+def test_task_that_fits_into_no_machine_is_failed_and_so_are_those_that_waited_for_its_payload():
+    (failed,) = sent(ready(room=lambda: 1 << 63).received(task(1 << 62), None, 0.0), m.Failed)
+    assert "does not fit into this machine" in failed.reason
+    rooms = iter([3 * m.PART, 0])
+    c = ready(room=lambda: next(rooms))
+    whole = task(3 * m.PART, check=b"c" * 16)
+    c.received(whole, None, 0.0)
+    assert c.received(msgspec.structs.replace(whole, key=key(client=1)), None, 0.0) == []
+    out = c.received(m.Cancel(run="r", inc=1, key=key()), None, 0.0)
+    assert [f.key for f in sent(out, m.Failed)] == [key(client=1)]
 
 
 def test_task_sent_twice_is_given_once():
