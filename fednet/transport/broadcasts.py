@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from fednet.buffers import Lease
 from fednet.transport.base import Frame
-from fednet.transport.references import FREE, READ, REFERENCE, TOKEN_BYTES, Places
+from fednet.transport.references import FREE, READ, REFERENCE, TOKEN_BYTES, WRITTEN, Places
 from fednet.wire.codec import Body
 from fednet.wire.frames import Laid
 
@@ -39,9 +39,18 @@ class Lane(Places):
         self._files = files
         self._there: dict[int, mmap.mmap] = {}
 
-    def takes(self, place: int) -> bool:
-        """Whether the worker can be sent what lies there: it was not, or has let go of it."""
-        return bool(self._state[place] == FREE)
+    def take(self, place: int) -> bool:
+        """What lies there is for the worker from now on. False: it was sent it before, and has not
+        let go of it.
+        """
+        if self._state[place] != FREE:
+            return False
+        self._state[place] = WRITTEN
+        return True
+
+    def cut(self) -> None:
+        super().cut()
+        self._state[self._state == WRITTEN] = FREE  # by a server that ended before it was sent
 
     def read(self, reference: Frame) -> memoryview | None:
         _, place, number, nbytes = REFERENCE.unpack(reference)
@@ -66,8 +75,7 @@ class Broadcasts:
 
     def __init__(self, workers: int) -> None:
         """Before the fork of either end."""
-        made = hasattr(os, "memfd_create")  # a system without it has no such memory
-        self._files = [os.memfd_create("fednet") for _ in range(FILES if made else 0)]
+        self._files = _without_names(FILES)
         self._memory = mmap.mmap(-1, 8 * FILES * (1 + workers))
         heads = np.frombuffer(self._memory, np.uint64).reshape(FILES, 1 + workers)
         self._number, self._state = heads[:, 0], heads[:, 1:]
@@ -85,7 +93,7 @@ class Broadcasts:
         where there is no room, or the worker has it still: it gets another copy in parts.
         """
         laid = self._laid.get(body) or self._new(body)
-        if laid is None or not lane.takes(REFERENCE.unpack(laid.reference)[1]):
+        if laid is None or not lane.take(REFERENCE.unpack(laid.reference)[1]):
             return None
         return laid
 
@@ -120,3 +128,18 @@ class Broadcasts:
             os.posix_fallocate(file, 0, size)
             there = self._there[place] = mmap.mmap(file, size)
         return there
+
+
+def _without_names(many: int) -> list[int]:
+    """Files in memory; none where the system has none, or gives none: there are settings that
+    refuse them.
+    """
+    if not hasattr(os, "memfd_create"):
+        return []
+    files: list[int] = []
+    try:
+        for _ in range(many):
+            files.append(os.memfd_create("fednet"))
+    except OSError:
+        pass
+    return files

@@ -15,7 +15,7 @@ from fednet.client.loop import ClientLoop
 from fednet.client.work import Prepared
 from fednet.client.workplace import Answer
 from fednet.protocol.client import ClientProtocol
-from fednet.protocol.rules import Job, Rules
+from fednet.protocol.rules import Job, Rules, Send
 from fednet.protocol.server import ServerProtocol
 from fednet.server.io_thread import Events, ServerIO
 from fednet.server.spool import Spool
@@ -26,6 +26,7 @@ from fednet.transport.zeromq.dealer import ZmqClient
 from fednet.transport.zeromq.router import ZmqServer
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
+from fednet.wire.frames import encode
 from fednet.wire.ledger import Ledger
 from fednet.wire.link import Link
 from tests.transport.flipping import Flipping
@@ -228,6 +229,26 @@ def test_one_process_keeps_the_same_books_as_sockets(tmp_path):
     # but the second client's task needs none, since its payload is the first one's.
     assert len(books[0]) == 2 + 2 * 5 - 1
     assert all(r["useful"] for r in both.rows if r["type"] in keyed[:-1])
+
+
+def test_what_is_for_a_workers_last_connection_leaves_before_the_next_is_its_own(
+    tmp_path, monkeypatch
+):
+    network, done = Inproc(), []
+    both = Both(tmp_path, network.server(), network.client())
+    both.phase(10)
+    ((last, _),) = both.io.protocol.connections()
+    send, io = both.transport.send, both.io
+    monkeypatch.setattr(
+        both.link, "_send", lambda conn, f: done.append(("sent", conn)) or send(conn, f)
+    )
+    monkeypatch.setattr(both.transport, "vouch", lambda conn, token: done.append(("bound", conn)))
+    io._out.send(Send(last, m.Cancel(key=m.Key(1, 0, 0, 0))))
+    again = network.client()
+    session = both.loop.protocol.session
+    again.send([encode(m.Join(worker="w", session=session, ids=[0, 1]))])
+    io._step(0.0)
+    assert done[:2] == [("sent", last), ("bound", again.conn)]
 
 
 def test_heartbeats_are_one_row_a_worker_and_round(tmp_path):

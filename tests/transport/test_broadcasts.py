@@ -73,6 +73,34 @@ def test_what_was_sent_to_one_that_is_gone_or_held_by_one_that_died_is_room():
     assert [bytes(lane.read(r)[:1])[0] for r in again] == list(range(FILES))
 
 
+def test_one_that_is_about_to_be_sent_it_is_not_sent_it_again():
+    all, body = Broadcasts(2), payload(3)
+    lane, other = all.lanes
+    laid = all.lay(body, lane)
+    assert all.lay(body, lane) is None
+    assert all.lay(body, other) is not None
+    lane.leaves(laid.reference)
+    assert bytes(lane.read(laid.reference)[:1]) == b"\3"
+    gc.collect()
+    assert all.lay(body, lane) is not None
+    lane.cut()  # by the next server: this one ended before it left
+    assert all.lay(body, lane) is not None
+
+
+def test_where_the_system_refuses_such_memory_nothing_is_laid(monkeypatch):
+    given = iter([os.memfd_create("fednet")])
+
+    def refused(name):
+        if (file := next(given, None)) is None:
+            raise PermissionError(13, "vm.memfd_noexec")
+        return file
+
+    monkeypatch.setattr(os, "memfd_create", refused)
+    all, bodies = Broadcasts(1), [payload(), payload()]
+    assert [all.lay(body, all.lanes[0]) is not None for body in bodies] == [True, False]
+    assert all.lay(payload(), Broadcasts(1).lanes[0]) is None
+
+
 @pytest.mark.parametrize("missing", ["posix_fallocate", "ftruncate"])
 def test_without_memory_nothing_is_laid(monkeypatch, missing):
     def full(*args):
