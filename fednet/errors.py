@@ -25,12 +25,36 @@ from collections.abc import Iterable
 _PATH = re.compile(r"""(?<![\w/.<])(?:~|\.{1,2}|[A-Za-z]:)?[/\\][^\s'"`,;:()<>]+""")
 
 
+# Characters of a value, a key or a path in a sentence, and of a sentence: what is longer is no
+# list of names, but a text that someone gave.
+LONGEST, WHOLE = 300, 4000
+_LONG = re.compile(rf"""'[^'\n]{{{LONGEST},}}'(?!\w)|"[^"\n]{{{LONGEST},}}"|\S{{{LONGEST + 1},}}""")
+
+
+def brief(text: str, most: int = LONGEST) -> str:
+    """The text, of a long one its beginning, its length and its last words, which are whole: half
+    of a path would not be seen to be one.
+    """
+    if len(text) <= most:
+        return text
+    end = text[-most // 4 :].partition(" ")
+    return f"{text[: most // 2]}... ({len(text)} characters){end[1]}{end[2]}"
+
+
+def shortened(sentence: str) -> str:
+    """A sentence in which whatever is quoted is brief."""
+    return brief(_LONG.sub(lambda found: brief(found[0]), sentence), WHOLE)
+
+
 class FednetError(Exception):
     """Base of everything fednet raises on purpose. Its text is one or two sentences a user can act
     on.
     """
 
     exit_status = 3
+
+    def __str__(self) -> str:
+        return shortened(super().__str__())
 
 
 class ConfigError(FednetError):

@@ -13,12 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
-from fednet.errors import CannotGoOn, ConfigError, FednetError, nearest
+from fednet.errors import CannotGoOn, ConfigError, FednetError, nearest, shortened
 
 if TYPE_CHECKING:
     from fednet.config import Config
-
-log = logging.getLogger("fednet")
 
 WRONG_COMMAND = 2
 BROKE = 3
@@ -52,7 +50,8 @@ class Parser(argparse.ArgumentParser):
             known = [s for a in self._actions for s in a.option_strings]
             close = nearest(flag, known)
             hint = f" Did you mean {close}?" if close else ""
-        self.exit(WRONG_COMMAND, f"{self.prog}: {message}.{hint} See {self.prog} --help.\n")
+        complain(f"{self.prog}: {message}.{hint} See {self.prog} --help.")
+        self.exit(WRONG_COMMAND)
 
 
 def _width() -> int:
@@ -124,14 +123,13 @@ def configured(args: argparse.Namespace) -> Config:
     given = reading.read(Path(args.config or quickstart()))
     if args.config is None and args.set and not args.quiet:
         changed = {change.partition("=")[0].strip() for change in args.set}
-        print(f"{STANDS_IN} {_left(given.plain(), changed)}", file=sys.stderr)
+        complain(f"{STANDS_IN} {_left(given.plain(), changed)}")
     config = reading.made(given, args.set, args.load)
     if args.config is not None and not given.value and not args.quiet:
-        print(
+        complain(
             f"{args.config} sets nothing: what --set does not give is the default: "
             f"{config.algorithm.name} with {config.model.name} on {config.data.dataset}, "
-            f"{config.clients} clients, {config.rounds} rounds.",
-            file=sys.stderr,
+            f"{config.clients} clients, {config.rounds} rounds."
         )
     return config
 
@@ -224,10 +222,10 @@ def guarded(prog: str, main: Callable[[], int], out: Path | None = None) -> int:
         fault = wrong.exit_status == BROKE and not isinstance(wrong, CannotGoOn)
         _note(out, wrong, whole=fault)
         _own_frames(wrong)
-        print(f"{prog}: {wrong}", file=sys.stderr)
+        complain(f"{prog}: {wrong}")
         return wrong.exit_status
     except KeyboardInterrupt:
-        print(f"{prog}: stopped by Ctrl-C.", file=sys.stderr)
+        complain(f"{prog}: stopped by Ctrl-C.")
         return BY_KEYBOARD
     except BrokenPipeError:  # `fednet list | head`: whoever read has gone
         nowhere(sys.stdout)
@@ -235,15 +233,23 @@ def guarded(prog: str, main: Callable[[], int], out: Path | None = None) -> int:
     except Exception as broken:
         if isinstance(broken, OSError) and broken.errno in REFUSED:
             place = f": {broken.filename}" if broken.filename else ""
-            print(f"{prog}: {broken.strerror}{place}.", file=sys.stderr)
+            complain(f"{prog}: {broken.strerror}{place}.")
             return BROKE
         # the outermost frame: a traceback is for the log, unless a user's own file raised it
         where = _note(out, broken, whole=True)
         own = _own_frames(broken)
         what = f"{type(broken).__name__}: {broken}".splitlines()[0]
         tail = "raised in your own file" if own else "this is a fault of fednet"
-        print(f"{prog}: {what} ({tail}; the whole traceback is in {where}).", file=sys.stderr)
+        complain(f"{prog}: {what} ({tail}; the whole traceback is in {where}).")
         return BROKE
+
+
+def complain(text: str) -> None:
+    """A sentence on stderr, where that takes it."""
+    try:
+        print(shortened(text), file=sys.stderr, flush=True)
+    except OSError:
+        nowhere(sys.stderr)
 
 
 def nowhere(stream: IO[str]) -> None:
@@ -279,7 +285,7 @@ def _note(out: Path | None, error: BaseException, whole: bool) -> str:
     """The whole traceback into OUT/fednet.log, or to stderr with FEDNET_LOG=debug. Returns where it
     went.
     """
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    text = "".join(traceback.format_exception(error))
     if (os.environ.get("FEDNET_LOG") or "").lower() == "debug":
         sys.stderr.write(text)
         return "the lines above"

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 import fednet
-from fednet.cli.common import WRONG_COMMAND, Parser, guarded, said
+from fednet.cli.common import WRONG_COMMAND, Parser, complain, guarded, said
 from fednet.errors import unknown
 
 # What each verb does; its file is cli/VERB.py with `add(parser)` and `run(args) -> exit status`.
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     name = words[0]
     if name not in VERBS:
-        print(f"fednet: {unknown('command', name, VERBS)}", file=sys.stderr)
+        complain(f"fednet: {unknown('command', name, VERBS)}")
         return WRONG_COMMAND
     verb = importlib.import_module(f"fednet.cli.{FILES.get(name, name)}")
     what = " ".join((verb.__doc__ or "").split("\n\n")[0].split())

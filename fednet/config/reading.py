@@ -12,7 +12,7 @@ from fednet.config import fit, parts, rules
 from fednet.config.merge import merge, put, spread
 from fednet.config.sections import Config
 from fednet.config.tree import Node, compose, dump, wrap
-from fednet.errors import ConfigError
+from fednet.errors import ConfigError, brief
 from fednet.plain import JsonDict, JsonMapping
 
 
@@ -162,7 +162,9 @@ def overrides(sets: Sequence[str] | JsonMapping) -> Node:
     for text in sets:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
-            raise ConfigError(f"--set {text}: expected key.path=value, such as train.lr=0.1.")
+            raise ConfigError(
+                f"--set {brief(text)}: expected key.path=value, such as train.lr=0.1."
+            )
         tree = put(tree, key.strip(), compose(value, f"--set {text}", one_place=True))
     return spread(tree)
 

@@ -311,7 +311,7 @@ def time_of(text: str, where: str) -> float:
     except ValueError:
         raise ConfigError(
             f"{where}: expected a time (UTC) such as 2027-01-31 or 2027-01-31T18:00:00, found "
-            f"{text.strip()[:40]!r}."
+            f"{text.strip()!r}."
         ) from None
 
 

@@ -255,6 +255,41 @@ def test_client_needs_ids_of_the_right_form(capsys, engine):
     assert client.main([]) == 2
 
 
+# -- what is quoted --------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "--set", "train.lr={}"],
+        ["run", "--set", "{}=1"],
+        ["run", "--set", "{}"],
+        ["run", "--set", "algorithm={}"],
+        ["run", "--set", "train={{{}: 1}}"],
+        ["run", "--workers", "{}"],
+        ["run", "--{}"],
+        ["run", "--load", "{}"],
+        ["run", "--metrics", "{}"],
+        ["status", "{}"],
+        ["list", "keys", "{}"],
+        ["{}"],
+    ],
+)
+@pytest.mark.parametrize("long", ["z" * 100_000, "zebra " * 20_000])
+def test_an_error_quotes_of_a_long_value_its_beginning_and_its_length(words, long, capsys):
+    assert main.main([word.format(long) for word in words]) in (2, 3)
+    said = capsys.readouterr().err
+    assert " characters)" in said
+    assert len(said) < 5000
+
+
+def test_an_error_that_nobody_can_read_has_its_status_all_the_same(monkeypatch):
+    if not Path("/dev/full").exists():
+        pytest.skip("a disk that is full")
+    for words in (["bogus"], ["run", "--bogus"], ["run", "--set", "bogus=1"], ["status", "gone"]):
+        with Path("/dev/full").open("w") as full:
+            monkeypatch.setattr(sys, "stderr", full)
+            assert main.main(words) == 2
+
+
 # -- what comes out --------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("raised", "status"),
