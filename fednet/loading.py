@@ -58,6 +58,11 @@ def names(files: Sequence[Path | str]) -> list[str]:
 
 
 def _load(path: Path) -> Loaded:
+    if path.exists() and not path.is_file():
+        raise ConfigError(
+            f"{path}: is no regular file; expected a Python file of your own parts, which is read "
+            f"more than once."
+        )
     try:
         sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,14 @@ from fednet.loading import UserFileError, load_parts
 def alone(monkeypatch):
     """As in a process that has loaded nothing."""
     monkeypatch.setattr(loading, "_loaded", {})
+
+
+def test_a_pipe_that_nobody_writes_to_is_refused_and_not_waited_for(tmp_path):
+    pipe = tmp_path / "mine.py"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/zero"), tmp_path):
+        with pytest.raises(ConfigError, match="is no regular file; expected a Python file"):
+            load_parts([path])
 
 
 def test_two_files_of_one_name_are_two(tmp_path, alone):

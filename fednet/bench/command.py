@@ -54,7 +54,10 @@ def _pack(args: argparse.Namespace, folder: Path) -> Measured:
     from fednet.bench import pack
 
     sizes = ["cnn"] if args.workload is None else args.workload.split(",")
-    for record in pack.bench(sizes, (args.clients or [10])[0], args.device, args.repeat):
+    clients, *more = args.clients or [10]
+    if more:
+        raise ConfigError(f"--clients {clients},{more[0]}: pack measures one number of them.")
+    for record in pack.bench(sizes, clients, args.device, args.repeat):
         yield record, [pack.line(record)]
 
 

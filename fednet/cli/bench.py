@@ -35,7 +35,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--repeat",
-        type=values.at_least_one,
+        type=values.count(1000),
         default=3,
         metavar="R",
         help="how often both are run in turn: what is measured, and what it is measured against "
@@ -49,13 +49,13 @@ def add(parser: argparse.ArgumentParser) -> None:
 def _of_some(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--clients",
-        type=values.whole_numbers,
-        metavar="N",
+        type=values.counts(10_000),
+        metavar="N,...",
         help="pack: clients that are trained as one [10]; secagg: of a round [10,50,200]",
     )
     parser.add_argument(
         "--connections",
-        type=lambda text: [values.at_least_one(n) for n in text.split(",")],
+        type=values.counts(20_000),
         metavar="N,...",
         help="replies: clients, each with a connection of its own [100,500,2000,5000]",
     )
@@ -67,7 +67,7 @@ def _of_some(parser: argparse.ArgumentParser) -> None:
 def _sizes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers",
-        type=values.at_least_one,
+        type=values.count(1000),
         metavar="W",
         help="worker processes, and of the floor [one a core]",
     )
@@ -116,7 +116,7 @@ def _network(parser: argparse.ArgumentParser) -> None:
         "--limit", type=values.seconds, default=180.0, metavar="T", help="of a cell [3m]"
     )
     more.add_argument(
-        "--jobs", type=values.at_least_one, default=4, metavar="J", help="cells at a time [4]"
+        "--jobs", type=values.count(1000), default=4, metavar="J", help="cells at a time [4]"
     )
     more.add_argument(
         "--picture",

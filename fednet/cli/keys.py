@@ -48,7 +48,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     revoke.add_argument("--key", metavar="PUBLIC", help="only this key of theirs [all]")
     lab = does.add_parser("lab", help="all keys at once, for experiments in one hand")
     lab.add_argument("dir", type=Path, metavar="DIR")
-    lab.add_argument("--clients", type=values.at_least_one, required=True, metavar="N")
+    lab.add_argument("--clients", type=values.count(100_000), required=True, metavar="N")
 
 
 def run(args: argparse.Namespace) -> int:

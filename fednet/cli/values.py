@@ -71,6 +71,25 @@ def at_least_one(text: str) -> int:
     return int(text)
 
 
+def count(most: int) -> Callable[[str], int]:
+    """A number of what is made before anything can be refused: processes, connections, keys."""
+
+    def checked(text: str) -> int:
+        if not re.fullmatch("[0-9]{1,9}", text) or not 1 <= int(text) <= most:
+            raise argparse.ArgumentTypeError(
+                f"expected a whole number from 1 to {most}, got {text!r}"
+            )
+        return int(text)
+
+    return checked
+
+
+def counts(most: int) -> Callable[[str], list[int]]:
+    """`10,50`."""
+    one = count(most)
+    return lambda text: [one(piece) for piece in text.split(",")]
+
+
 def names(text: str) -> list[str]:
     """`FedAvg,FedProx`."""
     found = [piece.strip() for piece in text.split(",") if piece.strip()]

@@ -255,6 +255,24 @@ def test_client_needs_ids_of_the_right_form(capsys, engine):
     assert client.main([]) == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "most"),
+    [
+        (["bench", "round", "--workers", "99999999"], 1000),
+        (["bench", "round", "--repeat", "0"], 1000),
+        (["bench", "replies", "--connections", "100,99999999"], 20_000),
+        (["bench", "secagg", "--clients", "10,99999999"], 10_000),
+        (["bench", "network", "--jobs", "99999999"], 1000),
+        (["keys", "lab", "keys", "--clients", "99999999"], 100_000),
+    ],
+)
+def test_more_of_anything_than_a_machine_has_is_refused(words, most, capsys):
+    assert main.main(words) == 2
+    assert f"expected a whole number from 1 to {most}, got '{words[-1].split(',')[-1]}'" in (
+        capsys.readouterr().err
+    )
+
+
 # -- what is quoted --------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "words",
