@@ -135,6 +135,7 @@ class ClientLoop:
                 self._do(self.protocol.opened(now))
             elif isinstance(event, Closed):
                 self._connected = False
+                self.link.ended(HERE)
                 self._do(self.protocol.closed(now))
                 self.link.undecoded(HERE, event.received)
                 self.link.closed(HERE)

@@ -249,6 +249,7 @@ class ServerIO:
         conn = event.conn
         worker = self.protocol.worker_of(conn)
         self._out.leave()
+        self.link.ended(conn)
         self._do(self.protocol.closed(conn, time.monotonic()))
         where = {"round": self.protocol.round, "worker": worker}
         self.link.undecoded(conn, event.received, **where)

@@ -278,27 +278,34 @@ class Link:
             account = Account(self.back, "connection", envelope=beyond, count=1)
             self.ledger.write(account, False, reason="not decoded", **more)
 
+    def ended(self, conn: bytes) -> None:
+        """The connection is gone: what it was good for is told after this. What was sent and turns
+        out to be of no use may not have arrived: it is `lost`, and its bytes are an upper bound.
+        """
+        for name in self.ledger.open(conn):
+            if len(name) == 4 and isinstance(name[3], m.Key):
+                self.ledger.cut(name, name[1] == self.out)
+
     def closed(
         self, conn: bytes, still: Callable[[Direction, m.Key], bool] = lambda direction, key: False
     ) -> None:
-        """Writes the rows that a connection leaves open, but for payloads that are `still` of use.
-        What was sent and is not of use may not have arrived: it is `lost`, and its bytes are an
-        upper bound.
+        """Writes the rows that a connection leaves open, but for payloads that are `still` of
+        use.
         """
         if conn in self._strangers:
             self._strangers.discard(conn)
             return  # it has none
+        self.ended(conn)
         self.settle_counted(conn)
         for name in self.ledger.open(conn):
             direction, what, key = name[1], name[2], name[3] if len(name) == 4 else None
             payload = direction if what != "pull" else OTHER[direction]
-            if isinstance(key, m.Key) and still(payload, key):
-                self.ledger.cut(name, direction == self.out)
-            else:
+            if not isinstance(key, m.Key):
                 lost = {"lost": True} if direction == self.out else {}
                 self.ledger.settle(name, False, **lost, reason="cut short")
-                if isinstance(key, m.Key):
-                    self.forms.pop((conn, payload, key), None)
+            elif not still(payload, key):
+                self.ledger.settle(name, False, reason="cut short")
+                self.forms.pop((conn, payload, key), None)
 
 
 def _local(frames: Sequence[Frame]) -> int:

@@ -230,8 +230,10 @@ class Net:
         del self.by_conn[conn]
         site.up.clear()
         site.down.clear()
+        site.link.ended(b"")
         site.do(site.protocol.closed(self.now))
         site.link.closed(b"")
+        self.link.ended(conn)
         self.do(self.server.closed(conn, self.now))
         self.link.closed(conn, lambda direction, key: self.server.awaits(conn, direction, key))
 

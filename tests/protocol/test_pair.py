@@ -165,6 +165,23 @@ def test_upload_cut_short_goes_on_after_a_rejoin_with_the_same_attempt():
     assert net.ledger.open() == site.ledger.open() == []
 
 
+def test_what_was_sent_over_a_connection_that_ended_is_lost_in_the_book_of_whoever_sent_it():
+    net = Net(1)
+    site = net.site("w", [0])
+    net.begin([job(0)])
+    net.settle()
+    (key,) = site.given
+    site.answer(key, bytes(60))
+    for direction in ("up", "down", "up", "up"):  # announced, granted, two parts
+        assert net.move(site, direction)
+    net.cut(site)
+    for book, lost, came in ((site.rows, "reply", "pull"), (net.rows, "pull", "reply")):
+        (mine,), (theirs,) = rows(book, lost), rows(book, came)
+        assert mine["lost"]
+        assert "lost" not in theirs
+    assert rows(site.rows, "reply")[0]["bytes"] > rows(net.rows, "reply")[0]["bytes"]
+
+
 def test_download_cut_short_is_handed_out_anew():
     net = Net(1)
     site = net.site("w", [0])
