@@ -212,17 +212,17 @@ class ServerIO:
                 self._log.tell("first_task", {"round": self.protocol.round})
             self._at("broadcasting", self.protocol.round)
             self._out.tasks = False
-        for event in self.transport.poll(self._hearing.wait(timeout_s)):
-            moved = True
+        came = self.transport.poll(0.0 if self._out.untold else self._hearing.wait(timeout_s))
+        for event in came:
             self._hearing.came(event)
-        moved = self._hearing.strangers() or moved
+        moved = self._hearing.strangers() or bool(came) or moved
         if self._gone is not None and all(w.conn is None for w in self.protocol.workers.values()):
             self._gone.set()
         now = time.monotonic()
         if due := now >= self._tick_at:
             self._tick(now)
-        if moved or due:
-            self._out.conclude()
+        if moved or due or self._out.untold:
+            self._out.conclude(more=bool(came) and not due)
         return moved
 
     def _tick(self, now: float) -> None:

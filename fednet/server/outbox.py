@@ -14,6 +14,7 @@ from fednet.wire import messages as m
 from fednet.wire.link import Link, Outgoing
 
 TOGETHER = 64  # messages of a wake-up that are dealt with before anything leaves
+MUCH = 1024  # replies that the rounds are told of though more messages have come
 LARGE_BYTES = 1 << 16  # of a body: such a message is dealt with by itself, its sender waits
 
 Resolution = tuple[tuple[int, int, str], Resolved]  # of a phase
@@ -64,8 +65,14 @@ class Outbox:
     def heard(self, nbytes: int) -> None:
         """A message was dealt with; nbytes: of its body."""
         self._heard += 1
-        if self._heard >= TOGETHER or nbytes >= LARGE_BYTES:
-            self.conclude()
+        large = nbytes >= LARGE_BYTES
+        if self._heard >= TOGETHER or large:
+            self.conclude(more=not large)
+
+    @property
+    def untold(self) -> bool:
+        """Whether there is something that the rounds are to be told."""
+        return bool(self._resolved)
 
     def leave(self) -> None:
         """Sends what was composed, once its bytes are in the books."""
@@ -76,8 +83,11 @@ class Outbox:
             for out in outgoing:
                 self._link.leave(out)
 
-    def conclude(self) -> None:
-        """All that the wake-up led to is written down, has left, and is told."""
+    def conclude(self, more: bool = False) -> None:
+        """All that the wake-up led to is written down, and has left; and it is told. more: only
+        where that is much already. More may have come meanwhile, and what the rounds make of it
+        takes turns with whoever reads that, at every turn for a fifth of the time of both.
+        """
         self._heard = 0
         # What was spent stays in the book, whatever becomes of this process. Before the seals: a
         # reply that a resume folds is in the books.
@@ -88,6 +98,6 @@ class Outbox:
         for reply in sealed:
             if reply.key.purpose == "train":
                 self._at("receiving", reply.key.round)
-        if self._resolved:
+        if len(self._resolved) >= (MUCH if more else 1):
             resolved, self._resolved = self._resolved, []
             self._tell(resolved)

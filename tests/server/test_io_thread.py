@@ -20,6 +20,7 @@ from fednet.protocol.server import ServerProtocol
 from fednet.server.io_thread import Events, ServerIO
 from fednet.server.spool import Spool
 from fednet.transport import keys
+from fednet.transport.base import Received
 from fednet.transport.framing import connection_bytes, framing
 from fednet.transport.inproc import Inproc
 from fednet.transport.zeromq.dealer import ZmqClient
@@ -119,6 +120,23 @@ class Both:
             found = self.io.wait(0.01, (1, 0, "train"))
             done += [found.reason] if found is not None else []
         assert done == ["", ""]
+
+
+def test_the_rounds_are_told_of_replies_though_other_messages_never_cease(tmp_path):
+    network = Inproc()
+    here = network.server()
+    both = Both(tmp_path, here, network.client())
+    both.phase(10)
+    ((conn, _),) = both.io.protocol.connections()
+    beat, poll = encode(m.Alive(run="run", inc=1)), here.poll
+    limit = time.monotonic() + LIMIT_S
+
+    def beaten(timeout_s):
+        assert time.monotonic() < limit, "the rounds were not told"
+        return [*poll(timeout_s), Received(conn, (beat,))]
+
+    here.poll = beaten
+    both.phase(1000)
 
 
 def booked(link, direction) -> int:

@@ -87,6 +87,29 @@ def test_neither_many_messages_nor_a_large_one_keep_others_waiting(messages, nby
     assert ("left", b"c", 3) in made.calls
 
 
+def test_the_rounds_are_told_once_nothing_more_has_come_or_it_is_much():
+    made = All()
+    for client in range(outbox.MUCH - 1):
+        made.box.resolved(PHASE, Resolved(client, 0))
+        made.box.conclude(more=True)
+    assert made.box.untold
+    assert not [c for c in made.calls if isinstance(c, list)]
+    made.box.resolved(PHASE, Resolved(outbox.MUCH - 1, 0))
+    made.box.conclude(more=True)
+    assert made.calls[-1] == [(PHASE, client) for client in range(outbox.MUCH)]
+    made.box.resolved(PHASE, Resolved(outbox.MUCH, 0))
+    made.box.conclude()
+    assert made.calls[-1] == [(PHASE, outbox.MUCH)]
+    assert not made.box.untold
+
+
+def test_a_large_reply_is_told_at_once():
+    made = All()
+    made.box.resolved(PHASE, Resolved(3, 0))
+    made.box.heard(outbox.LARGE_BYTES)
+    assert made.calls[-1] == [(PHASE, 3)]
+
+
 def test_an_evaluation_is_no_reply_that_came_in():
     made = All()
     made.box.seal(reply(3, "evaluate"))
