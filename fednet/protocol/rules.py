@@ -7,7 +7,9 @@ Events and the time go in, instructions come out; nothing here does I/O.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+
+import msgspec
 
 from fednet.plain import JsonDict
 from fednet.protocol.window import before_cut
@@ -49,8 +51,7 @@ class Leaves:
     up: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(msgspec.Struct, frozen=True):
     """A task for one client. cost: SGD steps, for longest-first; start, keep: client state
     versions; state: the SHA-256 of the one it starts from; enrol: how many leading fields of the
     form are the client's enrolment; judge: evaluate within the task; faults: to be acted out at the
@@ -87,7 +88,7 @@ class Job:
         """The job as a worker gets it that speaks that version of the protocol."""
         if self.anew is None or version >= self.needs:
             return self
-        return replace(self.anew(True, self.based), anew=self.anew)
+        return msgspec.structs.replace(self.anew(True, self.based), anew=self.anew)
 
     def with_base(self) -> Job | None:
         """The job for a worker that lacks the model that training starts from; None where this job
@@ -95,7 +96,7 @@ class Job:
         """
         if self.anew is None or self.based:
             return None
-        return replace(self.anew(not self.needs, True), anew=self.anew)
+        return msgspec.structs.replace(self.anew(not self.needs, True), anew=self.anew)
 
     def cut(self, direction: str, part: int) -> int | None:
         """Bytes of its payload, in whole parts, that cross before the client is gone; None: all."""
@@ -133,16 +134,16 @@ class Rules:
     stalled: float | None = 300.0
 
 
-# -- instructions ----------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Send:
+# -- instructions: several a message, so of the kind of class that is made soonest -----------------
+
+
+class Send(msgspec.Struct, frozen=True):
     conn: bytes
     message: Message
     body: memoryview | Laid | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Stray:
+class Stray(msgspec.Struct, frozen=True):
     """The message just received belongs to nothing that is under way: it is billed, and not used.
     Comes first.
     """
@@ -150,8 +151,7 @@ class Stray:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Store:
+class Store(msgspec.Struct, frozen=True):
     """Bytes of a reply's payload of `size` bytes, in order: to be appended at `offset`."""
 
     key: Key
@@ -160,8 +160,7 @@ class Store:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
+class Arrived(msgspec.Struct, frozen=True):
     """A reply is whole. The caller checks it and answers with `accept` or `reject`."""
 
     key: Key
@@ -174,11 +173,10 @@ class Arrived:
     worker: str
     split: Sequence[float] = ()
     taken_s: float = 0.0  # since its worker was free for it
-    reported: Mapping[str, float] = field(default_factory=dict)
+    reported: Mapping[str, float] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
+class Resolved(msgspec.Struct, frozen=True):
     """A client's part in this phase is over. reason: "" if its reply counts, else why it does
     not.
     """
@@ -188,8 +186,7 @@ class Resolved:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Settle:
+class Settle(msgspec.Struct, frozen=True):
     """A payload's bytes are known to have been useful or not."""
 
     conn: bytes
@@ -208,16 +205,14 @@ class Settle:
         return {**said, "lost": None} if self.arrived else said
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(msgspec.Struct, frozen=True):
     """Something for the run's events."""
 
     event: str
-    fields: JsonDict = field(default_factory=dict)
+    fields: JsonDict = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Forget:
+class Forget(msgspec.Struct, frozen=True):
     """The connection is of no further use: its queue may be dropped, or the connection itself be
     ended.
     """

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
+from msgspec import structs
 
 from fednet import seeds
 from fednet import world as worlds
@@ -165,7 +166,7 @@ class Asking:
                 known = body.check()
             if based:
                 form, body, known, enrol = with_base(self.experiment, form, body, known, enrol)
-            return replace(
+            return structs.replace(
                 job,
                 form=form,
                 body=body,
@@ -180,7 +181,7 @@ class Asking:
         job = self.struck(phase, written(job, older=False, based=first))
         if not (newer or comes):
             return job
-        return replace(job, anew=lambda older, based: written(job, older, based))
+        return structs.replace(job, anew=lambda older, based: written(job, older, based))
 
     def _encoded(self, phase: Phase, down: Payload, client: int) -> tuple[Encoded, bytes]:
         """(what goes down, its digest); encoded anew only where it is not what went down last."""
@@ -208,7 +209,7 @@ class Asking:
         weights = weights_of(phase.seen[client])
         if weights is not None:
             self.sent[client] = weights
-        job = replace(
+        job = structs.replace(
             job,
             cost=self.cost(client, index),
             judge=self._judges(round, index),
@@ -228,7 +229,7 @@ class Asking:
         faults = self.faults.of(round, index, client)
         if not faults and leaves is None:
             return job
-        return replace(job, faults=faults, lost=drops(faults), leaves=leaves)
+        return structs.replace(job, faults=faults, lost=drops(faults), leaves=leaves)
 
     def _pace(self, phase: Phase, client: int) -> list[Fault]:
         """How long the client's device takes at least: on the real clock it waits for the rest."""

@@ -21,7 +21,6 @@ from fednet.tensors import Layout, Tensors
 from fednet.wire import packing
 from fednet.wire import payload as payloads
 from fednet.wire.compress import Chain
-from fednet.wire.compressors.base import Memory
 from fednet.wire.frames import Laid
 from fednet.wire.messages import PART, Field
 from fednet.wire.payload import P, Payload
@@ -286,7 +285,7 @@ class Codec:
             at += got.size
             if field.form in ("tensors", "parameters"):
                 base = self.base(field.kind, reference)
-                value = self._read(data, field, base, past.of(name), past.round)
+                value = self._read(data, field, base, past, name)
                 if not sound:
                     self.finite(value, name)
                 whole = field.form == "tensors" and fill is not None and not self.buffers
@@ -301,8 +300,8 @@ class Codec:
         data: memoryview,
         field: payloads.Field,
         base: torch.Tensor | None,
-        memory: Memory,
-        round: int,
+        past: Past,
+        name: str,
     ) -> Tensors:
         layout = self.crossing(field.form)
         p, b, i = layout.sizes
@@ -315,7 +314,7 @@ class Codec:
         chain = self.chains.get(field.kind)
         if chain is None:
             return packing.tensors(layout, head, buffers, counters)
-        vector = chain.receive(head, p, memory, round)
+        vector = chain.receive(head, p, past.of(name), past.round)
         return Tensors(layout, vector if base is None else base + vector, buffers, counters)
 
     def alone(self, kind: type[Payload]) -> bool:

@@ -262,9 +262,9 @@ class Link:
 
     def settle_counted(self, conn: bytes, **more: object) -> None:
         """Writes a connection's row of heartbeats, and that of what was refused of it, so far."""
-        for direction in (self.out, self.back):
-            for name in COUNTED:
-                self.ledger.settle((conn, direction, name), False, **more)
+        for name in self.ledger.open(conn):
+            if name[2] in COUNTED:
+                self.ledger.settle(name, False, **more)
 
     def undecoded(self, conn: bytes, received: int | None, **more: object) -> None:
         """A connection has ended over which the kernel received so many bytes: bills what never

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import msgspec
 
 from fednet.protocol.client_instructions import Cancelled
 from fednet.protocol.rules import Resolved, Rules, Settle, Stray
@@ -14,7 +14,7 @@ from tests.protocol.test_server import key, of, ready, reply, say, sent, server
 
 
 def of_round(client, round):
-    return dataclasses.replace(job(client), round=round)
+    return msgspec.structs.replace(job(client), round=round)
 
 
 def later():

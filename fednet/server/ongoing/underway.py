@@ -4,7 +4,6 @@ a resume needs of them.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Mapping
@@ -126,7 +125,7 @@ class PendingTasks(dict[int, PendingTask]):
         task = self[client] = PendingTask(
             phase.round,
             at,
-            dataclasses.replace(job, round=phase.round),
+            msgspec.structs.replace(job, round=phase.round),
             phase.seen[client],
             phase.down.get(client, 0),
             enrolled,

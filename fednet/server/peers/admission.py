@@ -102,17 +102,20 @@ def checker(
     from fednet.experiment.privacy import updates
     from fednet.tensors import Tensors
     from fednet.wire.payload import Samples, run_of
+    from fednet.wire.sending import ANEW
 
     reference = exp.setting.initial.select(exp.shared)
+    as_it_is = {exchange.up for exchange in exp.algorithm.exchanges if exp.up.alone(exchange.up)}
 
     def check(reply: Spooled, body: memoryview) -> Payload | None:
-        key, past = reply.key, sent.past(reply.key)
+        key = reply.key
+        past = sent.past(key) if exp.up.chains else ANEW
         kind = Judgement if key.purpose == "evaluate" else exp.algorithm.exchanges[key.phase].up
         payload = exp.up.decode(kind, reply.form, body, reference, reference, True, past)
         if isinstance(payload, Judgement):
             payload.check(max(1, exp.setting.classes))
             return None
-        made = payload if exp.up.alone(kind) else None
+        made = payload if kind in as_it_is else None
         for name in payload.fields:
             value = getattr(payload, name)
             if isinstance(value, Tensors):

@@ -31,6 +31,8 @@ from fednet.transport.zeromq.sockets import (
     monitor_of,
     ms,
     polled,
+    receive,
+    send,
     sooner,
     why,
 )
@@ -205,7 +207,7 @@ class ZmqClient:
     def _read_messages(self, events: list[Event]) -> None:
         while True:  # a server sends what was asked for: there is no flood to break off
             try:
-                body = self._dealer.recv_multipart(zmq.NOBLOCK, copy=False)
+                body = receive(self._dealer)
             except zmq.Again:
                 return
             if 1 <= len(body) <= MAX_FRAMES:
@@ -274,7 +276,7 @@ class ZmqClient:
 
     def _try(self, frames: Frames) -> bool:
         try:
-            self._dealer.send_multipart(list(frames), zmq.NOBLOCK, copy=False)
+            send(self._dealer, frames)
         except zmq.Again:
             return False
         return True

@@ -33,6 +33,8 @@ from fednet.transport.zeromq.sockets import (
     monitor_of,
     ms,
     polled,
+    receive,
+    send,
     sooner,
     user_of,
     why,
@@ -204,7 +206,7 @@ class ZmqServer:
         conns = self._connections.conns
         for _ in range(BATCH):
             try:
-                conn_frame, *body = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+                conn_frame, *body = receive(self._router)
             except zmq.Again:
                 return True
             conn = conn_frame.bytes
@@ -295,7 +297,7 @@ class ZmqServer:
         unread.
         """
         try:
-            self._router.send_multipart([conn, *frames], zmq.NOBLOCK, copy=False)
+            send(self._router, (conn, *frames))
         except zmq.Again:
             return None
         except zmq.ZMQError as error:

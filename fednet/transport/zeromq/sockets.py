@@ -11,7 +11,7 @@ import re
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import zmq
 
@@ -33,6 +33,10 @@ EXPECTED = "expected tcp://HOST:PORT, tcp://*:0 (server) or ipc://PATH"
 
 COPY_BELOW_BYTES = 65536
 """A frame received smaller than this is copied out: cheaper than keeping libzmq's buffer alive."""
+
+# pyzmq's own calls for messages of several frames put the flags together for each frame, as enums,
+# which takes longer than to send it.
+_NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 
 _MONITORED = (
     zmq.EVENT_CONNECTED
@@ -172,6 +176,21 @@ def close_all(
         other.close(linger=0)
     socket.close(linger=int(linger_s * 1000))
     context.term()  # returns when what was queued has left, or the linger is over
+
+
+def send(socket: zmq.Socket[bytes], frames: Sequence[Frame]) -> None:
+    """All frames of a message, or none: raises zmq.Again where they would have to wait."""
+    for frame in frames[:-1]:
+        socket.send(frame, _MORE, copy=False)
+    socket.send(frames[-1], _NOW, copy=False)
+
+
+def receive(socket: zmq.Socket[bytes]) -> list[zmq.Frame]:
+    """The frames of the next message. Raises zmq.Again where there is none."""
+    frames = [socket.recv(_NOW, copy=False)]
+    while frames[-1].more:
+        frames.append(socket.recv(_NOW, copy=False))
+    return frames
 
 
 def kept(frame: zmq.Frame) -> Frame:
