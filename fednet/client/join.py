@@ -29,6 +29,7 @@ from fednet.experiment.lock import StatesHold
 from fednet.files import read_record
 from fednet.protocol import client_instructions as p
 from fednet.protocol.client import ClientProtocol
+from fednet.transport.base import reached_at
 
 if TYPE_CHECKING:
     from fednet.transport.base import ClientTransport
@@ -255,14 +256,9 @@ def read_server(run: Path) -> tuple[str, str | None] | None:
         found = read_record(run / "server.json", remedy, by_hand=Announced)
     except OSError:
         return None
-    address = found["address"]
     host = found.get("host", "")
-    for anywhere in ("0.0.0.0", "[::]"):
-        if anywhere in address:
-            address = address.replace(
-                anywhere, "127.0.0.1" if host == socket.gethostname() else host
-            )
-    return address, found.get("public_key")
+    here = "127.0.0.1" if host == socket.gethostname() else host
+    return reached_at(found["address"], here), found.get("public_key")
 
 
 def wait_for_server(run: Path, give_up_s: float | None) -> tuple[str, str | None]:

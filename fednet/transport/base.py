@@ -22,6 +22,13 @@ MAX_FRAME_BYTES = 2**20 + 2**16
 """Bytes a frame may have: a part of 1 MiB, with room for what compression or a header adds."""
 
 
+def reached_at(address: str, host: str) -> str:
+    """Where a server is reached that listens at `address`, on the machine `host`."""
+    for anywhere in ("0.0.0.0", "[::]"):
+        address = address.replace(f"//{anywhere}:", f"//{host}:")
+    return address
+
+
 @dataclass(frozen=True, slots=True)
 class Received:
     """A whole message, with frames that are the receiver's to keep, not to write to.

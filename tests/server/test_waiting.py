@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,21 +63,27 @@ def test_fednet_server_is_one_whose_clients_others_start(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("keyring", "end"),
+    ("keyring", "address", "end"),
     [
-        (None, "tcp://h:1"),
-        (SimpleNamespace(pair=SimpleNamespace(public="P")), "tcp://h:1 --keys FILE"),
+        (None, "tcp://h:1", "tcp://h:1"),
+        (SimpleNamespace(pair=SimpleNamespace(public="P")), "tcp://h:1", "tcp://h:1 --keys FILE"),
+        (None, "tcp://0.0.0.0:1", "tcp://here:1"),
+        (None, "tcp://[::]:1", "tcp://here:1"),
+        (None, "tcp://10.0.0.0:1", "tcp://10.0.0.0:1"),
     ],
 )
-def test_how_clients_join_names_the_keys_that_they_need(tmp_path, keyring, end):
+def test_how_clients_join_names_a_place_they_can_reach_and_the_keys_that_they_need(
+    tmp_path, monkeypatch, keyring, address, end
+):
     said: list[str] = []
-    transport = SimpleNamespace(keyring=keyring, address="tcp://h:1")
+    monkeypatch.setattr(endpoint.socket, "gethostname", lambda: "here")
+    transport = SimpleNamespace(keyring=keyring, address=address)
     made = endpoint.listening(configuration.from_mapping({}), tmp_path, transport, said.append)  # type: ignore[arg-type]
     made.announce(SimpleNamespace(), 1)  # type: ignore[arg-type]
     assert said[0].endswith(f"fednet-client --id K --server {end}")
 
 
-def test_while_it_waits_it_writes_down_who_is_there_and_who_is_missing():
+def test_while_it_waits_it_writes_down_who_is_there_and_who_is_missing(monkeypatch):
     workers = [
         SimpleNamespace(ids=frozenset({0, 1, 4}), gone_at=None),
         SimpleNamespace(ids=frozenset({2}), gone_at=None),
@@ -90,7 +97,8 @@ def test_while_it_waits_it_writes_down_who_is_there_and_who_is_missing():
     io = SimpleNamespace(protocol=protocol, snapshot=snapshot, ask=lambda look: look())
     io.wait = lambda *_: snapshot.update(present=4)
     written: list[dict[str, Any]] = []
-    directory = SimpleNamespace(status=lambda **said: written.append(said))
+    monkeypatch.setattr(watch, "write_status", lambda path, **said: written.append(said))
+    directory = SimpleNamespace(path=Path("."))
     display = SimpleNamespace(note=lambda text: None, progress=lambda info: None)
     watching = watch.Watch(directory, io, display, 1)  # type: ignore[arg-type]
     watching.await_clients(4, None, resumed=False)

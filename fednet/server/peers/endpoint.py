@@ -17,6 +17,7 @@ from fednet.config import Config
 from fednet.files import write_record
 from fednet.server.peers.admission import beat_seconds, check_bind, keyring_of, patience
 from fednet.server.peers.budget import at_once
+from fednet.transport.base import reached_at
 
 if TYPE_CHECKING:
     from fednet.protocol.rules import Rules
@@ -108,7 +109,7 @@ def listening(
             keys = " --keys FILE" if keyring is not None else ""
             note(
                 f"{config.name}: listening at {transport.address}; clients join by: fednet-client "
-                f"--id K --server {transport.address}{keys}"
+                f"--id K --server {reached_at(transport.address, socket.gethostname())}{keys}"
             )
 
     return Endpoint(
