@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fednet import papers
-from fednet.config.tree import compose
+from fednet.config import reading
+from fednet.config.merge import spread
+from fednet.config.tree import compose, wrap
 from fednet.errors import ConfigError, unknown
 from fednet.papers import mini as small
 from fednet.papers.cell import Cell
@@ -108,7 +110,9 @@ class Reproduction:
 
 
 def plan(asked: Request) -> Reproduction:
-    """The job that the command line asks for. Raises ConfigError for names that are not there."""
+    """The job that the command line asks for. Raises ConfigError for names that are not there, and
+    keys and values that a run of it would refuse.
+    """
     for text in asked.set:
         if why := OWN.get(text.partition("=")[0].strip()):
             raise ConfigError(f"--set {text}: {why}.")
@@ -125,6 +129,8 @@ def plan(asked: Request) -> Reproduction:
     if asked.scale == "mini":
         chosen = [mini(c) for c in chosen]
     chosen = [replace(c, config=_evaluated(c, asked.scale)) for c in chosen]
+    for c in chosen if asked.set or asked.add else ():
+        reading.made(spread(wrap(c.config, c.name)), asked.set, asked.load)
     return Reproduction(
         name,
         tuple(chosen),

@@ -101,7 +101,7 @@ class _Pool:
         self._again = False
         self.running: list[StartedRun] = []
         for task in self._queue:
-            _write_down(task, load, sets)
+            _write_down(task)
 
     def states(self) -> dict[str, str]:
         """Each task's, by name."""
@@ -150,15 +150,12 @@ def _each_once(tasks: Sequence[RunSpec]) -> Iterator[RunSpec]:
             yield task
 
 
-def _write_down(task: RunSpec, load: Sequence[str], sets: Sequence[str]) -> None:
+def _write_down(task: RunSpec) -> None:
     task.books.mkdir(parents=True, exist_ok=True)
     path = task.books / f"{task.name}.yaml"
     text = configuration.to_yaml(configuration.from_mapping(task.config, str(path)))
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         write_aside(path, text)
-    if sets:
-        # What is wrong with them is said before anything starts.
-        configuration.load(path, sets, load)
 
 
 def _begin(

@@ -90,11 +90,15 @@ def test_a_setting_is_met_by_whole_words():
         (["feddpc/table2", "--set", "name=mine"], "which cell it is"),
         (["feddpc/table2", "--set", "algorithm={name: fedavg}"], "--add"),
         (["feddpc/table2", "--set", "algorithm.name=fedavg"], "--add"),
+        (["feddpc/table2", "--plan", "--set", "train.momentun=0"], "Did you mean train.momentum"),
+        (["feddpc/table2", "--gather", "--set", "train.lr=high"], "expected a float > 0"),
+        (["feddpc/table2", "--plan", "--add", "{name: fedvarp, mu: 1}"], "unknown key algorithm"),
     ],
 )
-def test_a_wrong_name_is_answered_with_the_right_ones(words, said, capsys):
-    assert main(["reproduce", *words]) == 2
+def test_a_wrong_name_is_answered_with_the_right_ones(words, said, capsys, tmp_path):
+    assert main(["reproduce", *words, "--out", str(tmp_path / "out")]) == 2
     assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_method_that_a_cell_is_measured_against_runs_too():
@@ -131,7 +135,7 @@ def test_an_added_method_trains_as_the_paper_s_own_does(table):
     own = {}
     for c in papers.cells(table):
         own.setdefault((c.dataset, c.variant, c.heterogeneity), c)
-    for c in (c for c in job(table, "--add", "fedsgd", "--search").cells if c.method == "fedsgd"):
+    for c in (c for c in job(table, "--add", "fedsam", "--search").cells if c.method == "fedsam"):
         theirs = own[c.dataset, c.variant, c.heterogeneity]
         mine = jobs._evaluated(replace(c, config={**theirs.config, "algorithm": {}}), "full")
         assert {k: v for k, v in c.config.items() if k not in ("algorithm", "name")} == {
@@ -175,11 +179,11 @@ def test_what_is_open_runs_once_where_the_table_has_it_itself_and_is_the_table_s
     "table", ["feddpc/table2", "feddpc/figure6", "niidbench/cifar10", "fedabc/table1"]
 )
 def test_each_name_that_the_table_prints_can_be_asked_for(table):
-    added = ["--add", "{name: fedsgd, weighting: uniform}"]
+    added = ["--add", "{name: fedsam, rho: 0.1}"]
     for method in {c.method for c in job(table, "--open", *added).cells}:
         found = job(table, "--open", *added, "--only", method).cells
-        named = {c.method for c in found} - {"fedsgd-weightinguniform"}
-        assert method in {*named, "fedsgd-weightinguniform"}
+        named = {c.method for c in found} - {"fedsam-rho0.1"}
+        assert method in {*named, "fedsam-rho0.1"}
         # the paper's own stands for its variants too
         assert len(named) <= 1 or all(m.startswith(method) for m in named)
     both = job("feddpc/table2", "--open", "--only", "feddpc lambda=0.1,FedDPC lambda=-0.1").cells
