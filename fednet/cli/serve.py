@@ -47,7 +47,7 @@ def place() -> Path:
 
 def run(args: argparse.Namespace) -> int:
     from fednet.cli.metrics import address
-    from fednet.experiment.placement import place as device
+    from fednet.experiment import placement
     from fednet.experiment.rundir import taken_back, writable
     from fednet.serve import page
     from fednet.serve.queue import Queue
@@ -60,8 +60,7 @@ def run(args: argparse.Namespace) -> int:
     check_bind(args.bind, args.keys is not None, args.insecure)
     if args.keys is not None:
         Keyring(args.keys)
-    if args.device != "auto":
-        device(args.device)
+    placement.check(args.device)
     token = None if args.token is None else page.token_of(args.token)
     where = address(args.page, "--page")
     words = ["--bind", args.bind, "--device", args.device, "--quiet"]

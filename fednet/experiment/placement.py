@@ -54,6 +54,14 @@ def place(device: str) -> list[str]:
     return [f"cuda:{n}" for n in chosen]
 
 
+def check(device: str) -> None:
+    """Raises ConfigError where there is no such device. Auto is always one, which a process that
+    computes nothing need not look for.
+    """
+    if device != "auto":
+        place(device)
+
+
 def workers(wanted: int | None, devices: list[str], clients: int) -> list[str]:
     """The device of each worker: one a GPU, else one a core, at most one a client; or as many as
     wanted.

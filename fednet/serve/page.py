@@ -23,6 +23,7 @@ from fednet.errors import ConfigError, FednetError
 from fednet.plain import JsonDict
 from fednet.report import open_run, page, status
 from fednet.serve.queue import Queue, QueuedRun, newest_log
+from fednet.transport.keys import owners_alone
 
 log = logging.getLogger(__name__)
 
@@ -214,8 +215,7 @@ def serve(address: tuple[str, int], queue: Queue, token: str | None) -> Server:
 def token_of(file: Path) -> str:
     """The token in a file that only its owner may read. Raises ConfigError."""
     try:
-        if file.stat().st_mode & 0o077 and not file.is_dir():
-            raise ConfigError(f"--token {file}: others can read it; chmod 600 {file}")
+        owners_alone(file)
         found = file.read_text(encoding="utf-8").strip()
     except OSError as absent:
         raise ConfigError(f"--token {file}: cannot be read ({absent.strerror}).") from absent

@@ -56,8 +56,7 @@ def work(
     Raises Stopped on SIGTERM, SIGUSR1 or Ctrl-C, once the runs have saved what they have; the same
     call goes on.
     """
-    if device != "auto":
-        placement.place(device)  # said once, not by each run
+    placement.check(device)  # said once, not by each run
     pool = _Pool(tasks, device, load, sets, notify)
     with Stop() as stop:
         try:

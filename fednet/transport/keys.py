@@ -145,19 +145,23 @@ def lab(directory: str | Path, clients: int) -> list[Path]:
     return [*files, everybody]
 
 
+def owners_alone(path: Path) -> None:
+    """Raises ConfigError where others than its owner can read a file that holds a secret."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077 and not path.is_dir():
+        raise ConfigError(
+            f"{path}: a secret must be readable by its owner only; its mode is {mode:04o}, "
+            f"expected 0600: chmod 600 {path}"
+        )
+
+
 def load(file: str | Path) -> KeyPair:
     """The pair in `file`. Raises ConfigError if it is missing, no key file, or readable by
     others.
     """
     path = Path(file)
     try:
-        mode = stat.S_IMODE(path.stat().st_mode)
-        if mode & 0o077 and not path.is_dir():
-            raise ConfigError(
-                f"{path}: a secret key must be readable by its owner only; its mode is "
-                f"{mode:04o}, "
-                f"expected 0600: chmod 600 {path}"
-            )
+        owners_alone(path)
         found = json.loads(path.read_text(encoding="ascii"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such key file; make one with `fednet keys`.") from None

@@ -184,7 +184,7 @@ def test_a_token_is_a_secret_of_some_length(tmp_path):
     file = tmp_path / "token"
     file.write_text(TOKEN)
     file.chmod(0o644)
-    with pytest.raises(ConfigError, match="others can read it"):
+    with pytest.raises(ConfigError, match="a secret must be readable by its owner only"):
         page.token_of(file)
     file.chmod(0o600)
     assert page.token_of(file) == TOKEN
