@@ -1,10 +1,12 @@
-"""A process that does not outlive the one that started it."""
+"""A process that does not outlive the one that started it, and goes before it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
+from pathlib import Path
 
 
 def die_with_parent(parent: int | None = None) -> None:
@@ -18,3 +20,12 @@ def die_with_parent(parent: int | None = None) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)
+
+
+def go_first(points: int) -> None:
+    """Where memory runs out Linux ends this process before its parent, which has as much: as if it
+    had so many thousandths of all memory more.
+    """
+    with contextlib.suppress(OSError, ValueError):  # Linux has it
+        score = Path("/proc/self/oom_score_adj")
+        score.write_text(str(min(1000, int(score.read_text()) + points)))

@@ -28,7 +28,7 @@ from fednet.experiment.faults import struck
 from fednet.experiment.links import by_memory
 from fednet.experiment.rundir import log_to
 from fednet.files import read_record
-from fednet.launch.parent import die_with_parent
+from fednet.launch.parent import die_with_parent, go_first
 from fednet.server.hosting import Hosting
 from fednet.server.peers.admission import run_keys
 from fednet.server.peers.endpoint import listen, listening, with_memory
@@ -142,6 +142,7 @@ class Supervisor:
         status = 3
         try:
             die_with_parent()
+            go_first(250 if name == "server" else 500)  # of all, a worker is started anew soonest
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             for number in stops():
                 signal.signal(number, signal.SIG_DFL if name == "server" else signal.SIG_IGN)

@@ -189,6 +189,19 @@ def test_the_death_of_fednet_run_itself_takes_its_processes_along(
         assert fed.hashes() == calm.hashes()
 
 
+def test_where_memory_runs_out_a_worker_goes_first_then_the_server_and_fednet_run_last(
+    tmp_path: Path,
+) -> None:
+    def score(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+    with Federation(tmp_path, algorithm="fedavg", **SLOW) as fed:
+        process = fed.supervisor(workers=1)
+        worker, before = busy(fed), score(os.getpid())
+        scores = [score(process.pid), score(server_pid(fed)), score(worker)]
+    assert scores == [before, min(1000, before + 250), min(1000, before + 500)]
+
+
 def test_more_rounds_are_added_to_a_finished_run(tmp_path: Path, calm: Federation) -> None:
     with Federation(tmp_path, algorithm="scaffold", **SLOW, rounds=2) as fed:
         fed.supervisor()
