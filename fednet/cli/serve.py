@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.bind.endswith((":0", ":*")):
         raise ConfigError(f"--bind {args.bind}: expected a fixed port, at which clients stay.")
-    check_bind(args.bind, args.keys is not None, args.insecure)
+    check_bind(args.bind, args.keys is not None, args.insecure, keyed="--keys DIR")
     if args.keys is not None:
         Keyring(args.keys)
     placement.check(args.device)

@@ -63,8 +63,8 @@ class Runner:
         self.queue.write(entry)
         self._say(f"run {entry.number}: {entry.name} {'goes on' if again else 'begins'}")
         status, said = self._server(entry)
-        if self._stop.is_set() and status in (4, 130):
-            return  # it goes on when somebody serves again
+        if self._stop.is_set() and (status in (4, 130) or status < 0):
+            return  # it goes on when somebody serves again, also if the signal came before it began
         entry.status, entry.said = status, said
         entry.state = "done" if status == 0 else "failed"
         if self.queue.unwanted(entry) and status != 0:

@@ -219,6 +219,7 @@ def port() -> int:
         ("--bind", "tcp://127.0.0.1:0", "expected a fixed port"),
         ("--bind", "5555", "'5555' is no address: expected tcp://HOST:PORT"),
         ("--bind", "tcp://127.0.0.1:-1", "has no port '-1'"),
+        ("--bind", "tcp://*:5755", "use CURVE keys (--keys DIR), or --insecure"),
         ("--keys", "nowhere", "nowhere: no such directory of keys"),
         ("--device", "gpu", "--device 'gpu': expected auto, cpu"),
         ("--page", "x", "--page x: expected PORT or HOST:PORT"),
@@ -302,6 +303,28 @@ def test_clients_stay_from_run_to_run_and_a_killed_server_goes_on_with_what_ther
 
 def all_of(queue, states):
     return all(e.state in states for e in queue.entries())
+
+
+@pytest.mark.parametrize(
+    ("status", "asked", "state"),
+    [(-15, True, "running"), (4, True, "running"), (-11, False, "failed"), (2, True, "failed")],
+)
+def test_a_run_that_is_ended_with_its_server_goes_on_even_if_it_had_not_begun(
+    tmp_path, monkeypatch, status, asked, state
+):
+    from fednet.serve.runner import Runner
+
+    queue = Queue(tmp_path)
+    queue.submit(config())
+    runner = Runner(queue, [], lambda line: None)
+
+    def server(entry):
+        runner._stop.set() if asked else None
+        return status, ""
+
+    monkeypatch.setattr(runner, "_server", server)
+    runner._one(queue.entry(1))
+    assert queue.entry(1).state == state
 
 
 def test_two_do_not_serve_one_folder(tmp_path):

@@ -213,15 +213,19 @@ def judges(exp: Experiment, device: str) -> tuple[Pair | None, Pair | None]:
     ) if held is not None else None
 
 
-def check_bind(bind: str, curve: bool, insecure: bool) -> None:
-    """Before anything is made: what an address may be. Raises ConfigError."""
+def check_bind(
+    bind: str, curve: bool, insecure: bool, keyed: str = "security.curve: true and --keys DIR"
+) -> None:
+    """Before anything is made: what an address may be. keyed: what asks for keys. Raises
+    ConfigError.
+    """
     check_address(bind)
     scheme, _, rest = bind.partition("://")
     if scheme != "tcp" or curve or insecure or rest.startswith(LOOPBACK):
         return
     raise ConfigError(
-        f"--bind {bind}: beyond loopback anyone could take part; use CURVE keys (security.curve: "
-        f"true and --keys DIR), or --insecure."
+        f"--bind {bind}: beyond loopback anyone could take part; use CURVE keys ({keyed}), or "
+        f"--insecure."
     )
 
 
