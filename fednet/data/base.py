@@ -307,14 +307,11 @@ def _names(keys: Iterable[str]) -> str:
 
 
 def _take(pair: Split, indices: np.ndarray | slice) -> Split:
-    at = (
-        indices
-        if isinstance(indices, slice)
-        else torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64))
-    )
     x, y = pair
-    taken = ({k: v[at] for k, v in x.items()} if isinstance(x, dict) else x[at]), y[at]
-    if not isinstance(indices, slice):
-        for part in named(x).values():
-            cache.let_go(part)
+    if isinstance(indices, slice):
+        return mapped(x, lambda part: part[indices]), y[indices]
+    at = torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64))
+    taken = mapped(x, lambda part: part.index_select(0, at)), y.index_select(0, at)
+    for part in named(x).values():
+        cache.let_go(part)
     return taken
