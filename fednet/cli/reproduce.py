@@ -68,7 +68,7 @@ def _cells(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--seeds",
-        type=values.whole_numbers,
+        type=values.seeds,
         metavar="0,1,2",
         help="a run of each cell with each of these [0]",
     )

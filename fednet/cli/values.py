@@ -65,6 +65,14 @@ def whole_numbers(text: str) -> list[int]:
         ) from None
 
 
+def seeds(text: str) -> list[int]:
+    """`0,1,2`, or `0-4`: there is a run of each."""
+    found = whole_numbers(text)
+    if len(found) > 1000:
+        raise argparse.ArgumentTypeError(f"expected at most 1000 seeds, got {len(found)}")
+    return found
+
+
 def at_least_one(text: str) -> int:
     if not re.fullmatch("[0-9]{1,9}", text) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")

@@ -273,6 +273,11 @@ def test_more_of_anything_than_a_machine_has_is_refused(words, most, capsys):
     )
 
 
+def test_more_seeds_than_anybody_runs_are_refused(capsys):
+    assert main.main(["reproduce", "mcmahan/table1", "--plan", "--seeds", "0-1000"]) == 2
+    assert "expected at most 1000 seeds, got 1001" in capsys.readouterr().err
+
+
 # -- what is quoted --------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "words",
