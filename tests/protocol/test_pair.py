@@ -140,7 +140,8 @@ def test_evaluation_that_was_lost_in_a_cut_comes_again_with_its_reply():
     assert net.done == {key: bytes(20)}
 
 
-def test_upload_cut_short_goes_on_after_a_rejoin_with_the_same_attempt():
+def cut_short():
+    """A reply of 60 bytes, of which two parts had gone up when the connection ended."""
     net = Net(1)
     site = net.site("w", [0])
     net.begin([job(0)])
@@ -148,8 +149,13 @@ def test_upload_cut_short_goes_on_after_a_rejoin_with_the_same_attempt():
     (key,) = site.given
     site.answer(key, bytes(60))
     for direction in ("up", "down", "up", "up"):  # announced, granted, two parts
-        net.move(site, direction)
+        assert net.move(site, direction)
     net.cut(site)
+    return net, site, key
+
+
+def test_upload_cut_short_goes_on_after_a_rejoin_with_the_same_attempt():
+    net, site, key = cut_short()
     net.connect(site)
     net.settle()
     assert net.done == {key: bytes(60)}
@@ -166,15 +172,7 @@ def test_upload_cut_short_goes_on_after_a_rejoin_with_the_same_attempt():
 
 
 def test_what_was_sent_over_a_connection_that_ended_is_lost_in_the_book_of_whoever_sent_it():
-    net = Net(1)
-    site = net.site("w", [0])
-    net.begin([job(0)])
-    net.settle()
-    (key,) = site.given
-    site.answer(key, bytes(60))
-    for direction in ("up", "down", "up", "up"):  # announced, granted, two parts
-        assert net.move(site, direction)
-    net.cut(site)
+    net, site, _ = cut_short()
     for book, lost, came in ((site.rows, "reply", "pull"), (net.rows, "pull", "reply")):
         (mine,), (theirs,) = rows(book, lost), rows(book, came)
         assert mine["lost"]
