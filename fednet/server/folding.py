@@ -227,10 +227,7 @@ class Folding:
     def _finite(self, value: object) -> bool:
         if isinstance(value, Tensors):
             # Buffers that the model began with as masks of infinities stay so.
-            exempt = self.experiment.up.exempt
-            return value.is_finite() or all(
-                bool(torch.isfinite(v).all()) for n, v in value.items() if n not in exempt
-            )
+            return value.is_finite(self.experiment.up.exempt)
         if isinstance(value, torch.Tensor):
             return not value.is_floating_point() or bool(torch.isfinite(value).all())
         if isinstance(value, float):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -220,15 +220,18 @@ class Tensors:
         """SHA-256 of the tensors' SHA-256s: the run's `model_sha256`."""
         return combine(self.tensor_sha256().values())
 
-    def is_finite(self) -> bool:
-        """True if every parameter and buffer is finite. The square and the sum first: a NaN or an
-        infinity leaves neither finite.
+    def is_finite(self, exempt: Collection[str] = ()) -> bool:
+        """True if every parameter and buffer is finite, but for those of these names. The square
+        and the sum first: a NaN or an infinity leaves neither finite.
         """
-        return (math.isfinite(self.square) or bool(torch.isfinite(self.read).all())) and (
+        whole = (math.isfinite(self.square) or bool(torch.isfinite(self.read).all())) and (
             not self.buffers.numel()
             or bool(torch.isfinite(self.buffers.sum()))
             or bool(torch.isfinite(self.buffers).all())
         )
+        if whole or not exempt:
+            return whole
+        return all(bool(torch.isfinite(v).all()) for n, v in self.items() if n not in exempt)
 
 
 class Borrowed(Tensors):

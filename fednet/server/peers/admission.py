@@ -96,7 +96,6 @@ def checker(
     methods can fold; it is returned where they would be given the very same. samples(client): how
     many it may have trained on, by the partition or as its site declared; None: not known.
     """
-
     from fednet.errors import RemoteProtocolError
     from fednet.experiment.judging import Judgement
     from fednet.experiment.privacy import updates
