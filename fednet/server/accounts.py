@@ -59,9 +59,11 @@ class Accounts:
         crossed to the last. Returns whether anything had crossed.
         """
         rows, undecided = self._replayed.pop(key, []), self._undecided.pop(key, [])
-        for row in rows if not reason else ():
-            add_kinds(self._replayed_useful[row["direction"]], payload(row))
-        used = {(row["direction"], row["type"]) for row in rows}
+        used: set[tuple[str, str]] = set()
+        for row in reversed(rows):
+            if not reason and (row["direction"], row["type"]) not in used:
+                add_kinds(self._replayed_useful[row["direction"]], payload(row))
+            used.add((row["direction"], row["type"]))
         for row in reversed(undecided):
             why = reason or ("sent again" if (row["direction"], row["type"]) in used else "")
             used.add((row["direction"], row["type"]))
