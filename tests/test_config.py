@@ -377,6 +377,8 @@ def test_wrong_value_is_named_with_place_and_what_is_allowed(written, text, says
         ("algorithm: {name: toy-prox, mue: 1}", "algorithm.mu"),
         ("train: {learning-rate: 1}", "train.lr"),
         ("privacy: {noise_multiplier: 1}", "privacy.noise"),
+        ("aggregation: {name: median}", "aggregation.rule"),
+        ("secure_aggregation: true", "privacy.secagg.protocol"),
     ],
 )
 def test_unknown_key_is_answered_with_the_name_meant(written, text, meant):

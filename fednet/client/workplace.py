@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -250,7 +250,7 @@ class Workplace:
         progress("training", 0, 0)
         state, up = answered(method, method.local(key.phase, state, down, host))
         up = self._as_sent(up, x, key)
-        _check_finite(up)
+        _check_finite(up, exp.up.exempt)
         if exp.config.privacy.clip is not None:
             asked = privacy.Question.of(exp.config, self.store.root.name, task, record, body)
             own = privacy.at_client(exp.config)
@@ -325,10 +325,10 @@ class Workplace:
         return _answer(msgspec.structs.replace(key, purpose="evaluate"), encoded)
 
 
-def _check_finite(up: Payload) -> None:
+def _check_finite(up: Payload, exempt: Collection[str]) -> None:
     for name in up.fields:
         value = getattr(up, name)
-        if isinstance(value, Tensors) and not value.is_finite():
+        if isinstance(value, Tensors) and not value.is_finite(exempt):
             raise Diverged(
                 f"{name} is not finite after training; a smaller train.lr, or train.clip_norm, may "
                 f"help"

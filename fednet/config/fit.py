@@ -99,8 +99,12 @@ ELSEWHERE = {
     "save_every": "checkpoint.every",
     "noise_multiplier": "privacy.noise",
     "clipping_norm": "privacy.clip",
+    "secure_aggregation": "privacy.secagg.protocol",
     "user_files": "load",
     "plugins": "load",
+    "aggregation.name": "aggregation.rule",
+    "data.partition.name": "data.partition.scheme",
+    "faults.malicious.name": "faults.malicious.attack",
 }
 
 
@@ -235,7 +239,7 @@ def _likely(key: str, path: str, known: list[str]) -> str | None:
     low = key.lower().replace("-", "_")
     if low in known:
         return low
-    named = ELSEWHERE.get(low)
+    named = ELSEWHERE.get(f"{path}.{low}", ELSEWHERE.get(low))
     if named and named != f"{path}.{key}":
         return named
     from fednet.config.sections import homes  # a key of ours that stands in the wrong section

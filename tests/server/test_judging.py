@@ -47,7 +47,9 @@ def models():
 
     @fednet.model("judged_odd")
     class Odd(nn.Module):
-        """Tied, frozen and weight-normed parameters; buffers that are masks and halves."""
+        """Tied, frozen and weight-normed parameters; buffers that are masks, of infinities
+        too, and halves.
+        """
 
         def __init__(self, *, input_shape, classes):
             super().__init__()
@@ -60,6 +62,7 @@ def models():
             self.head = nn.Linear(k, classes)
             self.register_buffer("mask", torch.rand(k) > 0.3)
             self.register_buffer("halves", torch.rand(k).half())
+            self.register_buffer("causal", torch.full((k, k), -torch.inf).triu(1))
 
         def forward(self, x):
             x = torch.relu(self.two(torch.relu(self.one(x))) * self.mask * self.halves)
@@ -241,6 +244,7 @@ def test_what_is_written_loads_strictly_whatever_the_model_is_made_of(tmp_path, 
         assert torch.equal(named["one.weight"], named["two.weight"])
         assert torch.equal(named["still.weight"], initial["still.weight"])
         assert torch.equal(named["mask"], initial["mask"])
+        assert torch.equal(named["causal"], initial["causal"])
         assert not torch.equal(named["head.weight"], initial["head.weight"])
         assert module.two.weight is module.one.weight
     x = torch.randn(4, 12)
