@@ -13,6 +13,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
+import zmq
+
 from fednet.wire import messages as m
 from fednet.wire.frames import encode
 from tests.chaos.mallory import Mallory
@@ -86,6 +88,19 @@ def rounds(address: str) -> None:
     joined(address, 10_000, lambda mallory, n: m.Part(key=m.Key(n, 0, 0, 3), index=0))
 
 
+def frames(address: str) -> None:
+    """Messages of more frames than there may be."""
+    mallory = Mallory(address)
+    for n in paced(20_000):
+        if not mallory.open:
+            mallory.transport.reconnect()
+            mallory.listen(lambda: mallory.open)
+        with contextlib.suppress(zmq.Again):
+            mallory.transport._dealer.send_multipart([b""] * 5, zmq.NOBLOCK)
+        if n % 16 == 0:
+            mallory.poll(0)
+
+
 def crowd(address: str, most: int, first: bytes, linger_s: float) -> None:
     """Connections that say no more than `first`, kept for `linger_s` or until hung up on."""
     host, port = address.removeprefix("tcp://").split(":")
@@ -121,7 +136,7 @@ def greetings(address: str) -> None:
     crowd(address, 200, GREETING, 0.05)
 
 
-ATTACKS = {f.__name__: f for f in (joins, bombs, beats, rounds, idle, greetings)}
+ATTACKS = {f.__name__: f for f in (joins, bombs, beats, rounds, frames, idle, greetings)}
 
 if __name__ == "__main__":
     ATTACKS[sys.argv[1]](sys.argv[2])

@@ -232,18 +232,25 @@ def test_wake_from_another_thread_ends_a_poll_without_limit(pair):
         thread.join()
 
 
-def test_a_message_of_three_frames_is_refused_and_counted_and_the_next_one_is_not(pair):
-    told: list[str] = []
-    pair.server.on_refused = lambda reason, address: told.append(reason)
-    client, conn = joined(pair)
-    client._dealer.send_multipart([b"1", b"2", b"3"])
-    client.send([b"fine"])
-    seen = pump(pair.server, client, until=lambda seen: of(seen, Received))
-    assert [event.frames for event in of(seen, Received)] == [(b"fine",)]
+@pytest.mark.parametrize("known", [True, False])
+def test_a_message_of_three_frames_or_of_very_many_ends_its_connection_and_no_other(pair, known):
+    told: list[tuple[str, str]] = []
+    pair.server.on_refused = lambda reason, address: told.append((reason, address))
+    other, _ = joined(pair)
+    client, conn = joined(pair) if known else (pair.client(), b"")
+    pump(pair.server, client, until=lambda seen: client._open)
+    client._dealer.send_multipart([b""] * 100_000)
+    seen = pump(pair.server, client, other, until=lambda seen: of(seen, Closed, client))
+    assert of(seen, Closed, other) == of(seen, Received) == []
     assert pair.server.refusals == {"frames": 1}
-    assert told == ["a message of 3 frames, where 1 to 2 are allowed"]
+    ((reason, address),) = told
+    assert reason == "a message of more than the 2 frames that are allowed"
+    assert address.startswith("127.0.0.1:")
     assert client.send([b"1", b"2", b"3"]) is False
     assert pair.server.send(conn, []) is False
+    other.send([b"fine"])
+    seen = pump(pair.server, other, until=lambda seen: of(seen, Received))
+    assert [event.frames for event in of(seen, Received)] == [(b"fine",)]
 
 
 def test_a_frame_above_the_limit_ends_the_connection(pair):

@@ -183,6 +183,11 @@ class Connections:
             self.strangers.pop(link.serial, None)
             self._guests.pop(link.serial, None)
 
+    def stranger(self, fd: int) -> Connection | None:
+        """The connection on that descriptor, where no message of it is known."""
+        link = self.links.get(fd)
+        return link if link is not None and link.conn is None else None
+
     def all_ended(self) -> None:
         for fd in list(self.links):
             self.disconnected(fd)

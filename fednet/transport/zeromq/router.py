@@ -206,20 +206,17 @@ class ZmqServer:
         conns = self._connections.conns
         for _ in range(BATCH):
             try:
-                conn_frame, *body = receive(self._router)
+                conn_frame, *body = receive(self._router, 1 + MAX_FRAMES)
             except zmq.Again:
                 return True
             conn = conn_frame.bytes
-            if not 1 <= len(body) <= MAX_FRAMES:
-                self._refuse(
-                    "frames",
-                    f"a message of {len(body)} frames, where 1 to {MAX_FRAMES} are allowed",
-                    conn,
-                )
+            if len(body) > MAX_FRAMES:
+                reason = f"a message of more than the {MAX_FRAMES} frames that are allowed"
+                self._end_for("frames", reason, conn, body[0])
             elif len(conn) != 5 or conn[0] != 0:
                 # libzmq's own are a zero byte and a running number. Whoever brings one might bring
                 # another's.
-                self._refuse("identity", "a routing id of the peer's own choice", conn)
+                self._end_for("identity", "a routing id of the peer's own choice", conn, body[0])
             else:
                 user = user_of(body[0]) if self._access is not None else None
                 stands = conn in conns
@@ -325,6 +322,17 @@ class ZmqServer:
         if stood and link.conn is not None:
             self._blocked.pop(link.conn, None)
             events.append(Closed(link.conn, counts[1] if counts is not None else None))
+
+    def _end_for(self, what: str, reason: str, conn: bytes, frame: zmq.Frame) -> None:
+        """Hangs up on whoever sent that: nobody who takes part does, and nobody further in hears of
+        it, who bounds the time that messages of no use may take.
+        """
+        link = self._connections.conns.get(conn)
+        if link is None and (fd := descriptor_of(frame)) is not None:
+            link = self._connections.stranger(fd)
+        self._refuse(what, reason, None, "unknown" if link is None else link.peer())
+        if link is not None:
+            link.hang_up()
 
     def _refuse(self, what: str, reason: str, conn: bytes | None, address: str = "unknown") -> None:
         if not self._refusals.count(what):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import zmq
 
 from fednet.errors import ConfigError
-from fednet.transport.base import MAX_FRAME_BYTES, Event, Frame
+from fednet.transport.base import MAX_FRAME_BYTES, MAX_FRAMES, Event, Frame
 
 Refused = Callable[[str, str], None]
 """Called with the reason for which a connection or message was refused, and the peer's address
@@ -185,11 +185,17 @@ def send(socket: zmq.Socket[bytes], frames: Sequence[Frame]) -> None:
     socket.send(frames[-1], _NOW, copy=False)
 
 
-def receive(socket: zmq.Socket[bytes]) -> list[zmq.Frame]:
-    """The frames of the next message. Raises zmq.Again where there is none."""
+def receive(socket: zmq.Socket[bytes], most: int = MAX_FRAMES) -> list[zmq.Frame]:
+    """The frames of the next message, of more than `most` the first so many and one. Raises
+    zmq.Again where there is none.
+    """
     frames = [socket.recv(_NOW, copy=False)]
-    while frames[-1].more:
-        frames.append(socket.recv(_NOW, copy=False))
+    more = frames[0].more
+    while more:
+        frame = socket.recv(_NOW, copy=False)
+        more = frame.more
+        if len(frames) <= most:
+            frames.append(frame)
     return frames
 
 
