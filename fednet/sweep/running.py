@@ -134,9 +134,9 @@ def run(
         return Running(cell, held, line(sweep, cell, out, extra), books / f"{cell.name}.log")
 
     for one, status in _ended(begin, mine, jobs):
-        _settle(books, one.cell, status, hashes[one.cell.name])
+        _settle(books, one, status, hashes[one.cell.name])
         progress.ended(one.cell.name)
-        if status not in (0, 4, 130):
+        if status != 0 and not one.stopped(status):
             failed.append(one.cell.name)
             say(f"    {one.cell.name} failed with exit status {status}, see {one.log}")
     if failed:
@@ -162,12 +162,12 @@ def _is_done(books: Path, cell: GridCell, sha256: str) -> bool:
     return True
 
 
-def _settle(books: Path, cell: GridCell, status: int, sha256: str) -> None:
-    bad = books / f"{cell.name}.failed"
+def _settle(books: Path, one: Running, status: int, sha256: str) -> None:
+    bad = books / f"{one.cell.name}.failed"
     bad.unlink(missing_ok=True)
     if status == 0:
-        write_aside(books / f"{cell.name}.done", sha256 + "\n")
-    elif status not in (4, 130):
+        write_aside(books / f"{one.cell.name}.done", sha256 + "\n")
+    elif not one.stopped(status):
         bad.write_text(f"{status}\n", encoding="utf-8")
 
 
@@ -197,6 +197,13 @@ class Running:
             return self._process.wait(timeout=wait_s)
         except subprocess.TimeoutExpired:
             return None
+
+    def stopped(self, status: int) -> bool:
+        """Whether it ended with that status because it was asked to: cleanly, before it knew how,
+        or, as it took too long, not by itself.
+        """
+        asked = self._deadline < math.inf
+        return status in (4, 130) or -status in stops() or (asked and status < 0)
 
     def close(self) -> None:
         """Nothing may leave a run behind that no claim speaks for."""
@@ -230,8 +237,8 @@ def _ended(
                     going.remove(one)
                     one.close()
                     yield one, status
-                    if status in (4, 130) and not halted:
-                        halted = one.cell.name, status == 130
+                    if one.stopped(status) and not halted:
+                        halted = one.cell.name, status in (130, -signal.SIGINT)
         finally:
             for one in going:
                 one.close()

@@ -192,6 +192,32 @@ signal.pause()
     assert claims.holder(tmp_path / "s" / ".cells", first.name) is None
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_cell_that_is_stopped_before_it_knows_how_to_stop_has_not_failed(path, tmp_path, number):
+    """As in its first moment, while Python imports."""
+    code = f"""
+import os, signal
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+os.kill(os.getppid(), {int(number)})
+signal.pause()
+"""
+    s, said = sweep.load(path), []
+    with pytest.raises(Stopped) as caught:
+        running.run(s, tmp_path, line=stand_in(code), say=said.append)
+    assert caught.value.exit_status == (130 if number == signal.SIGINT else 4)
+    plan = running.plan(s, tmp_path)
+    assert "failed" not in plan + "".join(said)
+    assert "begun" in plan.splitlines()[1]
+    assert len(running.run(s, tmp_path, line=stand_in("")).done) == 8
+
+
+def test_a_cell_that_a_signal_stops_from_outside_stops_the_sweep(path, tmp_path):
+    code = "import os, signal; signal.signal(15, signal.SIG_DFL); os.kill(os.getpid(), 15)"
+    with pytest.raises(Stopped):
+        running.run(sweep.load(path), tmp_path, line=stand_in(code))
+    assert "failed" not in running.plan(sweep.load(path), tmp_path)
+
+
 def test_a_done_cell_under_another_configuration_is_an_error(path, tmp_path, monkeypatch):
     s = sweep.load(path)
     running.run(s, tmp_path, line=stand_in(""))
