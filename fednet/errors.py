@@ -18,9 +18,12 @@ FednetError
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import signal
+import sys
 from collections.abc import Iterable
+from typing import IO
 
 _PATH = re.compile(r"""(?<![\w/.<])(?:~|\.{1,2}|[A-Za-z]:)?[/\\][^\s'"`,;:()<>]+""")
 
@@ -165,3 +168,16 @@ def without_paths(text: str) -> str:
 def why(broken: OSError) -> str:
     """What the system said, and of which file."""
     return f"{broken.strerror or broken}{f' ({broken.filename})' if broken.filename else ''}"
+
+
+def complain(text: str, whole: bool = False) -> None:
+    """A sentence on stderr, where that takes it. whole: a traceback, of which nothing is cut."""
+    try:
+        print(text.rstrip("\n") if whole else shortened(text), file=sys.stderr, flush=True)
+    except OSError:
+        nowhere(sys.stderr)
+
+
+def nowhere(stream: IO[str]) -> None:
+    """What is still written there, and flushed at the end of the process, is dropped."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

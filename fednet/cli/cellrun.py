@@ -28,7 +28,7 @@ def main(words: list[str]) -> int:
 def _run(args: argparse.Namespace, words: list[str]) -> int:
     from fednet import config as configuration
     from fednet.cli.display import Display
-    from fednet.errors import CannotGoOn, StateError
+    from fednet.errors import CannotGoOn, StateError, complain
     from fednet.launch.in_process import run_in_process
     from fednet.launch.start import open_directory
     from fednet.server.hosting import Hosting
@@ -46,7 +46,7 @@ def _run(args: argparse.Namespace, words: list[str]) -> int:
             except (StateError, CannotGoOn) as wrong:
                 if begun is None or _records(directory) != begun:
                     raise
-                print(wrong, file=sys.stderr)  # what was left of the run cannot be gone on with
+                complain(str(wrong))  # what was left of the run cannot be gone on with
                 return TORN
     return 0
 

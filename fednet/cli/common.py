@@ -11,9 +11,9 @@ import traceback
 from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from fednet.errors import CannotGoOn, ConfigError, FednetError, nearest, shortened
+from fednet.errors import CannotGoOn, ConfigError, FednetError, complain, nearest, nowhere
 
 if TYPE_CHECKING:
     from fednet.config import Config
@@ -244,19 +244,6 @@ def guarded(prog: str, main: Callable[[], int], out: Path | None = None) -> int:
         return BROKE
 
 
-def complain(text: str) -> None:
-    """A sentence on stderr, where that takes it."""
-    try:
-        print(shortened(text), file=sys.stderr, flush=True)
-    except OSError:
-        nowhere(sys.stderr)
-
-
-def nowhere(stream: IO[str]) -> None:
-    """What is still written there, and flushed at the end of the process, is dropped."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
 def _streams() -> None:
     """A process may be started without them, or where they take no more than ASCII."""
     for name in ("stdout", "stderr"):
@@ -287,7 +274,7 @@ def _note(out: Path | None, error: BaseException, whole: bool) -> str:
     """
     text = "".join(traceback.format_exception(error))
     if (os.environ.get("FEDNET_LOG") or "").lower() == "debug":
-        sys.stderr.write(text)
+        complain(text, whole=True)
         return "the lines above"
     if not whole:
         return ""
@@ -297,7 +284,7 @@ def _note(out: Path | None, error: BaseException, whole: bool) -> str:
         with path.open("a", encoding="utf-8") as file:
             file.write(f"{' '.join(said(sys.argv))}\n{text}\n")
     except OSError:
-        sys.stderr.write(text)
+        complain(text, whole=True)
         return "the lines above"
     return str(path)
 
@@ -317,7 +304,7 @@ def _own_frames(error: BaseException) -> bool:
                 text = [f'  File "{file}", line {at.tb_lineno}\n']
                 if not isinstance(seen, FednetError):
                     text = traceback.format_exception(type(seen), seen, at, chain=False)
-                sys.stderr.write("".join(text))
+                complain("".join(text), whole=True)
                 return True
             at = at.tb_next
         seen = seen.__cause__

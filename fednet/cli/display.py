@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fednet.cli import words
-from fednet.cli.common import nowhere
+from fednet.errors import nowhere
 from fednet.plain import JsonDict, JsonMapping
 
 if TYPE_CHECKING:

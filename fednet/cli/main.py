@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 
 import fednet
-from fednet.cli.common import WRONG_COMMAND, Parser, complain, guarded, said
-from fednet.errors import unknown
+from fednet.cli.common import WRONG_COMMAND, Parser, guarded, said
+from fednet.errors import complain, unknown
 
 # What each verb does; its file is cli/VERB.py with `add(parser)` and `run(args) -> exit status`.
 VERBS = {

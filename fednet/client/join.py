@@ -9,7 +9,6 @@ import os
 import secrets
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from fednet.client.loop import ClientLoop, given_up
 from fednet.client.policy import Policy
 from fednet.client.prepare import Explained, Explainer, Preparer
 from fednet.client.slots import MOST, Slots, card_of
-from fednet.errors import CannotGoOn, ConfigError, why
+from fednet.errors import CannotGoOn, ConfigError, complain, why
 from fednet.experiment import determinism
 from fednet.experiment.lock import StatesHold
 from fednet.files import read_record
@@ -225,11 +224,7 @@ def _once() -> Callable[[str, str], None]:
     def refused(reason: str, address: str) -> None:
         if reason not in said:
             said.add(reason)
-            print(
-                f"fednet-client: not connected to {address}: {reason}; trying on",
-                file=sys.stderr,
-                flush=True,
-            )
+            complain(f"fednet-client: not connected to {address}: {reason}; trying on")
 
     return refused
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from fednet import capacity
 from fednet.buffers import uncollected
 from fednet.config import Config
-from fednet.errors import CannotGoOn, ConfigError, FednetError, StateError, stops
+from fednet.errors import CannotGoOn, ConfigError, FednetError, StateError, complain, stops
 from fednet.experiment import placement
 from fednet.experiment.faults import struck
 from fednet.experiment.links import by_memory
@@ -148,7 +148,7 @@ class Supervisor:
                 signal.signal(number, signal.SIG_DFL if name == "server" else signal.SIG_IGN)
             status = work()
         except FednetError as wrong:
-            print(f"fednet run: {wrong}", file=sys.stderr, flush=True)
+            complain(f"fednet run: {wrong}")
             status = wrong.exit_status
         except KeyboardInterrupt:
             status = 130
@@ -163,14 +163,13 @@ class Supervisor:
                 ) as file,
             ):
                 file.write(text)
-            print(
+            complain(
                 f"fednet run: {text.strip().splitlines()[-1]} (the whole traceback is in "
-                f"{self.directory / 'log'}).",
-                file=sys.stderr,
-                flush=True,
+                f"{self.directory / 'log'})."
             )
         finally:
-            sys.stdout.flush()
+            with contextlib.suppress(OSError):  # what its work printed, where nobody takes that
+                sys.stdout.flush()
             os._exit(status)
 
     def _server(self) -> int:

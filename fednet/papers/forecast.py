@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from pathlib import Path
 from fednet import config as configuration
 from fednet import papers
 from fednet.config.tree import compose
-from fednet.errors import FednetError
+from fednet.errors import FednetError, complain
 from fednet.papers.cell import Cell
 from fednet.papers.job import Reproduction
 from fednet.papers.search import SHARE, points
@@ -179,11 +178,7 @@ def measured(job: Reproduction, device: str, sets: Sequence[str] = ()) -> dict[s
         first.setdefault(kind(cell), cell)
     for k in first:
         about = json.loads(k)
-        print(
-            f"measuring a few steps of {about['model']['name']}, {about['data']['dataset']}",
-            file=sys.stderr,
-            flush=True,
-        )
+        complain(f"measuring a few steps of {about['model']['name']}, {about['data']['dataset']}")
     return {k: paced(cell, device, sets) for k, cell in first.items()}
 
 

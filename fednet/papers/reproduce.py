@@ -12,11 +12,10 @@ initial weights and participants follow from the seed, not from the method.
 from __future__ import annotations
 
 import contextlib
-import sys
 from pathlib import Path
 
 from fednet import loading, papers
-from fednet.errors import ConfigError
+from fednet.errors import ConfigError, complain
 from fednet.experiment.rundir import taken_back, writable
 from fednet.files import write_aside
 from fednet.papers.forecast import forecast
@@ -88,7 +87,7 @@ def _run(job: Reproduction, asked: Request) -> int:
             refused.append(task.name)
         text = f"[{count[0]}/{len(tasks)}] {task.name}: {_said(job, task, state)}"
         if asked.quiet and state in ("refused", "failed"):
-            print(text, file=sys.stderr)
+            complain(text)
         say(text)
 
     try:

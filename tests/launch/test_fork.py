@@ -1,0 +1,58 @@
+"""What `fednet run` forks ends where it was forked, and says why with its own status, also where
+nobody takes what it prints.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.processes import ROOT
+
+FORKED = """
+import os
+from pathlib import Path
+from fednet.errors import ConfigError
+from fednet.launch.supervisor import Supervisor
+
+def refused():
+    raise ConfigError("too long a name.")
+
+supervisor, me = Supervisor.__new__(Supervisor), os.getpid()
+supervisor.pids, supervisor.directory = {{}}, Path(".")
+try:
+    pid = supervisor._fork("server", {work})
+finally:
+    if os.getpid() != me:
+        os._exit(77)  # it went on as if it were the one that forked it
+os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("work", "full", "status"),
+    [("refused", "stderr", 2), ("lambda: print('a line') or 0", "stdout", 0)],
+)
+def test_where_nobody_takes_what_it_says_its_status_stands(work, full, status, tmp_path):
+    if not Path("/dev/full").exists():
+        pytest.skip("a disk that is full")
+    with open("/dev/full", "w") as nobody:
+        done = subprocess.run(
+            [sys.executable, "-c", FORKED.format(work=work)],
+            cwd=tmp_path,
+            env={"PYTHONPATH": str(ROOT)},
+            timeout=120,
+            check=False,
+            **{full: nobody},
+        )
+    assert done.returncode == status
+
+
+def test_an_error_is_printed_in_one_place():
+    files = sorted((ROOT / "fednet").rglob("*.py"))
+    told = [f.name for f in files if "file=sys.stderr" in f.read_text("utf-8")]
+    told += [f.name for f in files if "sys.stderr.write" in f.read_text("utf-8")]
+    assert told == ["errors.py"]
