@@ -1,4 +1,5 @@
-"""Files and sockets that this process may have open, and some of them kept for its own files.
+"""Files and sockets that this process may have open, some of them kept for its own files, and what
+a file that a user names may be.
 
 Whoever connects to a server takes a descriptor of it, and the thread that accepts connections may
 take all there are before another one looks at them. So a server lowers its own limit, which the
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -85,6 +87,19 @@ def reaching(opens: Callable[[], Opened]) -> Opened:
             finally:
                 _set(soft)
         time.sleep(0.01)  # whoever waits for a connection to be accepted was quicker
+
+
+def named(path: Path | str) -> Path:
+    """A file that a user named, to be read whole. Raises OSError where none lies there, a named
+    pipe or a device among them: whoever reads it may wait for ever. What the shell itself pipes in,
+    by `<(...)` or /dev/stdin, has a writer.
+    """
+    path = Path(path)
+    kind = path.stat().st_mode
+    piped = stat.S_ISFIFO(kind) and not path.resolve().exists()
+    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind) or piped):
+        raise OSError(errno.EINVAL, "a named pipe or a device, and no regular file", str(path))
+    return path
 
 
 def _limits() -> tuple[int, int]:

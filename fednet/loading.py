@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fednet import registry
+from fednet.descriptors import named
 from fednet.errors import ConfigError, FednetError
 
 
@@ -58,16 +59,13 @@ def names(files: Sequence[Path | str]) -> list[str]:
 
 
 def _load(path: Path) -> Loaded:
-    if path.exists() and not path.is_file():
-        raise ConfigError(
-            f"{path}: is no regular file; expected a Python file of your own parts, which is read "
-            f"more than once."
-        )
     try:
-        sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
+        sha256 = hashlib.sha256(named(path).read_bytes()).hexdigest()
+    except OSError as wrong:
+        absent = isinstance(wrong, FileNotFoundError)
         raise ConfigError(
-            f"{path}: there is no such file to load; expected a Python file of your own parts."
+            f"{path}: {'there is no such file to load' if absent else wrong.strerror}; expected a "
+            f"Python file of your own parts."
         ) from None
     known = _loaded.get(str(path))
     if known is not None and known.sha256 == sha256:

@@ -25,9 +25,11 @@ def alone(monkeypatch):
 def test_a_pipe_that_nobody_writes_to_is_refused_and_not_waited_for(tmp_path):
     pipe = tmp_path / "mine.py"
     os.mkfifo(pipe)
-    for path in (pipe, Path("/dev/zero"), tmp_path):
-        with pytest.raises(ConfigError, match="is no regular file; expected a Python file"):
+    for path in (pipe, Path("/dev/zero")):
+        with pytest.raises(ConfigError, match="and no regular file; expected a Python file"):
             load_parts([path])
+    with pytest.raises(ConfigError, match="Is a directory; expected a Python file"):
+        load_parts([tmp_path])
 
 
 def test_two_files_of_one_name_are_two(tmp_path, alone):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fednet import config as configuration
@@ -125,11 +126,8 @@ def worked(made: Sweep, args: argparse.Namespace) -> Outcome:
 
 
 def _is_sweep(path: str) -> bool:
+    from fednet.config.reading import text_of
     from fednet.config.tree import compose
 
-    try:
-        with open(path, encoding="utf-8") as file:
-            top = compose(file.read(), path).value
-    except OSError:
-        return False  # the reader of the configuration says it better
+    top = compose(text_of(Path(path), "a sweep file or a configuration with --grid"), path).value
     return isinstance(top, dict) and "base" in top

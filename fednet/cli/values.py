@@ -128,6 +128,8 @@ def new_file(*kinds: str) -> Callable[[str], Path]:
             )
         if path.is_dir():
             raise argparse.ArgumentTypeError(f"{text!r} is a folder; expected a file")
+        if path.exists() and not path.is_file():  # one would wait for whoever reads it
+            raise argparse.ArgumentTypeError(f"{text!r} is no regular file")
         if not path.parent.is_dir():
             raise argparse.ArgumentTypeError(f"there is no folder {str(path.parent)!r}")
         return path

@@ -8,6 +8,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fednet.cli import values
 from fednet.cli.common import configured, everywhere, table
 from fednet.errors import ConfigError
 
@@ -23,7 +24,13 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="FILE|NAME",
         help="a shipped trace (phones, wifi, lte, umts, evdo), or a file",
     )
-    everywhere(parser, config=True)
+    everywhere(parser, config=True, out=False)
+    parser.add_argument(
+        "--out",
+        type=values.new_file("svg", "pdf", "png", "eps"),
+        metavar="FILE.svg",
+        help="draw its picture there",
+    )
     parser.add_argument(
         "--as",
         dest="kind",
@@ -31,10 +38,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="what the trace is of [phones: availability; wifi, lte, umts, evdo: link; of a file, "
         "what its columns say]",
     )
-    # --out is a picture here; the runs' directory has no meaning for this verb
-    for action in parser._actions:
-        if action.dest == "out":
-            action.default, action.metavar, action.help = None, "FILE.svg", "draw its picture there"
 
 
 def run(args: argparse.Namespace) -> int:

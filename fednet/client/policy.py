@@ -22,6 +22,7 @@ from fednet.config import Config, LinkSection, ModelSection
 from fednet.config.fit import fit
 from fednet.config.tree import Node, compose
 from fednet.config.types import AtLeast1, Positive
+from fednet.descriptors import named
 from fednet.errors import ConfigError, unknown
 from fednet.plain import JsonDict, JsonMapping
 from fednet.world.models import LINKS
@@ -258,7 +259,7 @@ def leaving(experiment: Experiment) -> list[tuple[str, str]]:
 def read(path: Path) -> PolicyFile:
     """A policy file. Raises ConfigError, for an unknown key with the nearest known one."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = named(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as wrong:
         raise ConfigError(f"--policy {path}: cannot be read ({_why(wrong)}).") from None
     tree = compose(text, str(path))

@@ -12,6 +12,7 @@ from fednet.config import fit, parts, rules
 from fednet.config.merge import merge, put, spread
 from fednet.config.sections import Config
 from fednet.config.tree import Node, compose, dump, wrap
+from fednet.descriptors import named
 from fednet.errors import ConfigError, brief
 from fednet.plain import JsonDict, JsonMapping
 
@@ -97,11 +98,13 @@ def text_of(path: Path, expected: str) -> str:
     `expected` should be there, or where it is no UTF-8.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        return named(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file; expected {expected}.") from None
     except (OSError, UnicodeDecodeError) as wrong:
-        raise ConfigError(f"{path}: cannot be read as text ({wrong}).") from None
+        raise ConfigError(
+            f"{path}: cannot be read as text ({getattr(wrong, 'strerror', wrong)})."
+        ) from None
 
 
 def read(path: Path, above: tuple[Path, ...] = ()) -> Node:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
 from fednet import seeds
 from fednet.config import AvailabilitySection, Config
+from fednet.descriptors import named
 from fednet.errors import ConfigError
 
 
@@ -76,7 +76,7 @@ def _trace(path: str, n: int, round: int) -> np.ndarray:
     triples.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = named(path).read_text(encoding="utf-8")
         rows = (
             json.loads(text)
             if text.lstrip().startswith("[")

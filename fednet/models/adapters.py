@@ -30,6 +30,7 @@ from torch.nn import functional as F
 
 from fednet import capacity, seeds
 from fednet.config.learning import AdaptersSection
+from fednet.descriptors import named
 from fednet.errors import ConfigError, nearest
 from fednet.plain import JsonDict
 
@@ -202,7 +203,8 @@ def read_peft(module: nn.Module, folder: Path | str) -> nn.Module:
     source = f"model.adapters.weights: {str(folder)!r}"
     about, tensors = (Path(folder).expanduser() / name for name in FILES)
     try:
-        said, given = json.loads(about.read_text(encoding="utf-8")), load_file(tensors)
+        said = json.loads(named(about).read_text(encoding="utf-8"))
+        given = load_file(named(tensors))
         r, alpha = int(said["r"]), float(said["lora_alpha"])
         scale = alpha / math.sqrt(r) if said.get("use_rslora") else alpha / r
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError, SafetensorError) as e:

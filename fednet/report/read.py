@@ -227,9 +227,9 @@ def open_run(path: str | Path) -> Run:
     folder = Path(path)
     if folder.is_file() and folder.name == "config.yaml":
         folder = folder.parent
-    if not (folder / "config.yaml").exists():
+    if not (folder / "config.yaml").is_file():
         near = (
-            sorted(str(p.parent) for p in folder.parent.glob("*/config.yaml"))
+            sorted(str(p.parent) for p in folder.parent.glob("*/config.yaml") if p.is_file())
             if folder.parent.is_dir()
             else []
         )

@@ -19,6 +19,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from fednet import config as configuration
+from fednet.descriptors import named
 from fednet.errors import ConfigError, FednetError
 from fednet.plain import JsonDict
 from fednet.report import open_run, page, status
@@ -216,7 +217,7 @@ def token_of(file: Path) -> str:
     """The token in a file that only its owner may read. Raises ConfigError."""
     try:
         owners_alone(file)
-        found = file.read_text(encoding="utf-8").strip()
+        found = named(file).read_text(encoding="utf-8").strip()
     except OSError as absent:
         raise ConfigError(f"--token {file}: cannot be read ({absent.strerror}).") from absent
     except UnicodeDecodeError:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from fednet.descriptors import reaching
+from fednet.descriptors import named, reaching
 from fednet.errors import ConfigError
 from fednet.files import write_aside
 
@@ -162,7 +162,7 @@ def load(file: str | Path) -> KeyPair:
     path = Path(file)
     try:
         owners_alone(path)
-        found = json.loads(path.read_text(encoding="ascii"))
+        found = json.loads(named(path).read_text(encoding="ascii"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such key file; make one with `fednet keys`.") from None
     except OSError as error:

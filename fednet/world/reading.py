@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from fednet import seeds
+from fednet.descriptors import named
 from fednet.errors import ConfigError, unknown
 from fednet.world.pace import Pace
 from fednet.world.presence import Presence, cyclic
@@ -41,7 +42,7 @@ JSON_OF = "python -c \"import json,pickle,sys; json.dump(pickle.load(open(sys.ar
 def text(path: str, key: str, names: Sequence[str]) -> str:
     """What is in the file. key, names: for the error, where there is none."""
     try:
-        raw = Path(path).read_bytes()
+        raw = named(path).read_bytes()
     except OSError as broken:
         if "/" not in path and "." not in path:
             raise ConfigError(f"{key}: {unknown('trace', path, names)}") from broken
@@ -205,10 +206,7 @@ def link(paths: Sequence[str], seed: int, client: int, clients: int) -> tuple[Ra
 
 
 def _version(path: str) -> int:
-    try:
-        return Path(path).stat().st_mtime_ns
-    except OSError:
-        return 0
+    return Path(path).stat().st_mtime_ns if Path(path).exists() else 0
 
 
 @functools.lru_cache(maxsize=4)

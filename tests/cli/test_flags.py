@@ -464,8 +464,8 @@ def test_what_is_no_run_is_said_by_status_and_resume(tmp_path, capsys):
     assert "config.yaml: no text (invalid" in capsys.readouterr().err
     (tmp_path / "torn" / "config.yaml").unlink()
     (tmp_path / "torn" / "config.yaml").mkdir()
-    assert main.main(["report", str(tmp_path / "torn")]) == 3
-    assert "fednet report: Is a directory" in capsys.readouterr().err
+    assert main.main(["report", str(tmp_path / "torn")]) == 2
+    assert "expected a run directory" in capsys.readouterr().err
     assert main.main(["run", str(tmp_path), "--resume"]) == 2
     assert "is a folder without a config.yaml" in capsys.readouterr().err
 

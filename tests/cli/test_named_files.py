@@ -1,0 +1,109 @@
+"""A file that a user names is read to its end, or refused: whoever reads a named pipe, or a device,
+may wait for ever.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from fednet.cli import client, main
+from fednet.cli.common import standalone
+from fednet.descriptors import named
+from fednet.errors import ConfigError
+from fednet.experiment import selection
+from fednet.models import adapters
+from fednet.world import reading
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no named pipes there")
+REFUSED = "a named pipe or a device, and no regular file"
+
+
+@pytest.fixture
+def pipe(tmp_path, monkeypatch):
+    """A named pipe that nobody writes to."""
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe", 0o600)
+    return "pipe"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run"],
+        ["run", "--resume"],
+        ["partition"],
+        ["doctor"],
+        ["sweep"],
+        ["sweep", "--grid", "train.lr=0.1,0.2"],
+        ["submit"],
+        ["serve", "lab", "--token"],
+        ["doctor", "--keys"],
+    ],
+    ids=" ".join,
+)
+def test_a_command_says_that_the_file_it_was_given_is_a_pipe(words, pipe, capsys):
+    words = [*words[:1], pipe, *words[1:]] if words[-1].startswith("train") else [*words, pipe]
+    assert main.main(words) == 2
+    told = capsys.readouterr()
+    assert REFUSED in told.err + told.out
+
+
+@pytest.mark.parametrize("flag", ["--policy", "--keys"])
+def test_a_client_says_that_the_file_it_was_given_is_a_pipe(flag, pipe, capsys):
+    words = ["--id", "0", "--give-up", "1", flag, pipe]
+    assert standalone("fednet-client", client.__doc__, client.add, client.run, words) == 2
+    assert REFUSED in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["partition", "--out", "pipe.png"],
+        ["partition", "--export", "pipe.json"],
+        ["world", "wifi", "--out", "pipe.svg"],
+    ],
+    ids=" ".join,
+)
+def test_nothing_is_written_into_a_pipe_that_nobody_reads(words, pipe, capsys):
+    os.rename(pipe, words[-1])
+    assert main.main(words) == 2
+    assert "is no regular file" in capsys.readouterr().err
+
+
+def test_a_configuration_may_name_no_pipe(pipe):
+    with pytest.raises(ConfigError, match=REFUSED):
+        reading.text(f"./{pipe}", "availability.trace", ["phones"])
+    with pytest.raises(ConfigError, match=REFUSED):
+        selection._trace(pipe, 4, 1)
+    for at, name in enumerate(adapters.FILES):  # either of the two
+        folder = Path(f"peft{at}")
+        folder.mkdir()
+        (folder / adapters.FILES[0]).write_text(json.dumps({"r": 1, "lora_alpha": 1}))
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+        with pytest.raises(ConfigError, match=REFUSED):
+            adapters.read_peft(None, folder)
+
+
+def test_a_run_s_directory_whose_configuration_is_a_pipe_is_none(pipe, capsys):
+    Path("run").mkdir()
+    os.rename(pipe, "run/config.yaml")
+    assert main.main(["report", "run"]) == 2
+    assert "expected a run directory" in capsys.readouterr().err
+
+
+def test_a_device_is_refused_and_what_the_shell_pipes_in_is_read():
+    with pytest.raises(OSError, match=REFUSED):
+        named("/dev/zero")
+    out, into = os.pipe()
+    os.write(into, b"rounds: 1")
+    os.close(into)
+    try:
+        assert named(f"/dev/fd/{out}").read_text() == "rounds: 1"
+    finally:
+        os.close(out)
