@@ -19,6 +19,7 @@ from fednet.errors import ConfigError, unknown
 from fednet.plain import JsonDict
 from fednet.records import Row, Wire
 from fednet.report.read import Run, once
+from fednet.wire.book import counts, newest
 
 BYTES = ("total", "up", "down", "useful")
 COSTS = ("rounds", "mb", "seconds")
@@ -203,17 +204,9 @@ def _once_each(run: Run, rounds: set[int]) -> Iterator[Wire]:
     def of_use() -> Iterator[Wire]:
         return (w for w in run.messages() if w.useful and w.round in rounds)
 
-    newest = {_payload(w): w.incarnation for w in of_use()}  # rows are in the order of time
+    last = newest(of_use())
     # Sums were made so that they say which of them were done again.
-    return (
-        w
-        for w in of_use()
-        if (not w.twice if w.messages else newest[_payload(w)] in (0, w.incarnation))
-    )
-
-
-def _payload(w: Wire) -> tuple[object, ...]:
-    return w.direction, w.type, w.round, w.phase, w.client, w.purpose
+    return (w for w in of_use() if (not w.twice if w.messages else counts(w, last)))
 
 
 def seconds_key(run: Run) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from fednet.algorithms.secure import Secure
@@ -11,7 +11,8 @@ from fednet.experiment.build import Experiment
 from fednet.models.base import BASE
 from fednet.server.checkpoint import RunProgress
 from fednet.server.flight import key_of
-from fednet.wire.ledger import NOT_SHARED, Kinds, Row, Tally, add_kinds, payload
+from fednet.wire.book import done_again
+from fednet.wire.ledger import NOT_SHARED, OTHER, Direction, Kinds, Row, Tally, add_kinds, payload
 from fednet.wire.messages import Key
 
 if TYPE_CHECKING:
@@ -58,19 +59,28 @@ class Accounts:
         is, its bytes were of use then, and are so now; of what crossed to several servers, what
         crossed to the last. Returns whether anything had crossed.
         """
+        return self._replay(key, {"down": reason, "up": reason})
+
+    def had(self, key: Key) -> bool:
+        """As `replay`, of a task that an earlier server sent and whose reply came to this one."""
+        return self._replay(key, {"down": "", "up": "sent again"})
+
+    def _replay(self, key: Key, reasons: Mapping[str, str]) -> bool:
+        """reasons: by the way of the payload."""
         rows, undecided = self._replayed.pop(key, []), self._undecided.pop(key, [])
-        used: set[tuple[str, str]] = set()
-        for row in reversed(rows):
-            if not reason and (row["direction"], row["type"]) not in used:
+        again = done_again(rows)
+        for row in rows:
+            if not reasons[_way(row)] and id(row) not in again:
                 add_kinds(self._replayed_useful[row["direction"]], payload(row))
-            used.add((row["direction"], row["type"]))
+        used = {(row["direction"], row["type"]) for row in rows}
         for row in reversed(undecided):
-            why = reason or ("sent again" if (row["direction"], row["type"]) in used else "")
-            used.add((row["direction"], row["type"]))
+            what = row["direction"], row["type"]
+            why = reasons[_way(row)] or ("sent again" if what in used else "")
+            used.add(what)
             wrong = NOT_SHARED.keys() if why else {"lost"}
             more = {"reason": why} if why else {"useful": True}
             self._enter({k: v for k, v in row.items() if k not in wrong} | more)
-        return bool(rows or undecided)
+        return any(_way(row) == "down" for row in (*rows, *undecided))
 
     def spent(
         self, round: int, progress: RunProgress, under_way: Container[tuple[int, int]] = ()
@@ -89,6 +99,12 @@ class Accounts:
             add_kinds(progress.useful.setdefault(direction, {}), tally.useful[direction])
         progress.totals["shared"] = progress.totals.get("shared", 0) + tally.shared
         return tally
+
+
+def _way(row: Row) -> str:
+    """Of the payload that a row belongs to: what asks for one goes the other way."""
+    way: Direction = row["direction"]
+    return OTHER[way] if row["type"] == "pull" else way
 
 
 def predict(

@@ -226,7 +226,7 @@ class Session:
             self.endpoint.pump,
             faults.at,
             self._write_down,
-            accounts.replay,
+            accounts.had,
         )
         self.watch = Watch(self.files, self.io, self.how.display, config.rounds)
         self.tracker = Trackers(config, self.directory, self.how.display.note)

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from fednet.files import Lines, plain_line, read_lines, repair, write_aside
 from fednet.plain import JsonDict
 from fednet.records import Wire
-from fednet.wire.ledger import Row, add_kinds
+from fednet.wire.ledger import Row, add_kinds, payload
 
 Task = tuple[int, int]  # (round, client)
 SAME = ("round", "direction", "type", "purpose", "useful", "incarnation", "lost")
@@ -164,18 +164,37 @@ def rows(directory: Path) -> Iterator[Row]:
         yield from read_lines(path, end=end)
 
 
-def done_again(rows: Iterable[Row]) -> set[int]:
-    """The `id` of those rows, of all that were of use, that were for nothing: where a server died
-    between two checkpoints, the next one did rounds again.
+def newest(rows: Iterable[Row | Wire]) -> dict[tuple[object, ...], int]:
+    """Which server each payload crossed to last, of rows that were of use, in the order of time:
+    where a server died between two checkpoints, the next one did rounds again, and those rows
+    count that are of this server (`counts`). One that found a payload where it was has a row
+    without it, which is the last only where nothing ever crossed.
     """
-    newest: dict[tuple[object, ...], int] = {}
+    last: dict[tuple[object, ...], int] = {}
+    crossed: set[tuple[object, ...]] = set()
+    for row in rows:
+        what = _what(row)
+        if any(payload(row).values()):
+            crossed.add(what)
+        elif what in crossed:
+            continue
+        last[what] = row["incarnation"]
+    return last
+
+
+def counts(row: Row | Wire, newest: Mapping[tuple[object, ...], int]) -> bool:
+    """Whether no other server has the payload of a row that was of use."""
+    return newest[_what(row)] in (0, row["incarnation"])
+
+
+def done_again(rows: Iterable[Row]) -> set[int]:
+    """The `id` of those rows, of all that were of use, that do not count."""
     useful = [row for row in rows if row["useful"]]
-    for row in useful:  # in the order of time
-        newest[_payload(row)] = row["incarnation"]
-    return {id(row) for row in useful if newest[_payload(row)] not in (0, row["incarnation"])}
+    last = newest(useful)
+    return {id(row) for row in useful if not counts(row, last)}
 
 
-def _payload(row: Row) -> tuple[object, ...]:
+def _what(row: Row | Wire) -> tuple[object, ...]:
     return tuple(row[n] for n in ("direction", "type", "round", "phase", "client", "purpose"))
 
 

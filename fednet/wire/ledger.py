@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fednet.plain import JsonDict, JsonMapping
+from fednet.records import Wire
 from fednet.wire.messages import Key
 
 Direction = Literal["up", "down"]
+OTHER: dict[Direction, Direction] = {"down": "up", "up": "down"}
 Row = JsonDict
 
 
@@ -105,7 +107,7 @@ def add_kinds(into: dict[str, int], kinds: Mapping[str, int]) -> None:
         into[kind] = into.get(kind, 0) + n
 
 
-def payload(row: JsonMapping) -> Mapping[str, int]:
+def payload(row: JsonMapping | Wire) -> Mapping[str, int]:
     """The bytes by kind that a row's client got of its payload, whether they crossed or were
     shared.
     """

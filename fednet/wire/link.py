@@ -15,13 +15,12 @@ from typing import Any
 from fednet.errors import RemoteProtocolError
 from fednet.wire import messages as m
 from fednet.wire.frames import Laid, decode_from_client, decode_from_server, encode
-from fednet.wire.ledger import NOT_SHARED, Account, Direction, Ledger, Name
+from fednet.wire.ledger import NOT_SHARED, OTHER, Account, Direction, Ledger, Name
 
 COUNTED = ("beat", "refused", "connection")  # one row for many
 NOBODY = b""  # of a server's book: whoever has not joined, all together
 ONCE = "once"  # a row of its own
 CARRIERS = {"down": "task", "up": "reply"}  # what a payload's parts belong to
-OTHER: dict[Direction, Direction] = {"down": "up", "up": "down"}
 PAYLOADS = ("task", "reply", "part", "pull")  # messages whose account is their payload's
 
 
