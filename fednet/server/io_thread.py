@@ -31,6 +31,7 @@ from fednet.protocol.rules import (
 )
 from fednet.protocol.server import ServerProtocol
 from fednet.server.outbox import Outbox, Resolution
+from fednet.server.peers.clock import ListeningClock
 from fednet.server.peers.events import QUIET_S, Events
 from fednet.server.peers.hearing import Hearing
 from fednet.server.spool import Spool, Spooled
@@ -77,10 +78,10 @@ class ServerIO:
         self._resolutions: deque[Resolution] = deque()  # of these, not asked for yet
         self._tick_at = self._shown_at = self._booked = 0.0
         self._hearing = Hearing(protocol, transport, link, events, self._receive, self._closed)
+        self._now = ListeningClock()
         self._closing = threading.Event()
         self._gone: threading.Event | None = None
-        self._before = link.ledger.crossed()  # of earlier servers
-        self._sent_any = False
+        self._before, self._sent_any = link.ledger.crossed(), False  # by earlier servers
         self.snapshot: JsonDict = {"waiting": [], "arrived": [], "present": 0}
         self.inline = pump is not None
         self._thread: threading.Thread | None = None
@@ -202,10 +203,9 @@ class ServerIO:
             self._events.put(broken)
 
     def _step(self, timeout_s: float | None) -> bool:
-        moved = False
+        moved = not self._commands.empty()
         while not self._commands.empty():
-            self._do(self._commands.get()(time.monotonic()))
-            moved = True
+            self._do(self._commands.get()(self._now()))
         if self._out.tasks:  # with the last turn
             if not self._sent_any:  # how long a server that was started anew took to it
                 self._sent_any = True
@@ -213,12 +213,13 @@ class ServerIO:
             self._at("broadcasting", self.protocol.round)
             self._out.tasks = False
         came = self.transport.poll(0.0 if self._out.untold else self._hearing.wait(timeout_s))
+        self._now.listened(counts=timeout_s is not None and not self.inline)
         for event in came:
             self._hearing.came(event)
         moved = self._hearing.strangers() or bool(came) or moved
         if self._gone is not None and all(w.conn is None for w in self.protocol.workers.values()):
             self._gone.set()
-        now = time.monotonic()
+        now = self._now()
         if due := now >= self._tick_at:
             self._tick(now)
         if moved or due or self._out.untold:
@@ -237,8 +238,8 @@ class ServerIO:
         if now >= self._shown_at:
             self.snapshot["waiting"] = self.protocol.waiting(time.time() - now)
             self.snapshot["arrived"] = self.protocol.arrived()
-            self._shown_at = now + max(SNAPSHOT_S, SHARE * (time.monotonic() - now))
-        self._tick_at = now + max(TICK_S, SHARE * (time.monotonic() - now))
+            self._shown_at = now + max(SNAPSHOT_S, SHARE * (self._now() - now))
+        self._tick_at = now + max(TICK_S, SHARE * (self._now() - now))
 
     def book_round(self, round: int) -> None:
         """Heartbeats: one line a worker and round."""
@@ -250,15 +251,15 @@ class ServerIO:
         worker = self.protocol.worker_of(conn)
         self._out.leave()
         self.link.ended(conn)
-        self._do(self.protocol.closed(conn, time.monotonic()))
+        self._do(self.protocol.closed(conn, self._now()))
         where = {"round": self.protocol.round, "worker": worker}
         self.link.undecoded(conn, event.received, **where)
         self.link.settle_counted(conn, **where)
         self.link.closed(conn, lambda direction, key: self.protocol.awaits(conn, direction, key))
 
-    def _receive(self, event: Received, now: float) -> bool:
+    def _receive(self, event: Received) -> bool:
         """Whether it was of no use."""
-        conn, frames = event.conn, event.frames
+        conn, frames, now = event.conn, event.frames, self._now()
         try:
             message, body = self.link.receive(conn, frames)
         except RemoteProtocolError as broken:
@@ -308,10 +309,9 @@ class ServerIO:
     def _settle(self, i: Settle) -> None:
         self._out.before_settling(i.conn, i.key)
         had = i.direction == "down" and i.useful and not self.link.carried(i.conn, i.key)
-        had = had and self._had(i.key)
         if i.direction == "up" and not i.useful:
             self.spool.abandon(i.key)
-        self.link.settle(i.conn, i.direction, i.key, i.useful, had, **i.more)
+        self.link.settle(i.conn, i.direction, i.key, i.useful, had and self._had(i.key), **i.more)
 
     def _arrived(self, arrived: Arrived) -> list[Instruction]:
         """Checks a whole reply, and accepts or rejects it."""
@@ -327,8 +327,8 @@ class ServerIO:
             arrived.seconds,
             {"host": worker.host, "pid": worker.pid, "device": worker.device},
         )
-        now = time.monotonic()
-        reply.split, reply.taken_s, reply.arrived = tuple(arrived.split), arrived.taken_s, now
+        reply.split, reply.taken_s = tuple(arrived.split), arrived.taken_s
+        reply.arrived, now = time.monotonic(), self._now()
         reply.reported = {n: v for n, v in arrived.reported.items() if math.isfinite(v)}
         try:
             body = reply.view()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import signal
 import time
+import types
 from contextlib import ExitStack
 
 import msgspec
@@ -18,6 +19,7 @@ from fednet.protocol.client import ClientProtocol
 from fednet.protocol.rules import Job, Rules, Send
 from fednet.protocol.server import ServerProtocol
 from fednet.server.io_thread import Events, ServerIO
+from fednet.server.peers import clock
 from fednet.server.spool import Spool
 from fednet.transport import keys
 from fednet.transport.base import Received
@@ -267,6 +269,27 @@ def test_what_is_for_a_workers_last_connection_leaves_before_the_next_is_its_own
     again.send([encode(m.Join(worker="w", session=session, ids=[0, 1]))])
     io._step(0.0)
     assert done[:2] == [("sent", last), ("bound", again.conn)]
+
+
+def test_a_pause_of_the_server_is_no_silence_of_its_workers(tmp_path, monkeypatch):
+    """As of a process that was stopped, or of a machine that slept: what they sent meanwhile it has
+    yet to read.
+    """
+    network, at = Inproc(), time.monotonic()
+    both = Both(tmp_path, network.server(), network.client())
+    both.phase(10)
+    io, (worker,) = both.io, both.io.protocol.workers.values()
+    io.inline = False
+    monkeypatch.setattr(clock, "time", types.SimpleNamespace(monotonic=lambda: at))
+    at += 60
+    io._step(0.0)
+    at += 3600
+    io._step(0.0)
+    assert worker.gone_at is None
+    for _ in range(12):  # it listens, and hears nothing
+        at += 0.9
+        io._step(0.0)
+    assert worker.gone_at is not None
 
 
 def test_heartbeats_are_one_row_a_worker_and_round(tmp_path):

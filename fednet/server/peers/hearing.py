@@ -20,7 +20,7 @@ AT_ONCE_S = 0.05
 
 
 class Hearing:
-    """receive(event, now): takes a message in; whether it was of no use. closed(conn): the
+    """receive(event): takes a message in; whether it was of no use. closed(conn): the
     connection has ended, and all that it had sent was heard.
     """
 
@@ -30,7 +30,7 @@ class Hearing:
         transport: ServerTransport,
         link: Link,
         events: Events,
-        receive: Callable[[Received, float], bool],
+        receive: Callable[[Received], bool],
         closed: Callable[[Closed], None],
     ) -> None:
         self._protocol, self._transport, self._link, self._events = (
@@ -72,7 +72,7 @@ class Hearing:
             self._link.refused(conn, event.frames)
         else:
             began = time.monotonic()
-            useless = self._receive(event, began)
+            useless = self._receive(event)
             if useless and self._peers.useless(conn, self._peer(event), time.monotonic() - began):
                 self._hang_up(conn, "more messages of no use than this server has time for")
 
@@ -91,7 +91,7 @@ class Hearing:
                 self._hang_up(event.conn, "more joins than this server hears of one peer")
                 self._link.refused(event.conn, event.frames)
             else:
-                self._receive(event, now)
+                self._receive(event)
             before, now = now, time.monotonic()
             self._strangers.spent(now - before)
         return now > began

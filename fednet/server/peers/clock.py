@@ -1,0 +1,28 @@
+"""The time by which a server is patient with its peers: seconds in which it listened."""
+
+from __future__ import annotations
+
+import time
+
+PAUSE_S = 1.0  # of what passes between two times that a server listens, at most so much counts
+
+
+class ListeningClock:
+    """A clock that stands while the server hears nobody: one that was stopped, or whose machine
+    slept, would else take what its clients sent meanwhile, and it has not read yet, for silence.
+    """
+
+    def __init__(self) -> None:
+        self._missed, self._listened = 0.0, time.monotonic()
+
+    def __call__(self) -> float:
+        return time.monotonic() - self._missed
+
+    def listened(self, counts: bool = True) -> None:
+        """What had come was taken in. counts: whether anybody was waited for; in one process, where
+        clients train in this very thread, nobody ever is silent.
+        """
+        now = time.monotonic()
+        if counts:
+            self._missed += max(0.0, now - self._listened - PAUSE_S)
+        self._listened = now
