@@ -245,6 +245,9 @@ def test_arrays_of_objects_are_refused_not_unpickled(tmp_path):
     np.savez(tmp_path / "a.npz", x_train=np.array([{"a": 1}], dtype=object), y_train=np.array([0]))
     with pytest.raises(DataError, match=r"not a readable \.npz of plain arrays"):
         load(section("arrays", path="a.npz"), tmp_path)
+    np.save(tmp_path / "one.npy", np.zeros(3))
+    with pytest.raises(DataError, match=r"one\.npy: not a readable \.npz"):
+        load(section("arrays", path="one.npy"), tmp_path)
     np.savez(tmp_path / "b.npz", X=np.zeros(3))
     with pytest.raises(DataError, match="no array 'x_train'; found X"):
         load(section("arrays", path="b.npz"), tmp_path)
@@ -274,6 +277,19 @@ def test_a_folder_without_test_images_keeps_a_share_of_each_class(tmp_path):
     d = load(section("folder", test_share=0.4), tmp_path)
     assert np.bincount(d.labels("test")).tolist() == [2, 2]
     assert np.bincount(d.labels()).tolist() == [3, 3]
+
+
+def test_a_folder_of_classes_alone_is_read_and_one_of_their_folders_is_not_taken_for_it(tmp_path):
+    for name in ("ant", "bee"):
+        for k in range(5):
+            picture(tmp_path / "insects" / name / f"{k}.png", k)
+            picture(tmp_path / "kept" / "TRAINING" / name / f"{k}.png", k)
+    d = load(section("folder", path="insects"), tmp_path)
+    assert (d.names, d.n_train, d.n_test) == (("ant", "bee"), 8, 2)
+    with pytest.raises(DataError, match="kept: no folder train/"):
+        load(section("folder", path="kept"), tmp_path)
+    with pytest.raises(DataError, match=r"there is no folder gone, and none .*gone"):
+        load(section("folder", path="gone"), tmp_path)
 
 
 def test_images_of_different_sizes_want_a_size(tmp_path):

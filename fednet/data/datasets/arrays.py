@@ -33,6 +33,8 @@ def arrays(
     missing (a site without its own test samples).
     """
     file = Path(path) if Path(path).exists() else root / path
+    if not file.is_file():
+        raise DataError(f"data.path: there is no file {path}, and none {file}.")
     held = _read(file)
     for name in ("x_train", "y_train"):
         if name not in held:
@@ -65,12 +67,10 @@ def arrays(
 
 
 def _read(file: Path) -> dict[str, np.ndarray]:
-    if not file.is_file():
-        raise DataError(f"data.path: there is no file {file}.")
     try:
         with np.load(file, allow_pickle=False) as held:
             return {name: held[name] for name in held.files}
-    except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as broken:
+    except (OSError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as broken:
         # objects in it would have to be unpickled, which runs what the file says: refused
         raise DataError(f"{file}: not a readable .npz of plain arrays ({broken}).") from broken
 

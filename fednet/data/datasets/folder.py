@@ -35,7 +35,7 @@ def folder(
     std: list[float] | None = None,
 ) -> Data:
     """Any folder of images: train/<class>/**.png, and test/ or val/ likewise, or val/ as
-    Tiny-ImageNet has it.
+    Tiny-ImageNet has it; or <class>/*.png alone.
 
     path: as it stands, else under data.root. Classes are the folders of train/ in order of name, or
     as listed. Without test images, test_share of each class is kept for testing. size: [h, w] or
@@ -47,11 +47,14 @@ def folder(
         if Path(path).is_absolute() or (path != "." and Path(path).exists())
         else root / path
     )
-    names = _names(top, classes)
-    train = _of_classes(top / "train", names)
+    if not top.is_dir():
+        raise DataError(f"data.path: there is no folder {path}, and none {top}.")
+    inside = _classes_in(top)
+    names = _names(inside, classes)
+    train = _of_classes(inside, names)
     if not train:
         raise DataError(
-            f"{top / 'train'}: no images in the folders of the classes {', '.join(names[:5])} ..."
+            f"{inside}: no images in the folders of the classes {', '.join(names[:5])} ..."
         )
     test = _test(top, names)
     if not test and test_share > 0:
@@ -124,23 +127,29 @@ def _whole(top: Path) -> None:
         )
 
 
-def _names(top: Path, classes: int | list[str] | None) -> list[str]:
-    if not (top / "train").is_dir():
-        raise DataError(f"{top}: no folder train/ with a folder of images for each class.")
-    found = sorted(
-        p.name for p in (top / "train").iterdir() if p.is_dir() and not p.name.startswith(".")
-    )
+def _classes_in(top: Path) -> Path:
+    """The folder with a folder of images for each class: train/, or that folder itself."""
+    if (top / "train").is_dir():
+        return top / "train"
+    own = [p for p in top.iterdir() if p.is_dir() and not p.name.startswith(".")]
+    # Images directly in each: else TRAINING/ and TESTING/ would be two classes.
+    if own and all(any(i.suffix.lower() in ENDINGS for i in p.iterdir()) for p in own):
+        return top
+    raise DataError(f"{top}: no folder train/ with a folder of images for each class.")
+
+
+def _names(inside: Path, classes: int | list[str] | None) -> list[str]:
+    found = sorted(p.name for p in inside.iterdir() if p.is_dir() and not p.name.startswith("."))
     if isinstance(classes, list):
         strange = sorted(set(found) - set(classes))
         if strange:
             raise DataError(
-                f"{top / 'train'}: the folder {strange[0]!r} is none of the {len(classes)} "
-                f"classes given."
+                f"{inside}: the folder {strange[0]!r} is none of the {len(classes)} classes given."
             )
         return classes
     if classes is not None and classes != len(found):
         raise DataError(
-            f"{top / 'train'}: {len(found)} class folders, {classes} classes declared; where some "
+            f"{inside}: {len(found)} class folders, {classes} classes declared; where some "
             f"have no "
             "images here, give data.classes as the list of all names in order."
         )
