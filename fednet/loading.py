@@ -91,9 +91,22 @@ def _load(path: Path) -> Loaded:
     except (Exception, SystemExit) as broken:
         # Whatever a user's own file raises is the user's to see.
         _drop(name)
-        raise UserFileError(f"{path}: raised {type(broken).__name__}: {broken}") from broken
+        raise UserFileError(
+            f"{path}: raised {type(broken).__name__}: {broken}{_beside(path, broken)}"
+        ) from broken
     _loaded[str(path)] = Loaded(path, sha256)
     return _loaded[str(path)]
+
+
+def _beside(path: Path, broken: BaseException) -> str:
+    """What can be done where the file imports another that lies beside it."""
+    name = (broken.name or "").partition(".")[0] if isinstance(broken, ImportError) else ""
+    if not name or not any((path.parent / place).exists() for place in (f"{name}.py", name)):
+        return ""
+    return (
+        f". {name} lies beside it, but a run keeps and compares the loaded files alone: write the "
+        f"parts into one file, or install {name}, or set PYTHONPATH={path.parent}."
+    )
 
 
 def _drop(module: str) -> None:
@@ -109,6 +122,16 @@ def module_of(path: Path) -> str | None:
     """Under which name this process has the file; None where it was not loaded."""
     known = _loaded.get(str(path.resolve()))
     return _module(known.path, known.sha256) if known else None
+
+
+def partless(kind: str) -> str:
+    """A sentence on the loaded files that register nothing, for whoever misses a part of that kind;
+    empty where there are none.
+    """
+    bare = [
+        e.path.name for e in _loaded.values() if not registry.of_module(_module(e.path, e.sha256))
+    ]
+    return f' {bare[0]} registers nothing: is @fednet.{kind}("NAME") missing?' if bare else ""
 
 
 def paths() -> list[Path]:

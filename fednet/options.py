@@ -51,6 +51,12 @@ def options_of(
     )
 
 
+def takes(part: Callable[..., object], option: str) -> bool:
+    """Whether the function, or the class, would take that option."""
+    parameters = inspect.signature(part).parameters
+    return option in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
 def hints_of(part: object) -> dict[str, object]:
     """The annotations of a function's or a class's arguments, as far as msgspec knows them."""
     target = vars(part).get("__init__", part) if isinstance(part, type) else part

@@ -54,6 +54,8 @@ class Registry:
         """The decorator: `@algorithm("mine")`. Raises ConfigError where the name is taken by
         another part.
         """
+        if not isinstance(name, str):
+            raise ConfigError(f'@{self.kind} is given a name: @{self.kind}("mine").')
         if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
             raise ConfigError(
                 f"{self.kind} name {name!r}: use lower-case letters, digits, - and _ only."

@@ -32,6 +32,25 @@ def test_a_pipe_that_nobody_writes_to_is_refused_and_not_waited_for(tmp_path):
         load_parts([tmp_path])
 
 
+def test_a_file_that_imports_its_neighbour_says_why_that_is_not_found(tmp_path, alone):
+    (tmp_path / "nets_of_mine.py").write_text("import torch\n")
+    (tmp_path / "mine.py").write_text("from nets_of_mine import Net\n")
+    with pytest.raises(UserFileError, match=r"nets_of_mine lies beside it.* into one file, or"):
+        load_parts([tmp_path / "mine.py"])
+    (tmp_path / "mine.py").write_text("import there_is_no_such_module\n")
+    with pytest.raises(UserFileError, match=r"No module named 'there_is_no_such_module'$"):
+        load_parts([tmp_path / "mine.py"])
+
+
+def test_a_missed_part_and_a_file_that_registers_nothing_are_said_together(tmp_path, alone):
+    (tmp_path / "bare.py").write_text("class Net: ...\n")
+    with pytest.raises(ConfigError, match=r'bare\.py registers nothing: is @fednet\.model\("NAME'):
+        configuration.load(None, {"model": "net"}, [tmp_path / "bare.py"])
+    (tmp_path / "unnamed.py").write_text("import fednet\n@fednet.model\nclass Net: ...\n")
+    with pytest.raises(ConfigError, match=r'@model is given a name: @model\("mine"\)'):
+        load_parts([tmp_path / "unnamed.py"])
+
+
 def test_two_files_of_one_name_are_two(tmp_path, alone):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()

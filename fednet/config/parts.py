@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from fednet import ids, registry
+from fednet import ids, loading, registry
 from fednet.config import fit
 from fednet.config.learning import DataSection, ModelSection
 from fednet.config.sections import Config
@@ -95,6 +95,7 @@ def get(
         )
         raise ConfigError(
             f"{node.at if node is not None else 'the configuration'}: {path}: {wrong}"
+            f"{loading.partless(parts.kind)}"
         ) from None
 
 

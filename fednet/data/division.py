@@ -17,8 +17,9 @@ import torch
 from fednet.data import client_test, public
 from fednet.data.base import Data
 from fednet.data.federation import Federation
-from fednet.data.options import call, mapping, takes
+from fednet.data.options import call, mapping
 from fednet.errors import ConfigError, DataError
+from fednet.options import takes
 from fednet.plain import JsonDict
 from fednet.registry import partitioner
 from fednet.seeds import rng

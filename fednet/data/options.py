@@ -52,9 +52,3 @@ def call(part: Callable[..., T], given: JsonMapping, options: JsonMapping, path:
             if f.encode_name in options
         }
     return part(**{n: v for n, v in given.items() if n in parameters}, **values)
-
-
-def takes(part: Callable[..., object], option: str) -> bool:
-    """Whether the function would take that option."""
-    parameters = inspect.signature(part).parameters
-    return option in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())

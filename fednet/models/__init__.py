@@ -1,8 +1,9 @@
 """Models by name, built from a run's seed.
 
 A model is a function or an `nn.Module` class under `@model("name")`, called as
-`build(*, input_shape, classes, **options)`. Its options are its annotated keyword arguments, or a
-`msgspec.Struct` as its attribute `Options`. The module it returns has
+`build(*, input_shape, classes, **options)`, of the first two with those that it takes. Its options
+are its annotated keyword arguments, or a `msgspec.Struct` as its attribute `Options`. The module it
+returns has
 
     features(x)     what the last Linear gets: head(features(x)) == forward(x)
     head            the last Linear
@@ -29,6 +30,7 @@ from fednet.config.fit import fit
 from fednet.config.parts import declared_options
 from fednet.config.tree import wrap
 from fednet.errors import ConfigError, FednetError, unknown
+from fednet.options import takes
 from fednet.plain import JsonDict, JsonMapping
 
 if typing.TYPE_CHECKING:
@@ -134,7 +136,8 @@ def make(section: JsonMapping, input_shape: tuple[int, ...], classes: int) -> nn
     if options is not None:
         made = fit(wrap(own, f"model {name!r}"), options, "model")
         own = {field: getattr(made, field) for field in made.__struct_fields__}
-    module = factory(input_shape=shape, classes=int(classes), **own)
+    given = {"input_shape": shape, "classes": int(classes)}
+    module = factory(**{k: v for k, v in given.items() if takes(factory, k)}, **own)
     if not isinstance(module, nn.Module):
         raise ConfigError(
             f"model {name}: its builder returned a {type(module).__name__}, not a torch.nn.Module."

@@ -48,7 +48,8 @@ class Layout:
 
         `trainable`: glob pattern(s) over parameter names; what matches none stays out, and so never
         crosses. Buffers that are neither floats nor int64 (masks, tables) stay out too: they are
-        constants. Raises ConfigError for a parameter that is not float32.
+        constants. Raises ConfigError for a parameter that is not float32, and
+        for what no tensor can be written to.
         """
         patterns = [trainable] if isinstance(trainable, str) else list(trainable)
         parameters = dict(module.named_parameters())
@@ -56,7 +57,17 @@ class Layout:
         buffers = dict(module.named_buffers())
         slots = []
         for name, tensor in state.items():
+            if not isinstance(tensor, torch.Tensor):
+                raise ConfigError(
+                    f"{name} of the model, from get_extra_state, is a {type(tensor).__name__}; "
+                    f"fednet averages, sends and saves tensors: register it as a buffer."
+                )
             shape = tuple(tensor.shape)
+            if any(side > 1 and step == 0 for side, step in zip(shape, tensor.stride())):
+                raise ConfigError(
+                    f"{name} of the model is one value seen many times (expand), which cannot be "
+                    f"written to: build it with .clone()."
+                )
             if name in parameters:
                 if tensor.dtype != torch.float32:
                     raise ConfigError(
@@ -74,6 +85,8 @@ class Layout:
         if not parameters:
             raise ConfigError("the model has no parameters; there is nothing to train.")
         if not any(s.role == "parameter" for s in slots):
+            if not any(p.requires_grad for p in parameters.values()):
+                raise ConfigError("no parameter of the model requires a gradient; nothing learns.")
             raise ConfigError(
                 f"model.trainable: {trainable!r} matches none of the parameters "
                 f"{', '.join(list(parameters)[:8])}."

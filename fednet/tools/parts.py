@@ -11,7 +11,7 @@ import numpy as np
 from fednet import registry
 from fednet import seeds as streams
 from fednet.errors import ConfigError
-from fednet.options import options_of
+from fednet.options import options_of, takes
 
 T = TypeVar("T")
 
@@ -53,8 +53,9 @@ def model(name: str) -> Iterator[str]:
             if len(said) > 1
             else f"{next(iter(tried))}."
         )
+    free = not takes(registry.model.get(name), "classes")
     must(
-        tuple(out.shape[:1]) == (2,) and out.shape[-1] == 5,
+        tuple(out.shape[:1]) == (2,) and (free or out.shape[-1] == 5),
         f"{name}: two inputs in 5 classes gave {tuple(out.shape)}, expected (2, 5).",
     )
     yield f"inputs {shape} give outputs {tuple(out.shape[1:])}"
@@ -174,8 +175,8 @@ def partitioner(name: str) -> Iterator[str]:
 def compressor(name: str) -> Iterator[str]:
     from fednet.wire import compress
 
-    takes = options_of(registry.compressor.get(name))
-    needed = [f.name for f in msgspec.structs.fields(takes) if f.required] if takes else []
+    options = options_of(registry.compressor.get(name))
+    needed = [f.name for f in msgspec.structs.fields(options) if f.required] if options else []
     if needed:
         yield f"takes ({', '.join(needed)}): nothing more is tried without them"
         return

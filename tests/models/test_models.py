@@ -205,6 +205,24 @@ def test_a_class_of_ones_own_takes_its_keyword_arguments_as_options(monkeypatch)
         make("mine", shape=(5,), classes=2, widht=6)
 
 
+def test_a_class_without_arguments_is_a_model_and_gets_of_ours_what_it_takes(monkeypatch):
+    class Fixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(5, 2)
+
+    class Sized(Fixed):
+        def __init__(self, classes, width=5):
+            super().__init__()
+            self.fc = nn.Linear(width, classes)
+
+    monkeypatch.setitem(registry.model._parts, "fixed", Fixed)
+    monkeypatch.setitem(registry.model._parts, "sized", Sized)
+    assert make("fixed", shape=(5,), classes=2).fc.out_features == 2
+    sized = make("sized", shape=(7,), classes=3, width=7)
+    assert sized.fc.weight.shape == (3, 7)
+
+
 def test_a_model_without_a_linear_has_no_head():
     assert models.head_names(nn.Conv2d(1, 1, 1)) == ()
     assert models.head_names(nn.Linear(2, 2, bias=False)) == ("weight",)

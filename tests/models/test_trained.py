@@ -165,3 +165,30 @@ def test_statistics_of_a_frozen_batch_norm_do_not_cross(tmp_path):
     means = [t for name, t in held.items() if name.endswith("running_mean")]
     assert means
     assert not any(m.any() for m in means)
+
+
+class Kept(torch.nn.Linear):
+    def get_extra_state(self):
+        return {"scale": 2}
+
+    def set_extra_state(self, state):
+        pass
+
+
+def seen_many_times() -> torch.nn.Module:
+    module = torch.nn.Linear(2, 2)
+    module.register_buffer("scale", torch.ones(1).expand(3))
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (Kept(2, 2), "_extra_state of the model, from get_extra_state, is a dict"),
+        (seen_many_times(), "scale of the model is one value seen many times"),
+        (torch.nn.Linear(2, 2).requires_grad_(False), "no parameter of the model requires"),
+    ],
+)
+def test_a_model_that_nothing_can_be_written_to_or_learned_by_is_refused(module, words):
+    with pytest.raises(ConfigError, match=words):
+        Layout.of(module)

@@ -106,6 +106,14 @@ def test_a_plain_module_passes_with_what_it_cannot_be_used_for(checked):
     assert "  ok  initialised by the seed" in said
 
 
+def test_a_model_that_takes_no_sizes_is_tried_as_it_is(checked):
+    text = (
+        'import fednet\nfrom torch import nn\n@fednet.model("chk-fixed")\n'
+        "def fixed():\n    return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))\n"
+    )
+    assert "  ok  inputs (1, 28, 28) give outputs (10,)" in checked(text, "chk_fixed.py")
+
+
 def test_what_is_wrong_with_inputs_of_any_shape_is_said_once(checked):
     text = (
         'import fednet\nfrom torch import nn\n@fednet.model("chk-lazy")\n'
