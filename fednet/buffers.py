@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,8 @@ KEPT = 5
 COLLECTED = (10_000, 20, 50)  # see `gc.set_threshold`
 
 _idle: dict[int, Array] = {}  # by identity, the latest given back at the end
+# Where this process sends large replies from: see `send_from`.
+_sent_from: list[Callable[[int], Array | None]] = []
 
 
 class Lease:
@@ -39,13 +41,23 @@ class Lease:
         self.array = array
 
 
-def lend(n: int, dtype: npt.DTypeLike = np.uint8) -> Array:
-    """An array of n elements that hold anything. Raises MemoryError, or ValueError for more than
-    there can be.
+def send_from(source: Callable[[int], Array | None]) -> None:
+    """Arrays of so many bytes that are to be sent lie from now on where `source` has them, so that
+    they need not be copied there; where it gives None, as others do.
+    """
+    _sent_from[:] = [source]
+
+
+def lend(n: int, dtype: npt.DTypeLike = np.uint8, sent: bool = False) -> Array:
+    """An array of n elements that hold anything. sent: it is likely to be sent as it is. Raises
+    MemoryError, or ValueError for more than there can be.
     """
     nbytes = n * np.dtype(dtype).itemsize
     if nbytes < FROM_BYTES:
         return np.empty(n, dtype)
+    for source in _sent_from if sent else ():
+        if (there := source(nbytes)) is not None:
+            return there.view(dtype)
     array = next(
         (found for name in list(_idle) if (found := _take(name, nbytes)) is not None), None
     )

@@ -5,10 +5,12 @@ here what was expected, in place of what went wrong later.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from typing import TYPE_CHECKING, TypeVar
 
 from fednet.algorithms.state import State
-from fednet.errors import ConfigError
+from fednet.errors import ConfigError, FednetError
+from fednet.tensors import Tensors
 from fednet.wire.payload import Payload
 
 if TYPE_CHECKING:
@@ -28,6 +30,21 @@ def answered(method: Algorithm, found: object) -> tuple[State, Payload]:
             f"state ({method.Client.__name__}; without one, `client` as it came) and its Up"
         )
     return state, up
+
+
+class Diverged(FednetError):
+    """A client's training left the finite numbers: it would again, from the same start."""
+
+
+def finite(up: Payload, exempt: Collection[str]) -> None:
+    """Raises Diverged for tensors that are not finite, but in the buffers of these names."""
+    for name in up.fields:
+        value = getattr(up, name)
+        if isinstance(value, Tensors) and not value.is_finite(exempt):
+            raise Diverged(
+                f"{name} is not finite after training; a smaller train.lr, or train.clip_norm, may "
+                f"help"
+            )
 
 
 def stated(method: Algorithm, call: str, kind: str, found: object) -> State:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import dataclasses
 import threading
 import weakref
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import msgspec
 import torch
 
 from fednet import seeds
-from fednet.algorithms.returned import answered
+from fednet.algorithms.returned import answered, finite
 from fednet.algorithms.secure import Secure
 from fednet.algorithms.state import State
 from fednet.client.device import Device
@@ -25,7 +25,7 @@ from fednet.client.policy import Policy
 from fednet.client.secrets import Secrets
 from fednet.client.work import TaskCancelled
 from fednet.data.federation import Site
-from fednet.errors import ConfigError, FednetError, RemoteProtocolError, StateAbsent, StateError
+from fednet.errors import ConfigError, RemoteProtocolError, StateAbsent, StateError
 from fednet.experiment import privacy
 from fednet.experiment.build import Experiment
 from fednet.experiment.judging import Stopwatch, keeps_local
@@ -45,11 +45,7 @@ from fednet.wire.payload import Payload, weights_of
 from fednet.wire.sending import Past
 
 
-class Diverged(FednetError):
-    """A client's training left the finite numbers: it would again, from the same start."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Answer:
     """One reply to send: an evaluation goes before the training it belongs to."""
 
@@ -59,6 +55,13 @@ class Answer:
     def with_(self, **changes: object) -> Answer:
         """The same answer with some fields of its reply changed."""
         return Answer(msgspec.structs.replace(self.reply, **changes), self.body)
+
+
+class Known(NamedTuple):
+    """The payload that came last, if many get it: what was found of it holds for all."""
+
+    body: Callable[[], memoryview | None]
+    sound: tuple[type[Payload], object] | None = None  # (kind, form), once decoded as that
 
 
 class Workplace:
@@ -91,7 +94,7 @@ class Workplace:
         self._answers, self._secrets, self._state_lost = answers, secrets, state_lost
         self.device = Device(device, site, lambda *at: self.experiment.scratch(*at))
         self._grounding = threading.Lock()
-        self._checked: Callable[[], memoryview | None] = lambda: None  # the broadcast that was
+        self._known = Known(lambda: None)
         drawn = answers is not None and answers.of(store.root.name)
         secret, personalised = store.root / "noise.key", experiment.algorithm.personalised
         self._noise = privacy.noise_of(experiment.config, "client", secret, drawn)
@@ -129,10 +132,11 @@ class Workplace:
         RemoteProtocolError for a broken payload.
         """
         watch = Stopwatch(progress)
-        if body is not self._checked() and digest([body]) != task.check:
-            raise RemoteProtocolError("the payload was damaged on its way")
-        if body.readonly:  # shared: never written to. It lives as long as those who hand it out say
-            self._checked = weakref.ref(body)
+        if body is not self._known.body():
+            if digest([body]) != task.check:
+                raise RemoteProtocolError("the payload was damaged on its way")
+            # Shared: never written to. It lives as long as those who hand it out say.
+            self._known = Known(weakref.ref(body) if body.readonly else lambda: None)
         task, body = self._grounded(task, body)
         key, (record, start) = task.key, self._recorded(task)
 
@@ -250,7 +254,7 @@ class Workplace:
         progress("training", 0, 0)
         state, up = answered(method, method.local(key.phase, state, down, host))
         up = self._as_sent(up, x, key)
-        _check_finite(up, exp.up.exempt)
+        finite(up, exp.up.exempt)
         if exp.config.privacy.clip is not None:
             asked = privacy.Question.of(exp.config, self.store.root.name, task, record, body)
             own = privacy.at_client(exp.config)
@@ -283,8 +287,13 @@ class Workplace:
             form = task.form[: task.enrol]
             enrolment = exp.down.decode(method.Enrolment, form, body[:cut], fill=fill)
             state = method.enrolled(state, enrolment, host)
-        exchange, form = method.exchanges[task.key.phase], task.form[task.enrol :]
-        return state, exp.down.decode(exchange.down, form, body[cut:], exp.agreed, fill, past=past)
+        kind, form = method.exchanges[task.key.phase].down, task.form[task.enrol :]
+        known, here = self._known, (kind, form)
+        shared = known.body() is body and not cut and exp.down.alone(kind)
+        sound = shared and known.sound == here
+        down = exp.down.decode(kind, form, body[cut:], exp.agreed, fill, sound, past)
+        self._known = Known(known.body, here) if shared else known
+        return state, down
 
     def _encoded(self, key: Key, up: Payload, x: Tensors | None, past: Past) -> Encoded:
         """The reply, compressed; what follows from it is written down in `past`."""
@@ -323,16 +332,6 @@ class Workplace:
     def _judgement(self, key: Key, judged: Mapping[str, Counts | None]) -> Answer:
         encoded = self.experiment.up.encode(self._judge.payload(judged))
         return _answer(msgspec.structs.replace(key, purpose="evaluate"), encoded)
-
-
-def _check_finite(up: Payload, exempt: Collection[str]) -> None:
-    for name in up.fields:
-        value = getattr(up, name)
-        if isinstance(value, Tensors) and not value.is_finite(exempt):
-            raise Diverged(
-                f"{name} is not finite after training; a smaller train.lr, or train.clip_norm, may "
-                f"help"
-            )
 
 
 def _answer(key: Key, encoded: Encoded, state: str = "", kept: bool = False) -> Answer:

@@ -175,7 +175,7 @@ class Scratch:
         return Tensors(self.layout, self.vector, self.buffers.clone(), self.counters.clone())
 
     def _room(self) -> torch.Tensor:
-        return room(self.vector.numel(), torch.float32, self.device)
+        return room(self.vector.numel(), torch.float32, self.device, sent=True)
 
     def _own(self) -> None:
         """Other memory for the parameters, where theirs was given away."""

@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from fednet.buffers import Lease
+from fednet.buffers import Lease, send_from
 from fednet.transport.base import (
     MAX_FRAME_BYTES,
     ClientTransport,
@@ -209,6 +209,7 @@ class MemoryClient(_Over[ClientTransport]):
         shared.down.renew()
         shared.lane.renew()
         shared.uploads.renew_sender()
+        send_from(shared.uploads.lend)
 
     def lay(self, conn: bytes, body: memoryview) -> Frame | Laid:
         return _laid(self._shared.up, body)

@@ -8,11 +8,13 @@ import gc
 import os
 import resource
 import shutil
+import threading
 
+import numpy as np
 import pytest
 
 from fednet.transport.references import READ, REFERENCE
-from fednet.transport.uploads import FILES, Uploads
+from fednet.transport.uploads import FILES, IN_VAIN, Uploads
 
 ONE, OTHER = memoryview(b"a" * 100_000), memoryview(b"b" * 70_000)
 
@@ -171,3 +173,118 @@ def test_where_there_is_no_folder_any_more_a_reply_crosses_as_elsewhere(uploads)
     shutil.rmtree(uploads.folder)
     uploads.folder.write_text("")
     assert uploads.lay([ONE]) is None
+
+
+# -- replies that come to be in their files --------------------------------------------------------
+def lent(uploads, fill):
+    array = uploads.lend(len(ONE))
+    array[:] = fill
+    return array
+
+
+def inode(uploads, index):
+    return os.stat(uploads.folder / f"{index}.bin").st_ino
+
+
+def test_memory_is_lent_once_a_reply_began_with_so_much_and_what_lies_there_is_sent(uploads):
+    assert uploads.lend(len(ONE)) is None
+    held = uploads.read(sent(uploads, ONE, OTHER))
+    assert uploads.lend(len(OTHER)) is None  # another size
+    array = lent(uploads, 3)
+    there = inode(uploads, 1)
+    body = uploads.read(sent(uploads, array.data, OTHER))
+    assert body == b"\x03" * len(ONE) + bytes(OTHER)
+    assert held == bytes(ONE) + bytes(OTHER)
+    assert inode(uploads, 1) == there  # nothing was copied into another
+    array[5] = 9
+    assert body[5] == 9
+    assert sorted(os.listdir(uploads.folder)) == ["0.bin", "1.bin"]
+
+
+def test_memory_is_lent_again_once_neither_its_worker_nor_the_server_holds_it(uploads):
+    sent(uploads)
+    uploads.cut()
+    first = lent(uploads, 1)
+    place = first.ctypes.data
+    body = uploads.read(sent(uploads, first.data))
+    second = lent(uploads, 2)  # the first is held by both
+    assert second.ctypes.data != place
+    del first
+    gc.collect()
+    third = lent(uploads, 3)  # and here by the server alone
+    assert third.ctypes.data not in (place, second.ctypes.data)
+    assert body == b"\x01" * len(ONE)
+    del body
+    gc.collect()
+    assert lent(uploads, 4).ctypes.data == place
+
+
+def test_what_lies_in_a_file_is_copied_where_the_file_has_been_sent_or_is_another_by_now(uploads):
+    sent(uploads)
+    uploads.cut()
+    array = lent(uploads, 1)
+    first, again = sent(uploads, array.data), sent(uploads, array.data)
+    assert uploads.read(first) == uploads.read(again) == b"\x01" * len(ONE)
+    assert REFERENCE.unpack(first)[1] != REFERENCE.unpack(again)[1]
+    gc.collect()
+    for place in ("gone", "another"):
+        index = REFERENCE.unpack(first)[1]
+        (uploads.folder / f"{index}.bin").unlink(missing_ok=True)
+        if place == "another":
+            (uploads.folder / f"{index}.bin").write_bytes(OTHER)
+        assert uploads.read(sent(uploads, array.data)) == b"\x01" * len(ONE)
+        gc.collect()
+    part = sent(uploads, array.data[:-1])
+    assert uploads.read(part) == b"\x01" * (len(ONE) - 1)
+
+
+def test_a_mapped_file_with_a_second_name_is_not_written_to(uploads, tmp_path):
+    sent(uploads)
+    uploads.cut()
+    array = lent(uploads, 1)
+    reference = sent(uploads, array.data)
+    body, kept = uploads.read(reference), tmp_path / "kept.bin"
+    os.link(uploads.folder / f"{REFERENCE.unpack(reference)[1]}.bin", kept)
+    del array, body
+    gc.collect()
+    for fill in (2, 3):
+        uploads.read(sent(uploads, lent(uploads, fill).data))
+        gc.collect()
+    assert kept.read_bytes() == b"\x01" * len(ONE)
+
+
+def test_nothing_is_lent_where_there_is_no_room_or_where_it_was_never_sent(uploads):
+    sent(uploads)
+    uploads.cut()
+    held = uploads.lend(len(ONE))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(OTHER), hard))
+    try:
+        assert uploads.lend(len(ONE)) is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    del held
+    for _ in range(IN_VAIN):
+        assert uploads.lend(len(ONE)) is not None
+        gc.collect()
+        uploads.read(sent(uploads, ONE))
+        gc.collect()
+    assert uploads.lend(len(ONE)) is None
+    assert len(os.listdir(uploads.folder)) <= 3
+
+
+def test_two_threads_are_never_lent_or_given_the_same_file(uploads):
+    sent(uploads)
+    uploads.cut()
+    held: list[np.ndarray] = []
+    threads = [
+        threading.Thread(target=lambda: held.append(uploads.lend(len(ONE)))) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    laid = {REFERENCE.unpack(sent(uploads, ONE, OTHER))[1] for _ in range(8)}
+    for thread in threads:
+        thread.join()
+    places = {a.ctypes.data for a in held if a is not None}
+    assert len(places) == sum(a is not None for a in held) > 0
+    assert len(os.listdir(uploads.folder)) == len(laid) + len(places) == 8 + len(places)
