@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fednet import registry
 from fednet.descriptors import named
-from fednet.errors import ConfigError, FednetError
+from fednet.errors import ConfigError, FednetError, nearest
 
 
 class UserFileError(ConfigError):
@@ -147,4 +147,13 @@ def raised(broken: BaseException, anywhere: bool = False) -> str:
     files = set(map(str, _tried))
     found = [frame for frame in at if frame.filename in files] or (at if anywhere else [])
     where = f" ({Path(found[-1].filename).name}, line {found[-1].lineno})" if found else ""
-    return f"{type(broken).__name__}: {broken}{where}"
+    return f"{type(broken).__name__}: {broken}{_meant(broken)}{where}"
+
+
+def _meant(broken: BaseException) -> str:
+    """The attribute that is nearest to the one that was not there."""
+    if not isinstance(broken, AttributeError) or not isinstance(broken.name, str):
+        return ""
+    known = [name for name in dir(broken.obj) if not name.startswith("_")]
+    guess = nearest(broken.name, known)
+    return f"; did you mean {guess!r}?" if guess else ""

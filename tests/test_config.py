@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import numpy as np
 import pytest
 
 from fednet import config as configuration
@@ -759,3 +761,12 @@ def test_an_option_of_an_annotation_that_is_not_ours_is_refused_with_its_type():
     ):
         with pytest.raises(ConfigError, match=says):
             fit.fit(wrap(given, "here"), Own)
+
+
+def test_numbers_of_numpy_and_paths_are_values_from_python_and_classes_are_not():
+    given = {"rounds": np.int64(3), "train": {"lr": np.float32(0.5)}, "data": {"root": Path("x")}}
+    made = from_mapping(given)
+    assert (made.rounds, made.train.lr, made.data.root) == (3, 0.5, "x")
+    for value in (Path, object(), np.zeros(3)):
+        with pytest.raises(ConfigError, match=r"model\.name: a configuration holds text.*model\("):
+            from_mapping({"model": {"name": value}})

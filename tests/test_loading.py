@@ -153,3 +153,19 @@ def test_a_part_of_a_notebooks_cell_is_refused_where_processes_would_not_see_it(
             fednet.run({"model": {"name": "of-a-cell"}}, out=tmp_path)
     finally:
         del registry.model._parts["of-a-cell"]
+
+
+def test_an_attribute_that_is_not_there_is_answered_with_the_nearest(tmp_path, alone):
+    with pytest.raises(AttributeError) as caught:
+        tmp_path.read_texts()
+    assert loading.raised(caught.value).endswith("; did you mean 'read_text'?")
+
+
+def test_a_method_whose_init_takes_other_things_is_told_where_they_belong(tmp_path, alone):
+    (tmp_path / "mine.py").write_text(
+        "import fednet\nfrom fednet.algorithms.fedavg import FedAvg\n"
+        '@fednet.algorithm("own-init")\nclass Mine(FedAvg):\n'
+        "    def __init__(self, mu=0.1): ...\n"
+    )
+    with pytest.raises(ConfigError, match=r"own-init cannot be made .*belongs in its Config"):
+        configuration.load(None, {"algorithm": "own-init"}, [tmp_path / "mine.py"])

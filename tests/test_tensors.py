@@ -157,3 +157,10 @@ def test_what_is_borrowed_computes_as_any_other():
     assert torch.equal((x + x).vector, 2 * source)
     assert x.sha256() == own.sha256()
     assert x.norm() == own.norm()
+
+
+def test_a_plain_tensor_is_no_tensors_and_is_told_how_to_become_some():
+    x = tensors(5, 0)
+    with pytest.raises(TypeError, match=r"got Tensor; x\.with_vector"):
+        x + x.vector
+    assert torch.equal((x + x.with_vector(x.vector)).vector, 2 * x.vector)

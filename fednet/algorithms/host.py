@@ -23,23 +23,32 @@ if TYPE_CHECKING:
 
 
 class ClientHost(Protocol):
-    """What the client half of a method is given. Everything here is the site's own, or public."""
+    """What the client half of a method is given. Everything here is the site's own, or public.
+
+    client_id, round (from 1), phase, device.
+    n: this client's training samples; classes: C. data: these samples as model inputs (x, y), on
+    `device`.
+    lr: the local learning rate of this round (after the schedule). momentum. train_config: the
+    run's `train` section. task: its loss and counts.
+    initial: the whole model as initialised from the run's seed. layout: of the whole model; shared:
+    of the part that crosses. head: names of the last Linear's tensors.
+    """
 
     client_id: int
-    round: int  # from 1
+    round: int
     phase: int
     classes: int
-    n: int  # this client's training samples
-    lr: float  # the local learning rate of this round (after the schedule)
+    n: int
+    lr: float
     momentum: float
     device: torch.device
-    data: tuple[Inputs, torch.Tensor]  # the training split as model inputs (x, y), on `device`
-    initial: Tensors  # the whole model as initialised from the run's seed
-    layout: Layout  # of the whole model
-    shared: Layout  # the part that crosses
-    head: tuple[str, ...]  # names of the last Linear's tensors
+    data: tuple[Inputs, torch.Tensor]
+    initial: Tensors
+    layout: Layout
+    shared: Layout
+    head: tuple[str, ...]
     task: Task
-    train_config: TrainSection  # the run's `train` section
+    train_config: TrainSection
 
     @property
     def class_counts(self) -> np.ndarray:
@@ -118,19 +127,28 @@ class ClientHost(Protocol):
 
 
 class ServerHost(Protocol):
-    """What the server half of a method is given."""
+    """What the server half of a method is given.
+
+    round (from 1), device. clients: N. cohort: ids whose replies were folded in this phase.
+    staleness: updates between the model that a reply started from and the server's.
+    lr: the clients' local learning rate of this round; lr_decay: over that of round 1. momentum,
+    epochs: theirs. task: its loss and counts.
+    public: held-out public samples, `public.train`; None where there are none. classes: C.
+    features: width of what the model's head gets. layout: of the whole model; shared: of the part
+    that crosses.
+    """
 
     round: int
-    staleness: int  # updates between the model that a reply started from and the server's
-    clients: int  # N
-    cohort: tuple[int, ...]  # ids whose replies were folded in this phase
-    lr: float  # the clients' local learning rate of this round
-    lr_decay: float  # of this round, over that of round 1
+    staleness: int
+    clients: int
+    cohort: tuple[int, ...]
+    lr: float
+    lr_decay: float
     momentum: float
     epochs: int
-    public: Data | None  # held-out public samples: `public.train`
+    public: Data | None
     classes: int
-    features: int  # width of what the model's head gets
+    features: int
     device: torch.device
     layout: Layout
     shared: Layout

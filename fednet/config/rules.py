@@ -238,7 +238,14 @@ def check_method(config: Config, tree: Node) -> set[str]:
         options = msgspec.convert(config.algorithm.options, method.Config)
     except msgspec.ValidationError as wrong:  # what was given has been read: it is a default
         raise refuse("algorithm", f"a default of {name} is not what it may be: {wrong}.") from None
-    made = method(options, config.clients)
+    try:
+        made = method(options, config.clients)
+    except TypeError as wrong:  # an __init__ of the user's
+        raise refuse(
+            "algorithm",
+            f"{name} cannot be made of its Config and the number of clients ({wrong}); what it "
+            f"takes from the configuration belongs in its Config, and __init__ is left out.",
+        ) from None
     if found := made.refusal(config):
         raise refuse(*found)
     if method.classes_only and config.task != "classification":

@@ -8,6 +8,7 @@ no tags and no merge keys.
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -161,12 +162,25 @@ def _scalar(node: yaml.ScalarNode, at: str) -> str | bool | int | float | None:
     raise ConfigError(f"{at}: the tag {node.tag!r} is not allowed; write the value without a tag.")
 
 
-def wrap(value: object, at: str) -> Node:
-    """The tree of plain Python values that came without a file."""
+def wrap(value: object, at: str, key: str = "") -> Node:
+    """The tree of Python values that came without a file; paths and NumPy's numbers are plain ones.
+    key: the value's, in dots. Raises ConfigError for what no file could say, such as a class.
+    """
     if isinstance(value, Mapping):
-        return Node({str(k): wrap(v, at) for k, v in value.items()}, at, at)
+        inside = {str(k): wrap(v, at, f"{key}.{k}" if key else str(k)) for k, v in value.items()}
+        return Node(inside, at, at)
     if isinstance(value, (list, tuple)):
-        return Node([wrap(v, at) for v in value], at, at)
+        return Node([wrap(v, at, key) for v in value], at, at)
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    elif getattr(value, "shape", None) == ():
+        value = value.item()  # type: ignore[attr-defined]
+    if not isinstance(value, (str, int, float, type(None))):
+        kind = value.__name__ if isinstance(value, type) else type(value).__name__
+        raise ConfigError(
+            f"{at}: {key or 'it'}: a configuration holds text, numbers, lists and mappings, and no "
+            f'{kind}; a part of your own is registered, as by @fednet.model("mine"), and named.'
+        )
     return Node(value, at, at)
 
 

@@ -237,7 +237,10 @@ def _split(pair: object, which: str, classes: int | None) -> Split:
     if not isinstance(pair, (tuple, list)) and pairs.is_dataset(pair):
         pair = pairs.read(pair, which)
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        raise DataError(f"{which}: expected a pair (x, y), got {type(pair).__name__}.")
+        raise DataError(
+            f"{which}: expected a pair of arrays (x, y), or a torch.utils.data.Dataset or a split "
+            f"of Hugging Face's, got {type(pair).__name__}."
+        )
     x: Inputs
     if isinstance(pair[0], Mapping):
         if not pair[0]:

@@ -159,6 +159,11 @@ class Tensors:
 
     # -- algebra: parameters only ------------------------------------------------------------------
     def _other(self, other: Tensors) -> torch.Tensor:
+        if not isinstance(other, Tensors):
+            raise TypeError(
+                f"expected Tensors, got {type(other).__name__}; x.with_vector(v) makes some of the "
+                f"values v of all parameters"
+            )
         if other.vector.shape != self.vector.shape:
             raise ValueError(f"{self.vector.numel()} parameters against {other.vector.numel()}")
         return to_device(other.vector, self.vector.device)
