@@ -18,6 +18,7 @@ FednetError
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import re
 import signal
@@ -25,6 +26,7 @@ import sys
 from collections.abc import Iterable
 from typing import IO
 
+NO_MEMORY = ("failed to map segment", "cannot allocate memory", "can't allocate memory")
 _PATH = re.compile(r"""(?<![\w/.<])(?:~|\.{1,2}|[A-Za-z]:)?[/\\][^\s'"`,;:()<>]+""")
 
 
@@ -168,6 +170,18 @@ def without_paths(text: str) -> str:
 def why(broken: OSError) -> str:
     """What the system said, and of which file."""
     return f"{broken.strerror or broken}{f' ({broken.filename})' if broken.filename else ''}"
+
+
+def no_memory(broken: BaseException) -> bool:
+    """Whether this machine's memory, or what a limit leaves this process of it, was not enough.
+    What loads libraries, and torch, say so in words.
+    """
+    if isinstance(broken, OSError):
+        return broken.errno == errno.ENOMEM
+    return isinstance(broken, MemoryError) or (
+        isinstance(broken, (ImportError, RuntimeError))
+        and any(words in str(broken).lower() for words in NO_MEMORY)
+    )
 
 
 def complain(text: str, whole: bool = False) -> None:

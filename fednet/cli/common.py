@@ -13,7 +13,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fednet.errors import CannotGoOn, ConfigError, FednetError, complain, nearest, nowhere
+from fednet.errors import (
+    CannotGoOn,
+    ConfigError,
+    FednetError,
+    complain,
+    nearest,
+    no_memory,
+    nowhere,
+)
 
 if TYPE_CHECKING:
     from fednet.config import Config
@@ -26,6 +34,7 @@ REFUSED = (
     *(errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP),
 )
 BY_KEYBOARD = 130
+LACKS_MEMORY = "no memory is left here, or by a limit of this process (ulimit -v, a container's)"
 STANDS_IN = "no CONFIG: what is not set is the quick start's:"
 
 
@@ -234,6 +243,10 @@ def guarded(prog: str, main: Callable[[], int], out: Path | None = None) -> int:
         if isinstance(broken, OSError) and broken.errno in REFUSED:
             place = f": {broken.filename}" if broken.filename else ""
             complain(f"{prog}: {broken.strerror}{place}.")
+            return BROKE
+        if no_memory(broken):
+            said = f" ({str(broken).splitlines()[0]})" if str(broken) else ""
+            complain(f"{prog}: {LACKS_MEMORY}{said}.")
             return BROKE
         # the outermost frame: a traceback is for the log, unless a user's own file raised it
         where = _note(out, broken, whole=True)

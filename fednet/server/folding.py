@@ -31,7 +31,7 @@ from fednet.algorithms.base import Run, Samples, Tensors
 from fednet.algorithms.returned import stated
 from fednet.algorithms.staleness import rebased
 from fednet.algorithms.state import State
-from fednet.errors import FednetError, RemoteProtocolError, RoundVoid
+from fednet.errors import FednetError, RemoteProtocolError, RoundVoid, no_memory
 from fednet.experiment import privacy
 from fednet.experiment.build import Experiment
 from fednet.loading import raised
@@ -317,9 +317,8 @@ def _theirs(broken: Exception) -> str:
     """What a reply brought about, and where. What is the server's own trouble (its disk, its
     memory, its state) is raised again.
     """
-    own = (OSError, MemoryError, torch.OutOfMemoryError)
-    if isinstance(broken, own) or (
-        isinstance(broken, FednetError) and not isinstance(broken, RemoteProtocolError)
-    ):
+    own = isinstance(broken, (OSError, torch.OutOfMemoryError)) or no_memory(broken)
+    fednets = isinstance(broken, FednetError) and not isinstance(broken, RemoteProtocolError)
+    if own or fednets:
         raise broken
     return raised(broken, anywhere=True)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import subprocess
@@ -343,6 +344,31 @@ def test_unexpected_exception_is_short_on_stderr_and_whole_in_the_log(engine, ca
         "in o/fednet.log).\n"
     )
     assert "Traceback (most recent call last)" in (tmp_path / "o/fednet.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("raised", "quoted"),
+    [
+        (MemoryError(), ""),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), " ([Errno 12] Cannot allocate memory)"),
+        (
+            ImportError("libtorch.so: failed to map segment from shared object"),
+            " (libtorch.so: failed to map segment from shared object)",
+        ),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory\nat a frame"),
+            " (DefaultCPUAllocator: can't allocate memory)",
+        ),
+    ],
+)
+def test_memory_that_is_not_there_is_no_fault_of_fednet(engine, capsys, raised, quoted):
+    engine.answer = raised
+    assert main.main(["run", "--out", "o"]) == 3
+    assert capsys.readouterr().err == (
+        "fednet run: no memory is left here, or by a limit of this process (ulimit -v, a "
+        f"container's){quoted}.\n"
+    )
+    assert not Path("o").exists()
 
 
 def test_a_sentence_of_ours_about_a_users_own_file_has_its_line_and_no_traceback(

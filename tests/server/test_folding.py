@@ -192,6 +192,15 @@ def test_a_reply_at_which_the_method_raises_is_left_out_and_a_resume_asks_again(
         run(tmp_path / "stop", round={"on_error": "stop"})
 
 
+def test_memory_that_the_server_lacks_is_not_laid_to_the_reply_that_it_folds(tmp_path, monkeypatch):
+    def fold(self, *_):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 TB")
+
+    monkeypatch.setattr(FedAvg, "fold", fold)
+    with pytest.raises(RuntimeError, match="4 TB"):
+        run(tmp_path)
+
+
 def test_the_only_reply_of_no_samples_leaves_the_model_as_it_was(tmp_path, monkeypatch):
     monkeypatch.setattr(f"{__name__}.LIAR", 0)
     lies(monkeypatch, FedAvg, said(n=0))
