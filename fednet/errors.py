@@ -184,6 +184,23 @@ def no_memory(broken: BaseException) -> bool:
     )
 
 
+# What the machine refuses is no fault of fednet, nor is what lies at a path of the user's.
+REFUSED = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES),
+    *(errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP),
+)
+LACKS_MEMORY = "no memory is left here, or by a limit of this process (ulimit -v, a container's)"
+
+
+def refused(broken: BaseException) -> str | None:
+    """A sentence about what the machine refused; None for any other error."""
+    if isinstance(broken, OSError) and broken.errno in REFUSED:
+        return f"{broken.strerror}{f': {broken.filename}' if broken.filename else ''}."
+    if not no_memory(broken):
+        return None
+    return f"{LACKS_MEMORY}{f' ({str(broken).splitlines()[0]})' if str(broken) else ''}."
+
+
 def complain(text: str, whole: bool = False) -> None:
     """A sentence on stderr, where that takes it. whole: a traceback, of which nothing is cut."""
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import logging
 import os
 import sys
@@ -19,8 +18,8 @@ from fednet.errors import (
     FednetError,
     complain,
     nearest,
-    no_memory,
     nowhere,
+    refused,
 )
 
 if TYPE_CHECKING:
@@ -28,13 +27,7 @@ if TYPE_CHECKING:
 
 WRONG_COMMAND = 2
 BROKE = 3
-# What the machine refuses is no fault of fednet, nor is what lies at a path of the user's.
-REFUSED = (
-    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES),
-    *(errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP),
-)
 BY_KEYBOARD = 130
-LACKS_MEMORY = "no memory is left here, or by a limit of this process (ulimit -v, a container's)"
 STANDS_IN = "no CONFIG: what is not set is the quick start's:"
 
 
@@ -240,13 +233,8 @@ def guarded(prog: str, main: Callable[[], int], out: Path | None = None) -> int:
         nowhere(sys.stdout)
         return 0
     except Exception as broken:
-        if isinstance(broken, OSError) and broken.errno in REFUSED:
-            place = f": {broken.filename}" if broken.filename else ""
-            complain(f"{prog}: {broken.strerror}{place}.")
-            return BROKE
-        if no_memory(broken):
-            said = f" ({str(broken).splitlines()[0]})" if str(broken) else ""
-            complain(f"{prog}: {LACKS_MEMORY}{said}.")
+        if (said := refused(broken)) is not None:
+            complain(f"{prog}: {said}")
             return BROKE
         # the outermost frame: a traceback is for the log, unless a user's own file raised it
         where = _note(out, broken, whole=True)

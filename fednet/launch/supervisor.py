@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from fednet import capacity
 from fednet.buffers import uncollected
 from fednet.config import Config
-from fednet.errors import CannotGoOn, ConfigError, FednetError, StateError, complain, stops
+from fednet.errors import CannotGoOn, ConfigError, FednetError, StateError, complain, refused, stops
 from fednet.experiment import placement
 from fednet.experiment.faults import struck
 from fednet.experiment.links import by_memory
@@ -152,7 +152,7 @@ class Supervisor:
             status = wrong.exit_status
         except KeyboardInterrupt:
             status = 130
-        except BaseException:  # a forked child must never return into the supervisor's stack
+        except BaseException as broken:  # a forked child never returns into the supervisor's stack
             import traceback
 
             text = traceback.format_exc()
@@ -163,9 +163,9 @@ class Supervisor:
                 ) as file,
             ):
                 file.write(text)
+            said, where = text.strip().splitlines()[-1], self.directory / "log"
             complain(
-                f"fednet run: {text.strip().splitlines()[-1]} (the whole traceback is in "
-                f"{self.directory / 'log'})."
+                f"fednet run: {refused(broken) or f'{said} (the whole traceback is in {where}).'}"
             )
         finally:
             with contextlib.suppress(OSError):  # what its work printed, where nobody takes that

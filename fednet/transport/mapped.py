@@ -4,6 +4,7 @@ be in one lies where the server reads it, and is not copied there.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import weakref
@@ -44,6 +45,8 @@ class Mapped:
 
     def add(self, path: Path, index: int, nbytes: int) -> None:
         """Maps a file of that size, which has its room on the disk. Raises OSError."""
+        if not hasattr(os, "posix_fallocate"):
+            raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
         file = opened(path, os.O_RDWR | os.O_CREAT | OWN, 0o600)
         try:
             # To write to a page that a full disk has no room for would end this process.

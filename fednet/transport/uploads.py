@@ -29,7 +29,7 @@ from fednet.transport.references import FREE, READ, REFERENCE, WRITTEN, Places
 from fednet.wire.frames import Laid
 
 FILES = 1024  # of a worker at a time: while all are taken, replies cross as they do elsewhere
-# Of memory that was lent so often in turn and never sent, something else is made: no more is lent.
+# Memory was asked for so often in turn and no reply came to be in it: no more is lent.
 IN_VAIN = 32
 _PATH_BYTES = mmap.PAGESIZE
 
@@ -49,7 +49,7 @@ class Uploads(Places):
         self._used: deque[int] = deque()
         self._mapped, self._lock = Mapped(), threading.Lock()
         self._begins = 0  # bytes that its last reply began with
-        self._in_vain = 0  # files lent since a reply came to be in one
+        self._in_vain = 0  # times that a file was asked for since a reply came to be in one
 
     @property
     def folder(self) -> Path | None:
@@ -66,14 +66,12 @@ class Uploads(Places):
         if folder is None or nbytes != self._begins or self._in_vain > IN_VAIN:
             return None
         with self._lock:
+            self._in_vain += 1
             try:
                 index = self._map(folder, nbytes)
-            except OSError:
+            except OSError:  # such as a file system that maps nothing
                 return None
-            if index is None:
-                return None
-            self._in_vain += 1
-            return self._mapped.lend(index)
+            return None if index is None else self._mapped.lend(index)
 
     def _map(self, folder: Path, nbytes: int) -> int | None:
         """A file of that size that is mapped and free; None where there is no further one."""

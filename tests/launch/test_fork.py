@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fednet.errors import LACKS_MEMORY
 from tests.processes import ROOT
 
 FORKED = """
@@ -49,6 +50,28 @@ def test_where_nobody_takes_what_it_says_its_status_stands(work, full, status, t
             **{full: nobody},
         )
     assert done.returncode == status
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        ("OSError(28, 'No space left on device', 'x')", "No space left on device: x."),
+        ("MemoryError()", f"{LACKS_MEMORY}."),
+        ("KeyError('y')", "KeyError: 'y' (the whole traceback is in log)."),
+    ],
+)
+def test_what_the_machine_refuses_one_of_them_is_said_in_a_sentence(raised, said, tmp_path):
+    work = f"lambda: (_ for _ in ()).throw({raised})"
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED.format(work=work)],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT)},
+        timeout=120,
+        check=False,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (3, f"fednet run: {said}\n")
 
 
 def test_an_error_is_printed_in_one_place():
