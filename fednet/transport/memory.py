@@ -8,8 +8,8 @@ make a server, or a client, read what they did not send.
 
 A large reply lies in a file instead, where the server wants it for a crash anyway (`uploads`).
 
-What came in memory is copied before it is judged: its sender could write to it meanwhile. What lies
-in a file is not: who can write to that, a process of the same user, can write to all of the run.
+What came so is judged and folded where it lies: who can write to it meanwhile is a process that the
+launcher forked, or one of the same user, and can write to all of the run.
 """
 
 from __future__ import annotations
