@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -22,6 +23,11 @@ _GROUPS = (
         "/sys/fs/cgroup/memory/memory.usage_in_bytes",
     ),
 )
+
+
+def processors() -> int:
+    """Those of this machine that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def room() -> int:

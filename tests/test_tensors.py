@@ -4,6 +4,8 @@ once.
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
@@ -18,6 +20,7 @@ from fednet.tensors import (
     blockwise,
     dot,
     dots,
+    vectors,
 )
 from fednet.tensors.vectors import BLOCK
 
@@ -164,3 +167,36 @@ def test_a_plain_tensor_is_no_tensors_and_is_told_how_to_become_some():
     with pytest.raises(TypeError, match=r"got Tensor; x\.with_vector"):
         x + x.vector
     assert torch.equal((x + x.with_vector(x.vector)).vector, 2 * x.vector)
+
+
+def test_two_threads_give_the_bits_of_one(monkeypatch):
+    n = 3 * BLOCK + 7
+
+    def results():
+        total, both = Sum.empty(), TwoSums.empty()
+        for k in range(3):
+            total = total.add(tensors(n, k), 0.3 + k, less=tensors(n, 9) if k else None)
+            both = both.add(tensors(n, k), 1.0 + k)
+        return total.mean().vector, total.vector, both.rest, both.plain.vector
+
+    asked = []
+    monkeypatch.setattr(vectors, "processors", lambda: asked.append(1) or 2)
+    one = results()
+    assert not asked
+    monkeypatch.setattr(vectors, "SHARED", n)
+    assert all(torch.equal(a, b) for a, b in zip(one, results()))
+    assert asked
+    monkeypatch.setattr(vectors, "processors", lambda: 1)
+    monkeypatch.setattr(vectors, "_second", [])
+    assert all(torch.equal(a, b) for a, b in zip(one, results()))
+
+
+def test_a_forked_process_shares_its_work_too(monkeypatch):
+    monkeypatch.setattr(vectors, "SHARED", BLOCK)
+    monkeypatch.setattr(vectors, "processors", lambda: 2)
+    x = tensors(2 * BLOCK, 1)
+    expected = Sum.empty().add(x, 2.0).mean().vector  # its thread is there
+    if not (pid := os.fork()):
+        same = torch.equal(Sum.empty().add(x, 2.0).mean().vector, expected)
+        os._exit(0 if same else 1)
+    assert os.waitpid(pid, 0)[1] == 0

@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+from fednet.capacity import processors
 from fednet.errors import ConfigError
 
 
@@ -13,9 +14,7 @@ def cores() -> int:
     """Cores that this process may use: its affinity, its cgroup's quota, and Slurm's grant,
     whichever is least.
     """
-    found = [
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    ]
+    found = [processors()]
     quota = Path("/sys/fs/cgroup/cpu.max")
     if quota.exists():
         most, _, period = quota.read_text().partition(" ")

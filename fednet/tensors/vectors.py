@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, overload
 
 import torch
 
 from fednet.buffers import FROM_BYTES, lend
+from fednet.capacity import processors
 
 if TYPE_CHECKING:
     from fednet.tensors.values import Tensors
@@ -22,6 +25,7 @@ SHORT = 1 << 14
 # bits depend on it: a shorter way is over before the processor has seen where it leads, and took a
 # third longer.
 BLOCK = 1 << 18
+SHARED = 1 << 22  # elements that two threads share
 
 
 @overload
@@ -110,6 +114,25 @@ def fold(
         for total, weight in totals:
             total.add_(x, alpha=weight)
         return 0.0
+    if measure:
+        return _fold(x, totals, less, fresh, True)
+    _halves(
+        len(x),
+        x.device,
+        lambda s: _fold(
+            x[s], [(t[s], w) for t, w in totals], None if less is None else less[s], fresh
+        ),
+    )
+    return 0.0
+
+
+def _fold(
+    x: torch.Tensor,
+    totals: Sequence[tuple[torch.Tensor, float]],
+    less: torch.Tensor | None,
+    fresh: bool,
+    measure: bool = False,
+) -> float:
     square, place = 0.0, torch.empty(min(len(x), BLOCK), dtype=torch.float64, device=x.device)
     others = itertools.repeat(None) if less is None else blocks(less, BLOCK)
     for part, other, *into in zip(blocks(x, BLOCK), others, *(blocks(t, BLOCK) for t, _ in totals)):
@@ -124,12 +147,41 @@ def fold(
     return square
 
 
+def _halves(n: int, device: torch.device, work: Callable[[slice], object]) -> None:
+    """Elementwise work on n elements, by two threads where they are many: a round's last reply
+    kept a processor busy that is free by now.
+    """
+    if n < SHARED or device.type != "cpu" or processors() < 2:
+        work(slice(n))
+        return
+    middle = n // 2 // BLOCK * BLOCK
+    other = _second[0].submit(work, slice(middle, n))
+    try:
+        work(slice(middle))
+    finally:
+        other.result()
+
+
+def _renew() -> None:
+    _second[:] = [ThreadPoolExecutor(1, "fednet-second")]
+
+
+_second: list[ThreadPoolExecutor] = []
+_renew()
+if hasattr(os, "register_at_fork"):  # a forked process has no thread but the one that forked
+    os.register_at_fork(after_in_child=_renew)
+
+
 def quotient(total: torch.Tensor, divisor: float) -> torch.Tensor:
     """total / divisor in float64, rounded to float32."""
     made = room(len(total), torch.float32, total.device)
-    place = torch.empty_like(total[:BLOCK])
-    for into, part in zip(blocks(made, BLOCK), blocks(total, BLOCK)):
-        into.copy_(torch.div(part, divisor, out=place[: len(part)]))
+
+    def divide(s: slice) -> None:
+        place = torch.empty_like(total[s][:BLOCK])
+        for into, part in zip(blocks(made[s], BLOCK), blocks(total[s], BLOCK)):
+            into.copy_(torch.div(part, divisor, out=place[: len(part)]))
+
+    _halves(len(total), total.device, divide)
     return made
 
 

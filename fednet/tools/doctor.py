@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
+from fednet.capacity import processors
 from fednet.errors import ConfigError, FednetError
 from fednet.experiment import placement
 from fednet.tools.fingerprint import fingerprint
@@ -121,10 +122,8 @@ def device(wanted: str) -> Iterator[Finding]:
 
 
 def cores() -> Iterator[Finding]:
-    allowed = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    yield Finding("ok", "cores", f"{allowed} for this process, of {os.cpu_count()} of the machine")
+    allowed, there = processors(), os.cpu_count()
+    yield Finding("ok", "cores", f"{allowed} for this process, of {there} of the machine")
 
 
 def fingerprints(wanted: str) -> Iterator[Finding]:
