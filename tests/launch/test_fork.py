@@ -33,6 +33,17 @@ os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
 
 
+def forked(work, cwd, **streams):
+    return subprocess.run(
+        [sys.executable, "-c", FORKED.format(work=work)],
+        cwd=cwd,
+        env={"PYTHONPATH": str(ROOT)},
+        timeout=120,
+        check=False,
+        **streams,
+    )
+
+
 @pytest.mark.parametrize(
     ("work", "full", "status"),
     [("refused", "stderr", 2), ("lambda: print('a line') or 0", "stdout", 0)],
@@ -41,15 +52,7 @@ def test_where_nobody_takes_what_it_says_its_status_stands(work, full, status, t
     if not Path("/dev/full").exists():
         pytest.skip("a disk that is full")
     with open("/dev/full", "w") as nobody:
-        done = subprocess.run(
-            [sys.executable, "-c", FORKED.format(work=work)],
-            cwd=tmp_path,
-            env={"PYTHONPATH": str(ROOT)},
-            timeout=120,
-            check=False,
-            **{full: nobody},
-        )
-    assert done.returncode == status
+        assert forked(work, tmp_path, **{full: nobody}).returncode == status
 
 
 @pytest.mark.parametrize(
@@ -62,15 +65,7 @@ def test_where_nobody_takes_what_it_says_its_status_stands(work, full, status, t
 )
 def test_what_the_machine_refuses_one_of_them_is_said_in_a_sentence(raised, said, tmp_path):
     work = f"lambda: (_ for _ in ()).throw({raised})"
-    done = subprocess.run(
-        [sys.executable, "-c", FORKED.format(work=work)],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT)},
-        timeout=120,
-        check=False,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    done = forked(work, tmp_path, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (3, f"fednet run: {said}\n")
 
 
