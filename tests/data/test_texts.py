@@ -221,7 +221,7 @@ def test_columns_and_splits_that_are_not_there_are_named(saved):
         hf(saved, False, path="pets", y="labl")
     with pytest.raises(ConfigError, match=r"data\.x: name the column"):
         hf(saved, False, path="pets", y="image")
-    with pytest.raises(DataError, match="validation"):
+    with pytest.raises(DataError, match=r"'validation'.*for training alone, such as \[train\]"):
         hf(saved, False, path="pets", splits=["train", "validation"])
 
 

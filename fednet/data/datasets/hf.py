@@ -46,7 +46,10 @@ def hf(
         raise ConfigError(f"data.splits: {wanted}; expected one for training and one for testing.")
     for split in wanted:
         if split not in held:
-            raise DataError(f"data.splits: {path}: {unknown('split', split, list(held))}")
+            raise DataError(
+                f"data.splits: {path}: {unknown('split', split, list(held))} It names those for "
+                f"training and testing, or one for training alone, such as [{next(iter(held))}]."
+            )
     others = () if group is None else (group,)
     first, *rest = (Columns(held[split], x, y, others) for split in wanted)
     made = pairs.read(first, wanted[0])
