@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,9 +24,11 @@ FROM_BYTES = 4 << 20  # smaller ones find room anywhere
 # arrays that are kept though nobody holds them: with 8 a worker sat on 150 MB more of a 45 MB
 # model, and was no faster
 KEPT = 5
-COLLECTED = (10_000, 20, 50)  # see `gc.set_threshold`
+COLLECTED = (250_000, 20, 50)  # see `gc.set_threshold`
+COLLECTED_S = 60.0  # and at the end of a round after so long
 
 _idle: dict[int, Array] = {}  # by identity, the latest given back at the end
+_look_at: list[float] = []  # when cycles are looked for next, inside of `seldom_collected`
 # Where this process sends large replies from: see `send_from`.
 _sent_from: list[Callable[[int], Array | None]] = []
 
@@ -115,7 +118,8 @@ def uncollected() -> Iterator[None]:
 def seldom_collected(alone: bool) -> Iterator[None]:
     """Inside, in a process that does nothing else (`alone`), cycles are looked for among what was
     made since this began, and less often. A reply leaves some thirty objects until its round is
-    over, and with thousands of clients a third of the server's time went into going through all.
+    over, and with thousands of clients a third of the server's time went into going through all;
+    with this, a round of thousands is over before anything is gone through.
     """
     if not alone:  # else it is another's to say
         yield
@@ -123,8 +127,19 @@ def seldom_collected(alone: bool) -> Iterator[None]:
     before = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(*COLLECTED)
+    _look_at[:] = [time.monotonic() + COLLECTED_S]
     try:
         yield
     finally:
+        _look_at.clear()
         gc.set_threshold(*before)
         gc.unfreeze()
+
+
+def collect_in_time() -> None:
+    """Inside of `seldom_collected`: looks for cycles where none were looked for of late. A few
+    objects may hold much memory.
+    """
+    if _look_at and time.monotonic() >= _look_at[0]:
+        gc.collect()
+        _look_at[:] = [time.monotonic() + COLLECTED_S]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -63,3 +64,27 @@ def test_only_a_few_idle_arrays_are_kept():
     assert buffers._idle == {}
     del held
     assert len(buffers._idle) == KEPT
+
+
+class Loop:
+    """What only a search for cycles finds."""
+
+    def __init__(self):
+        self.me = self
+
+
+def test_cycles_are_looked_for_at_a_rounds_end_once_it_is_time_to(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(buffers.time, "monotonic", lambda: now[0])
+    before = gc.get_threshold()
+    with buffers.seldom_collected(alone=True):
+        assert gc.get_threshold() == buffers.COLLECTED
+        found = weakref.ref(Loop())
+        for now[0], there in ((buffers.COLLECTED_S - 1, True), (buffers.COLLECTED_S, False)):
+            buffers.collect_in_time()
+            assert (found() is not None) == there
+    assert gc.get_threshold() == before
+    found = weakref.ref(Loop())
+    now[0] *= 9
+    buffers.collect_in_time()  # in a process of others it is theirs to say
+    assert found() is not None

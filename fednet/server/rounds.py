@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from fednet import records
 from fednet.algorithms.base import State, Tensors
 from fednet.algorithms.returned import stated
+from fednet.buffers import collect_in_time
 from fednet.errors import CannotGoOn, Stopped
 from fednet.experiment import privacy
 from fednet.experiment.build import Experiment
@@ -307,6 +308,7 @@ class Rounds:
         self.faults.at("between", round.number)
         self.io.call(lambda now: self.io.book_round(round.number) or [])  # type: ignore[func-returns-value]
         self._show(round)
+        collect_in_time()
 
     def record(self, round: Round, model: Tensors | None, judged_at: float) -> None:
         """Completes the round's record. model: as it was judged, at `judged_at`."""
