@@ -18,8 +18,10 @@ from fednet.loading import UserFileError, load_parts
 
 @pytest.fixture
 def alone(monkeypatch):
-    """As in a process that has loaded nothing."""
+    """As in a process that has loaded nothing; what is registered here is gone after it."""
     monkeypatch.setattr(loading, "_loaded", {})
+    for kind in registry.ALL.values():
+        monkeypatch.setattr(kind, "_parts", dict(kind._parts))
 
 
 def test_a_pipe_that_nobody_writes_to_is_refused_and_not_waited_for(tmp_path):
