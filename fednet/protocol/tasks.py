@@ -258,10 +258,8 @@ class Tasks:
     def run_heads(self, worker: Worker) -> None:
         """Marks as running the first tasks of the worker's queue, as many as it has slots."""
         for other in worker.queue[: worker.slots]:
-            w = self.work.get(other)
-            if w is not None and not w.running:
-                w.running = True
-                w.since = w.heard = w.moved = self._turn.now
+            if (w := self.work.get(other)) is not None:
+                w.runs(self._turn.now)
 
     # -- taking back -------------------------------------------------------------------------------
     def take_back(

@@ -88,6 +88,7 @@ class Transfers:
             tasks.refuse(w, str(broken), True)
             return "refused"
         tasks.put(w, WorkStatus.ARRIVING)
+        w.runs(turn.now)  # though one before it was dropped without a word, and seems to
         w.reply, w.up_conn, w.moved = reply, conn, turn.now
         w.up = Receiving(reply.size, turn.part, until=w.job.cut("up", turn.part), short=cut)
         tasks.start_next(worker, key.client)

@@ -87,6 +87,12 @@ class Work:
     undecided: bool = False  # done, in a phase whose usefulness is decided at its end
     reason: str = ""  # dropped
 
+    def runs(self, now: float) -> None:
+        """Its worker is at it."""
+        if not self.running:
+            self.running = True
+            self.since = self.heard = self.moved = now
+
 
 _FRESH = {f.name: f.default for f in dataclasses.fields(Work)}
 # What each state has not.

@@ -890,3 +890,17 @@ def test_versions_are_recorded_at_a_join_and_compared():
     assert notes[0]["versions"] == {"torch": "2.12", "fednet": "1"}
     assert notes[0]["differs"] == ["torch 2.12, here 2.13"]
     assert "differs" not in notes[1]
+
+
+def test_a_planned_cut_ends_behind_a_task_that_was_dropped_without_a_word():
+    jobs = [
+        job(client, cost=9 - client, lost=kind, faults=(m.Fault(kind, 0.5),))
+        for client, kind in enumerate(("drop_before_sending", "drop_during_upload"))
+    ]
+    s = begun([*jobs, job(2), job(3)], Rules(closed=3.0))
+    # The worker forgot the first, which is at the head of its queue as far as the server knows.
+    assert s.workers["w"].queue == [0, 1]
+    say(s, b"1", reply(1, size=4), 2.0, memoryview(b"ab"))
+    assert of(s.tick(3.0), Resolved) == [Resolved(0, 0, "lost: drop_before_sending")]
+    assert of(s.tick(4.9), Resolved) == []
+    assert of(s.tick(5.0), Resolved) == [Resolved(1, 0, "lost: drop_during_upload")]
