@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from fednet.client.workplace import Workplace
     from fednet.data.federation import Federation, Site
     from fednet.experiment.build import Experiment
-    from fednet.experiment.privacy import Answers
     from fednet.training.setting import Pair
 
 
@@ -107,12 +106,13 @@ class Preparer:
     def _workplaces(
         self, config: Config, root: Path, data: SiteData, packing: Packing | None
     ) -> list[Workplace]:
+        from fednet.client.book import account_of
         from fednet.client.secrets import Secrets
         from fednet.client.workplace import Workplace
         from fednet.experiment.store import ClientStore
 
         store = ClientStore(root, data.experiment.algorithm.Client)
-        answers, secrets = _account(config, self.policy, root), Secrets(root)
+        answers, secrets = account_of(config.privacy, self.policy.privacy, root), Secrets(root)
         return [
             Workplace(
                 data.experiment,
@@ -237,24 +237,6 @@ def own_folder(root: Path) -> None:
 def state_directory(state: Path | None, run: str) -> Path:
     """Where a client process keeps what belongs to one run."""
     return (state or Path(os.environ.get("FEDNET_OUT") or "runs") / "client-state") / run
-
-
-def _account(config: Config, policy: Policy, root: Path) -> Answers | None:
-    """The site's account of answers with noise of its own; None where there are none."""
-    from fednet.experiment.privacy import Answers
-
-    if not config.privacy.noise or config.privacy.where != "client":
-        return None
-    own = policy.privacy
-    most = None if own is None or own.epsilon is None else (own.epsilon, own.delta)
-    file = root.parent / "answers.jsonl"
-    if not file.exists() and any(root.parent.glob("*/noise.key")):
-        raise StateError(
-            f"{file}: the account of what this site's clients have answered with noise is gone, "
-            f"and what they may still spend is not known without it; put it back, or give another "
-            f"--state."
-        )
-    return Answers(file, most)
 
 
 def _own_folder(data: Path | None, client: int) -> Path | None:

@@ -19,6 +19,7 @@ from fednet import seeds
 from fednet.algorithms.returned import answered, finite
 from fednet.algorithms.secure import Secure
 from fednet.algorithms.state import State
+from fednet.client.book import Answers
 from fednet.client.device import Device
 from fednet.client.judging import ClientJudge, filled
 from fednet.client.policy import Policy
@@ -85,13 +86,13 @@ class Workplace:
         balanced: Callable[[], Pair] | None = None,
         pack: Pack | None = None,
         policy: Policy | None = None,
-        answers: privacy.Answers | None = None,
+        answers: Answers | None = None,
         secrets: Secrets | None = None,
     ) -> None:
         """Nine arguments: what is computed, on whose data and where, and what may leave."""
         self.experiment, self.store, self.pack = experiment, store, pack
-        self.policy = policy or Policy()
-        self._answers, self._secrets, self._state_lost = answers, secrets, state_lost
+        self.policy, self._state_lost = policy or Policy(), state_lost
+        self._secrets, self._account = secrets, answers.account if answers else None
         self.device = Device(device, site, lambda *at: self.experiment.scratch(*at))
         self._grounding = threading.Lock()
         self._known = Known(lambda: None)
@@ -258,7 +259,7 @@ class Workplace:
         if exp.config.privacy.clip is not None:
             asked = privacy.Question.of(exp.config, self.store.root.name, task, record, body)
             own = privacy.at_client(exp.config)
-            up = privacy.protect(up, x, own, self._noise, asked, self._answers)
+            up = privacy.protect(up, x, own, self._noise, asked, self._account)
         if isinstance(method, Secure):
             up = method.masked(key.phase, up, down, x, host)
         progress("encoding", 0, 0)

@@ -267,11 +267,24 @@ def _alone(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     file = opened(folder / "taking", os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        with alone(file):
+            yield
     finally:
         os.close(file)
+
+
+@contextlib.contextmanager
+def alone(file: int) -> Iterator[None]:
+    """Inside, no other process of this machine is inside with that file. A process that is forked
+    meanwhile holds nothing up.
+    """
+    if fcntl is not None:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _holders(locks: Path) -> list[Holder]:

@@ -20,9 +20,7 @@ import hashlib
 import hmac
 import math
 import secrets
-import threading
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -35,7 +33,7 @@ from fednet.algorithms.state import S
 from fednet.config import Config, PrivacySection
 from fednet.errors import ConfigError, StateError, lacking
 from fednet.experiment import selection
-from fednet.files import Lines, digest, read_lines, repair, write_first
+from fednet.files import digest, write_first
 from fednet.tensors import Sum, Tensors
 from fednet.wire.payload import P, Payload, run_of
 
@@ -161,10 +159,10 @@ def protect(
     section: PrivacySection,
     noise: Noise | None,
     question: Question,
-    answers: Answers | None = None,
+    account: Callable[[Question, str, PrivacySection], None] | None = None,
 ) -> P:
     """The client's part: clip, then, with `where: client`, noise. What leaves then is on account
-    first: raises ConfigError where the budget does not have it.
+    first: `account` raises ConfigError where the budget does not have it.
     """
     assert section.clip is not None
     up = clipped(up, x, section.clip)
@@ -174,8 +172,8 @@ def protect(
     for name, value, _ in updates(up, x):
         asked = question.digest + name.encode()
         vector, answer = noise.add(value.vector, section.noise * section.clip, asked)
-        if answers is not None:
-            answers.account(question, answer, section)
+        if account is not None:
+            account(question, answer, section)
         changed[name] = value.with_vector(vector.float())
     return dataclasses.replace(up, **changed)
 
@@ -211,7 +209,7 @@ def epsilon(noises: Mapping[float, int], delta: float) -> float:
     """What answers with these multipliers, each so many times, amount to together: the epsilon of
     one client's data being replaced by other data.
     """
-    dp_accounting, rdp = _accounting()
+    dp_accounting, rdp = accounting()
     replaced = dp_accounting.NeighboringRelation.REPLACE_ONE
     accountant = rdp.RdpAccountant(neighboring_relation=replaced)
     for noise, times in noises.items():
@@ -219,66 +217,13 @@ def epsilon(noises: Mapping[float, int], delta: float) -> float:
     return float(accountant.get_epsilon(delta))
 
 
-def _accounting() -> tuple[ModuleType, ModuleType]:
+def accounting() -> tuple[ModuleType, ModuleType]:
     try:
         import dp_accounting
         from dp_accounting import rdp
     except ImportError:
         raise ConfigError(lacking("privacy.noise", "dp-accounting")) from None
     return dp_accounting, rdp
-
-
-class Answers:
-    """A site's own account of what its clients have answered with noise of their own, over all runs
-    that its state directory has seen: a line an answer, on disk before the answer leaves. Each call
-    may come from any thread.
-
-    most: (epsilon, delta) that a client's answers may amount to, None: without end.
-    """
-
-    def __init__(self, file: Path, most: tuple[float, float] | None = None) -> None:
-        if most is not None:
-            _accounting()  # what is missing is said now, not in a task
-        file.parent.mkdir(parents=True, exist_ok=True)
-        repair(file)
-        self._most, self._lock = most, threading.Lock()
-        self._known = set[tuple[int, str]]()
-        self._runs = set[str]()
-        self._noises = dict[int, Counter[float]]()
-        for row in read_lines(file) if file.exists() else ():
-            self._count(row["client"], row["answer"], row["noise"])
-            self._runs.add(row["run"])
-        self._file = Lines(file)
-
-    def of(self, run: str) -> bool:
-        """Whether a client has answered in that run before this process was started."""
-        return run in self._runs
-
-    def account(self, question: Question, answer: str, section: PrivacySection) -> None:
-        """The same answer again costs nothing. Raises ConfigError, and notes nothing, where it
-        would be one too many.
-        """
-        client = question.client
-        with self._lock:
-            if (client, answer) in self._known:
-                return
-            if self._most is not None:
-                noises = self._noises.get(client, Counter()) + Counter({section.noise: 1})
-                spent = epsilon(noises, self._most[1])
-                if spent > self._most[0]:
-                    raise ConfigError(
-                        f"client {client}: one more answer would spend epsilon {spent:.3g} at "
-                        f"delta {self._most[1]:g}, and this site's policy has {self._most[0]:g}."
-                    )
-            asked = {"run": question.run, "round": question.round, "client": client}
-            said = {"answer": answer, "noise": section.noise, "clip": section.clip}
-            self._file.append({**asked, **said})
-            self._file.flush(fsync=True)
-            self._count(client, answer, section.noise)
-
-    def _count(self, client: int, answer: str, noise: float) -> None:
-        self._known.add((client, answer))
-        self._noises.setdefault(client, Counter())[noise] += 1
 
 
 class Accountant:
@@ -296,7 +241,7 @@ class Accountant:
 
     def __init__(self, config: Config) -> None:
         self._config, section = config, config.privacy
-        dp_accounting, rdp = _accounting()
+        dp_accounting, rdp = accounting()
         gaussian = dp_accounting.GaussianDpEvent(section.noise / 2)
         self._events = {"epsilon": gaussian}
         there = config.availability

@@ -135,34 +135,6 @@ def test_two_fields_of_one_answer_do_not_have_the_same_noise(tmp_path):
     assert float((found.d.vector - found.e.vector).norm()) > 1.0
 
 
-def test_each_answer_is_on_account_before_it_leaves_and_the_same_one_once(tmp_path):
-    file = tmp_path / "answers.jsonl"
-    section = PrivacySection(clip=1.0, noise=2.0, where="client")
-    answers = privacy.Answers(file)
-    for answer in ("a", "b", "a"):
-        answers.account(QUESTION, answer, section)
-    privacy.Answers(file).account(QUESTION, "b", section)
-    rows = [(r["run"], r["round"], r["client"], r["answer"], r["noise"]) for r in lines(file)]
-    assert rows == [("r", 1, 0, "a", 2.0), ("r", 1, 0, "b", 2.0)]
-
-
-def test_a_budget_holds_over_runs_and_what_would_spend_more_does_not_leave(tmp_path):
-    pytest.importorskip("dp_accounting")
-    file = tmp_path / "answers.jsonl"
-    section = PrivacySection(clip=1.0, noise=8.0, where="client")
-    two, three = (privacy.epsilon({8.0: n}, 1e-3) for n in (2, 3))
-    assert two < three
-    for n in range(2):
-        run = privacy.Question(f"run-{n}", 1, 0, b"asked")
-        privacy.Answers(file, (two, 1e-3)).account(run, f"answer-{n}", section)
-    last = privacy.Answers(file, (two, 1e-3))
-    with pytest.raises(ConfigError, match=r"client 0: one more answer would spend epsilon"):
-        last.account(QUESTION, "third", section)
-    last.account(QUESTION, "answer-1", section)  # given before
-    last.account(privacy.Question("r", 1, 7, b"asked"), "third", section)  # another client's
-    assert len(lines(file)) == 3
-
-
 @pytest.mark.long
 def test_a_bound_that_no_update_reaches_and_no_noise_change_nothing(tmp_path):
     plain, private = run(tmp_path, "plain"), run(tmp_path, "private", privacy={"clip": 1e6})

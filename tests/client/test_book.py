@@ -1,0 +1,96 @@
+"""The account of what a site's clients answered with noise on it, which several processes share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fednet.client.book import Answers, account_of
+from fednet.config import PrivacySection
+from fednet.errors import ConfigError, StateError
+from fednet.experiment.privacy import Noise, Question, epsilon
+from tests.processes import lines
+
+QUESTION = Question("r", 1, 0, b"asked")
+SECTION = PrivacySection(clip=1.0, noise=8.0, where="client")
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "answers.jsonl"
+
+
+def test_each_answer_is_on_account_before_it_leaves_and_the_same_one_once(file):
+    answers = Answers(file)
+    for answer in ("a", "b", "a"):
+        answers.account(QUESTION, answer, SECTION)
+    Answers(file).account(QUESTION, "b", SECTION)
+    rows = [(r["run"], r["round"], r["client"], r["answer"], r["noise"]) for r in lines(file)]
+    assert rows == [("r", 1, 0, "a", 8.0), ("r", 1, 0, "b", 8.0)]
+
+
+def test_a_budget_holds_over_runs_and_what_would_spend_more_does_not_leave(file):
+    pytest.importorskip("dp_accounting")
+    two, three = (epsilon({8.0: n}, 1e-3) for n in (2, 3))
+    assert two < three
+    for n in range(2):
+        Answers(file, (two, 1e-3)).account(
+            Question(f"run-{n}", 1, 0, b"asked"), f"answer-{n}", SECTION
+        )
+    last = Answers(file, (two, 1e-3))
+    with pytest.raises(ConfigError, match=r"client 0: one more answer would spend epsilon"):
+        last.account(QUESTION, "third", SECTION)
+    last.account(QUESTION, "answer-1", SECTION)  # given before
+    last.account(Question("r", 1, 7, b"asked"), "third", SECTION)  # another client's
+    assert len(lines(file)) == 3
+
+
+def test_a_budget_holds_over_processes_that_are_at_work_together(file):
+    pytest.importorskip("dp_accounting")
+    most = epsilon({8.0: 2}, 1e-3), 1e-3
+    one, two = Answers(file, most), Answers(file, most)
+    one.account(QUESTION, "first", SECTION)
+    two.account(QUESTION, "first", SECTION)  # the same
+    two.account(QUESTION, "second", SECTION)
+    with pytest.raises(ConfigError, match="one more answer would spend epsilon"):
+        one.account(QUESTION, "third", SECTION)
+    assert [row["answer"] for row in lines(file)] == ["first", "second"]
+
+
+def test_a_line_that_a_process_ended_in_spoils_no_other_s(file):
+    one = Answers(file)
+    one.account(QUESTION, "first", SECTION)
+    with file.open("ab") as ended:
+        ended.write(b'{"run":"r","round"')
+    one.account(QUESTION, "second", SECTION)
+    Answers(file).account(QUESTION, "third", SECTION)
+    assert [row["answer"] for row in lines(file)] == ["first", "second", "third"]
+
+
+def test_an_account_that_is_gone_or_another_lets_nothing_leave(file):
+    answers = Answers(file)
+    answers.account(QUESTION, "first", SECTION)
+    kept = file.read_bytes()
+    file.unlink()
+    with pytest.raises(StateError, match=r"answers\.jsonl: the account .* is gone"):
+        answers.account(QUESTION, "second", SECTION)
+    file.write_bytes(kept.replace(b'"client":0', b'"client":1'))
+    with pytest.raises(StateError, match=r"answers\.jsonl:1: not what was written there"):
+        Answers(file)
+
+
+def test_a_process_that_begins_beside_another_takes_its_account_for_no_lost_one(
+    tmp_path, monkeypatch
+):
+    root = tmp_path / "run"
+    glob = Path.glob
+
+    def begun_meanwhile(path, pattern):
+        monkeypatch.setattr(Path, "glob", glob)
+        Answers(tmp_path / "answers.jsonl")
+        Noise(root / "noise.key")
+        return path.glob(pattern)
+
+    monkeypatch.setattr(Path, "glob", begun_meanwhile)
+    assert account_of(SECTION, None, root) is not None
