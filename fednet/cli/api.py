@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from fednet.cli.common import quickstart
 from fednet.errors import CannotGoOn, ConfigError, FednetError, Stopped
 from fednet.experiment.rundir import taken_back
 from fednet.plain import JsonMapping
+from fednet.server.signals import while_stopping
 
 if TYPE_CHECKING:
     from fednet.records import Round
@@ -147,16 +149,32 @@ def _in_processes(
         out.mkdir(parents=True, exist_ok=True)
         text.write_text(configuration.to_yaml(config), encoding="utf-8")
         try:
-            done = subprocess.run(words, check=False, stderr=subprocess.PIPE, text=True)
+            status, said = _ended(words)
         finally:
             text.unlink(missing_ok=True)
-    if done.returncode:
-        kind = {2: ConfigError, 3: CannotGoOn}.get(done.returncode, Stopped)
-        raise kind(done.stderr.strip().removeprefix("fednet run: "))
+    if status:
+        said = said.strip().removeprefix("fednet run: ")
+        if status in (2, 3):
+            raise ConfigError(said) if status == 2 else CannotGoOn(said)
+        raise Stopped(said, by_keyboard=status == 130)
     directory, n = out / config.name, 1
     while (following := out / f"{config.name}-{n + 1}" / "config.yaml").exists():
         directory, n = following.parent, n + 1
     return directory
+
+
+def _ended(words: Sequence[str]) -> tuple[int, str]:
+    """(the exit status of a command, what it said). What asks this process to stop, such as the
+    interrupt of a notebook's kernel, asks the command, which then saves what is done.
+    """
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said,
+        subprocess.Popen(words, stderr=said) as command,
+        while_stopping(lambda number, _: command.send_signal(number)),
+    ):
+        status = command.wait()
+        said.seek(0)
+        return status, said.read()
 
 
 def reporter(display: Watcher) -> Callable[[Path], None]:

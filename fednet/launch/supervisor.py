@@ -33,7 +33,7 @@ from fednet.server.hosting import Hosting
 from fednet.server.peers.admission import run_keys
 from fednet.server.peers.endpoint import listen, listening, with_memory
 from fednet.server.process import host_rounds
-from fednet.server.signals import on_stop
+from fednet.server.signals import while_stopping
 from fednet.transport import memory
 
 if TYPE_CHECKING:
@@ -79,7 +79,10 @@ class Supervisor:
         with uncollected():
             self._warm_up(places)
         self.keys = run_keys(self.config, self.directory)
-        on_stop(self._pass_on)
+        with while_stopping(self._pass_on):
+            return self._run(places)
+
+    def _run(self, places: list[str]) -> int:
         status = 3
         if by_memory(self.config):
             self.shared = memory.shared_memory(len(places))

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import logging
 import secrets
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,7 @@ from fednet.records import Summary
 from fednet.server.hosting import Hosting
 from fednet.server.peers.admission import Sent, checker, declared, judges
 from fednet.server.peers.endpoint import Endpoint
-from fednet.server.signals import on_stop, stop_early, stop_later, thrice_kills
+from fednet.server.signals import on_stop, stop_early, stop_later, thrice_kills, while_stopping
 from fednet.transport.memory import laying, payloads_of
 
 if TYPE_CHECKING:
@@ -48,29 +47,27 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
     """
     from fednet.server.results.summary import finish, write
 
-    before = on_stop(stop_early)
-    switches = determinism.settle(config.train.threads, config.train.precision)
-    session = Session(config, directory, endpoint, how)
-    rounds = session.rounds()
-    session.watch.until, rounds.attendance.alone = how.until, endpoint.alone
-    on_stop(thrice_kills(functools.partial(stop_later, session.watch)))
-    over, why = False, ""
-    try:
-        session.begin(rounds)
-        with seldom_collected(endpoint.pump is None):
-            rounds.run()
-        over = True
-        summary = finish(rounds, session.experiment, directory, how.command, switches)
-    except OSError as broken:
-        why = f"{broken.strerror} ({broken.filename or directory})"
-        raise CannotGoOn(f"the run stopped: {why}; {session.left()}.") from broken
-    except FednetError as broken:
-        over, why = isinstance(broken, CannotGoOn), str(broken)
-        raise
-    finally:
-        session.close(over, why)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with while_stopping(stop_early):
+        switches = determinism.settle(config.train.threads, config.train.precision)
+        session = Session(config, directory, endpoint, how)
+        rounds = session.rounds()
+        session.watch.until, rounds.attendance.alone = how.until, endpoint.alone
+        on_stop(thrice_kills(functools.partial(stop_later, session.watch)))
+        over, why = False, ""
+        try:
+            session.begin(rounds)
+            with seldom_collected(endpoint.pump is None):
+                rounds.run()
+            over = True
+            summary = finish(rounds, session.experiment, directory, how.command, switches)
+        except OSError as broken:
+            why = f"{broken.strerror} ({broken.filename or directory})"
+            raise CannotGoOn(f"the run stopped: {why}; {session.left()}.") from broken
+        except FednetError as broken:
+            over, why = isinstance(broken, CannotGoOn), str(broken)
+            raise
+        finally:
+            session.close(over, why)
     try:
         whole = write(directory, summary)
     except OSError as broken:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,17 @@ def on_stop(handler: Handler) -> dict[int, Before]:
         with contextlib.suppress(ValueError):  # in a thread of a caller's own, who has the signals
             before[number] = signal.signal(number, handler)
     return before
+
+
+@contextlib.contextmanager
+def while_stopping(handler: Handler) -> Iterator[None]:
+    """As `on_stop`, and afterwards they do again what they did."""
+    before = on_stop(handler)
+    try:
+        yield
+    finally:
+        for number, was in before.items():
+            signal.signal(number, was)
 
 
 TOGETHER_S = 0.3
