@@ -29,7 +29,7 @@ def model(name: str) -> Iterator[str]:
     from fednet.tensors import Layout
 
     options = declared_options(registry.model.get(name), "model")
-    own = None if options is None else built_of(options, f"options of {name}")
+    own = None if options is None else built_of(options, f"options of {name}", "model")
     yield f"options build: {'any' if own is None else msgspec.to_builtins(own) or 'none'}"
     tried: dict[str, tuple[int, ...]] = {}
     built = None
@@ -113,7 +113,9 @@ def dataset(name: str) -> Iterator[str]:
     root = place(None, None)
     declared = declared_options(registry.dataset.get(name), "dataset")
     options = (
-        {} if declared is None else msgspec.to_builtins(built_of(declared, f"options of {name}"))
+        {}
+        if declared is None
+        else msgspec.to_builtins(built_of(declared, f"options of {name}", "dataset"))
     )
     first, second = (made(name, options, root, False, 0) for _ in range(2))
     sizes = f"{len(first.train[1])} training and {len(first.test[1])} test samples"
@@ -142,7 +144,9 @@ def partitioner(name: str) -> Iterator[str]:
     part = registry.partitioner.get(name)
     declared = declared_options(part, "partitioner")
     options = (
-        {} if declared is None else msgspec.to_builtins(built_of(declared, f"options of {name}"))
+        {}
+        if declared is None
+        else msgspec.to_builtins(built_of(declared, f"options of {name}", "partitioner"))
     )
     y = np.arange(200) % 4
 
@@ -224,12 +228,17 @@ def task(name: str) -> Iterator[str]:
     yield f"loss {float(loss):.4f}, accuracy {made.accuracy(counts):.4f} on four easy samples"
 
 
-def built_of(kind: Callable[[], T], what: str) -> T:
+def built_of(make: Callable[[], T], what: str, kind: str = "") -> T:
     try:
-        return kind()
+        return make()
     except TypeError as wrong:
+        from fednet.config.parts import FILLED
+
+        given = (
+            f"; fednet itself gives a {kind} only {FILLED[kind]}, by these names" if kind else ""
+        )
         raise ConfigError(
-            f"{what}: every option needs a default to be checked here ({wrong})."
+            f"{what}: every option needs a default to be checked here ({wrong}){given}."
         ) from None
 
 

@@ -87,6 +87,22 @@ def test_partitioner_that_gives_a_sample_twice_is_refused(checked):
         checked(text, "chk_twice.py")
 
 
+def test_a_part_that_asks_for_what_fednet_does_not_give_is_told_what_it_gives(checked, capsys):
+    text = """import fednet
+@fednet.partitioner("mislabelled")
+def mislabelled(labels, clients, *, share: float = 0.5):
+    return [labels] * clients
+"""
+    gives = (
+        "fednet itself gives a partitioner only y, groups, clients, rng and pool, by these names"
+    )
+    with pytest.raises(ConfigError, match=f"argument 'labels'.*{gives}"):
+        checked(text, "mislabelled.py")
+    assert main(["run", "--set", "data.partition=mislabelled"]) == 2
+    said = capsys.readouterr().err
+    assert f"data.partition.labels is missing, which 'mislabelled' takes; {gives}." in said
+
+
 def test_partitioner_that_deals_passes(checked):
     text = (
         'import fednet\n@fednet.partitioner("chk-deal")\ndef deal(y, clients, rng):\n'
