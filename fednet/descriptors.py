@@ -89,16 +89,18 @@ def reaching(opens: Callable[[], Opened]) -> Opened:
         time.sleep(0.01)  # whoever waits for a connection to be accepted was quicker
 
 
-def named(path: Path | str) -> Path:
-    """A file that a user named, to be read whole. Raises OSError where none lies there, a named
-    pipe or a device among them: whoever reads it may wait for ever. What the shell itself pipes in,
-    by `<(...)` or /dev/stdin, has a writer.
+def named(path: Path | str, there: bool = True) -> Path:
+    """A file that a user named, or of a run's directory, to be read whole. Raises OSError where
+    none lies there, a named pipe or a device among them: whoever reads it may wait for ever. What
+    the shell itself pipes in, by `<(...)` or /dev/stdin, has a writer. there: it must be.
     """
     path = Path(path)
+    if not (there or path.exists()):
+        return path
     kind = path.stat().st_mode
     piped = stat.S_ISFIFO(kind) and not path.resolve().exists()
     if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind) or piped):
-        raise OSError(errno.EINVAL, "a named pipe or a device, and no regular file", str(path))
+        raise OSError(errno.ENXIO, "a named pipe or a device, and no regular file", str(path))
     return path
 
 

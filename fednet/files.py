@@ -25,7 +25,7 @@ from typing import BinaryIO, TypeVar
 import msgspec
 import xxhash
 
-from fednet.descriptors import reaching
+from fednet.descriptors import named, reaching
 from fednet.errors import StateError
 from fednet.plain import JsonDict, plain
 
@@ -203,7 +203,7 @@ def read_record(path: Path, remedy: str, by_hand: type | None = None) -> JsonDic
     written it, without a check: an object of that type then, which allows no unknown field.
     """
     try:
-        text = reaching(path.read_bytes)
+        text = reaching(named(path).read_bytes)
         if by_hand is not None and b'"check"' not in text:
             return msgspec.to_builtins(msgspec.json.decode(text, type=by_hand))
         if not text.endswith(b"\n"):
@@ -229,7 +229,9 @@ class Lines:
 
     def __init__(self, path: Path, text: Callable[[JsonDict], bytes] = line) -> None:
         self.path, self._text = path, text
-        self._file: BinaryIO = reaching(lambda: path.open("ab", buffering=BUFFER_BYTES))
+        self._file: BinaryIO = reaching(
+            lambda: named(path, there=False).open("ab", buffering=BUFFER_BYTES)
+        )
 
     def append(self, record: JsonDict) -> None:
         self._file.write(self._text(record))
@@ -270,7 +272,7 @@ def read_rows(
     def blocks() -> Iterator[Iterable[T]]:
         number = 1
         bare: bool | None = None  # whether this file's lines carry no check
-        with reaching(lambda: path.open("rb")) as file:
+        with reaching(lambda: named(path).open("rb")) as file:
             for block in _blocks(file, end):
                 if bare is None:
                     bare = old and not _carries_check(block[: block.index(b"\n")])
@@ -330,7 +332,7 @@ def repair(path: Path) -> None:
     """Cuts a torn last line off a file of lines: a crash ended the process that wrote it."""
     if not path.exists():
         return
-    with reaching(lambda: path.open("r+b")) as file:
+    with reaching(lambda: named(path).open("r+b")) as file:
         size = file.seek(0, os.SEEK_END)
         at = size
         while at > 0:

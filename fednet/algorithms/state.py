@@ -21,7 +21,7 @@ from typing import TypeVar, get_type_hints
 
 import torch
 
-from fednet.descriptors import reaching
+from fednet.descriptors import named, reaching
 from fednet.errors import ConfigError, StateError
 from fednet.files import appear, aside_of, digest
 from fednet.plain import JsonDict, JsonMapping
@@ -216,7 +216,7 @@ def written(path: Path) -> tuple[JsonDict, str]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, "pt") as file:
+        with safe_open(named(path), "pt") as file:
             about = file.metadata() or {}
         return json.loads(about["tree"]), about["check"]
     except (OSError, SafetensorError, KeyError, ValueError, RecursionError) as broken:
@@ -266,7 +266,7 @@ def read_tree(path: Path) -> tuple[JsonDict, dict[str, torch.Tensor]]:
 def _whole(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
     from safetensors import safe_open
 
-    with safe_open(path, "pt") as file:
+    with safe_open(named(path), "pt") as file:
         # (safe_open is no mapping)
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return dict(file.metadata() or {}), tensors

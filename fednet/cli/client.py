@@ -11,6 +11,7 @@ from pathlib import Path
 from fednet import ids
 from fednet.cli import values
 from fednet.cli.common import path_argument, proxied, standalone
+from fednet.descriptors import named
 from fednet.errors import ConfigError
 
 DEFAULT_SERVER = "tcp://127.0.0.1:5555"
@@ -130,22 +131,30 @@ def run(args: argparse.Namespace) -> int:
     from fednet.client import policy as policies
 
     if args.id is None:
-        named = policies.read(args.policy).ids if args.policy is not None else None
-        if named is None:
+        own = policies.read(args.policy).ids if args.policy is not None else None
+        if own is None:
             raise ConfigError("--id is missing: say which clients, such as --id 3 or --id 0-24,40.")
-        args.id = str(named)
+        args.id = str(own)
     if args.stay and args.run is not None:
         raise ConfigError("--stay waits at an address for the next run: give --server, not --run.")
     if args.state is not None and args.state.exists() and not args.state.is_dir():
         raise ConfigError(f"--state {args.state}: is a file; expected a folder for the states.")
+    if args.run is not None and args.run.exists() and not args.run.is_dir():
+        raise ConfigError(f"--run {args.run}: is no folder; expected the directory of a run.")
+    policy = policies.policy(
+        args.policy, args.data, args.allow, download=args.download, faults=args.faults
+    )
+    for place in policy.places:
+        try:
+            named(place, there=False)
+        except OSError as wrong:
+            raise ConfigError(f"--data {place}: {wrong.strerror}.") from None
     server = args.server or (
         None if args.run else os.environ.get("FEDNET_SERVER") or DEFAULT_SERVER
     )
     options = join.Options(
         args.id,
-        policies.policy(
-            args.policy, args.data, args.allow, download=args.download, faults=args.faults
-        ),
+        policy,
         server=server,
         run=args.run,
         device=args.device,

@@ -10,7 +10,8 @@ from fednet.data.augment import check
 from fednet.data.base import Data
 from fednet.data.cache import home
 from fednet.data.options import call, mapping
-from fednet.errors import DataError
+from fednet.descriptors import named
+from fednet.errors import DataError, why
 from fednet.plain import JsonDict
 from fednet.registry import dataset
 
@@ -57,7 +58,11 @@ def options(section: DataSection) -> JsonDict:
 
 
 def place(section: DataSection | None, root: Path | str | None) -> Path:
-    """Where the files lie."""
-    return Path(
-        root or getattr(section, "root", None) or os.environ.get("FEDNET_DATA") or home()
-    ).expanduser()
+    """Where the files lie. Raises DataError where that is a named pipe or a device."""
+    found = root or getattr(section, "root", None) or os.environ.get("FEDNET_DATA") or home()
+    try:
+        return named(Path(found).expanduser(), there=False)
+    except OSError as wrong:
+        raise DataError(
+            f"data.root (or --data): {why(wrong)}; expected the folder where datasets lie."
+        ) from None

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from fednet.descriptors import reaching
+from fednet.descriptors import named, reaching
 from fednet.errors import CannotGoOn, ConfigError
 from fednet.files import opened
 
@@ -126,7 +126,7 @@ def take(path: Path, group: str = "", ids: list[int] | None = None) -> Lock:
 def read(path: Path) -> Holder | None:
     """Who holds that file, or held it when it ended; None where it says nobody."""
     try:
-        return msgspec.json.decode(reaching(path.read_bytes), type=Holder)
+        return msgspec.json.decode(reaching(named(path).read_bytes), type=Holder)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
 

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from fednet.descriptors import named
 from fednet.errors import ConfigError, FednetError, StateError
 from fednet.files import Lines, clear_asides, read_lines, repair, write_json
 from fednet.plain import JsonDict
@@ -94,7 +95,7 @@ def has_rounds(path: Path) -> bool:
     try:
         if book.exists() and not all(row.get("void") for row in read_lines(book, old=True)):
             return True
-        progress = json.loads((path / "checkpoint" / "manifest.json").read_bytes())["progress"]
+        progress = json.loads(named(path / "checkpoint" / "manifest.json").read_bytes())["progress"]
         return bool(progress["round"] > progress.get("void", 0))
     except FileNotFoundError:
         return False
@@ -217,7 +218,7 @@ def cut(path: Path, lengths: Mapping[str, int]) -> None:
         file, length = path / name, lengths[name]
         if not file.exists():
             file.touch()
-        if (found := file.stat().st_size) < length:
+        if (found := named(file).stat().st_size) < length:
             raise StateError(
                 f"{file}: {found} bytes, and the checkpoint knows of {length}; put the file back "
                 f"as it was, or begin the run anew under another name."

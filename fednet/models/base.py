@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import nn
 
+from fednet.descriptors import named
 from fednet.errors import BaseAbsent, RemoteProtocolError
 from fednet.files import write_aside
 from fednet.wire import messages as m
@@ -75,7 +76,7 @@ def grounded(experiment: Experiment, root: Path, sent: memoryview | None) -> Exp
             f"the model that training starts from is not in {root}, as the server sent it; it is "
             f"asked for again."
         )
-    data = path.read_bytes() if here else bytes(sent or b"")
+    data = named(path).read_bytes() if here else bytes(sent or b"")
     found = experiment.starting_from(unpacked(data))
     if not here:
         write_aside(path, data)

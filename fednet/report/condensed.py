@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from fednet.descriptors import named
 from fednet.report.drawing.canvas import TIMELESS, canvas
 
 if TYPE_CHECKING:
@@ -127,10 +128,10 @@ def draw(
         return {
             int(f.stem.split("-")[1]): (both["x"], both["y"])
             for f in files
-            for both in [load_file(f)]
+            for both in [load_file(named(f))]
         }
 
-    with safe_open(means, "pt") as file:
+    with safe_open(named(means), "pt") as file:
         names = json.loads((file.metadata() or {})["names"])
         values = file.get_tensor("means")
     path.parent.mkdir(parents=True, exist_ok=True)

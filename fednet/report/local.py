@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fednet.descriptors import named
 from fednet.report.drawing.canvas import Figure, write
 
 if TYPE_CHECKING:
@@ -43,7 +44,9 @@ def table(run: Run) -> tuple[list[int], np.ndarray] | None:
     for client in sorted(files):
         section = config.parts.model_of(settings, client)
         module = models.build(section, shape, found.classes, seed).eval()
-        module.load_state_dict(load_file(files[client]), strict=settings.model.trainable == "*")
+        module.load_state_dict(
+            load_file(named(files[client])), strict=settings.model.trainable == "*"
+        )
         right = torch.zeros_like(total)
         with torch.no_grad():
             for start in range(0, len(y), BATCH):

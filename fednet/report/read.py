@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 
 from fednet.config import tree
+from fednet.descriptors import named
 from fednet.errors import ConfigError, StateError, lacking, unknown
 from fednet.files import read_rows
 from fednet.plain import JsonDict
@@ -60,7 +61,7 @@ class Run:
     def config(self) -> JsonDict:
         path = self.dir / "config.yaml"
         try:
-            text = path.read_text(encoding="utf-8")
+            text = named(path).read_text(encoding="utf-8")
         except UnicodeDecodeError as broken:
             raise StateError(f"{path}: no text ({broken.reason}).") from None
         value = tree.compose(text, str(path)).plain()
@@ -91,7 +92,7 @@ class Run:
         """Empty while the run is live."""
         path = self.dir / "summary.json"
         try:
-            return msgspec.json.decode(path.read_bytes(), type=Summary)
+            return msgspec.json.decode(named(path).read_bytes(), type=Summary)
         except FileNotFoundError:
             return Summary()
         except msgspec.DecodeError as error:
@@ -240,7 +241,7 @@ def open_run(path: str | Path) -> Run:
 
 def _json(path: Path) -> JsonDict:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict)
+        return msgspec.json.decode(named(path).read_bytes(), type=dict)
     except FileNotFoundError:
         return {}
     except msgspec.DecodeError as error:

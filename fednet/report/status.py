@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from fednet.descriptors import named
 from fednet.errors import StateError
 from fednet.report.read import open_run
 
@@ -72,7 +73,7 @@ def read(run: str | Path) -> Status:
     """Raises ConfigError where that is no run, StateError where it says nothing of itself."""
     path = Path(run) / "status.json"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Status)
+        return msgspec.json.decode(named(path).read_bytes(), type=Status)
     except (FileNotFoundError, NotADirectoryError):
         folder = open_run(run)
         raise StateError(

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from fednet import config as configuration
 from fednet import loading, registry
+from fednet.descriptors import named
 from fednet.errors import ConfigError
 from fednet.plain import JsonDict
 
@@ -106,7 +107,7 @@ def records(task: RunSpec) -> str:
     whole = hashlib.sha256()
     for name in RECORDS:
         path = task.run / name
-        whole.update(name.encode() + (path.read_bytes() if path.exists() else b"-"))
+        whole.update(name.encode() + (named(path).read_bytes() if path.exists() else b"-"))
     return whole.hexdigest()
 
 

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from fednet.descriptors import named
+
 
 class SweepProgress:
     """The progress of the cells that one process does. cells: how many there are; folder: where
@@ -38,7 +40,7 @@ class SweepProgress:
 
     def _accuracy(self, name: str) -> float | None:
         try:
-            summary = json.loads((self._folder / name / "summary.json").read_text("utf-8"))
+            summary = json.loads(named(self._folder / name / "summary.json").read_text("utf-8"))
         except (OSError, ValueError):
             return None  # it failed
         return (summary.get("accuracy") or {}).get("final")

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
+import fednet
 from fednet.cli import client, main
 from fednet.cli.common import standalone
 from fednet.descriptors import named
@@ -53,7 +55,7 @@ def test_a_command_says_that_the_file_it_was_given_is_a_pipe(words, pipe, capsys
     assert REFUSED in told.err + told.out
 
 
-@pytest.mark.parametrize("flag", ["--policy", "--keys"])
+@pytest.mark.parametrize("flag", ["--policy", "--keys", "--data"])
 def test_a_client_says_that_the_file_it_was_given_is_a_pipe(flag, pipe, capsys):
     words = ["--id", "0", "--give-up", "1", flag, pipe]
     assert standalone("fednet-client", client.__doc__, client.add, client.run, words) == 2
@@ -95,6 +97,56 @@ def test_a_run_s_directory_whose_configuration_is_a_pipe_is_none(pipe, capsys):
     os.rename(pipe, "run/config.yaml")
     assert main.main(["report", "run"]) == 2
     assert "expected a run directory" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def over(tmp_path_factory):
+    """The directory of a run."""
+    sets = {"rounds": 1, "train.steps": 1, "name": "run", "report": False}
+    found = fednet.run(None, set=sets, in_process=True, out=tmp_path_factory.mktemp("runs"))
+    return found.dir
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("rounds.jsonl", ["compare"]),
+        ("clients.jsonl", ["compare"]),
+        ("summary.json", ["compare"]),
+        ("status.json", ["status"]),
+        ("clients.jsonl", ["run", "--resume"]),
+        ("wire.jsonl", ["run", "--resume"]),
+        ("checkpoint/manifest.json", ["run", "--resume"]),
+        ("checkpoint/state-*.safetensors", ["run", "--resume"]),
+    ],
+)
+def test_no_command_waits_for_a_file_of_a_run_that_is_a_pipe(
+    name, words, over, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(over, "run")
+    (lost,) = Path("run").glob(name)
+    lost.unlink()
+    os.mkfifo(lost)
+    if "--resume" in words:
+        Path("run", "summary.json").unlink()
+        words = [*words, "--in-process", "--quiet"]
+    assert main.main([words[0], "run", *words[1:]])
+    said = capsys.readouterr().err
+    assert REFUSED in said
+    assert lost.name in said
+    assert "fault of fednet" not in said
+
+
+def test_data_are_in_a_folder_or_a_file_and_in_no_pipe(pipe, capsys):
+    assert main.main(["run", "--check", "--set", f"data.root={pipe}"]) == 2
+    assert REFUSED in capsys.readouterr().err
+
+
+def test_a_run_whose_server_a_client_looks_for_is_in_a_folder(pipe, capsys):
+    words = ["--id", "0", "--give-up", "1", "--run", pipe]
+    assert standalone("fednet-client", client.__doc__, client.add, client.run, words) == 2
+    assert "is no folder" in capsys.readouterr().err
 
 
 def test_a_device_is_refused_and_what_the_shell_pipes_in_is_read():
