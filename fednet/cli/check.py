@@ -12,9 +12,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from fednet.errors import complain
     from fednet.tools import check
 
-    for line in check.check(args.file):
+    for line in check.check(args.file, lambda wrong: complain(f"fednet check: {wrong}")):
         if not args.quiet:
             print(line, flush=True)
     return 0

@@ -248,7 +248,10 @@ def _split(pair: object, which: str, classes: int | None) -> Split:
         x = {str(name): _tensor(part, f"{which} x[{name!r}]") for name, part in pair[0].items()}
     else:
         x = _tensor(pair[0], f"{which} x")
-    y = _targets(_tensor(pair[1], f"{which} y"), which, classes)
+    given = pair[1]
+    if classes is not None and str(getattr(given, "dtype", "")) in ("bool", "torch.bool"):
+        given = given + 0  # as whole numbers: False is class 0
+    y = _targets(_tensor(given, f"{which} y"), which, classes)
     for name, part in named(x).items():
         if len(part) != len(y):
             raise DataError(
@@ -276,6 +279,7 @@ def _targets(y: torch.Tensor, which: str, classes: int | None) -> torch.Tensor:
     if y.is_floating_point():
         raise DataError(
             f"{which}: y holds floats but classes={classes}; give whole numbers, or classes=None."
+            f"{said_of(y)}"
         )
     y = y.to(torch.int64)
     if y.numel() and (int(y.min()) < 0 or int(y.max()) >= classes):
@@ -284,6 +288,19 @@ def _targets(y: torch.Tensor, which: str, classes: int | None) -> torch.Tensor:
             f"for classes={classes}."
         )
     return y
+
+
+def said_of(y: torch.Tensor) -> str:
+    """A sentence more about labels that were refused, where each is a row with a single 1."""
+    if y.ndim != 2 or y.shape[1] < 2 or not len(y):
+        return ""
+    some = y[:1000]
+    whole = bool(((some == 0) | (some == 1)).all()) and bool((some.sum(1) == 1).all())
+    return (
+        " They look one-hot: give the number of each sample's class, such as y.argmax(1)."
+        if whole
+        else ""
+    )
 
 
 def _same_form(train: Split, test: Split) -> None:

@@ -18,7 +18,7 @@ from fednet import seeds
 from fednet.algorithms.base import Algorithm
 from fednet.config import Config
 from fednet.data import Data
-from fednet.data.base import named
+from fednet.data.base import named, said_of
 from fednet.errors import ConfigError, DataError, FednetError
 from fednet.experiment.judging import asked
 from fednet.tensors import Inputs, Layout
@@ -70,7 +70,7 @@ def fits(config: Config, algorithm: Algorithm, module: nn.Module, task: Task, da
     if config.task == "classification" and y.is_floating_point():
         raise ConfigError(
             "data: the targets are floats, and the task is classification; set task: regression, "
-            "or give whole numbers, the classes."
+            f"or give whole numbers, the classes.{said_of(y)}"
         )
     given = [part.clone() for part in named(x).values()]
     shown = f"model {config.model.name}"

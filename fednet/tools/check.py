@@ -1,8 +1,8 @@
 """`fednet check FILE`: what every registered part must do, tried on a user's own.
 
-Each check says in a line what holds; the first that does not raises ConfigError with what was
-expected. An exception in the file itself passes through, so that the command line shows where it
-arose.
+Each check says in a line what holds; the first of a part that does not raises ConfigError with what
+was expected, and the next part is tried. An exception in the file itself passes through, so that
+the command line shows where it arose.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from fednet import loading, registry
 from fednet.config import PrivacySection
-from fednet.errors import ConfigError
+from fednet.errors import ConfigError, FednetError
 from fednet.plain import JsonDict
 from fednet.tools import killed, parts
 from fednet.tools.parts import CLIENTS, built_of, must
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from fednet.algorithms.base import Algorithm
 
 
-def check(path: Path) -> Iterator[str]:
-    """Loads the file and checks every part that it registers. Raises ConfigError, UserFileError."""
+def check(path: Path, say: Callable[[str], None]) -> Iterator[str]:
+    """Loads the file and checks every part that it registers. Raises ConfigError, UserFileError.
+    say: where several parts are refused, told of all but one, which is raised.
+    """
     before = {kind: set(parts.names()) for kind, parts in registry.ALL.items()}
     (known,) = loading.load_parts([path])
     yield f"{path}: loads (SHA-256 {known.sha256[:16]})"
@@ -41,10 +43,22 @@ def check(path: Path) -> Iterator[str]:
         raise ConfigError(
             f'{path}: registers nothing; expected a decorator such as @fednet.algorithm("mine").'
         )
+    refused: list[tuple[str, Exception]] = []
     for kind, name in found:
-        yield f"{registry.ALL[kind].kind} {name!r}"
-        for line in CHECKS[kind](name):
-            yield f"  ok  {line}"
+        part = f"{registry.ALL[kind].kind} {name!r}"
+        yield part
+        try:
+            for line in CHECKS[kind](name):
+                yield f"  ok  {line}"
+        except Exception as wrong:
+            refused.append((part, wrong))
+    # Last what shows where in the file it arose.
+    refused.sort(key=lambda one: not isinstance(one[1], FednetError))
+    for part, first in refused[:-1]:
+        own = isinstance(first, FednetError)
+        say(f"{part}: {'' if own else f'{type(first).__name__}: '}{first}")
+    if refused:
+        raise refused[-1][1]
 
 
 def _file_of(part: object) -> str:

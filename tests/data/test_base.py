@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from fednet import capacity
-from fednet.data import Data, balanced_test, cache, pairs
-from fednet.data.base import channel_statistics
-from fednet.errors import DataError
+from fednet import capacity, config
+from fednet.data import Data, balanced_test, cache, pairs, split
+from fednet.data.base import channel_statistics, said_of
+from fednet.errors import ConfigError, DataError
+from fednet.training.tasks.classification import Classification
 
 X, Y = np.zeros((4, 2), dtype=np.float32), np.array([0, 1, 2, 0])
 
@@ -76,7 +77,8 @@ def test_the_hash_covers_every_sample():
         ({"classes": 2}, r"labels lie in 0\.\.2, expected 0\.\.1 for classes=2"),
         ({"train": (X, Y - 1)}, r"labels lie in -1\.\.1"),
         ({"classes": None}, "say classes=C"),
-        ({"train": (X, Y.astype(float))}, "y holds floats but classes=3"),
+        ({"train": (X, Y.astype(float))}, r"y holds floats but classes=3.*classes=None\.$"),
+        ({"train": (X, np.eye(3)[Y])}, r"They look one-hot: .* such as y\.argmax\(1\)"),
         (
             {"test": (X[:, :1], Y)},
             r"a training sample is torch.float32 \(2,\), a test sample is torch.float32 \(1,\)",
@@ -98,6 +100,21 @@ def test_the_hash_covers_every_sample():
 def test_what_does_not_fit_is_refused_with_the_reason(fields, says):
     with pytest.raises(DataError, match=says):
         Data(**{"train": (X, Y), "classes": 3, **fields})
+
+
+def test_a_truth_value_is_a_class():
+    for y in (Y > 0, torch.from_numpy(Y > 0)):
+        assert Data(train=(X, y), classes=2).train[1].tolist() == (Y > 0).astype(int).tolist()
+
+
+def test_labels_that_look_one_hot_are_said_to_by_whoever_refuses_them():
+    hot = np.eye(3, dtype=np.int64)[Y]
+    data = Data(train=(X, hot), test=(X, hot), classes=3)
+    with pytest.raises(ConfigError, match=r"wants one class a sample, .* They look one-hot"):
+        split(data, config.load(None, {"clients": 2}).data, 2, 0)
+    with pytest.raises(ConfigError, match=r"cannot compare .* They look one-hot"):
+        Classification().loss(torch.zeros(4, 3), data.train[1])
+    assert "one-hot" not in said_of(torch.tensor([[0, 1, 1], [1, 0, 0]]))
 
 
 def test_channel_statistics_are_those_of_the_pixels():

@@ -24,7 +24,7 @@ def registry_as_it_was():
 def checked(tmp_path):
     def run(text: str, name: str) -> list[str]:
         (tmp_path / name).write_text(text)
-        return list(check.check(tmp_path / name))
+        return list(check.check(tmp_path / name, lambda wrong: None))
 
     return run
 
@@ -150,6 +150,32 @@ def test_a_model_whose_head_is_no_linear_is_refused(checked):
     )
     with pytest.raises(ConfigError, match=r"expected \.head, the last nn\.Linear"):
         checked(text, "chk_wrong_head.py")
+
+
+def test_every_part_that_is_refused_is_said(tmp_path, capsys):
+    file = tmp_path / "three.py"
+    file.write_text(
+        "import fednet, numpy as np\n"
+        "@fednet.partitioner('twice')\n"
+        "def twice(y, clients, rng):\n"
+        "    return [np.arange(len(y))] * clients\n"
+        "@fednet.partitioner('breaks')\n"
+        "def breaks(y, clients, rng):\n"
+        "    raise TypeError('mine')\n"
+        "@fednet.partitioner('far')\n"
+        "def far(y, clients, rng):\n"
+        "    return [np.arange(k, 10_000, clients) for k in range(clients)]\n"
+        "@fednet.partitioner('fine')\n"
+        "def fine(y, clients, rng):\n"
+        "    return np.array_split(rng.permutation(len(y)), clients)\n"
+    )
+    assert main(["check", str(file)]) != 0
+    told = capsys.readouterr()
+    assert "a sample was given twice" in told.err
+    assert "an index lies outside" in told.err
+    assert "TypeError: mine" in told.err
+    assert told.out.count("  ok  ") == 2  # of the one that is fine
+    assert main(["check", "--quiet", str(file)]) != 0
 
 
 def test_file_that_registers_nothing_is_refused(checked):
