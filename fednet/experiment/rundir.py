@@ -156,7 +156,7 @@ class RunDirectory:
         self.rounds, self.clients = Lines(path / "rounds.jsonl"), Lines(path / "clients.jsonl")
         self.wire = Book(path, book, fsync)
         self.events = Lines(path / "events.jsonl")
-        self._started = time.time()
+        self._started = time.monotonic()
 
     def event(
         self, type: str, round: int = 0, client: int = -1, bytes: int = 0, **more: object
@@ -168,7 +168,7 @@ class RunDirectory:
                 client=client,
                 type=type,
                 bytes=bytes,
-                elapsed=round_ms(time.time() - self._started),
+                elapsed=round_ms(time.monotonic() - self._started),
                 time=round_ms(time.time()),
                 details=more,
             ).line()

@@ -12,9 +12,10 @@ import fednet
 from fednet import config as configuration
 from fednet.cli.main import main
 from fednet.errors import ConfigError
-from fednet.experiment.rundir import claim, forget, log_to
+from fednet.experiment.rundir import RunDirectory, claim, forget, log_to
 from fednet.launch import start
 from fednet.report import status
+from tests.processes import lines
 
 
 def begun(path: Path, finished: bool) -> None:
@@ -156,6 +157,15 @@ def test_a_run_of_void_rounds_alone_is_replaced(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is full")
+def test_seconds_of_events_pass_whatever_the_clock_on_the_wall_is_set_to(tmp_path, monkeypatch):
+    run = RunDirectory(tmp_path, "messages", False)
+    monkeypatch.setattr("time.time", lambda: 0.0)
+    run.event("set back")
+    monkeypatch.undo()
+    (event,) = lines(tmp_path / "events.jsonl")
+    assert (event["time"], event["elapsed"] >= 0) == (0.0, True)
+
+
 def test_a_log_that_cannot_be_written_prints_no_traceback(capsys):
     handler = log_to(Path("/dev/full"))
     try:
