@@ -18,15 +18,13 @@ SILENT_S = 60
 """For how long a peer that says nothing is kept waiting by the kernel alone."""
 
 # struct tcp_info of linux/tcp.h, in native order; fields are only ever added at the end.
-_ACKED_AND_RECEIVED = struct.Struct("=QQ")
-_ACKED_AT = 120
-_SENT_AND_RETRANSMITTED = struct.Struct("=QQ")
-_SENT_AT = 200
+_STATE_ACKED_RECEIVED = struct.Struct("=B119xQQ")
+_AND_SENT_RETRANSMITTED = struct.Struct("=B119xQQ64xQQ")
 _PEER_HAS_ENDED = frozenset({6, 8, 9, 11})
 """TIME_WAIT, CLOSE_WAIT, LAST_ACK, CLOSING: a FIN has come in, which the kernel numbers, and
 counts, like a byte."""
 
-_CLOSED = 7
+_ESTABLISHED, _CLOSED = 1, 7
 
 
 def await_words(listening: int) -> None:
@@ -84,25 +82,30 @@ class KernelSocket:
         """(sent, received) so far, each byte counted once however often it was sent; None if it is
         not TCP on Linux.
         """
-        with contextlib.suppress(OSError, AttributeError, struct.error):
+        try:
             info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-            acked, received = _ACKED_AND_RECEIVED.unpack_from(info, _ACKED_AT)
-            if len(info) >= _SENT_AT + _SENT_AND_RETRANSMITTED.size:
+            if len(info) >= _AND_SENT_RETRANSMITTED.size:
                 # Not `acked`: it lags by a delayed acknowledgement, and counts the SYN on the side
                 # that connects.
-                sent, again = _SENT_AND_RETRANSMITTED.unpack_from(info, _SENT_AT)
-                acked = sent - again
-            self._fin = self._fin or info[0] in _PEER_HAS_ENDED or self._reset_after_fin(info[0])
-            self._last = (acked, received - self._fin)
-            self.over = self._fin or info[0] == _CLOSED
+                state, _, received, sent, again = _AND_SENT_RETRANSMITTED.unpack_from(info)
+                sent -= again
+            else:
+                state, sent, received = _STATE_ACKED_RECEIVED.unpack_from(info)
+            if state != _ESTABLISHED:
+                self._fin = self._fin or self._ended(state)
+                self.over = self._fin or state == _CLOSED
+            self._last = (sent, received - self._fin)
+        except (OSError, AttributeError, struct.error):
+            pass
         return self._last
 
-    def _reset_after_fin(self, state: int) -> bool:
-        """Whether a connection that a reset has closed had seen the peer's FIN before. Then Linux
-        keeps EPIPE for it (tcp_reset), in place of ECONNRESET; what libzmq has taken is not told.
+    def _ended(self, state: int) -> bool:
+        """Whether a FIN has come. A connection that a reset has closed had seen one before where
+        Linux keeps EPIPE for it (tcp_reset), in place of ECONNRESET; what libzmq has taken is not
+        told.
         """
         if state != _CLOSED:
-            return False
+            return state in _PEER_HAS_ENDED
         return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.EPIPE
 
     def hang_up(self) -> None:

@@ -206,7 +206,10 @@ def link(paths: Sequence[str], seed: int, client: int, clients: int) -> tuple[Ra
 
 
 def _version(path: str) -> int:
-    return Path(path).stat().st_mtime_ns if Path(path).exists() else 0
+    try:
+        return Path(path).stat().st_mtime_ns
+    except OSError:
+        return 0  # not there, or not to be looked at: `text` says so
 
 
 @functools.lru_cache(maxsize=4)
@@ -250,11 +253,10 @@ def mahimahi(text: str, path: str) -> Rates:
         counts[ms // 1000] = counts.get(ms // 1000, 0) + 1
     if not last:
         raise ConfigError(f"{at}: the trace has no length; expected milliseconds above 0.")
-    seconds = max(1, -(-last // 1000))
-    mbps = np.zeros(seconds)
+    mbps = np.zeros(max(1, -(-last // 1000)))
     for second, packets in counts.items():
-        mbps[min(second, seconds - 1)] += packets * PACKET_MBIT
-    mbps[-1] /= (last - 1000 * (seconds - 1)) / 1000
+        mbps[min(second, len(mbps) - 1)] += packets * PACKET_MBIT
+    mbps[-1] /= (last - 1000 * (len(mbps) - 1)) / 1000
     return Rates(mbps)
 
 
