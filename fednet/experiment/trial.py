@@ -23,6 +23,7 @@ from fednet.errors import ConfigError, DataError, FednetError
 from fednet.experiment.judging import asked
 from fednet.tensors import Inputs, Layout
 from fednet.training.samples import FEW, length, piece
+from fednet.training.scratch import replaced
 from fednet.wire.compress import Chain
 from fednet.wire.compressors.dgc import DGC
 
@@ -86,6 +87,7 @@ def fits(config: Config, algorithm: Algorithm, module: nn.Module, task: Task, da
                 type(algorithm).outputs,
             )
         )
+    held = {name: (p, p.data_ptr()) for name, p in module.named_parameters()}
     with seeds.scope(config.seed, "trial"):
         for what, outputs in asked:
             try:
@@ -97,6 +99,10 @@ def fits(config: Config, algorithm: Algorithm, module: nn.Module, task: Task, da
             _loss(shown, task, config.task, out, y)
     if data.classes is not None and config.task == "classification":
         _wide(shown, task, out, y, data.classes)
+    for name, p in module.named_parameters():
+        before, at = held.get(name, (None, 0))
+        if before is not p or p.data_ptr() != at:
+            raise ConfigError(replaced(name))
     if not all(map(torch.equal, named(raw).values(), given)):
         raise ConfigError(
             f"{shown}: it changes its inputs in place, and so the data; begin with x = x.clone()."

@@ -8,14 +8,14 @@ that nothing of one logical client reaches the next one that the same process ho
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fednet.buffers import FROM_BYTES
-from fednet.errors import StateError
+from fednet.errors import ConfigError, StateError
 from fednet.models.trained import frozen_parts
 from fednet.tensors import Layout, Tensors, to_device
 from fednet.tensors.vectors import room
@@ -51,14 +51,22 @@ def may_draw(part: object) -> bool:
     return draws(part) or not getattr(part, "__module__", "").startswith(KNOWN)
 
 
+def replaced(name: str) -> str:
+    """The sentence about a parameter in whose place a model puts another tensor."""
+    return (
+        f"model: it puts another tensor in the place of its parameter {name!r}, which would not be "
+        f"trained; change it in place, under torch.no_grad()."
+    )
+
+
 class Scratch:
     """`module`, moved to `device`, with its parameters and buffers re-pointed into flat vectors
     laid out by `layout`.
 
     Parameters that the layout leaves out (`train.only`) keep their initial values and take no
     gradient; buffers that it leaves out get theirs back at each load; modules of which it has
-    nothing are never in train mode. Do not move the module to
-    another device or replace its tensors afterwards: they would no longer be views.
+    nothing are never in train mode. Do not move the module to another device. A buffer that it puts
+    another in the place of (`self.mean = ...`) is taken over; a parameter is not, and is an error.
 
     channels_last: kernels of convolutions lie with their channels innermost, which the CPU's
     convolutions and pools are faster with. It changes bits, so it is the configuration's choice
@@ -84,6 +92,8 @@ class Scratch:
         self.vector, self.buffers, self.counters = flat.vector, flat.buffers, flat.counters
         known = dict(self.module.named_parameters())
         self.parameters: dict[str, nn.Parameter] = {}
+        self._places: list[tuple[nn.Module, str, str]] = []  # (module, its name of one, ours)
+        self._held: list[tuple[nn.Module, str, torch.Tensor]] = []  # and the same of buffers
         self._kernels: dict[
             str, torch.Tensor
         ] = {}  # the views whose order in memory is not the usual one
@@ -91,6 +101,8 @@ class Scratch:
             parameter.requires_grad_(False)
         for slot in layout.slots:
             view = flat[slot.name]
+            path, _, leaf = slot.name.rpartition(".")
+            owner = self.module.get_submodule(path)
             if slot.role == "parameter":
                 parameter = known[slot.name]
                 if channels_last and len(slot.shape) == 4:
@@ -101,11 +113,11 @@ class Scratch:
                 view.copy_(parameter.detach())
                 parameter.data = view
                 self.parameters[slot.name] = parameter.requires_grad_(True)
+                self._places.append((owner, leaf, slot.name))
             else:
-                path, _, leaf = slot.name.rpartition(".")
-                owner = self.module.get_submodule(path)
                 view.copy_(owner._buffers[leaf])  # type: ignore[arg-type]
                 owner._buffers[leaf] = view
+                self._held.append((owner, leaf, view))
         self._constants = [
             (self.module.get_submodule(path), leaf, value, value.clone())
             for name, value in self.module.named_buffers()
@@ -151,13 +163,22 @@ class Scratch:
             view.copy_(x[name])
         self.buffers.copy_(x.buffers)
         self.counters.copy_(x.counters)
+        for owner, leaf, view in self._held:
+            owner._buffers[leaf] = view
+        flat = Tensors(self.layout, self.vector, self.buffers, self.counters)
+        for owner, leaf, name in self._moved():
+            owner._parameters[leaf] = self.parameters[name]
+            self.parameters[name].data = self._kernels.get(name, flat[name])
         for owner, leaf, buffer, value in self._constants:
             buffer.copy_(value)
             owner._buffers[leaf] = buffer
         return self.module
 
     def values(self) -> Tensors:
-        """A copy of what the module holds now."""
+        """A copy of what the module holds now. Raises ConfigError where a parameter is not the one
+        that was trained.
+        """
+        self._settle()
         vector = self._room().copy_(self.vector)
         out = Tensors(self.layout, vector, self.buffers.clone(), self.counters.clone())
         for name, view in self._kernels.items():
@@ -171,8 +192,36 @@ class Scratch:
         large = self.vector.numel() * self.vector.itemsize >= FROM_BYTES
         if not large or self.device.type != "cpu" or self._kernels:
             return self.values()
+        self._settle()
         self._given = True
         return Tensors(self.layout, self.vector, self.buffers.clone(), self.counters.clone())
+
+    def _settle(self) -> None:
+        """What the module put in the place of its buffers is in the vectors."""
+        for owner, leaf, view in self._held:
+            now = owner._buffers.get(leaf)
+            if now is view:
+                continue
+            if now is None or now.shape != view.shape:
+                form = None if now is None else tuple(now.shape)
+                raise ConfigError(
+                    f"model: its buffer {leaf!r} of shape {tuple(view.shape)} became {form} in "
+                    f"training; expected the same shape."
+                )
+            view.copy_(now.detach())
+            owner._buffers[leaf] = view
+        for _, _, name in self._moved():
+            raise ConfigError(replaced(name))
+
+    def _moved(self) -> Iterator[tuple[nn.Module, str, str]]:
+        """The parameters that the module has another tensor, or other memory, in the place of."""
+        base, size = self.vector.data_ptr(), self.vector.itemsize
+        for owner, leaf, name in self._places:
+            mine, start = self.parameters[name], self.layout.places[name][1]
+            if owner._parameters.get(leaf) is not mine or (
+                mine.numel() and mine.data_ptr() != base + start * size
+            ):
+                yield owner, leaf, name
 
     def _room(self) -> torch.Tensor:
         return room(self.vector.numel(), torch.float32, self.device, sent=True)

@@ -95,6 +95,15 @@ class Noisy(Body):
         return self.head(nn.functional.dropout(self.norm(self.body(x)), 0.5, self.training))
 
 
+@trial_model
+class Renewed(Body):
+    """Puts another tensor in the place of its parameter."""
+
+    def forward(self, x):
+        self.head.bias = nn.Parameter(self.head.bias.detach().clone())
+        return super().forward(x)
+
+
 DATA: dict[str, Any] = {}
 
 
@@ -138,6 +147,7 @@ def mapping(model: str = "mlp", kind: str = "plain", **more: Any) -> dict[str, A
         (mapping("trial-headless", algorithm="fedrod"), "it is not what fedrod needs"),
         (mapping("trial-cut"), "no gradient comes to its parameters from its outputs"),
         (mapping("trial-inplace"), "it changes its inputs in place"),
+        (mapping("trial-renewed"), "another tensor in the place of its parameter 'head.bias'"),
         (mapping("trial-narrow"), "it gives 3 outputs for 4 classes"),
         (mapping("trial-hollow"), "the model has no parameters"),
         (mapping("trial-lazy"), r"model trial-lazy: body\.1\.weight is of a lazy layer"),

@@ -213,6 +213,50 @@ def test_parameters_outside_the_layout_never_train():
     assert list(scratch.parameters) == ["head.weight", "head.bias"]
 
 
+class Averaging(nn.Module):
+    """Puts a new tensor in the place of its buffer, and for samples that say so of its weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(1))
+        self.register_buffer("mean", torch.zeros(1))
+
+    def forward(self, x):
+        self.mean = (self.mean + x.mean(0).detach())[: 2 if x[0, 0] > 0 else 0]
+        if x[0, 0] == 7:
+            self.w = nn.Parameter(self.w.detach().clone())
+        elif x[0, 0] == 8:
+            self.w.data = self.w.data.clone()
+        return x * self.w
+
+
+def test_a_buffer_that_the_model_puts_another_in_the_place_of_is_sent_and_is_nobody_else_s():
+    h = host(Averaging(), epochs=1)
+    first = h.train(h.initial).x
+    assert float(first["mean"]) == 1.5
+    assert same(h.train(h.initial).x, first)
+
+
+@pytest.mark.parametrize(
+    ("x", "said"),
+    [
+        (7.0, "another tensor in the place of its parameter 'w'"),
+        (8.0, "another tensor in the place of its parameter 'w'"),
+        (-1.0, r"buffer 'mean' of shape \(1,\) became \(0,\)"),
+    ],
+)
+def test_a_parameter_that_is_another_after_training_is_an_error_and_the_next_task_has_its_own(
+    x, said
+):
+    h = host(Averaging(), x=torch.full((2, 1), x), epochs=1)
+    with pytest.raises(ConfigError, match=said):
+        h.train(h.initial)
+    other = torch.ones(2, 1), h.test[1]
+    again = SiteHost(h.setting, h.scratch, 0, 1, train=other, test=h.test)
+    fresh = host(Averaging(), x=torch.ones(2, 1), epochs=1)
+    assert same(again.train(h.initial).x, fresh.train(fresh.initial).x)
+
+
 def test_with_batch_norm_a_last_batch_of_one_is_dropped():
     h = net_host(n=5, batch_size=2, epochs=2)
     assert h.train(h.initial).run.steps == 4
