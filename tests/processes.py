@@ -6,6 +6,7 @@ imported all they need, so that each starts in a few hundredths of a second.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import multiprocessing
 import os
@@ -44,6 +45,7 @@ CONTEXT.set_forkserver_preload(
         "fednet.server.results.summary",
         "fednet.transport.zeromq.dealer",
         "fednet.transport.zeromq.router",
+        *(f"fednet.cli.{module}" for module in ("main", "run", "server", "client")),
         "tests.federation",
     ]
 )
@@ -65,11 +67,13 @@ class Forked:
 
     def __init__(self, work: Callable[..., int], log: Path, args: tuple[object, ...]) -> None:
         _warm()
+        log.touch()  # what it said is asked for from now on
         self.process = CONTEXT.Process(target=_run, args=(work, log, *args))
         self.process.start()
         assert self.process.pid is not None
         self.pid, self.said = self.process.pid, log.read_text
-        self.kill, self.send_signal = self.process.kill, lambda number: os.kill(self.pid, number)
+        self.kill, self.terminate = self.process.kill, self.process.terminate
+        self.send_signal = lambda number: os.kill(self.pid, number)
 
     @property
     def returncode(self) -> int | None:
@@ -125,18 +129,23 @@ class Rig:
         process.wait()
         self.all.remove(process)
 
-    def start(self, module: str, *words: object, prefix: tuple[str, ...] = ()) -> Command:
-        """Starts `python -m fednet.cli.MODULE` in a session of its own, its output in a file."""
-        out = self._log()
+    def start(self, module: str, *words: object, prefix: tuple[str, ...] = ()) -> Any:
+        """`python -m fednet.cli.MODULE` in a session of its own, its output in a file: forked as
+        all others are, or started anew by the command `prefix`.
+        """
         environment = {k: v for k, v in os.environ.items() if not k.startswith("FEDNET_")}
         environment |= {
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(ROOT),
             "CUDA_VISIBLE_DEVICES": "",
         }
+        own = [f"fednet.cli.{module}", *map(str, words)]
+        if not prefix:
+            return self.fork(command, own, self.tmp, environment)
+        out = self._log()
         with out.open("w") as file:
             process = Command(
-                [*prefix, sys.executable, "-m", f"fednet.cli.{module}", *map(str, words)],
+                [*prefix, sys.executable, "-m", *own],
                 cwd=self.tmp,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
@@ -221,6 +230,18 @@ def lines(path: Path) -> list[dict[str, Any]]:
         for line in path.read_text().splitlines(keepends=True)
         if line.endswith("\n")
     ]
+
+
+def command(words: list[str], folder: Path, environment: dict[str, str]) -> int:
+    """In the process that was forked: the module whose name is the first word, as a command."""
+    for name in [name for name in os.environ if name.startswith("FEDNET_")]:
+        del os.environ[name]
+    os.environ.update(environment)  # what modules set as they were imported stays
+    os.chdir(folder)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.argv = words
+    main: Callable[[], int] = importlib.import_module(words[0]).main
+    return main()
 
 
 def _warm() -> None:

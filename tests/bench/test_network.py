@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from fednet.bench.network import cell, spaces, sweep
 from fednet.bench.network.cell import LinkCell
 from fednet.bench.network.line import Bad, Line, payload
 from fednet.errors import ConfigError
+from tests.processes import lines, until
 
 
 def packet(data: int, header: int = 20) -> bytes:
@@ -114,7 +116,19 @@ def test_the_namespaces_of_two_processes_have_other_names() -> None:
 @pytest.mark.skipif(bool(spaces.refusal()), reason=spaces.refusal())
 def test_a_federation_trains_over_a_slow_and_lossy_link_in_namespaces(tmp_path: Path) -> None:
     one = LinkCell(Bad(latency_s=0.05, loss=0.05, rate=1e6, jitter_s=0.01))
-    result = cell.run(one, tmp_path, 75.0)
+    rounds, over = tmp_path / "runs" / "cell" / "rounds.jsonl", threading.Event()
+
+    def watch() -> None:
+        until(lambda: over.is_set() or lines(rounds), "a round")
+        over.set()
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        result = cell.run(one, tmp_path, 150.0, over=over)
+    finally:
+        over.set()
+        watching.join()
     assert result.rounds >= 1, (tmp_path / "server.txt").read_text()
     assert result.again > 0  # the kernel sent segments again
     assert result.payload > 0.9 * result.ledger  # TCP carried what the ledger has, and more

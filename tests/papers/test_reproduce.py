@@ -16,6 +16,7 @@ from fednet.papers import forecast, search
 from fednet.papers import job as jobs
 from fednet.papers.results import record, reproduction
 from fednet.sweep import claims, marks, pool
+from tests.processes import Rig
 
 pytestmark = pytest.mark.long
 
@@ -530,13 +531,29 @@ def test_mini_runs_are_paired_resumable_and_say_in_every_artefact_that_they_are_
 MINE = ["fedabc/table1", "--dataset", "mnist", "--setting", "alpha=1.0", "--scale", "mini", *DIGITS]
 
 
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    out = tmp_path_factory.mktemp("ended")
+    assert main(["reproduce", *MINE, "--only", "FedAvg", "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture
+def done(ended, tmp_path):
+    """A copy of what `fednet reproduce` leaves of MINE's FedAvg."""
+    return shutil.copytree(ended, tmp_path, dirs_exist_ok=True)
+
+
+def test_where_none_is_done_there_is_nothing_to_gather(tmp_path, capsys):
+    words = [*MINE, "--only", "FedAvg,FedPer", "--gather", "--out", str(tmp_path)]
+    assert main(["reproduce", *words]) == 2
+    assert "none of the 2 runs" in capsys.readouterr().err
+
+
 def test_what_is_done_is_gathered_without_starting_the_rest_which_stands_there_as_not_run(
-    tmp_path, monkeypatch, capsys
+    done, tmp_path, monkeypatch
 ):
     out = ["--out", str(tmp_path)]
-    assert main(["reproduce", *MINE, "--only", "FedAvg,FedPer", "--gather", *out]) == 2
-    assert "none of the 2 runs" in capsys.readouterr().err
-    assert main(["reproduce", *MINE, "--only", "FedAvg", *out]) == 0
     begun = next(t for c, _, t in job(*MINE).runs(tmp_path) if c.method == "FedPer")
     begun.run.mkdir()
     (begun.run / "rounds.jsonl").write_text("{}\n{}\n")
@@ -571,9 +588,8 @@ def test_a_row_that_was_not_run_takes_no_place_of_one_that_was(tmp_path):
         assert [r["status"] for r in reproduction.read_csv(path)] == [left]
 
 
-def test_a_run_whose_records_were_changed_is_done_again_and_kept_aside(tmp_path, capsys):
+def test_a_run_whose_records_were_changed_is_done_again_and_kept_aside(done, tmp_path, capsys):
     words = ["reproduce", *MINE, "--only", "FedAvg", "--out", str(tmp_path)]
-    assert main(words) == 0
     ((_, _, task),) = job(*MINE, "--only", "FedAvg").runs(tmp_path)
     records = task.run / "rounds.jsonl"
     true = [json.loads(line).get("test_accuracy") for line in records.open()]
@@ -586,9 +602,8 @@ def test_a_run_whose_records_were_changed_is_done_again_and_kept_aside(tmp_path,
     assert [p.name for p in task.books.glob("*.changed*")] == [f"{task.name}.changed1"]
 
 
-def test_a_half_written_run_that_cannot_be_resumed_is_done_again(tmp_path, capsys):
+def test_a_half_written_run_that_cannot_be_resumed_is_done_again(done, tmp_path, capsys):
     words = ["reproduce", *MINE, "--only", "FedAvg", "--out", str(tmp_path)]
-    assert main(words) == 0
     ((_, _, task),) = job(*MINE, "--only", "FedAvg").runs(tmp_path)
     before = reproduction.read_csv(tmp_path / "fedabc-table1-mini.csv")[0]
     (task.books / f"{task.name}.done").unlink()
@@ -602,9 +617,10 @@ def test_a_half_written_run_that_cannot_be_resumed_is_done_again(tmp_path, capsy
     assert (after["ours"], after["mb"]) == (before["ours"], before["mb"])
 
 
-def test_a_run_whose_checkpoint_was_deleted_is_done_again_and_has_no_round_twice(tmp_path, capsys):
+def test_a_run_whose_checkpoint_was_deleted_is_done_again_and_has_no_round_twice(
+    done, tmp_path, capsys
+):
     words = ["reproduce", *MINE, "--only", "FedAvg", "--out", str(tmp_path)]
-    assert main(words) == 0
     ((_, _, task),) = job(*MINE, "--only", "FedAvg").runs(tmp_path)
     (task.books / f"{task.name}.done").unlink()
     (task.run / "summary.json").unlink()
@@ -632,10 +648,9 @@ def test_a_run_that_was_refused_for_want_of_its_data_is_tried_again(tmp_path, mo
         "--out",
         str(tmp_path / "out"),
     ]
-    for _ in range(2):
-        assert main(words) == 2
-        assert "refused" in (said := capsys.readouterr().out)
-        assert "SVHN could not be read" in said
+    assert main(words) == 2
+    assert "refused" in (said := capsys.readouterr().out)
+    assert "SVHN could not be read" in said
     assert main([*words, "--quiet"]) == 2
     assert "SVHN could not be read" in capsys.readouterr().err
 
@@ -677,34 +692,16 @@ class Mine(FedAvg):
 """
 
 
-def test_the_papers_runs_stay_what_they_are_beside_a_users_method_that_is_worked_on(
-    tmp_path, capsys
-):
+def test_the_papers_runs_stay_what_they_are_beside_a_users_method_that_is_worked_on(done, tmp_path):
     """In processes of their own, as a file is loaded once in each."""
-    import subprocess
-    import sys
-
-    file, out = tmp_path / "mine.py", tmp_path / "out"
+    file, out = tmp_path / "mine.py", tmp_path
 
     def said(body, *words):
         file.write_text(OWN_FILE.format(name="mine_ours", body=body))
-        command = [
-            sys.executable,
-            "-m",
-            "fednet",
-            "reproduce",
-            *MINE,
-            "--only",
-            "FedAvg",
-            "--out",
-            str(out),
-            *words,
-        ]
-        done = subprocess.run(command, capture_output=True, text=True)
-        return done.stdout + done.stderr
+        with Rig(tmp_path) as rig:
+            command = ["reproduce", *MINE, "--only", "FedAvg", "--out", out, *words]
+            return rig.run("main", *command)[1]
 
-    assert main(["reproduce", *MINE, "--only", "FedAvg", "--out", str(out)]) == 0
-    capsys.readouterr()
     mine = ["--load", str(file), "--add", "mine_ours"]
     first = said("raise ValueError('not yet')", *mine)
     assert "[1/2] fedabc-mnist-alpha=1.0-mine_ours-mini-seed0: failed" in first, first
