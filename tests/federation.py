@@ -37,6 +37,7 @@ def settings(**changes: Any) -> dict[str, Any]:
         },
         "train": {"epochs": 1, "batch_size": 16, "lr": 0.05},
         "round": {"lost": {"closed": 3.0, "silent": 10.0}, "join": 30.0},
+        "report": False,
     }
     if changes.get("algorithm") in ("fedrds", "fedpdc"):
         base["data"]["public"] = {"samples": 40}

@@ -54,7 +54,7 @@ def test_the_order_of_ids_decides_not_the_order_of_arrival():
 
 
 def test_counters_take_the_largest_and_buffers_the_mean():
-    f = Federation(model={"name": "vgg11", "norm": "batch"}, data=None, rounds=1)
+    f = Federation(model={"name": "vgg11", "norm": "batch", "width": 8}, data=None, rounds=1)
     f.x = torch.from_numpy(
         np.random.default_rng(0).standard_normal((200, 3, 32, 32)).astype(np.float32)
     )

@@ -11,7 +11,7 @@ from tests.algorithms.reference import Reference, agrees, whole_batches
 def pictured(**changes):
     x, y = images(24, shape=(3, 32, 32))
     parts = [range(12), range(12, 24)]
-    model = {"name": "vgg11", "norm": "batch"}
+    model = {"name": "vgg11", "norm": "batch", "width": 8}
     return Federation(clients=2, model=model, data=(x, y), parts=parts, **changes)
 
 

@@ -129,6 +129,8 @@ def regions(pid: int) -> Iterator[bytes]:
             where, rights, *_ = line.split()
             if "r" not in rights or line.endswith(("[vvar]", "[vsyscall]", "[vvar_vclock]")):
                 continue
+            if "w" not in rights and ".so" in line:  # gigabytes of code, as it lies on the disk
+                continue
             start, end = (int(x, 16) for x in where.split("-"))
             try:
                 memory.seek(start)
