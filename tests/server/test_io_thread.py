@@ -292,6 +292,20 @@ def test_a_pause_of_the_server_is_no_silence_of_its_workers(tmp_path, monkeypatc
     assert worker.gone_at is not None
 
 
+def test_a_pause_is_over_for_what_the_server_does_before_it_listens_again_too(monkeypatch):
+    at = 100.0
+    monkeypatch.setattr(clock, "time", types.SimpleNamespace(monotonic=lambda: at))
+    now = clock.ListeningClock()
+    now.listened()
+    before, at = now(), at + 3600
+    assert now() == before + clock.PAUSE_S  # a command that waited for it
+    now.listened()
+    assert now() == before + clock.PAUSE_S
+    now.listened(counts=False)  # nobody was waited for: all of it counts
+    at += 60
+    assert now() == before + clock.PAUSE_S + 60
+
+
 def test_heartbeats_are_one_row_a_worker_and_round(tmp_path):
     network = Inproc()
     both = Both(tmp_path, network.server(), network.client())

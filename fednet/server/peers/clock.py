@@ -13,10 +13,12 @@ class ListeningClock:
     """
 
     def __init__(self) -> None:
-        self._missed, self._listened = 0.0, time.monotonic()
+        self._missed, self._listened, self._counts = 0.0, time.monotonic(), False
 
     def __call__(self) -> float:
-        return time.monotonic() - self._missed
+        now = time.monotonic()
+        # A pause is none of theirs wherever it struck, also before this server listens again.
+        return (min(now, self._listened + PAUSE_S) if self._counts else now) - self._missed
 
     def listened(self, counts: bool = True) -> None:
         """What had come was taken in. counts: whether anybody was waited for; in one process, where
@@ -25,4 +27,4 @@ class ListeningClock:
         now = time.monotonic()
         if counts:
             self._missed += max(0.0, now - self._listened - PAUSE_S)
-        self._listened = now
+        self._listened, self._counts = now, counts
