@@ -4,6 +4,7 @@ be in one lies where the server reads it, and is not copied there.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -17,9 +18,12 @@ from fednet.buffers import KEPT, Array, Lease
 from fednet.descriptors import reaching
 from fednet.files import OWN, opened
 
+FIXED = 0x10  # MAP_FIXED, which Python's own has no place for
+
 
 @dataclass(frozen=True, slots=True)
 class _Map:
+    path: Path
     array: Array  # all of the file, as it was made
     file: tuple[int, int]  # which it is, whatever its name leads to by now
 
@@ -33,6 +37,14 @@ class Mapped:
         self._maps: dict[int, _Map] = {}
         self._at: dict[int, int] = {}  # numbers by where they begin in memory
         self._lent: set[int] = set()
+        forked = weakref.WeakMethod(self._forked)
+
+        def child() -> None:
+            if (call := forked()) is not None:
+                call()
+
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=child)
 
     def __contains__(self, index: int) -> bool:
         return index in self._maps
@@ -55,8 +67,20 @@ class Mapped:
             found = os.fstat(file)
         finally:
             os.close(file)
-        self._maps[index] = _Map(array, (found.st_dev, found.st_ino))
+        self._maps[index] = _Map(path, array, (found.st_dev, found.st_ino))
         self._at[_place(array)] = index
+
+    def _forked(self) -> None:
+        """What a model does to its parameters in a process that it forks while it trains stays
+        there, as it does with memory of the parent's alone.
+        """
+        rights, private = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | FIXED
+        for index, held in self._maps.items():
+            if self.is_file(index, held.path):  # else another's, where the run's folder was removed
+                file = os.open(held.path, os.O_RDONLY | OWN)
+                size, at = ctypes.c_size_t(held.array.nbytes), ctypes.c_void_p(_place(held.array))
+                ctypes.CDLL(None).mmap(at, size, rights, private, file, ctypes.c_long(0))
+                os.close(file)
 
     def surplus(self) -> list[int]:
         """Those that nobody holds and that are more than are kept, the first mapped first."""

@@ -52,6 +52,18 @@ def test_a_file_is_written_over_once_nobody_holds_it_and_by_a_shorter_reply_too(
     assert os.listdir(uploads.folder) == ["0.bin"]
 
 
+def test_what_a_forked_process_writes_to_memory_that_is_lent_stays_there(uploads):
+    sent(uploads)
+    array = uploads.lend(len(ONE))
+    array[:] = 1
+    if not (child := os.fork()):
+        seen = int(array[5])
+        array[:] = 2
+        os._exit(seen)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1  # it has what was there
+    assert set(array) == {1}
+
+
 def test_a_file_with_a_second_name_is_left_as_it_is_by_whoever_comes_next(uploads, tmp_path):
     body = uploads.read(sent(uploads))
     kept = tmp_path / "kept.bin"
