@@ -75,6 +75,12 @@ class Roster:
             )
         return self._here
 
+    def parted(self) -> list[Worker]:
+        """Workers without a connection."""
+        if len(self._by_conn) == len(self.workers):  # each has its own
+            return []
+        return [x for x in self.workers.values() if x.conn is None]
+
     def free(self) -> list[Worker]:
         """Workers that may be handed a task: to be begun, or one ahead."""
         return [self.workers[name] for name in self._free]
@@ -137,9 +143,7 @@ class Roster:
         """
         if len(self.workers) >= self.limit:
             names = busy()
-            for gone in [
-                x for x in self.workers.values() if x.conn is None and x.name not in names
-            ]:
+            for gone in [x for x in self.parted() if x.name not in names]:
                 self.forget(gone)
         return len(self.workers) < self.limit
 

@@ -35,7 +35,7 @@ from fednet.server.peers.clock import ListeningClock
 from fednet.server.peers.events import QUIET_S, Events
 from fednet.server.peers.hearing import Hearing
 from fednet.server.spool import Spool, Spooled
-from fednet.transport.base import Closed, Received, ServerTransport
+from fednet.transport.base import LOOKS, Closed, Received, ServerTransport
 from fednet.wire import messages as m
 from fednet.wire.link import NOBODY, Link
 from fednet.wire.payload import Payload
@@ -45,7 +45,6 @@ Command = Callable[[float], list[Instruction]]  # of the time: what is to be don
 
 TICK_S = 0.05  # how often time passes for the protocol while something is awaited
 SNAPSHOT_S = 0.5  # how often it is written down for others whom the phase waits for
-SHARE = 10  # what looks at all clients takes no more than one part in so many of the time
 
 
 class ServerIO:
@@ -160,7 +159,7 @@ class ServerIO:
         if self._thread is not None:
             self.transport.wake()
             self._thread.join(60.0)  # before its socket is closed: thousands may end together
-        self._log.write_counts(float("inf"))
+        self._log.write_counts(last=True)
         for conn in {name[0] for name in self.link.ledger.open()}:
             # What a resume goes on with is not known to be of use or not until that one says so.
             self.link.closed(
@@ -229,7 +228,7 @@ class ServerIO:
     def _tick(self, now: float) -> None:
         """Time passes: less often where there are so many clients that each look takes long."""
         self._do(self.protocol.tick(now))
-        self._log.write_counts(now)
+        self._log.write_counts()
         if now - self._booked >= QUIET_S:
             self._booked = now
             self._out.leave()
@@ -238,8 +237,8 @@ class ServerIO:
         if now >= self._shown_at:
             self.snapshot["waiting"] = self.protocol.waiting(time.time() - now)
             self.snapshot["arrived"] = self.protocol.arrived()
-            self._shown_at = now + max(SNAPSHOT_S, SHARE * (self._now() - now))
-        self._tick_at = now + max(TICK_S, SHARE * (self._now() - now))
+            self._shown_at = now + max(SNAPSHOT_S, LOOKS * (self._now() - now))
+        self._tick_at = now + max(TICK_S, LOOKS * (self._now() - now))
 
     def book_round(self, round: int) -> None:
         """Heartbeats: one line a worker and round."""

@@ -21,6 +21,10 @@ MAX_FRAMES = 2
 MAX_FRAME_BYTES = 2**20 + 2**16
 """Bytes a frame may have: a part of 1 MiB, with room for what compression or a header adds."""
 
+LOOKS = 40
+"""A look at all connections, or all clients, takes no more than one part in so many of the time:
+the more there are, the more seldom it is taken."""
+
 
 def reached_at(address: str, host: str) -> str:
     """Where a server is reached that listens at `address`, on the machine `host`."""

@@ -78,6 +78,7 @@ class Pair:
             for x in roster.workers.values()
             if x.ready and x.gone_at is None and len(x.queue) <= x.slots
         }
+        assert roster.parted() == [x for x in roster.workers.values() if x.conn is None]
 
 
 @pytest.mark.parametrize("seed", range(50, 62))

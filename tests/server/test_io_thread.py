@@ -347,15 +347,22 @@ def test_flood_of_refusals_is_a_line_and_a_count(monkeypatch):
     events = Events(
         lambda event, fields: notes.append((event, fields.get("reason"), fields.get("count")))
     )
-    monkeypatch.setattr("fednet.server.io_thread.time.monotonic", lambda: 100.0)
+    at = 100.0
+    monkeypatch.setattr("fednet.server.peers.events.time.monotonic", lambda: at)
     for n in range(50):
         events.tell("refused", {"what": "frame", "reason": f"noise {n}", "worker": ""})
     events.tell("refused", {"what": "join", "reason": "no", "worker": ""})
     events.tell("joined", {"worker": "w"})
-    events.write_counts(100.5)
+    at = 100.5
+    events.write_counts()
     assert notes == [("refused", "noise 0", None), ("refused", "no", None), ("joined", None, None)]
-    events.write_counts(101.0)
+    at = 101.0
+    events.write_counts()
     assert notes[3:] == [("refused", "noise 49", 49)]
-    events.write_counts(102.0)
+    at = 102.0
+    events.write_counts()
     events.tell("refused", {"what": "frame", "reason": "again", "worker": ""})
     assert notes[4:] == [("refused", "again", None)]
+    events.tell("refused", {"what": "frame", "reason": "the last", "worker": ""})
+    events.write_counts(last=True)
+    assert notes[5:] == [("refused", "the last", 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,13 +42,14 @@ class Events:
             self._note(event, fields)
             self._loud[name] = time.monotonic(), 0, {}
 
-    def write_counts(self, now: float) -> None:
-        """Writes what was only counted for long enough."""
-        for name, (since, more, last) in list(self._loud.items()):
+    def write_counts(self, last: bool = False) -> None:
+        """Writes what was only counted for long enough; last: all of it."""
+        now = math.inf if last else time.monotonic()
+        for name, (since, more, fields) in list(self._loud.items()):
             if now - since < QUIET_S:
                 continue
             if more:
-                self._note(name[0], {**last, "count": more})
+                self._note(name[0], {**fields, "count": more})
                 self._loud[name] = now, 0, {}
             else:
                 del self._loud[name]

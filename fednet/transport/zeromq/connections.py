@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from fednet import descriptors
 from fednet.transport import strangers
-from fednet.transport.base import Frames
+from fednet.transport.base import LOOKS, Frames
 from fednet.transport.framing import connection_bytes
 from fednet.transport.kernel import KernelSocket
 
@@ -29,9 +29,6 @@ STALLED_S = 2.0
 """For how long a peer's end may be known to the kernel alone. libzmq 4.3.5 reads no further once a
 message could not be decrypted, and never reports the end of that connection; of any other it does
 at once."""
-
-SHARE = 10
-"""A look at all connections takes no more than one part in so many of the time."""
 
 Refuse = Callable[[str, str, "Connection"], None]
 """(what, reason, connection)"""
@@ -320,4 +317,4 @@ class Connections:
 def _next(began: float, every_s: float) -> float:
     """When to look again, after a look that began then."""
     now = time.monotonic()
-    return now + max(every_s, SHARE * (now - began))
+    return now + max(every_s, LOOKS * (now - began))
