@@ -408,7 +408,10 @@ def test_option_of_another_part_is_an_unknown_key(written):
 
 def test_missing_option_is_named(written):
     says = error(written("data:\n  dataset: toy-files\n  partition: toy-deal\n"))
-    assert says == "c.yaml:1: data.path is missing; expected text."
+    assert says == (
+        "c.yaml:1: data.path is missing; expected text. fednet itself gives a dataset only root, "
+        "download and seed, by these names."
+    )
 
 
 def test_unknown_part_is_answered_with_the_nearest(written):

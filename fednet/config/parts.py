@@ -82,13 +82,14 @@ def fill(section: Optioned, kind: str, name: str, tree: Node | None, path: str) 
     own = {k: n for k, n in inside.items() if k in section.options}
     at = tree.at if tree is not None else "the configuration"
     own_tree = Node(own, at, tree.key_at if tree is not None else at)
-    asked = [f.encode_name for f in msgspec.structs.fields(declared) if f.required]
-    if kind in FILLED and part.__module__.partition(".")[0] != "fednet" and {*asked} - {*own}:
-        raise ConfigError(
-            f"{own_tree.key_at}: {path}.{next(a for a in asked if a not in own)} is missing, which "
-            f"{name!r} takes; fednet itself gives a {kind} only {FILLED[kind]}, by these names."
-        )
-    made = fit.fit(own_tree, declared, path, fit.keys(type(section)))
+    asked = {f.encode_name for f in msgspec.structs.fields(declared) if f.required}
+    try:
+        made = fit.fit(own_tree, declared, path, fit.keys(type(section)))
+    except ConfigError as wrong:
+        if kind not in FILLED or part.__module__.startswith("fednet.") or asked <= {*own}:
+            raise
+        given = f"fednet itself gives a {kind} only {FILLED[kind]}, by these names."
+        raise ConfigError(f"{wrong} {given}") from None
     return {
         f.encode_name: msgspec.to_builtins(getattr(made, f.name))
         for f in msgspec.structs.fields(made)

@@ -100,7 +100,7 @@ def mislabelled(labels, clients, *, share: float = 0.5):
         checked(text, "mislabelled.py")
     assert main(["run", "--set", "data.partition=mislabelled"]) == 2
     said = capsys.readouterr().err
-    assert f"data.partition.labels is missing, which 'mislabelled' takes; {gives}." in said
+    assert f"data.partition.labels is missing; expected a value. {gives}." in said
 
 
 def test_partitioner_that_deals_passes(checked):
