@@ -107,7 +107,7 @@ class Answers:
             try:
                 file = opened(self._path, os.O_RDWR | os.O_APPEND | create)
             except FileNotFoundError:
-                raise gone(self._path) from None
+                raise _gone(self._path) from None
             try:
                 with alone(file):
                     self._count(file)
@@ -156,11 +156,11 @@ def account_of(section: PrivacySection, own: BudgetSection | None, root: Path) -
     path = root.parent / "answers.jsonl"
     # In this order: another process, that begins now, has its account before its noise.
     if any(root.parent.glob("*/noise.key")) and not path.exists():
-        raise gone(path)
+        raise _gone(path)
     return Answers(path, most)
 
 
-def gone(path: Path) -> StateError:
+def _gone(path: Path) -> StateError:
     return StateError(
         f"{path}: the account of what this site's clients have answered with noise is gone, and "
         f"what they may still spend is not known without it; put it back, or give another --state."

@@ -46,11 +46,19 @@ GIVEN = {
     "model": {"input_shape", "classes"},
 }
 # Of these, what a function gets that names it.
-FILLED = {
+_FILLED = {
     "dataset": "root, download and seed",
     "partitioner": "y, groups, clients, rng and pool",
     "model": "input_shape and classes",
 }
+
+
+def gives(kind: str) -> str:
+    """What fednet fills in itself, for whoever wrote a part that asks for more; "" of other kinds
+    of parts.
+    """
+    given = _FILLED.get(kind)
+    return f"fednet itself gives a {kind} only {given}, by these names" if given else ""
 
 
 def declared_options(part: registry.Part, kind: str) -> type[msgspec.Struct] | None:
@@ -86,10 +94,10 @@ def fill(section: Optioned, kind: str, name: str, tree: Node | None, path: str) 
     try:
         made = fit.fit(own_tree, declared, path, fit.keys(type(section)))
     except ConfigError as wrong:
-        if kind not in FILLED or part.__module__.startswith("fednet.") or asked <= {*own}:
+        given = gives(kind)
+        if not given or part.__module__.startswith("fednet.") or asked <= {*own}:
             raise
-        given = f"fednet itself gives a {kind} only {FILLED[kind]}, by these names."
-        raise ConfigError(f"{wrong} {given}") from None
+        raise ConfigError(f"{wrong} {given}.") from None
     return {
         f.encode_name: msgspec.to_builtins(getattr(made, f.name))
         for f in msgspec.structs.fields(made)

@@ -35,7 +35,7 @@ from fednet.server.peers.clock import ListeningClock
 from fednet.server.peers.events import QUIET_S, Events
 from fednet.server.peers.hearing import Hearing
 from fednet.server.spool import Spool, Spooled
-from fednet.transport.base import LOOKS, Closed, Received, ServerTransport
+from fednet.transport.base import Closed, Received, ServerTransport, pause
 from fednet.wire import messages as m
 from fednet.wire.link import NOBODY, Link
 from fednet.wire.payload import Payload
@@ -237,8 +237,8 @@ class ServerIO:
         if now >= self._shown_at:
             self.snapshot["waiting"] = self.protocol.waiting(time.time() - now)
             self.snapshot["arrived"] = self.protocol.arrived()
-            self._shown_at = now + max(SNAPSHOT_S, LOOKS * (self._now() - now))
-        self._tick_at = now + max(TICK_S, LOOKS * (self._now() - now))
+            self._shown_at = now + pause(SNAPSHOT_S, self._now() - now)
+        self._tick_at = now + pause(TICK_S, self._now() - now)
 
     def book_round(self, round: int) -> None:
         """Heartbeats: one line a worker and round."""

@@ -232,11 +232,9 @@ def built_of(make: Callable[[], T], what: str, kind: str = "") -> T:
     try:
         return make()
     except TypeError as wrong:
-        from fednet.config.parts import FILLED
+        from fednet.config.parts import gives
 
-        given = (
-            f"; fednet itself gives a {kind} only {FILLED[kind]}, by these names" if kind else ""
-        )
+        given = f"; {gives(kind)}" if kind else ""
         raise ConfigError(
             f"{what}: every option needs a default to be checked here ({wrong}){given}."
         ) from None

@@ -22,8 +22,12 @@ MAX_FRAME_BYTES = 2**20 + 2**16
 """Bytes a frame may have: a part of 1 MiB, with room for what compression or a header adds."""
 
 LOOKS = 40
-"""A look at all connections, or all clients, takes no more than one part in so many of the time:
-the more there are, the more seldom it is taken."""
+"""A look at all connections, or all clients, takes no more than one part in so many of the time."""
+
+
+def pause(every_s: float, took_s: float) -> float:
+    """Seconds to the next such look: the more there are to look at, the more seldom it is taken."""
+    return max(every_s, LOOKS * took_s)
 
 
 def reached_at(address: str, host: str) -> str:

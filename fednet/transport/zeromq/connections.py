@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from fednet import descriptors
 from fednet.transport import strangers
-from fednet.transport.base import LOOKS, Frames
+from fednet.transport.base import Frames, pause
 from fednet.transport.framing import connection_bytes
 from fednet.transport.kernel import KernelSocket
 
@@ -317,4 +317,4 @@ class Connections:
 def _next(began: float, every_s: float) -> float:
     """When to look again, after a look that began then."""
     now = time.monotonic()
-    return now + max(every_s, LOOKS * (now - began))
+    return now + pause(every_s, now - began)
