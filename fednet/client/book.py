@@ -8,50 +8,74 @@ import contextlib
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from fednet.client.policy import BudgetSection
 from fednet.config import PrivacySection
+from fednet.descriptors import named
 from fednet.errors import ConfigError, StateError
 from fednet.experiment.lock import alone
 from fednet.experiment.privacy import Question, accounting, epsilon
-from fednet.files import Lines, line, opened, repair, unchecked, write_all
+from fednet.files import line, opened, plain_line, repair, unchecked, write_all
 from fednet.plain import JsonDict
-from fednet.wire.book import OwnBook
+from fednet.wire.book import summed
 
 
 class Book:
-    """Rows written before it is known where the book lies are in it too."""
+    """Rows written before it is known where the book lies are in it too. Several processes may have
+    one file: a line is added by one at a time, and what another was killed in is cut off first.
+    """
 
     def __init__(self) -> None:
-        self.rows: list[JsonDict] = []  # that wait for a file
-        self._file: Lines | None = None
+        self.rows: list[JsonDict] = []  # that wait for a file, or in sums for the end of a round
+        self._file, self._path = -1, Path()
+        self._sums, self._round = False, 0
 
     def open(self, path: Path, sums: bool = False) -> None:
-        """The rows to come are written there, until another book is opened. sums: see `OwnBook`."""
+        """The rows to come are written there, until another book is opened. sums: a line for all
+        messages of a round that are alike, once it is over; of a process that is killed, those of
+        the round under way are not in it.
+        """
+        self.close()
         path.parent.mkdir(parents=True, exist_ok=True)
-        repair(path)
-        if self._file is not None:
-            self._file.close()
-        self._file = OwnBook(path) if sums else Lines(path)
-        for row in self.rows:
-            self._file.append(row)
-        self.rows.clear()
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+        self._file, self._path = opened(named(path, there=False), flags), path
+        self._sums, self._round = sums, 0
+        rows, self.rows = self.rows, []
+        self._add([] if sums else rows)
+        for row in rows if sums else []:
+            self.write(row)
 
     def write(self, row: JsonDict) -> None:
-        if self._file is None:
+        if self._sums and row["round"] > self._round:
+            self._round = row["round"]
+            self._sum_up()
+        if self._sums or self._file < 0:
             self.rows.append(row)
         else:
-            self._file.append(row)
-            self._file.flush()
+            self._add([row])
 
     def close(self) -> None:
-        if self._file is not None:
+        if self._file >= 0:
             with contextlib.suppress(OSError):  # said already, where it was met
-                self._file.close()
+                self._sum_up()
+            os.close(self._file)
+            self._file = -1
+
+    def _sum_up(self) -> None:
+        rows, self.rows = self.rows, []
+        self._add(summed(rows))
+
+    def _add(self, rows: Iterable[JsonDict]) -> None:
+        text = b"".join(map(plain_line, rows))
+        with alone(self._file):
+            end = os.fstat(self._file).st_size
+            if end and os.pread(self._file, 1, end - 1) != b"\n":
+                repair(self._path)
+            write_all(self._file, text)
 
 
 class Answers:

@@ -120,31 +120,6 @@ class Book:
             self._open.unlink()
 
 
-class OwnBook(Lines):
-    """A client's own book in sums. Several processes may write to one file, so it is only ever
-    added to: of one that is killed, the messages of the round under way are not in it.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._rows, self._round = list[Row](), 0
-
-    def append(self, record: Row) -> None:
-        if record["round"] > self._round:
-            self._sum_up()
-            self._round = record["round"]
-        self._rows.append(record)
-
-    def _sum_up(self) -> None:
-        rows, self._rows = self._rows, []
-        for row in summed(rows):
-            super().append(row)
-
-    def close(self) -> None:
-        self._sum_up()
-        super().close()
-
-
 def _books(folder: Path) -> list[tuple[int, Path]]:
     """A folder's books by the length of wire.jsonl that each goes on from, the shortest first."""
     return sorted((int(p.stem.partition("-")[2]), p) for p in folder.glob("book-*.jsonl"))

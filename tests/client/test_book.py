@@ -1,12 +1,16 @@
-"""The account of what a site's clients answered with noise on it, which several processes share."""
+"""The book of a site's messages, and the account of what its clients answered with noise on it,
+which several processes share.
+"""
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 
 import pytest
 
-from fednet.client.book import Answers, account_of
+from fednet.client import book
+from fednet.client.book import Answers, Book, account_of
 from fednet.config import PrivacySection
 from fednet.errors import ConfigError, StateError
 from fednet.experiment.privacy import Noise, Question, epsilon
@@ -19,6 +23,57 @@ SECTION = PrivacySection(clip=1.0, noise=8.0, where="client")
 @pytest.fixture
 def file(tmp_path):
     return tmp_path / "answers.jsonl"
+
+
+def opened(path, sums=False):
+    made = Book()
+    made.open(path, sums)
+    return made
+
+
+def row(round, client):
+    same = {"type": "reply", "direction": "up", "purpose": "train", "useful": True}
+    task = {"round": round, "client": client, "phase": 0, "attempt": 1, "incarnation": 1}
+    return {**same, **task, "kinds": {"state": 10}, "envelope": 3, "bytes": 13}
+
+
+def test_a_line_that_a_process_was_killed_in_is_cut_off_before_another_one_adds_its_own(tmp_path):
+    path = tmp_path / "wire.jsonl"
+    mine = opened(path)
+    mine.write(row(1, 0))
+    for client in (1, 2):
+        with path.open("ab") as killed:
+            killed.write(b'{"round":1,"cl')
+        mine.write(row(1, client))
+    assert [r["client"] for r in lines(path)] == [0, 1, 2]
+
+
+def test_no_process_writes_while_another_one_cuts_a_line_off(tmp_path, monkeypatch):
+    path, found = tmp_path / "wire.jsonl", []
+
+    def cut(at):
+        with at.open("rb") as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        found.append(at)
+        at.write_bytes(b"")
+
+    path.write_bytes(b'{"round":1,"cl')
+    monkeypatch.setattr(book, "repair", cut)
+    opened(path).close()
+    assert found == [path]
+
+
+def test_a_clients_own_book_has_a_sum_of_each_round_that_is_over(tmp_path):
+    path = tmp_path / "wire.jsonl"
+    mine, others = opened(path, sums=True), opened(path, sums=True)
+    for t in (1, 2):
+        for client in (0, 1, 2):
+            (mine if client else others).write(row(t, client))
+        assert len(lines(path)) == 2 * (t - 1)
+    mine.close()
+    others.close()
+    said = sorted((r["round"], r["messages"], r["bytes"]) for r in lines(path))
+    assert said == [(1, 1, 13), (1, 2, 26), (2, 1, 13), (2, 2, 26)]
 
 
 def test_each_answer_is_on_account_before_it_leaves_and_the_same_one_once(file):

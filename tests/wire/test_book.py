@@ -13,7 +13,7 @@ from fednet.files import plain_line
 from fednet.records import Wire
 from fednet.report import costs, open_run
 from fednet.wire import book
-from fednet.wire.book import Book, OwnBook, summed
+from fednet.wire.book import Book, summed
 from tests.rooms import hashes, lines, run, summary
 
 VIRTUAL = {"clock": "virtual", "up_mbps": 8.0, "step_ms": 10.0}
@@ -140,21 +140,6 @@ def test_whenever_its_server_dies_every_byte_is_there_once(folder, monkeypatch, 
     assert sum(r["bytes"] for r in read(folder)) == before
     again.finish()
     assert sum(r["bytes"] for r in lines(folder / "wire.jsonl")) == before
-
-
-def test_a_clients_own_book_has_a_sum_of_each_round_that_is_over(tmp_path):
-    path = tmp_path / "wire.jsonl"
-    mine, others = OwnBook(path), OwnBook(path)
-    for t in (1, 2):
-        for client in (0, 1, 2):
-            (mine if client else others).append(row(t, client))
-        mine.flush()
-        others.flush()
-        assert len(lines(path)) == 2 * (t - 1)
-    mine.close()
-    others.close()
-    said = sorted((r["round"], r["messages"], r["bytes"]) for r in lines(path))
-    assert said == [(1, 1, 13), (1, 2, 26), (2, 1, 13), (2, 2, 26)]
 
 
 def test_a_runs_costs_in_sums_are_those_message_by_message(tmp_path):
