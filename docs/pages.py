@@ -25,6 +25,31 @@ for variable in [name for name in os.environ if name.startswith("FEDNET_")]:
 BEGIN, END = "<!-- the picture: python docs/pages.py -->", "<!-- end of the picture -->"
 
 
+COMMANDS = """\
+`python docs/pages.py` writes this page from the commands themselves; `--help` of each says the
+same, and `fednet --version` the release.
+
+| exit status | means |
+|---|---|
+| 0 | done |
+| 1 | `fednet verify` alone: the runs differ |
+| 2 | the command line or the configuration is wrong, or the data; the error names the key or the file, and nothing was started; of `fednet doctor`: the machine is not ready |
+| 3 | the federation could not go on, with the reason; a disk is full; or a fault of fednet, whose traceback is in `OUT/fednet.log` |
+| 4 | stopped with rounds left (`--until`, SIGTERM, SIGUSR1); `--resume` goes on |
+| 130 | the same, by Ctrl-C |
+
+| variable | stands in for |
+|---|---|
+| `FEDNET_OUT` | `--out` |
+| `FEDNET_DATA` | `--data`, which goes before `data.root`; of `fednet run`, `data.root` where that is null |
+| `FEDNET_SERVER` | `--bind` of a server, `--server` of a client |
+| `FEDNET_KEYS` | `--keys` |
+| `FEDNET_PROXY` | `--proxy` |
+| `FEDNET_SERVE` | DIR of `fednet serve`, `--at` of what speaks with it |
+| `FEDNET_LOG` | no flag: `debug`, `info`, `warning` or `error` has what modules log written to stderr; `debug` also the whole traceback of an error |
+"""  # noqa: E501
+
+
 def configuration() -> str:
     """docs/configuration.md: a table of keys for each section."""
     about = declared.sections()
@@ -37,9 +62,10 @@ def configuration() -> str:
         "",
         "Every key with its type, default and unit, what it does, and the module that reads it.",
         "`python docs/pages.py` writes this page from the declarations in `fednet/config`;",
-        "`fednet list keys [PREFIX]` shows the same. Options of a method, a model, a dataset or a",
-        "partition stand beside its name: see `fednet list algorithms`, `models`, `datasets` and",
-        "`partitions`.",
+        "`fednet list keys [PREFIX]` shows the same, and below `algorithm`, `model`, `data` and",
+        "`data.partition` the options of each method, model, dataset and partition, which stand",
+        "beside its name. What they mean is said where the part is: `python -m pydoc",
+        "fednet.algorithms.feddc`, `fednet.data.datasets.hf`.",
     ]
     for name, found in keys.items():
         lines += ["", f"## `{name}`" if name else "## The run", ""]
@@ -54,14 +80,7 @@ def configuration() -> str:
 
 def commands() -> str:
     """docs/commands.md: every command with its arguments, from the parsers themselves."""
-    lines = [
-        "# Commands",
-        "",
-        "`python docs/pages.py` writes this page from the commands themselves; `--help` of each",
-        "says the same. Exit status: 0 done; 2 the command line or the configuration is wrong; 3",
-        "the federation could not go on; 4 stopped with rounds left, `--resume` goes on; 130 the",
-        "same, by Ctrl-C.",
-    ]
+    lines = ["# Commands", "", *COMMANDS.splitlines()]
     for name in VERBS:
         verb = importlib.import_module(f"fednet.cli.{FILES.get(name, name)}")
         lines += _command(f"fednet {name}", verb)

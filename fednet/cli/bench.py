@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from fednet.cli import values
-from fednet.cli.common import everywhere
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +42,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     _of_some(parser)
     _sizes(parser)
-    everywhere(parser)
 
 
 def _of_some(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,13 @@ from fednet.cli.serve import place
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("number", type=values.at_least_one, metavar="N", help="see fednet queue")
-    parser.add_argument("--at", type=Path, default=place(), metavar="DIR", help="[serve]")
+    parser.add_argument(
+        "--at",
+        type=Path,
+        default=place(),
+        metavar="DIR",
+        help="the folder that is served [FEDNET_SERVE, else serve]",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

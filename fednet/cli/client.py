@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fednet import ids
 from fednet.cli import values
-from fednet.cli.common import path_argument, proxied, standalone
+from fednet.cli.common import device_argument, path_argument, proxied, standalone
 from fednet.descriptors import named
 from fednet.errors import ConfigError
 
@@ -56,12 +56,13 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def _at_home(parser: argparse.ArgumentParser) -> None:
     """What this machine has for the clients."""
-    parser.add_argument(
-        "--device", default="auto", metavar="D", help="auto, cpu, cuda or cuda:0,2 [auto]"
-    )
+    device_argument(parser)
     path_argument(parser, "--data", "where this site's data lie")
     parser.add_argument(
-        "--state", type=Path, metavar="DIR", help="where the clients' states are kept"
+        "--state",
+        type=Path,
+        metavar="DIR",
+        help="where the clients' states are kept [client-state/RUN in FEDNET_OUT, else in runs]",
     )
     parser.add_argument(
         "--state-lost",

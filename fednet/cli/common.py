@@ -62,18 +62,16 @@ def _width() -> int:
     return min(110, shutil.get_terminal_size().columns - 2)
 
 
-def everywhere(parser: argparse.ArgumentParser, config: bool = False, out: bool = True) -> None:
-    """--set, --out (but without `out`), --load, --quiet; with `config`, the configuration's file
-    before them.
+CONFIG = "a YAML configuration; without it, the quick start"
+RESUMED = f"{CONFIG}; with --resume also the directory of a run"
+
+
+def everywhere(parser: argparse.ArgumentParser, config: str = "", out: bool = True) -> None:
+    """--set, --out (but without `out`), --load, --quiet; before them the configuration's file,
+    where `config` says what it is.
     """
     if config:
-        parser.add_argument(
-            "config",
-            nargs="?",
-            metavar="CONFIG",
-            help="a YAML configuration; without it, the quick start; with --resume also the "
-            "directory of a run",
-        )
+        parser.add_argument("config", nargs="?", metavar="CONFIG", help=config)
     parser.add_argument(
         "--set",
         action="append",
@@ -175,6 +173,12 @@ def proxied(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="reach the server through socks5://HOST:PORT or http://HOST:PORT, with "
         "USER:PASSWORD@ before HOST where it asks for them [FEDNET_PROXY]",
+    )
+
+
+def device_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device", default="auto", metavar="D", help="auto, cpu, cuda or cuda:0,2 [auto]"
     )
 
 

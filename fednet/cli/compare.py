@@ -21,7 +21,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--by", choices=["mb", "rounds", "seconds"], help="show the cost in this alone"
     )
     counted_and_labelled(parser)
-    parser.add_argument("--format", choices=["table", "csv", "md", "latex"], default="table")
+    parser.add_argument(
+        "--format", choices=["table", "csv", "md", "latex"], default="table", help="[table]"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,11 +8,11 @@ import argparse
 import os
 from pathlib import Path
 
-from fednet.cli.common import everywhere, proxied
+from fednet.cli.common import CONFIG, device_argument, everywhere, proxied
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    everywhere(parser, config=True)
+    everywhere(parser, CONFIG)
     parser.add_argument(
         "--server",
         default=os.environ.get("FEDNET_SERVER") or None,
@@ -28,7 +28,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     proxied(parser)
     parser.add_argument("--data", type=Path, metavar="DIR", help="where datasets lie [FEDNET_DATA]")
-    parser.add_argument("--device", default="auto", metavar="D")
+    device_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -45,7 +45,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.svg",
         help="the picture, its numbers beside it as CSV [frontier.svg in the sweep's folder]",
     )
-    sweeps.shared_arguments(parser)
+    sweeps.shared_arguments(parser, "a YAML configuration")
 
 
 def run(args: argparse.Namespace) -> int:

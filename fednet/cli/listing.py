@@ -14,7 +14,12 @@ from fednet.errors import ConfigError, unknown
 def add(parser: argparse.ArgumentParser) -> None:
     kinds = [*registry.ALL, "keys"]
     parser.add_argument("what", choices=sorted(kinds), metavar="WHAT", help=" | ".join(kinds))
-    everywhere(parser, config=True)
+    everywhere(
+        parser,
+        "algorithms: a YAML configuration, for their cost in MB; keys: those at and below that "
+        "one, such as train",
+        out=False,
+    )
     parser.add_argument(
         "--model",
         metavar="NAME",
@@ -25,9 +30,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from fednet import loading
 
+    loading.load_parts(args.load)
     if args.what == "keys":
         return _keys(args.config)
-    loading.load_parts(args.load)
     entries = registry.ALL[args.what].entries()
     if args.what != "algorithms":
         table(("name", "what it is"), [(e.name, e.summary) for e in entries])

@@ -6,11 +6,11 @@ import argparse
 import json
 
 from fednet.cli import values
-from fednet.cli.common import configured, everywhere, table
+from fednet.cli.common import CONFIG, configured, everywhere, table
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    everywhere(parser, config=True, out=False)
+    everywhere(parser, CONFIG, out=False)
     parser.add_argument(
         "--out",
         type=values.new_file("png", "svg", "pdf"),

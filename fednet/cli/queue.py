@@ -10,7 +10,13 @@ from fednet.cli.serve import place
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--at", type=Path, default=place(), metavar="DIR", help="[serve]")
+    parser.add_argument(
+        "--at",
+        type=Path,
+        default=place(),
+        metavar="DIR",
+        help="the folder that is served [FEDNET_SERVE, else serve]",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

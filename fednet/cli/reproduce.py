@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fednet.cli import values
-from fednet.cli.common import everywhere
+from fednet.cli.common import device_argument, everywhere
 
 if TYPE_CHECKING:
     from fednet.papers.job import Request
@@ -38,7 +38,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jobs", type=values.at_least_one, default=1, metavar="J", help="runs at a time [1]"
     )
-    parser.add_argument("--device", default="auto", metavar="D")
+    device_argument(parser)
     _search(parser)
     parser.add_argument(
         "--results",

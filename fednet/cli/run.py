@@ -8,7 +8,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from fednet.cli import values
-from fednet.cli.common import configured, everywhere
+from fednet.cli.common import RESUMED, configured, device_argument, everywhere
 from fednet.config import Config
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    everywhere(parser, config=True)
+    everywhere(parser, RESUMED)
     lasting(parser)
     placed = parser.add_mutually_exclusive_group()
     placed.add_argument(
@@ -44,9 +44,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def lasting(parser: argparse.ArgumentParser) -> None:
     """--device, --resume, --until, --metrics: of whatever may take long."""
-    parser.add_argument(
-        "--device", default="auto", metavar="D", help="auto, cpu, cuda or cuda:0,2 [auto]"
-    )
+    device_argument(parser)
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     parser.add_argument(
         "--until",

@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from fednet.cli.common import path_argument
+from fednet.cli.common import device_argument, path_argument
 from fednet.errors import ConfigError
 
 
@@ -36,7 +36,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     path_argument(parser, "--keys", "the server's keys")
     parser.add_argument("--insecure", action="store_true", help="beyond loopback without keys")
-    parser.add_argument("--device", default="auto", metavar="D")
+    device_argument(parser)
     path_argument(parser, "--data", "where datasets lie")
     parser.add_argument("--quiet", action="store_true", help="say nothing but errors")
 

@@ -7,12 +7,12 @@ import os
 import sys
 from collections.abc import Sequence
 
-from fednet.cli.common import configured, everywhere, path_argument, standalone
+from fednet.cli.common import RESUMED, configured, everywhere, path_argument, standalone
 from fednet.cli.run import lasting, launch_of
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    everywhere(parser, config=True)
+    everywhere(parser, RESUMED)
     lasting(parser)
     parser.add_argument(
         "--bind",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fednet.cli.common import configured, everywhere
+from fednet.cli.common import CONFIG, configured, everywhere
 from fednet.cli.serve import place
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    everywhere(parser, config=True, out=False)
+    everywhere(parser, CONFIG, out=False)
     parser.add_argument(
         "--at",
         type=Path,

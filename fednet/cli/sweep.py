@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fednet import config as configuration
 from fednet.cli import values
-from fednet.cli.common import everywhere
+from fednet.cli.common import device_argument, everywhere
 from fednet.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,13 +28,15 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=A,B",
         help="values of one key, such as train.lr=0.1,0.01",
     )
-    shared_arguments(parser)
+    shared_arguments(parser, "a YAML configuration, with --grid; or a sweep file, without")
 
 
-def shared_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of every verb that runs cells."""
-    everywhere(parser, config=True)
-    parser.add_argument("--seeds", metavar="0,1,2", help="run each cell with each of these seeds")
+def shared_arguments(parser: argparse.ArgumentParser, config: str) -> None:
+    """Adds the arguments of every verb that runs cells. config: what CONFIG is."""
+    everywhere(parser, config)
+    parser.add_argument(
+        "--seeds", metavar="0,1,2", help="run each cell with each of these seeds, also 0-4 [0]"
+    )
     parser.add_argument(
         "--plan", action="store_true", help="say what would run, and what is done already"
     )
@@ -47,7 +49,7 @@ def shared_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jobs", type=values.at_least_one, default=1, metavar="J", help="cells at a time [1]"
     )
-    parser.add_argument("--device", default="auto", metavar="D")
+    device_argument(parser)
     parser.add_argument(
         "--in-process", action="store_true", help="each run in one process with no sockets"
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fednet.cli import values
-from fednet.cli.common import configured, everywhere, table
+from fednet.cli.common import CONFIG, configured, everywhere, table
 from fednet.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="FILE|NAME",
         help="a shipped trace (phones, wifi, lte, umts, evdo), or a file",
     )
-    everywhere(parser, config=True, out=False)
+    everywhere(parser, CONFIG, out=False)
     parser.add_argument(
         "--out",
         type=values.new_file("svg", "pdf", "png", "eps"),

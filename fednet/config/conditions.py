@@ -84,8 +84,9 @@ class LinkSection(Section, frozen=True, kw_only=True):
     share, and all else crosses by TCP; not where links are emulated. tcp: all crosses.
     [-; transport/memory]"""
     share: bool = True
-    """A process that hosts several clients fetches a payload that is the same for them once; not
-    where links are emulated, since each client has its own. [-; protocol/client]"""
+    """A process that hosts several clients fetches a payload of more than 1 MiB that is the same
+    for them once; not where links are emulated, since each client has its own.
+    [-; protocol/client]"""
 
     def of(self, client: int) -> ClientLinkSection:
         """The link of one client: its own figures, those of its own profile, those of `link`, those

@@ -16,7 +16,7 @@ WHERE = ("data.root", "data.download")
 
 
 class AlgorithmSection(Section, frozen=True, kw_only=True):
-    """The method. Its hyper-parameters stand beside `name`: see `fednet list algorithms`."""
+    """The method. Its hyper-parameters stand beside `name`: `fednet list keys algorithm`."""
 
     name: str = "fedavg"
     """A registered algorithm; its own options: `fednet list keys algorithm`.
@@ -41,7 +41,7 @@ class AdaptersSection(Section, frozen=True, kw_only=True):
 
 
 class ModelSection(Section, frozen=True, kw_only=True):
-    """The model. Its options stand beside `name`: see `fednet list models`."""
+    """The model. Its options stand beside `name`: `fednet list keys model`."""
 
     name: str = "lenet5"
     """A registered model; its own options: `fednet list keys model`. [-; models/__init__]"""
@@ -72,7 +72,7 @@ class ModelSection(Section, frozen=True, kw_only=True):
 
 
 class PartitionSection(Section, frozen=True, kw_only=True):
-    """Who holds what. The scheme's options stand beside `scheme`: see `fednet list partitions`."""
+    """Who holds what. The scheme's options stand beside it: `fednet list keys data.partition`."""
 
     scheme: str = "dirichlet"
     """A registered partitioner; its own options: `fednet list keys data.partition`.
@@ -92,7 +92,7 @@ class PublicSection(Section, frozen=True, kw_only=True):
 
 
 class DataSection(Section, frozen=True, kw_only=True):
-    """The data. The dataset's options stand beside `dataset`: see `fednet list datasets`."""
+    """The data. The dataset's options stand beside `dataset`: `fednet list keys data`."""
 
     dataset: str = "digits"
     """A registered dataset; site: each client brings its own. Its options:

@@ -20,9 +20,9 @@ class LostSection(Section, frozen=True, kw_only=True):
     silent: Positive | None = 10.0
     """How long its heartbeat may be silent; null: for ever. [s; server/phases]"""
     beat: Annotated[float, msgspec.Meta(ge=0.1, le=3600)] | None = None
-    """How often a client says that it is there; null: each 2 s, or as often as closed and silent
-    need. One that has not heard of its server for 8 beats connects anew.
-    [s; server/peers/admission]"""
+    """How often a client says that it is there; null: each 2 s, or twice while `closed` and four
+    times while `silent` pass; of N clients no oftener than each N / 1000 s, up to the latter. One
+    that has not heard of its server for 8 beats connects anew. [s; server/peers/admission]"""
     stalled: Positive | None = 300.0
     """How long its task may make no progress although its process is heard of, before it is given
     to another that hosts the same client. [s; server/peers/admission]"""

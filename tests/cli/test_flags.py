@@ -410,10 +410,16 @@ def test_debug_shows_the_whole_traceback(engine, capsys, monkeypatch):
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize("flag", ["--set", "--load", "--out"])
+def test_a_measurement_refuses_a_flag_that_it_would_not_read(flag, capsys):
+    assert main.main(["bench", "round", flag, "rounds=1"]) == 2
+    assert f"unrecognized arguments: {flag} rounds=1" in capsys.readouterr().err
+
+
 def test_exception_in_a_users_file_shows_that_files_frames_only(capsys, tmp_path):
     own = tmp_path / "own_broken.py"
     own.write_text("def f():\n    return 1 / 0\n\nf()\n")
-    assert main.main(["list", "models", "--load", str(own), "--out", str(tmp_path)]) == 2
+    assert main.main(["list", "models", "--load", str(own)]) == 2
     said = capsys.readouterr().err
     assert f'File "{own}", line 4, in <module>' in said
     assert f'File "{own}", line 2, in f' in said

@@ -132,6 +132,21 @@ def test_a_loaded_method_is_listed_by_its_declarations(tmp_path, capsys):
         del registry.algorithm._parts["lists-mine"]
 
 
+def test_the_options_of_a_part_that_was_loaded_stand_with_the_others(tmp_path, capsys):
+    (tmp_path / "lists_net.py").write_text(
+        "import fednet\n\n\n"
+        '@fednet.partitioner("lists-sorted")\n'
+        "def by_label(y, clients, *, shuffled: float = 0.5):\n"
+        "    return []\n"
+    )
+    try:
+        loaded = ["--load", str(tmp_path / "lists_net.py")]
+        assert main(["list", "keys", "data.partition", *loaded]) == 0
+        assert "lists-sorted: shuffled: a float; default 0.5" in capsys.readouterr().out
+    finally:
+        del registry.partitioner._parts["lists-sorted"]
+
+
 def test_partition_shows_and_exports_what_each_client_holds(tmp_path, capsys):
     sets = [
         "--set",

@@ -66,6 +66,17 @@ def test_list_keys_shows_a_section_a_key_and_the_nearest(capsys):
     assert "Did you mean 'train'?" in capsys.readouterr().err
 
 
+def test_every_variable_that_is_read_stands_on_the_page_of_commands():
+    read = {
+        name
+        for file in PACKAGE.rglob("*.py")
+        for name in re.findall(r"\bFEDNET_[A-Z]+\b", file.read_text(encoding="utf-8"))
+    }
+    assert len(read) > 5
+    page = (PACKAGE.parent / "docs" / "commands.md").read_text(encoding="utf-8")
+    assert read - set(re.findall(r"^\| `(FEDNET_[A-Z]+)` \|", page, re.MULTILINE)) == set()
+
+
 # -- the architecture page -------------------------------------------------------------------------
 ARCHITECTURE = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
 
