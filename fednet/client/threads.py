@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -78,7 +79,7 @@ class Threads:
         """
         if self.slots.total == 1:
             if (job := self._jobs.get()) is not None:
-                job(0)
+                self._do(job, 0)
             return
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.slots.total, "fednet-train")
@@ -92,7 +93,7 @@ class Threads:
         waits in a pack waits for it.
         """
         while (job := self._next()) is not None:
-            job(0)
+            self._do(job, 0)
             if self.slots.leave(0):
                 return
         self.slots.closed(0)
@@ -106,10 +107,19 @@ class Threads:
     def _work(self, card: int) -> None:
         determinism.settle()
         while (job := self._jobs.get()) is not None:
-            job(card)
+            self._do(job, card)
             del job  # and the payload it came with
             if self.slots.leave(card):
                 return
+
+    def _do(self, job: Job, card: int) -> None:
+        """A process that a model forks within it, and that comes back from there, ends: it has none
+        of the other threads, and what it would do is this one's to do.
+        """
+        here = os.getpid()
+        job(card)
+        if os.getpid() != here:
+            os._exit(1)
 
     def at(self, card: int, work: Callable[[], T], forget: Callable[[], None]) -> T:
         """What `work` returns, done at a card. forget: called where the card's memory was not

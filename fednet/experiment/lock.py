@@ -85,7 +85,11 @@ class Lock:
             )
 
     def release(self) -> None:
-        """The file goes with it, where it is still this process's."""
+        """The file goes with it, where it is still this process's; a process that this one has
+        forked leaves it alone.
+        """
+        if os.getpid() != self.holder.pid:
+            return
         now = read(self.path)
         if now is not None and now.token == self.holder.token:
             with contextlib.suppress(PermissionError):  # Windows deletes no file that is open

@@ -64,7 +64,7 @@ class Lane(Places):
             self._there[place] = there
         self._state[place] = READ
         lease = Lease(np.frombuffer(there, np.uint8))
-        weakref.finalize(lease, self._release, place, number).atexit = False
+        self._when_gone(lease, self._release, place, number)
         return np.asarray(lease).data.toreadonly()
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 import mmap
 import shutil
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +87,7 @@ class SharedBuffer(Places):
             return None
         self._state[slot] = READ
         lease = Lease(self._slots[slot, :nbytes])
-        weakref.finalize(lease, self._release, slot, number).atexit = False
+        self._when_gone(lease, self._release, slot, number)
         return np.asarray(lease).data.toreadonly()
 
 

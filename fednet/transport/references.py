@@ -4,8 +4,11 @@ each place is by now.
 
 from __future__ import annotations
 
+import os
 import secrets
 import struct
+import weakref
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +68,17 @@ class Places:
         there = place < len(self._state)
         return bool(there and self._state[place] == SENT and self._number[place] == number)
 
+    def _when_gone(self, held: object, then: Callable[[int, int], None], *of: int) -> None:
+        """then(place, number), once nobody in this process holds that. What one that it forks lets
+        go of, as it ends, this one may hold.
+        """
+        weakref.finalize(held, _in, os.getpid(), then, *of).atexit = False
+
     def _release(self, place: int, number: int) -> None:
         if self._state[place] == READ and self._number[place] == number:
             self._state[place] = FREE
+
+
+def _in(process: int, then: Callable[[int, int], None], place: int, number: int) -> None:
+    if os.getpid() == process:
+        then(place, number)

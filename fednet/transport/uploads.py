@@ -13,7 +13,6 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-import weakref
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -116,7 +115,7 @@ class Uploads(Places):
             return None
         number = int(self._number[index])
         laid = Laid(REFERENCE.pack(self.token, index, number, len(body)), body)
-        weakref.finalize(laid, self._unsent, index, number).atexit = False
+        self._when_gone(laid, self._unsent, index, number)
         return laid
 
     def _taken(self, folder: Path, first: memoryview) -> tuple[int, int] | None:
@@ -194,7 +193,7 @@ class Uploads(Places):
         if len(body) != nbytes:
             return None
         self._state[index] = READ
-        weakref.finalize(body.obj, self._release, index, number).atexit = False
+        self._when_gone(body.obj, self._release, index, number)
         return body
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 
@@ -45,6 +46,29 @@ def test_a_method_that_exits_fails_its_task_and_the_thread_goes_on(
         assert server.said(m.Failed)[0].reason == f"{raised.__name__}: enough"
         server.say(*task(exp, m.Key(1, 0, 1, 0)))
         server.listen(lambda: server.said(m.Reply))
+
+
+def test_what_a_method_forked_ends_where_it_comes_back_and_the_task_is_done_once(
+    tmp_path,
+    monkeypatch,
+    exp,  # noqa: F811
+):
+    honest, statuses = FedAvg.local, []
+
+    def local(self, *args):
+        if not (child := os.fork()):
+            raise SystemExit
+        statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        return honest(self, *args)
+
+    monkeypatch.setattr(FedAvg, "local", local)
+    server = Liar(told())
+    with site(server, tmp_path):
+        server.listen(lambda: server.said(m.Ready))
+        server.say(*task(exp, m.Key(1, 0, 0, 0)))
+        server.listen(lambda: server.said(m.Reply))
+    assert statuses == [1]
+    assert not server.said(m.Failed)
 
 
 def test_what_a_site_says_of_a_failure_names_no_file_of_its_own(tmp_path, monkeypatch, exp):  # noqa: F811

@@ -44,6 +44,17 @@ def test_a_second_process_is_told_of_the_first_and_changes_nothing(tmp_path, oth
     assert {p: p.read_bytes() for p in (tmp_path / "run").iterdir()} == before
 
 
+def test_a_forked_process_that_unwinds_lets_go_of_nothing(tmp_path):
+    with lock.holding(tmp_path / "run"):
+        if not (child := os.fork()):
+            try:
+                lock._held[(tmp_path / "run").resolve()].release()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        lock.check(tmp_path / "run")
+
+
 def test_what_a_killed_process_held_is_free(tmp_path, other):
     other.kill()
     other.wait()

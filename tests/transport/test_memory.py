@@ -5,6 +5,7 @@ on the wire, and nobody else can refer to them.
 from __future__ import annotations
 
 import gc
+import os
 import time
 import types
 
@@ -43,6 +44,18 @@ def test_a_body_lies_there_for_as_long_as_anything_holds_it():
     del part
     gc.collect()
     assert buffer.lay(BODY) is not None
+
+
+def test_what_a_forked_process_lets_go_of_is_held_by_the_one_that_forked_it():
+    buffer = SharedBuffer()
+    references = [buffer.lay(BODY[k:]) for k in range(SLOTS)]
+    body = buffer.read(references[3])
+    if not (child := os.fork()):
+        del body
+        gc.collect()
+        os._exit(buffer.lay(BODY) is not None)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert body == BODY[3:]
 
 
 def test_a_reference_is_read_once_and_not_after_another_body_lies_there():

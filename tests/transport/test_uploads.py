@@ -13,7 +13,7 @@ import threading
 import numpy as np
 import pytest
 
-from fednet.transport.references import READ, REFERENCE
+from fednet.transport.references import READ, REFERENCE, WRITTEN
 from fednet.transport.uploads import FILES, IN_VAIN, Uploads
 
 ONE, OTHER = memoryview(b"a" * 100_000), memoryview(b"b" * 70_000)
@@ -62,6 +62,16 @@ def test_what_a_forked_process_writes_to_memory_that_is_lent_stays_there(uploads
         os._exit(seen)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1  # it has what was there
     assert set(array) == {1}
+
+
+def test_what_a_forked_process_lets_go_of_the_one_that_forked_it_still_holds(uploads):
+    body, laid = uploads.read(sent(uploads)), uploads.lay([OTHER])
+    if not (child := os.fork()):
+        del body, laid
+        gc.collect()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert (uploads._state[0], uploads._state[1]) == (READ, WRITTEN)
 
 
 def test_a_file_with_a_second_name_is_left_as_it_is_by_whoever_comes_next(uploads, tmp_path):
