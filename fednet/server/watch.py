@@ -70,16 +70,17 @@ class Watch:
         }
 
     def status(self, state: str, **who: object) -> None:
-        """Writes status.json."""
+        """Writes status.json. The snapshot may be older than the run's end."""
         protocol, snapshot = self._io.protocol, self._io.snapshot
+        over = state == "done"
         write_status(
             self._directory.path,
             state=state,
             round=self._awaiting - 1 if self._awaiting else protocol.round,
             rounds=self._rounds,
             phase=protocol.purpose,
-            waiting=snapshot["waiting"],
-            arrived=snapshot["arrived"],
+            waiting=[] if over else snapshot["waiting"],
+            arrived=[] if over else snapshot["arrived"],
             **who,
         )
 

@@ -31,6 +31,7 @@ from fednet.config import fit, reading
 from fednet.config.tree import compose
 from fednet.errors import ConfigError
 from fednet.plain import JsonDict, JsonMapping
+from fednet.records import Round
 
 MOST_SEEDS = 100_000
 OWN = {
@@ -147,7 +148,8 @@ def _check_values(sweep: Sweep, where: str) -> None:
         )
     if not sweep.seeds or len(set(sweep.seeds)) < len(sweep.seeds):
         raise ConfigError(f"{where}: seeds: expected different whole numbers, got {sweep.seeds}.")
-    if sweep.select and not sweep.select.by.startswith("validation"):
+    validated = [f for f in Round.__struct_fields__ if f.startswith("validation")]
+    if sweep.select and sweep.select.by not in validated:
         raise ConfigError(
             f"{where}: select.by: expected a number of the validation split, such as "
             f"validation_accuracy, got "

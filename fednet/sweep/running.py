@@ -280,9 +280,8 @@ def _select(sweep: Sweep, all_cells: Sequence[GridCell], folder: Path) -> list[s
         scores.setdefault(c.variation, {}).setdefault(c.point, []).append(
             _score(folder / c.name, sweep.select.by)
         )
-    sign = -1 if "loss" in sweep.select.by else 1
     means = {v: {p: sum(s) / len(s) for p, s in points.items()} for v, points in scores.items()}
-    best = {v: max(points, key=lambda p: sign * points[p]) for v, points in means.items()}
+    best = {v: max(points, key=points.__getitem__) for v, points in means.items()}
     chosen = [c.name for c in all_cells if best[c.variation] == c.point]
     write_json(
         folder / "selection.json",

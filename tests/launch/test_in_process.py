@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -28,6 +29,21 @@ def test_a_task_longer_than_the_heartbeats_patience_loses_nobody(tmp_path):
     run = fednet.run(section, in_process=True, out=tmp_path)
     assert [r.completed for r in run.rounds] == [[0, 1]] * 3
     assert not [e for e in run.lines("events") if e["type"] in ("away", "dropped")]
+
+
+def test_a_run_that_is_over_waits_for_nobody(tmp_path, monkeypatch):
+    monkeypatch.setattr("fednet.server.io_thread.SNAPSHOT_S", 0.0)
+    section = {
+        "name": "over",
+        "rounds": 1,
+        "clients": 3,
+        "model": {"name": "mlp", "hidden": [4]},
+        "data": {"dataset": "synthetic", "samples": 60, "shape": [4], "classes": 2},
+        "report": False,
+    }
+    fednet.run(section, in_process=True, out=tmp_path)
+    said = json.loads((tmp_path / "over" / "status.json").read_text())
+    assert (said["state"], said["waiting"], said["arrived"]) == ("done", [], [])
 
 
 # What Windows lacks, taken away before fednet is imported.

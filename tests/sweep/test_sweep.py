@@ -251,6 +251,10 @@ a = {('0.1', 0): 0.9, ('0.1', 1): 0.1, ('0.01', 0): 0.6, ('0.01', 1): 0.6}[point
         ("base: base.yaml\nvary: {seed: [1]}\n", "under `seeds`"),
         ("base: base.yaml\nseeds: [1, 1]\n", "different whole numbers"),
         (
+            "base: base.yaml\nselect: {by: validation_loss, grid: {train.lr: [1]}}\n",
+            "validation_accuracy",
+        ),
+        (
             "base: base.yaml\nselect: {by: test_accuracy, grid: {train.lr: [1]}}\n",
             "no test any more",
         ),

@@ -111,6 +111,15 @@ def test_partitioner_that_deals_passes(checked):
     assert "  ok  3 disjoint parts of 67, 67, 66 samples" in checked(text, "chk_deal.py")
 
 
+def test_a_task_about_values_is_tried_on_values(checked):
+    text = (
+        "import fednet\nfrom fednet.training.tasks.regression import Regression\n"
+        '@fednet.task("chk-degrees")\nclass Degrees(Regression):\n    tolerance = 0.1\n'
+    )
+    easy = "  ok  loss 0.0000, accuracy 1.0000 on four easy samples"
+    assert easy in checked(text, "chk_degrees.py")
+
+
 def test_a_plain_module_passes_with_what_it_cannot_be_used_for(checked):
     text = (
         'import fednet, math\nfrom torch import nn\n@fednet.model("chk-headless")\ndef '
