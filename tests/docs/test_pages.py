@@ -9,6 +9,8 @@ import pytest
 import fednet
 from fednet.cli.main import main
 from fednet.config.keys import DocumentedKey, keys
+from fednet.records import FILES, Summary
+from fednet.server.peers.events import LOUD
 
 PACKAGE = Path(fednet.__file__).parent
 
@@ -75,6 +77,26 @@ def test_every_variable_that_is_read_stands_on_the_page_of_commands():
     assert len(read) > 5
     page = (PACKAGE.parent / "docs" / "commands.md").read_text(encoding="utf-8")
     assert read - set(re.findall(r"^\| `(FEDNET_[A-Z]+)` \|", page, re.MULTILINE)) == set()
+
+
+# -- what a run leaves
+def written_events() -> set[str]:
+    text = "".join(f.read_text(encoding="utf-8") for f in PACKAGE.rglob("*.py"))
+    named = re.findall(r'(?:\.event|\.note|\.tell|\bNote)\(\s*"([a-z_]+)"', text)
+    chosen = re.findall(r'\.note\(\s*"([a-z_]+)" if .*? else "([a-z_]+)"', text)
+    return {*named, *LOUD, *(name for pair in chosen for name in pair)}
+
+
+def test_every_field_and_event_of_a_runs_files_stands_on_its_page():
+    page = (PACKAGE.parent / "docs" / "runs.md").read_text(encoding="utf-8")
+    said = set(re.findall(r"`([a-z0-9_]+)`", page))
+    fields = {name for kind in (*FILES.values(), Summary) for name in kind.__struct_fields__}
+    judged = {name for name in fields if re.match(r"(accuracy|correct|tested)_", name)}
+    absent = fields - judged - {"correct_by_class", "details"} - said
+    assert absent == set()
+    assert {name.partition("_")[2] for name in judged - {"correct_by_class"}} - said == set()
+    assert len(written_events()) > 20
+    assert written_events() - said == set()
 
 
 # -- the architecture page -------------------------------------------------------------------------
