@@ -1,27 +1,21 @@
-"""How large the parts of the code are, and whether they keep to what was agreed.
-
-    python .ci/sizes.py            prints what is over a limit; status 1 where it was not before
-    python .ci/sizes.py --write    writes down what is over a limit now, where it has become less
+"""How large the parts of the code are: prints what is over a limit; status 1 where anything is.
 
 At most 15 files in a folder, 350 lines in a file, 60 lines in a function, 8 arguments where the
 docstring gives no reason for more ("arguments"); of a thousand lines at most one that names Any,
 with which nothing is checked, and none without its reason: a comment on that line, or directly
-above it. Imports do not count. What was larger when the limits came stands in sizes.json with its
-size: it may become smaller, never larger, and nothing may be added.
+above it. Imports do not count.
 """
 
 from __future__ import annotations
 
 import ast
 import io
-import json
 import sys
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-BOOK = Path(__file__).with_name("sizes.json")
 LIMITS = {"folder": 15, "file": 350, "function": 60, "arguments": 8, "any": 1, "reason": 0}
 UNITS = {
     "folder": "files",
@@ -95,43 +89,16 @@ def _arguments(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return len([n for n in names if n not in ("self", "cls")])
 
 
-def over(found: Iterator[tuple[str, str, int]]) -> dict[str, dict[str, int]]:
-    """What is over its limit: kind -> name -> size. Of functions of one name in a file, the
-    largest.
-    """
-    large: dict[str, dict[str, int]] = {kind: {} for kind in LIMITS}
-    for kind, name, size in found:
-        if size > LIMITS[kind]:
-            large[kind][name] = max(size, large[kind].get(name, 0))
-    return large
-
-
-def grown(now: dict[str, dict[str, int]], before: dict[str, dict[str, int]]) -> list[str]:
+def over(found: Iterator[tuple[str, str, int]]) -> list[str]:
     """A sentence for each that is larger than it may be."""
     return [
-        f"{name}: {size} {UNITS[kind]}, at most "
-        f"{max(LIMITS[kind], before.get(kind, {}).get(name, 0))}"
-        for kind, found in now.items()
-        for name, size in found.items()
-        if size > before.get(kind, {}).get(name, 0)
+        f"{name}: {size} {UNITS[kind]}, at most {LIMITS[kind]}"
+        for kind, name, size in found
+        if size > LIMITS[kind]
     ]
 
 
-def main() -> int:
-    now = over(sizes())
-    before = json.loads(BOOK.read_text(encoding="utf-8")) if BOOK.exists() else now
-    wrong = grown(now, before)
-    if "--write" in sys.argv and not wrong:
-        BOOK.write_text(json.dumps(now, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    for kind, limit in LIMITS.items():
-        less = sum(now[kind].get(name, 0) < n for name, n in before.get(kind, {}).items())
-        print(
-            f"{kind}: {len(now[kind])} over {limit} {UNITS[kind]}; "
-            f"{less} of those written down are smaller now"
-        )
-    print("\n".join(wrong), end="\n" if wrong else "")
-    return bool(wrong)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    large = over(sizes())
+    print("\n".join(large) or "sizes: nothing is over its limit")
+    sys.exit(bool(large))

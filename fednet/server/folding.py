@@ -47,30 +47,31 @@ ENOUGH = 3  # replies, for what is judged by the others
 
 
 class Folding:
-    """finish(fold, completed): the server's next state. leave_out(client, reason): the reply does
-    not count; may raise, where the configuration says to stop. keep(client, up): what was folded.
-    fill: what stands where a reply says nothing.
+    """noise: what the server adds to a sum of clipped updates. before, server: the state that the
+    round and that this exchange began with. leave_out(client, reason): the reply does not count;
+    may raise, where the configuration says to stop. keep(client, up): what was folded.
 
-    Nine arguments: the run and its server, the phase and what was sent in it, and three calls to
-    whoever keeps the round.
+    Nine arguments: the run, its server and its noise, its states, the phase and what was sent in
+    it, and two calls to whoever keeps the round.
     """
 
     def __init__(
         self,
         experiment: Experiment,
         host: ServerHost,
+        noise: privacy.Noise | None,
+        before: State,
         server: State,
         phase: Phase,
         sent: Mapping[int, Tensors],
-        fill: Tensors,
-        finish: Callable[[State, tuple[int, ...]], State],
         leave_out: Callable[[int, str], None],
         keep: Callable[[int, Payload], None],
     ) -> None:
         """See above for the arguments."""
         self.experiment, self.method, self.host = experiment, experiment.algorithm, host
-        self.server, self.phase, self._sent, self._fill = server, phase, sent, fill
-        self._finish, self._leave_out, self._keep = finish, leave_out, keep
+        self.server, self.phase, self._sent = server, phase, sent
+        self._fill = self._filling(before)  # what stands where a reply says nothing
+        self._noise, self._leave_out, self._keep = noise, leave_out, keep
         self.runs: dict[int, Run] = {}
         self.left_out: dict[int, str] = {}
         self._replies: dict[int, Spooled] = {}
@@ -191,6 +192,26 @@ class Folding:
         if wrong:
             return None, f"no model comes of its reply: {wrong}", None
         return after, "", None
+
+    def _filling(self, before: State) -> Tensors:
+        x = self.method.shared_model(before)
+        whole = x is not None and x.layout == self.experiment.shared
+        return x if x is not None and whole else self.experiment.agreed
+
+    def _finish(self, fold: State, clients: tuple[int, ...]) -> State:
+        """The next state. A new shared model keeps the old one's buffers where the clients' do not
+        come up.
+        """
+        self.host.begin(self.phase.round, self.phase.index, clients)
+        if self._noise is not None:
+            section = self.experiment.config.privacy
+            fold = privacy.noised(fold, section, self._noise, self.phase.round)
+        after = self.method.finish(fold, self.server, clients, self.host)
+        after = stated(self.method, "finish", "Server", after)
+        x, shared = self.method.shared_model(after), self.experiment.shared
+        if x is not None and x.layout != shared and x.layout == shared.parameters:
+            return self.method.with_model(after, x.with_buffers(self._fill))
+        return after
 
     # -- what is wrong -----------------------------------------------------------------------------
     def _drop(self, client: int, reason: str) -> None:

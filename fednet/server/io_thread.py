@@ -240,10 +240,11 @@ class ServerIO:
             self._shown_at = now + pause(SNAPSHOT_S, self._now() - now)
         self._tick_at = now + pause(TICK_S, self._now() - now)
 
-    def book_round(self, round: int) -> None:
+    def book_round(self, round: int) -> list[Instruction]:
         """Heartbeats: one line a worker and round."""
         for conn, worker in self.protocol.connections():
             self.link.settle_counted(conn, round=round, worker=worker)
+        return []
 
     def _closed(self, event: Closed) -> None:
         conn = event.conn

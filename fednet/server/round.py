@@ -11,6 +11,7 @@ import torch
 from fednet import records
 from fednet.algorithms.base import State, Tensors
 from fednet.algorithms.state import PerClient
+from fednet.config import Config
 from fednet.errors import Forgotten
 from fednet.experiment.clock import VirtualClock
 from fednet.experiment.store import RowStore
@@ -24,6 +25,8 @@ from fednet.training.evaluation import Counts
 from fednet.wire.ledger import Kinds
 from fednet.wire.messages import clean
 from fednet.wire.payload import Run
+
+SHOWN = 3  # clients left out whose reasons are shown for a round
 
 
 class Residuals(State):
@@ -180,16 +183,24 @@ class Round:
             if reason.startswith(("failed", "refused", "damaged"))
         ]
 
-    def hopeless(self, clients: int) -> str:
-        """Why another try could not help, with so many clients in the federation; "" where it
-        could.
-        """
+    def told(self) -> list[str]:
+        """The first of them, and how many more there are, as they are shown."""
+        whose = self.failures()
+        rest = len(whose) - SHOWN
+        more = [f"and {rest} more clients"] if rest > 0 else []
+        return [f"round {self.number}: {text}" for text in [*whose[:SHOWN], *more]]
+
+    def hopeless(self, config: Config, void: int) -> str:
+        """Why another try could not help, after so many void rounds in a row; "" where it could."""
         whose, selected = self.failures(), len(self.record.selected)
         everybody = self.record.void and len(whose) == selected > 0
         # One client that fails whenever it is asked alone must not end a federation of many.
-        if everybody and (selected > 1 or clients == 1):
+        if everybody and (selected > 1 or config.clients == 1):
             return f"nobody could do the task of round {self.number}: {whose[0]}"
-        return ""
+        if void < config.round.void_rounds:
+            return ""
+        few = f"{void} rounds in a row had fewer than {config.round.min_results} results"
+        return few + "".join(f" ({first})" for first in whose[:1])
 
     def client_lines(self) -> list[JsonDict]:
         """The round's lines of clients.jsonl: of whom there is something to say."""

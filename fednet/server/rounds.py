@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 from fednet import records
 from fednet.algorithms.base import State, Tensors
-from fednet.algorithms.returned import stated
 from fednet.buffers import collect_in_time
 from fednet.errors import CannotGoOn, Stopped
 from fednet.experiment import privacy
@@ -46,8 +45,6 @@ from fednet.server.watch import Attendance, Watch
 from fednet.training.hosts import ServerHost
 from fednet.wire import book
 from fednet.wire.ledger import add_kinds
-
-SHOWN = 3  # clients left out whose reasons are shown for a round
 
 
 @dataclass(frozen=True)
@@ -156,11 +153,7 @@ class Rounds:
 
     def give_up(self, round: Round) -> None:
         """Raises CannotGoOn where no further round is tried."""
-        hopeless, least = round.hopeless(self.config.clients), self.config.round.min_results
-        if not hopeless and self.progress.void >= self.config.round.void_rounds:
-            hopeless = f"{self.progress.void} rounds in a row had fewer than {least} results"
-            hopeless += "".join(f" ({whose})" for whose in round.failures()[:1])
-        if hopeless:
+        if hopeless := round.hopeless(self.config, self.progress.void):
             self.io.call(lambda now: self.io.protocol.cancel("the run ends", now))
             self.save()
             raise CannotGoOn(f"{hopeless}; the last good state is saved.")
@@ -249,41 +242,19 @@ class Rounds:
 
     def folding(self, round: Round) -> Folding:
         """What folds the replies of the exchange that is open."""
-        phase, server = round.phase, round.after.server
+        phase = round.phase
         phase.declared = self.io.protocol.sites.declared
-        fill = self._fill(round.before.server)
-
-        def finish(fold: State, completed: tuple[int, ...]) -> State:
-            self.host.begin(phase.round, phase.index, completed)
-            if self.config.privacy.clip is not None:
-                fold = privacy.noised(fold, self.config.privacy, self._noise, phase.round)
-            after = self.method.finish(fold, server, completed, self.host)
-            return self._with_buffers(stated(self.method, "finish", "Server", after), fill)
-
         return Folding(
             self.experiment,
             self.host,
-            server,
+            self._noise,
+            round.before.server,
+            round.after.server,
             phase,
             self.phases.asking.sent,
-            fill,
-            finish,
             lambda client, reason: self.phases.leave_out(phase, client, reason),
             lambda client, up: exports.keep_condensed(self.parts.directory.path, client, up),
         )
-
-    def _fill(self, server: State) -> Tensors:
-        """What stands where a reply says nothing."""
-        x = self.method.shared_model(server)
-        whole = x is not None and x.layout == self.experiment.shared
-        return x if x is not None and whole else self.experiment.agreed
-
-    def _with_buffers(self, server: State, fill: Tensors) -> State:
-        """A new shared model keeps the old one's buffers where the clients' do not come up."""
-        x, shared = self.method.shared_model(server), self.experiment.shared
-        if x is not None and x.layout != shared and x.layout == shared.parameters:
-            return self.method.with_model(server, x.with_buffers(fill))
-        return server
 
     # -- its end -----------------------------------------------------------------------------------
     def conclude(self, round: Round) -> None:
@@ -306,7 +277,7 @@ class Rounds:
         self.parts.directory.event("round", round.number, completed=len(round.record.completed))
         self._concluding = False
         self.faults.at("between", round.number)
-        self.io.call(lambda now: self.io.book_round(round.number) or [])  # type: ignore[func-returns-value]
+        self.io.call(lambda now: self.io.book_round(round.number))
         self._show(round)
         collect_in_time()
 
@@ -344,10 +315,8 @@ class Rounds:
 
     def _show(self, round: Round) -> None:
         self.display.round_done(round.record)
-        failures = round.failures()
-        rest = len(failures) - SHOWN
-        for text in [*failures[:SHOWN], *([f"and {rest} more clients"] if rest > 0 else [])]:
-            self.display.note(f"round {round.number}: {text}")
+        for text in round.told():
+            self.display.note(text)
         for callback in self.parts.callbacks:
             callback(round.record)
 
