@@ -41,7 +41,7 @@ from fednet.wire.link import NOBODY, Link
 from fednet.wire.payload import Payload
 
 Answer = TypeVar("Answer")
-Command = Callable[[float], list[Instruction]]  # of the time: what is to be done
+Command = Callable[[float], list[Instruction] | None]  # of the time: what is to be done
 
 TICK_S = 0.05  # how often time passes for the protocol while something is awaited
 SNAPSHOT_S = 0.5  # how often it is written down for others whom the phase waits for
@@ -71,7 +71,7 @@ class ServerIO:
         self._check, self._log, self._pump_clients = check, events, pump
         self._at, self._flush, self._had = at, flush, had
         self._out = Outbox(link, spool, flush, lambda found: self._events.put(found), at)
-        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Callable[[float], None]] = queue.SimpleQueue()
         # Not a SimpleQueue: a signal that takes it beyond its timeout makes it wait for ever.
         self._events: queue.Queue[list[Resolution] | BaseException] = queue.Queue()
         self._resolutions: deque[Resolution] = deque()  # of these, not asked for yet
@@ -93,11 +93,10 @@ class ServerIO:
         """Runs `command(now)` where the protocol lives, and does what it returns; wait: for it."""
         done = threading.Event()
 
-        def run(now: float) -> list[Instruction]:
-            self._do(command(now))
+        def run(now: float) -> None:
+            self._do(command(now) or [])
             self._out.conclude()
             done.set()
-            return []
 
         self._commands.put(run)
         self.transport.wake()
@@ -111,11 +110,7 @@ class ServerIO:
         """What `question()` returns where the protocol lives, after all that was called before."""
         found: list[Answer] = []
 
-        def command(now: float) -> list[Instruction]:
-            found.append(question())
-            return []
-
-        self.call(command, wait=True)
+        self.call(lambda now: found.append(question()), wait=True)
         if not found:
             self.wait(0.0, (0, 0, ""))
             raise Broken("the server's input and output has ended")
@@ -204,7 +199,7 @@ class ServerIO:
     def _step(self, timeout_s: float | None) -> bool:
         moved = not self._commands.empty()
         while not self._commands.empty():
-            self._do(self._commands.get()(self._now()))
+            self._commands.get()(self._now())
         if self._out.tasks:  # with the last turn
             if not self._sent_any:  # how long a server that was started anew took to it
                 self._sent_any = True
@@ -240,11 +235,10 @@ class ServerIO:
             self._shown_at = now + pause(SNAPSHOT_S, self._now() - now)
         self._tick_at = now + pause(TICK_S, self._now() - now)
 
-    def book_round(self, round: int) -> list[Instruction]:
+    def book_round(self, round: int) -> None:
         """Heartbeats: one line a worker and round."""
         for conn, worker in self.protocol.connections():
             self.link.settle_counted(conn, round=round, worker=worker)
-        return []
 
     def _closed(self, event: Closed) -> None:
         conn = event.conn

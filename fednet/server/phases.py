@@ -169,10 +169,9 @@ class Phases:
         phase.dropped[client] = f"refused: {reason}"
         self.directory.event("dropped", phase.round, client, reason=phase.dropped[client])
 
-        def command(now: float) -> list[Instruction]:
+        def command(now: float) -> None:
             self.io.replies.pop((client, phase.purpose), None)
             self.asking.spool.revoke(reply)
-            return []
 
         self.io.call(command, wait=True)
         self.may_stop(phase.round, client, reason)

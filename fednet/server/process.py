@@ -283,7 +283,7 @@ class Session:
 
     def _enter(self, row: Row) -> None:
         """Writes a row into the book."""
-        self.io.call(lambda now: self.link.ledger.enter(row) or [])  # type: ignore[func-returns-value]
+        self.io.call(lambda now: self.link.ledger.enter(row))
 
     def _write_down(self) -> None:
         """What is in the books is with the operating system."""

@@ -1,4 +1,4 @@
-"""Label skew by sorting: every client gets a few shards of one label each ."""
+"""Label skew by sorting: every client gets a few shards of one label each."""
 
 from __future__ import annotations
 
