@@ -66,6 +66,14 @@ def configuration() -> str:
         "`data.partition` the options of each method, model, dataset and partition, which stand",
         "beside its name. What they mean is said where the part is: `python -m pydoc",
         "fednet.algorithms.feddc`, `fednet.data.datasets.hf`.",
+        "",
+        "A file may say `extends: OTHER.yaml`, a path beside it, and is laid on that one, and",
+        "`--set` on both: key by key; another method (model, dataset, scheme, ...) takes none of",
+        "the former's options along. `algorithm: fedprox` is short for `algorithm: {name:",
+        "fedprox}`, likewise `model`, `data`, `data.partition`, `availability` and `schedule`.",
+        "YAML is read strictly: a key that stands twice is an error, only `true` and `false` are",
+        "truth values, `1e-3` is a number; within `{}` and `[]` what has a comma of its own stands",
+        'in quotes (`{up_mbps: "lognormal(10, 1)"}`).',
     ]
     for name, found in keys.items():
         lines += ["", f"## `{name}`" if name else "## The run", ""]
