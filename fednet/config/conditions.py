@@ -180,7 +180,11 @@ class FaultSection(Section, frozen=True, kw_only=True):
     round: AtLeast1
     """When it strikes. [round; experiment/faults]"""
     kind: FaultKind
-    """What happens. [-; experiment/faults]"""
+    """What happens: the client falls silent before it trains (drop_before_training), with its reply
+    made (drop_before_sending) or half sent (drop_during_upload); its process is killed while it
+    trains (crash); its reply comes later (delay, slow), twice (duplicate), with a byte changed
+    (corrupt), or its connection ends after it (disconnect); the server is killed (server_crash).
+    [-; experiment/faults]"""
     exchange: Count | None = None
     """In which of the round's exchanges, from 0; null: in the first, or with privacy.secagg in the
     one that trains. [exchange; experiment/faults]"""
@@ -243,8 +247,8 @@ class FaultsSection(Section, frozen=True, kw_only=True):
     seed: int = 0
     """Of what strikes at random. [-; experiment/faults]"""
     random: dict[str, Share] = {}
-    """By kind of fault, the probability that it strikes a client in a round.
-    [probability; experiment/faults]"""
+    """By kind of fault, the probability that it strikes a client in a round: a crash of one round,
+    a delay of 1 s, half the pace, half of an upload. [probability; experiment/faults]"""
     schedule: tuple[FaultSection, ...] = ()
     """Planned faults. [-; experiment/faults]"""
     malicious: MaliciousSection = MaliciousSection()
