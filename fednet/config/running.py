@@ -66,7 +66,7 @@ class RoundSection(Section, frozen=True, kw_only=True):
     the first round's, and later for `min_results` to be there; auto: 60 s, but null for a server
     whose clients others start. [s; config/running]"""
     void_rounds: AtLeast1 = 3
-    """So many void rounds in a row end the run. [rounds; server/rounds]"""
+    """So many void rounds in a row end the run. [rounds; server/round]"""
     on_error: Literal["stop", "drop"] = "drop"
     """Whether a client that could not do its task, or whose reply could not be used, is left out of
     the round, or ends the run. [-; server/phases]"""
