@@ -21,9 +21,10 @@ from fednet.data import Data
 from fednet.data.base import named, said_of
 from fednet.errors import ConfigError, DataError, FednetError
 from fednet.experiment.judging import asked
+from fednet.files import digest
 from fednet.tensors import Inputs, Layout
 from fednet.training.samples import FEW, length, piece
-from fednet.training.scratch import replaced
+from fednet.training.scratch import replaced, unmoved
 from fednet.wire.compress import Chain
 from fednet.wire.compressors.dgc import DGC
 
@@ -88,6 +89,8 @@ def fits(config: Config, algorithm: Algorithm, module: nn.Module, task: Task, da
             )
         )
     held = {name: (p, p.data_ptr()) for name, p in module.named_parameters()}
+    still = {name: _digest(p) for name, (p, _) in held.items() if not p.requires_grad}
+    kept = module.state_dict().keys()
     with seeds.scope(config.seed, "trial"):
         for what, outputs in asked:
             try:
@@ -103,10 +106,21 @@ def fits(config: Config, algorithm: Algorithm, module: nn.Module, task: Task, da
         before, at = held.get(name, (None, 0))
         if before is not p or p.data_ptr() != at:
             raise ConfigError(replaced(name))
+        if name in still and _digest(p) != still[name]:
+            raise ConfigError(unmoved(name))
+    for name in module.state_dict().keys() - kept:
+        raise ConfigError(
+            f"{shown}: its state dict has {name!r} once it was called, and not before; register it "
+            f"with its shape where the model is built."
+        )
     if not all(map(torch.equal, named(raw).values(), given)):
         raise ConfigError(
             f"{shown}: it changes its inputs in place, and so the data; begin with x = x.clone()."
         )
+
+
+def _digest(parameter: torch.Tensor) -> bytes:
+    return digest([parameter.detach().reshape(-1).view(torch.uint8).numpy().data])
 
 
 def check_chains(config: Config, algorithm: Algorithm, direction: str) -> None:

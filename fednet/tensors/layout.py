@@ -63,6 +63,11 @@ class Layout:
                     f"fednet averages, sends and saves tensors: register it as a buffer."
                 )
             shape = tuple(tensor.shape)
+            if tensor.is_meta or tensor.layout != torch.strided:
+                form = "on the meta device" if tensor.is_meta else str(tensor.layout)
+                raise ConfigError(
+                    f"{name} of the model is {form}; expected a dense tensor with values."
+                )
             if any(side > 1 and step == 0 for side, step in zip(shape, tensor.stride())):
                 raise ConfigError(
                     f"{name} of the model is one value seen many times (expand), which cannot be "

@@ -59,14 +59,35 @@ def replaced(name: str) -> str:
     )
 
 
+def unmoved(name: str) -> str:
+    """The sentence about a parameter that takes no gradient, and that a model changes."""
+    return (
+        f"model: it changes its parameter {name!r}, which takes no gradient and so does not cross; "
+        f"register it as a buffer, which does."
+    )
+
+
+_OF_MODULES = frozenset(vars(nn.Module()))
+
+
+def _attributes(part: nn.Module) -> dict[str, object]:
+    """What a module keeps in attributes of its own."""
+    return {name: value for name, value in vars(part).items() if name not in _OF_MODULES}
+
+
+def _stay_flat(*_: object) -> None:
+    """In place of `nn.RNNBase.flatten_parameters`, which on a GPU moves the parameters."""
+
+
 class Scratch:
     """`module`, moved to `device`, with its parameters and buffers re-pointed into flat vectors
     laid out by `layout`.
 
     Parameters that the layout leaves out (`train.only`) keep their initial values and take no
-    gradient; buffers that it leaves out get theirs back at each load; modules of which it has
-    nothing are never in train mode. Do not move the module to another device. A buffer that it puts
-    another in the place of (`self.mean = ...`) is taken over; a parameter is not, and is an error.
+    gradient, and to change one is an error; buffers that it leaves out get theirs back at each
+    load, and so do attributes of the model's own; modules of which it has nothing are never in
+    train mode. Do not move the module to another device. A buffer that it puts another in the
+    place of (`self.mean = ...`) is taken over; a parameter is not, and is an error.
 
     channels_last: kernels of convolutions lie with their channels innermost, which the CPU's
     convolutions and pools are faster with. It changes bits, so it is the configuration's choice
@@ -125,11 +146,32 @@ class Scratch:
             for path, _, leaf in [name.rpartition(".")]
         ]
         self._parts = [(part, list(part.parameters())) for part in self.module.modules()]
+        self._remember()
         still = {id(part) for part in self.frozen}
         self.batch_norm = any(
             isinstance(part, _BatchNorm) and id(part) not in still for part, _ in self._parts
         )
         self.may_draw = any(may_draw(part) for part, _ in self._parts)
+
+    def _remember(self) -> None:
+        """What a module is as it was built, beside what the layout has."""
+        for part, _ in self._parts:
+            if isinstance(part, nn.RNNBase):
+                part.flatten_parameters = _stay_flat  # type: ignore[method-assign]
+        self._still = {
+            name: (p, p.data_ptr(), p._version)
+            for name, p in self.module.named_parameters()
+            if name not in self.layout.places
+        }
+        self._registered = [
+            (part, set(part._buffers), [n for n, b in part._buffers.items() if b is None])
+            for part, _ in self._parts
+        ]
+        self._attributes = [
+            (part, _attributes(part))
+            for part, _ in self._parts
+            if not type(part).__module__.startswith(KNOWN)
+        ]
 
     def train_mode(self, alone: bool) -> None:
         """Train mode, but eval mode where all parameters of a module are frozen; `alone`: BatchNorm
@@ -172,7 +214,21 @@ class Scratch:
         for owner, leaf, buffer, value in self._constants:
             buffer.copy_(value)
             owner._buffers[leaf] = buffer
+        self._as_built()
         return self.module
+
+    def _as_built(self) -> None:
+        """Takes off what the module has put on itself in training, for no other client to find."""
+        for part, names, empty in self._registered:
+            for new in part._buffers.keys() - names:
+                del part._buffers[new]
+            part._buffers.update(dict.fromkeys(empty))
+        for part, made in self._attributes:
+            now = _attributes(part)
+            if now.keys() != made.keys() or any(now[name] is not made[name] for name in made):
+                for new in now.keys() - made.keys():
+                    del vars(part)[new]
+                vars(part).update(made)
 
     def values(self) -> Tensors:
         """A copy of what the module holds now. Raises ConfigError where a parameter is not the one
@@ -212,6 +268,9 @@ class Scratch:
             owner._buffers[leaf] = view
         for _, _, name in self._moved():
             raise ConfigError(replaced(name))
+        for name, (p, place, version) in self._still.items():
+            if p.data_ptr() != place or p._version != version:
+                raise ConfigError(unmoved(name))
 
     def _moved(self) -> Iterator[tuple[nn.Module, str, str]]:
         """The parameters that the module has another tensor, or other memory, in the place of."""

@@ -67,6 +67,38 @@ class InPlace(Body):
 
 
 @trial_model
+class Growing(Body):
+    def forward(self, x):
+        self.register_buffer("mean", x.mean(0))
+        return super().forward(x)
+
+
+@trial_model
+class Teacher(Body):
+    def __init__(self, *, input_shape, classes):
+        super().__init__(input_shape=input_shape, classes=classes)
+        self.slow = nn.Parameter(torch.ones(classes), requires_grad=False)
+
+    def forward(self, x):
+        self.slow.data.mul_(0.9)
+        return super().forward(x) * self.slow
+
+
+@trial_model
+class Sparse(Body):
+    def __init__(self, *, input_shape, classes):
+        super().__init__(input_shape=input_shape, classes=classes)
+        self.register_buffer("eye", torch.eye(4).to_sparse())
+
+
+@trial_model
+class Nowhere(Body):
+    def __init__(self, *, input_shape, classes):
+        super().__init__(input_shape=input_shape, classes=classes)
+        self.register_buffer("mean", torch.ones(4, device="meta"))
+
+
+@trial_model
 class Narrow(Body):
     def __init__(self, *, input_shape, classes):
         super().__init__(input_shape=input_shape, classes=classes - 1)
@@ -148,6 +180,10 @@ def mapping(model: str = "mlp", kind: str = "plain", **more: Any) -> dict[str, A
         (mapping("trial-cut"), "no gradient comes to its parameters from its outputs"),
         (mapping("trial-inplace"), "it changes its inputs in place"),
         (mapping("trial-renewed"), "another tensor in the place of its parameter 'head.bias'"),
+        (mapping("trial-growing"), "its state dict has 'mean' once it was called, and not before"),
+        (mapping("trial-teacher"), "changes its parameter 'slow', which takes no gradient"),
+        (mapping("trial-sparse"), "eye of the model is torch.sparse_coo"),
+        (mapping("trial-nowhere"), "mean of the model is on the meta device"),
         (mapping("trial-narrow"), "it gives 3 outputs for 4 classes"),
         (mapping("trial-hollow"), "the model has no parameters"),
         (mapping("trial-lazy"), r"model trial-lazy: body\.1\.weight is of a lazy layer"),

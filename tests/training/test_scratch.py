@@ -1,0 +1,86 @@
+"""What a model does to itself while it trains: the next client finds none of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fednet.errors import ConfigError
+from tests.algorithms.harness import same
+from tests.training.test_training import host
+
+
+class Counting(nn.Module):
+    """Keeps what it has seen in attributes, and in buffers that its state dict has not."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(1))
+        self.seen = 0
+        self.register_buffer("first", None, persistent=False)
+
+    def forward(self, x):
+        self.seen += 1
+        if self.first is None:
+            self.first = x.mean()
+        if not hasattr(self, "last"):
+            self.register_buffer("last", x.mean(), persistent=False)
+        self.scale = getattr(self, "scale", 0) + self.seen
+        return x * self.w * self.scale + self.first + self.last
+
+
+def test_what_a_model_keeps_in_attributes_and_new_buffers_is_not_the_next_clients():
+    h = host(Counting(), epochs=2)
+    first = h.train(h.initial).x
+    assert same(h.train(h.initial).x, first)
+
+
+class Teacher(nn.Module):
+    """Has a weight that takes no gradient, and follows the one that does."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(1))
+        self.slow = nn.Parameter(torch.ones(1), requires_grad=False)
+
+    def forward(self, x):
+        if x[0, 0] == 7:
+            self.slow.mul_(0.9)
+        elif x[0, 0] == 8:
+            self.slow.data = 0.9 * self.slow.data
+        return x * self.w * self.slow
+
+
+@pytest.mark.parametrize("x", [7.0, 8.0])
+def test_a_parameter_without_a_gradient_that_the_model_changes_is_an_error(x):
+    h = host(Teacher(), epochs=1)
+    h.train(h.initial)
+    h = host(Teacher(), x=torch.full((2, 1), x), epochs=1)
+    with pytest.raises(ConfigError, match="changes its parameter 'slow', which takes no gradient"):
+        h.train(h.initial)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, flat):
+        super().__init__()
+        self.rnn, self.flat = nn.LSTM(1, 1, batch_first=True), flat
+
+    def forward(self, x):
+        if self.flat:
+            self.rnn.flatten_parameters()
+        return self.rnn(x[:, None])[0][:, 0]
+
+
+def test_a_model_may_have_its_recurrent_layers_flattened(monkeypatch):
+    def as_on_a_gpu(layer):
+        for parameter in layer.parameters():
+            parameter.data = parameter.data.clone()
+
+    monkeypatch.setattr(nn.RNNBase, "flatten_parameters", as_on_a_gpu)
+    trained = []
+    for flat in (False, True):
+        torch.manual_seed(0)
+        h = host(Recurrent(flat), epochs=2)
+        trained.append(h.train(h.initial).x)
+    assert same(*trained)
