@@ -134,8 +134,8 @@ class SecuritySection(Section, frozen=True, kw_only=True):
     curve: bool = False
     """Encrypt and authenticate with CURVE. [-; server/peers/admission]"""
     keys: str | None = None
-    """The directory of the server's keys; null: --keys, or keys made for this run.
-    [-; server/peers/admission]"""
+    """The directory of the server's keys; null: --keys of a server; of `fednet run`, keys made for
+    this run. [-; server/peers/admission]"""
     max_norm: Literal["auto"] | Positive | None = "auto"
     """An update of a larger Euclidean norm is refused; auto: what is a thousand times larger than
     the shared model and than most replies of its round; null: no bound.

@@ -30,6 +30,7 @@ NEEDED = (
     "pyzmq",
     "msgpack",
     "msgspec",
+    "xxhash",
     "numpy",
     "pyyaml",
     "safetensors",
