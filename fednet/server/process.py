@@ -318,6 +318,8 @@ class Session:
         """What a resume finds, where a file could not be written."""
         if self.checkpoints.exists:
             return "the last checkpoint is whole, --resume goes on"
+        if not (self.directory / "rounds.jsonl").exists():
+            return f"{self.directory} was deleted, and what was done with it"
         if any(read_lines(self.directory / "rounds.jsonl")):
             return "nothing is left to go on from, its checkpoint is gone"
         return "no round was done yet, --resume begins anew"

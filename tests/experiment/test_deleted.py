@@ -29,6 +29,18 @@ def stopped(out: Path, **changes) -> Path:
     return out / "r"
 
 
+def test_a_runs_directory_that_is_deleted_while_it_goes_on_ends_it_in_a_sentence(tmp_path):
+    def delete(record) -> None:
+        for path in (tmp_path / "r").iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != "lock":  # which is missed at the next checkpoint, with its own words
+                path.unlink()
+
+    with pytest.raises(CannotGoOn, match=r"the run stopped: No such file .* was deleted, and what"):
+        run(tmp_path, callback=delete, rounds=3)
+
+
 @pytest.mark.parametrize("where", ["server", "client"])
 def test_a_deleted_secret_of_noise_is_an_error_at_the_resume(tmp_path: Path, where: str) -> None:
     pytest.importorskip("dp_accounting")
