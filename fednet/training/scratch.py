@@ -19,6 +19,7 @@ from fednet.errors import ConfigError, StateError
 from fednet.models.trained import frozen_parts
 from fednet.tensors import Layout, Tensors, to_device
 from fednet.tensors.vectors import room
+from fednet.training.as_built import AsBuilt
 
 DRAWS = (
     nn.modules.dropout._DropoutNd,
@@ -65,14 +66,6 @@ def unmoved(name: str) -> str:
         f"model: it changes its parameter {name!r}, which takes no gradient and so does not cross; "
         f"register it as a buffer, which does."
     )
-
-
-_OF_MODULES = frozenset(vars(nn.Module()))
-
-
-def _attributes(part: nn.Module) -> dict[str, object]:
-    """What a module keeps in attributes of its own."""
-    return {name: value for name, value in vars(part).items() if name not in _OF_MODULES}
 
 
 def _stay_flat(*_: object) -> None:
@@ -139,12 +132,6 @@ class Scratch:
                 view.copy_(owner._buffers[leaf])  # type: ignore[arg-type]
                 owner._buffers[leaf] = view
                 self._held.append((owner, leaf, view))
-        self._constants = [
-            (self.module.get_submodule(path), leaf, value, value.clone())
-            for name, value in self.module.named_buffers()
-            if name not in layout.places
-            for path, _, leaf in [name.rpartition(".")]
-        ]
         self._parts = [(part, list(part.parameters())) for part in self.module.modules()]
         self._remember()
         still = {id(part) for part in self.frozen}
@@ -163,15 +150,7 @@ class Scratch:
             for name, p in self.module.named_parameters()
             if name not in self.layout.places
         }
-        self._registered = [
-            (part, set(part._buffers), [n for n, b in part._buffers.items() if b is None])
-            for part, _ in self._parts
-        ]
-        self._attributes = [
-            (part, _attributes(part))
-            for part, _ in self._parts
-            if not type(part).__module__.startswith(KNOWN)
-        ]
+        self._built = AsBuilt(self.module, self.layout.places, KNOWN)
 
     def train_mode(self, alone: bool) -> None:
         """Train mode, but eval mode where all parameters of a module are frozen; `alone`: BatchNorm
@@ -205,30 +184,12 @@ class Scratch:
             view.copy_(x[name])
         self.buffers.copy_(x.buffers)
         self.counters.copy_(x.counters)
-        for owner, leaf, view in self._held:
-            owner._buffers[leaf] = view
+        self._built.restore()
         flat = Tensors(self.layout, self.vector, self.buffers, self.counters)
         for owner, leaf, name in self._moved():
             owner._parameters[leaf] = self.parameters[name]
             self.parameters[name].data = self._kernels.get(name, flat[name])
-        for owner, leaf, buffer, value in self._constants:
-            buffer.copy_(value)
-            owner._buffers[leaf] = buffer
-        self._as_built()
         return self.module
-
-    def _as_built(self) -> None:
-        """Takes off what the module has put on itself in training, for no other client to find."""
-        for part, names, empty in self._registered:
-            for new in part._buffers.keys() - names:
-                del part._buffers[new]
-            part._buffers.update(dict.fromkeys(empty))
-        for part, made in self._attributes:
-            now = _attributes(part)
-            if now.keys() != made.keys() or any(now[name] is not made[name] for name in made):
-                for new in now.keys() - made.keys():
-                    del vars(part)[new]
-                vars(part).update(made)
 
     def values(self) -> Tensors:
         """A copy of what the module holds now. Raises ConfigError where a parameter is not the one
@@ -321,9 +282,11 @@ class Scratch:
         `take_back`.
         """
         if self._lent == len(self._spares):
-            self._spares.append(
-                Scratch(copy.deepcopy(self.module), self.layout, self.device, self.channels_last)
-            )
+            now = AsBuilt(self.module, self.layout.places, KNOWN)
+            self._built.restore()  # in the midst of a task: the copy is to have nothing of it
+            module = copy.deepcopy(self.module)
+            now.restore()
+            self._spares.append(Scratch(module, self.layout, self.device, self.channels_last))
         self._lent += 1
         return self._spares[self._lent - 1]
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
+from random import Random
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -34,6 +38,50 @@ def test_what_a_model_keeps_in_attributes_and_new_buffers_is_not_the_next_client
     h = host(Counting(), epochs=2)
     first = h.train(h.initial).x
     assert same(h.train(h.initial).x, first)
+
+
+class Own:
+    def __init__(self):
+        self.calls = [0]
+
+
+class Hoarding(nn.Module):
+    """Changes what it keeps in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(1))
+        self.log, self.past, self.once = [], deque([1.0], maxlen=3), {1}
+        self.nested, self.own = {"sums": ([0.0],)}, Own()
+        self.mean, self.rates = torch.zeros(1), np.zeros(1, np.float32)
+        self.draws = torch.Generator().manual_seed(0), np.random.default_rng(0), Random(0)
+        self.register_buffer("mask", torch.ones(1), persistent=False)
+        hooked = self.log
+        self.register_forward_pre_hook(lambda module, x: hooked.append(len(hooked)))
+
+    def forward(self, x):
+        self.past.append(self.past[-1] + 1)
+        self.once.add(len(self.once) + 1)
+        self.nested["sums"][0][0] += 1
+        self.own.calls[0] += 1
+        self.mean += 1
+        self.rates += 1
+        self.mask.mul_(0.5)
+        kept = len(self.log) + sum(self.past) + len(self.once) + self.nested["sums"][0][0]
+        kept += self.own.calls[0] + self.mean.item() + self.rates.item() + self.mask.item()
+        drawn = torch.rand(1, generator=self.draws[0]) + self.draws[1].random()
+        return x * self.w * (kept + drawn + self.draws[2].random())
+
+
+def test_what_a_model_changes_in_place_is_not_the_next_clients_nor_a_second_models():
+    h = host(Hoarding(), epochs=2)
+    first = h.train(h.initial).x
+    assert same(h.train(h.initial).x, first)
+    scratch = h.scratch
+    scratch.load(h.initial)(h.data[0][:1])
+    lent = scratch.lend()
+    assert (len(scratch.module.log), len(lent.module.log)) == (1, 0)
+    assert (scratch.module.mask.item(), lent.module.mask.item()) == (0.5, 1.0)
 
 
 class Teacher(nn.Module):
