@@ -4,7 +4,9 @@ they are added.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,9 +15,10 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fednet import seeds
 from fednet.tensors import Inputs, Tensors
 from fednet.training.samples import batches, length, piece
-from fednet.training.scratch import Scratch
+from fednet.training.scratch import KNOWN, Scratch
 
 if TYPE_CHECKING:
     from fednet.training.tasks import Task
@@ -60,10 +63,20 @@ class Counts:
         return Counts(self.table + other.table, self.loss + other.loss, self.n + other.n)
 
 
+def drawing(model: object, device: torch.device) -> AbstractContextManager[None]:
+    """Inside, what a model of a user's own draws though it is in eval mode is the same each time,
+    wherever it is judged. torch's own draw nothing then.
+    """
+    parts = model.modules() if isinstance(model, nn.Module) else ()
+    theirs = any(not type(part).__module__.startswith(KNOWN) for part in parts)
+    return seeds.scope(0, "evaluation", device=device) if theirs else contextlib.nullcontext()
+
+
 @torch.no_grad()
 def logits(model: nn.Module, x: torch.Tensor, batch: int) -> torch.Tensor:
     """(n, C): what the model makes of n samples, in batches."""
-    return torch.cat([model(part) for part in x.split(batch)])
+    with drawing(model, x.device):
+        return torch.cat([model(part) for part in x.split(batch)])
 
 
 def recalibrated(scratch: Scratch, x: Tensors, inputs: Inputs, batch_size: int) -> Tensors:
@@ -82,7 +95,7 @@ def recalibrated(scratch: Scratch, x: Tensors, inputs: Inputs, batch_size: int) 
         part.reset_running_stats()
         part.momentum = None  # a mean over all batches
         part.train()
-    with torch.no_grad():
+    with torch.no_grad(), drawing(module, scratch.device):
         for start, end in batches(length(inputs), batch_size, "merge"):
             module(piece(inputs, start, end))
     for part, momentum in norms:
@@ -108,7 +121,7 @@ def evaluate(
         model.eval()
     table: torch.Tensor | None = None
     total = torch.zeros((), dtype=torch.float64, device=y.device)
-    with torch.inference_mode():
+    with torch.inference_mode(), drawing(model, y.device):
         for start in range(0, n, batch_size):
             end = min(start + batch_size, n)
             outputs, truth = model(piece(x, start, end)), y[start:end]

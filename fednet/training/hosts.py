@@ -21,7 +21,7 @@ from fednet.data.base import Data
 from fednet.errors import LocalProtocolError
 from fednet.tensors import Inputs, Tensors
 from fednet.training.correction import Hooks
-from fednet.training.evaluation import Counts, evaluate, recalibrated
+from fednet.training.evaluation import Counts, drawing, evaluate, recalibrated
 from fednet.training.lanes import Lane, Pack
 from fednet.training.loop import Course, Descent, Loss, Recipe, Trained, descend, full_gradient
 from fednet.training.samples import joined, length
@@ -217,7 +217,8 @@ class SiteHost:
         if data is None:
             return Counts.none(self.classes)
         judged = self.model(model) if isinstance(model, Tensors) else model
-        return evaluate(judged, data, self.task, self.setting.config.evaluate.batch_size)
+        with drawing(self.scratch.module, self.device):  # what `judged` calls, if it is a function
+            return evaluate(judged, data, self.task, self.setting.config.evaluate.batch_size)
 
     # -- the rest ----------------------------------------------------------------------------------
     def inputs(self, samples: Samples) -> Pair:
