@@ -41,7 +41,7 @@ same, and `fednet --version` the release.
 | variable | stands in for |
 |---|---|
 | `FEDNET_OUT` | `--out` |
-| `FEDNET_DATA` | `--data`, which goes before `data.root`; of `fednet run`, `data.root` where that is null |
+| `FEDNET_DATA` | `--data` of a client; elsewhere `data.root`, where that is null and `--data` is not given |
 | `FEDNET_SERVER` | `--bind` of a server, `--server` of a client |
 | `FEDNET_KEYS` | `--keys` |
 | `FEDNET_PROXY` | `--proxy` |

@@ -182,6 +182,12 @@ def device_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def data_argument(parser: argparse.ArgumentParser) -> None:
+    """Without it the configuration says where, and only then the variable: see `data.loading`."""
+    where = "where datasets lie [data.root, else FEDNET_DATA]"
+    parser.add_argument("--data", type=Path, metavar="DIR", help=where)
+
+
 def path_argument(parser: argparse.ArgumentParser, flag: str, help: str, what: str = "DIR") -> None:
     """A flag that names a path. Its default is what the variable of its name says: FEDNET_DATA that
     of --data; None where that is not set, or empty.

@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from fednet.cli.common import device_argument, path_argument
+from fednet.cli.common import data_argument, device_argument, path_argument
 from fednet.errors import ConfigError
 
 
@@ -37,7 +37,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     path_argument(parser, "--keys", "the server's keys")
     parser.add_argument("--insecure", action="store_true", help="beyond loopback without keys")
     device_argument(parser)
-    path_argument(parser, "--data", "where datasets lie")
+    data_argument(parser)
     parser.add_argument("--quiet", action="store_true", help="say nothing but errors")
 
 

@@ -7,7 +7,14 @@ import os
 import sys
 from collections.abc import Sequence
 
-from fednet.cli.common import RESUMED, configured, everywhere, path_argument, standalone
+from fednet.cli.common import (
+    RESUMED,
+    configured,
+    data_argument,
+    everywhere,
+    path_argument,
+    standalone,
+)
 from fednet.cli.run import lasting, launch_of
 
 
@@ -27,7 +34,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="allow an address beyond loopback without CURVE keys",
     )
     path_argument(parser, "--keys", "the server's keys")
-    path_argument(parser, "--data", "where datasets lie")
+    data_argument(parser)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -120,6 +120,7 @@ def test_environment_stands_in_for_flags_and_flags_hold_over_it(engine, monkeypa
     assert (first.policy.data, first.policy.places) == (Path("d"), (Path("d"),))
     assert (second.server, second.policy.data) == ("tcp://g:2", Path("e"))
     assert (third["bind"], launch.out) == ("tcp://h:1", Path("o"))
+    assert third["data"] is None  # the configuration's data.root goes before the variable
 
 
 def test_client_hands_its_ids_and_permissions_to_the_engine(engine):
