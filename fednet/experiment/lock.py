@@ -196,6 +196,8 @@ def _is(file: int, path: Path) -> bool:
 
 def _in_use(path: Path, held: Holder | None) -> str:
     who = str(held) if held is not None else "another process"
+    if held is not None and held.gone:
+        who = f"a process that {held}, which has ended, had started"
     return f"{path.parent} is in use by {who}; wait until it has ended, or stop it."
 
 

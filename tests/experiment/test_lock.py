@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import socket
@@ -42,6 +43,18 @@ def test_a_second_process_is_told_of_the_first_and_changes_nothing(tmp_path, oth
             pass
         assert refused.value.exit_status == 2
     assert {p: p.read_bytes() for p in (tmp_path / "run").iterdir()} == before
+
+
+def test_what_a_dead_process_had_started_is_said_to_be_that(tmp_path, other, monkeypatch):
+    monkeypatch.setattr(lock, "ENDING_S", 0.0)
+    path = tmp_path / "run" / "lock"
+    other.kill()
+    other.wait()
+    with path.open() as inherited:
+        fcntl.flock(inherited, fcntl.LOCK_EX)
+        who = rf"in use by a process that process {other.pid} on .*, which has ended, had started;"
+        with pytest.raises(ConfigError, match=who):
+            lock.take(path)
 
 
 def test_a_forked_process_that_unwinds_lets_go_of_nothing(tmp_path):
