@@ -154,6 +154,7 @@ class ServerIO:
         if self._thread is not None:
             self.transport.wake()
             self._thread.join(60.0)  # before its socket is closed: thousands may end together
+        self._out.leave()
         self._log.write_counts(last=True)
         for conn in {name[0] for name in self.link.ledger.open()}:
             # What a resume goes on with is not known to be of use or not until that one says so.
@@ -206,7 +207,7 @@ class ServerIO:
                 self._log.tell("first_task", {"round": self.protocol.round})
             self._at("broadcasting", self.protocol.round)
             self._out.tasks = False
-        came = self.transport.poll(0.0 if self._out.untold else self._hearing.wait(timeout_s))
+        came = self.transport.poll(0.0 if self._out.unfinished else self._hearing.wait(timeout_s))
         self._now.listened(counts=timeout_s is not None and not self.inline)
         for event in came:
             self._hearing.came(event)
@@ -216,9 +217,9 @@ class ServerIO:
         now = self._now()
         if due := now >= self._tick_at:
             self._tick(now)
-        if moved or due or self._out.untold:
+        if unfinished := moved or due or self._out.unfinished:
             self._out.conclude(more=bool(came) and not due)
-        return moved
+        return unfinished
 
     def _tick(self, now: float) -> None:
         """Time passes: less often where there are so many clients that each look takes long."""

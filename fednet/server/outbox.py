@@ -6,6 +6,7 @@ them, and in the order in which a server that comes after this one relies on it.
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Callable
 
 from fednet.protocol.rules import Resolved, Send
@@ -13,10 +14,14 @@ from fednet.server.spool import Spool, Spooled
 from fednet.wire import messages as m
 from fednet.wire.link import Link, Outgoing
 
-TOGETHER = 64  # messages of a wake-up that are dealt with before anything leaves
+# Messages of a wake-up that are dealt with before anything leaves; and of those that a round's
+# opening leads to, how many leave before it is looked for what has come: the first clients need not
+# wait for the last ones' tasks, and what is known of one is still at hand when its reply comes.
+TOGETHER = 64
 MUCH = 1024  # replies that the rounds are told of though more messages have come
 LARGE_BYTES = 1 << 16  # of a body: such a message is dealt with by itself, its sender waits
 
+Payload = tuple[bytes, m.Key]  # a connection, and a task
 Resolution = tuple[tuple[int, int, str], Resolved]  # of a phase
 
 
@@ -34,20 +39,28 @@ class Outbox:
         at: Callable[[str, int], None],
     ) -> None:
         self._link, self._spool, self._flush, self._tell, self._at = link, spool, flush, tell, at
-        self._outgoing: list[Outgoing] = []
-        self._keys: set[tuple[bytes, m.Key]] = set()  # of payloads that have not left
+        self._later: deque[Send] = deque()  # not in the books yet
+        self._outgoing: list[tuple[Outgoing, Payload | None]] = []
+        self._keys = Counter[Payload]()  # of the messages of both
         self._resolved: list[Resolution] = []
         self._sealed: list[Spooled] = []
         self._heard = 0
         self.tasks = False  # whether one is among what has left since this was set to False
 
     def send(self, send: Send) -> None:
-        """The message is in the books from now on."""
-        self._outgoing.append(self._link.compose(send.conn, send.message, send.body))
-        key = getattr(send.message, "key", None)
-        if key is not None:
-            self._keys.add((send.conn, key))
-        self.tasks = self.tasks or isinstance(send.message, m.Task)
+        """Messages leave in the order of these calls, and are in the books before."""
+        if (of := _payload(send)) is not None:
+            self._keys[of] += 1
+        self._later.append(send)
+        if len(self._later) == 1 and len(self._outgoing) < TOGETHER:
+            self._compose(1)
+
+    def _compose(self, most: int) -> None:
+        while self._later and most:
+            send, most = self._later.popleft(), most - 1
+            out = self._link.compose(send.conn, send.message, send.body)
+            self._outgoing.append((out, _payload(send)))
+            self.tasks = self.tasks or isinstance(send.message, m.Task)
 
     def seal(self, reply: Spooled) -> None:
         """The reply counts; its row is in the books."""
@@ -70,18 +83,25 @@ class Outbox:
             self.conclude(more=not large)
 
     @property
-    def untold(self) -> bool:
-        """Whether there is something that the rounds are to be told."""
-        return bool(self._resolved)
+    def unfinished(self) -> bool:
+        """Whether there is something to send, or to tell the rounds, though nothing may come."""
+        return bool(self._resolved or self._later)
 
     def leave(self) -> None:
-        """Sends what was composed, once its bytes are in the books."""
+        """Sends all messages, once their bytes are in the books."""
+        self._compose(len(self._later))
+        self._leave()
+
+    def _leave(self) -> None:
         if self._outgoing:
             self._flush()
             outgoing, self._outgoing = self._outgoing, []
-            self._keys.clear()
-            for out in outgoing:
+            for out, of in outgoing:
                 self._link.leave(out)
+                if of is not None:
+                    self._keys[of] -= 1
+                    if not self._keys[of]:
+                        del self._keys[of]
 
     def conclude(self, more: bool = False) -> None:
         """All that the wake-up led to is written down, and has left; and it is told. more: only
@@ -89,11 +109,12 @@ class Outbox:
         takes turns with whoever reads that, at every turn for a fifth of the time of both.
         """
         self._heard = 0
+        self._compose(TOGETHER - len(self._outgoing))
         # What was spent stays in the book, whatever becomes of this process. Before the seals: a
         # reply that a resume folds is in the books.
         self._flush()
         self._spool.flush()
-        self.leave()
+        self._leave()
         sealed, self._sealed = self._sealed, []
         for reply in sealed:
             if reply.key.purpose == "train":
@@ -101,3 +122,8 @@ class Outbox:
         if len(self._resolved) >= (MUCH if more else 1):
             resolved, self._resolved = self._resolved, []
             self._tell(resolved)
+
+
+def _payload(send: Send) -> Payload | None:
+    key = getattr(send.message, "key", None)
+    return None if key is None else (send.conn, key)

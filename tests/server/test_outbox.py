@@ -92,7 +92,7 @@ def test_the_rounds_are_told_once_nothing_more_has_come_or_it_is_much():
     for client in range(outbox.MUCH - 1):
         made.box.resolved(PHASE, Resolved(client, 0))
         made.box.conclude(more=True)
-    assert made.box.untold
+    assert made.box.unfinished
     assert not [c for c in made.calls if isinstance(c, list)]
     made.box.resolved(PHASE, Resolved(outbox.MUCH - 1, 0))
     made.box.conclude(more=True)
@@ -100,7 +100,25 @@ def test_the_rounds_are_told_once_nothing_more_has_come_or_it_is_much():
     made.box.resolved(PHASE, Resolved(outbox.MUCH, 0))
     made.box.conclude()
     assert made.calls[-1] == [(PHASE, outbox.MUCH)]
-    assert not made.box.untold
+    assert not made.box.unfinished
+
+
+def test_what_a_rounds_opening_leads_to_leaves_in_turns_and_in_order():
+    made, many = All(), 2 * outbox.TOGETHER + 1
+    for client in range(many):
+        made.send(b"c", client)
+    made.box.conclude()
+    left = [c[2] for c in made.calls if c[0] == "left"]
+    assert left == list(range(outbox.TOGETHER))
+    assert made.box.unfinished
+    made.calls.clear()
+    made.box.before_settling(b"c", m.Key(1, 0, 0, 0))  # has left: the others may wait
+    assert made.calls == []
+    made.box.conclude()
+    assert made.box.unfinished
+    made.box.before_settling(b"c", m.Key(1, 0, 0, many - 1))
+    assert [c[2] for c in made.calls if c[0] == "left"] == list(range(outbox.TOGETHER, many))
+    assert not made.box.unfinished
 
 
 def test_a_large_reply_is_told_at_once():
