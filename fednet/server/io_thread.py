@@ -30,7 +30,7 @@ from fednet.protocol.rules import (
     Stray,
 )
 from fednet.protocol.server import ServerProtocol
-from fednet.server.outbox import Outbox, Resolution
+from fednet.server.outbox import Outbox, Resolution, Told
 from fednet.server.peers.clock import ListeningClock
 from fednet.server.peers.events import QUIET_S, Events
 from fednet.server.peers.hearing import Hearing
@@ -70,10 +70,10 @@ class ServerIO:
         self.replies: dict[tuple[int, str], Spooled] = {}
         self._check, self._log, self._pump_clients = check, events, pump
         self._at, self._flush, self._had = at, flush, had
-        self._out = Outbox(link, spool, flush, lambda found: self._events.put(found), at)
+        self.inline = pump is not None
+        self._told = Told(self.inline)
+        self._out = Outbox(link, spool, flush, self._told.put, at)
         self._commands: queue.SimpleQueue[Callable[[float], None]] = queue.SimpleQueue()
-        # Not a SimpleQueue: a signal that takes it beyond its timeout makes it wait for ever.
-        self._events: queue.Queue[list[Resolution] | BaseException] = queue.Queue()
         self._resolutions: deque[Resolution] = deque()  # of these, not asked for yet
         self._tick_at = self._shown_at = self._booked = 0.0
         self._hearing = Hearing(protocol, transport, link, events, self._receive, self._closed)
@@ -82,7 +82,6 @@ class ServerIO:
         self._gone: threading.Event | None = None
         self._before, self._sent_any = link.ledger.crossed(), False  # by earlier servers
         self.snapshot: JsonDict = {"waiting": [], "arrived": [], "present": 0}
-        self.inline = pump is not None
         self._thread: threading.Thread | None = None
         if not self.inline:
             self._thread = threading.Thread(target=self._run, name="fednet-io", daemon=True)
@@ -99,6 +98,7 @@ class ServerIO:
             done.set()
 
         self._commands.put(run)
+        self._told.ask()
         self.transport.wake()
         while wait and not done.is_set():
             if self._thread is None:
@@ -124,9 +124,8 @@ class ServerIO:
         if not self._resolutions:
             if self._thread is None and not self._pump_until(time.monotonic() + timeout_s):
                 return None
-            try:
-                found = self._events.get(timeout=timeout_s)
-            except queue.Empty:
+            found = self._told.get(timeout_s)
+            if found is None:
                 return None
             if isinstance(found, BaseException):
                 raise found
@@ -138,10 +137,10 @@ class ServerIO:
         """Does the work of both sides until something has happened; False where the time was over
         before.
         """
-        while self._events.empty():
+        while self._told.empty():
             moved = self._step(0.0)
             moved = bool(self._pump_clients and self._pump_clients()) or moved
-            if not moved and self._events.empty():
+            if not moved and self._told.empty():
                 if time.monotonic() >= until:
                     return False
                 self._step(0.01)
@@ -151,6 +150,7 @@ class ServerIO:
     def close(self, over: bool = True, linger_s: float = 1.0) -> None:
         """over: no later server goes on with what is under way."""
         self._closing.set()
+        self._told.ask()
         if self._thread is not None:
             self.transport.wake()
             self._thread.join(60.0)  # before its socket is closed: thousands may end together
@@ -195,7 +195,7 @@ class ServerIO:
                 self._step(None if not self.protocol.workers and not self.protocol.work else TICK_S)
             self._step(0.0)
         except BaseException as broken:  # the engine must not wait for ever: it is raised there
-            self._events.put(broken)
+            self._told.put(broken)
 
     def _step(self, timeout_s: float | None) -> bool:
         moved = not self._commands.empty()

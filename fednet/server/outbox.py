@@ -6,6 +6,8 @@ them, and in the order in which a server that comes after this one relies on it.
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections import Counter, deque
 from collections.abc import Callable
 
@@ -18,6 +20,7 @@ from fednet.wire.link import Link, Outgoing
 # opening leads to, how many leave before it is looked for what has come: the first clients need not
 # wait for the last ones' tasks, and what is known of one is still at hand when its reply comes.
 TOGETHER = 64
+ALONE_S = 0.02  # how long the rounds are left alone, at most
 MUCH = 1024  # replies that the rounds are told of though more messages have come
 LARGE_BYTES = 1 << 16  # of a body: such a message is dealt with by itself, its sender waits
 
@@ -122,6 +125,44 @@ class Outbox:
         if len(self._resolved) >= (MUCH if more else 1):
             resolved, self._resolved = self._resolved, []
             self._tell(resolved)
+
+
+class Told:
+    """What the rounds are told, until they ask. inline: they and who tells are one thread."""
+
+    def __init__(self, inline: bool) -> None:
+        self._inline = inline
+        # Not a SimpleQueue: a signal that takes it beyond its timeout makes it wait for ever.
+        self._found: queue.Queue[list[Resolution] | BaseException] = queue.Queue()
+        self._asked = threading.Event()
+
+    def put(self, found: list[Resolution] | BaseException) -> None:
+        """Two threads that share one interpreter lose to each other at every turn what it takes to
+        fold a small reply: with several, the rounds are left alone until they ask again, unless
+        they are at something else.
+        """
+        several = isinstance(found, list) and len(found) > 1 and not self._inline
+        alone = several and self._found.empty()
+        self._asked.clear()
+        self._found.put(found)
+        if alone:
+            self._asked.wait(ALONE_S)
+
+    def get(self, timeout_s: float) -> list[Resolution] | BaseException | None:
+        """What is next, or None after so long."""
+        if self._found.empty():
+            self.ask()
+        try:
+            return self._found.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def ask(self) -> None:
+        """The rounds are done with what they were told."""
+        self._asked.set()
+
+    def empty(self) -> bool:
+        return self._found.empty()
 
 
 def _payload(send: Send) -> Payload | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import pytest
 
 from fednet.protocol.rules import Resolved, Send
 from fednet.server import outbox
-from fednet.server.outbox import Outbox
+from fednet.server.outbox import Outbox, Told
 from fednet.wire import messages as m
 
 KEY = m.Key(1, 0, 0, 3)
@@ -133,3 +134,29 @@ def test_an_evaluation_is_no_reply_that_came_in():
     made.box.seal(reply(3, "evaluate"))
     made.box.conclude()
     assert ("receiving", 1) not in made.calls
+
+
+def test_the_rounds_are_left_alone_with_several_replies_until_they_ask(monkeypatch):
+    monkeypatch.setattr(outbox, "ALONE_S", 60.0)
+    told, several = Told(inline=False), [(PHASE, Resolved(c, 0)) for c in (3, 4)]
+    hears = threading.Thread(target=lambda: (told.put(several), told.put(several[:1])))
+    hears.start()
+    assert told.get(60.0) is several
+    assert told.empty()  # it waits, and tells nothing more
+    assert told.get(60.0) == several[:1]
+    hears.join(60.0)
+    assert not hears.is_alive()
+
+
+def test_nobody_waits_for_rounds_that_are_at_something_else(monkeypatch):
+    several = [(PHASE, Resolved(c, 0)) for c in (3, 4)]
+    told = Told(inline=False)
+    monkeypatch.setattr(told._asked, "wait", lambda timeout: waits.append(timeout))
+    waits: list[float] = []
+    for _ in range(3):
+        told.put(several)
+    told.put(several[:1])
+    assert waits == [outbox.ALONE_S]
+    alone = Told(inline=True)
+    alone.put(several)
+    assert alone.get(0.0) is several
