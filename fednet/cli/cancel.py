@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from fednet.cli import values
-from fednet.cli.serve import place
+from fednet.cli.serve import served
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("number", type=values.at_least_one, metavar="N", help="see fednet queue")
-    parser.add_argument(
-        "--at",
-        type=Path,
-        default=place(),
-        metavar="DIR",
-        help="the folder that is served [FEDNET_SERVE, else serve]",
-    )
+    served(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ import argparse
 import os
 from pathlib import Path
 
-from fednet.cli.common import CONFIG, device_argument, everywhere, proxied
+from fednet.cli.common import CONFIG, data_argument, device_argument, everywhere, proxied
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="also whether these keys are in order [FEDNET_KEYS]",
     )
     proxied(parser)
-    parser.add_argument("--data", type=Path, metavar="DIR", help="where datasets lie [FEDNET_DATA]")
+    data_argument(parser)
     device_argument(parser)
 
 

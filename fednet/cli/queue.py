@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from fednet.cli.common import table
-from fednet.cli.serve import place
+from fednet.cli.serve import served
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--at",
-        type=Path,
-        default=place(),
-        metavar="DIR",
-        help="the folder that is served [FEDNET_SERVE, else serve]",
-    )
+    served(parser)
 
 
 def run(args: argparse.Namespace) -> int:

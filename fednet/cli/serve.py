@@ -45,6 +45,17 @@ def place() -> Path:
     return Path(os.environ.get("FEDNET_SERVE") or "serve")
 
 
+def served(parser: argparse.ArgumentParser) -> None:
+    """Which server is asked, of those who ask one."""
+    parser.add_argument(
+        "--at",
+        type=Path,
+        default=place(),
+        metavar="DIR",
+        help="the folder that is served [FEDNET_SERVE, else serve]",
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     from fednet.cli.metrics import address
     from fednet.experiment import placement

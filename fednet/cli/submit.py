@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from fednet.cli.common import CONFIG, configured, everywhere
-from fednet.cli.serve import place
+from fednet.cli.serve import served
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     everywhere(parser, CONFIG, out=False)
-    parser.add_argument(
-        "--at",
-        type=Path,
-        default=place(),
-        metavar="DIR",
-        help="the folder that is served [FEDNET_SERVE, else serve]",
-    )
+    served(parser)
 
 
 def run(args: argparse.Namespace) -> int:

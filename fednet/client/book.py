@@ -45,8 +45,8 @@ class Book:
         self._file, self._path = opened(named(path, there=False), flags), path
         self._sums, self._round = sums, 0
         rows, self.rows = self.rows, []
-        self._add([] if sums else rows)
-        for row in rows if sums else []:
+        self._add([])
+        for row in rows:
             self.write(row)
 
     def write(self, row: JsonDict) -> None:

@@ -11,7 +11,7 @@ from fednet.config import parts, schedules, surroundings
 from fednet.config.parts import Method
 from fednet.config.sections import Config
 from fednet.config.tree import Node, Refuse, refuser
-from fednet.errors import ConfigError
+from fednet.errors import ConfigError, lacking
 from fednet.options import call
 
 
@@ -201,7 +201,7 @@ def _secagg(c: Config, name: str, method: Method, refuse: Refuse) -> None:
     if primitives.missing():
         raise refuse(
             "privacy.secagg.protocol",
-            "needs the package cryptography, which is not installed: pip install cryptography.",
+            lacking("secure aggregation", "cryptography"),
         )
     key = "privacy.secagg.protocol"
     if not method.summed or len(method.exchanges) != 1 or method.Enrolment is not None:

@@ -217,9 +217,9 @@ class ServerIO:
         now = self._now()
         if due := now >= self._tick_at:
             self._tick(now)
-        if unfinished := moved or due or self._out.unfinished:
+        if busy := moved or due or self._out.unfinished:
             self._out.conclude(more=bool(came) and not due)
-        return unfinished
+        return busy
 
     def _tick(self, now: float) -> None:
         """Time passes: less often where there are so many clients that each look takes long."""

@@ -42,7 +42,7 @@ class Outbox:
         at: Callable[[str, int], None],
     ) -> None:
         self._link, self._spool, self._flush, self._tell, self._at = link, spool, flush, tell, at
-        self._later: deque[Send] = deque()  # not in the books yet
+        self._later: deque[tuple[Send, Payload | None]] = deque()  # not in the books yet
         self._outgoing: list[tuple[Outgoing, Payload | None]] = []
         self._keys = Counter[Payload]()  # of the messages of both
         self._resolved: list[Resolution] = []
@@ -52,17 +52,19 @@ class Outbox:
 
     def send(self, send: Send) -> None:
         """Messages leave in the order of these calls, and are in the books before."""
-        if (of := _payload(send)) is not None:
+        key = getattr(send.message, "key", None)
+        of = None if key is None else (send.conn, key)
+        if of is not None:
             self._keys[of] += 1
-        self._later.append(send)
+        self._later.append((send, of))
         if len(self._later) == 1 and len(self._outgoing) < TOGETHER:
             self._compose(1)
 
     def _compose(self, most: int) -> None:
         while self._later and most:
-            send, most = self._later.popleft(), most - 1
+            (send, of), most = self._later.popleft(), most - 1
             out = self._link.compose(send.conn, send.message, send.body)
-            self._outgoing.append((out, _payload(send)))
+            self._outgoing.append((out, of))
             self.tasks = self.tasks or isinstance(send.message, m.Task)
 
     def seal(self, reply: Spooled) -> None:
@@ -163,8 +165,3 @@ class Told:
 
     def empty(self) -> bool:
         return self._found.empty()
-
-
-def _payload(send: Send) -> Payload | None:
-    key = getattr(send.message, "key", None)
-    return None if key is None else (send.conn, key)

@@ -184,7 +184,7 @@ class Round:
         ]
 
     def told(self) -> list[str]:
-        """The first of them, and how many more there are, as they are shown."""
+        """The first of the failures, and how many more there are, as they are shown."""
         whose = self.failures()
         rest = len(whose) - SHOWN
         more = [f"and {rest} more clients"] if rest > 0 else []

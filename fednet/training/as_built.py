@@ -28,9 +28,7 @@ class AsBuilt:
     keep nothing.
     """
 
-    def __init__(
-        self, module: nn.Module, places: Container[str], known: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, module: nn.Module, places: Container[str], known: tuple[str, ...]) -> None:
         self._undo: list[Undo] = [
             partial(value.copy_, value.clone())
             for name, value in module.named_buffers()

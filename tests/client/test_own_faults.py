@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -22,6 +23,16 @@ from tests.chaos.test_hostile_server import (
 from tests.processes import Processes, until
 
 
+@contextlib.contextmanager
+def asked(exp, tmp_path):  # noqa: F811
+    """A server whose client is ready, and has been sent its first task."""
+    server = Liar(told())
+    with site(server, tmp_path):
+        server.listen(lambda: server.said(m.Ready))
+        server.say(*task(exp, m.Key(1, 0, 0, 0)))
+        yield server
+
+
 @pytest.mark.parametrize("raised", [SystemExit, KeyboardInterrupt])
 def test_a_method_that_exits_fails_its_task_and_the_thread_goes_on(
     tmp_path,
@@ -38,10 +49,7 @@ def test_a_method_that_exits_fails_its_task_and_the_thread_goes_on(
         return honest(self, *args)
 
     monkeypatch.setattr(FedAvg, "local", local)
-    server = Liar(told())
-    with site(server, tmp_path):
-        server.listen(lambda: server.said(m.Ready))
-        server.say(*task(exp, m.Key(1, 0, 0, 0)))
+    with asked(exp, tmp_path) as server:
         server.listen(lambda: server.said(m.Failed))
         assert server.said(m.Failed)[0].reason == f"{raised.__name__}: enough"
         server.say(*task(exp, m.Key(1, 0, 1, 0)))
@@ -62,10 +70,7 @@ def test_what_a_method_forked_ends_where_it_comes_back_and_the_task_is_done_once
         return honest(self, *args)
 
     monkeypatch.setattr(FedAvg, "local", local)
-    server = Liar(told())
-    with site(server, tmp_path):
-        server.listen(lambda: server.said(m.Ready))
-        server.say(*task(exp, m.Key(1, 0, 0, 0)))
+    with asked(exp, tmp_path) as server:
         server.listen(lambda: server.said(m.Reply))
     assert statuses == [1]
     assert not server.said(m.Failed)
@@ -76,10 +81,7 @@ def test_what_a_site_says_of_a_failure_names_no_file_of_its_own(tmp_path, monkey
         raise ValueError("/srv/patients/7.png is not\n~/what it was, but 3/4 of ..\\x86 is")
 
     monkeypatch.setattr(FedAvg, "local", local)
-    server = Liar(told())
-    with site(server, tmp_path):
-        server.listen(lambda: server.said(m.Ready))
-        server.say(*task(exp, m.Key(1, 0, 0, 0)))
+    with asked(exp, tmp_path) as server:
         server.listen(lambda: server.said(m.Failed))
     said = "ValueError: (a path) is not (a path) it was, but 3/4 of (a path) is"
     assert server.said(m.Failed)[0].reason == said
