@@ -29,7 +29,8 @@ class Cell:
     figures: by measure, what the paper prints (accuracies in percent), None where it prints none;
     the first is the one the table is about. grids: dotted key -> the values that the paper
     searched, or that stand for an unstated one. versus: the cell's method is measured against this
-    method of the same column; target_round: by the accuracy that has after so many rounds.
+    method of the same column; target_round: by the accuracy that has after so many rounds. kept:
+    what the mini scale leaves as it says here.
 
     Measures: final_accuracy, best_accuracy, best_round, accuracy_at_T (the best up to round T),
     accuracy_in_T (in round T itself), solo_accuracy (mean over clients on the global test set),
@@ -51,6 +52,7 @@ class Cell:
     variant: str = ""  # what else tells it from its neighbours: a model, a number of epochs
     versus: str | None = None
     target_round: int | None = None
+    kept: JsonDict = field(default_factory=dict)
     by_search: bool = False  # the cell is the winner of its grid: without a search it is nothing
 
     @property

@@ -71,7 +71,7 @@ def mini(cell: Cell) -> Cell:
     }
     if "iterations" in config["algorithm"]:
         over["algorithm"] = CONDENSATION
-    small = lay(config, over)
+    small = lay(lay(config, over), cell.kept)
     target = None if cell.target_round is None else min(cell.target_round, rounds)
     return replace(cell, config={**small, "name": f"{small['name']}-mini"}, target_round=target)
 

@@ -80,3 +80,11 @@ def test_a_choice_is_paired_with_the_method_as_it_is_taken(table):
             own = {"train"} if "momentum=0" in other.method else set()
             changed = {k for k in cell.config if other.config[k] != cell.config[k]}
             assert changed <= {"algorithm", "name"} | own, other.name
+
+
+def test_condensation_as_long_as_the_papers_stays_so_at_mini_scale():
+    small = [mini(c) for c in papers.cells("feddc/text_K500")]
+    assert {c.config["algorithm"].get("iterations") for c in small} == {None, 500}
+    assert {c.config["model"]["width"] for c in small} == {32}
+    others = {mini(c).config["name"] for c in papers.cells("feddc/table1")}
+    assert not others & {c.config["name"] for c in small}
