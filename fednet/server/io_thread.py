@@ -201,6 +201,7 @@ class ServerIO:
         moved = not self._commands.empty()
         while not self._commands.empty():
             self._commands.get()(self._now())
+        self._told.leave_alone()
         if self._out.tasks:  # with the last turn
             if not self._sent_any:  # how long a server that was started anew took to it
                 self._sent_any = True

@@ -133,21 +133,25 @@ class Told:
     """What the rounds are told, until they ask. inline: they and who tells are one thread."""
 
     def __init__(self, inline: bool) -> None:
-        self._inline = inline
+        self._inline, self._several = inline, False
         # Not a SimpleQueue: a signal that takes it beyond its timeout makes it wait for ever.
         self._found: queue.Queue[list[Resolution] | BaseException] = queue.Queue()
         self._asked = threading.Event()
 
     def put(self, found: list[Resolution] | BaseException) -> None:
-        """Two threads that share one interpreter lose to each other at every turn what it takes to
-        fold a small reply: with several, the rounds are left alone until they ask again, unless
-        they are at something else.
-        """
+        """Never waits: the rounds may be waiting for what is done after it."""
         several = isinstance(found, list) and len(found) > 1 and not self._inline
-        alone = several and self._found.empty()
+        self._several = several and self._found.empty()
         self._asked.clear()
         self._found.put(found)
-        if alone:
+
+    def leave_alone(self) -> None:
+        """Two threads that share one interpreter lose to each other at every turn what it takes to
+        fold a small reply: with several, the rounds are left alone until they ask again, unless
+        they are at something else. To be called with no command of theirs left to be done.
+        """
+        if self._several:
+            self._several = False
             self._asked.wait(ALONE_S)
 
     def get(self, timeout_s: float) -> list[Resolution] | BaseException | None:
@@ -160,7 +164,7 @@ class Told:
             return None
 
     def ask(self) -> None:
-        """The rounds are done with what they were told."""
+        """The rounds are done with what they were told, or have a command."""
         self._asked.set()
 
     def empty(self) -> bool:

@@ -5,6 +5,7 @@ events against floods.
 from __future__ import annotations
 
 import signal
+import threading
 import time
 import types
 from contextlib import ExitStack
@@ -16,8 +17,9 @@ from fednet.client.loop import ClientLoop
 from fednet.client.work import Prepared
 from fednet.client.workplace import Answer
 from fednet.protocol.client import ClientProtocol
-from fednet.protocol.rules import Job, Rules, Send
+from fednet.protocol.rules import Job, Resolved, Rules, Send
 from fednet.protocol.server import ServerProtocol
+from fednet.server import outbox
 from fednet.server.io_thread import Events, ServerIO
 from fednet.server.peers import clock
 from fednet.server.spool import Spool
@@ -304,6 +306,23 @@ def test_a_pause_is_over_for_what_the_server_does_before_it_listens_again_too(mo
     now.listened(counts=False)  # nobody was waited for: all of it counts
     at += 60
     assert now() == before + clock.PAUSE_S + 60
+
+
+def test_rounds_that_wait_for_a_command_are_not_left_alone_meanwhile(tmp_path, monkeypatch):
+    """Several replies come to be told just as the command is done: those of the round ahead."""
+    monkeypatch.setattr(outbox, "ALONE_S", 10 * LIMIT_S)
+    network = Inproc()
+    io = Both(tmp_path, network.server(), network.client(), inline=False).io
+    replied = [Resolved(0, 0), Resolved(1, 0)]
+    rounds = threading.Thread(
+        target=lambda: [io.call(lambda now: list(replied), wait=True) for _ in range(2)],
+        daemon=True,
+    )
+    rounds.start()
+    rounds.join(LIMIT_S)
+    assert not rounds.is_alive()
+    io.close()
+    assert [io.wait(0.0, (0, 0, "train")) for _ in range(4)] == 2 * replied
 
 
 def test_heartbeats_are_one_row_a_worker_and_round(tmp_path):

@@ -139,7 +139,8 @@ def test_an_evaluation_is_no_reply_that_came_in():
 def test_the_rounds_are_left_alone_with_several_replies_until_they_ask(monkeypatch):
     monkeypatch.setattr(outbox, "ALONE_S", 60.0)
     told, several = Told(inline=False), [(PHASE, Resolved(c, 0)) for c in (3, 4)]
-    hears = threading.Thread(target=lambda: (told.put(several), told.put(several[:1])))
+    turn = (lambda: told.put(several), told.leave_alone, lambda: told.put(several[:1]))
+    hears = threading.Thread(target=lambda: [step() for step in turn])
     hears.start()
     assert told.get(60.0) is several
     assert told.empty()  # it waits, and tells nothing more
@@ -153,10 +154,13 @@ def test_nobody_waits_for_rounds_that_are_at_something_else(monkeypatch):
     told = Told(inline=False)
     monkeypatch.setattr(told._asked, "wait", lambda timeout: waits.append(timeout))
     waits: list[float] = []
-    for _ in range(3):
-        told.put(several)
-    told.put(several[:1])
+    for found in (several, several, several, several[:1]):
+        told.put(found)
+        told.leave_alone()
+        told.leave_alone()  # nothing more was told
     assert waits == [outbox.ALONE_S]
+    monkeypatch.setattr(outbox, "ALONE_S", 60.0)
     alone = Told(inline=True)
     alone.put(several)
+    alone.leave_alone()
     assert alone.get(0.0) is several
