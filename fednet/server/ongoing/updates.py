@@ -87,8 +87,14 @@ class Updates:
             more = more and not progress.stopped
             if more and not early:
                 update = self._next_round(round)
-        self.io.call(lambda now: self.io.protocol.cancel("the run ends", now))
+        self.io.call(self._over)
         rounds.end()
+
+    def _over(self, now: float) -> list[Instruction]:
+        """What is under way is called off; what came, and is in no update, was of no use."""
+        protocol = self.io.protocol
+        called_off = protocol.cancel("the run ends", now)
+        return [*called_off, *protocol.decide(dict.fromkeys(protocol.work, False))]
 
     def _take_up(self) -> Update | None:
         """What an earlier server had under way goes on, and the round's tasks go out."""

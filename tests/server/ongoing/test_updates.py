@@ -14,6 +14,7 @@ import pytest
 from fednet.errors import CannotGoOn, ConfigError
 from fednet.report import costs
 from fednet.report.read import open_run
+from tests.rooms import lines
 from tests.server.test_rounds import hashes, rounds
 from tests.server.test_rounds import run as run_any
 
@@ -71,6 +72,18 @@ def test_bytes_of_use_are_those_of_the_replies_that_count(tmp_path: Path) -> Non
     for record in records:
         assert record["useful"] == record["predicted"]
     assert costs.open_book(path) if hasattr(costs, "open_book") else open_run(path)
+
+
+def test_what_came_and_is_in_no_update_is_in_the_book_too(tmp_path: Path) -> None:
+    path, records = run(tmp_path, participation=1.0)
+    (theirs,) = path.glob("state/*/wire*.jsonl")
+    crossed = [
+        sorted((r["type"], r["round"], r["client"], r["bytes"]) for r in book if r["client"] >= 0)
+        for book in (lines(path / "wire.jsonl"), lines(theirs))
+    ]
+    assert crossed[0] == crossed[1]
+    counted = sum(len(r["completed"]) for r in records)
+    assert sum(row[0] == "reply" for row in crossed[1]) > counted
 
 
 def test_a_lost_client_costs_its_patience_and_another_is_asked(tmp_path: Path) -> None:
