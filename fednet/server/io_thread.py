@@ -167,7 +167,10 @@ class ServerIO:
             )
         self._flush()
         self.transport.close(linger_s)
-        counts, booked = self.transport.traffic().values(), self.link.ledger.crossed()
+        traffic = self.transport.traffic()
+        self.link.unread(traffic, self.protocol.round)
+        self._flush()
+        counts, booked = traffic.values(), self.link.ledger.crossed()
         if counts:
             self._log.tell(
                 "kernel",

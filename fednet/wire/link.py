@@ -8,7 +8,7 @@ every other message is a row at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -275,7 +275,16 @@ class Link:
             self._count(NOBODY, self.back, "refused", beyond)
         elif beyond > 0:
             account = Account(self.back, "connection", envelope=beyond, count=1)
-            self.ledger.write(account, False, reason="not decoded", **more)
+            self.ledger.write(account, False, **{"reason": "not decoded", **more})
+
+    def unread(self, traffic: Mapping[bytes | int, tuple[int, int]], round: int) -> None:
+        """Nobody reads any more: bills what the kernel has received beside what was read. traffic:
+        (sent, received) by connection.
+        """
+        for conn, (_, received) in traffic.items():
+            if isinstance(conn, bytes):
+                self.undecoded(conn, received, reason="the server stopped", round=round)
+        self.settle_counted(NOBODY)
 
     def ended(self, conn: bytes) -> None:
         """The connection is gone: what it was good for is told after this. What was sent and turns

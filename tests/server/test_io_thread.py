@@ -236,6 +236,28 @@ def test_bytes_that_were_damaged_under_curve_are_in_the_book_of_whoever_got_them
         assert lost[0]["bytes"] > 0
 
 
+def test_what_a_server_that_stops_has_not_read_is_in_its_book(tmp_path):
+    with ExitStack() as stack:
+        server = ZmqServer("tcp://127.0.0.1:*")
+        stack.callback(server.close, 0)
+        client = ZmqClient(server.address)
+        stack.callback(client.close, 0)
+        both = Both(tmp_path, server, client)
+        both.phase(1000)
+        limit = time.monotonic() + LIMIT_S
+        while booked(both.link, "up") != sum(got for _, got in server.traffic().values()):
+            assert time.monotonic() < limit
+            both.io._step(0.01)
+        client.send([b"a" * 5000])
+        while sum(got for _, got in server.traffic().values()) < booked(both.link, "up") + 5000:
+            assert time.monotonic() < limit
+            client.poll(0.01)
+        both.io.close()
+        (unread,) = [r for r in both.rows if r.get("reason") == "the server stopped"]
+        assert unread["bytes"] == framing(5000)
+        assert both.link.ledger.totals["up"] == sum(got for _, got in server.traffic().values())
+
+
 def test_one_process_keeps_the_same_books_as_sockets(tmp_path):
     network = Inproc()
     both = Both(tmp_path, network.server(), network.client())

@@ -113,6 +113,7 @@ class Connections:
         self._leaving: set[int] = set()  # serials of those hung up on that libzmq still has
         self._kept = 0  # those with a second descriptor
         self._past: dict[bytes | int, tuple[int, int]] = {}
+        self._closing = False  # then all that stand end at once
         self._look_at = self._watch_at = 0.0
 
     # -- coming and going --------------------------------------------------------------------------
@@ -224,7 +225,7 @@ class Connections:
         link.kernel = None
         if counts is not None:
             self._past[link.conn or link.serial] = counts
-        if len(self._past) > PAST:
+        if len(self._past) > PAST and not self._closing:
             first = next(name for name in self._past if name != 0)
             sent, received = self._past.pop(first)
             before = self._past.get(0, (0, 0))
@@ -240,6 +241,7 @@ class Connections:
         return now
 
     def close(self) -> None:
+        self._closing = True
         for link in (*self.links.values(), *self.ended):
             self.end(link)
         for held in (
