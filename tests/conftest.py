@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from fednet import loading, registry
 from fednet.errors import ConfigError, lacking
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch
@@ -23,6 +24,22 @@ LONG = ("chaos", "parity")
 
 # Packages of extras that the extra `test` does not bring.
 EXTRAS = ("dp-accounting", "mlflow", "pandas", "ray", "tensorboard", "wandb")
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Generator[None, None, None]:
+    """What a test loads of a user's own parts is not there in the next one."""
+    known, loaded, before = _of_users(), loading._loaded, dict(loading._loaded)
+    yield
+    for module in _of_users() - known:
+        registry.forget(module)
+    loaded.clear()
+    loaded.update(before)
+
+
+def _of_users() -> set[str]:
+    parts = [part for kind in registry.ALL.values() for part in kind._parts.values()]
+    return {part.__module__ for part in parts if part.__module__.startswith("fednet_user_")}
 
 
 @pytest.hookimpl(wrapper=True)

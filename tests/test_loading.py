@@ -18,12 +18,8 @@ from fednet.loading import UserFileError, load_parts
 
 @pytest.fixture
 def alone(monkeypatch):
-    """As in a process that has loaded nothing; what is loaded here is forgotten after it."""
+    """As in a process that has loaded nothing."""
     monkeypatch.setattr(loading, "_loaded", {})
-    yield
-    parts = [part for kind in registry.ALL.values() for part in kind._parts.values()]
-    for module in {part.__module__ for part in parts if part.__module__.startswith("fednet_user_")}:
-        registry.forget(module)
 
 
 def test_a_pipe_that_nobody_writes_to_is_refused_and_not_waited_for(tmp_path):
