@@ -80,7 +80,7 @@ class ServerIO:
         self._now = ListeningClock()
         self._closing = threading.Event()
         self._gone: threading.Event | None = None
-        self._before, self._sent_any = link.ledger.crossed(), False  # by earlier servers
+        self._sent_any = False
         self.snapshot: JsonDict = {"waiting": [], "arrived": [], "present": 0}
         self._thread: threading.Thread | None = None
         if not self.inline:
@@ -178,7 +178,7 @@ class ServerIO:
                     "sent": sum(sent for sent, _ in counts),
                     "received": sum(got for _, got in counts),
                     "connections": len(counts),
-                    **{f"booked_{d}": n - self._before[d] for d, n in booked.items()},
+                    **{f"booked_{d}": n for d, n in booked.items()},
                 },
             )
 

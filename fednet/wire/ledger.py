@@ -125,8 +125,7 @@ class Ledger:
     """Open accounts by name, whose first item is the connection, and the settled rows, handed to
     `write` as they are settled.
 
-    totals: all bytes settled so far; local: of these, those in memory that both ends have; shared:
-    see `Tally`. useful: payload bytes that were of use, by direction and kind. by_round: keeps what
+    totals: all bytes settled so far, by earlier processes too; shared: see `Tally`. useful: payload bytes that were of use, by direction and kind. by_round: keeps what
     was settled for each round until it is taken. numbered: accounts that are open have numbers, and
     are told as rows by `changed` and `under_way`.
     """
@@ -148,7 +147,7 @@ class Ledger:
         self._changed: dict[int, Account] = {}
         self.incarnation = incarnation
         self.totals: dict[str, int] = {"up": 0, "down": 0}
-        self.local: dict[str, int] = {"up": 0, "down": 0}
+        self._own: dict[str, int] = {"up": 0, "down": 0}  # settled, that crossed by this process
         self.shared = 0
         self.useful: dict[str, dict[str, int]] = {"up": {}, "down": {}}
 
@@ -233,8 +232,12 @@ class Ledger:
         return account
 
     def crossed(self) -> dict[str, int]:
-        """All bytes settled so far that crossed the network."""
-        return {way: n - self.local[way] for way, n in self.totals.items()}
+        """All bytes that crossed the network to or from this process, settled or not."""
+        crossed = dict(self._own)
+        for mine in self._open.values():
+            for a in mine.values():
+                crossed[a.direction] += sum(a.kinds.values()) + a.envelope - a.local
+        return crossed
 
     def settle(self, name: Name, useful: bool, **more: object) -> None:
         """Closes an account and writes its row; no account of that name: nothing crossed, nothing
@@ -297,7 +300,8 @@ class Ledger:
         """
         with self._lock:
             self.totals[row["direction"]] += row["bytes"]
-            self.local[row["direction"]] += row.get("local", 0)
+            if row["incarnation"] == self.incarnation:
+                self._own[row["direction"]] += row["bytes"] - row.get("local", 0)
             self.shared += row.get("shared_bytes", 0)
             if row["useful"]:
                 add_kinds(self.useful[row["direction"]], payload(row))

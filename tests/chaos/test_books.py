@@ -30,6 +30,18 @@ def booked(rows: list[dict]) -> dict[str, int]:
     return {d: sum(r["bytes"] for r in rows if r["direction"] == d) for d in ("up", "down")}
 
 
+def crossed(rows: list[dict], incarnation: int) -> dict[str, int]:
+    """Bytes to and from one server process."""
+    own = [r for r in rows if r["incarnation"] == incarnation]
+    local = {d: sum(r.get("local", 0) for r in own if r["direction"] == d) for d in ("up", "down")}
+    return {d: n - local[d] for d, n in booked(own).items()}
+
+
+def beside_kernel(told: dict) -> dict[str, int]:
+    """What an event `kernel` says was booked."""
+    return {"up": told["booked_up"], "down": told["booked_down"]}
+
+
 def agrees(directory: Path) -> None:
     """The summary, the book, the declarations and the report say the same."""
     said, rows = summary(directory), lines(directory / "wire.jsonl")
@@ -90,6 +102,36 @@ def test_what_a_killed_server_had_under_way_is_in_the_book_of_the_next(
         books = [lines(p) for p in fed.path.glob("state/*/wire*.jsonl")]
         received = sum(booked(book)["down"] for book in books)
         assert booked(rows)["down"] >= received
+        agrees(fed.path)
+        (told,) = fed.events("kernel")
+        assert beside_kernel(told) == crossed(rows, 2) == {
+            "up": told["received"],
+            "down": told["sent"],
+        }
+
+
+def test_a_stopped_server_tells_the_kernels_count_beside_all_that_crossed(tmp_path: Path) -> None:
+    """Also what it has not settled, since the next one goes on with it."""
+    late = {"schedule": [{"round": 2, "client": 3, "kind": "delay", "seconds": 5.0}]}
+    with Federation(tmp_path, model=LARGE, rounds=2, faults=late) as fed:
+        fed.client("0-2")
+        fed.client("3")
+        first = fed.server()
+
+        def answered() -> int:
+            books = [lines(p) for p in fed.path.glob("state/*/wire*.jsonl")]
+            return sum(r["round"] == 2 and r["type"] == "reply" for book in books for r in book)
+
+        fed.until(lambda: answered() >= 3)
+        first.terminate()
+        fed.status(first)
+        fed.server(resume=True)
+        fed.finish()
+        rows = fed.lines("wire.jsonl")
+        stopped, ended = fed.events("kernel")
+        for incarnation, told in ((1, stopped), (2, ended)):
+            assert beside_kernel(told) == crossed(rows, incarnation)
+            assert beside_kernel(told)["up"] == told["received"]
         agrees(fed.path)
 
 
