@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fednet import config as configuration
-from fednet import loading, registry
+from fednet import loading, places, registry
 from fednet.cli.common import quickstart
 from fednet.errors import CannotGoOn, ConfigError, FednetError, Stopped
 from fednet.experiment.rundir import taken_back
@@ -32,7 +32,7 @@ def run(
     set: JsonMapping | None = None,
     in_process: bool = False,
     workers: int | None = None,
-    out: Path | str = "runs",
+    out: Path | str | None = None,
     load: Sequence[Path | str] = (),
     device: str = "auto",
     resume: bool = False,
@@ -44,7 +44,7 @@ def run(
     config: a YAML file, a mapping, or None for the quick start; set: {"key.path": value}. In this
     process, or by `fednet run` in processes of its own, which a notebook's own parts do not reach:
     put these into a file and `load` it. callback(record): after each round, in this process only.
-    The other arguments are the flags of `fednet run`.
+    The other arguments are the flags of `fednet run`: without `out`, FEDNET_OUT is asked too.
     """
     from fednet.report import open_run
 
@@ -58,14 +58,15 @@ def run(
         chosen = configuration.load(
             config if config is not None else quickstart(), set or {}, list(load)
         )
+    folder = places.runs() if out is None else Path(out)
     if in_process:
-        return open_run(_here(chosen, Path(out), device, resume, quiet, callback))
+        return open_run(_here(chosen, folder, device, resume, quiet, callback))
     if callback is not None:
         raise ConfigError(
             "fednet.run: callback needs in_process=True; read runs of other processes by "
             "fednet.open_run."
         )
-    return open_run(_in_processes(chosen, Path(out), workers, device, resume, quiet, load))
+    return open_run(_in_processes(chosen, folder, workers, device, resume, quiet, load))
 
 
 def _here(

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from fednet import places
 from fednet.errors import (
     CannotGoOn,
     ConfigError,
@@ -91,7 +92,7 @@ def everywhere(parser: argparse.ArgumentParser, config: str = "", out: bool = Tr
         parser.add_argument(
             "--out",
             type=Path,
-            default=Path(os.environ.get("FEDNET_OUT") or "runs"),
+            default=places.runs(),
             metavar="DIR",
             help="where runs are written [FEDNET_OUT, else runs]",
         )
@@ -289,7 +290,7 @@ def _note(out: Path | None, error: BaseException, whole: bool) -> str:
         return "the lines above"
     if not whole:
         return ""
-    path = (out or Path(os.environ.get("FEDNET_OUT") or "runs")) / "fednet.log"
+    path = (out or places.runs()) / "fednet.log"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fednet import places
 from fednet.client.loop import ClientLoop
 from fednet.client.policy import Policy, leaving
 from fednet.client.work import Prepared
@@ -236,7 +236,7 @@ def own_folder(root: Path) -> None:
 
 def state_directory(state: Path | None, run: str) -> Path:
     """Where a client process keeps what belongs to one run."""
-    return (state or Path(os.environ.get("FEDNET_OUT") or "runs") / "client-state") / run
+    return (state or places.runs() / "client-state") / run
 
 
 def _own_folder(data: Path | None, client: int) -> Path | None:

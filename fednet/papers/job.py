@@ -7,10 +7,10 @@ from the method.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fednet import papers
+from fednet import papers, places
 from fednet.config import reading
 from fednet.config.merge import spread
 from fednet.config.tree import compose, wrap
@@ -69,7 +69,7 @@ class Request:
     results: Path | None = None
     set: Sequence[str] = ()
     load: Sequence[str] = ()
-    out: Path = Path("runs")
+    out: Path = field(default_factory=places.runs)
     quiet: bool = False
 
 

@@ -125,9 +125,10 @@ class Ledger:
     """Open accounts by name, whose first item is the connection, and the settled rows, handed to
     `write` as they are settled.
 
-    totals: all bytes settled so far, by earlier processes too; shared: see `Tally`. useful: payload bytes that were of use, by direction and kind. by_round: keeps what
-    was settled for each round until it is taken. numbered: accounts that are open have numbers, and
-    are told as rows by `changed` and `under_way`.
+    totals: all bytes settled so far, by earlier processes too; shared: see `Tally`. useful: payload
+    bytes that were of use, by direction and kind. by_round: keeps what was settled for each round
+    until it is taken. numbered: accounts that are open have numbers, and are told as rows by
+    `changed` and `under_way`.
     """
 
     def __init__(

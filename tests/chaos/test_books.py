@@ -104,10 +104,8 @@ def test_what_a_killed_server_had_under_way_is_in_the_book_of_the_next(
         assert booked(rows)["down"] >= received
         agrees(fed.path)
         (told,) = fed.events("kernel")
-        assert beside_kernel(told) == crossed(rows, 2) == {
-            "up": told["received"],
-            "down": told["sent"],
-        }
+        assert beside_kernel(told) == crossed(rows, 2)
+        assert crossed(rows, 2) == {"up": told["received"], "down": told["sent"]}
 
 
 def test_a_stopped_server_tells_the_kernels_count_beside_all_that_crossed(tmp_path: Path) -> None:
