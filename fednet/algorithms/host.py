@@ -32,6 +32,8 @@ class ClientHost(Protocol):
     run's `train` section. task: its loss and counts.
     initial: the whole model as initialised from the run's seed. layout: of the whole model; shared:
     of the part that crosses. head: names of the last Linear's tensors.
+    trained: the whole local model, by which the client is judged: `train` sets it. A loop of the
+    method's own sets it (`Tensors.of(module)`) where it does not send the whole model up.
     """
 
     client_id: int
@@ -49,6 +51,7 @@ class ClientHost(Protocol):
     head: tuple[str, ...]
     task: Task
     train_config: TrainSection
+    trained: Tensors | None
 
     @property
     def class_counts(self) -> np.ndarray:

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, TypeVar
 from fednet.algorithms.state import State
 from fednet.errors import ConfigError, FednetError
 from fednet.tensors import Tensors
-from fednet.wire.payload import Payload
+from fednet.wire.payload import Payload, weights_of
 
 if TYPE_CHECKING:
     from fednet.algorithms.base import Algorithm
+    from fednet.algorithms.host import ClientHost
 
 S = TypeVar("S", bound=State)
 
 
-def answered(method: Algorithm, found: object) -> tuple[State, Payload]:
+def answered(method: Algorithm, found: object, host: ClientHost) -> tuple[State, Payload]:
     """What `local` returned. Raises TypeError for what cannot be that."""
     pair = found if isinstance(found, tuple) else (found,)
     state, up = pair if len(pair) == 2 else (None, None)
@@ -29,6 +30,10 @@ def answered(method: Algorithm, found: object) -> tuple[State, Payload]:
             f"local of {type(method).__name__} returned ({shown}), expected the client's next "
             f"state ({method.Client.__name__}; without one, `client` as it came) and its Up"
         )
+    # A training loop of the method's own says by what it sends where it came to.
+    sent = weights_of(up)
+    if host.trained is None and sent is not None and sent.layout == host.layout:
+        host.trained = sent.to(host.device)
     return state, up
 
 

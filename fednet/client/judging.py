@@ -42,12 +42,13 @@ class ClientJudge:
     ) -> dict[str, Counts | None]:
         """What the model that came down and the client's own are worth, within its task."""
         method = self._experiment.algorithm
-        whole = host.trained if host.trained is not None else host.initial
+        own = method.personal(state, host.initial if host.trained is None else host.trained, host)
         return {
             "global": None
             if x is None or not method.has_global
             else host.evaluate(self._calibrated(x, record, host)),
-            "personal": host.evaluate(method.personal(state, whole, host)),
+            # Where nobody knows what came of the training, the initial model stands in for nothing.
+            "personal": None if own is host.initial else host.evaluate(own),
         }
 
     def all(

@@ -253,7 +253,7 @@ class Workplace:
         state, down = self._received(task, body, record, host, past)
         x, host.secrets = weights_of(down), self._secrets
         progress("training", 0, 0)
-        state, up = answered(method, method.local(key.phase, state, down, host))
+        state, up = answered(method, method.local(key.phase, state, down, host), host)
         up = self._as_sent(up, x, key)
         finite(up, exp.up.exempt)
         if exp.config.privacy.clip is not None:

@@ -1,0 +1,60 @@
+"""A method with a training loop of its own: what its clients are judged by."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fednet
+from tests.rooms import lines, run
+
+
+@pytest.mark.parametrize("sends", ["weights", "said", "nothing"])
+def test_a_training_loop_of_a_methods_own_is_judged_by_what_came_of_it(tmp_path, sends):
+    """Otherwise each round would have the accuracy of the initial model as the client's own."""
+
+    @fednet.algorithm("own_loop")
+    class Loop(fednet.Algorithm):
+        class Down(fednet.Payload):
+            x: fednet.Weights
+
+        class Up(fednet.Payload):
+            if sends == "weights":
+                x: fednet.Weights
+            else:
+                dx: fednet.Delta
+            run: fednet.Statistics
+
+        class Server(fednet.State):
+            x: fednet.Weights
+
+        class Fold(fednet.State):
+            x: fednet.Sum
+
+        def local(self, phase, client, down, host):
+            net, (x, y) = host.model(down.x).train(), host.data
+            optimizer = torch.optim.SGD(net.parameters(), lr=host.lr)
+            for _ in range(5):
+                optimizer.zero_grad()
+                host.task.loss(net(x), y).backward()
+                optimizer.step()
+            done, run = fednet.Tensors.of(net, down.x.layout), fednet.Run(host.n, 5, 1.0)
+            if sends == "weights":
+                return client, self.Up(x=done, run=run)
+            if sends == "said":
+                host.trained = done
+            return client, self.Up(dx=done - down.x, run=run)
+
+        def start(self, server, phase):
+            return self.Fold(x=fednet.Sum.empty())
+
+        def fold(self, fold, server, client_id, up, host):
+            x = up.x if sends == "weights" else server.x + up.dx
+            return self.Fold(x=fold.x.add(x, up.run.n))
+
+    here = {"clients": 1, "algorithm": "own_loop", "evaluate": {"clients": "auto"}}
+    rows = lines(run(tmp_path, **here) / "clients.jsonl")
+    first, second = [row for row in rows if not row.get("final")]
+    assert first["accuracy_received"] != second["accuracy_received"]
+    mine = None if sends == "nothing" else second["accuracy_received"]
+    assert first["accuracy_personal"] == mine
