@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import stat
 import threading
 import time
@@ -87,6 +88,14 @@ def reaching(opens: Callable[[], Opened]) -> Opened:
             finally:
                 _set(soft)
         time.sleep(0.01)  # whoever waits for a connection to be accepted was quicker
+
+
+def synced(file: int, path: Path | str) -> None:
+    """What was written there is on the disk. The system's own error does not say of which file."""
+    try:
+        os.fsync(file)
+    except OSError as broken:
+        raise OSError(broken.errno, broken.strerror, str(path)) from broken
 
 
 def named(path: Path | str, there: bool = True) -> Path:

@@ -25,7 +25,7 @@ from typing import BinaryIO, TypeVar
 import msgspec
 import xxhash
 
-from fednet.descriptors import named, reaching
+from fednet.descriptors import named, reaching, synced
 from fednet.errors import StateError
 from fednet.plain import JsonDict, plain
 
@@ -104,7 +104,7 @@ def _aside(
                 os.fchmod(file, mode)  # whatever this process masks
             write_all(file, data.encode() if isinstance(data, str) else data)
             if fsync:
-                os.fsync(file)
+                synced(file, path)
         finally:
             os.close(file)
         put(aside)
@@ -131,7 +131,7 @@ def appear(aside: Path, path: Path, fsync: bool = False) -> None:
     if fsync:
         folder = opened(path.parent, os.O_RDONLY)
         try:
-            os.fsync(folder)
+            synced(folder, path.parent)
         finally:
             os.close(folder)
 
@@ -242,7 +242,7 @@ class Lines:
         """
         self._file.flush()
         if fsync:
-            os.fsync(self._file.fileno())
+            synced(self._file.fileno(), self.path)
         return self._file.tell()
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from typing import TypeVar, get_type_hints
 
 import torch
 
-from fednet.descriptors import named, reaching
+from fednet.descriptors import named, reaching, synced
 from fednet.errors import ConfigError, StateError
 from fednet.files import appear, aside_of, digest
 from fednet.plain import JsonDict, JsonMapping
@@ -206,7 +206,7 @@ def write_state(
     reaching(save)
     if fsync:
         with reaching(lambda: aside.open("rb")) as file:
-            os.fsync(file.fileno())
+            synced(file.fileno(), path)
     appear(aside, path, fsync)
     return about["check"]
 

@@ -33,11 +33,19 @@ def redrawn() -> bool:
 
 
 class PlainConsole(Console):
-    """Whoever reads them may go: the run goes on. rich would end the process."""
+    """Whoever reads them may go, be it a pipe, a terminal that was closed or a full disk: the run
+    goes on. rich would end the process, or raise.
+    """
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
         nowhere(sys.stdout)
+
+    def _check_buffer(self) -> None:
+        try:
+            super()._check_buffer()
+        except OSError:
+            self.on_broken_pipe()
 
 
 class Display:

@@ -15,7 +15,7 @@ import msgspec
 
 from fednet.client.policy import BudgetSection
 from fednet.config import PrivacySection
-from fednet.descriptors import named
+from fednet.descriptors import named, synced
 from fednet.errors import ConfigError, StateError
 from fednet.experiment.lock import alone
 from fednet.experiment.privacy import Question, accounting, epsilon
@@ -122,7 +122,7 @@ class Answers:
             asked = {"run": question.run, "round": question.round, "client": client}
             said = {"answer": answer, "noise": section.noise, "clip": section.clip}
             write_all(file, line({**asked, **said}))
-            os.fsync(file)
+            synced(file, self._path)
 
     @contextlib.contextmanager
     def _alone(self, create: int = 0) -> Iterator[int]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from fednet.descriptors import named, reaching
+from fednet.descriptors import named, reaching, synced
 from fednet.errors import CannotGoOn, ConfigError
 from fednet.files import opened
 
@@ -121,9 +121,15 @@ def take(path: Path, group: str = "", ids: list[int] | None = None) -> Lock:
         raise ConfigError(_in_use(path, held))
     mine = me(group, ids)
     text = msgspec.json.encode(mine)
-    os.pwrite(file, text, 0)
-    os.ftruncate(file, len(text))
-    os.fsync(file)
+    try:
+        os.pwrite(file, text, 0)
+        os.ftruncate(file, len(text))
+        synced(file, path)
+    except OSError:
+        with contextlib.suppress(OSError):  # else it names this process as its holder
+            path.unlink(missing_ok=True)
+        os.close(file)
+        raise
     return Lock(path, file, mine)
 
 

@@ -9,7 +9,6 @@ no trace: the next task simply names another version.
 from __future__ import annotations
 
 import functools
-import os
 import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,7 +27,7 @@ from fednet.algorithms.state import (
     write_state,
     written,
 )
-from fednet.descriptors import reaching
+from fednet.descriptors import reaching, synced
 from fednet.errors import StateAbsent, StateError
 from fednet.files import appear, aside_of, clear_asides, digest, write_all
 from fednet.tensors import Layout, Tensors
@@ -267,7 +266,7 @@ class RowStore:
             for part in _segments(row):
                 write_all(file.fileno(), part)
             if self._fsync:
-                os.fsync(file.fileno())
+                synced(file.fileno(), path)
         appear(aside, path)
 
     def settle(self) -> None:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Container, Iterable
 from pathlib import Path
 
+from fednet.descriptors import synced
 from fednet.files import opened, plain_line, read_lines, repair, write_all, write_aside
 from fednet.wire.ledger import Ledger, Row
 from fednet.wire.messages import Key
@@ -66,7 +67,7 @@ class Flight:
         text = b"".join(map(plain_line, rows))
         write_all(self._file, text)
         if self._fsync:
-            os.fsync(self._file)
+            synced(self._file, self.path)
         self._size += len(text)
         if self._size > max(LONG, 4 * ROW_BYTES * ledger.many, 2 * self._kept):
             self.keep(ledger.under_way())

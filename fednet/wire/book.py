@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from fednet.descriptors import synced
 from fednet.files import Lines, plain_line, read_lines, repair, write_aside
 from fednet.plain import JsonDict
 from fednet.records import Wire
@@ -107,7 +108,7 @@ class Book:
             file.write(sums)
             file.flush()
             if self._fsync:
-                os.fsync(file.fileno())
+                synced(file.fileno(), self.path)
         book.unlink()
         self._lines = Lines(self._open, plain_line)
 

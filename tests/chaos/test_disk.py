@@ -1,8 +1,12 @@
-"""A disk that is full, for real: a file system of a few megabytes, mounted for the test."""
+"""A disk that is full, for real: a file system of a few megabytes, mounted for the test; and one
+that fails once to write what it was given.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from fednet.cli.main import main
 from tests.federation import Federation
+from tests.processes import ROOT, small
 
 # A moment that lasts, in which the disk is filled: a reply of round 2 is kept back, once. It
 # changes no bit.
@@ -100,3 +106,36 @@ def test_a_client_whose_disk_is_full_says_so_and_the_rounds_go_on_without_it(
         fed.until(lambda: fed.rounds()[-1]["completed"] == [0, 1, 2, 3])
         fed.last.send_signal(signal.SIGTERM)
         assert fed.status() == 4
+
+
+@pytest.mark.parametrize(
+    "name", ["lock", "incarnation", "flight.jsonl", "state-", "manifest.json", "rounds.jsonl"]
+)
+def test_a_disk_that_fails_once_is_said_with_the_file_and_a_resume_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    run = ["run", *small("checkpoint.fsync=true", "report=false"), "--in-process", "--quiet"]
+    sound, failed = os.fsync, list[str]()
+
+    def fsync(file: int) -> None:
+        if not failed and name in (path := os.readlink(f"/proc/self/fd/{file}")):
+            failed.append(path)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sound(file)
+
+    assert main([*run, "--out", str(tmp_path / "calm")]) == 0
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert main([*run, "--out", str(tmp_path / "out")]) == 3
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "Input/output error" in said
+    assert f"run/{'' if name == 'lock' or name == 'rounds.jsonl' else 'checkpoint/'}{name}" in said
+    assert "fault of fednet" not in said
+    assert not (tmp_path / "out" / "fednet.log").exists()
+    assert main([*run, "--out", str(tmp_path / "out"), "--resume"]) == 0
+    ended = [json.loads((tmp_path / d / "run/summary.json").read_text()) for d in ("calm", "out")]
+    assert ended[0]["model_sha256"] == ended[1]["model_sha256"]
+
+
+def test_what_is_flushed_to_the_disk_says_which_file_it_was() -> None:
+    files = (ROOT / "fednet").rglob("*.py")
+    assert [p.name for p in files if "os.fsync" in p.read_text()] == ["descriptors.py"]

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import errno
 import io
+import os
 import sys
 
 import pytest
 from rich.console import Console
 
 from fednet.cli import words
-from fednet.cli.display import Display
+from fednet.cli.display import Display, PlainConsole
 
 RECORD = {
     "round": 3,
@@ -59,6 +61,21 @@ def test_quiet_says_nothing():
         d.finished({"algorithm": "fedavg"})
 
     assert shown(everything, quiet=True) == ""
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EPIPE])
+def test_a_run_goes_on_where_nobody_takes_what_it_shows(monkeypatch, number):
+    """A terminal that was closed, a disk that is full, a reader that has gone."""
+
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fednet.cli.display.nowhere", lambda stream: None)
+    for terminal in (False, True):
+        with Display(console=PlainConsole(file=Gone(), force_terminal=terminal)) as shown:
+            shown.note("hello")
+            shown.round_done(RECORD)
 
 
 def test_names_in_brackets_are_text_and_not_markup():
