@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+import msgspec
 
 # What a mapping holds is known only to who wrote it: msgspec, or a record's type, checks the values
 # that are read.
 JsonDict = dict[str, Any]
 JsonMapping = Mapping[str, Any]  # the same, to be read only
+
+
+_meeting = threading.RLock()
+_met: set[type] = set()
+
+
+@contextlib.contextmanager
+def meeting() -> Iterator[None]:
+    """One thread at a time is inside, and when it leaves msgspec has met every Struct there is.
+    What it knows of one it puts together at the first use; of two threads that are there at once
+    the second finds it half done, and the process dies. So what threads of a user's own may call
+    begins in here, with whatever it imports.
+    """
+    with _meeting:
+        yield
+        below: list[type] = [msgspec.Struct]
+        while below:
+            kind = below.pop()
+            below += kind.__subclasses__()
+            if kind not in _met:
+                with contextlib.suppress(Exception):  # not for reading: nobody will
+                    msgspec.json.Decoder(kind)
+                _met.add(kind)
 
 
 def plain(value: object) -> object:

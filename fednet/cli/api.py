@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from fednet import loading, places, registry
 from fednet.cli.common import quickstart
 from fednet.errors import CannotGoOn, ConfigError, FednetError, Stopped
 from fednet.experiment.rundir import taken_back
-from fednet.plain import JsonMapping
+from fednet.plain import JsonMapping, meeting
 from fednet.server.signals import while_stopping
 
 if TYPE_CHECKING:
@@ -46,18 +47,14 @@ def run(
     put these into a file and `load` it. callback(record): after each round, in this process only.
     The other arguments are the flags of `fednet run`: without `out`, FEDNET_OUT is asked too.
     """
-    from fednet.report import open_run
+    with meeting():
+        from fednet.report import open_run
 
-    if isinstance(config, Mapping):
-        if set:
-            raise ConfigError("fednet.run: give either a mapping or set=..., not both.")
-        loading.load_parts(list(load))
-        chosen = configuration.from_mapping(dict(config), where="the mapping given to fednet.run")
-        chosen = chosen.replace(load=(*chosen.load, *(str(Path(file).resolve()) for file in load)))
-    else:
-        chosen = configuration.load(
-            config if config is not None else quickstart(), set or {}, list(load)
-        )
+        chosen = _chosen(config, set, load)
+        if in_process:
+            import fednet.client.prepare
+            import fednet.launch.start
+            import fednet.server.rounds  # noqa: F401
     folder = places.runs() if out is None else Path(out)
     if in_process:
         return open_run(_here(chosen, folder, device, resume, quiet, callback))
@@ -67,6 +64,20 @@ def run(
             "fednet.open_run."
         )
     return open_run(_in_processes(chosen, folder, workers, device, resume, quiet, load))
+
+
+def _chosen(
+    config: Path | str | JsonMapping | None, set: JsonMapping | None, load: Sequence[Path | str]
+) -> configuration.Config:
+    if not isinstance(config, Mapping):
+        return configuration.load(
+            config if config is not None else quickstart(), set or {}, list(load)
+        )
+    if set:
+        raise ConfigError("fednet.run: give either a mapping or set=..., not both.")
+    loading.load_parts(list(load))
+    chosen = configuration.from_mapping(dict(config), where="the mapping given to fednet.run")
+    return chosen.replace(load=(*chosen.load, *(str(Path(file).resolve()) for file in load)))
 
 
 def _here(
@@ -126,11 +137,10 @@ def _in_processes(
     quiet: bool,
     load: Sequence[Path | str],
 ) -> Path:
-    """`fednet run` as a command. Returns the run's directory, which is the newest of the name when
-    it has ended.
-    """
+    """`fednet run` as a command. Returns the run's directory."""
     _reached(config)
-    text = out / f".{config.name}.yaml"
+    # Its own name: of two such calls at once none may read the other's.
+    text = out / f".{config.name}.{secrets.token_hex(6)}.yaml"
     words = [
         sys.executable,
         "-m",
@@ -158,10 +168,20 @@ def _in_processes(
         if status in (2, 3):
             raise ConfigError(said) if status == 2 else CannotGoOn(said)
         raise Stopped(said, by_keyboard=status == 130)
-    directory, n = out / config.name, 1
-    while (following := out / f"{config.name}-{n + 1}" / "config.yaml").exists():
-        directory, n = following.parent, n + 1
-    return directory
+    return _made_by(str(text), out, config.name)
+
+
+def _made_by(word: str, out: Path, name: str) -> Path:
+    """The run of that name whose command had that word: another may have begun a newer one since.
+    The newest, where none had: there was nothing left to do.
+    """
+    from fednet.report import open_run
+
+    found, n = [out / name], 1
+    while (following := out / f"{name}-{n + 1}" / "config.yaml").exists():
+        found, n = [following.parent, *found], n + 1
+    commands = ((run, (open_run(run).summary.provenance or {}).get("command", ())) for run in found)
+    return next((run for run, command in commands if word in command), found[0])
 
 
 def _ended(words: Sequence[str]) -> tuple[int, str]:
