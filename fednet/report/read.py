@@ -225,8 +225,9 @@ def once(make: F) -> F:
 
 def open_run(path: str | Path) -> Run:
     """The run in that directory. Raises ConfigError where there is none."""
+    folder = Path(path)
     with meeting():
-        folder = Path(path)
+        pass  # what is read below has been met, whichever thread reads it
     if folder.is_file() and folder.name == "config.yaml":
         folder = folder.parent
     if not (folder / "config.yaml").is_file():
