@@ -8,6 +8,7 @@ that is kept, and lent again, keeps its place.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import time
@@ -31,6 +32,11 @@ _idle: dict[int, Array] = {}  # by identity, the latest given back at the end
 _look_at: list[float] = []  # when cycles are looked for next, inside of `seldom_collected`
 # Where this process sends large replies from: see `send_from`.
 _sent_from: list[Callable[[int], Array | None]] = []
+
+
+# Some libraries (nanobind's) write pages about what outlives the interpreter, as what is frozen
+# does, below the one sentence that says why a command ended.
+atexit.register(gc.unfreeze)
 
 
 class Lease:

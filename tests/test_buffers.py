@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 
 import numpy as np
@@ -88,3 +90,16 @@ def test_cycles_are_looked_for_at_a_rounds_end_once_it_is_time_to(monkeypatch):
     now[0] *= 9
     buffers.collect_in_time()  # in a process of others it is theirs to say
     assert found() is not None
+
+
+def test_nothing_is_kept_from_the_collection_at_the_end_of_a_process():
+    """Else a library that looks for what is left then complains below the error of a command."""
+    script = (
+        "import atexit, gc\natexit.register(lambda: print(gc.get_freeze_count()))\n"
+        "from fednet.buffers import uncollected\nwith uncollected():\n    pass\n"
+        "assert gc.get_freeze_count()\n"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert said.stdout == "0\n"

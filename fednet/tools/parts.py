@@ -59,13 +59,7 @@ def model(name: str) -> Iterator[str]:
         f"{name}: two inputs in 5 classes gave {tuple(out.shape)}, expected (2, 5).",
     )
     yield f"inputs {shape} give outputs {tuple(out.shape[1:])}"
-    if hasattr(built, "head") or hasattr(built, "features"):
-        yield from _parted(name, built, torch.zeros(2, *shape))
-    else:
-        yield (
-            "NOTE: without .head and features(x): methods that split a model or look at features, "
-            "such as fedper and moon, refuse it"
-        )
+    yield from _parted(name, built, torch.zeros(2, *shape))
     again, other = (
         models.build({"name": name}, shape, 5, 0),
         models.build({"name": name}, shape, 5, 1),
@@ -88,14 +82,19 @@ def _parted(name: str, built: Any, x: Inputs) -> Iterator[str]:
 
     from fednet import models
 
+    head, features = getattr(built, "head", None), getattr(built, "features", None)
     must(
-        isinstance(getattr(built, "head", None), torch.nn.Linear),
+        head is None or isinstance(head, torch.nn.Linear),
         f"{name}: expected .head, the last nn.Linear.",
     )
-    must(
-        callable(getattr(built, "features", None)),
-        f"{name}: expected features(x), the input of .head.",
-    )
+    # Many a plain module has one of the two names, for parts of its own.
+    lacks = [".head"] * (head is None) + ["features(x)"] * (not callable(features))
+    if lacks:
+        yield (
+            f"NOTE: without {' and '.join(lacks)}: methods that look at features, such as moon and "
+            f"fedproto, refuse it; those that split a model take its last nn.Linear for the head"
+        )
+        return
     inner = built.projection(x) if hasattr(built, "projection") else built.features(x)
     must(
         inner.shape[-1] == built.head.in_features,

@@ -131,6 +131,25 @@ def test_a_plain_module_passes_with_what_it_cannot_be_used_for(checked):
     assert "  ok  initialised by the seed" in said
 
 
+@pytest.mark.parametrize(("has", "lacks"), [("features", ".head"), ("head", "features(x)")])
+def test_a_plain_module_may_use_either_name_for_a_part_of_its_own(checked, has, lacks):
+    """As torchvision's VGG names its convolutions `features`."""
+    last = "head" if has == "head" else "classifier"
+    text = (
+        f'import fednet, math\nfrom torch import nn\n@fednet.model("chk-has-{has}")\n'
+        "class Has(nn.Module):\n"
+        "    def __init__(self, *, input_shape, classes):\n"
+        "        super().__init__()\n"
+        f"        self.{'body' if has == 'head' else has} = nn.Flatten()\n"
+        f"        self.{last} = nn.Linear(math.prod(input_shape), classes)\n"
+        "    def forward(self, x):\n"
+        f"        return self.{last}(x.flatten(1))\n"
+    )
+    said = "\n".join(checked(text, f"chk_has_{has}.py"))
+    assert f"NOTE: without {lacks}: methods that look at features" in said
+    assert "  ok  initialised by the seed" in said
+
+
 def test_a_model_that_takes_no_sizes_is_tried_as_it_is(checked):
     text = (
         'import fednet\nfrom torch import nn\n@fednet.model("chk-fixed")\n'
