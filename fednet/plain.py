@@ -19,21 +19,31 @@ _meeting = threading.RLock()
 _met: set[type] = set()
 
 
+# What an annotation that cannot be read raises.
+_UNREADABLE = (TypeError, NameError, AttributeError, SyntaxError)
+
+
 @contextlib.contextmanager
 def meeting() -> Iterator[None]:
     """One thread at a time is inside, and when it leaves msgspec has met every Struct there is.
-    What it knows of one it puts together at the first use; of two threads that are there at once
-    the second finds it half done, and the process dies. So what threads of a user's own may call
-    begins in here, with whatever it imports.
+    What threads of a user's own may call begins in here, with whatever it imports.
     """
     with _meeting:
         yield
+        meet()
+
+
+def meet() -> None:
+    """Has msgspec meet every Struct there is. What it knows of one it puts together at the first
+    use; of two threads that are there at once the second finds it half done, and the process dies.
+    """
+    with _meeting:
         below: list[type] = [msgspec.Struct]
         while below:
             kind = below.pop()
             below += kind.__subclasses__()
             if kind not in _met:
-                with contextlib.suppress(Exception):  # not for reading: nobody will
+                with contextlib.suppress(*_UNREADABLE):  # said to whoever reads one
                     msgspec.json.Decoder(kind)
                 _met.add(kind)
 

@@ -15,7 +15,7 @@ from fednet import config as configuration
 from fednet import loading, places, registry
 from fednet.cli.common import quickstart
 from fednet.errors import CannotGoOn, ConfigError, FednetError, Stopped
-from fednet.experiment.rundir import taken_back
+from fednet.experiment.rundir import runs_of, taken_back
 from fednet.plain import JsonMapping, meeting
 from fednet.server.signals import while_stopping
 
@@ -51,7 +51,7 @@ def run(
         from fednet.report import open_run
 
         chosen = _chosen(config, set, load)
-        if in_process:
+        if in_process:  # what a run's first moments import, and with it their Structs
             import fednet.client.prepare
             import fednet.launch.start
             import fednet.server.rounds  # noqa: F401
@@ -177,9 +177,7 @@ def _made_by(word: str, out: Path, name: str) -> Path:
     """
     from fednet.report import open_run
 
-    found, n = [out / name], 1
-    while (following := out / f"{name}-{n + 1}" / "config.yaml").exists():
-        found, n = [following.parent, *found], n + 1
+    found = [*reversed(runs_of(out, name))]
     commands = ((run, (open_run(run).summary.provenance or {}).get("command", ())) for run in found)
     return next((run for run, command in commands if word in command), found[0])
 

@@ -58,26 +58,37 @@ def taken_back(folder: Path) -> Iterator[None]:
                 path.rmdir()
 
 
+def runs_of(out: Path, name: str) -> list[Path]:
+    """The directories of the runs of that name, oldest first: NAME, NAME-2, NAME-3, ..."""
+    found: list[Path] = []
+    while ((path := _next(out, name, found)) / "config.yaml").exists():
+        found.append(path)
+    return found
+
+
+def _next(out: Path, name: str, found: list[Path]) -> Path:
+    return out / (f"{name}-{len(found) + 1}" if found else name)
+
+
 def claim(out: Path, name: str, resume: bool) -> Path:
     """The directory of a run. No finished round is ever overwritten: an unfinished run that has one
     is an error without `resume`, and beside a finished run the new one is NAME-2, NAME-3, ... With
     `resume` the newest of the name is gone on with.
     """
     writable(out, "--out")
-    path, n = out / name, 1
-    while (path / "config.yaml").exists():
-        following = out / f"{name}-{n + 1}"
-        finished = (path / "summary.json").exists()
-        if resume and not (following / "config.yaml").exists():
+    found = runs_of(out, name)
+    if resume and found:
+        return found[-1]
+    for path in found:
+        if (path / "summary.json").exists():
+            continue
+        if not has_rounds(path):
             return path
-        if not finished and not resume:
-            if not has_rounds(path):
-                return path
-            raise ConfigError(
-                f"{path} holds an unfinished run; go on with it by --resume, or give this one "
-                f"another name (--set name=...)."
-            )
-        path, n = following, n + 1
+        raise ConfigError(
+            f"{path} holds an unfinished run; go on with it by --resume, or give this one another "
+            f"name (--set name=...)."
+        )
+    path = _next(out, name, found)
     if path.exists() and not path.is_dir():
         raise ConfigError(
             f"{path} is a file, where the run's directory is to be; give it another name (--set "

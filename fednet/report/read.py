@@ -24,7 +24,7 @@ from fednet.config import tree
 from fednet.descriptors import named
 from fednet.errors import ConfigError, StateError, lacking, unknown
 from fednet.files import read_rows
-from fednet.plain import JsonDict, meeting
+from fednet.plain import JsonDict, meet
 from fednet.records import FILES, Client, Event, Round, Row, Summary, Wire
 from fednet.wire import book
 
@@ -226,8 +226,7 @@ def once(make: F) -> F:
 def open_run(path: str | Path) -> Run:
     """The run in that directory. Raises ConfigError where there is none."""
     folder = Path(path)
-    with meeting():
-        pass  # what is read below has been met, whichever thread reads it
+    meet()  # whichever thread reads what is below
     if folder.is_file() and folder.name == "config.yaml":
         folder = folder.parent
     if not (folder / "config.yaml").is_file():

@@ -14,7 +14,7 @@ from fednet import config as configuration
 from fednet.cli import api
 from fednet.errors import ConfigError
 from fednet.files import write_json
-from fednet.plain import meeting
+from fednet.plain import meet
 from tests.federation import settings
 
 evaluated: list[int] = []
@@ -49,8 +49,7 @@ def test_runs_of_several_threads_begin_one_by_one_and_no_struct_is_first_met_by_
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(run, range(4)))
     assert most == [1]
-    with meeting():
-        pass
+    meet()
     assert evaluated
     evaluated.clear()
     msgspec.convert({"x": 1}, Late)
