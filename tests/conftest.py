@@ -8,7 +8,8 @@ cores.
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,19 +28,28 @@ EXTRAS = ("dp-accounting", "mlflow", "pandas", "ray", "tensorboard", "wandb")
 
 
 @pytest.fixture(autouse=True)
-def forgotten() -> Generator[None, None, None]:
-    """What a test loads of a user's own parts is not there in the next one."""
-    known, loaded, before = _of_users(), loading._loaded, dict(loading._loaded)
-    yield
-    for module in _of_users() - known:
-        registry.forget(module)
-    loaded.clear()
-    loaded.update(before)
+def _forgotten() -> Iterator[None]:
+    with forgotten():
+        yield
 
 
-def _of_users() -> set[str]:
-    parts = [part for kind in registry.ALL.values() for part in kind._parts.values()]
-    return {part.__module__ for part in parts if part.__module__.startswith("fednet_user_")}
+@contextmanager
+def forgotten() -> Iterator[None]:
+    """The parts that were registered inside are taken away after it, whether from a file or in the
+    test itself, and the files count as not loaded: other tests run over every registered part.
+    Only fednet's own stay: a module that is imported does not register its parts a second time.
+    """
+    known = {kind: set(parts._parts) for kind, parts in registry.ALL.items()}
+    loaded = dict(loading._loaded)
+    try:
+        yield
+    finally:
+        for kind, parts in registry.ALL.items():
+            for name in set(parts._parts) - known[kind]:
+                if not parts._parts[name].__module__.startswith("fednet."):
+                    del parts._parts[name]
+        loading._loaded.clear()
+        loading._loaded.update(loaded)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -89,15 +89,9 @@ TOYS = (
 
 @pytest.fixture(autouse=True)
 def toys():
-    """The parts above, registered for these tests alone: other tests run over every registered
-    part.
-    """
+    """The parts above."""
     for parts, name, part in TOYS:
         parts(name)(part)
-    yield
-    for parts in registry.ALL.values():
-        for name in [n for n in parts._parts if n.startswith(("toy-", "own-"))]:
-            del parts._parts[name]
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from fednet import loading, registry
 from fednet.errors import ConfigError
 from fednet.launch import start
 from fednet.loading import UserFileError, load_parts
+from tests.conftest import forgotten
 
 
 @pytest.fixture
@@ -148,11 +149,8 @@ def test_a_part_of_a_notebooks_cell_is_refused_where_processes_would_not_see_it(
 
     cell.__module__ = "__main__"
     registry.model("of-a-cell")(cell)
-    try:
-        with pytest.raises(ConfigError, match=r"'of-a-cell' was defined here.*in_process=True"):
-            fednet.run({"model": {"name": "of-a-cell"}}, out=tmp_path)
-    finally:
-        del registry.model._parts["of-a-cell"]
+    with pytest.raises(ConfigError, match=r"'of-a-cell' was defined here.*in_process=True"):
+        fednet.run({"model": {"name": "of-a-cell"}}, out=tmp_path)
 
 
 def test_an_attribute_that_is_not_there_is_answered_with_the_nearest(tmp_path, alone):
@@ -169,3 +167,14 @@ def test_a_method_whose_init_takes_other_things_is_told_where_they_belong(tmp_pa
     )
     with pytest.raises(ConfigError, match=r"own-init cannot be made .*belongs in its Config"):
         configuration.load(None, {"algorithm": "own-init"}, [tmp_path / "mine.py"])
+
+
+def test_what_one_test_registers_is_not_there_in_the_next(tmp_path):
+    (tmp_path / "left.py").write_text('import fednet\nfednet.model("left-loaded")(lambda: None)\n')
+    before = set(registry.model.names())
+    for _ in range(2):
+        with forgotten():
+            registry.model("left-here")(lambda: None)
+            load_parts([tmp_path / "left.py"])
+            assert {"left-here", "left-loaded"} <= set(registry.model.names())
+        assert set(registry.model.names()) == before

@@ -123,13 +123,10 @@ class Mine(fednet.Algorithm):
 
 def test_a_loaded_method_is_listed_by_its_declarations(tmp_path, capsys):
     (tmp_path / "lists_mine.py").write_text(MINE)
-    try:
-        assert main(["list", "algorithms", "--load", str(tmp_path / "lists_mine.py")]) == 0
-        lines = capsys.readouterr().out.splitlines()
-        line = next(line for line in lines if line.startswith("lists-mine"))
-        assert " ".join(line.split()) == "lists-mine global 2|w| |w| + sketch x, c - Mine."
-    finally:
-        del registry.algorithm._parts["lists-mine"]
+    assert main(["list", "algorithms", "--load", str(tmp_path / "lists_mine.py")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    line = next(line for line in lines if line.startswith("lists-mine"))
+    assert " ".join(line.split()) == "lists-mine global 2|w| |w| + sketch x, c - Mine."
 
 
 def test_the_options_of_a_part_that_was_loaded_stand_with_the_others(tmp_path, capsys):
@@ -139,12 +136,9 @@ def test_the_options_of_a_part_that_was_loaded_stand_with_the_others(tmp_path, c
         "def by_label(y, clients, *, shuffled: float = 0.5):\n"
         "    return []\n"
     )
-    try:
-        loaded = ["--load", str(tmp_path / "lists_net.py")]
-        assert main(["list", "keys", "data.partition", *loaded]) == 0
-        assert "lists-sorted: shuffled: a float; default 0.5" in capsys.readouterr().out
-    finally:
-        del registry.partitioner._parts["lists-sorted"]
+    loaded = ["--load", str(tmp_path / "lists_net.py")]
+    assert main(["list", "keys", "data.partition", *loaded]) == 0
+    assert "lists-sorted: shuffled: a float; default 0.5" in capsys.readouterr().out
 
 
 def test_partition_shows_and_exports_what_each_client_holds(tmp_path, capsys):

@@ -11,6 +11,7 @@ import fednet
 from fednet import loading, registry
 from fednet.cli.main import main
 from tests.algorithms.harness import Desk, serve, vector
+from tests.conftest import forgotten
 
 pytestmark = pytest.mark.long
 
@@ -19,13 +20,10 @@ EXAMPLES = Path(__file__).parents[2] / "configs" / "examples"
 
 @pytest.fixture(scope="module", autouse=True)
 def parts():
-    """The example's parts, taken away again: other tests run over every registered part."""
-    before = {kind: set(r.names()) for kind, r in registry.ALL.items()}
-    loading.load_parts([EXAMPLES / "sensors.py"])
-    yield
-    for kind, r in registry.ALL.items():
-        for name in set(r._parts) - before[kind]:
-            del r._parts[name]
+    """The example's parts, until the last test of this file."""
+    with forgotten():
+        loading.load_parts([EXAMPLES / "sensors.py"])
+        yield
 
 
 def test_own_parts_pass_the_contract_suite(capsys):

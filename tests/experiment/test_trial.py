@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -154,14 +153,10 @@ def trial_data(root, seed, *, kind: str = "plain"):
 
 
 @pytest.fixture(autouse=True)
-def parts() -> Iterator[None]:
+def parts() -> None:
     for name, kind in MODELS.items():
         registry.model._parts[f"trial-{name}"] = kind
     registry.dataset._parts["trial-data"] = trial_data
-    yield
-    for name in MODELS:
-        del registry.model._parts[f"trial-{name}"]
-    del registry.dataset._parts["trial-data"]
 
 
 def mapping(model: str = "mlp", kind: str = "plain", **more: Any) -> dict[str, Any]:

@@ -62,8 +62,6 @@ class Renamed(FedAvg):
 @pytest.fixture(autouse=True)
 def registered():
     registry.algorithm("renamed")(Renamed)
-    yield
-    del registry.algorithm._parts["renamed"]
 
 
 @pytest.mark.parametrize(

@@ -4,20 +4,9 @@ import re
 
 import pytest
 
-from fednet import registry
 from fednet.cli.main import main
 from fednet.errors import CannotGoOn, ConfigError
 from fednet.tools import check
-
-
-@pytest.fixture(autouse=True)
-def registry_as_it_was():
-    """What these tests register is taken away: other tests run over every registered part."""
-    before = {kind: set(parts.names()) for kind, parts in registry.ALL.items()}
-    yield
-    for kind, parts in registry.ALL.items():
-        for name in set(parts._parts) - before[kind]:
-            del parts._parts[name]
 
 
 @pytest.fixture
