@@ -155,9 +155,9 @@ class Replay:
     rounds: dict[int, JsonDict]
 
     @classmethod
-    def of(cls, config: Config) -> Replay | None:
-        """None where nothing is replayed. ConfigError where the record does not reach as far as
-        this run.
+    def of(cls, config: Config, exchanges: int) -> Replay | None:
+        """None where nothing is replayed. exchanges: of this run's round. ConfigError where the
+        record does not reach as far as this run, or is of another kind of round.
         """
         where = config.faults.replay
         if where is None:
@@ -173,12 +173,13 @@ class Replay:
             raise ConfigError(
                 f"faults.replay: {where} has {len(rows)} rounds, this run asks for {config.rounds}."
             )
-        if config.schedule.mode != "sync":
-            if any(row.get("staleness") is None for row in rows):
-                raise ConfigError(
-                    f"faults.replay: {where} was made with schedule: sync, this run is to be made "
-                    f"with {config.schedule.mode}."
-                )
+        mode = config.schedule.mode
+        if any((row.get("staleness") is None) != (mode == "sync") for row in rows):
+            made = "another schedule" if mode == "sync" else "schedule: sync"
+            raise ConfigError(
+                f"faults.replay: {where} was made with {made}, this run is to be made with {mode}."
+            )
+        if mode != "sync":
             return cls({row["round"]: row for row in rows})
         for row in rows[: config.rounds]:
             if config.availability.trace is None and row["selected"] != selection.cohort(
@@ -189,6 +190,13 @@ class Replay:
                     f"{row['selected']}, this configuration asks "
                     f"{selection.cohort(config, row['round'])}; seed, clients and availability "
                     f"must be the same."
+                )
+            found = len(row["completed_by_phase"])
+            if found > exchanges or (found < exchanges and not row["void"]):
+                raise ConfigError(
+                    f"faults.replay: in round {row['round']} of {where} the method had exchanges "
+                    f"with its clients: {found}; here it has {exchanges}, and who completes one is "
+                    f"on record for as many only."
                 )
         return cls({row["round"]: row for row in rows})
 
@@ -211,7 +219,7 @@ class Faults:
     run's records force.
 
     struck: before a resume. note(round, kind): writes a crash of the server down, and sees that it
-    is with the operating system. usual: see `FaultPlan`.
+    is with the operating system. usual: see `FaultPlan`. exchanges: of a round.
     """
 
     def __init__(
@@ -220,8 +228,10 @@ class Faults:
         struck: set[tuple[int, int, str]],
         note: Callable[[int, str], None],
         usual: int = 0,
+        exchanges: int = 1,
     ) -> None:
-        self.plan, self.replay = FaultPlan.of(config, usual), Replay.of(config)
+        self.plan = FaultPlan.of(config, usual)
+        self.replay = Replay.of(config, exchanges)
         self._struck, self._note = struck, note
         self._virtual = config.link.clock == "virtual"
         self._rounds = config.schedule.mode == "sync"

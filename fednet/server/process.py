@@ -209,6 +209,7 @@ class Session:
             struck(self.directory / "events.jsonl"),
             lambda round, kind: self.files.event("fault", round, kind=kind),
             exp.algorithm.main_exchange if exp.algorithm.in_memory else 0,
+            len(exp.algorithm.exchanges),
         )
         sent = Sent()
         accounts = Accounts(self._settled, self._enter)

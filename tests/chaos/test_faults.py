@@ -16,6 +16,7 @@ from tests.rooms import lines
 QUICK = {"lost": {"closed": 0.6}}
 WIDE = {"name": "mlp", "hidden": [4000]}  # 300 010 weights, twice: an upload of three parts
 LOST = ("drop_before_training", "drop_before_sending", "drop_during_upload")
+MASKED = {"protocol": "secagg", "clip": 4.0, "colluding": 0.25}
 
 
 def planned(kind: str, client: int = 1, round: int = 2, **more: Any) -> dict[str, Any]:
@@ -219,13 +220,20 @@ def test_a_recorded_run_is_replayed_bit_for_bit(tmp_path: Path, method: str) -> 
     assert again.faults() == []
 
 
-def test_a_record_that_is_too_short_or_of_other_clients_is_refused(tmp_path: Path) -> None:
+def test_a_record_that_is_too_short_or_of_other_clients_or_rounds_is_refused(
+    tmp_path: Path,
+) -> None:
     first = run(tmp_path / "recorded", algorithm="fedavg", rounds=1)
-    for changes, words in (
-        ({"rounds": 2}, "has 1 rounds, this run asks for 2"),
-        ({"rounds": 1, "participation": 0.5}, "asked clients [0, 1, 2, 3]"),
+    for name, changes, words in (
+        ("longer", {"rounds": 2}, "has 1 rounds, this run asks for 2"),
+        ("others", {"rounds": 1, "participation": 0.5}, "asked clients [0, 1, 2, 3]"),
+        (
+            "secagg",
+            {"rounds": 1, "privacy": {"secagg": MASKED}},
+            "its clients: 1; here it has 5",
+        ),
     ):
-        with Federation(tmp_path / words[:5], faults={"replay": str(first.path)}, **changes) as fed:
+        with Federation(tmp_path / name, faults={"replay": str(first.path)}, **changes) as fed:
             fed.server()
-            assert fed.status() == 2
+            assert fed.status() == 2, fed.output()
             assert words in fed.output()
