@@ -98,8 +98,9 @@ def check(config: Config, quiet: bool = False) -> int:
     from fednet.experiment.faults import Replay
 
     selection.cohort(config, 1)
-    world.of(config), world.links(config, 0), Replay.of(config)
+    world.of(config), world.links(config, 0)
     exp = build.build(config, None)
+    Replay.of(config, len(exp.algorithm.exchanges))
     privacy.check(exp)
     if quiet:
         return 0

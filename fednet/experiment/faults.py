@@ -227,8 +227,8 @@ class Faults:
         config: Config,
         struck: set[tuple[int, int, str]],
         note: Callable[[int, str], None],
-        usual: int = 0,
-        exchanges: int = 1,
+        usual: int,
+        exchanges: int,
     ) -> None:
         self.plan = FaultPlan.of(config, usual)
         self.replay = Replay.of(config, exchanges)

@@ -86,6 +86,8 @@ def test_what_has_struck_does_not_strike_again_and_a_lost_reply_stays_lost() -> 
         ),
         {(2, 3, "corrupt"), (2, 5, "drop_before_sending")},
         lambda round, kind: None,
+        usual=0,
+        exchanges=1,
     )
     assert faults.of(2, 0, 3) == []
     assert faults.out(2, 0, range(10)) == {5: "lost: drop_before_sending"}
