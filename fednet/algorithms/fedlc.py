@@ -8,7 +8,8 @@ f_c   logit of class c    tau  strength
 
 Where a client has no sample of class c, n_c^(-1/4) is infinite: the class leaves the softmax and
 its logit gets no gradient. `denominator: others` leaves y itself out of the sum over classes, the
-form of a pairwise margin; `all` is what public re-implementations compute.
+form of a pairwise margin; `all` is what public re-implementations compute. A client of one class
+has no other: its loss is 0 in both.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class FedLC(Algorithm):
 
     def local(self, phase, client, down, host):
         margin = margins(torch.as_tensor(host.class_counts, device=host.device), self.config.tau)
-        others = self.config.denominator == "others"
+        several = int(torch.isfinite(margin).sum()) > 1
+        others = self.config.denominator == "others" and several
         y = host.train(down.x, loss=lambda model, x, y: calibrated(model(x) - margin, y, others))
         return client, self.Up(x=y.x, run=y.run)
 

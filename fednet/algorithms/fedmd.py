@@ -16,7 +16,6 @@ to convergence with Adam. The mean over clients is uniform, as printed.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -39,6 +38,7 @@ from fednet.algorithms.base import (
     Tensors,
     kind,
 )
+from fednet.plain import part_of
 from fednet.registry import algorithm
 from fednet.tensors import Inputs
 from fednet.training.evaluation import logits
@@ -110,7 +110,7 @@ class FedMD(Algorithm):
         if payload is self.Enrolment:
             return {"samples": client.public_n * (client.sample_nbytes + LABEL_BYTES)}
         if payload in (self.Answer, self.Consensus):
-            rows = math.floor(self.config.subset * client.public_n)
+            rows = part_of(self.config.subset, client.public_n)
             return {"scores": rows * len(client.class_counts) * 4}
         return {}
 
@@ -210,5 +210,5 @@ def step(
 
 def subset(n: int, share: float, key: int, round: int) -> torch.Tensor:
     """floor(share n) of n rows, ascending: the same at every client of a round."""
-    rows = seeds.rng(key, "fedmd/subset", round).choice(n, math.floor(share * n), replace=False)
+    rows = seeds.rng(key, "fedmd/subset", round).choice(n, part_of(share, n), replace=False)
     return torch.from_numpy(rows).sort().values

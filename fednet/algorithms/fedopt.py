@@ -13,7 +13,9 @@ eta    server rate
 
 v starts at tau^2, the least that the paper allows. There is no bias correction, as in the paper.
 Delta is weighted by samples; `weighting: uniform` is as its Algorithm 2 is printed. Buffers are
-averaged and take no part.
+averaged and take no part. FedAvgM's momentum is the equation of its section 4.2; the experiments
+there take Nesterov's in its place, which is `diloco` with outer_lr 1, weighting samples and plain
+SGD.
 """
 
 from __future__ import annotations

@@ -43,6 +43,7 @@ from fednet.algorithms.base import (
     Tensors,
     Weights,
 )
+from fednet.plain import part_of
 from fednet.registry import algorithm
 from fednet.tensors import Inputs
 from fednet.training.samples import take
@@ -119,7 +120,7 @@ class FedRDS(Algorithm):
         return client.replace(x=payload.samples.x, y=payload.samples.y)
 
     def sizes(self, payload, client):
-        n = math.floor(self.config.alpha * client.public_n)
+        n = part_of(self.config.alpha, client.public_n)
         return (
             {"samples": n * (client.sample_nbytes + LABEL_BYTES)}
             if payload is self.Enrolment
@@ -165,7 +166,5 @@ def shared_rows(n: int, alpha: float, key: int, client: int) -> torch.Tensor:
     """floor(alpha n) of n rows, without replacement, ascending: client's own draw, whenever it
     joins.
     """
-    rows = seeds.rng(key, "shared/rows", client=client).choice(
-        n, math.floor(alpha * n), replace=False
-    )
+    rows = seeds.rng(key, "shared/rows", client=client).choice(n, part_of(alpha, n), replace=False)
     return torch.from_numpy(np.sort(rows))

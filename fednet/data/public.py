@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from fednet.errors import ConfigError
+from fednet.plain import part_of
 
 
 def balanced(y: np.ndarray, samples: int, rng: np.random.Generator) -> np.ndarray:
@@ -36,8 +37,7 @@ def stratified(y: np.ndarray, fraction: float, rng: np.random.Generator) -> np.n
     ties: first class.
     """
     classes, counts = np.unique(y, return_counts=True)
-    # 0.1 * 73257 and the like: a product just under a whole number
-    total = int(np.floor(fraction * len(y) + 1e-9))
+    total = part_of(fraction, len(y))
     exact = counts * total
     sizes = exact // len(y)
     missing = total - int(sizes.sum())

@@ -18,11 +18,12 @@ def noise(
     """Feature skew: what adds Gaussian noise of standard deviation sigma * client / (clients - 1)
     to a client's inputs, so that the first has none and the last sigma; None where there is none.
 
-    As in Li et al., ICDE 2022 (arXiv:2102.02079), section IV (their code's `--noise`). sigma: in
-    units of 0..1 for uint8 images (before mean and std), else of the inputs themselves; whole
-    numbers are left alone. Drawn once for each sample, not anew in each epoch: it is a property of
-    the client's data, its own test split included. What is called takes (inputs, `train` or
-    `test`).
+    The levels are those of the code of Li et al., ICDE 2022 (arXiv:2102.02079: `--noise`), whose
+    section IV calls sigma i / N a variance. sigma: in units of 0..1 for uint8 images (before mean
+    and std), else of the inputs themselves; whole numbers are left alone. Drawn once for each
+    sample, before any augmentation: it is a property of the client's data, its own test split
+    included. That code draws it anew each time that a sample is loaded, after the augmentation.
+    What is called takes (inputs, `train` or `test`).
     """
     level = sigma * client / max(1, clients - 1)
     if level == 0:

@@ -26,7 +26,7 @@ from fednet.errors import FednetError, complain
 from fednet.papers.cell import Cell
 from fednet.papers.job import Reproduction
 from fednet.papers.search import SHARE, points
-from fednet.plain import JsonDict
+from fednet.plain import JsonDict, part_of
 from fednet.sweep import marks
 from fednet.sweep.grid import Values
 from fednet.tools.costs import cost
@@ -63,9 +63,7 @@ def work(cell: Cell, samples: tuple[int, ...], public: int) -> tuple[float, floa
     """
     c = cell.config
     train, method = c["train"], c["algorithm"]
-    shared = (
-        math.floor(float(method.get("alpha", 0.5)) * public) if method["name"] == "fedrds" else 0
-    )
+    shared = part_of(float(method.get("alpha", 0.5)), public) if method["name"] == "fedrds" else 0
     have = [n + shared for n in samples]
     cuts = [math.ceil(n / int(train["batch_size"])) for n in have]
     given = train.get("steps")

@@ -20,6 +20,7 @@ import torch
 
 from fednet import seeds
 from fednet.config import Config
+from fednet.plain import part_of
 from fednet.tensors import Tensors, blockwise
 from fednet.wire.payload import P
 
@@ -29,7 +30,7 @@ STRENGTH = {"sign_flip": 1.0, "gaussian": 1.0, "alie": 1.5, "ipm": 2.0, "label_f
 
 @functools.cache
 def _drawn(seed: int, clients: int, share: float) -> frozenset[int]:
-    chosen = seeds.rng(seed, "malicious").choice(clients, int(share * clients), replace=False)
+    chosen = seeds.rng(seed, "malicious").choice(clients, part_of(share, clients), replace=False)
     return frozenset(int(c) for c in chosen)
 
 

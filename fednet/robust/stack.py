@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fednet.config import Config
+from fednet.plain import part_of
 from fednet.robust import attacks, rules
 from fednet.tensors import Sum, Tensors
 
@@ -74,7 +75,7 @@ class Stack:
     def _ruled(self, updates: torch.Tensor, config: Config) -> tuple[torch.Tensor, list[int]]:
         """(what the rule makes of the updates, the replies whose buffers count)."""
         section, m = config.aggregation, len(updates)
-        f, everyone = int(section.tolerate * m), list(range(m))
+        f, everyone = part_of(section.tolerate, m), list(range(m))
         match section.rule:
             case "mean":
                 return rules.mean(updates, self.weights), everyone

@@ -14,6 +14,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from fednet.plain import part_of
 from fednet.secagg.field import Q
 
 Protocol = Literal["secagg", "secagg+", "lightsecagg"]
@@ -72,7 +73,7 @@ class Terms:
     @property
     def private(self) -> int:
         """LightSecAgg's T: so many clients and the server learn nothing together."""
-        return math.floor(self.colluding * len(self.cohort) + 1e-9)
+        return part_of(self.colluding, len(self.cohort))
 
     # -- the ring ----------------------------------------------------------------------------------
     @cached_property

