@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import inspect
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 from fednet import registry
 from fednet.descriptors import named
@@ -27,6 +29,7 @@ class Loaded:
     sha256: str
 
 
+PREFIX = "fednet_user_"  # of the modules that the loaded files become
 _loaded: dict[str, Loaded] = {}  # by resolved path
 _tried: list[Path] = []
 
@@ -115,7 +118,7 @@ def _drop(module: str) -> None:
 
 
 def _module(path: Path, sha256: str) -> str:
-    return f"fednet_user_{path.stem}_{sha256[:12]}"
+    return f"{PREFIX}{path.stem}_{sha256[:12]}"
 
 
 def module_of(path: Path) -> str | None:
@@ -139,15 +142,36 @@ def paths() -> list[Path]:
     return list(_tried)
 
 
+def own_frames(broken: BaseException) -> Iterator[TracebackType]:
+    """Of an exception's traceback what lies in a user's own code, outermost first: in a file that
+    was loaded, in a package that offers parts, in a notebook that defined one.
+    """
+    homes, at = registry.homes(), broken.__traceback__
+    while at is not None:
+        home = str(at.tb_frame.f_globals.get("__name__")).partition(".")[0]
+        if home in homes or home.startswith(PREFIX):
+            yield at
+        at = at.tb_next
+
+
+def place(part: Callable[..., object]) -> str:
+    """Where a function or a class was written, without the file's folder."""
+    code = getattr(inspect.unwrap(part), "__code__", None)
+    if code is not None:
+        return f"{Path(code.co_filename).name}, line {code.co_firstlineno}"
+    return Path(getattr(sys.modules.get(part.__module__), "__file__", None) or part.__module__).name
+
+
 def raised(broken: BaseException, anywhere: bool = False) -> str:
-    """What an exception says, and in which line of a user's own file it arose, without the file's
+    """What an exception says, and in which line of a user's own code it arose, without the file's
     folder. anywhere: or of any file.
     """
-    at = traceback.extract_tb(broken.__traceback__)
-    files = set(map(str, _tried))
-    found = [frame for frame in at if frame.filename in files] or (at if anywhere else [])
-    where = f" ({Path(found[-1].filename).name}, line {found[-1].lineno})" if found else ""
-    return f"{type(broken).__name__}: {broken}{_meant(broken)}{where}"
+    ours = isinstance(broken, FednetError)
+    found = [(at.tb_frame.f_code.co_filename, at.tb_lineno) for at in own_frames(broken)]
+    if not found and anywhere and not ours:
+        found = [(at.filename, at.lineno or 0) for at in traceback.extract_tb(broken.__traceback__)]
+    where = f" ({Path(found[-1][0]).name}, line {found[-1][1]})" if found else ""
+    return f"{broken if ours else f'{type(broken).__name__}: {broken}{_meant(broken)}'}{where}"
 
 
 def _meant(broken: BaseException) -> str:

@@ -65,8 +65,8 @@ class Registry:
             old = self._parts.get(name)
             if old is not None and _written(old) != _written(part):
                 raise ConfigError(
-                    f"the {self.kind} {name!r} is registered twice: by {old.__module__} and by "
-                    f"{part.__module__}."
+                    f"the {self.kind} {name!r} is registered twice: in {_written(old)[0]} and in "
+                    f"{_written(part)[0]}."
                 )
             self._parts[name] = part
             return part
@@ -191,6 +191,12 @@ def of_module(module: str) -> list[str]:
             if part.__module__ == module
         }
     )
+
+
+def homes() -> set[str]:
+    """The modules, or packages, of the parts that are not fednet's own, as far as imported."""
+    parts = (part for kind in ALL.values() for part in kind._parts.values())
+    return {part.__module__.partition(".")[0] for part in parts} - {__name__.partition(".")[0]}
 
 
 def forget(module: str) -> None:

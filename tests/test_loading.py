@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,7 @@ def test_a_file_that_was_edited_is_loaded_anew(tmp_path, alone):
     load_parts([file])
     assert registry.model.get("edited-part").__doc__ == "after"
     (tmp_path / "other.py").write_text(PART.format("third"))
-    with pytest.raises(ConfigError, match="'edited-part' is registered twice"):
+    with pytest.raises(ConfigError, match=r"in \S+edited\.py and in \S+other\.py\.$"):
         load_parts([tmp_path / "other.py"])
     file.write_text("")
     load_parts([file])
@@ -178,3 +179,20 @@ def test_what_one_test_registers_is_not_there_in_the_next(tmp_path):
             load_parts([tmp_path / "left.py"])
             assert {"left-here", "left-loaded"} <= set(registry.model.names())
         assert set(registry.model.names()) == before
+
+
+def test_an_error_in_an_installed_part_is_said_with_its_line(tmp_path, monkeypatch, alone):
+    """Its file is no loaded one: the package that offers the part tells that it is the user's."""
+    (tmp_path / "offered").mkdir()
+    (tmp_path / "offered" / "__init__.py").write_text("")
+    (tmp_path / "offered" / "deep.py").write_text("def broken():\n    return {}['a']\n")
+    own = PART.replace("edited", "offered").format("mine")
+    (tmp_path / "offered" / "part.py").write_text(own)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("offered.part")
+    with pytest.raises(KeyError) as caught:
+        importlib.import_module("offered.deep").broken()
+    assert loading.raised(caught.value) == "KeyError: 'a' (deep.py, line 2)"
+    assert [at.tb_lineno for at in loading.own_frames(caught.value)] == [2]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "offered"]:
+        del sys.modules[name]

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from fednet.algorithms.host import ClientHost, ServerHost
-from fednet.algorithms.returned import first
+from fednet.algorithms.returned import first, held
 from fednet.algorithms.state import Empty, PerClient, State, model_field
 from fednet.errors import ConfigError
 from fednet.tensors import Inputs, Layout, Sum, Tensors, TwoSums, blockwise, mean
@@ -188,6 +188,7 @@ class Algorithm:
             cls.exchanges = (Exchange(cls.Down, cls.Up),)
         if "Server" in cls.__dict__:
             cls.model_field = model_field(cls.Server)
+        held(cls, Algorithm)
 
     @property
     def main_exchange(self) -> int:
@@ -214,7 +215,7 @@ class Algorithm:
     # -- state -------------------------------------------------------------------------------------
     def init_server(self, x: Tensors) -> State:
         """x: the shared part of the initial model."""
-        return self.Server(**{self._field(self.model_field, "Server"): x})
+        return first(self.Server, "init_server", **{self._field(self.model_field, "Server"): x})
 
     def prepare(self, server: OwnState, host: ServerHost) -> State:
         """What the server does once, before round 1 and not again after a resume: its state to

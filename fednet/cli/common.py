@@ -9,7 +9,6 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence, Set
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fednet import places
@@ -307,18 +306,15 @@ def _own_frames(error: BaseException) -> bool:
     """
     from fednet import loading
 
-    files = {str(path) for path in loading.paths()}
     seen: BaseException | None = error
     while seen is not None:
-        at: TracebackType | None = seen.__traceback__
-        while at is not None:
-            if (file := at.tb_frame.f_code.co_filename) in files:
-                text = [f'  File "{file}", line {at.tb_lineno}\n']
-                if not isinstance(seen, FednetError):
-                    text = traceback.format_exception(type(seen), seen, at, chain=False)
-                complain("".join(text), whole=True)
-                return True
-            at = at.tb_next
+        at = next(loading.own_frames(seen), None)
+        if at is not None:
+            text = [f'  File "{at.tb_frame.f_code.co_filename}", line {at.tb_lineno}\n']
+            if not isinstance(seen, FednetError):
+                text = traceback.format_exception(type(seen), seen, at, chain=False)
+            complain("".join(text), whole=True)
+            return True
         seen = seen.__cause__
     return False
 

@@ -8,14 +8,17 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 
-from fednet.algorithms.base import Payload, Tensors
+from fednet.algorithms.base import Algorithm, Payload, Tensors
+from fednet.algorithms.returned import WrongPart
 from fednet.experiment.build import Experiment
 from fednet.experiment.judging import JUDGED, GlobalModel, Judgement
 from fednet.experiment.store import ClientStore, Record
+from fednet.loading import place
 from fednet.training.evaluation import Counts
 from fednet.training.hosts import SiteHost
 from fednet.training.setting import Pair
 from fednet.wire import messages as m
+from fednet.wire.payload import weights_of
 
 
 class ClientJudge:
@@ -121,6 +124,26 @@ class ClientJudge:
             if found is not None and found.table.shape[1]:
                 counts[row, :, : found.table.shape[1]], losses[row] = found.table, found.loss
         return Judgement(counts=torch.from_numpy(counts), losses=torch.from_numpy(losses))  # type: ignore[call-arg]
+
+
+def came_to(method: Algorithm, up: Payload, host: SiteHost, wanted: bool) -> None:
+    """Where the training came to, which a loop of the method's own says by what it sends. wanted:
+    the client is judged by it. Raises WrongPart where nobody knows it.
+    """
+    if host.trained is not None:
+        return
+    sent = weights_of(up)
+    if sent is not None and sent.layout == host.layout:
+        host.trained = sent.to(host.device)
+        return
+    changed = [name for name in up.fields if isinstance(getattr(up, name), Tensors)]
+    if wanted and changed and type(method).personal is Algorithm.personal:
+        raise WrongPart(
+            f"local of {type(method).__name__} ({place(type(method).local)}) sends {changed[0]}, "
+            f"not the whole model, and did not train by host.train: nobody knows the client's "
+            f"model, by which it is judged. Set host.trained = fednet.Tensors.of(module), or "
+            f"evaluate.keep_local: never"
+        )
 
 
 def filled(experiment: Experiment, record: Record) -> Tensors:

@@ -184,7 +184,7 @@ class TaskWork:
         except FednetError as broken:
             lacks = isinstance(broken, LeftRound if self._inline else (LeftRound, StateAbsent))
             base = isinstance(broken, BaseAbsent)
-            self._failed(given, str(broken), lacks=lacks or base, base=base)
+            self._failed(given, raised(broken), lacks=lacks or base, base=base)
             if base:
                 log.warning("client %d in round %d: %s", key.client, key.round, broken)
             elif lacks:

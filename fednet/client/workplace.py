@@ -16,12 +16,12 @@ import msgspec
 import torch
 
 from fednet import seeds
-from fednet.algorithms.returned import answered, finite
+from fednet.algorithms.returned import finite
 from fednet.algorithms.secure import Secure
 from fednet.algorithms.state import State
 from fednet.client.book import Answers
 from fednet.client.device import Device
-from fednet.client.judging import ClientJudge, filled
+from fednet.client.judging import ClientJudge, came_to, filled
 from fednet.client.policy import Policy
 from fednet.client.secrets import Secrets
 from fednet.client.work import TaskCancelled
@@ -236,8 +236,7 @@ class Workplace:
                 f"a client in a round; expected at most {m.REPORTS}."
             )
         allowed = self.policy.allow
-        lets_out = allowed is None or "statistics" in allowed
-        return {n: float(v) for n, v in host.reported.items()} if lets_out else {}
+        return host.reported if allowed is None or "statistics" in allowed else {}
 
     def _train(
         self,
@@ -253,7 +252,9 @@ class Workplace:
         state, down = self._received(task, body, record, host, past)
         x, host.secrets = weights_of(down), self._secrets
         progress("training", 0, 0)
-        state, up = answered(method, method.local(key.phase, state, down, host), host)
+        state, up = method.local(key.phase, state, down, host)
+        main = key.phase == method.main_exchange
+        came_to(method, up, host, wanted=main and self.keeps_local)
         up = self._as_sent(up, x, key)
         finite(up, exp.up.exempt)
         if exp.config.privacy.clip is not None:
@@ -264,7 +265,6 @@ class Workplace:
             up = method.masked(key.phase, up, down, x, host)
         progress("encoding", 0, 0)
         encoded = self._encoded(key, up, x, past)
-        main = key.phase == method.main_exchange
         if method.in_memory and not main:
             return [_answer(key, encoded)]
         answers = []

@@ -19,6 +19,7 @@ from fednet.data.base import Data, said_of
 from fednet.data.federation import Federation
 from fednet.data.options import call, mapping
 from fednet.errors import ConfigError, DataError
+from fednet.loading import place
 from fednet.options import takes
 from fednet.plain import JsonDict
 from fednet.registry import partitioner
@@ -125,6 +126,11 @@ def _partition(
         "pool": pool,
     }
     made = call(part, given, options, "data.partition")
+    if not isinstance(made, (list, tuple, np.ndarray)) or any(np.ndim(one) != 1 for one in made):
+        raise DataError(
+            f"{where}: its function ({place(part)}) returned {type(made).__name__}, expected a "
+            f"list of one array of indices for each client."
+        )
     if len(made) != clients:
         raise DataError(f"{where}: {len(made)} parts for {clients} clients.")
     everything = np.concatenate([np.asarray(m, dtype=np.int64) for m in made])

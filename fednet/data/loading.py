@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fednet import loading
 from fednet.data.augment import check
 from fednet.data.base import Data
 from fednet.data.cache import home
@@ -46,8 +47,8 @@ def made(name: str, given: JsonDict, root: Path, download: bool, seed: int) -> D
     data = call(part, {"root": root, "download": download, "seed": seed}, given, "data")
     if not isinstance(data, Data):
         raise DataError(
-            f"dataset {name!r}: {part.__qualname__} returned {type(data).__name__}, expected "
-            f"fednet.Data."
+            f"dataset {name!r}: {part.__qualname__} ({loading.place(part)}) returned "
+            f"{type(data).__name__}, expected fednet.Data."
         )
     return data
 

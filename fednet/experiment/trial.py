@@ -22,6 +22,7 @@ from fednet.data.base import named, said_of
 from fednet.errors import ConfigError, DataError, FednetError
 from fednet.experiment.judging import asked
 from fednet.files import digest
+from fednet.loading import place
 from fednet.tensors import Inputs, Layout
 from fednet.training.samples import FEW, length, piece
 from fednet.training.scratch import replaced, unmoved
@@ -78,7 +79,7 @@ def fits(config: Config, algorithm: Algorithm, module: nn.Module, task: Task, da
     shown = f"model {config.model.name}"
     x, raw = data.inputs(x), x
     module.train(length(x) > 1)  # BatchNorm refuses to train on one sample
-    batch = f"{length(x)} training samples ({_form(x)})"
+    batch = f"{length(x)} training samples ({_forms(x)})"
     asked = [(f"{shown}: it fails for {batch}", Algorithm.outputs)]
     if type(algorithm).outputs is not Algorithm.outputs:
         asked.append(
@@ -100,8 +101,9 @@ def fits(config: Config, algorithm: Algorithm, module: nn.Module, task: Task, da
             except Exception as broken:
                 raise ConfigError(f"{what}: {_said(broken)}{_hint(x)}") from broken
             _loss(shown, task, config.task, out, y)
+    counts = scored(config.task, task, out, y)
     if data.classes is not None and config.task == "classification":
-        _wide(shown, task, out, y, data.classes)
+        _wide(shown, counts, data.classes)
     for name, p in module.named_parameters():
         before, at = held.get(name, (None, 0))
         if before is not p or p.data_ptr() != at:
@@ -151,7 +153,6 @@ OWN_MOMENTUM = (
     "fedadagrad",
     "fedcm",
     "fedsmu",
-    "diloco",
 )
 
 
@@ -217,13 +218,18 @@ def _loss(shown: str, task: Task, name: str, out: object, y: torch.Tensor) -> No
     forms = f"outputs of shape {tuple(out.shape)} and targets of shape {tuple(y.shape)}"
     try:
         loss = task.loss(out, y)
-        loss.backward()
     except FednetError:
         raise
     except Exception as broken:
         raise ConfigError(
             f"task {name}: its loss fails for {forms}, {y.dtype}: {_said(broken)}"
         ) from broken
+    if not isinstance(loss, torch.Tensor) or loss.ndim or not loss.requires_grad:
+        raise ConfigError(
+            f"task {name}: loss ({place(task.loss)}) gave {_form(loss)}, expected a scalar with a "
+            f"graph, the mean over the samples."
+        )
+    loss.backward()
     if not math.isfinite(float(loss.detach())):
         raise ConfigError(
             f"{shown}: its loss is {float(loss.detach())} before any training; look at its "
@@ -231,8 +237,23 @@ def _loss(shown: str, task: Task, name: str, out: object, y: torch.Tensor) -> No
         )
 
 
-def _wide(shown: str, task: Task, out: torch.Tensor, y: torch.Tensor, classes: int) -> None:
-    width = task.counts(out.detach(), y).shape[1]
+def scored(name: str, task: Task, out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The task's counts of a batch. Raises ConfigError where they are none."""
+    counts = task.counts(out.detach(), y)
+    if not (
+        isinstance(counts, torch.Tensor)
+        and counts.dtype == torch.int64
+        and (counts.ndim, *counts.shape[:1]) == (2, 2)
+    ):
+        raise ConfigError(
+            f"task {name}: counts ({place(task.counts)}) gave {_form(counts)}, expected (2, C) of "
+            f"int64, correct and total by class, so that sums are exact."
+        )
+    return counts
+
+
+def _wide(shown: str, counts: torch.Tensor, classes: int) -> None:
+    width = counts.shape[1]
     if width < classes:
         raise ConfigError(
             f"{shown}: it gives {width} outputs for {classes} classes; its last layer needs as "
@@ -245,7 +266,13 @@ def _said(broken: Exception) -> str:
     return f"{type(broken).__name__}: {lines[0].rstrip('.')}."
 
 
-def _form(x: Inputs) -> str:
+def _form(value: object) -> str:
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
+
+
+def _forms(x: Inputs) -> str:
     return ", ".join(
         f"{name + ': ' if name else ''}{str(part.dtype).removeprefix('torch.')} of shape "
         f"{tuple(part.shape[1:])}"

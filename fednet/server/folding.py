@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from fednet.algorithms.base import Run, Samples, Tensors
-from fednet.algorithms.returned import stated
+from fednet.algorithms.returned import WrongPart
 from fednet.algorithms.staleness import rebased
 from fednet.algorithms.state import State
 from fednet.errors import FednetError, RemoteProtocolError, RoundVoid, no_memory
@@ -146,7 +146,7 @@ class Folding:
         if not method.weighs_staleness:
             now = method.shared_model(self.server)
             up = rebased(up, sent, now, self.host.staleness)
-        fold = stated(method, "fold", "Fold", method.fold(fold, self.server, client, up, self.host))
+        fold = method.fold(fold, self.server, client, up, self.host)
         self._keep(client, up)
         return fold
 
@@ -207,7 +207,6 @@ class Folding:
             section = self.experiment.config.privacy
             fold = privacy.noised(fold, section, self._noise, self.phase.round)
         after = self.method.finish(fold, self.server, clients, self.host)
-        after = stated(self.method, "finish", "Server", after)
         x, shared = self.method.shared_model(after), self.experiment.shared
         if x is not None and x.layout != shared and x.layout == shared.parameters:
             return self.method.with_model(after, x.with_buffers(self._fill))
@@ -339,7 +338,8 @@ def _theirs(broken: Exception) -> str:
     memory, its state) is raised again.
     """
     own = isinstance(broken, (OSError, torch.OutOfMemoryError)) or no_memory(broken)
-    fednets = isinstance(broken, FednetError) and not isinstance(broken, RemoteProtocolError)
+    brought = RemoteProtocolError, WrongPart
+    fednets = isinstance(broken, FednetError) and not isinstance(broken, brought)
     if own or fednets:
         raise broken
     return raised(broken, anywhere=True)

@@ -202,8 +202,10 @@ def compressor(name: str) -> Iterator[str]:
 def task(name: str) -> Iterator[str]:
     import torch
 
+    from fednet.experiment.trial import scored
+
     made = registry.task.get(name)()
-    for method in ("loss", "losses", "counts", "accuracy"):
+    for method in ("loss", "losses", "counts"):
         must(callable(getattr(made, method, None)), f"{name}: expected the method {method}.")
     classes = torch.eye(4, requires_grad=True), torch.arange(4)
     values = torch.linspace(0, 1, 4, requires_grad=True), torch.linspace(0, 1, 4)
@@ -216,20 +218,16 @@ def task(name: str) -> Iterator[str]:
             loss.ndim == 0 and loss.requires_grad,
             f"{name}: loss gave {tuple(loss.shape)}, expected a scalar with a graph.",
         )
-        counts = made.counts(outputs, y)
-        must(
-            counts.dtype == torch.int64,
-            f"{name}: counts are {counts.dtype}, expected int64, so that sums are exact.",
+        counts = scored(name, made, outputs, y)
+        found = (
+            f"loss {loss.item():.4f}, accuracy {int(counts[0].sum()) / int(counts[1].sum()):.4f}"
         )
-        must(
-            0 <= made.accuracy(counts) <= 1,
-            f"{name}: accuracy gave {made.accuracy(counts)}, expected 0..1.",
-        )
-        found = f"loss {loss.item():.4f}, accuracy {made.accuracy(counts):.4f}"
         yield f"{found} on four easy samples"
+        if hasattr(made, "accuracy"):
+            yield "NOTE: accuracy() is not asked: it is correct over total of counts, everywhere"
         return
     # neither about classes nor about values: its own shapes are not ours to guess
-    yield "has loss, losses, counts and accuracy"
+    yield "has loss, losses and counts"
 
 
 def built_of(make: Callable[[], T], what: str, kind: str = "") -> T:

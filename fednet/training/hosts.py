@@ -228,7 +228,7 @@ class SiteHost:
         return seeds.rng(self.setting.config.seed, purpose, self.round, self.client_id)
 
     def report(self, **values: float) -> None:
-        self.reported.update(values)
+        self.reported.update({name: float(value) for name, value in values.items()})
 
 
 class ServerHost:

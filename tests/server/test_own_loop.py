@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import fednet
+from fednet.errors import CannotGoOn
 from tests.rooms import lines, run
 
 
@@ -53,8 +54,16 @@ def test_a_training_loop_of_a_methods_own_is_judged_by_what_came_of_it(tmp_path,
             return self.Fold(x=fold.x.add(x, up.run.n))
 
     here = {"clients": 1, "algorithm": "own_loop", "evaluate": {"clients": "auto"}}
+    if sends == "nothing":  # the run's last accuracy of it was the global model's
+        line = Loop.local.__wrapped__.__code__.co_firstlineno
+        said = rf"local of Loop \(test_own_loop\.py, line {line}\) sends dx, not the whole"
+        with pytest.raises(CannotGoOn, match=said):
+            run(tmp_path, **here)
+        here["evaluate"]["keep_local"] = "never"
+        path = run(tmp_path, **here, name="never")
+        assert not any(row.get("accuracy_personal") for row in lines(path / "clients.jsonl"))
+        return
     rows = lines(run(tmp_path, **here) / "clients.jsonl")
     first, second = [row for row in rows if not row.get("final")]
     assert first["accuracy_received"] != second["accuracy_received"]
-    mine = None if sends == "nothing" else second["accuracy_received"]
-    assert first["accuracy_personal"] == mine
+    assert first["accuracy_personal"] == second["accuracy_received"]

@@ -109,6 +109,40 @@ def test_a_task_about_values_is_tried_on_values(checked):
     assert easy in checked(text, "chk_degrees.py")
 
 
+OWN_TASK = """
+import fednet
+from fednet.training.tasks.classification import Classification
+
+@fednet.task("chk-task")
+class Own(Classification):
+    def {}:
+        {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "body", "said"),
+    [
+        ("loss(self, outputs, y)", "pass", r"gave NoneType, expected a scalar with a graph"),
+        ("loss(self, outputs, y)", "return self.losses(outputs, y)", r"gave float32 of shape \(2,"),
+        ("counts(self, outputs, y)", "pass", r"gave NoneType, expected \(2, C\) of int64"),
+        ("counts(self, outputs, y)", "return super().counts(outputs, y) / 2", r"gave float32 of"),
+    ],
+)
+def test_what_a_task_gives_is_held_before_anything_starts(tmp_path, capsys, function, body, said):
+    """No counts were an accuracy of 0, and half counts a run whose own lines could not be read."""
+    (tmp_path / "own.py").write_text(OWN_TASK.format(function, body))
+    name = function.partition("(")[0]
+    own = ["--load", str(tmp_path / "own.py"), "--set", "task=chk-task"]
+    assert main(["run", "--check", *own, "--out", str(tmp_path)]) == 2
+    assert re.search(rf"task chk-task: {name} \(own\.py, line 7\) {said}", capsys.readouterr().err)
+
+
+def test_an_accuracy_of_a_tasks_own_is_said_not_to_be_asked(checked):
+    text = OWN_TASK.replace("chk-task", "chk-acc").format("accuracy(self, counts)", "return 0.5")
+    assert any("accuracy() is not asked" in line for line in checked(text, "chk_acc.py"))
+
+
 def test_a_plain_module_passes_with_what_it_cannot_be_used_for(checked):
     text = (
         'import fednet, math\nfrom torch import nn\n@fednet.model("chk-headless")\ndef '
@@ -304,7 +338,7 @@ def test_a_reply_that_is_refused_is_named_rather_than_the_loss_that_it_leaves(ch
 
 
 UP = "return client, self.Up(dy=done.x - down.x, run=done.run)"
-LOCAL = "TypeError: local of Fresh returned "
+LOCAL = r"local of Fresh \(fresh\.py, line 52\) returned "
 
 
 @pytest.mark.parametrize(
@@ -312,7 +346,7 @@ LOCAL = "TypeError: local of Fresh returned "
     [
         ("self.config.mu", "self.config.nu", r"no attribute 'nu' \(fresh\.py, line 54\)"),
         ("self.Up(dy=", "self.Up(dx=", r"argument 'dx' \(fresh\.py, line 55\)"),
-        (UP, "return self.Up(dy=done.x - down.x, run=done.run)", LOCAL + r"\(Up\), expected"),
+        (UP, "return self.Up(dy=done.x - down.x, run=done.run)", LOCAL + "Up, expected"),
         (UP, UP.replace("return ", "return None, "), LOCAL + r"\(NoneType, Empty, Up\)"),
         (UP, UP.replace("client,", "down,"), LOCAL + r"\(Down, Up\), expected the client's next"),
         (
@@ -330,17 +364,32 @@ LOCAL = "TypeError: local of Fresh returned "
         (
             "return self.Fold(dy=fold",
             "self.Fold(dy=fold",
-            r"fold of Fresh returned NoneType",
+            r"fold of Fresh \(fresh\.py, line 60\) returned NoneType, expected Fold\(\.\.\.\);",
         ),
         (
             "return self.Server(x=",
             "self.Server(x=",
-            r"finish of Fresh returned NoneType",
+            r"finish of Fresh \(fresh\.py, line 64\) returned NoneType, expected Server\(",
         ),
         (
             "return self.Server(x=server.x +",
             "return (server.x +",
             r"returned Tensors, expected Server",
+        ),
+        (
+            "return self.Down(x=",
+            "self.Down(x=",
+            r"check: broadcast of Fresh \(fresh\.py, line 49\) returned NoneType, expected the",
+        ),
+        (
+            "def local(self, phase, client",
+            "def local(self, client",
+            r"local of Fresh \(fresh\.py, line 52\) takes \(self, client, down, host\), exp",
+        ),
+        (
+            "done = host",
+            'host.report(a="b")\n        done = host',
+            r"float: 'b' \(fresh\.py, line 54\)",
         ),
         (
             "NonNegative = 0.01",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import numpy as np
 import torch
 
 
@@ -25,9 +24,7 @@ class Task(Protocol):
         ...
 
     def counts(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """(2, C) int64: correct and total, by class where there are classes."""
-        ...
-
-    def accuracy(self, counts: torch.Tensor | np.ndarray) -> float:
-        """The accuracy that summed counts give, in 0..1; 0 where there is nothing to judge."""
+        """(2, C) int64: correct and total, by class where there are classes. Accuracy is their
+        sums' quotient, everywhere.
+        """
         ...

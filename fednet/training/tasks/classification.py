@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -59,13 +58,6 @@ class Classification:
             )
         axis = axes[0] if len(axes) == 1 else self.class_axis
         return outputs if axis == -1 else outputs.movedim(1, -1)
-
-    def accuracy(self, counts: torch.Tensor | np.ndarray) -> float:
-        """Correct over total, in 0..1; 0 where there is nothing to judge. counts: (2, C), a tensor
-        or an array.
-        """
-        correct, total = int(counts[0].sum()), int(counts[1].sum())
-        return correct / total if total else 0.0
 
 
 def possible_axes(outputs: torch.Tensor, y: torch.Tensor) -> list[int]:

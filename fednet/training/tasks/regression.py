@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from fednet.errors import ConfigError
@@ -39,11 +38,6 @@ class Regression:
         return torch.stack([near.sum(), near.new_tensor(near.numel(), dtype=torch.int64)]).view(
             2, 1
         )
-
-    def accuracy(self, counts: torch.Tensor | np.ndarray) -> float:
-        """Share of values within tolerance, in 0..1; 0 where there is nothing to judge."""
-        near, total = int(counts[0].sum()), int(counts[1].sum())
-        return near / total if total else 0.0
 
     @staticmethod
     def _like(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
