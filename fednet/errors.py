@@ -23,7 +23,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import IO
 
 NO_MEMORY = ("failed to map segment", "cannot allocate memory", "can't allocate memory")
@@ -208,6 +208,20 @@ def complain(text: str, whole: bool = False) -> None:
         print(text.rstrip("\n") if whole else shortened(text), file=sys.stderr, flush=True)
     except OSError:
         nowhere(sys.stderr)
+
+
+def speaker(quiet: bool) -> Callable[[str], None]:
+    """What writes a line on stdout about work that goes on, whether anybody is left to read it or
+    not.
+    """
+
+    def say(line: str) -> None:
+        try:
+            print(line, flush=True)
+        except OSError:  # a pipe whose reader has gone, a terminal that was closed, a full disk
+            nowhere(sys.stdout)
+
+    return (lambda line: None) if quiet else say
 
 
 def nowhere(stream: IO[str]) -> None:

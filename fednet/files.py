@@ -76,42 +76,45 @@ def write_aside(
     """Written aside, then renamed: a reader sees the old or the new file, never half of one. mode:
     of the new file, from its first byte on. fsync: it is there after a power cut too.
     """
-    _aside(path, data, mode, fsync, lambda aside: appear(aside, path, fsync))
+    with unfinished(path) as aside:
+        _fill(aside, path, data, mode, fsync)
+        appear(aside, path, fsync)
 
 
 def write_first(path: Path, data: Buffer | str, mode: int | None = None) -> bool:
-    """Does what `write_aside` does, but of several processes that write it the first one's stays.
-    Returns whether this one was.
-    """
+    """`write_aside`, but of several that write it the first one's stays. Returns whether it was."""
     try:
-        _aside(path, data, mode, False, lambda aside: os.link(aside, path))
+        with unfinished(path) as aside:
+            _fill(aside, path, data, mode, False)
+            os.link(aside, path)
     except FileExistsError:
         return False
-    aside_of(path).unlink()
+    aside.unlink()
     return True
 
 
-def _aside(
-    path: Path, data: Buffer | str, mode: int | None, fsync: bool, put: Callable[[Path], None]
-) -> None:
-    aside, flags = aside_of(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+@contextlib.contextmanager
+def unfinished(path: Path) -> Iterator[Path]:
+    """The file aside. Nothing stays of what an error or a signal ends before it appears."""
+    aside = aside_of(path)
     try:
-        if mode is not None:  # what a process of that id left would keep its own
-            aside.unlink(missing_ok=True)
-        file = opened(aside, flags, 0o666 if mode is None else mode)
-        try:
-            if mode is not None:
-                os.fchmod(file, mode)  # whatever this process masks
-            write_all(file, data.encode() if isinstance(data, str) else data)
-            if fsync:
-                synced(file, path)
-        finally:
-            os.close(file)
-        put(aside)
-    except OSError:
+        yield aside
+    except BaseException:
         with contextlib.suppress(OSError):
             aside.unlink(missing_ok=True)
         raise
+
+
+def _fill(aside: Path, path: Path, data: Buffer | str, mode: int | None, fsync: bool) -> None:
+    if mode is not None:  # what a process of that id left would keep its own
+        aside.unlink(missing_ok=True)
+    new = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with open(opened(aside, new, 0o666 if mode is None else mode), "wb", buffering=0) as file:
+        if mode is not None:
+            os.fchmod(file.fileno(), mode)  # whatever this process masks
+        write_all(file.fileno(), data.encode() if isinstance(data, str) else data)
+        if fsync:
+            synced(file.fileno(), path)
 
 
 def clear_asides(folder: Path) -> None:

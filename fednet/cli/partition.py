@@ -7,6 +7,7 @@ import json
 
 from fednet.cli import values
 from fednet.cli.common import CONFIG, configured, everywhere, table
+from fednet.files import write_aside
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -50,5 +51,5 @@ def run(args: argparse.Namespace) -> int:
             "test": [test.tolist() for test in federation.tests],
             "sha256": [federation.sha256(i) for i in range(config.clients)],
         }
-        args.export.write_text(json.dumps(made), encoding="utf-8")
+        write_aside(args.export, json.dumps(made))
     return 0

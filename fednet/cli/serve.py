@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from fednet.cli.common import data_argument, device_argument, path_argument
-from fednet.errors import ConfigError
+from fednet.errors import ConfigError, speaker
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     words += ["--insecure"] if args.insecure else []
     words += ["--keys", str(args.keys), "--set", "security.curve=true"] if args.keys else []
     words += ["--data", str(args.data)] if args.data else []
-    say = (lambda text: None) if args.quiet else (lambda text: print(text, flush=True))
+    say = speaker(args.quiet)
     queue = Queue(args.dir)
     with taken_back(args.dir):
         writable(args.dir, "DIR")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from fednet import config as configuration
 from fednet.cli import values
 from fednet.cli.common import device_argument, everywhere
-from fednet.errors import ConfigError
+from fednet.errors import ConfigError, speaker
 
 if TYPE_CHECKING:
     from fednet.sweep.grid import Sweep
@@ -84,19 +84,15 @@ def run(args: argparse.Namespace) -> int:
         sweep.check(made, args.load, args.set)  # what `run` would refuse
         print(running.plan(made, args.out, args.cell))
         return 0
-    done = worked(made, args)
-    if not args.quiet:
-        for path in done.done:
-            print(path)
+    done, say = worked(made, args), speaker(args.quiet)
+    for path in done.done:
+        say(str(path))
     if done.done and configuration.load(made.base, args.set, args.load).report:
         from fednet.report import open_run, page
 
-        if not args.quiet:
-            print("drawing one page over all cells", flush=True)
+        say("drawing one page over all cells")
         runs = [open_run(path) for path in done.done]
-        written = page.write(runs, running.home(made, args.out) / "report.html")
-        if not args.quiet:
-            print(written, flush=True)
+        say(str(page.write(runs, running.home(made, args.out) / "report.html")))
     return 0
 
 
@@ -112,7 +108,7 @@ def worked(made: Sweep, args: argparse.Namespace) -> Outcome:
         *(["--in-process"] if args.in_process else []),
         *(["--quiet"] if args.quiet else []),
     ]
-    say = (lambda text: None) if args.quiet else (lambda text: print(text, flush=True))
+    say = speaker(args.quiet)
     done = running.run(
         made,
         args.out,

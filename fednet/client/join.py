@@ -22,7 +22,7 @@ from fednet.client.loop import ClientLoop, given_up
 from fednet.client.policy import Policy
 from fednet.client.prepare import Explained, Explainer, Preparer
 from fednet.client.slots import MOST, Slots, card_of
-from fednet.errors import CannotGoOn, ConfigError, complain, why
+from fednet.errors import CannotGoOn, ConfigError, complain, speaker, why
 from fednet.experiment import determinism
 from fednet.experiment.lock import StatesHold
 from fednet.files import read_record
@@ -98,7 +98,7 @@ def main(options: Options) -> int:
     capacity.keep_freed()
     determinism.settle()
     devices = place(options.device)
-    say = (lambda line: None) if options.quiet else (lambda line: print(line, flush=True))
+    say = speaker(options.quiet)
     address, pair = _server(options, say)
     states = StatesHold(options.launched.group)
     loop = ClientLoop(

@@ -27,7 +27,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 import torch
 
-from fednet.files import aside_of, clear_asides
+from fednet.files import appear, clear_asides, unfinished
 from fednet.pages import copy_on_write
 
 log = logging.getLogger(__name__)
@@ -85,17 +85,14 @@ def _kept(file: Path) -> torch.Tensor | None:
 
 def _write(file: Path, shape: tuple[int, ...], dtype: str, blocks: Iterable[np.ndarray]) -> None:
     """The file appears when it is whole."""
-    aside = aside_of(file)
-    try:
+    with unfinished(file) as aside:
         with aside.open("wb") as out:
             np.lib.format.write_array_header_1_0(
                 out, {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
             )
             for block in blocks:
                 out.write(np.ascontiguousarray(block, dtype).data)
-        aside.replace(file)
-    finally:
-        aside.unlink(missing_ok=True)
+        appear(aside, file)
 
 
 def gathered(shape: tuple[int, ...], dtype: str, blocks: Iterable[np.ndarray]) -> np.ndarray:

@@ -15,7 +15,7 @@ import contextlib
 from pathlib import Path
 
 from fednet import loading, papers
-from fednet.errors import ConfigError, complain
+from fednet.errors import ConfigError, complain, speaker
 from fednet.experiment.rundir import taken_back, writable
 from fednet.files import write_aside
 from fednet.papers.forecast import forecast
@@ -67,7 +67,7 @@ def main(asked: Request) -> int:
 
 def _run(job: Reproduction, asked: Request) -> int:
     """The runs that are not done yet, then the table of all of them."""
-    say = (lambda text: None) if asked.quiet else (lambda text: print(text, flush=True))
+    say = speaker(asked.quiet)
     if job.scale == "mini":
         say(SAID[0].upper() + SAID[1:])
     if asked.search:
@@ -101,9 +101,9 @@ def _run(job: Reproduction, asked: Request) -> int:
             f"{len(failed)} of these runs failed, and are left at that; to have one tried again, "
             f"remove its mark: {failed[0].books / failed[0].name}.failed"
         )
-    if written and not asked.quiet:
-        print((asked.out / f"{job.stem}.txt").read_text(encoding="utf-8"))
-        print("\n".join(str(p) for p in written))
+    if written:
+        say((asked.out / f"{job.stem}.txt").read_text(encoding="utf-8"))
+        say("\n".join(str(p) for p in written))
     if asked.results is not None:
         deposit(job, asked.out, asked.results)
         say(str(write(asked.results)))

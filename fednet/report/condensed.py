@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from fednet.descriptors import named
-from fednet.report.drawing.canvas import TIMELESS, canvas
+from fednet.report.drawing.canvas import canvas, saved
 
 if TYPE_CHECKING:
     import torch  # a page of a run without such images is made without it
@@ -70,8 +70,7 @@ def grid(
             axis.set_xlabel("client")
             axis.tick_params(length=0)
             axis.spines[:].set_visible(False)
-        figure.savefig(path, metadata=TIMELESS.get(Path(path).suffix), dpi=150)
-    return Path(path)
+        return saved(figure, Path(path), dpi=150)
 
 
 def mosaic(images_by_client: ByClient, class_means: torch.Tensor) -> np.ndarray:

@@ -227,6 +227,7 @@ class ServerIO:
 
     def _tick(self, now: float) -> None:
         """Time passes: less often where there are so many clients that each look takes long."""
+        began = time.thread_time()
         self._do(self.protocol.tick(now))
         self._log.write_counts()
         if now - self._booked >= QUIET_S:
@@ -237,8 +238,8 @@ class ServerIO:
         if now >= self._shown_at:
             self.snapshot["waiting"] = self.protocol.waiting(time.time() - now)
             self.snapshot["arrived"] = self.protocol.arrived()
-            self._shown_at = now + pause(SNAPSHOT_S, self._now() - now)
-        self._tick_at = now + pause(TICK_S, self._now() - now)
+            self._shown_at = now + pause(SNAPSHOT_S, began)
+        self._tick_at = now + pause(TICK_S, began)
 
     def book_round(self, round: int) -> None:
         """Heartbeats: one line a worker and round."""

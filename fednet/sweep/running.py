@@ -168,7 +168,7 @@ def _settle(books: Path, one: Running, status: int, sha256: str) -> None:
     if status == 0:
         write_aside(books / f"{one.cell.name}.done", sha256 + "\n")
     elif not one.stopped(status):
-        bad.write_text(f"{status}\n", encoding="utf-8")
+        write_aside(bad, f"{status}\n")
 
 
 class Running:

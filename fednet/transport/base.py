@@ -8,6 +8,7 @@ thread that calls `poll` and `send`; only `wake` may be called from another. Not
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -25,9 +26,12 @@ LOOKS = 40
 """A look at all connections, or all clients, takes no more than one part in so many of the time."""
 
 
-def pause(every_s: float, took_s: float) -> float:
-    """Seconds to the next such look: the more there are to look at, the more seldom it is taken."""
-    return max(every_s, LOOKS * took_s)
+def pause(every_s: float, began: float) -> float:
+    """Seconds to the next such look, after one that began at that `time.thread_time()`: the more
+    there are to look at, the more seldom it is taken. What it waited for, such as a disk, is no
+    looking.
+    """
+    return max(every_s, LOOKS * (time.thread_time() - began))
 
 
 def reached_at(address: str, host: str) -> str:

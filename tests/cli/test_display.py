@@ -10,6 +10,7 @@ from rich.console import Console
 
 from fednet.cli import words
 from fednet.cli.display import Display, PlainConsole
+from fednet.errors import speaker
 
 RECORD = {
     "round": 3,
@@ -76,6 +77,16 @@ def test_a_run_goes_on_where_nobody_takes_what_it_shows(monkeypatch, number):
         with Display(console=PlainConsole(file=Gone(), force_terminal=terminal)) as shown:
             shown.note("hello")
             shown.round_done(RECORD)
+
+
+def test_work_goes_on_when_nobody_is_left_to_read_what_it_says(monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        say = speaker(quiet=False)
+        say("one")
+        say("two")
 
 
 def test_names_in_brackets_are_text_and_not_markup():

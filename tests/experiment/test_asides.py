@@ -114,6 +114,19 @@ def test_a_run_is_cleared_with_the_folders_that_its_server_writes(tmp_path: Path
     assert left(tmp_path) == left(tmp_path / "mine") != []
 
 
+def test_what_a_signal_breaks_off_leaves_nothing_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "a").write_text("old")
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_aside(tmp_path / "a", "new")
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("a", "old")]
+
+
 def test_of_several_that_write_a_file_first_one_stays(tmp_path: Path) -> None:
     path = tmp_path / "a"
     assert write_first(path, "one", 0o600)

@@ -126,6 +126,38 @@ def test_wrong_axes_widths_and_files_are_refused(run, tmp_path):
         plots.figure([run], tmp_path / "x.gif")
 
 
+def interrupted(self, target, **_):
+    """Half of a drawing, where the file is written, then Ctrl-C."""
+    file = target if hasattr(target, "write") else open(target, "wb")  # noqa: SIM115
+    with file:
+        file.write(b"half")
+        file.flush()
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("kind", ["png", "pdf", "svg"])
+def test_a_drawing_that_is_interrupted_leaves_what_was_there(run, tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", interrupted)
+    path = tmp_path / "f" / f"a.{kind}"
+    path.parent.mkdir()
+    path.write_text("old")
+    with pytest.raises(KeyboardInterrupt):
+        plots.figure([run], path)
+    assert [(p.name, p.read_text()) for p in path.parent.iterdir()] == [(path.name, "old")]
+
+
+def test_numbers_that_are_interrupted_leave_what_was_there(tmp_path):
+    def cut_off():
+        yield from ([i, i] for i in range(9999))
+        raise KeyboardInterrupt
+
+    path = tmp_path / "a.csv"
+    path.write_text("old")
+    with pytest.raises(KeyboardInterrupt):
+        canvas.write_csv(path, ("a", "b"), cut_off())
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("a.csv", "old")]
+
+
 def test_drawing_leaves_no_global_figure(run, tmp_path):
     canvas.write(next(plots.curve(group([run]))), [tmp_path / "x.svg"])
     pyplot = sys.modules.get("matplotlib.pyplot")

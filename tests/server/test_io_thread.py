@@ -330,6 +330,22 @@ def test_a_pause_is_over_for_what_the_server_does_before_it_listens_again_too(mo
     assert now() == before + clock.PAUSE_S + 60
 
 
+def test_a_disk_that_blocks_does_not_put_off_the_next_look_at_deadlines(tmp_path, monkeypatch):
+    network, at = Inproc(), time.monotonic()
+    io = Both(tmp_path, network.server(), network.client()).io
+    io.inline = False
+
+    def blocked(now):
+        nonlocal at
+        at += 5
+        return []
+
+    monkeypatch.setattr(clock, "time", types.SimpleNamespace(monotonic=lambda: at))
+    monkeypatch.setattr(io.protocol, "tick", blocked)
+    io._tick(io._now())
+    assert io._tick_at <= io._now()
+
+
 def test_rounds_that_wait_for_a_command_are_not_left_alone_meanwhile(tmp_path, monkeypatch):
     """Several replies come to be told just as the command is done: those of the round ahead."""
     monkeypatch.setattr(outbox, "ALONE_S", 10 * LIMIT_S)

@@ -95,7 +95,7 @@ def sweep(
 # -- the picture -----------------------------------------------------------------------------------
 def picture(records: Sequence[JsonMapping], out: Path) -> Path:
     """Rounds an hour over latency and loss, and over rate and dropout, a row a setting."""
-    from fednet.report.drawing.canvas import TIMELESS, canvas
+    from fednet.report.drawing.canvas import canvas, saved
 
     settings = sorted({bool(r["wide"]) for r in records})
     with canvas((9.0, 3.4 * len(settings)), **{"figure.constrained_layout.use": True}) as fig:
@@ -107,8 +107,7 @@ def picture(records: Sequence[JsonMapping], out: Path) -> Path:
             dropouts = [r for r in mine if r["rate"] is None and r["latency_s"] == NEAR_S]
             dropouts = [r for r in dropouts if not r["loss"]]
             _bars(row[2], dropouts, "dropout", "dropout, %", 100)
-        fig.savefig(out, metadata=TIMELESS.get(out.suffix), dpi=120)
-    return out
+        return saved(fig, out)
 
 
 def _map(ax: Axes, records: Sequence[JsonMapping], wide: bool) -> None:

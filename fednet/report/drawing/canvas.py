@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from fednet.files import appear, unfinished, write_aside
 from fednet.plain import JsonMapping
 from fednet.report.drawing.figures import COLOURS
 
@@ -129,7 +130,7 @@ def draw(figure: Figure, png: Path | None = None) -> Drawn:
         text = io.StringIO()
         fig.savefig(text, format="svg", metadata=TIMELESS[".svg"])
         if png is not None:
-            fig.savefig(png, dpi=120)
+            saved(fig, png)
         at, (w, h) = ax.get_position(), (72 * width, 72 * height)
         low, high = ax.get_xlim()
     box = (at.x0 * w, (1 - at.y1) * h, at.width * w, at.height * h)
@@ -142,8 +143,8 @@ def save(figures: Iterator[Figure], folder: Path) -> dict[str, Drawn]:
     made = {}
     for figure in figures:
         made[figure.name] = draw(figure, folder / f"{figure.name}.png")
-        (folder / f"{figure.name}.svg").write_text(made[figure.name].svg, encoding="utf-8")
-        write_csv(figure, folder / f"{figure.name}.csv")
+        write_aside(folder / f"{figure.name}.svg", made[figure.name].svg)
+        write_csv(folder / f"{figure.name}.csv", figure.columns, figure.rows())
     return made
 
 
@@ -155,16 +156,26 @@ def write(figure: Figure, paths: Sequence[Path]) -> list[Path]:
         figure.draw(fig)
         fig.suptitle(figure.title, x=0.01, ha="left", fontsize=10, fontweight="bold")
         for path in paths:
-            fig.savefig(path, metadata=TIMELESS.get(path.suffix), dpi=120)
+            saved(fig, path)
     return list(paths)
 
 
-def write_csv(figure: Figure, path: Path) -> Path:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        out = csv.writer(file, lineterminator="\n")
-        out.writerow(figure.columns)
-        out.writerows(figure.rows())
+def saved(fig: MplFigure, path: Path, dpi: int = 120) -> Path:
+    """Writes a drawing into a file of the kind that its name says."""
+    made = io.BytesIO()
+    kind = path.suffix.lower()
+    fig.savefig(made, format=kind[1:], metadata=TIMELESS.get(kind), dpi=dpi)
+    write_aside(path, made.getvalue())
     return path
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    with unfinished(path) as aside:
+        with aside.open("w", encoding="utf-8", newline="") as file:
+            out = csv.writer(file, lineterminator="\n")
+            out.writerow(columns)
+            out.writerows(rows)
+        appear(aside, path)
 
 
 # -- on the page -----------------------------------------------------------------------------------

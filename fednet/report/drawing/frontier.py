@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import statistics
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fednet.errors import ConfigError
-from fednet.report.drawing.canvas import TIMELESS, canvas
+from fednet.report.drawing.canvas import canvas, saved, write_csv
 from fednet.report.drawing.figures import COLOURS, MARKERS
 from fednet.report.read import Run
 
@@ -111,7 +110,7 @@ def draw(points: Sequence[Point], way: str, path: Path) -> None:
             handles, names, loc="center left", bbox_to_anchor=(right + 0.005, 0.55), handlelength=1
         )
         path.parent.mkdir(parents=True, exist_ok=True)
-        fig.savefig(path, metadata=TIMELESS.get(path.suffix), dpi=300)
+        saved(fig, path, dpi=300)
 
 
 def _panel(ax: Axes, points: Sequence[Point], axis: str) -> None:
@@ -151,27 +150,24 @@ def _panel(ax: Axes, points: Sequence[Point], axis: str) -> None:
 def write(points: Sequence[Point], way: str, path: Path) -> None:
     """The numbers behind the picture, as CSV, a row a chain."""
     chosen = axes(points, way)
-    with path.open("w", encoding="utf-8", newline="") as file:
-        out = csv.writer(file, lineterminator="\n")
-        out.writerow(COLUMNS)
-        for p in points:
-            seconds = f"{statistics.fmean(p.seconds):.3f}" if p.seconds else ""
-            out.writerow(
-                [
-                    p.label,
-                    len(p.accuracy),
-                    f"{p.mean:.6f}",
-                    f"{p.sd:.6f}",
-                    f"{min(p.accuracy):.6f}",
-                    f"{max(p.accuracy):.6f}",
-                    f"{p.cost('up'):.6f}",
-                    f"{p.cost('down'):.6f}",
-                    seconds,
-                    f"{p.encode:.6f}",
-                    f"{p.decode:.6f}",
-                    " ".join(axis for axis in chosen if p in front(points, axis)),
-                ]
-            )
+    write_csv(path, COLUMNS, [_row(p, points, chosen) for p in points])
+
+
+def _row(p: Point, points: Sequence[Point], chosen: Sequence[str]) -> list[object]:
+    return [
+        p.label,
+        len(p.accuracy),
+        f"{p.mean:.6f}",
+        f"{p.sd:.6f}",
+        f"{min(p.accuracy):.6f}",
+        f"{max(p.accuracy):.6f}",
+        f"{p.cost('up'):.6f}",
+        f"{p.cost('down'):.6f}",
+        f"{statistics.fmean(p.seconds):.3f}" if p.seconds else "",
+        f"{p.encode:.6f}",
+        f"{p.decode:.6f}",
+        " ".join(axis for axis in chosen if p in front(points, axis)),
+    ]
 
 
 COLUMNS = (

@@ -15,7 +15,7 @@ from fednet.plain import JsonDict
 from fednet.records import metric, names
 from fednet.report import costs
 from fednet.report.drawing import details, figures, marks
-from fednet.report.drawing.canvas import TIMELESS, Figure, canvas, write_csv
+from fednet.report.drawing.canvas import Figure, canvas, saved, write_csv
 from fednet.report.drawing.figures import Series
 from fednet.report.groups import Group, group
 from fednet.report.read import Run
@@ -150,8 +150,8 @@ def figure(
     with canvas((inches, 0.68 * inches), **style) as fig:
         made.draw(fig)
         path.parent.mkdir(parents=True, exist_ok=True)
-        fig.savefig(path, metadata=TIMELESS.get(path.suffix), dpi=300)
-    write_csv(made, path.with_suffix(".csv"))
+        saved(fig, path, dpi=300)
+    write_csv(path.with_suffix(".csv"), made.columns, made.rows())
     return figures.caption(groups, x, y, bytes)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fednet.report.drawing import figures
-from fednet.report.drawing.canvas import TIMELESS, canvas
+from fednet.report.drawing.canvas import canvas, saved
 from fednet.world import Pace, Presence, Rates
 
 if TYPE_CHECKING:
@@ -113,5 +113,4 @@ def _share_of(ax: Axes, values: np.ndarray, label: str, log: bool = False) -> No
 
 def _saved(fig: MplFigure, out: Path) -> Path:
     out.parent.mkdir(parents=True, exist_ok=True)
-    fig.savefig(out, metadata=TIMELESS.get(out.suffix), dpi=120)
-    return out
+    return saved(fig, out)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from fednet.config import Config, to_mapping
 from fednet.errors import ConfigError, lacking
+from fednet.files import write_aside
 from fednet.plain import JsonDict
 from fednet.records import COSTS, METRICS, Round
 
@@ -76,7 +77,7 @@ class MLflow:
         begun = run / "mlflow-run"
         if not begun.exists():
             made = self._client.create_run(of, run_name=run.name)
-            begun.write_text(made.info.run_id, encoding="ascii")
+            write_aside(begun, made.info.run_id)
             for name, value in config.items():
                 self._client.log_param(made.info.run_id, name, str(value)[:500])
         self._run = begun.read_text(encoding="ascii")

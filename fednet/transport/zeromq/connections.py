@@ -266,13 +266,14 @@ class Connections:
         """Hangs up on strangers who are too many or too loud, and on messages without an end; not
         before it is time to.
         """
-        now = time.monotonic()
+        now, began = time.monotonic(), time.thread_time()
         if self.strangers and now >= self._look_at:
             self._look()
-            self._look_at = _next(now, strangers.LOOK_S)
+            self._look_at = time.monotonic() + pause(strangers.LOOK_S, began)
         if now >= self._watch_at:
+            began = time.thread_time()
             self._watch()
-            self._watch_at = _next(now, WATCH_S)
+            self._watch_at = time.monotonic() + pause(WATCH_S, began)
 
     def _look(self) -> None:
         seen = []
@@ -314,9 +315,3 @@ class Connections:
         self._guests.pop(link.serial, None)
         self._refuse(what, reason, link)
         link.hang_up()
-
-
-def _next(began: float, every_s: float) -> float:
-    """When to look again, after a look that began then."""
-    now = time.monotonic()
-    return now + pause(every_s, now - began)
