@@ -43,8 +43,8 @@ def held(kind: type[Algorithm], base: type[Algorithm]) -> None:
 
 def _held(name: str, own: FunctionType, check: Check) -> Callable[..., object]:
     @functools.wraps(own)
-    def call(method: Algorithm, *given: object) -> object:
-        found = own(method, *given)
+    def call(method: Algorithm, *given: object, **named: object) -> object:
+        found = own(method, *given, **named)
         if (expected := check(method, found)) is not None:
             raise WrongPart(
                 f"{name} of {type(method).__name__} ({place(own)}) returned {_shown(found)}, "

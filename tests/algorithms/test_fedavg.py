@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fednet.algorithms.base import Run
+from fednet.algorithms.fedavg import FedAvg
 from fednet.tensors import Tensors
 from tests.algorithms.harness import Desk, Federation, close, same, serve, vector
 
@@ -133,3 +134,11 @@ def test_local_only_may_start_each_client_from_its_own_seed():
     run = Federation(rounds=1, train={"lr": 1e-9}).run("local", init="own")
     assert not close(run.clients[0].x, run.clients[1].x, 0.1)
     assert run.algorithm.enroll(run.servers[0], 0, run.io) is None
+
+
+def test_a_function_of_ones_own_takes_its_arguments_by_name_too():
+    class Counted(FedAvg):
+        def weight(self, run):
+            return float(run.steps)
+
+    assert Counted().weight(run=Run(3, 2, 0.0)) == 2.0
