@@ -34,11 +34,6 @@ MINI = "mini scale: not the paper's setting"  # above every figure of such runs
 # What a wrong variate of SCAFFOLD does grows with the steps of a client and with how rarely it
 # takes part: both as near to NIID-Bench's as a small run allows.
 NIID_STEPS, NIID_CLIENTS = 80, 50
-# What FedSMU's 6,000 rounds have against overfitting: in sixty an image is seen less than once.
-UNFITTED: JsonDict = {
-    "data": {"augment": "none"},
-    "train": {"weight_decay": 0.0, "clip_norm": None},
-}
 SAID = (
     f"mini scale: {SHORT} or {LONG} rounds (never more than the paper), "
     f"at most {COHORT} participants of at most {CLIENTS} clients, {STEPS[1]} SGD steps (at least "
@@ -78,8 +73,6 @@ def mini(cell: Cell) -> Cell:
     if "iterations" in config["algorithm"]:
         over["algorithm"] = CONDENSATION
     small = lay(lay(config, over), cell.kept)
-    if cell.paper == "fedsmu":
-        small = lay(small, UNFITTED)
     target = None if cell.target_round is None else min(cell.target_round, rounds)
     return replace(cell, config={**small, "name": f"{small['name']}-mini"}, target_round=target)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from fednet.papers.cell import Cell, make
 from fednet.plain import JsonDict, JsonMapping
@@ -30,6 +31,12 @@ METHODS: dict[str, JsonDict] = {
 # As in the paper: of gamma_1's nine values, four.
 LR = {"train.lr": [1, 0.1, 0.01, 0.001]}
 SERVER_LR = {"algorithm.server_lr": [0.1, 0.015, 0.005, 0.001]}
+# What 6,000 rounds have against overfitting: in the mini scale's sixty an image is seen less than
+# once.
+UNFITTED: JsonDict = {
+    "data": {"augment": "none"},
+    "train": {"weight_decay": 0.0, "clip_norm": None},
+}
 
 
 def table2(base: JsonMapping, printed: JsonMapping) -> Iterator[Cell]:
@@ -43,7 +50,7 @@ def table2(base: JsonMapping, printed: JsonMapping) -> Iterator[Cell]:
                 {"data": {"partition": {"alpha": alpha}}},
                 METHODS[name],
             ]
-            yield make(
+            made = make(
                 "fedsmu",
                 "table2",
                 base,
@@ -55,6 +62,7 @@ def table2(base: JsonMapping, printed: JsonMapping) -> Iterator[Cell]:
                 figures={"best_accuracy": figure},
                 grids={**LR, **own},
             )
+            yield replace(made, kept=UNFITTED)
 
 
 TABLES = {"table2": table2}
