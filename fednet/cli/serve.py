@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
     from fednet.serve.runner import Runner
     from fednet.server.peers.admission import check_bind
     from fednet.transport.keys import Keyring
+    from fednet.transport.zeromq.router import ZmqServer
 
     if args.bind.endswith((":0", ":*")):
         raise ConfigError(f"--bind {args.bind}: expected a fixed port, at which clients stay.")
@@ -84,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
         writable(args.dir, "DIR")
         server = page.serve(where, queue, token)
         try:
+            ZmqServer(args.bind).close()  # one after the other, all runs would fail for want of it
             host, port = server.server_address[:2]
             say(f"{args.dir}: runs listen at {args.bind}; the page is http://{host!s}:{port}/")
             Runner(queue, words, say).run()

@@ -225,6 +225,12 @@ def holding(directory: Path) -> Iterator[None]:
             directory.rmdir()
 
 
+def inherited(directory: Path) -> bool:
+    """Whether not this process holds the directory, but one that has forked it."""
+    lock = _held.get(directory.resolve())
+    return lock is not None and lock.holder.pid != os.getpid()
+
+
 def check(directory: Path) -> None:
     """Raises CannotGoOn where a directory that this process held is another's now."""
     lock = _held.get(directory.resolve())

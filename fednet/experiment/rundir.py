@@ -21,6 +21,7 @@ from pathlib import Path
 
 from fednet.descriptors import named
 from fednet.errors import ConfigError, FednetError, StateError
+from fednet.experiment import lock
 from fednet.files import Lines, clear_asides, read_lines, repair, write_json
 from fednet.plain import JsonDict
 from fednet.records import Event
@@ -116,8 +117,11 @@ def has_rounds(path: Path) -> bool:
 
 def forget(path: Path) -> None:
     """Takes back the directory of a run that was refused before it began, so that the next try
-    finds its name free. A directory in which a run has begun is left as it is.
+    finds its name free. A directory in which a run has begun is left as it is, and so it is by what
+    a user's own part has forked and that fails in there.
     """
+    if lock.inherited(path):
+        return
     if not (path / "checkpoint" / "manifest.json").exists() and not has_rounds(path):
         _clear(path)
 

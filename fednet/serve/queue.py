@@ -67,9 +67,12 @@ class Queue:
 
     def entries(self) -> list[QueuedRun]:
         """All, in the order in which they were submitted."""
-        if not self._queue.is_dir():
-            return []
-        return [self._read(path) for path in sorted(self._queue.glob("[0-9]*.json"))]
+        return [self._read(self._path(number)) for number in self._numbers()]
+
+    def _numbers(self) -> list[int]:
+        """Of the runs that were submitted. What else lies there, such as a copy, is no run."""
+        named = (path.stem for path in self._queue.glob("*.json"))
+        return sorted(int(n) for n in named if n.isdecimal() and self._path(int(n)).stem == n)
 
     def entry(self, number: int) -> QueuedRun:
         """Raises ConfigError where there is none."""
@@ -84,7 +87,7 @@ class Queue:
         """
         files = tuple(str(Path(file).resolve()) for file in config.load)
         self._queue.mkdir(parents=True, exist_ok=True)
-        known = [int(path.stem) for path in self._queue.glob("[0-9]*.json")]
+        known = self._numbers()
         with SUBMITTING:
             for number in itertools.count(max(known, default=0) + 1):
                 name = f"{config.name}-{number}"

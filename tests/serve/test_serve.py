@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -46,6 +47,15 @@ def test_runs_stand_in_the_order_in_which_they_were_submitted_with_a_name_of_the
         queue.cancel(2)
     with pytest.raises(ConfigError, match="there is no run 9"):
         queue.cancel(9)
+
+
+def test_a_copy_of_a_run_in_the_queue_is_no_run(tmp_path):
+    queue = Queue(tmp_path)
+    queue.submit(config())
+    for name in ("000001 (copy)", "1", "1b"):
+        shutil.copy(tmp_path / "queue" / "000001.json", tmp_path / "queue" / f"{name}.json")
+    assert queue.submit(config()).number == 2
+    assert [e.number for e in queue.entries()] == [1, 2]
 
 
 def test_those_that_submit_at_the_same_time_each_get_a_number(tmp_path):
@@ -230,6 +240,19 @@ def test_what_no_run_can_begin_with_is_refused_at_the_start(flag, value, says, t
     assert main(["serve", str(tmp_path / "lab"), flag, value]) == 2
     assert says in capsys.readouterr().err
     assert not (tmp_path / "lab").exists()
+
+
+def test_an_address_that_is_taken_fails_no_run_of_the_queue(tmp_path, capsys):
+    queue = Queue(tmp_path / "lab")
+    queue.submit(config())
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        words = ["serve", str(queue.folder), "--bind", address, "--page", str(port())]
+        assert main([*words, "--device", "cpu"]) == 2
+    assert f"cannot bind '{address}': the port is in use" in capsys.readouterr().err
+    assert [e.state for e in queue.entries()] == ["waiting"]
 
 
 def test_a_page_that_cannot_be_served_leaves_no_folder_behind(tmp_path, capsys):
