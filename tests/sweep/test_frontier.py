@@ -47,6 +47,13 @@ def test_spread_is_the_standard_deviation_over_seeds():
     assert frontier.axes([p], "up") == ["up"]
 
 
+def test_one_seed_has_no_spread_in_the_table():
+    """It said ± 0.00, as if several had agreed."""
+    three = Point("x", (0.4, 0.5, 0.6), (1.0,) * 3, (4.0,) * 3, (), 0.0, 0.0)
+    rows = frontier.table([three, at(0.4, 0.5)], "up")
+    assert [row[2] for row in rows] == ["50.00 ± 10.00", "40.00"]
+
+
 def test_a_chain_with_alternatives_is_as_many_chains():
     assert verb._chains(["none", "topk(0.01|0.1)+int8", "dgc(0.5,0|1)+topk(0.1)"], "--chains") == {
         "none": [],

@@ -198,7 +198,7 @@ def table(points: Sequence[Point], way: str) -> list[tuple[str, ...]]:
             (
                 p.label,
                 str(len(p.accuracy)),
-                f"{100 * p.mean:.2f} ± {100 * p.sd:.2f}",
+                f"{100 * p.mean:.2f}" + (f" ± {100 * p.sd:.2f}" if len(p.accuracy) > 1 else ""),
                 _digits(p.cost("up")),
                 _digits(p.cost("down")),
                 seconds,
