@@ -224,17 +224,22 @@ def _loss(shown: str, task: Task, name: str, out: object, y: torch.Tensor) -> No
         raise ConfigError(
             f"task {name}: its loss fails for {forms}, {y.dtype}: {_said(broken)}"
         ) from broken
-    if not isinstance(loss, torch.Tensor) or loss.ndim or not loss.requires_grad:
-        raise ConfigError(
-            f"task {name}: loss ({place(task.loss)}) gave {_form(loss)}, expected a scalar with a "
-            f"graph, the mean over the samples."
-        )
-    loss.backward()
+    scalar(name, task, loss).backward()
     if not math.isfinite(float(loss.detach())):
         raise ConfigError(
             f"{shown}: its loss is {float(loss.detach())} before any training; look at its "
             f"initialisation and at the scale of the data."
         )
+
+
+def scalar(name: str, task: Task, loss: object) -> torch.Tensor:
+    """The task's loss of a batch. Raises ConfigError where it is no scalar with a graph."""
+    if not isinstance(loss, torch.Tensor) or loss.ndim or not loss.requires_grad:
+        raise ConfigError(
+            f"task {name}: loss ({place(task.loss)}) gave {_form(loss)}, expected a scalar with a "
+            f"graph, the mean over the samples."
+        )
+    return loss
 
 
 def scored(name: str, task: Task, out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
