@@ -17,13 +17,14 @@ FednetError
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import errno
 import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import IO
 
 NO_MEMORY = ("failed to map segment", "cannot allocate memory", "can't allocate memory")
@@ -128,9 +129,24 @@ class Stopped(FednetError):
 
 
 def stops() -> list[signal.Signals]:
-    """The signals that ask for a clean stop; Windows has no SIGUSR1."""
-    names = ("SIGTERM", "SIGUSR1", "SIGINT")
-    return [getattr(signal, name) for name in names if hasattr(signal, name)]
+    """The signals that ask for a clean stop. Windows has neither SIGUSR1 nor SIGHUP, and what
+    `nohup` started is to go on where its terminal is closed, by which SIGHUP comes.
+    """
+    names = ("SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP")
+    known = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    return [s for s in known if s.name != "SIGHUP" or signal.getsignal(s) != signal.SIG_IGN]
+
+
+@contextlib.contextmanager
+def last_work(ends: bool) -> Iterator[None]:
+    """What a process is there for. ends: it ends afterwards, with its status, and no request to
+    stop meets it halfway to that; Ctrl-C ends it at once.
+    """
+    try:
+        yield
+    finally:
+        for number in stops() if ends else []:
+            signal.signal(number, signal.SIG_DFL if number == signal.SIGINT else signal.SIG_IGN)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -22,7 +22,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--load", action="append", default=[])
     parser.add_argument("--set", action="append", default=[])
     args = parser.parse_args(words)
-    return guarded("fednet reproduce", lambda: _run(args, words), args.out)
+    return guarded("fednet reproduce", lambda: _run(args, words), args.out, True)
 
 
 def _run(args: argparse.Namespace, words: list[str]) -> int:

@@ -17,6 +17,7 @@ from fednet.errors import (
     ConfigError,
     FednetError,
     complain,
+    last_work,
     nearest,
     nowhere,
     refused,
@@ -221,15 +222,18 @@ def standalone(
     except SystemExit as done:
         return int(done.code or 0)
     args.command = said([prog, *words])
-    return guarded(prog, lambda: run(args), getattr(args, "out", None))
+    return guarded(prog, lambda: run(args), getattr(args, "out", None), argv is None)
 
 
-def guarded(prog: str, main: Callable[[], int], out: Path | None = None) -> int:
-    """Runs `main` and turns what it raises into one or two sentences and an exit status."""
+def guarded(prog: str, main: Callable[[], int], out: Path | None = None, ends: bool = False) -> int:
+    """Runs `main` and turns what it raises into one or two sentences and an exit status. ends: the
+    process does so, with that status.
+    """
     _streams()
     _logging()
     try:
-        return main()
+        with last_work(ends):
+            return main()
     except FednetError as wrong:
         fault = wrong.exit_status == BROKE and not isinstance(wrong, CannotGoOn)
         _note(out, wrong, whole=fault)

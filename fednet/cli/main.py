@@ -67,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"fednet {name}",
         lambda: int(verb.run(args)),
         getattr(args, "out", None) if name in ("run", "sweep", "frontier", "reproduce") else None,
+        argv is None,
     )
 
 

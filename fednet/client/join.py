@@ -22,7 +22,7 @@ from fednet.client.loop import ClientLoop, given_up
 from fednet.client.policy import Policy
 from fednet.client.prepare import Explained, Explainer, Preparer
 from fednet.client.slots import MOST, Slots, card_of
-from fednet.errors import CannotGoOn, ConfigError, complain, speaker, why
+from fednet.errors import CannotGoOn, ConfigError, complain, speaker, stops, why
 from fednet.experiment import determinism
 from fednet.experiment.lock import StatesHold
 from fednet.files import read_record
@@ -117,7 +117,8 @@ def main(options: Options) -> int:
             len(asked.listed) or MOST,
         ),
     )
-    for number in (signal.SIGTERM, signal.SIGINT):
+    # What Ctrl-C or a closed terminal says to all processes at once, a worker hears of its server.
+    for number in stops() if options.launched is ALONE else [signal.SIGTERM]:
         with contextlib.suppress(ValueError):  # not the main thread: the caller has the signals
             signal.signal(number, lambda *_: loop.leave())
     say(f"connecting to {address}")

@@ -33,7 +33,7 @@ from fednet.server.hosting import Hosting
 from fednet.server.peers.admission import run_keys
 from fednet.server.peers.endpoint import listen, listening, with_memory
 from fednet.server.process import host_rounds
-from fednet.server.signals import while_stopping
+from fednet.server.signals import stop_early, while_stopping
 from fednet.transport import memory
 
 if TYPE_CHECKING:
@@ -234,8 +234,10 @@ class Supervisor:
                 self.free.append(shared)
             status = os.waitstatus_to_exitcode(raw)
             if name == "server":
-                if status >= 0 or self.stopping is not None:
-                    return status if status >= 0 else 4
+                if status >= 0:
+                    return status
+                if self.stopping is not None:  # before it knew how to stop
+                    stop_early(self.stopping)
                 self._server_died(status)
             elif self.stopping is None and status != 0:
                 self._worker_died(name, pid, status)

@@ -34,6 +34,9 @@ from fednet.wire.messages import PART, Key
 
 REJOIN_S = 1.0  # seconds until a refused join is tried again
 SILENCE = 8.0  # a server that was silent for this many beats is taken for gone
+# One that was not gone was at something else, such as a slow disk, and may be again: each time that
+# it is met anew, twice as many, up to these, for so many seconds.
+MOST_SILENCE, SLOW_S = 4 * SILENCE, 600.0
 
 
 class Standing(enum.Enum):
@@ -82,6 +85,9 @@ class ClientProtocol:
     _beaten: float = 0.0
     _said: bool = False  # something, since the last tick
     _rejoin_at: float | None = None
+    _silence: float = SILENCE
+    _taken_for_gone: bool = False  # the server, since it last welcomed this process
+    _slow_at: float = 0.0  # when it was found to be there all the same
     _config: str = ""
     _layout: str = ""
     _sites: list[m.SiteFacts] = field(default_factory=list)
@@ -159,8 +165,10 @@ class ClientProtocol:
         if self._rejoin_at is not None and now >= self._rejoin_at:
             self._rejoin_at = None
             return self.opened(now)
-        if self.state in CONNECTED and now - self._heard > SILENCE * self.beat_s:
-            self._heard = now
+        if now - self._slow_at > SLOW_S:
+            self._silence = SILENCE
+        if self.state in CONNECTED and now - self._heard > self._silence * self.beat_s:
+            self._heard, self._taken_for_gone = now, True
             return [Reconnect()]
         doing = list(self.doing.items())  # a copy: other threads write to it
         if self._said and not doing:  # which is sign of life enough: a busy server has few to hear
@@ -247,6 +255,9 @@ class ClientProtocol:
             self._config,
             self.hosts,
         )
+        if self._taken_for_gone and self.run in ("", welcome.run) and self.inc in (0, welcome.inc):
+            self._silence, self._slow_at = min(2 * self._silence, MOST_SILENCE), self._heard
+        self._taken_for_gone = False
         out: list[Instruction] = []
         if not again:
             self._layout = ""  # what is prepared is another run's

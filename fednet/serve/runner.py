@@ -34,7 +34,7 @@ class Runner:
         self._by_keyboard = False
 
     def run(self) -> None:
-        """Works through the queue until SIGTERM, SIGUSR1 or Ctrl-C, by which it raises Stopped.
+        """Works through the queue until it is asked to stop, by which it raises Stopped.
         Raises ConfigError where another process serves this folder.
         """
         for number in stops():

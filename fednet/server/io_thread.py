@@ -212,7 +212,7 @@ class ServerIO:
             self._at("broadcasting", self.protocol.round)
             self._out.tasks = False
         came = self.transport.poll(0.0 if self._out.unfinished else self._hearing.wait(timeout_s))
-        self._now.listened(counts=timeout_s is not None and not self.inline)
+        self._now.listened(not self.inline, alone=timeout_s is None)
         for event in came:
             self._hearing.came(event)
         moved = self._hearing.strangers() or bool(came) or moved

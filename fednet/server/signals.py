@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from fednet.errors import Stopped, stops
 
@@ -26,7 +26,7 @@ def stop_later(watch: Watch, number: int, _: FrameType | None) -> None:
 
 
 def on_stop(handler: Handler) -> dict[int, Before]:
-    """What SIGTERM, SIGUSR1 and Ctrl-C do from now on; returns what they did."""
+    """What the signals that ask for a stop do from now on; returns what they did."""
     before: dict[int, Before] = {}
     for number in stops():
         with contextlib.suppress(ValueError):  # in a thread of a caller's own, who has the signals
@@ -69,7 +69,7 @@ def thrice_kills(handler: Handler) -> Handler:
     return on
 
 
-def stop_early(number: int, _: FrameType | None) -> None:
+def stop_early(number: int, _: FrameType | None = None) -> NoReturn:
     """Before there is anything to be saved."""
     raise Stopped(
         f"stopped: {signal.Signals(number).name}; go on with --resume.",

@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from fednet.experiment.lock import started_at
 from fednet.files import write_aside, write_first
+from fednet.launch.parent import die_with_parent
 
 SILENT_S = 120.0  # a holder on another machine that has not touched its claim for so long is gone
 BEAT_S = 10.0  # how often a holder should
@@ -40,8 +41,8 @@ class Claim:
 
     # More than twenty arguments, of as many types, which Popen checks.
     def start(self, words: Sequence[str], log: IO[bytes], **more: Any) -> subprocess.Popen[bytes]:
-        """Starts a command that works for this one, in a session of its own; what it says goes to
-        `log`. More: as `subprocess.Popen` takes it.
+        """Starts a command that works for this one, in a session of its own, and that Linux ends
+        with it; what it says goes to `log`. More: as `subprocess.Popen` takes it.
         """
         process = subprocess.Popen(
             words,
@@ -49,6 +50,7 @@ class Claim:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=die_with_parent,
             **more,
         )
         try:

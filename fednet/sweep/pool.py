@@ -53,8 +53,8 @@ def work(
 
     notify(task, state) is called when a run has ended, with "changed", "edited" or "torn" when one
     has to be done again, and with "held" at the end for one that another process is still at.
-    Raises Stopped on SIGTERM, SIGUSR1 or Ctrl-C, once the runs have saved what they have; the same
-    call goes on.
+    Raises Stopped where this process was asked to stop, once the runs have saved what they have;
+    the same call goes on.
     """
     placement.check(device)  # said once, not by each run
     pool = _Pool(tasks, device, load, sets, notify)
@@ -94,8 +94,7 @@ class _Pool:
         self._hashes = {t.name: digest(t, load, sets) for t in tasks}
         self.states()  # raises for what cannot be read
         self._queue = list(_each_once(tasks))
-        # By another process, a run that outlived its killed driver among them: asked for once more
-        # at the end.
+        # By another process: asked for once more at the end.
         self._held: list[RunSpec] = []
         self._again = False
         self.running: list[StartedRun] = []

@@ -106,7 +106,7 @@ def run(
     of `fednet run`.
 
     Raises ConfigError where a cell was done under another configuration, CannotGoOn (at the end)
-    where cells failed, Stopped on SIGTERM, SIGUSR1, Ctrl-C or where a cell itself was stopped.
+    where cells failed, Stopped where this process, or a cell itself, was asked to stop.
     """
     sets = [value for flag, value in itertools.pairwise(extra) if flag == "--set"]
     hashes = check(sweep, load_files, sets)
@@ -247,9 +247,7 @@ def _ended(
 
 
 class Stop:
-    """Whether SIGTERM, SIGUSR1 or Ctrl-C asked this process to stop. Entered, the handlers only
-    take note.
-    """
+    """Whether a signal asked this process to stop. Entered, the handlers only take note."""
 
     def __init__(self) -> None:
         self.asked: int | None = None

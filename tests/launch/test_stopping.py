@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +16,7 @@ from fednet.errors import ConfigError, Stopped, stops
 from fednet.launch.supervisor import Supervisor
 from fednet.server import process
 from fednet.server.hosting import Hosting
+from tests.processes import Processes, lines, small, until
 
 # Saves what is done when it is asked to, which takes it longer than the asker waits unasked.
 SAVES = """#!{python}
@@ -63,3 +67,87 @@ def test_ctrl_c_after_a_run_that_could_not_begin_is_pythons_again(as_before, mon
     monkeypatch.setattr(process, "Session", refuses)
     with pytest.raises(ConfigError, match="no such data"):
         process.host_rounds(Config(name="x"), tmp_path, None, Hosting(None, [], "cpu", None))
+
+
+def test_a_server_that_a_signal_ended_before_it_knew_how_to_stop_was_stopped(
+    as_before, monkeypatch, tmp_path
+):
+    """As between its fork and its first line."""
+
+    def ended(self, *_):
+        self.pids = {os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, "-c", DIES]): "server"}
+        self.stopping = signal.SIGINT
+
+    for step in ("_warm_up", "_start", "_pass_on"):
+        monkeypatch.setattr(Supervisor, step, lambda *_: None)
+    monkeypatch.setattr(Supervisor, "_fork", ended)
+    how = Hosting(None, [], "cpu", None)
+    with pytest.raises(Stopped, match="stopped: SIGINT; go on with --resume") as caught:
+        Supervisor(Config(name="early"), tmp_path, how, workers=1).run()
+    assert caught.value.exit_status == 130
+
+
+DIES = "import os; os.kill(os.getpid(), 15)"
+ONCE_SLOW = "faults={schedule: [{round: 2, client: 1, kind: delay, seconds: 600}]}"
+
+
+@pytest.fixture
+def hanging_up(request):
+    """What a process that is started does at SIGHUP, which it has of its parent."""
+    before = signal.signal(signal.SIGHUP, request.param)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+def stands(pid: int, what: str, number: int) -> bool:
+    """Whether a signal is in that mask of a process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(status.split(f"{what}:")[1].split()[0], 16) >> (number - 1) & 1)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("hanging_up", [signal.SIG_DFL], indirect=True)
+def test_a_terminal_that_is_closed_stops_client_and_server_cleanly(hanging_up, tmp_path):
+    with Processes(tmp_path) as started:
+        server = started.server(sets=(ONCE_SLOW,), prefix=("env",))
+        two = [started.client(k, "--faults", prefix=("env",)) for k in range(2)]
+        until(lambda: lines(tmp_path / "run" / "rounds.jsonl"), "a round", server, *two)
+        two[0].send_signal(signal.SIGHUP)
+        assert started.ended(two[0])[0] == 0
+        assert two[0].said().endswith("left\n")
+        events = tmp_path / "run" / "events.jsonl"
+        until(lambda: any(e["type"] == "left" for e in lines(events)), "it is told", server)
+        server.send_signal(signal.SIGHUP)
+        assert started.ended(server)[0] == 4
+        assert server.said().endswith("stopped: SIGHUP; go on with --resume.\n")
+        assert (tmp_path / "run" / "checkpoint" / "manifest.json").exists()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("hanging_up", [signal.SIG_IGN], indirect=True)
+def test_what_nohup_started_ignores_that_its_terminal_is_closed(hanging_up, tmp_path):
+    with Processes(tmp_path) as started:
+        run = started.start(
+            "main", "run", *small(ONCE_SLOW), "--out", tmp_path, "--workers", 2, prefix=("env",)
+        )
+        until(lambda: lines(tmp_path / "run" / "rounds.jsonl"), "a round", run)
+        joined = [e for e in lines(tmp_path / "run" / "events.jsonl") if e["type"] == "joined"]
+        server = json.loads((tmp_path / "run" / "server.json").read_text())["pid"]
+        for pid in (run.pid, server, *(e["pid"] for e in joined)):
+            assert stands(pid, "SigIgn", signal.SIGHUP)
+        run.terminate()
+        assert started.ended(run)[0] == 4
+
+
+@pytest.mark.timeout(120)
+def test_a_second_request_to_stop_while_python_ends_changes_nothing(tmp_path):
+    with Processes(tmp_path) as started:
+        words = *small(ONCE_SLOW), "--out", tmp_path, "--in-process"
+        run = started.start("main", "run", *words, prefix=("env",))
+        until(lambda: lines(tmp_path / "run" / "rounds.jsonl"), "a round", run)
+        run.terminate()
+        until(lambda: "stopped: SIGTERM" in run.said() or run.poll() is not None, "it stops")
+        while run.poll() is None:
+            run.terminate()
+        assert run.wait() == 4
+        assert "Traceback" not in run.said()

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from fednet.errors import RemoteProtocolError
-from fednet.protocol.client import SILENCE, ClientProtocol, Standing
+from fednet.protocol.client import MOST_SILENCE, SILENCE, SLOW_S, ClientProtocol, Standing
 from fednet.protocol.client_instructions import (
     Booked,
     Cancelled,
@@ -314,6 +314,28 @@ def test_silent_server_is_left():
     c = ready()
     assert Reconnect() not in c.tick(SILENCE)
     assert c.tick(SILENCE + 0.1) == [Reconnect()]
+
+
+def test_server_that_was_taken_for_gone_and_was_not_is_given_longer_for_a_while():
+    """One whose disk takes as long as that, say, is never heard otherwise."""
+
+    def met_anew_after(silence, welcome=WELCOME) -> float:
+        assert Reconnect() not in c.tick(c._heard + silence - 0.1)
+        now = c._heard + silence + 0.1
+        assert c.tick(now) == [Reconnect()]
+        c.closed(now)
+        c.opened(now)
+        c.received(welcome, None, now)
+        return now
+
+    c = ready()
+    for silence in (SILENCE, 2 * SILENCE, 4 * SILENCE, 4 * SILENCE):
+        assert MOST_SILENCE == 4 * SILENCE
+        now = met_anew_after(silence)
+    c.received(m.Alive(run="r", inc=1), None, now + SLOW_S)
+    met_anew_after(SILENCE)
+    met_anew_after(2 * SILENCE, msgspec.structs.replace(WELCOME, inc=2))  # it was gone
+    met_anew_after(2 * SILENCE, msgspec.structs.replace(WELCOME, inc=2))
 
 
 def test_message_that_the_server_could_not_read_is_said_anew_over_a_new_connection():

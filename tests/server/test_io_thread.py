@@ -325,9 +325,30 @@ def test_a_pause_is_over_for_what_the_server_does_before_it_listens_again_too(mo
     assert now() == before + clock.PAUSE_S  # a command that waited for it
     now.listened()
     assert now() == before + clock.PAUSE_S
-    now.listened(counts=False)  # nobody was waited for: all of it counts
     at += 60
+    now.listened(alone=True)  # nobody was waited for: all of it counts
     assert now() == before + clock.PAUSE_S + 60
+    at += 3600  # somebody came, and the server is at something else
+    assert now() == before + 2 * clock.PAUSE_S + 60
+
+
+def test_a_disk_that_blocks_while_clients_join_makes_none_of_them_silent(tmp_path, monkeypatch):
+    network, at = Inproc(), time.monotonic()
+    both = Both(tmp_path, network.server(), network.client())
+    io, protocol = both.io, both.io.protocol
+    io.inline = False
+
+    def blocked():
+        nonlocal at
+        at += 60
+
+    monkeypatch.setattr(clock, "time", types.SimpleNamespace(monotonic=lambda: at))
+    monkeypatch.setattr(io._out, "_flush", blocked)
+    while not protocol.present():
+        both.loop.step(0.0)
+        io._step(0.05 if protocol.workers else None)
+        io._tick(io._now())
+        assert all(w.gone_at is None for w in protocol.workers.values())
 
 
 def test_a_disk_that_blocks_does_not_put_off_the_next_look_at_deadlines(tmp_path, monkeypatch):

@@ -84,7 +84,7 @@ def test_fedavg_with_other_names_gives_the_bits_of_fedavg(tmp_path, changes):
 
 
 def test_max_norm_bounds_updates_of_weights_under_another_name(tmp_path):
-    with pytest.raises(CannotGoOn, match="w_k is an update of norm"):
+    with pytest.raises(CannotGoOn, match=r"client 0: refused: w_k is an update of norm"):
         run(tmp_path, algorithm={"name": "renamed"}, security={"max_norm": 1e-6})
 
 

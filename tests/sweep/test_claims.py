@@ -2,10 +2,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
+import pytest
+
 from fednet.sweep import claims
+from tests.processes import Rig, until
 
 
 def holders(folder, *processes, host=None):
@@ -70,3 +74,23 @@ def test_of_two_that_find_the_holder_gone_one_gets_the_claim(tmp_path, monkeypat
     # Both looked before either claimed.
     monkeypatch.setattr(claims, "_claims", lambda folder, work: stale)
     assert [claims.claim(tmp_path, "a") is not None for _ in range(2)] == [True, False]
+
+
+def drives(folder):
+    held = claims.claim(folder, "a")
+    assert held is not None
+    with open(os.devnull, "wb") as log:
+        run = held.start([sys.executable, "-c", "import signal; signal.pause()"], log)
+    print(run.pid, flush=True)
+    signal.pause()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux ends a process with its parent")
+def test_a_sweep_that_is_killed_takes_its_runs_along_and_leaves_them_free(tmp_path):
+    with Rig(tmp_path) as rig:
+        driver = rig.fork(drives, tmp_path)
+        until(driver.said, "its run was started", driver)
+        run = int(driver.said())
+        rig.lose(driver)
+        until(lambda: claims.started_at(run) is None, "its run has ended")
+    assert claims.claim(tmp_path, "a") is not None

@@ -130,7 +130,7 @@ def checker(
         run = run_of(payload)
         most_samples = samples(key.client)
         if run is not None and most_samples is not None:
-            _check_run(run, key.client, most_samples, exp.config.train)
+            _check_run(run, most_samples, exp.config.train)
         most = exp.config.security.max_norm
         if isinstance(most, float) and key.purpose == "train":
             x = sent.get(key.client)
@@ -139,8 +139,7 @@ def checker(
             for name, _, norm in updates(payload, x):
                 if norm > most:
                     raise RemoteProtocolError(
-                        f"client {key.client}: {name} is an update of norm {norm:.4g}; "
-                        f"security.max_norm allows {most:g}"
+                        f"{name} is an update of norm {norm:.4g}; security.max_norm allows {most:g}"
                     )
         return made
 
@@ -179,20 +178,18 @@ def _check_samples(value: Samples, name: str, exp: Experiment) -> None:
         )
 
 
-def _check_run(run: Run, client: int, samples: int, train: TrainSection) -> None:
+def _check_run(run: Run, samples: int, train: TrainSection) -> None:
     """No more samples than the client has, and no more steps than `STEPS` passes in batches of one
     would take for each pass that the configuration asks for: methods may train more than once.
     """
     from fednet.errors import RemoteProtocolError
 
     if run.n > samples:
-        raise RemoteProtocolError(
-            f"client {client} says it has {run.n} samples; there are {samples} for it"
-        )
+        raise RemoteProtocolError(f"it says it has {run.n} samples; there are {samples} for it")
     most = STEPS * max(train.steps or 0, max(1, train.epochs) * max(1, samples))
     if run.steps > most:
         raise RemoteProtocolError(
-            f"client {client} says it took {run.steps} steps; {most} would be {STEPS} times those "
+            f"it says it took {run.steps} steps; {most} would be {STEPS} times those "
             f"of its configuration"
         )
 

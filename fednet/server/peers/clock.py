@@ -20,11 +20,12 @@ class ListeningClock:
         # A pause is none of theirs wherever it struck, also before this server listens again.
         return (min(now, self._listened + PAUSE_S) if self._counts else now) - self._missed
 
-    def listened(self, counts: bool = True) -> None:
-        """What had come was taken in. counts: whether anybody was waited for; in one process, where
-        clients train in this very thread, nobody ever is silent.
+    def listened(self, counts: bool = True, alone: bool = False) -> None:
+        """What had come was taken in. alone: nobody was waited for until now, so that all of it
+        counts. counts: False in one process, where clients train in this very thread, and nobody
+        ever is silent.
         """
         now = time.monotonic()
-        if counts:
+        if counts and not alone:
             self._missed += max(0.0, now - self._listened - PAUSE_S)
         self._listened, self._counts = now, counts
