@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import FunctionType, TracebackType
+from typing import Any
 
 from fednet import registry
 from fednet.descriptors import named
@@ -21,6 +23,10 @@ class UserFileError(ConfigError):
     """An exception within a user's own file; `__cause__` is that exception, whose traceback the
     command line shows.
     """
+
+
+class WrongPart(ConfigError):
+    """A function of a user's own takes or returns what it cannot; named with its file and line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,3 +187,54 @@ def _meant(broken: BaseException) -> str:
     known = [name for name in dir(broken.obj) if not name.startswith("_")]
     guess = nearest(broken.name, known)
     return f"; did you mean {guess!r}?" if guess else ""
+
+
+# -- what a user's own functions take and return ---------------------------------------------------
+Given = tuple[Any, ...]  # Any: what a function was given by position, which its own check knows
+# (the part, what its function was given, what it returned) to None, or what was expected. Any: a
+# part of any kind.
+Check = Callable[[Any, Given, object], "str | None"]
+
+
+def held(kind: type, base: type, returns: Mapping[str, Check]) -> None:
+    """Every function of a user's own class, in the place of one of `base`, raises WrongPart from
+    now on where it returns what it cannot. Raises it at once for what it takes. So whoever writes a
+    part reads what was expected, and in which of their lines, in place of what went wrong later.
+    """
+    for name, check in returns.items():
+        own = inspect.getattr_static(kind, name, None)
+        users = isinstance(own, FunctionType) and own.__module__.partition(".")[0] != "fednet"
+        if users and not hasattr(own, "__wrapped__"):
+            _takes(kind, own, getattr(base, name))
+            setattr(kind, name, _held(name, own, check))
+
+
+def _held(name: str, own: FunctionType, check: Check) -> Callable[..., object]:
+    @functools.wraps(own)
+    def call(part: object, *given: object, **named: object) -> object:
+        found = own(part, *given, **named)
+        if (expected := check(part, given, found)) is not None:
+            raise WrongPart(
+                f"{name} of {type(part).__name__} ({place(own)}) returned {_shown(found)}, "
+                f"expected {expected}"
+            )
+        return found
+
+    return call
+
+
+def _takes(kind: type, own: FunctionType, base: Callable[..., object]) -> None:
+    expected, found = inspect.signature(base), inspect.signature(own)
+    try:
+        found.bind(*expected.parameters)
+    except TypeError:
+        raise WrongPart(
+            f"{own.__name__} of {kind.__name__} ({place(own)}) takes "
+            f"({', '.join(found.parameters)}), expected ({', '.join(expected.parameters)})"
+        ) from None
+
+
+def _shown(found: object) -> str:
+    if isinstance(found, tuple):
+        return f"({', '.join(type(value).__name__ for value in found)})"
+    return type(found).__name__

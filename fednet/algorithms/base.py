@@ -24,9 +24,10 @@ import torch
 from torch import nn
 
 from fednet.algorithms.host import ClientHost, ServerHost
-from fednet.algorithms.returned import first, held
+from fednet.algorithms.returned import RETURNS, first
 from fednet.algorithms.state import Empty, PerClient, State, model_field
 from fednet.errors import ConfigError
+from fednet.loading import held
 from fednet.tensors import Inputs, Layout, Sum, Tensors, TwoSums, blockwise, mean
 from fednet.training.loop import Trained
 from fednet.wire.payload import (
@@ -188,7 +189,7 @@ class Algorithm:
             cls.exchanges = (Exchange(cls.Down, cls.Up),)
         if "Server" in cls.__dict__:
             cls.model_field = model_field(cls.Server)
-        held(cls, Algorithm)
+        held(cls, Algorithm, RETURNS)
 
     @property
     def main_exchange(self) -> int:

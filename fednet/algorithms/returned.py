@@ -1,22 +1,17 @@
-"""What a method's own functions are given and return, held against what it declares. Whoever writes
-a method reads here what was expected, and in which of their lines, in place of what went wrong
-later.
-"""
+"""What a method's own functions return, held against what it declares (`loading.held`)."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from numbers import Real
-from types import FunctionType
 from typing import TYPE_CHECKING, TypeVar
 
-from fednet.algorithms.state import State
+from fednet.algorithms.state import ALLOWED, State, foreign
 from fednet.errors import ConfigError, FednetError
-from fednet.loading import place
+from fednet.loading import Check, Given
 from fednet.tensors import Layout, Tensors
+from fednet.wire.packing import undeclared
 from fednet.wire.payload import Payload
 
 if TYPE_CHECKING:
@@ -25,63 +20,22 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=State)
 
 
-class WrongPart(ConfigError):
-    """A function of a user's own takes or returns what it cannot; named with its file and line."""
-
-
-def held(kind: type[Algorithm], base: type[Algorithm]) -> None:
-    """Every function of a user's own method, in the place of one of `base`, raises WrongPart from
-    now on where it returns what it cannot. Raises it at once for what it takes.
-    """
-    for name, check in RETURNS.items():
-        own = inspect.getattr_static(kind, name)
-        users = isinstance(own, FunctionType) and own.__module__.partition(".")[0] != "fednet"
-        if users and not hasattr(own, "__wrapped__"):
-            _takes(kind, own, getattr(base, name))
-            setattr(kind, name, _held(name, own, check))
-
-
-def _held(name: str, own: FunctionType, check: Check) -> Callable[..., object]:
-    @functools.wraps(own)
-    def call(method: Algorithm, *given: object, **named: object) -> object:
-        found = own(method, *given, **named)
-        if (expected := check(method, found)) is not None:
-            raise WrongPart(
-                f"{name} of {type(method).__name__} ({place(own)}) returned {_shown(found)}, "
-                f"expected {expected}"
-            )
-        return found
-
-    return call
-
-
-def _takes(kind: type[Algorithm], own: FunctionType, base: Callable[..., object]) -> None:
-    expected, found = inspect.signature(base), inspect.signature(own)
-    try:
-        found.bind(*expected.parameters)
-    except TypeError:
-        raise WrongPart(
-            f"{own.__name__} of {kind.__name__} ({place(own)}) takes "
-            f"({', '.join(found.parameters)}), expected ({', '.join(expected.parameters)})"
-        ) from None
-
-
-def _shown(found: object) -> str:
-    if isinstance(found, tuple):
-        return f"({', '.join(type(value).__name__ for value in found)})"
-    return type(found).__name__
-
-
 # -- what each function returns: None, or what was expected ----------------------------------------
-Check = Callable[["Algorithm", object], "str | None"]
-
-
 def _a(kind: type | tuple[type, ...], expected: str) -> Check:
-    return lambda method, found: None if isinstance(found, kind) else expected
+    return lambda method, given, found: None if isinstance(found, kind) else expected
+
+
+def _payload(expected: str, optional: bool = False) -> Check:
+    def check(method: Algorithm, given: Given, found: object) -> str | None:
+        if isinstance(found, Payload):
+            return undeclared(found)
+        return None if optional and found is None else expected
+
+    return check
 
 
 def _state(which: str) -> Check:
-    def check(method: Algorithm, found: object) -> str | None:
+    def check(method: Algorithm, given: Given, found: object) -> str | None:
         kind = getattr(method, which)
         others = {method.Server, method.Client, method.Fold} - {kind}
         if not isinstance(found, State) or type(found) in others:
@@ -89,22 +43,42 @@ def _state(which: str) -> Check:
         field = method.model_field if isinstance(found, method.Server) else None
         if field is not None and not isinstance(getattr(found, field), Tensors | None):
             return f"Tensors as its {field}, not a {type(getattr(found, field)).__name__}"
-        return None
+        return None if which == "Fold" else _kept(found)
 
     return check
 
 
-def _pair(method: Algorithm, found: object) -> str | None:
+def _kept(state: State) -> str | None:
+    found = foreign(state, type(state).__name__)
+    return None if found is None else f"{ALLOWED} as {found}"
+
+
+def _pair(method: Algorithm, given: Given, found: object) -> str | None:
     state, up = found if isinstance(found, tuple) and len(found) == 2 else (None, None)
     if isinstance(state, method.Client) and isinstance(up, Payload):
-        return None
+        return _kept(state) or undeclared(up) or _partly(up, given[3].shared)
     return (
         f"the client's next state ({method.Client.__name__}; without one, `client` as it came) and "
         f"its Up"
     )
 
 
-def _refusal(method: Algorithm, found: object) -> str | None:
+def _partly(up: Payload, shared: Layout) -> str | None:
+    """Where a field's tensors are others than those that cross, which ones."""
+    for name in up.fields:
+        value = getattr(up, name)
+        if not isinstance(value, Tensors) or value.layout.parameters == shared.parameters:
+            continue
+        sent, expected = value.layout.parameters.names, shared.parameters.names
+        lacks = [n for n in expected if n not in sent] or [n for n in sent if n not in expected]
+        return (
+            f"the tensors that cross (host.shared) as {type(up).__qualname__}.{name}; the "
+            f"difference is {', '.join(lacks[:3]) or 'in shapes'}{', ...' * (len(lacks) > 3)}"
+        )
+    return None
+
+
+def _refusal(method: Algorithm, given: Given, found: object) -> str | None:
     pair = isinstance(found, tuple) and list(map(type, found)) == [str, str]
     return None if pair or found is None else "(key, sentence), or None"
 
@@ -118,9 +92,9 @@ RETURNS: Mapping[str, Check] = {
     "init_server": _state("Server"),
     "prepare": _state("Server"),
     "init_client": _state("Client"),
-    "enroll": _a((Payload, type(None)), "a payload, or None"),
+    "enroll": _payload("a payload, or None", optional=True),
     "enrolled": _state("Client"),
-    "broadcast": _a(Payload, "the payload that goes down, Down(...)"),
+    "broadcast": _payload("the payload that goes down, Down(...)"),
     "local": _pair,
     "start": _state("Fold"),
     "fold": _state("Fold"),
@@ -130,7 +104,7 @@ RETURNS: Mapping[str, Check] = {
     "shared_model": _model,
     "shared_part": _model,
     "with_model": _state("Server"),
-    "personal": lambda method, found: (
+    "personal": lambda method, given, found: (
         None
         if isinstance(found, Tensors) or callable(found)
         else "Tensors of the model, or a function from inputs to outputs"

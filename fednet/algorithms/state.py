@@ -52,12 +52,34 @@ class Empty(State):
 
 
 # -- to and from files -----------------------------------------------------------------------------
+ALLOWED = (
+    "tensors, Tensors, PerClient, numbers, strings, None, and lists, tuples and dicts of these"
+)
+_KEPT = (bool, int, float, str, torch.Tensor, Tensors, PerClient, Layout)
+
+
 def dump(value: object) -> tuple[object, dict[str, torch.Tensor]]:
     """(tree, tensors): a JSON-ready tree, a dict where value is a State, in which tensors stand as
     references into the flat dict beside it. Raises StateError for what no State may hold.
     """
     tensors: dict[str, torch.Tensor] = {}
     return _down(value, "", tensors), tensors
+
+
+def foreign(value: object, path: str) -> str | None:
+    """Where a value holds what no State may, and what that is; None: nowhere. path: where it is."""
+    if isinstance(value, (State, Sum, TwoSums)):
+        names = [f.name for f in dataclasses.fields(value)]  # type: ignore[arg-type]
+        parts = [(f"{path}.{name}", getattr(value, name)) for name in names]
+    elif isinstance(value, dict):
+        parts = [(f"{path}.{name}", part) for name, part in value.items()]
+    elif isinstance(value, (tuple, list)):
+        parts = [(f"{path}.{i}", part) for i, part in enumerate(value)]
+    elif value is None or isinstance(value, _KEPT):
+        return None
+    else:
+        return f"{path}, not {type(value).__name__}"
+    return next((found for at, part in parts if (found := foreign(part, at))), None)
 
 
 def _bytes(value: torch.Tensor) -> memoryview:
@@ -115,9 +137,7 @@ def _down(value: object, path: str, out: dict[str, torch.Tensor] | None) -> obje
     if isinstance(value, (tuple, list)):
         return {"$list": [_down(v, f"{path}.{i}", out) for i, v in enumerate(value)]}
     raise StateError(
-        f"state field {path.lstrip('.')!r} holds a {type(value).__name__}; allowed are tensors, "
-        f"Tensors, PerClient, "
-        "numbers, strings, None, and lists, tuples and dicts of these."
+        f"state field {path.lstrip('.')!r} holds a {type(value).__name__}; allowed are {ALLOWED}."
     )
 
 

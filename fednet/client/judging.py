@@ -9,11 +9,10 @@ import numpy as np
 import torch
 
 from fednet.algorithms.base import Algorithm, Payload, Tensors
-from fednet.algorithms.returned import WrongPart
 from fednet.experiment.build import Experiment
 from fednet.experiment.judging import JUDGED, GlobalModel, Judgement
 from fednet.experiment.store import ClientStore, Record
-from fednet.loading import place
+from fednet.loading import WrongPart, place
 from fednet.training.evaluation import Counts
 from fednet.training.hosts import SiteHost
 from fednet.training.setting import Pair

@@ -28,13 +28,12 @@ from collections.abc import Callable, Mapping
 import torch
 
 from fednet.algorithms.base import Run, Samples, Tensors
-from fednet.algorithms.returned import WrongPart
 from fednet.algorithms.staleness import rebased
 from fednet.algorithms.state import State
 from fednet.errors import FednetError, RemoteProtocolError, RoundVoid, no_memory
 from fednet.experiment import privacy
 from fednet.experiment.build import Experiment
-from fednet.loading import raised
+from fednet.loading import WrongPart, raised
 from fednet.robust import stack
 from fednet.server.asking import Phase
 from fednet.server.spool import Spooled

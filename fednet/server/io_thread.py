@@ -1,5 +1,4 @@
-"""The server's input and output: one thread that owns the socket, the link, the protocol machine
-and the spool.
+"""The server's I/O: one thread that owns the socket, the link, the protocol machine and the spool.
 
 The engine gives it commands by `call` and takes events from `wait`. In one process there is no
 thread: `wait` then pumps the same loop, and the clients' with it, until something has happened.
@@ -17,6 +16,7 @@ from typing import TypeVar
 
 from fednet.errors import FednetError, RemoteProtocolError
 from fednet.files import digest
+from fednet.loading import WrongPart
 from fednet.plain import JsonDict
 from fednet.protocol.rules import (
     Arrived,
@@ -336,7 +336,7 @@ class ServerIO:
                 raise RemoteProtocolError("the payload was damaged on its way")
             made = self._check(reply, body)
             reply.payload = made if reply.memory is not None else None
-        except RemoteProtocolError as broken:
+        except (RemoteProtocolError, WrongPart) as broken:  # a compressor made nothing of its bytes
             self.spool.discard(reply)
             return self.protocol.reject(arrived.key, str(broken), now)
         accepted = self.protocol.accept(arrived.key, now)

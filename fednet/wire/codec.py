@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fednet.errors import LocalProtocolError, RemoteProtocolError
+from fednet.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from fednet.files import Buffer, digest
 from fednet.tensors import Layout, Tensors
 from fednet.wire import packing
@@ -145,7 +145,9 @@ class Codec:
         seen: dict[str, object] = {}
         for name, field in payload.fields.items():
             value = getattr(payload, name)
-            packing.declared(field.form, value, f"{type(payload).__qualname__}.{name}")
+            if (found := packing.misfit(field.form, value)) is not None:
+                where = f"{type(payload).__qualname__}.{name}"
+                raise ConfigError(f"{where}: expected {packing.VALUES[field.form][1]}, got {found}")
             chain = self.chains.get(field.kind)
             if field.form in ("tensors", "parameters"):
                 part = self._tensors(value, field.form)

@@ -21,6 +21,7 @@ import torch
 
 from fednet import registry
 from fednet.errors import ConfigError, RemoteProtocolError
+from fednet.loading import held
 from fednet.options import instance
 from fednet.wire.compressors.base import (
     Feedback,
@@ -32,6 +33,7 @@ from fednet.wire.compressors.base import (
     Values,
 )
 from fednet.wire.compressors.ef import ErrorFeedback
+from fednet.wire.returned import RETURNS
 
 ORDER = (
     "the order is one of ef, noef, ef21, diana, dgc, delta, one of topk, randk, threshold, "
@@ -335,9 +337,10 @@ def chains(
 
 def _part(item: str) -> Part:
     part = instance(registry.compressor, item)
-    if not isinstance(part, (Feedback, Reduce, Values, Lossless)):
-        raise ConfigError(
-            f"compressor {item!r} derives from none of Feedback, Reduce, Select, Values and "
-            f"Lossless."
-        )
-    return part
+    for base, returns in RETURNS.items():
+        if isinstance(part, base):
+            held(type(part), base, returns)
+            return part
+    raise ConfigError(
+        f"compressor {item!r} derives from none of Feedback, Reduce, Select, Values and Lossless."
+    )

@@ -13,12 +13,12 @@ import numpy.typing as npt
 import torch
 
 from fednet.buffers import FROM_BYTES, copied, writable
-from fednet.errors import ConfigError, RemoteProtocolError
+from fednet.errors import RemoteProtocolError
 from fednet.files import Buffer
 from fednet.tensors import Borrowed, Layout, Tensors
 from fednet.wire.messages import Field
 from fednet.wire.payload import Field as Declared
-from fednet.wire.payload import Run, Samples
+from fednet.wire.payload import Payload, Run, Samples
 
 DTYPES = {
     "uint8": torch.uint8,
@@ -32,11 +32,11 @@ DTYPES = {
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 SAMPLE_DTYPES = (torch.uint8, torch.int64, torch.float32)
-_TENSORS = (Tensors, "Tensors of the model, such as `done.x`, whole")
+_TENSORS = (Tensors, "Tensors of the model, whole (such as `done.x`)")
 VALUES: dict[str, tuple[type, str]] = {  # by a field's form
     "tensors": _TENSORS,
     "parameters": _TENSORS,
-    "run": (Run, "what a training was (Statistics), such as `done.run`"),
+    "run": (Run, "what a training was (Statistics, such as `done.run`)"),
     "float": (SupportsFloat, "a number"),
     "int": (SupportsIndex, "a whole number"),
     "samples": (Samples, "Samples"),
@@ -77,18 +77,48 @@ def raw(values: torch.Tensor) -> memoryview:
     return flat.numpy().data.cast("B")
 
 
-def declared(form: str, value: object, where: str) -> None:
-    """Raises ConfigError for a field's value that is not of the type that its form says. where: for
-    the error.
-    """
-    kind, what = VALUES[form]
-    if not isinstance(value, kind):
-        raise ConfigError(f"{where}: expected {what}, got {type(value).__name__}")
+def undeclared(payload: Payload) -> str | None:
+    """What a field was expected to be that is not as its declaration says; None where all are."""
+    for name, field in payload.fields.items():
+        value = getattr(payload, name)
+        found = misfit(field.form, value)
+        if found is None and field.form == "array":
+            found = _other(field, value)
+        if found is not None:
+            return f"{VALUES[field.form][1]} as {type(payload).__qualname__}.{name}, not {found}"
+    return None
+
+
+def misfit(form: str, value: object) -> str | None:
+    """What a value is that `pack` cannot lay out."""
+    if not isinstance(value, VALUES[form][0]):
+        return type(value).__name__
+    try:
+        if form in ("run", "float", "int"):
+            pack(form, value)
+    except (struct.error, TypeError, ValueError, RuntimeError):  # as torch, of two elements, has it
+        return repr(value) if isinstance(value, Run) else type(value).__name__
+    if isinstance(value, Samples):
+        arrays = [*value.x.values()] if isinstance(value.x, dict) else [value.x]
+        others = [v for v in (*arrays, value.y) if not isinstance(v, torch.Tensor)]
+        return f"Samples of {type(others[0]).__name__}" if others else None
+    if isinstance(value, torch.Tensor) and value.dtype not in NAMES:
+        return str(value.dtype)
+    return None
+
+
+def _other(declared: Declared, part: torch.Tensor) -> str | None:
+    """What a tensor is that is not of the dtype and rank declared."""
+    if declared.dtype not in ("", NAMES[part.dtype]):
+        return f"{NAMES[part.dtype]}, declared is {declared.dtype}"
+    if declared.rank not in (None, part.dim()):
+        return f"{part.dim()} axes, declared are {declared.rank}"
+    return None
 
 
 def pack(
     form: str,
-    value: Any,  # of the type that the form says, see `declared`
+    value: Any,  # of the type that the form says, see `undeclared`
 ) -> tuple[list[Buffer], list[tuple[str, str, list[int]]]]:
     """Lays out a field's value for the wire. Returns (a value's bytes, the (name, dtype, shape) of
     its arrays).
@@ -117,14 +147,8 @@ def within(declared: Declared, value: object, name: str) -> None:
     elif isinstance(value, (torch.Tensor, Samples)):
         x = value.x if isinstance(value, Samples) else value
         for part in x.values() if isinstance(x, dict) else (x,):
-            if declared.dtype not in ("", NAMES[part.dtype]):
-                raise RemoteProtocolError(
-                    f"field {name}: {NAMES[part.dtype]}, declared is {declared.dtype}"
-                )
-            if declared.rank not in (None, part.dim()):
-                raise RemoteProtocolError(
-                    f"field {name}: {part.dim()} axes, declared are {declared.rank}"
-                )
+            if (other := _other(declared, part)) is not None:
+                raise RemoteProtocolError(f"field {name}: {other}")
         if isinstance(x, dict) or not x.numel():
             return
         if declared.low == -math.inf and declared.high == math.inf:

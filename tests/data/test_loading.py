@@ -290,6 +290,9 @@ def test_a_folder_of_classes_alone_is_read_and_one_of_their_folders_is_not_taken
         load(section("folder", path="kept"), tmp_path)
     with pytest.raises(DataError, match=r"there is no folder gone, and none .*gone"):
         load(section("folder", path="gone"), tmp_path)
+    for kind, noun in (("folder", "folder"), ("arrays", "file")):
+        with pytest.raises(DataError, match=rf"there is no {noun} /nowhere\.$"):
+            load(section(kind, path="/nowhere"), tmp_path)
 
 
 def test_images_of_different_sizes_want_a_size(tmp_path):

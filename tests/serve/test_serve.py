@@ -229,6 +229,7 @@ def port() -> int:
         ("--bind", "tcp://127.0.0.1:0", "expected a fixed port"),
         ("--bind", "5555", "'5555' is no address: expected tcp://HOST:PORT"),
         ("--bind", "tcp://127.0.0.1:-1", "has no port '-1'"),
+        ("--bind", "tcp://127.0.0.1", "'tcp://127.0.0.1' has no port: expected"),
         ("--bind", "tcp://*:5755", "use CURVE keys (--keys DIR), or --insecure"),
         ("--keys", "nowhere", "nowhere: no such directory of keys"),
         ("--device", "gpu", "--device 'gpu': expected auto, cpu"),

@@ -357,9 +357,19 @@ LOCAL = r"local of Fresh \(fresh\.py, line 52\) returned "
         (
             "done.x - down.x",
             "done.x.vector",
-            r"Up\.dy: expected Tensors of the model.*, got Tensor",
+            LOCAL + r"\(Empty, Up\), expected Tensors of .* as Fresh\.Up\.dy, not Tensor",
         ),
-        ("run=done.run", "run=None", r"Up\.run: expected what a training was.*, got NoneType"),
+        ("run=done.run", "run=None", LOCAL + r".*, expected what .* as Fresh\.Up\.run, not None"),
+        (
+            "run=done.run",
+            'run=type(done.run)(1, "2", 0.5)',
+            LOCAL + r".*, expected what .*\.run, not Run\(n=1, steps='2', loss=0\.5\)",
+        ),
+        (
+            "done.x - down.x",
+            "(done.x - down.x).select(down.x.layout.without({down.x.layout.names[0]}))",
+            LOCAL + r".*, expected the tensors that cross .* Fresh\.Up\.dy; the difference is \S+",
+        ),
         ("def start(", "def begin(", r"Fresh\.Fold declares dy, .*; write start and fold"),
         (
             "class Fold",

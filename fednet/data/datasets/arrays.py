@@ -34,7 +34,8 @@ def arrays(
     """
     file = Path(path) if Path(path).exists() else root / path
     if not file.is_file():
-        raise DataError(f"data.path: there is no file {path}, and none {file}.")
+        also = "" if file == Path(path) else f", and none {file}"
+        raise DataError(f"data.path: there is no file {path}{also}.")
     held = _read(file)
     for name in ("x_train", "y_train"):
         if name not in held:

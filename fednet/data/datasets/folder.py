@@ -49,7 +49,8 @@ def folder(
         else root / path
     )
     if not top.is_dir():
-        raise DataError(f"data.path: there is no folder {path}, and none {top}.")
+        also = "" if top == Path(path) else f", and none {top}"
+        raise DataError(f"data.path: there is no folder {path}{also}.")
     inside = _classes_in(top)
     names = _names(inside, classes)
     train = _of_classes(inside, names)

@@ -219,11 +219,12 @@ def check_address(address: str) -> None:
     number, or that there cannot be, for another.
     """
     scheme, _, rest = address.partition("://")
-    port = rest.rpartition(":")[2]
+    _, colon, port = rest.rpartition(":")
     if scheme not in ("tcp", "ipc") or not rest:
         raise ConfigError(f"{address!r} is no address: {EXPECTED}.")
     if scheme == "tcp" and not re.fullmatch(r"[0-9]{1,9}|\*", port):
-        raise ConfigError(f"{address!r} has no port {port!r}: {EXPECTED}.")
+        shown = f" {port!r}" if colon else ""
+        raise ConfigError(f"{address!r} has no port{shown}: {EXPECTED}.")
     if scheme == "tcp" and port != "*" and int(port) > MAX_PORT:
         raise ConfigError(f"{address}: there is no port {port}; expected 0 to {MAX_PORT}.")
 

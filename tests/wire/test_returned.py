@@ -1,0 +1,127 @@
+"""Compressors of a user's own that take or return what they cannot: told with file and line."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fednet import loading
+from fednet.loading import WrongPart
+from fednet.wire import compress
+
+FILE = """import numpy as np
+import torch
+
+import fednet
+from fednet.wire.compressors.base import Feedback, Lossless, Select, Values
+
+
+@fednet.compressor("tenths")
+class Tenths(Values):
+    def nbytes(self, n):
+        return n
+
+    def encode(self, x, rng):
+        return np.round(10 * x).astype(np.int8).tobytes()
+
+    def decode(self, data, n):
+        return np.frombuffer(data, np.int8).astype(np.float32) / 10
+
+
+@fednet.compressor("half")
+class Half(Select):
+    contracts = True
+
+    def count(self, n):
+        return n // 2
+
+    def select(self, x):
+        return np.sort(np.argsort(-np.abs(x))[: len(x) // 2])
+
+
+@fednet.compressor("same")
+class Same(Lossless):
+    def bound(self, nbytes):
+        return nbytes
+
+    def encode(self, data):
+        return bytes(data)
+
+    def decode(self, data, nbytes):
+        return bytes(data)
+
+
+@fednet.compressor("nothing")
+class Plain(Feedback):
+    def wanted(self, x, memory):
+        return x
+"""
+CHAIN = ["nothing", "half", "tenths", "same"]
+
+
+def there_and_back(text, tmp_path):
+    """What a chain of the file's parts makes of ten numbers, and where they are read again."""
+    path = tmp_path / "parts.py"
+    path.write_text(text)
+    try:
+        loading.load_parts([path])
+        chain = compress.parse(CHAIN)
+        x = torch.tensor([3.0, 0, 1, 0, -2, 0, 0, -1, 5, 0])
+        memory = compress.Memory({}, {}, "x")
+        data, decoded = chain.send(x, np.random.default_rng(0), memory)
+        assert len(data) == chain.nbytes(10)[0]
+        return decoded.tolist()
+    finally:
+        loading._drop(loading.module_of(path))
+
+
+def test_compressors_that_keep_to_their_declarations_are_left_alone(tmp_path):
+    assert there_and_back(FILE, tmp_path) == [3.0, 0, 1, 0, -2, 0, 0, -1, 5, 0]
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [
+        (
+            ".tobytes()",
+            "",
+            r"encode of Tenths \(parts\.py, line 13\) returned ndarray, expected bytes, 5 of them",
+        ),
+        (".tobytes()", ".tobytes()[1:]", r"encode of Tenths .* bytes, 5 of them, not 4"),
+        ("return n\n", "return n / 1\n", r"nbytes of Tenths .* returned float, expected a whole"),
+        (
+            "self, x, rng",
+            "self, x",
+            r"encode of Tenths .* takes \(self, x\), .*\(self, x, rng\)",
+        ),
+        (
+            ".astype(np.float32) / 10",
+            " / 10",
+            r"decode of Tenths \(parts\.py, line 16\) returned ndarray, expected a float32 array "
+            r"of 5 values, not float64 of shape \(5,\)",
+        ),
+        (
+            "return np.frombuffer(data, np.int8).astype(np.float32) / 10",
+            "return torch.zeros(n)",
+            r"decode of Tenths .* returned Tensor, expected a float32 array of 5 values",
+        ),
+        (
+            "np.sort(np.argsort(-np.abs(x))[: len(x) // 2])",
+            "np.argsort(-np.abs(x))[: len(x) // 2]",
+            r"select of Half \(parts\.py, line 27\) .* an array of 5 ascending indices below 10",
+        ),
+        (
+            "np.sort(np.argsort(-np.abs(x))[: len(x) // 2])",
+            "np.abs(x) > 0.5",
+            r"select of Half .* ascending indices below 10, not bool",
+        ),
+        ("[: len(x) // 2]", "[: len(x) // 3]", r"select of Half .* below 10, not 3"),
+        ("return bytes(data)\n\n\n@", "return str(data)\n\n\n@", r"decode of Same .* returned str"),
+        ("return x\n", "return x.numpy()\n", r"wanted of Plain .* ndarray, expected a tensor"),
+    ],
+)
+def test_a_compressors_wrong_type_is_told_with_its_file_and_line(right, wrong, said, tmp_path):
+    assert right in FILE
+    with pytest.raises(WrongPart, match=said):
+        there_and_back(FILE.replace(right, wrong, 1), tmp_path)
