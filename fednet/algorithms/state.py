@@ -68,18 +68,24 @@ def dump(value: object) -> tuple[object, dict[str, torch.Tensor]]:
 
 def foreign(value: object, path: str) -> str | None:
     """Where a value holds what no State may, and what that is; None: nowhere. path: where it is."""
-    if isinstance(value, (State, Sum, TwoSums)):
-        names = [f.name for f in dataclasses.fields(value)]  # type: ignore[arg-type]
-        parts = [(f"{path}.{name}", getattr(value, name)) for name in names]
-    elif isinstance(value, dict):
-        parts = [(f"{path}.{name}", part) for name, part in value.items()]
-    elif isinstance(value, (tuple, list)):
-        parts = [(f"{path}.{i}", part) for i, part in enumerate(value)]
-    elif value is None or isinstance(value, _KEPT):
+    if value is None or isinstance(value, _KEPT):
         return None
-    else:
+    parts = _parts(value)
+    if parts is None:
         return f"{path}, not {type(value).__name__}"
-    return next((found for at, part in parts if (found := foreign(part, at))), None)
+    return next((found for name, part in parts if (found := foreign(part, f"{path}.{name}"))), None)
+
+
+def _parts(value: object) -> list[tuple[object, object]] | None:
+    """(name, part) of what may hold others; None of anything else."""
+    if isinstance(value, (State, Sum, TwoSums)):
+        fields = dataclasses.fields(value)  # type: ignore[arg-type]
+        return [(f.name, getattr(value, f.name)) for f in fields]
+    if isinstance(value, dict):
+        return list(value.items())
+    if isinstance(value, (tuple, list)):
+        return list(enumerate(value))
+    return None
 
 
 def _bytes(value: torch.Tensor) -> memoryview:
@@ -123,22 +129,20 @@ def _down(value: object, path: str, out: dict[str, torch.Tensor] | None) -> obje
             },
             "layout": slots,
         }
-    if isinstance(value, (State, Sum, TwoSums)):
-        return {
-            "$record": {
-                f.name: _down(getattr(value, f.name), f"{path}.{f.name}", out)
-                for f in dataclasses.fields(value)  # type: ignore[arg-type]
-            }
-        }
     if isinstance(value, Layout):
         return {"$layout": [[s.name, list(s.shape), s.role] for s in value.slots]}
+    inside = _parts(value)
+    if inside is None:
+        raise StateError(
+            f"state field {path.lstrip('.')!r} holds a {type(value).__name__}; allowed are "
+            f"{ALLOWED}."
+        )
+    down = [(name, _down(part, f"{path}.{name}", out)) for name, part in inside]
     if isinstance(value, dict):
-        return {"$dict": [[k, _down(v, f"{path}.{k}", out)] for k, v in value.items()]}
+        return {"$dict": [list(pair) for pair in down]}
     if isinstance(value, (tuple, list)):
-        return {"$list": [_down(v, f"{path}.{i}", out) for i, v in enumerate(value)]}
-    raise StateError(
-        f"state field {path.lstrip('.')!r} holds a {type(value).__name__}; allowed are {ALLOWED}."
-    )
+        return {"$list": [part for _, part in down]}
+    return {"$record": {str(name): part for name, part in down}}
 
 
 def load(
