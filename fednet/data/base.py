@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -188,6 +189,12 @@ class Data:
                 whole.update(f"{which}/{name}/{part.dtype}/{tuple(part.shape)}".encode())
                 whole.update(memoryview(part.contiguous().view(-1).view(torch.uint8).numpy()))
         return whole.hexdigest()
+
+
+def absent(what: str, path: str, looked: Path) -> DataError:
+    """What is said of a data.path at which there is nothing, looked for there as well."""
+    also = "" if looked == Path(path) else f", and none {looked}"
+    return DataError(f"data.path: there is no {what} {path}{also}.")
 
 
 def channel_statistics(x: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

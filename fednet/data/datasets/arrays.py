@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fednet.data.base import Data, channel_statistics
+from fednet.data.base import Data, absent, channel_statistics
 from fednet.errors import DataError
 from fednet.registry import dataset
 
@@ -34,8 +34,7 @@ def arrays(
     """
     file = Path(path) if Path(path).exists() else root / path
     if not file.is_file():
-        also = "" if file == Path(path) else f", and none {file}"
-        raise DataError(f"data.path: there is no file {path}{also}.")
+        raise absent("file", path, file)
     held = _read(file)
     for name in ("x_train", "y_train"):
         if name not in held:

@@ -11,7 +11,7 @@ import torch
 
 from fednet import capacity
 from fednet.data import cache
-from fednet.data.base import Data, channel_statistics
+from fednet.data.base import Data, absent, channel_statistics
 from fednet.errors import ConfigError, DataError
 from fednet.plain import part_of
 from fednet.registry import dataset
@@ -49,8 +49,7 @@ def folder(
         else root / path
     )
     if not top.is_dir():
-        also = "" if top == Path(path) else f", and none {top}"
-        raise DataError(f"data.path: there is no folder {path}{also}.")
+        raise absent("folder", path, top)
     inside = _classes_in(top)
     names = _names(inside, classes)
     train = _of_classes(inside, names)
