@@ -16,6 +16,7 @@ import pytest
 from fednet.client.loop import ClientLoop
 from fednet.client.work import Prepared
 from fednet.client.workplace import Answer
+from fednet.loading import WrongPart
 from fednet.protocol.client import ClientProtocol
 from fednet.protocol.rules import Job, Resolved, Rules, Send
 from fednet.protocol.server import ServerProtocol
@@ -111,7 +112,7 @@ class Both:
             (lambda: self.loop.step(0.0)) if inline else None,
         )
 
-    def phase(self, size: int) -> None:
+    def phase(self, size: int, ended: str = "") -> None:
         body = Body([bytes(size)])
         jobs = [
             Job(i, [m.Field("x", "state", size, size)], body, body.check(), judge=True)
@@ -123,7 +124,17 @@ class Both:
             assert time.monotonic() < limit
             found = self.io.wait(0.01, (1, 0, "train"))
             done += [found.reason] if found is not None else []
-        assert done == ["", ""]
+        assert done == [ended, ended]
+
+
+def test_a_reply_of_which_a_compressor_of_ones_own_makes_nothing_is_refused(tmp_path):
+    def nothing(reply, body):
+        raise WrongPart("decode of Own (own.py, line 3) returned ndarray, expected 5 values")
+
+    network = Inproc()
+    both = Both(tmp_path, network.server(), network.client())
+    both.io._check = nothing
+    both.phase(10, "refused: decode of Own (own.py, line 3) returned ndarray, expected 5 values")
 
 
 def test_the_rounds_are_told_of_replies_though_other_messages_never_cease(tmp_path):
