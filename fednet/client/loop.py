@@ -30,10 +30,13 @@ UNANSWERED_S = 3.0  # after so long without a server the user hears of it
 FIND_S = 0.1  # between two looks for the server
 
 
-def given_up(give_up_s: float) -> CannotGoOn:
+def given_up(give_up_s: float, transport: ClientTransport | None = None) -> CannotGoOn:
+    """transport: to the server, where there is one."""
+    trouble = transport and transport.trouble
+    cause = f"; {transport.address}: {trouble}" if transport and trouble else ""
     return CannotGoOn(
-        f"no server has taken this client in for {give_up_s:g} s (--give-up); started again with "
-        f"the same --state, it goes on."
+        f"no server has taken this client in for {give_up_s:g} s (--give-up{cause}); started again "
+        f"with the same --state, it goes on."
     )
 
 
@@ -107,13 +110,17 @@ class ClientLoop:
             if self.protocol.state in TAKEN_IN:
                 welcome = time.monotonic()
             elif give_up_s is not None and time.monotonic() - welcome > give_up_s:
-                raise given_up(give_up_s)
+                raise given_up(give_up_s, self.transport)
             if self._connected:
                 if reported:
                     say(f"connected to {self.transport.address}")
                 alone, reported = time.monotonic(), False
             elif not reported and self.ended is None and time.monotonic() - alone > UNANSWERED_S:
-                say(f"not connected to {self.transport.address} yet; trying on (Ctrl-C ends this)")
+                cause = f" ({self.transport.trouble})" if self.transport.trouble else ""
+                say(
+                    f"not connected to {self.transport.address} yet{cause}; trying on "
+                    f"(Ctrl-C ends this)"
+                )
                 reported = True
         return self.ended
 

@@ -142,6 +142,11 @@ class ClientTransport(Protocol):
         """Where the server is."""
         ...
 
+    @property
+    def trouble(self) -> str:
+        """Why no connection stands, as far as that is known; else ""."""
+        ...
+
     def poll(self, timeout_s: float | None) -> list[Event]: ...
 
     def send(self, frames: Frames) -> bool:

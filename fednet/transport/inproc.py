@@ -127,7 +127,7 @@ class InprocServer:
 
 
 class InprocClient:
-    address = "inproc"
+    address, trouble = "inproc", ""
 
     def __init__(self, network: Inproc, user: str | None) -> None:
         self._network = network

@@ -144,6 +144,10 @@ class ShapedClient:
     def address(self) -> str:
         return self.inner.address
 
+    @property
+    def trouble(self) -> str:
+        return self.inner.trouble
+
     def poll(self, timeout_s: float | None) -> list[Event]:
         events: list[Event] = list(self._ready("down"))
         dues = [one.waiting.due() for one in self._directions.values()]

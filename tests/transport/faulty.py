@@ -194,6 +194,10 @@ class FaultyClient:
     def address(self) -> str:
         return self.inner.address
 
+    @property
+    def trouble(self) -> str:
+        return self.inner.trouble
+
     def poll(self, timeout_s: float | None) -> list[Event]:
         events: list[Event] = [message for _, message in self._faults.ready("down")]
         for event in self.inner.poll(0.0 if events else self._faults.wait(timeout_s)):

@@ -195,6 +195,34 @@ def test_a_client_notices_that_the_server_is_gone_and_finds_the_next_on_the_same
         assert of(seen, Received) == []
 
 
+def test_a_client_says_of_an_address_where_nothing_listens_that_it_is_turned_down(pair):
+    client = pair.client()
+    pump(pair.server, client, until=lambda seen: of(seen, Opened, client))
+    assert client.trouble == ""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        client.reconnect(f"tcp://127.0.0.1:{free.getsockname()[1]}")
+        pump(pair.server, client, until=lambda seen: client.trouble.startswith("nothing listens"))
+    client.reconnect(pair.server.address)
+    pump(pair.server, client, until=lambda seen: of(seen, Opened, client))
+    assert client.trouble == ""
+
+
+def test_a_client_says_of_a_name_that_leads_nowhere_that_no_such_host_is_known(pair):
+    client = pair.client()
+    client.reconnect("tcp://host.invalid:5555")  # RFC 2606: never a host's
+    pump(pair.server, client, until=lambda seen: client.trouble == "no such host is known here")
+
+
+def test_a_client_says_of_a_listener_without_a_word_that_there_is_no_answer(pair):
+    client = pair.client()
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        client.reconnect(f"tcp://127.0.0.1:{silent.getsockname()[1]}")
+        pump(pair.server, client, until=lambda seen: client.trouble == "no answer so far")
+
+
 def test_reconnect_moves_to_another_address(pair):
     client, conn = joined(pair)
     with ExitStack() as stack:

@@ -48,6 +48,40 @@ TELL_ENDED = 3
 no reason. One that merely ended does so once."""
 
 
+class Attempts:
+    """What has become of attempts to connect, by what libzmq tells of each. It names no cause: one
+    that was begun and closed was turned down, and of one that never began the host's name had led
+    nowhere.
+    """
+
+    def __init__(self) -> None:
+        self._verdict = ""  # on the last one
+        self._begun = self._closed = False
+
+    def tells(self, event: int) -> bool:
+        """Whether the event was an attempt's."""
+        if event == zmq.EVENT_CONNECT_DELAYED:
+            self._begun = True
+        elif event == zmq.EVENT_CLOSED:
+            self._closed = True
+        elif event == zmq.EVENT_CONNECT_RETRIED:
+            if self._closed:
+                self._verdict = "nothing listens there, or the way there is closed"
+            elif not self._begun:
+                self._verdict = "no such host is known here"
+            self._begun = self._closed = False
+        elif event == zmq.EVENT_CONNECTED:
+            self._begun, self._verdict = True, ""  # the handshake's answer is still to come
+            return False
+        else:
+            return False
+        return True
+
+    @property
+    def trouble(self) -> str:
+        return "no answer so far" if self._begun and not self._closed else self._verdict
+
+
 class ZmqClient:
     """A DEALER that connects to `address`, and again whenever the connection ends, every 0.1 s up
     to 2 s.
@@ -119,6 +153,10 @@ class ZmqClient:
     def wake(self) -> None:
         self._waker.wake()
 
+    @property
+    def trouble(self) -> str:
+        return "" if self._open else self._way_out.trouble or self._attempts.trouble
+
     def reconnect(self, address: str | None = None) -> None:
         self._left = self._left or self._open
         self._disconnect()
@@ -161,7 +199,7 @@ class ZmqClient:
             dealer.curve_secretkey = self._keys.secret.encode()
             servers = [self._keys.server or "", *self._keys.servers]
             dealer.curve_serverkey = servers[self._tried % len(servers)].encode()
-        self._dealer = dealer
+        self._dealer, self._attempts = dealer, Attempts()
         self._monitor = monitor_of(self._context, dealer, next(self._sockets))
         self._poller = zmq.Poller()
         for source in (self._monitor, self._waker.fd):
@@ -222,6 +260,8 @@ class ZmqClient:
         another since.
         """
         for event, value in monitor_events(self._monitor):
+            if self._attempts.tells(event):
+                continue
             if event == zmq.EVENT_CONNECTED:
                 serial = next(self._serial)
                 try:
