@@ -94,7 +94,7 @@ def _labels(firsts: Sequence[Run]) -> list[str]:
         for key, value in sorted(mine.items()):
             rivals = same if key.startswith("algorithm.") else configs
             if key != "algorithm.name" and any(c.get(key) != value for c in rivals):
-                words.append(f"{key.rsplit('.', 1)[-1]}={_word(value)}")
+                words.append(f"{key.rsplit('.', 1)[-1]}={word(value)}")
         text = " ".join(words)
         labels.append(text if len(text) <= LONG else run.name)
     taken: dict[str, int] = {}
@@ -106,10 +106,10 @@ def _labels(firsts: Sequence[Run]) -> list[str]:
     return labels
 
 
-def _word(value: object) -> str:
+def word(value: object) -> str:
     """A value as a label has it: [topk(0.05), qsgd(8)] as topk(0.05)+qsgd(8)."""
     if isinstance(value, list):
-        return "+".join(_word(v) for v in value) or "none"
+        return "+".join(word(v) for v in value) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

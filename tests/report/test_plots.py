@@ -98,6 +98,27 @@ def test_a_paper_figure_embeds_truetype_and_states_what_it_shows(tmp_path):
     assert {r["label"] for r in rows(tmp_path / "x.csv")} == {"fedavg", "scaffold"}
 
 
+def test_a_caption_says_what_the_configuration_has_written_as_words_too(tmp_path):
+    # A rate that is drawn for each client, and an alpha of a user's own partitioner.
+    path = write(
+        tmp_path / "a",
+        data={"dataset": "digits", "partition": {"scheme": "own", "alpha": "by age"}},
+        link={
+            "clock": "virtual",
+            "up_mbps": "lognormal(10, 1)",
+            "down_mbps": 20.0,
+            "latency_ms": "uniform(1, 9)",
+            "profile": "choice(3g, 4g)",
+        },
+    )
+    assert figures.link(open_run(path)) == (
+        "virtual clock, up lognormal(10, 1) Mbit/s, down 20 Mbit/s, uniform(1, 9) ms latency, "
+        "profile choice(3g, 4g)"
+    )
+    assert "own alpha=by age" in figures.setting(open_run(path))
+    assert plots.of_run(open_run(path))
+
+
 def test_a_band_is_at_the_rounds_that_all_seeds_evaluated(tmp_path):
     runs = [
         open_run(write(tmp_path / f"s{s}", seed=s, rounds=3, accuracy=a))

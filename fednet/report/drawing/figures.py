@@ -12,7 +12,7 @@ import numpy as np
 from fednet.plain import JsonDict
 from fednet.records import Row, metric
 from fednet.report import costs, metrics
-from fednet.report.groups import Group, flat
+from fednet.report.groups import Group, flat, word
 from fednet.report.read import Run, once
 
 AXES = {"rounds": "round", "mb": "communicated MB", "seconds": "seconds"}
@@ -194,7 +194,7 @@ def setting(run: Run) -> str:
     partition = data.get("partition", {})
     detail = {k: v for k, v in partition.items() if k in ("alpha", "per_client") and v is not None}
     scheme = " ".join(
-        [str(partition.get("scheme", "")), *(f"{k}={v:g}" for k, v in detail.items())]
+        [str(partition.get("scheme", "")), *(f"{k}={word(v)}" for k, v in detail.items())]
     ).strip()
     chosen = (
         f"{c['clients_per_round']} a round"
@@ -213,7 +213,7 @@ def setting(run: Run) -> str:
         chosen,
         c.get("model", {}).get("name"),
         work,
-        f"lr {train['lr']:g}" if isinstance(train.get("lr"), int | float) else None,
+        f"lr {word(train['lr'])}" if train.get("lr") else None,
     ]
     return ", ".join(str(w) for w in words if w)
 
@@ -225,12 +225,12 @@ def link(run: Run) -> str:
     c = run.config.get("link", {})
     words = [f"{c.get('clock', 'real')} clock"]
     words += [
-        f"{way} {c[key]:g} Mbit/s"
+        f"{way} {word(c[key])} Mbit/s"
         for way, key in (("up", "up_mbps"), ("down", "down_mbps"))
         if c.get(key)
     ]
     words += [
-        f"{c[key]:g} ms {what}"
+        f"{word(c[key])} ms {what}"
         for what, key in (("latency", "latency_ms"), ("jitter", "jitter_ms"))
         if c.get(key)
     ]
