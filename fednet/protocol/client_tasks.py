@@ -95,7 +95,11 @@ class ClientTasks:
             or (body is not None and len(body) != task.size)
             or (body is None and 0 < task.size <= self._part)
         ):
-            raise RemoteProtocolError("task: announced sizes do not agree")
+            if task.key in self._tasks:
+                return [Stray("doubled")]
+            # A part of it was lost on its way, and does not come any more.
+            reason = "task: announced sizes do not agree"
+            return [Stray("refused"), Out(m.Failed(key=task.key, reason=reason, again=True))]
         now = task.key
         earlier = [k for k in self._tasks if (k.round, k.phase) < (now.round, now.phase)]
         out = self.abandon([k for k in earlier if not self.beside or k.client == now.client])

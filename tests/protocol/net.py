@@ -80,7 +80,7 @@ class Site:
         try:
             message, body = self.link.receive(b"", frames)
         except RemoteProtocolError:
-            return
+            return self.do([c.Reconnect()])
         instructions, stray = [], ""
         try:
             instructions = self.protocol.received(message, body, self.net.now)

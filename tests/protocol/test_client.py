@@ -119,9 +119,6 @@ def test_small_task_is_given_at_once_and_booked():
 @pytest.mark.parametrize(
     ("message", "body"),
     [
-        (task(3), b"ab"),
-        (task(3), None),
-        (task(4, form=form(3)), b"abcd"),
         (task(3, run="q"), b"abc"),
         (task(3, inc=2), b"abc"),
         (m.Alive(run="q", inc=1), None),
@@ -133,6 +130,21 @@ def test_message_that_breaks_the_protocol_changes_nothing(message, body):
         c.received(message, None if body is None else memoryview(body), 0.0)
     assert not c.tasks.working
     assert not c.tasks.incoming
+
+
+@pytest.mark.parametrize(
+    ("message", "body"),
+    [(task(3), b"ab"), (task(3), None), (task(4, form=form(3)), b"abcd")],
+)
+def test_a_task_of_which_a_part_is_missing_is_failed_and_can_be_given_again(message, body):
+    c = ready()
+    out = c.received(message, None if body is None else memoryview(body), 0.0)
+    assert out[0] == Stray("refused")
+    (failed,) = sent(out)
+    assert (failed.key, failed.again, failed.run) == (key(), True, "r")
+    assert not c.tasks.working
+    assert Given in map(type, c.received(task(3), memoryview(b"abc"), 0.0))
+    assert c.received(message, None, 0.0) == [Stray("doubled")]  # it is being done
 
 
 def test_a_welcome_comes_once_a_join_and_other_clients_are_another_run():

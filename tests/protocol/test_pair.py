@@ -274,6 +274,21 @@ def test_client_that_misses_a_part_asks_for_the_task_anew():
     assert bytes(next(iter(site.given.values())).body) == bytes(60)
 
 
+def test_a_task_of_which_a_part_was_lost_on_its_way_is_asked_for_anew():
+    net = Net(1)
+    site = net.site("w", [0])
+    net.begin([job(0, 5)])
+    *header, body = site.down.pop()
+    site.down.append((*header, body[:-1]))
+    net.settle()
+    assert [k.attempt for k in site.given] == [1]
+    assert bytes(next(iter(site.given.values())).body) == bytes(5)
+    site.answer(next(iter(site.given)), b"answer")
+    net.settle()
+    assert [r["useful"] for r in rows(net.rows, "task")] == [False, True]
+    assert [r["useful"] for r in rows(site.rows, "task")] == [False, True]
+
+
 def test_task_sent_twice_is_done_once():
     net = Net(1)
     site = net.site("w", [0])
