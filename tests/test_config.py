@@ -752,7 +752,15 @@ def test_a_schedule_that_only_a_task_would_stumble_over_is_refused_here(schedule
 
 @pytest.mark.parametrize(
     "given",
-    [{"clients": 10**12}, {"train": {"threads": 10**9}}, {"link": {"up_mbps": "uniform(1,1e999)"}}],
+    [
+        {"clients": 10**12},
+        {"train": {"threads": 10**9}},
+        {"link": {"up_mbps": "uniform(1,1e999)"}},
+        {"round": {"deadline": 1.1e9}},
+        {"faults": {"schedule": [{"round": 1, "kind": "delay", "client": 0, "seconds": 1.1e9}]}},
+        {"faults": {"schedule": [{"round": 1, "kind": "slow", "client": 0, "factor": 1.1e9}]}},
+        {"faults": {"schedule": [{"round": 1, "kind": "crash", "client": 0, "rounds": 2 * 10**9}]}},
+    ],
     ids=str,
 )
 def test_numbers_that_no_machine_can_follow_are_refused(given):

@@ -21,7 +21,7 @@ from fednet.experiment.rundir import RunDirectory, check_records, clear_run, cut
 from fednet.files import read_lines, write_aside, write_json
 from fednet.records import Summary
 from fednet.server.hosting import Hosting
-from fednet.server.peers.admission import Sent, checker, declared, judges
+from fednet.server.peers.admission import Sent, as_sent, checker, declared, judges
 from fednet.server.peers.endpoint import Endpoint
 from fednet.server.signals import on_stop, stop_later, stopped_early, thrice_kills
 from fednet.transport.memory import laying, payloads_of
@@ -142,8 +142,7 @@ class Session:
         from fednet.wire import messages as m
 
         config, endpoint = pinned(self.experiment), self.endpoint
-        # An older client does not know every key, and need not where it stands at its default.
-        texts = [configuration.to_yaml(config, defaults=whole) for whole in (False, True)]
+        texts = as_sent(config)
         return ServerProtocol(
             self.run_id,
             self.incarnation,
