@@ -227,6 +227,7 @@ def no_memory(broken: BaseException) -> bool:
 # What the machine refuses is no fault of fednet, nor is what lies at a path of the user's.
 REFUSED = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG),
+    *(errno.EMFILE, errno.ENFILE),  # ulimit -n
     *(errno.EIO, errno.ESTALE),  # a disk, or a server of files, that has failed
     *(errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO),
 )
