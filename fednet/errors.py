@@ -13,6 +13,8 @@ FednetError
 ├── RoundVoid      nothing comes of a round; the next one begins from where it did
 ├── CannotGoOn     the federation could not go on (exit status 3)
 └── Stopped        stopped cleanly with rounds left to do (exit status 4, or 130 by Ctrl-C)
+
+Asked is none of them: a request to stop that comes before there is anything to be saved.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import IO
+from typing import IO, NoReturn
 
 NO_MEMORY = ("failed to map segment", "cannot allocate memory", "can't allocate memory")
 _PATH = re.compile(r"""(?<![\w/.<])(?:~|\.{1,2}|[A-Za-z]:)?[/\\][^\s'"`,;:()<>]+""")
@@ -128,6 +130,21 @@ class Stopped(FednetError):
             self.exit_status = 130
 
 
+class Asked(KeyboardInterrupt):
+    """A signal asks for a stop before there is anything to be saved. As Ctrl-C it is no Exception,
+    so that what tries something, as imports of torch do, does not take it for that thing's failure.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped: {signal.Signals(number).name}")
+        self.exit_status = 130 if number == signal.SIGINT else Stopped.exit_status
+
+
+def ask(number: int, _: object = None) -> NoReturn:
+    """What such a signal does."""
+    raise Asked(number)
+
+
 def stops() -> list[signal.Signals]:
     """The signals that ask for a clean stop. Windows has neither SIGUSR1 nor SIGHUP, and what
     `nohup` started is to go on where its terminal is closed, by which SIGHUP comes.
@@ -139,11 +156,18 @@ def stops() -> list[signal.Signals]:
 
 @contextlib.contextmanager
 def last_work(ends: bool) -> Iterator[None]:
-    """What a process is there for. ends: it ends afterwards, with its status, and no request to
-    stop meets it halfway to that; Ctrl-C ends it at once.
+    """What a process is there for. ends: a request to stop is `Asked` until that work knows better;
+    the process ends afterwards, with its status, and no request meets it halfway to that; Ctrl-C
+    ends it at once.
     """
+    for number in stops() if ends else []:
+        signal.signal(number, ask)
     try:
         yield
+    except Exception as broken:  # a library in C makes its own of what came while it was imported
+        if isinstance(broken.__cause__, KeyboardInterrupt):
+            raise broken.__cause__ from None
+        raise
     finally:
         for number in stops() if ends else []:
             signal.signal(number, signal.SIG_DFL if number == signal.SIGINT else signal.SIG_IGN)
@@ -203,6 +227,7 @@ def no_memory(broken: BaseException) -> bool:
 # What the machine refuses is no fault of fednet, nor is what lies at a path of the user's.
 REFUSED = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG),
+    *(errno.EMFILE, errno.ENFILE),  # ulimit -n
     *(errno.EIO, errno.ESTALE),  # a disk, or a server of files, that has failed
     *(errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO),
 )

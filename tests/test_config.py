@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,7 @@ import pytest
 from fednet import config as configuration
 from fednet import loading, registry
 from fednet.algorithms.base import Algorithm
-from fednet.config import fit, from_mapping, load, to_mapping, to_yaml
+from fednet.config import fit, from_mapping, from_text, load, to_mapping, to_yaml
 from fednet.config.tree import wrap
 from fednet.errors import ConfigError
 
@@ -263,6 +264,12 @@ def test_a_number_in_scientific_notation_is_a_number(written):
     assert load(written(HEAD + "train: {lr: 1e-3}")).train.lr == 0.001
 
 
+def test_a_character_that_json_writes_in_two_halves_is_one(written):
+    config = load(written(r'data: {root: "/a/\ud83d\ude00"}'))
+    assert config.data.root == "/a/\N{GRINNING FACE}"
+    assert from_text(to_yaml(config), "the server") == config
+
+
 def test_no_is_text_and_not_false(written):
     assert load(written(HEAD + "name: no")).name == "no"
     assert (
@@ -295,6 +302,9 @@ def test_doubled_key_names_both_lines(written):
         ("? [1, 2]\n: 3", "a key must be plain text"),
         ("seed: 0x1F", "seed: expected a whole number, got '0x1F'."),
         ("seed: 12:30", "seed: expected a whole number, got '12:30'."),
+        (r'name: "\ud83d"', r"c.yaml:1: '\ud83d' holds half a character; write it whole."),
+        (r'"\ude00": 1', r"'\ude00' holds half a character"),
+        (r'extends: "\ud83d.yaml"', r"'\ud83d.yaml' holds half a character"),
     ],
 )
 def test_what_strict_yaml_refuses(written, text, says):
@@ -742,7 +752,15 @@ def test_a_schedule_that_only_a_task_would_stumble_over_is_refused_here(schedule
 
 @pytest.mark.parametrize(
     "given",
-    [{"clients": 10**12}, {"train": {"threads": 10**9}}, {"link": {"up_mbps": "uniform(1,1e999)"}}],
+    [
+        {"clients": 10**12},
+        {"train": {"threads": 10**9}},
+        {"link": {"up_mbps": "uniform(1,1e999)"}},
+        {"round": {"deadline": 1.1e9}},
+        {"faults": {"schedule": [{"round": 1, "kind": "delay", "client": 0, "seconds": 1.1e9}]}},
+        {"faults": {"schedule": [{"round": 1, "kind": "slow", "client": 0, "factor": 1.1e9}]}},
+        {"faults": {"schedule": [{"round": 1, "kind": "crash", "client": 0, "rounds": 2 * 10**9}]}},
+    ],
     ids=str,
 )
 def test_numbers_that_no_machine_can_follow_are_refused(given):
@@ -767,6 +785,8 @@ def test_numbers_of_numpy_and_paths_are_values_from_python_and_classes_are_not()
     given = {"rounds": np.int64(3), "train": {"lr": np.float32(0.5)}, "data": {"root": Path("x")}}
     made = from_mapping(given)
     assert (made.rounds, made.train.lr, made.data.root) == (3, 0.5, "x")
+    with pytest.raises(ConfigError, match="holds half a character"):
+        from_mapping({"data": {"root": Path(os.fsdecode(b"\xff"))}})
     for value in (Path, object(), np.zeros(3)):
         with pytest.raises(ConfigError, match=r"model\.name: a configuration holds text.*model\("):
             from_mapping({"model": {"name": value}})

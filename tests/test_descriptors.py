@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from fednet import descriptors
+from fednet.errors import refused
 from fednet.files import Lines, opened, read_lines, read_record, write_json, write_record
 from tests.processes import ROOT
 
@@ -82,3 +83,9 @@ def end(folder: Path) -> None:
 @pytest.mark.parametrize("case", [files, patience, end])
 def test_files_are_opened_beyond_what_connections_may_take(case, tmp_path):
     alone(case.__name__, tmp_path)
+
+
+@pytest.mark.parametrize("full", [errno.EMFILE, errno.ENFILE])
+def test_that_no_more_may_be_opened_is_no_fault_of_fednet(full):
+    said = os.strerror(full)
+    assert refused(OSError(full, said, "log/server.log")) == f"{said}: log/server.log."

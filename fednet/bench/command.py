@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fednet.bench.family import machine
-from fednet.errors import ConfigError, Stopped, unknown
+from fednet.errors import ConfigError, unknown
 from fednet.plain import JsonDict
-from fednet.server.signals import on_stop
 
 Measured = Iterator[tuple[JsonDict, Iterable[str]]]  # a record, and its lines
 
@@ -24,16 +22,11 @@ def main(args: argparse.Namespace) -> int:
     of replies; args.clients, args.dropout and args.machines of secagg.
     """
     print(machine(), flush=True)
-    on_stop(_stop)  # what it has started, and made, goes with it
     with tempfile.TemporaryDirectory(prefix="fednet-bench-") as folder:
         lines = {"network": _network, "secagg": _secagg}.get(args.what, _lines)
         for line in lines(args, Path(folder)):
             print(line, flush=True)
     return 0
-
-
-def _stop(number: int, _: object) -> None:
-    raise Stopped("stopped.", by_keyboard=number == signal.SIGINT)
 
 
 def _lines(args: argparse.Namespace, folder: Path) -> Iterator[str]:

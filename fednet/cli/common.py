@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from fednet import places
 from fednet.errors import (
+    Asked,
     CannotGoOn,
     ConfigError,
     FednetError,
@@ -240,9 +241,9 @@ def guarded(prog: str, main: Callable[[], int], out: Path | None = None, ends: b
         _own_frames(wrong)
         complain(f"{prog}: {wrong}")
         return wrong.exit_status
-    except KeyboardInterrupt:
-        complain(f"{prog}: stopped by Ctrl-C.")
-        return BY_KEYBOARD
+    except KeyboardInterrupt as asked:
+        complain(f"{prog}: {str(asked) or 'stopped by Ctrl-C'}.")
+        return asked.exit_status if isinstance(asked, Asked) else BY_KEYBOARD
     except BrokenPipeError:  # `fednet list | head`: whoever read has gone
         nowhere(sys.stdout)
         return 0

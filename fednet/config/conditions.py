@@ -8,6 +8,7 @@ import msgspec
 
 from fednet.config.types import (
     AtLeast1,
+    Carried,
     Chosen,
     Count,
     Drawn,
@@ -190,11 +191,11 @@ class FaultSection(Section, frozen=True, kw_only=True):
     one that trains. [exchange; experiment/faults]"""
     client: Count | None = None
     """Whom it strikes; not for server_crash. [id; experiment/faults]"""
-    rounds: AtLeast1 | None = None
+    rounds: Annotated[AtLeast1, msgspec.Meta(le=10**9)] | None = None
     """crash: how long the client stays away. [rounds; experiment/faults]"""
-    seconds: Positive | None = None
+    seconds: Annotated[Positive, Carried] | None = None
     """delay: of how long. [s; experiment/faults]"""
-    factor: Annotated[float, msgspec.Meta(ge=1)] | None = None
+    factor: Annotated[float, msgspec.Meta(ge=1), Carried] | None = None
     """slow: how many times as long. [-; experiment/faults]"""
     share: Share | None = None
     """drop_during_upload: what gets through before the cut, to the byte; of all, all but one.

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from fednet.config.types import AtLeast1, Count, NonNegative, Positive, Section, Taken
+from fednet.config.types import AtLeast1, Carried, Count, NonNegative, Positive, Section, Taken
 
 JOIN_S = 60.0  # `round.join: auto`
 
@@ -46,7 +46,7 @@ class ScheduleSection(Section, frozen=True, kw_only=True):
 class RoundSection(Section, frozen=True, kw_only=True):
     """When a round begins, closes, and is of no use."""
 
-    deadline: Positive | None = None
+    deadline: Annotated[Positive, Carried] | None = None
     """For a client's own task, from its hand-out; null: wait for all that are alive.
     [s; server/phases]"""
     min_results: AtLeast1 = 1

@@ -126,7 +126,7 @@ def compose(text: str, source: str, *, one_place: bool = False) -> Node:
             here = place(key_node.start_mark)
             if not isinstance(key_node, yaml.ScalarNode):
                 raise ConfigError(f"{here}: a key must be plain text, found a {key_node.id}.")
-            key = key_node.value
+            key = _whole(key_node.value, here)
             if key in made:
                 raise ConfigError(
                     f"{here}: the key {key!r} stands twice; the first is at {made[key].key_at}. "
@@ -145,10 +145,22 @@ def _plain_tag(node: yaml.Node, kind: str, at: str) -> None:
         )
 
 
+def _whole(text: str, at: str) -> str:
+    """Text that files and messages can hold. JSON writes one character in two halves where it has
+    no room for it in one, and JSON is YAML; half a character alone is none.
+    """
+    if not text.isascii():
+        try:
+            return text.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            raise ConfigError(f"{at}: {text!a} holds half a character; write it whole.") from None
+    return text
+
+
 def _scalar(node: yaml.ScalarNode, at: str) -> str | bool | int | float | None:
     text, tag = node.value, node.tag.rpartition(":")[2]
     if tag == "str":
-        return text
+        return _whole(text, at)
     if tag == "null":
         return None
     if tag == "bool":
@@ -167,7 +179,10 @@ def wrap(value: object, at: str, key: str = "") -> Node:
     key: the value's, in dots. Raises ConfigError for what no file could say, such as a class.
     """
     if isinstance(value, Mapping):
-        inside = {str(k): wrap(v, at, f"{key}.{k}" if key else str(k)) for k, v in value.items()}
+        inside = {
+            _whole(str(k), at): wrap(v, at, f"{key}.{k}" if key else str(k))
+            for k, v in value.items()
+        }
         return Node(inside, at, at)
     if isinstance(value, (list, tuple)):
         return Node([wrap(v, at, key) for v in value], at, at)
@@ -181,7 +196,7 @@ def wrap(value: object, at: str, key: str = "") -> Node:
             f"{at}: {key or 'it'}: a configuration holds text, numbers, lists and mappings, and no "
             f'{kind}; a part of your own is registered, as by @fednet.model("mine"), and named.'
         )
-    return Node(value, at, at)
+    return Node(_whole(value, at) if isinstance(value, str) else value, at, at)
 
 
 def at(tree: Node, dotted: str) -> Node:

@@ -9,6 +9,8 @@ import msgspec
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NonNegative = Annotated[float, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+# What a message carries is no larger: see `wire.messages.Seconds`.
+Carried = msgspec.Meta(le=1e9)
 Below1 = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 Taken = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
+from msgspec import structs
 from torch import nn
 
 from fednet import seeds
@@ -312,6 +313,24 @@ def remarks(experiment: Experiment) -> Iterator[str]:
             f"an evaluation of all asks {len(judged)} of {config.clients} clients, drawn from the "
             f"seed (evaluate.most)."
         )
+    yield from without_effect(config)
+
+
+def without_effect(config: Config) -> Iterator[str]:
+    """What is set beside a protection or an attack that is not. It is no error: a sweep may give it
+    to all of its cells.
+    """
+    privacy, faults = config.privacy, config.faults
+    for where, section, key in (
+        ("aggregation", config.aggregation, "rule"),
+        ("privacy.secagg", privacy.secagg, "protocol"),
+        ("faults.malicious", faults.malicious, "clients"),
+    ):
+        given, plain = structs.asdict(section), structs.asdict(type(section)())
+        if given[key] == plain[key] and (set_ := [k for k in given if given[k] != plain[k]]):
+            keys = " and ".join(f"{where}.{k}" for k in set_)
+            have = "have" if len(set_) > 1 else "has"
+            yield f"{keys} {have} no effect, since {where}.{key} is {given[key]}."
 
 
 def small_last_batches(experiment: Experiment) -> int:

@@ -25,7 +25,7 @@ from fednet.plain import JsonDict, JsonMapping
 from fednet.server.hosting import Hosting
 from fednet.server.peers.endpoint import listen, listening
 from fednet.server.process import host_rounds
-from fednet.server.signals import on_stop, stop_early
+from fednet.server.signals import stopped_early
 
 if TYPE_CHECKING:
     from fednet.server.hosting import Watcher
@@ -147,6 +147,7 @@ class Launch:
         return Hosting(self.display, self.command, self.device, data, until)
 
 
+@stopped_early()
 def serve(
     config: Config,
     launch: Launch,
@@ -157,7 +158,6 @@ def serve(
     data: Path | None = None,
 ) -> int:
     """`fednet-server`. Returns the exit status; raises FednetError with one."""
-    on_stop(stop_early)
     with contextlib.ExitStack() as ending:
         directory = ending.enter_context(own_directory(config, launch.out, launch.resume))
         # What is wrong with keys or address is said before anything in the directory is changed.
@@ -174,6 +174,7 @@ def serve(
     return 0
 
 
+@stopped_early()
 def run_command(
     config: Config,
     launch: Launch,
@@ -185,7 +186,6 @@ def run_command(
     """`fednet run`. on: "ray" for workers of a cluster. Returns the exit status; raises FednetError
     with one.
     """
-    on_stop(stop_early)
     with open_directory(config, launch.out, launch.resume) as (config, directory, finished):
         if finished:
             return _left(launch, directory)

@@ -22,7 +22,16 @@ from typing import TYPE_CHECKING
 from fednet import capacity
 from fednet.buffers import uncollected
 from fednet.config import Config
-from fednet.errors import CannotGoOn, ConfigError, FednetError, StateError, complain, refused, stops
+from fednet.errors import (
+    Asked,
+    CannotGoOn,
+    ConfigError,
+    FednetError,
+    StateError,
+    complain,
+    refused,
+    stops,
+)
 from fednet.experiment import placement
 from fednet.experiment.faults import struck
 from fednet.experiment.links import by_memory
@@ -33,7 +42,7 @@ from fednet.server.hosting import Hosting
 from fednet.server.peers.admission import run_keys
 from fednet.server.peers.endpoint import listen, listening, with_memory
 from fednet.server.process import host_rounds
-from fednet.server.signals import stop_early, while_stopping
+from fednet.server.signals import early, while_stopping
 from fednet.transport import memory
 
 if TYPE_CHECKING:
@@ -237,7 +246,7 @@ class Supervisor:
                 if status >= 0:
                     return status
                 if self.stopping is not None:  # before it knew how to stop
-                    stop_early(self.stopping)
+                    raise early(Asked(self.stopping))
                 self._server_died(status)
             elif self.stopping is None and status != 0:
                 self._worker_died(name, pid, status)

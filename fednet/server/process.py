@@ -21,9 +21,9 @@ from fednet.experiment.rundir import RunDirectory, check_records, clear_run, cut
 from fednet.files import read_lines, write_aside, write_json
 from fednet.records import Summary
 from fednet.server.hosting import Hosting
-from fednet.server.peers.admission import Sent, checker, declared, judges
+from fednet.server.peers.admission import Sent, as_sent, checker, declared, judges
 from fednet.server.peers.endpoint import Endpoint
-from fednet.server.signals import on_stop, stop_early, stop_later, thrice_kills, while_stopping
+from fednet.server.signals import on_stop, stop_later, stopped_early, thrice_kills
 from fednet.transport.memory import laying, payloads_of
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
     """
     from fednet.server.results.summary import finish, write
 
-    with while_stopping(stop_early):
+    with stopped_early():
         switches = determinism.settle(config.train.threads, config.train.precision)
         session = Session(config, directory, endpoint, how)
         rounds = session.rounds()
@@ -142,8 +142,7 @@ class Session:
         from fednet.wire import messages as m
 
         config, endpoint = pinned(self.experiment), self.endpoint
-        # An older client does not know every key, and need not where it stands at its default.
-        texts = [configuration.to_yaml(config, defaults=whole) for whole in (False, True)]
+        texts = as_sent(config)
         return ServerProtocol(
             self.run_id,
             self.incarnation,
@@ -329,22 +328,21 @@ class Session:
         """Says to the clients how it ended, and closes all there is. over: nothing is left to do;
         why: what ended it early.
         """
-        with contextlib.suppress(OSError):  # a full disk must not hide what happened
-            self.files.event("stopped", reason=why)
-            self.watch.status("done" if over and not why else "stopped")
-        self.io.call(lambda now: self.protocol.finish(over, why))
-        # Where rounds are left, the workers stay and wait for a server.
-        self.io.await_leaves(1.0 if over else 0.05)
-        self.endpoint.leave()
         endings: list[Callable[[], object]] = [
+            lambda: self.files.event("stopped", reason=why),
+            lambda: self.watch.status("done" if over and not why else "stopped"),
+            lambda: self.io.call(lambda now: self.protocol.finish(over, why)),
+            # Where rounds are left, the workers stay and wait for a server.
+            lambda: self.io.await_leaves(1.0 if over else 0.05),
+            self.endpoint.leave,
             lambda: self.io.close(over),
             self.files.flush,
             lambda: self.files.close(over),
             self.flight.close,
             self.tracker.close,
+            lambda: logging.getLogger("fednet").removeHandler(self.logs),
+            self.logs.close,
         ]
         for last in endings:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # a full disk must not hide what happened
                 last()
-        logging.getLogger("fednet").removeHandler(self.logs)
-        self.logs.close()

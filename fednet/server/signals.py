@@ -9,9 +9,9 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from fednet.errors import Stopped, stops
+from fednet.errors import Asked, Stopped, ask, stops
 
 if TYPE_CHECKING:
     from fednet.server.watch import Watch
@@ -69,9 +69,16 @@ def thrice_kills(handler: Handler) -> Handler:
     return on
 
 
-def stop_early(number: int, _: FrameType | None = None) -> NoReturn:
-    """Before there is anything to be saved."""
-    raise Stopped(
-        f"stopped: {signal.Signals(number).name}; go on with --resume.",
-        by_keyboard=number == signal.SIGINT,
-    )
+@contextlib.contextmanager
+def stopped_early() -> Iterator[None]:
+    """Before there is anything to be saved, a request to stop is Stopped once it comes out here."""
+    try:
+        with while_stopping(ask):
+            yield
+    except Asked as asked:
+        raise early(asked) from None
+
+
+def early(asked: Asked) -> Stopped:
+    """Of a run, of which there may be a checkpoint."""
+    return Stopped(f"{asked}; go on with --resume.", asked.exit_status == 130)

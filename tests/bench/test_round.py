@@ -55,7 +55,7 @@ def test_what_a_bench_started_ends_with_it(tmp_path):
         handles = [os.pidfd_open(pid) for pid in all[1:]]
         bench.terminate()
         assert rig.ended(bench)[0] == 4
-        assert bench.said().endswith("fednet bench: stopped.\n")
+        assert bench.said().endswith("fednet bench: stopped: SIGTERM.\n")
         for handle in handles:
             assert select.select([handle], [], [], WAIT_S)[0] == [handle]
             os.close(handle)

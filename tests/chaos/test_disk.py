@@ -108,6 +108,21 @@ def test_a_client_whose_disk_is_full_says_so_and_the_rounds_go_on_without_it(
         assert fed.status() == 4
 
 
+@pytest.mark.parametrize("kilobytes", [56, 100, 148, 172])
+def test_a_full_disk_is_said_with_what_is_left_wherever_it_meets_a_run_in_one_process(
+    disk: Path, capsys: pytest.CaptureFixture[str], kilobytes: int
+) -> None:
+    run = ["run", *small("rounds=20", "report=false"), "--in-process", "--quiet"]
+    filler = fill(disk)
+    os.truncate(filler, filler.stat().st_size - kilobytes * 1024)
+    assert main([*run, "--out", str(disk)]) == 3
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("fednet run: the run stopped: No space left on device")
+    assert said.endswith(("--resume goes on.", "--resume begins anew."))
+    filler.unlink()
+    assert main([*run, "--out", str(disk), "--resume"]) == 0
+
+
 @pytest.mark.parametrize(
     "name", ["lock", "incarnation", "flight.jsonl", "state-", "manifest.json", "rounds.jsonl"]
 )

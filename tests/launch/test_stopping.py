@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -11,11 +12,13 @@ from pathlib import Path
 import pytest
 
 import fednet
+from fednet.cli.common import guarded
 from fednet.config import Config
 from fednet.errors import ConfigError, Stopped, stops
 from fednet.launch.supervisor import Supervisor
 from fednet.server import process
 from fednet.server.hosting import Hosting
+from fednet.server.signals import stopped_early
 from tests.processes import Processes, lines, small, until
 
 # Saves what is done when it is asked to, which takes it longer than the asker waits unasked.
@@ -87,6 +90,18 @@ def test_a_server_that_a_signal_ended_before_it_knew_how_to_stop_was_stopped(
     assert caught.value.exit_status == 130
 
 
+@stopped_early()
+def swallowing() -> None:
+    with contextlib.suppress(Exception):  # as an import that tries what there is
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_what_tries_something_does_not_take_a_request_to_stop_for_its_failure(as_before):
+    with pytest.raises(Stopped, match=r"^stopped: SIGTERM; go on with --resume") as caught:
+        swallowing()
+    assert caught.value.exit_status == 4
+
+
 DIES = "import os; os.kill(os.getpid(), 15)"
 ONCE_SLOW = "faults={schedule: [{round: 2, client: 1, kind: delay, seconds: 600}]}"
 
@@ -121,6 +136,24 @@ def test_a_terminal_that_is_closed_stops_client_and_server_cleanly(hanging_up, t
         assert started.ended(server)[0] == 4
         assert server.said().endswith("stopped: SIGHUP; go on with --resume.\n")
         assert (tmp_path / "run" / "checkpoint" / "manifest.json").exists()
+
+
+def test_a_request_that_comes_before_a_command_has_begun_its_work_is_said(tmp_path):
+    """As while Python imports what that work needs, which may make an error of its own of it."""
+    with Processes(tmp_path) as started:
+        early = started.fork(stopped_at_once)
+        assert started.ended(early) == (4, "fednet run: stopped: SIGTERM.\n")
+
+
+def stopped_at_once() -> int:
+    def work() -> int:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except KeyboardInterrupt as asked:
+            raise ImportError("initialization failed") from asked
+        return 0
+
+    return guarded("fednet run", work, ends=True)
 
 
 @pytest.mark.timeout(120)

@@ -8,10 +8,13 @@ import pytest
 import torch
 
 from fednet.algorithms.base import Payload, Weights
-from fednet.errors import RemoteProtocolError
-from fednet.server.peers.admission import Sent, checker
+from fednet.config import from_mapping
+from fednet.errors import ConfigError, RemoteProtocolError
+from fednet.server.peers.admission import Sent, as_sent, checker
 from fednet.tensors import Layout, Slot, Tensors
+from fednet.wire import messages as m
 from fednet.wire.codec import Codec
+from fednet.wire.frames import encode
 from fednet.wire.messages import Key
 
 LAYOUT = Layout(
@@ -70,3 +73,15 @@ def test_a_buffer_that_is_not_finite_is_refused_unless_the_model_began_so(bad):
     admit((0.0, 0.0, 0.0), mask=(0.0, bad), exempt=frozenset({"mask"}))
     with pytest.raises(RemoteProtocolError, match="a value is not finite"):
         admit((0.0, NAN, 0.0), mask=(0.0, bad), exempt=frozenset({"mask"}))
+
+
+def test_a_configuration_that_no_client_would_take_is_refused_before_any_waits():
+    links = {str(k): {"up_mbps": 1.5} for k in range(3000)}
+    with pytest.raises(ConfigError, match=r"bytes as a client is sent it, .* 258048 cross at most"):
+        as_sent(from_mapping({"clients": 3000, "link": {"per_client": links}}))
+    links = {"0-2999": {"up_mbps": 1.5}}
+    sent = as_sent(from_mapping({"clients": 3000, "link": {"per_client": links}}))
+    ids = list(range(3000))
+    for text in sent:
+        whole = text + "#" * (258048 - len(text))
+        assert encode(m.Welcome(run="r", session="s", name="n", config=whole, ids=ids))

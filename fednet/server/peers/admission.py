@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fednet.config import Config, TrainSection
+from fednet.config import Config, TrainSection, to_yaml
 from fednet.errors import ConfigError
 from fednet.protocol.rules import Rules
 from fednet.transport.zeromq.sockets import check_address
-from fednet.wire.messages import MIN_BEAT_S, Field, Key
+from fednet.wire.messages import MAX_HEADER, MIN_BEAT_S, Field, Key
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 STEPS = 100
 BEATS = 1000  # a second, of all clients, were each a process of its own
+MAX_CONFIG = MAX_HEADER - (1 << 12)  # bytes: what else its message says stands beside it
 HUGE = 1.8e19  # the square of a larger norm is no float32
 LOOPBACK = ("127.", "localhost", "[::1]")
 
@@ -50,6 +51,22 @@ class Sent(dict[int, "Tensors"]):
         from fednet.wire.sending import Past
 
         return Past(self.remembered, {}, f"client {key.client}/up/{key.phase}/", key.round)
+
+
+def as_sent(config: Config) -> list[str]:
+    """The configuration as clients are sent it when they join: without what stands at its default,
+    and whole. An older client does not know every key, and need not where it is at that. Raises
+    ConfigError where it is longer than what any would take.
+    """
+    texts = [to_yaml(config, defaults=whole) for whole in (False, True)]
+    size = len(texts[-1].encode())
+    if size > MAX_CONFIG:
+        raise ConfigError(
+            f"the configuration has {size} bytes as a client is sent it, every default filled in; "
+            f"{MAX_CONFIG} cross at most. link.per_client takes ranges of ids, and a division of "
+            f"the data, a trace or a part of your own a file."
+        )
+    return texts
 
 
 def beat_seconds(config: Config) -> float:
