@@ -79,9 +79,17 @@ class Registry:
             entry = self.index().get(name)
             if entry is None:
                 raise ConfigError(unknown(self.kind, name, self.names()))
-            loaded = importlib.import_module(entry.module)
-            if name not in self._parts:  # an entry point may name the part itself
-                self._parts[name] = getattr(loaded, entry.facts.get("attribute", name))
+            try:
+                loaded = importlib.import_module(entry.module)
+                if name not in self._parts:  # an entry point may name the part itself
+                    self._parts[name] = getattr(loaded, entry.facts.get("attribute", name))
+            except Exception as broken:  # whatever another package raises is not fednet's fault
+                if entry.module.startswith(f"{self.package}."):
+                    raise
+                raise ConfigError(
+                    f"the {self.kind} {name!r}, which an installed package offers, cannot be "
+                    f"imported from {entry.module} ({type(broken).__name__}: {broken})."
+                ) from broken
         return self._parts[name]
 
     def loaded(self, name: str) -> Part:

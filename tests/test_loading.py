@@ -196,3 +196,23 @@ def test_an_error_in_an_installed_part_is_said_with_its_line(tmp_path, monkeypat
     assert [at.tb_lineno for at in loading.own_frames(caught.value)] == [2]
     for name in [name for name in sys.modules if name.partition(".")[0] == "offered"]:
         del sys.modules[name]
+
+
+def test_a_part_of_an_installed_package_is_found_by_name_or_says_what_its_import_raised(
+    tmp_path, monkeypatch
+):
+    held = tmp_path / "theirs-1.0.dist-info"
+    held.mkdir()
+    (held / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (held / "entry_points.txt").write_text(
+        "[fednet.models]\ntheirs_ok = theirs_parts:made\ntheirs_gone = theirs_nowhere:made\n"
+        "theirs_unnamed = theirs_parts:mde\n"
+    )
+    (tmp_path / "theirs_parts.py").write_text("def made(input_shape, classes): ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = registry.Registry("model", "fednet.models")
+    assert found.get("theirs_ok").__name__ == "made"
+    with pytest.raises(ConfigError, match="'theirs_gone', which an installed package offers"):
+        found.get("theirs_gone")
+    with pytest.raises(ConfigError, match=r"AttributeError: .* no attribute 'mde'"):
+        found.get("theirs_unnamed")

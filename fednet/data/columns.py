@@ -53,6 +53,16 @@ class Columns:
                 x = np.array(x)
             except ValueError as ragged:
                 raise DataError(f"column {self.x!r} of row {i}: {ragged}.") from ragged
+        for column, value in ((self.x, x), (self.y, row[self.y])):
+            if isinstance(value, str):
+                raise DataError(
+                    f"column {column!r} of row {i} holds {value[:40]!r}; expected numbers, such as "
+                    f"of labels by class_encode_column({column!r})."
+                )
+            if value is None or (isinstance(value, np.ndarray) and value.dtype.kind == "O"):
+                raise DataError(
+                    f"column {column!r} of row {i} lacks a value; fill it in, or leave the row out."
+                )
         return x, row[self.y]
 
 

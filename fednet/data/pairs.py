@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from pathlib import Path
-from typing import Protocol, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 import torch
@@ -43,7 +43,9 @@ def read(dataset: Dataset, which: str) -> tuple[np.ndarray, np.ndarray]:
     if not len(dataset):
         raise DataError(f"{which}: the dataset has no samples.")
     x0, y0 = _pair(dataset, 0, which)
-    x, y = (_room((len(dataset), *one.shape), _kept(one.dtype)) for one in (x0, y0))
+    # Of what is true or false, `Data` knows whether it stands for classes or for values.
+    kinds = _kept(x0.dtype), y0.dtype if y0.dtype == bool else _kept(y0.dtype)
+    x, y = (_room((len(dataset), *one.shape), kind) for one, kind in zip((x0, y0), kinds))
     for i in range(len(dataset)):
         a, b = (x0, y0) if i == 0 else _pair(dataset, i, which)
         if (a.shape, b.shape) != (x0.shape, y0.shape):
@@ -90,10 +92,11 @@ def _pair(dataset: Dataset, i: int, which: str) -> tuple[np.ndarray, np.ndarray]
     return x, y
 
 
-def _array(part: object) -> np.ndarray:
-    made = np.asarray(part)
+def _array(part: Any) -> np.ndarray:  # what a dataset gives for a sample
     if not hasattr(part, "getbands"):
-        return made
+        return np.asarray(part)
+    # A palette's numbers are no brightness: what they stand for is taken.
+    made = np.asarray(part.convert("RGB") if part.mode == "P" else part)
     return made[None] if made.ndim == 2 else made.transpose(2, 0, 1)  # an image of Pillow's
 
 

@@ -45,11 +45,11 @@ def load_site(section: DataSection, directory: Path | str | None, seed: int = 0)
     own |= {k: v for k, v in given.items() if k not in DECLARED}
     if name in ("folder", "arrays"):
         own.setdefault("classes", given.get("classes"))
-        # Statistics of one site would make its inputs unlike the others': the same constants
-        # everywhere.
-        channels = shape[0] if len(shape) == 3 else 1
-        own.setdefault("mean", [0.5] * channels)
-        own.setdefault("std", [0.25] * channels)
+        if len(shape) == 3:
+            # Statistics of one site would make its inputs unlike the others': the same constants
+            # everywhere. Only pictures have any.
+            own.setdefault("mean", [0.5] * shape[0])
+            own.setdefault("std", [0.25] * shape[0])
     data = made(name, own, root, False, seed)
     if not getattr(section, "normalise", True):
         data = data.replace(mean=None, std=None)

@@ -369,6 +369,16 @@ def test_a_site_brings_one_npz_file(tmp_path):
         load_site(section("site", shape=[8], classes=2), tmp_path)
 
 
+def test_a_sites_bytes_that_are_no_pictures_have_no_channels(tmp_path):
+    np.savez(
+        tmp_path / "mine.npz",
+        x_train=np.full((3, 7), 51, dtype=np.uint8),
+        y_train=np.array([0, 0, 1]),
+    )
+    d = load_site(section("site", shape=[7], classes=2), tmp_path)
+    assert d.inputs(d.train[0])[0].tolist() == pytest.approx([0.2] * 7)
+
+
 def test_a_site_brings_a_registered_dataset(own, tmp_path):
     own("sensors")(lambda root, *, window=1: toy())
     assert (

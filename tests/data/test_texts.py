@@ -5,6 +5,7 @@ their formats.
 from __future__ import annotations
 
 import io
+import json
 import socket
 import tarfile
 import zipfile
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from fednet import models
-from fednet.data import Data
+from fednet.data import Data, pairs
 from fednet.data.datasets.flights import features, flights
 from fednet.data.datasets.hf import hf
 from fednet.data.datasets.shakespeare import shakespeare, spoken, windows
@@ -223,6 +224,63 @@ def test_columns_and_splits_that_are_not_there_are_named(saved):
         hf(saved, False, path="pets", y="image")
     with pytest.raises(DataError, match=r"'validation'.*for training alone, such as \[train\]"):
         hf(saved, False, path="pets", splits=["train", "validation"])
+
+
+def _rows(names=("no", "yes"), **columns):
+    datasets = pytest.importorskip("datasets")
+    kinds = {"x": datasets.Sequence(datasets.Value("float32"))}
+    made = datasets.Dataset.from_dict({"x": [[0.0, 1.0], [1.0, 0.0]], "label": [0, 1], **columns})
+    if "label" not in columns:
+        kinds["label"] = datasets.ClassLabel(names=list(names))
+    return made.cast(datasets.Features({**made.features, **kinds}))
+
+
+def _written(folder, **splits):
+    for split, rows in splits.items():  # as a DatasetDict lies on disk, whose splits may differ
+        rows.save_to_disk(folder / "set" / split)
+    names = json.dumps({"splits": list(splits)})
+    (folder / "set" / "dataset_dict.json").write_text(names)
+    return folder
+
+
+def test_splits_whose_classes_stand_in_another_order_are_refused(tmp_path):
+    _written(tmp_path, train=_rows(), test=_rows(names=("yes", "no")))
+    with pytest.raises(DataError, match="classes of train are no, yes, those of test yes, no;"):
+        hf(tmp_path, False, path="set")
+
+
+def test_a_split_without_rows_on_disk_is_refused_in_a_sentence(tmp_path):
+    _written(tmp_path, train=_rows(), test=_rows().select([]))
+    with pytest.raises(DataError, match=r"A split without rows cannot be read"):
+        hf(tmp_path, False, path="set")
+
+
+def test_text_and_missing_values_are_named_by_column_and_row(tmp_path):
+    for column, values, said in (
+        ("label", ["cat", "dog"], r"'label' of row 0 holds 'cat'.*class_encode_column\('label'\)"),
+        ("label", [0, None], "'label' of row 1 lacks a value"),
+        ("x", [[0.0, 1.0], [None, 1.0]], "'x' of row 1 lacks a value"),
+    ):
+        with pytest.raises(DataError, match=said):
+            Data(train=_rows(**{column: values}), classes=2)
+
+
+def test_labels_that_are_true_or_false_are_classes_0_and_1(tmp_path):
+    rows = _rows(label=[True, False])
+    data = hf(_written(tmp_path, train=rows, test=rows), False, path="set")
+    assert data.classes == 2
+    assert data.train[1].tolist() == [1, 0]
+    assert Data(train=rows, classes=2).train[1].tolist() == [1, 0]
+
+
+def test_an_image_with_a_palette_is_read_as_its_colours():
+    from PIL import Image
+
+    image = Image.new("P", (2, 1))
+    image.putpalette([200, 100, 0, 0, 0, 50])
+    image.putpixel((1, 0), 1)
+    x, _ = pairs.read([(image, 0)], "train")
+    assert x[0].tolist() == [[[200, 0]], [[100, 0]], [[0, 50]]]
 
 
 def test_a_dataset_that_may_not_be_fetched_is_not_asked_for_over_the_network(tmp_path, monkeypatch):

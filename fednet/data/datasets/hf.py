@@ -52,9 +52,14 @@ def hf(
             )
     others = () if group is None else (group,)
     first, *rest = (Columns(held[split], x, y, others) for split in wanted)
+    if rest and rest[0].names != first.names:  # a number would be another class in each
+        raise DataError(
+            f"data.y: the classes of {wanted[0]} are {_some(first.names)}, those of {wanted[1]} "
+            f"{_some(rest[0].names)}; give both the same, in one order."
+        )
     made = pairs.read(first, wanted[0])
     test = pairs.read(rest[0], wanted[1]) if rest else None
-    whole = made[1].dtype.kind in "iu"
+    whole = made[1].dtype.kind in "biu"
     top = max(int(part[1].max()) for part in (made, test) if part) + 1 if whole else None
     picture = made[0].dtype == np.uint8 and made[0].ndim == 4
     mean, std = channel_statistics(torch.from_numpy(made[0])) if picture else (None, None)
@@ -70,6 +75,12 @@ def hf(
     )
 
 
+def _some(names: tuple[str, ...] | None) -> str:
+    if names is None:
+        return "without names"
+    return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+
+
 def _opened(root: Path, path: str, name: str | None, download: bool) -> datasets.DatasetDict:
     """A mapping of splits."""
     try:
@@ -80,8 +91,12 @@ def _opened(root: Path, path: str, name: str | None, download: bool) -> datasets
         if folder.is_dir():
             try:
                 found = datasets.load_from_disk(str(folder))
-            except (FileNotFoundError, ValueError, OSError) as broken:
-                raise DataError(f"{folder}: not what save_to_disk writes ({broken}).") from broken
+            except Exception as broken:  # as below
+                empty = " A split without rows cannot be read: leave it out before."
+                raise DataError(
+                    f"{folder}: not what save_to_disk writes ({type(broken).__name__}: {broken})."
+                    f"{empty if isinstance(broken, IndexError) else ''}"
+                ) from broken
             return found if isinstance(found, datasets.DatasetDict) else {"train": found}
     mode = datasets.DownloadConfig(local_files_only=not download)
     try:
