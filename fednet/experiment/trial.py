@@ -317,20 +317,23 @@ def remarks(experiment: Experiment) -> Iterator[str]:
 
 
 def without_effect(config: Config) -> Iterator[str]:
-    """What is set beside a protection or an attack that is not. It is no error: a sweep may give it
-    to all of its cells.
+    """What is set beside a protection, an attack or a clock that is not. It is no error: a sweep
+    may give it to all of its cells.
     """
-    privacy, faults = config.privacy, config.faults
-    for where, section, key in (
-        ("aggregation", config.aggregation, "rule"),
-        ("privacy.secagg", privacy.secagg, "protocol"),
-        ("faults.malicious", faults.malicious, "clients"),
+    privacy, faults, link = config.privacy, config.faults, config.link
+    for where, section, key, keys in (
+        ("aggregation", config.aggregation, "rule", ()),
+        ("privacy", privacy, "noise", ("where", "delta")),
+        ("privacy.secagg", privacy.secagg, "protocol", ()),
+        ("faults.malicious", faults.malicious, "clients", ()),
+        ("link", link, "clock", ("step_ms",)),
     ):
         given, plain = structs.asdict(section), structs.asdict(type(section)())
-        if given[key] == plain[key] and (set_ := [k for k in given if given[k] != plain[k]]):
-            keys = " and ".join(f"{where}.{k}" for k in set_)
+        set_ = [k for k in keys or given if given[k] != plain[k]]
+        if given[key] == plain[key] and set_:
+            named = " and ".join(f"{where}.{k}" for k in set_)
             have = "have" if len(set_) > 1 else "has"
-            yield f"{keys} {have} no effect, since {where}.{key} is {given[key]}."
+            yield f"{named} {have} no effect, since {where}.{key} is {given[key]}."
 
 
 def small_last_batches(experiment: Experiment) -> int:

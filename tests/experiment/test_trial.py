@@ -272,10 +272,15 @@ def test_a_run_that_cannot_start_ends_with_status_2(tmp_path, capsys):
             ["privacy.secagg.bits and privacy.secagg.counts have no effect", "protocol is none"],
         ),
         ({"faults": {"malicious": {"strength": 2.0}}}, ["malicious.strength has", "clients is 0"]),
+        ({"privacy": {"clip": 1.0, "where": "client"}}, ["privacy.where has", "noise is 0"]),
+        ({"link": {"step_ms": "uniform(1, 2)"}}, ["link.step_ms has", "clock is real"]),
         ({"aggregation": {"rule": "norm_bound", "bound": 1.0}}, []),
+        ({"privacy": {"clip": 1.0, "noise": 1.0, "where": "client"}}, []),
+        ({"privacy": {"secagg": {"protocol": "secagg", "clip": 1.0}}}, []),
+        ({"link": {"clock": "virtual", "step_ms": 3.0}}, []),
     ],
 )
-def test_what_is_set_beside_a_protection_that_is_not_is_remarked_on(given, says):
+def test_what_is_set_beside_a_protection_or_a_clock_that_is_not_is_remarked_on(given, says):
     said = " ".join(trial.without_effect(from_mapping(given)))
     assert all(words in said for words in says)
     assert bool(said) == bool(says)

@@ -115,6 +115,23 @@ def test_a_connection_that_is_cut_amid_a_shared_payload_loses_no_task():
     assert len(net.done) == 3
 
 
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("again", [1, 9])
+def test_wherever_connections_are_cut_each_clients_payload_is_of_use_once(slots, again):
+    for before in range(0, 60, 2):
+        net = Net(3)
+        site = net.site("w", [0, 1, 2], slots=slots)
+        net.begin(same([0, 1, 2]))
+        for moves in (before, again):
+            for step in range(moves):
+                net.move(site, "up" if step % 2 else "down")
+            net.cut(site)
+            net.connect(site)
+        net.settle()
+        answer_all(net, site)
+        assert net.ledger.take(1).useful == {"up": {"delta": 60}, "down": {"state": 3 * SIZE}}
+
+
 def test_a_payload_that_was_found_damaged_is_fetched_anew():
     net = Net(2)
     site = net.site("w", [0, 1])

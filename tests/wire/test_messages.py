@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import zlib
+from typing import Annotated
 
 import msgpack
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fednet.config.types import Carried
 from fednet.errors import LocalProtocolError, RemoteProtocolError
 from fednet.wire import messages as m
 from fednet.wire.frames import OFTEN, decode_from_client, decode_from_server, encode
@@ -357,3 +360,8 @@ def test_what_is_decoded_in_one_step_is_what_a_closer_look_finds(message, data):
 def test_noise_is_refused(frames):
     for decode in (decode_from_client, decode_from_server):
         refused(frames, decode=decode)
+
+
+def test_what_a_configuration_may_say_of_seconds_fits_into_a_message():
+    said, carried = map(msgspec.inspect.type_info, (Annotated[float, Carried], m.Seconds))
+    assert said.le == carried.le
