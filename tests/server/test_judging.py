@@ -129,6 +129,16 @@ def test_fine_tuning_starts_from_the_newest_shared_part(tmp_path, method):
     assert [x["correct_finetuned"] for x in one] == [x["correct_finetuned"] for x in other]
 
 
+@pytest.mark.parametrize("alike", [{"privacy": {"clip": 10}}, {"aggregation": {"rule": "median"}}])
+def test_where_all_replies_count_the_same_their_losses_do(tmp_path, alike):
+    uneven = {"data": {"partition": {"scheme": "quantity", "alpha": 0.3}}}
+    changes = merged(SOME, {**alike, **uneven, "round": {"max_share": 0.5}})
+    for record in lines(run(tmp_path, **changes) / "rounds.jsonl"):
+        assert record["train_loss"] == record["train_loss_by_clients"]
+        assert record["train_loss"] != record["train_loss_by_samples"]
+        assert "warnings" not in record["algorithm"]  # that a share of the samples is too large
+
+
 @pytest.mark.parametrize("method", ["ditto", "apfl", "pfedme"])
 def test_fine_tuning_goes_on_from_a_personal_model_that_is_a_methods_own(tmp_path, method):
     changes = merged(JUDGED, {**algorithm(method), "evaluate": {"finetune": True}})
