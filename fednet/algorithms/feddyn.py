@@ -72,8 +72,11 @@ class FedDyn(Algorithm):
         g = g.plus(y.x.params - down.x.params, -self.config.alpha)
         return self.Client(g=g), self.Up(x=y.x, run=y.run)
 
+    def weight(self, run):
+        return 1.0  # P_t uniformly
+
     def fold(self, fold, server, client_id, up, host):
-        return self.Fold(x=fold.x.add(up.x))  # P_t uniformly
+        return self.Fold(x=fold.x.add(up.x))
 
     def finish(self, fold, server, cohort, host):
         alpha, mean = self.config.alpha, fold.x.mean()

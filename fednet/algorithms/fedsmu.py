@@ -86,6 +86,9 @@ class FedSMU(Algorithm):
     def start(self, server, phase):
         return self.Fold(u=Sum.empty())
 
+    def weight(self, run):
+        return 1.0  # the mean over clients is plain
+
     def fold(self, fold, server, client_id, up, host):
         return self.Fold(u=fold.u.add(up.u))
 

@@ -61,6 +61,9 @@ class QFedAvg(Algorithm):
     def start(self, server, phase):
         return self.Fold(d=Sum.empty())
 
+    def weight(self, run):
+        return 1.0  # losses alone say what a reply counts
+
     def fold(self, fold, server, client_id, up, host):
         q, loss = self.config.q, up.loss + EPSILON
         d, square = fold.d.measure(up.d, loss**q)

@@ -89,8 +89,12 @@ class ClientJudge:
             # Drift: the same personal model on a balanced test set of all.
             judged["balanced"] = host.evaluate(personal, self._balanced_set())
         if task.judge and section.finetune:
-            tuned = host.train(_over(whole, newest, host)).x
-            personal = method.personal(state, tuned, host)
+            # A personal model beside the local one goes on from itself.
+            if isinstance(personal, Tensors) and personal is not whole:
+                personal = host.train(personal).x
+            else:
+                tuned = host.train(_over(whole, newest, host)).x
+                personal = method.personal(state, tuned, host)
             judged["finetuned"] = host.evaluate(personal)
             if self._balanced is not None:
                 judged["finetuned_balanced"] = host.evaluate(personal, self._balanced_set())

@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
 SLACK = 1.0001
 """The server takes an update for clipped up to this factor: float32 rounds x + (y - x)."""
+TAILS = 8
+"""Standard deviations of an entry's noise that fixed point must have room for: beyond them lies one
+entry in 10^15."""
 
 
 # -- an update's norm ------------------------------------------------------------------------------
@@ -291,6 +294,13 @@ def check(experiment: Experiment) -> None:
         raise ConfigError(
             "privacy.clip: this model's BatchNorm statistics would leave their clients unclipped; "
             "set model.buffers: local."
+        )
+    own, room = at_client(config), config.privacy.secagg.clip
+    least = config.privacy.clip * (1 + TAILS * own.noise)
+    if own.secagg.protocol != "none" and own.noise and room < least:
+        raise ConfigError(
+            f"privacy.secagg.clip: {room:g} would cut off noise, and the sum carry less than "
+            f"epsilon is reckoned for; expected {least:.4g} at least."
         )
     if config.privacy.noise:
         Accountant(config)

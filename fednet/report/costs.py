@@ -37,6 +37,8 @@ class Spent:
     raw: dict[str, int]  # payload by direction, before compression
     messages: dict[str, int]  # by direction
     used: dict[int, int]  # useful, by round, with what was shared
+    # of evaluations, with what was shared, by round, direction and whether it was of use
+    judging: dict[tuple[int, str, bool], int]
     # useful payload of the method's own messages, by direction and kind
     method: dict[str, dict[str, int]]
     servers: int  # processes, one after the other, that the run had
@@ -78,6 +80,7 @@ def ledger(run: Run) -> Spent:
     shared: dict[int, int] = defaultdict(int)
     raw, messages = ({"up": 0, "down": 0} for _ in range(2))
     servers: dict[int, set[int]] = defaultdict(set)
+    judging: dict[tuple[int, str, bool], int] = defaultdict(int)
     useful, wasted = Useful(), defaultdict[str, int](int)
     for w, times in _alike(run):
         for kind, n in w.kinds.items():
@@ -85,6 +88,9 @@ def ledger(run: Run) -> Spent:
         rows[w.round, w.direction, "envelope"] += times * (w.bytes - sum(w.kinds.values()))
         if w.shared_bytes:
             shared[w.round] += times * w.shared_bytes
+        if w.purpose == "evaluate":
+            each = times * (w.bytes + (w.shared_bytes or 0))
+            judging[w.round, w.direction, w.useful] += each
         raw[w.direction] += times * w.raw_bytes
         messages[w.direction] += times * (w.messages or 1)
         servers[w.round].add(w.incarnation)
@@ -112,6 +118,7 @@ def ledger(run: Run) -> Spent:
         raw,
         messages,
         used,
+        dict(judging),
         useful.method(),
         len(set().union(*servers.values())),
         dict(wasted),
@@ -224,7 +231,7 @@ def cost(run: Run, by: str, bytes: str = "total") -> dict[int, float]:
     up | down (of what was spent), useful (each payload once, of both directions).
 
     What was spent before round 1 (joins) counts into round 1, what a resumed run spent twice counts
-    twice.
+    twice. What it took to judge all clients after the last round is no cost of that round.
     """
     if by not in COSTS:
         raise ConfigError(unknown("cost", by, COSTS))
@@ -242,7 +249,25 @@ def cost(run: Run, by: str, bytes: str = "total") -> dict[int, float]:
         while spent and spent[0][0] <= t:
             total += spent.pop(0)[1]
         out[t] = total / 1e6
+    if numbers:
+        out[numbers[-1]] = (total - _afterwards(run, bytes)) / 1e6
     return out
+
+
+def _afterwards(run: Run, bytes: str) -> int:
+    """Bytes of the evaluation at the end, which are booked in the last round: of that round's
+    evaluations what no round's record has.
+    """
+    book, last = ledger(run), run.rounds[-1].round
+    found = 0
+    for way in ("up", "down") if bytes in ("total", "useful") else (bytes,):
+        crossed = sum(n for t, n in book.by_round(way).items() if t <= last)
+        for r in run.rounds:
+            crossed -= r.bytes_up if way == "up" else r.bytes_down_per_client or r.bytes_down
+        uses = (True,) if bytes == "useful" else (True, False)
+        judged = sum(book.judging.get((last, way, use), 0) for use in uses)
+        found += max(0, min(crossed, judged))
+    return found
 
 
 # -- bytes: predicted against measured -------------------------------------------------------------

@@ -163,7 +163,7 @@ def _columns(
     if not targets:
         way = "" if bytes == "total" else f" {bytes}"
         columns.append(
-            Column(f"MB{way}", lambda r: list(costs.cost(r, "mb", bytes).values() or [0.0])[-1], 2)
+            Column(f"MB{way}", lambda r: sum(costs.ledger(r).by_round(bytes).values()) / 1e6, 2)
         )
     return tuple(columns)
 

@@ -30,6 +30,13 @@ def needed(config: Config) -> bool:
     return config.aggregation.rule != "mean" or together
 
 
+def alike(config: Config) -> bool:
+    """Whether all replies count the same, whatever the method says: clipped, or by a rule that
+    bears liars.
+    """
+    return config.privacy.clip is not None or config.aggregation.rule != "mean"
+
+
 @dataclasses.dataclass(frozen=True)
 class Stack:
     """Replies in the order in which they were added. x: what they started from; None: updates."""

@@ -285,7 +285,7 @@ class Folding:
         if share == "auto":
             share = 0.5 if exp.federation is None and len(self._replies) >= ENOUGH else None
         by_samples = self.method.weight(Run(1, 1, 0.0)) != self.method.weight(Run(2, 1, 0.0))
-        if share is None or not by_samples or exp.config.privacy.clip is not None:
+        if share is None or not by_samples or stack.alike(exp.config):
             return
         said = {c: self.runs[c].n for c in self._replies if c in self.runs}
         self._counted = lowered(said, share)

@@ -338,6 +338,20 @@ def test_each_client_adds_its_part_of_the_noise_that_the_sum_is_to_have():
     assert privacy.at_client(plain) == plain.privacy
 
 
+def test_noise_that_entries_would_be_cut_off_with_is_refused():
+    """It would be missing from the sum, and from what epsilon is reckoned for."""
+    pytest.importorskip("dp_accounting")
+    section = {"clip": 1.0, "noise": 3.0, "where": "client"}
+    for clip, wrong in ((12.9, True), (13.0, False)):  # 1 + 8 * 3 / sqrt(4)
+        sets = {"privacy": {**section, "secagg": {"clip": clip}}}
+        built = build.build(configuration.from_mapping(mapping("secagg", **sets)))
+        if wrong:
+            with pytest.raises(ConfigError, match=r"privacy\.secagg\.clip: .* 13 at least"):
+                privacy.check(built)
+        else:
+            privacy.check(built)
+
+
 def test_the_sum_carries_the_noise_of_all_its_clients(tmp_path):
     pytest.importorskip("dp_accounting")
     section = {"clip": 1.0, "noise": 3.0, "where": "client"}

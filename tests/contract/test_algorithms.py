@@ -175,6 +175,25 @@ def test_the_stated_cost_is_what_crosses(name):
             assert crossed == 0
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_samples_count_in_its_weight_where_they_count_in_what_it_makes_of_replies(name):
+    """By `weight` losses are averaged, and shares of clients bounded (`round.max_share`)."""
+    run = small(rounds=1).run(name, **options(name))
+    algorithm, server, ups = run.algorithm, run.servers[0], run.trips[0]
+    if not dataclasses.fields(algorithm.Fold) or name in ("fedpdc", "fedproto"):
+        return  # nothing is folded; only where no model is right; by counts of each class
+    made = []
+    for n in (20, 5):
+        run.io.begin(1, 0, sorted(ups))
+        fold = algorithm.start(server, 0)
+        for client, (_, up) in sorted(ups.items()):
+            counted = dataclasses.replace(up, run=dataclasses.replace(up.run, n=n if client else 1))
+            fold = algorithm.fold(fold, server, client, counted, run.io)
+        made.append(state_sha256(algorithm.finish(fold, server, sorted(ups), run.io)))
+    few, many = (algorithm.weight(Run(n, 1, 0.0)) for n in (5, 20))
+    assert (few == many) == (made[0] == made[1])
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("model", [BATCH_NORM, GROUP_NORM], ids=["batch_norm", "group_norm"])

@@ -7,7 +7,7 @@ import pytest
 
 from fednet.errors import ConfigError
 from fednet.records import Client, Round
-from fednet.report import costs, metrics
+from fednet.report import costs, metrics, tables
 from fednet.report.read import open_run
 from tests.report.fake_run import ENVELOPE, write
 
@@ -85,6 +85,24 @@ def test_megabytes_count_both_directions_joins_framing_and_lost_work(tmp_path):
     assert metrics.to_target(run, 0.6, "mb", "down") == pytest.approx(4 * task / 1e6)
     assert metrics.to_target(run, 0.6, "seconds") == 4.0
     assert metrics.to_target(run, 0.7, "mb") is None
+
+
+def test_what_judging_all_clients_at_the_end_took_is_no_cost_of_the_last_round(tmp_path):
+    path = write(tmp_path / "a", rounds=2, clients=4, accuracy=[0.1, 0.6])
+    before = {b: costs.cost(open_run(path), "mb", b) for b in costs.BYTES}
+    book = (path / "wire.jsonl").read_text()
+    asked = {"round": 2, "client": 0, "direction": "down", "type": "evaluate", "phase": 1}
+    asked |= {"kinds": {"state": 4000}, "envelope": 100, "bytes": 4100, "raw_bytes": 4000}
+    asked |= {"useful": True, "purpose": "evaluate", "shared_bytes": 300}
+    answer = asked | {"direction": "up", "bytes": 60, "envelope": 20, "kinds": {"accuracy": 40}}
+    del answer["shared_bytes"]
+    (path / "wire.jsonl").write_text(f"{book}{json.dumps(asked)}\n{json.dumps(answer)}\n")
+    run = open_run(path)
+    for way in costs.BYTES:
+        assert costs.cost(run, "mb", way) == pytest.approx(before[way])
+    assert metrics.summarise(run)["bytes"]["mb"] == pytest.approx(before["total"][2] + 4460e-6)
+    # Its MB as a whole have them, as the summary's have.
+    assert f"{before['total'][2] + 4460e-6:.2f}" in tables.compare([run])
 
 
 def test_bytes_by_kind_add_up_to_the_total(tmp_path):

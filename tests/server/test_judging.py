@@ -18,6 +18,8 @@ from fednet.errors import ConfigError
 from fednet.experiment import build
 from fednet.experiment.judging import asked
 from fednet.experiment.store import ClientStore
+from fednet.tensors import Tensors
+from fednet.training.hosts import SiteHost
 from tests.rooms import lines, merged, run, small, summary
 
 SOME = {"rounds": 3, "clients": 5, "participation": None, "clients_per_round": 2, "seed": 1}
@@ -125,6 +127,42 @@ def test_fine_tuning_starts_from_the_newest_shared_part(tmp_path, method):
         for shared in ("latest", "last_seen")
     )
     assert [x["correct_finetuned"] for x in one] == [x["correct_finetuned"] for x in other]
+
+
+@pytest.mark.parametrize("alike", [{"privacy": {"clip": 10}}, {"aggregation": {"rule": "median"}}])
+def test_where_all_replies_count_the_same_their_losses_do(tmp_path, alike):
+    uneven = {"data": {"partition": {"scheme": "quantity", "alpha": 0.3}}}
+    changes = merged(SOME, {**alike, **uneven, "round": {"max_share": 0.5}})
+    for record in lines(run(tmp_path, **changes) / "rounds.jsonl"):
+        assert record["train_loss"] == record["train_loss_by_clients"]
+        assert record["train_loss"] != record["train_loss_by_samples"]
+        assert "warnings" not in record["algorithm"]  # that a share of the samples is too large
+
+
+@pytest.mark.parametrize("method", ["ditto", "apfl", "pfedme"])
+def test_fine_tuning_goes_on_from_a_personal_model_that_is_a_methods_own(tmp_path, method):
+    changes = merged(JUDGED, {**algorithm(method), "evaluate": {"finetune": True}})
+    changes = merged(changes, {"train": {"lr": 0.04}, "rounds": 1})
+    directory = run(tmp_path, **changes)
+    experiment = build.build(small(**changes), None)
+    tuned = []
+    for line in finals(directory):
+        path = directory / "personal" / f"client-{line['client']}.safetensors"
+        path = path if path.exists() else directory / "model.safetensors"
+        start = Tensors.of(module_of(experiment, path), experiment.setting.layout)
+        site = experiment.federation.site(line["client"])
+        host = SiteHost(
+            experiment.setting,
+            experiment.scratch(),
+            line["client"],
+            line["round"],
+            train=site.train,
+            test=site.test,
+        )
+        expected = int(host.evaluate(host.train(start).x).table[0].sum())
+        assert line["correct_finetuned"] == expected
+        tuned.append(expected - line["correct_personal"])
+    assert any(tuned)
 
 
 @pytest.mark.parametrize("method", SPLIT)

@@ -23,8 +23,8 @@ WAYS = ("up", "down", "both")
 @dataclass(frozen=True)
 class Point:
     """What the runs of one chain came to, one for each seed. Accuracies are final, 0..1; MB are
-    10**6 bytes on the wire of a whole run; seconds: of the virtual clock, None on the real one;
-    encode, decode: seconds of one message.
+    10**6 bytes of a whole run, as with one client a process; seconds: of the virtual clock, None on
+    the real one; encode, decode: seconds of one message.
     """
 
     label: str
@@ -60,10 +60,11 @@ def point(label: str, runs: Sequence[Run], encode: float, decode: float) -> Poin
         final = (said.accuracy or {}).get("final")
         if final is None or said.bytes is None:
             raise ConfigError(f"{run.dir}: its summary has no final accuracy to draw.")
-        rows.append((final, said.bytes["up"] / 1e6, said.bytes["down"] / 1e6, said.seconds_virtual))
+        up, down = said.bytes["up"], said.bytes.get("down_per_client") or said.bytes["down"]
+        rows.append((final, up / 1e6, down / 1e6, said.seconds_virtual))
     virtual = tuple(row[3] for row in rows if row[3] is not None)
-    accuracy, up, down = (tuple(row[i] for row in rows) for i in range(3))
-    return Point(label, accuracy, up, down, virtual, encode, decode)  # type: ignore[arg-type]
+    accuracy, ups, downs = (tuple(row[i] for row in rows) for i in range(3))
+    return Point(label, accuracy, ups, downs, virtual, encode, decode)  # type: ignore[arg-type]
 
 
 def front(points: Sequence[Point], axis: str) -> list[Point]:
@@ -158,7 +159,7 @@ def _row(p: Point, points: Sequence[Point], chosen: Sequence[str]) -> list[objec
         p.label,
         len(p.accuracy),
         f"{p.mean:.6f}",
-        f"{p.sd:.6f}",
+        f"{p.sd:.6f}" if len(p.accuracy) > 1 else "",
         f"{min(p.accuracy):.6f}",
         f"{max(p.accuracy):.6f}",
         f"{p.cost('up'):.6f}",

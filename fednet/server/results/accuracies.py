@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from fednet.algorithms.base import Algorithm, Tensors
+from fednet.algorithms.base import Tensors
 from fednet.config import Config
 from fednet.plain import JsonDict
 from fednet.records import Client
@@ -54,9 +54,9 @@ def pooled(judged: dict[int, dict[str, Counts]]) -> dict[str, float]:
     return {name: counts.accuracy for name, counts in sums.items()}
 
 
-def losses(runs: dict[int, Run], method: Algorithm) -> dict[str, float]:
+def losses(runs: dict[int, Run], weight: Callable[[Run], float]) -> dict[str, float]:
     """A round's mean training loss over its clients: weighted by samples, plainly, and, as
-    `train_loss`, as the method weighs their models.
+    `train_loss`, as their models are weighed.
     """
 
     def mean(weigh: Callable[[Run], float]) -> float | None:
@@ -65,7 +65,7 @@ def losses(runs: dict[int, Run], method: Algorithm) -> dict[str, float]:
         return summed / total if total else None
 
     found = {
-        "train_loss": mean(method.weight),
+        "train_loss": mean(weight),
         "train_loss_by_samples": mean(lambda run: run.n),
         "train_loss_by_clients": mean(lambda run: 1.0),
     }

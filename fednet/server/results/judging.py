@@ -11,6 +11,7 @@ from fednet.experiment.build import Experiment
 from fednet.experiment.rundir import RunDirectory
 from fednet.files import read_lines
 from fednet.plain import JsonDict
+from fednet.robust.stack import alike
 from fednet.server.checkpoint import RunProgress
 from fednet.server.phases import Phases
 from fednet.server.results import accuracies, exports
@@ -68,7 +69,8 @@ class Judge:
         was judged. keep: of the clients' states, which they must not delete yet.
         """
         record, section = round.record, self.config.evaluate
-        record.set(**accuracies.losses(round.runs, self.method))
+        weight = (lambda run: 1.0) if alike(self.config) else self.method.weight
+        record.set(**accuracies.losses(round.runs, weight))
         due = accuracies.due(self.config, round.number)
         model = self.newest(round.after.server, measured=due)
         if not due:
