@@ -132,10 +132,9 @@ class Policy:
                 "data.path: the server names a path, and with data.dataset: site each site names "
                 "its own; refused."
             )
-        if self.max_samples is not None and int(data.options.get("samples") or 0) > (
-            self.max_samples
-        ):
-            raise self._too_many(data.options["samples"])
+        samples, most = data.options.get("samples"), self.max_samples
+        if most is not None and isinstance(samples, int) and samples > most:
+            raise self._too_many(samples)
         traced = config.link.clock == "real" and config.link.trace is not None
         return config.replace(
             link=self._link(config.link) if traced else config.link,
