@@ -618,7 +618,10 @@ def test_sets_may_come_as_a_mapping_from_python(written):
             "data.public.samples or data.public.fraction.",
         ),
         (
-            {"algorithm": "toy-public", "data": {"dataset": "site", "public": {"samples": 5}}},
+            {
+                "algorithm": "toy-public",
+                "data": {"dataset": "site", "shape": [4], "public": {"samples": 5}},
+            },
             "data.dataset: toy-public needs samples held out for the server; with site the sites "
             "have them all.",
         ),
@@ -790,3 +793,31 @@ def test_numbers_of_numpy_and_paths_are_values_from_python_and_classes_are_not()
     for value in (Path, object(), np.zeros(3)):
         with pytest.raises(ConfigError, match=r"model\.name: a configuration holds text.*model\("):
             from_mapping({"model": {"name": value}})
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ("clases: 3", "c.yaml:4: unknown key data.clases; .* Did you mean data.classes"),
+        ("shape: 4", "data.shape: expected a list"),
+        ("shape: [a]", r"data.shape\[0\]: expected a whole number >= 1, got 'a'"),
+        ("classes: '3'", "data.classes: expected a whole number >= 1 or a list"),
+        ("targets: 0", "data.targets: expected a whole number >= 1"),
+        ("format: {a: 1}", "data.format: expected text"),
+        ("size: x", "data.size: expected a whole number"),
+        ("format: toy-set, size: 32", "unknown key data.size"),
+    ],
+)
+def test_what_is_said_of_sites_data_is_checked_before_they_come(more, says):
+    head = HEAD.replace("data: {dataset: toy-set, partition: toy-deal}\n", "")
+    keys = {"shape": "[4]", "classes": "3"} | {more.partition(":")[0]: more.partition(": ")[2]}
+    data = ", ".join(f"{key}: {value}" for key, value in keys.items())
+    with pytest.raises(ConfigError, match=says):
+        from_text(f"{head}data: {{dataset: site, partition: toy-deal, {data}}}\n", "c.yaml")
+
+
+def test_sites_data_take_the_options_of_what_reads_them_and_any_of_a_dataset_of_their_own():
+    for more in ({"size": 32, "grey": True}, {"format": "a-sites-own", "anything": [1]}):
+        data = {"dataset": "site", "shape": [4], "classes": 3, "partition": "toy-deal", **more}
+        made = from_mapping({**PARTS, "data": data})
+        assert made.data.options == {"shape": [4], "classes": 3, **more}

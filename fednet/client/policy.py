@@ -132,10 +132,8 @@ class Policy:
                 "data.path: the server names a path, and with data.dataset: site each site names "
                 "its own; refused."
             )
-        if self.max_samples is not None and int(data.options.get("samples") or 0) > (
-            self.max_samples
-        ):
-            raise self._too_many(data.options["samples"])
+        if isinstance(samples := data.options.get("samples"), int):
+            self.check_samples(samples)
         traced = config.link.clock == "real" and config.link.trace is not None
         return config.replace(
             link=self._link(config.link) if traced else config.link,
@@ -149,15 +147,19 @@ class Policy:
             ),
         )
 
+    def check_samples(self, samples: int) -> None:
+        """Raises ConfigError where these are more than the site allows."""
+        if self.max_samples is not None and samples > self.max_samples:
+            raise self._too_many(samples)
+
     def check_built(self, experiment: Experiment) -> None:
         """Raises ConfigError where the model, the samples or what leaves is more than the site
         allows.
         """
         from fednet.models import bytes_of
 
-        samples = 0
         if experiment.data is not None:
-            samples = experiment.data.n_train + experiment.data.n_test
+            self.check_samples(experiment.data.n_train + experiment.data.n_test)
         settings = () if self.max_model_mb is None else experiment.settings
         size = max((bytes_of(own.blank) for own in settings), default=0)
         if self.max_model_mb is not None and size > self.max_model_mb * MB:
@@ -165,8 +167,6 @@ class Policy:
                 f"the model of this run has {size / MB:,.1f} MB; the policy's max_model_mb is "
                 f"{self.max_model_mb:g}."
             )
-        if self.max_samples is not None and samples > self.max_samples:
-            raise self._too_many(samples)
         for name, kind in leaving(experiment):
             if self.allow is not None and kind not in self.allow:
                 raise ConfigError(

@@ -26,6 +26,7 @@ from fednet.wire import messages as m
 if TYPE_CHECKING:
     from fednet.client.packing import Packing
     from fednet.client.workplace import Workplace
+    from fednet.data.base import Data
     from fednet.data.federation import Federation, Site
     from fednet.experiment.build import Experiment
     from fednet.training.setting import Pair
@@ -93,15 +94,28 @@ class Preparer:
 
         own: dict[int, Federation] = {}
         if config.data.dataset == "site":
-            from fednet.data.site import alone, load_site
+            from fednet.data.site import alone
 
-            for client in ids:
-                folder = _own_folder(self.policy.data, client)
-                own[client] = alone(load_site(config.data, folder, config.seed))
+            own = {client: alone(self._of_site(config, client)) for client in ids}
         first = next(iter(own.values())).data if own else None
         experiment = build.build(config, self.policy.data, first, tried=True)
         self.policy.check_built(experiment)
         return SiteData(experiment, own, self.devices[0])
+
+    def _of_site(self, config: Config, client: int) -> Data:
+        """What lies in this client's own folder, each client's looked through."""
+        from fednet.data.site import load_site
+        from fednet.experiment import trial
+
+        folder = _own_folder(self.policy.data, client)
+        try:
+            data = load_site(config.data, folder, config.seed)
+            trial.finite(data)
+        except DataError as wrong:
+            where = "" if str(folder) in str(wrong) else f", in {folder}"
+            raise DataError(f"client {client}{where}: {wrong}") from None
+        self.policy.check_samples(data.n_train + data.n_test)
+        return data
 
     def _workplaces(
         self, config: Config, root: Path, data: SiteData, packing: Packing | None

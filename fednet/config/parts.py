@@ -39,6 +39,8 @@ class NoOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     """The options of a part that has none."""
 
 
+# The dataset that each client brings, and what reads it where the configuration does not say.
+SITE, READERS = "site", ("folder", "arrays")
 # Arguments that fednet fills in itself, by kind of part: the configuration cannot give them.
 GIVEN = {
     "dataset": {"root", "seed", *DataSection.__struct_encode_fields__},
@@ -91,6 +93,8 @@ def fill(section: Optioned, kind: str, name: str, tree: Node | None, path: str) 
     at = tree.at if tree is not None else "the configuration"
     own_tree = Node(own, at, tree.key_at if tree is not None else at)
     asked = {f.encode_name for f in msgspec.structs.fields(declared) if f.required}
+    if (elsewhere := kind == "dataset" and name == SITE) and declared is not None:
+        declared = _with_readers(declared, section.options)
     try:
         made = fit.fit(own_tree, declared, path, fit.keys(type(section)))
     except ConfigError as wrong:
@@ -98,10 +102,29 @@ def fill(section: Optioned, kind: str, name: str, tree: Node | None, path: str) 
         if not given or part.__module__.startswith("fednet.") or asked <= {*own}:
             raise
         raise ConfigError(f"{wrong} {given}.") from None
+    if elsewhere:
+        return dict(section.options)
     return {
         f.encode_name: msgspec.to_builtins(getattr(made, f.name))
         for f in msgspec.structs.fields(made)
     }
+
+
+def _with_readers(own: type[msgspec.Struct], options: JsonDict) -> type[msgspec.Struct]:
+    """What is declared of sites' data, and the options of what reads them there; of a dataset that
+    only the sites have loaded, any.
+    """
+    name = options.get("format")
+    names = {name} - {SITE} if isinstance(name, str) else {*READERS}
+    inner = [
+        declared_options(registry.dataset.get(n), "dataset")
+        for n in sorted(names.intersection(registry.dataset.names()))
+    ]
+    types = dict.fromkeys(options, object) if not inner or None in inner else {}
+    fields = [f for i in inner if i for f in msgspec.structs.fields(i)]
+    types |= {f.encode_name: f.type for f in fields}
+    beside = [(n, t, None) for n, t in types.items() if n not in fit.keys(own)]
+    return msgspec.defstruct(own.__name__, beside, bases=(own,), kw_only=True)
 
 
 def get(

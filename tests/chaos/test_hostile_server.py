@@ -324,6 +324,19 @@ def test_the_policy_has_the_last_word(tmp_path):
     )
 
 
+def test_max_samples_of_a_policy_holds_for_each_client_of_a_process(tmp_path):
+    for client, n in ((0, 4), (1, 8)):
+        place = tmp_path / "data" / f"client-{client}"
+        place.mkdir(parents=True)
+        x, y = np.zeros((n, 4), np.float32), np.arange(n) % 2
+        np.savez(place / "data.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    file = tmp_path / "site.yaml"
+    file.write_text("{max_samples: 10, data: data}")
+    liar = Liar(told(data={"dataset": "site", "shape": [4], "classes": 2}), ids=[0, 1])
+    said = refused(liar, tmp_path / "state", ids="0-1", policy=policy(file, None, None))
+    assert "the data of this run have 16 samples; the policy's max_samples is 10" in said
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -9,7 +9,7 @@ import pytest
 
 from fednet import config as configuration
 from fednet.algorithms.fedavg import FedAvg
-from fednet.errors import Stopped
+from fednet.errors import FednetError, Stopped
 from fednet.launch import start
 from fednet.server.hosting import Hosting
 from tests.rooms import SMALL, lines
@@ -65,3 +65,22 @@ def test_a_site_whose_data_changed_goes_on_and_weighs_no_more_than_it_did(
     assert first["samples"] == {"0": 20, "1": 20, "2": 20}
     (changed,) = [e for e in events if e["type"] == "data_changed"]
     assert (changed["samples"], changed["first"]) == ({"1": 30, "2": 10}, {"1": 20, "2": 20})
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"x_train": np.full((20, 4), np.nan, dtype=np.float32)}, "sample 0 of the training data"),
+        ({"y_train": np.full(20, 7)}, "labels lie in 7..7"),
+        ({"x_train": np.empty((0, 4), np.float32), "y_train": np.empty(0, int)}, "no samples"),
+    ],
+)
+def test_the_data_of_each_client_of_a_process_are_looked_through(tmp_path, changed, says):
+    for client in range(3):
+        data(tmp_path / "data", client, 20)
+    bad = tmp_path / "data" / "client-1" / "data.npz"
+    with np.load(bad) as kept:
+        arrays = {**kept, **changed}
+    np.savez(bad, **arrays)
+    with pytest.raises(FednetError, match=f"client 1, in .*client-1: .*{says}"):
+        go(tmp_path, tmp_path / "data")

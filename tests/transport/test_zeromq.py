@@ -214,6 +214,33 @@ def test_a_client_says_of_a_name_that_leads_nowhere_that_no_such_host_is_known(p
     pump(pair.server, client, until=lambda seen: client.trouble == "no such host is known here")
 
 
+ONLY_SIX = """
+import sys
+from fednet.transport.base import Opened
+from fednet.transport.zeromq.dealer import ZmqClient
+from fednet.transport.zeromq.router import ZmqServer
+server = ZmqServer("tcp://[::1]:0")
+client = ZmqClient(f"tcp://{sys.argv[1]}:{server.address.rpartition(':')[2]}")
+while not any(isinstance(event, Opened) for event in client.poll(0.01)):
+    server.poll(0.01)
+"""
+
+
+@pytest.mark.parametrize("hosts", ["::1 six.example", "127.0.0.1 six.example\n::1 six.example"])
+def test_a_client_finds_a_server_that_has_a_name_of_ipv6(tmp_path, hosts):
+    (tmp_path / "hosts").write_text(hosts + "\n")
+    own = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    over = f"mount --bind {tmp_path}/hosts /etc/hosts"
+    if not socket.has_ipv6 or subprocess.run([*own, over], capture_output=True).returncode:
+        pytest.skip("needs IPv6, and a file of hosts of its own")
+    command = f'{over} && exec "$@"'
+    subprocess.run(
+        [*own, command, "sh", sys.executable, "-c", ONLY_SIX, "six.example"],
+        check=True,
+        timeout=LIMIT_S,
+    )
+
+
 def test_a_client_says_of_a_listener_without_a_word_that_there_is_no_answer(pair):
     client = pair.client()
     with socket.socket() as silent:

@@ -19,6 +19,7 @@ from fednet.errors import ConfigError
 from fednet.transport.base import MAX_FRAMES, Closed, Event, Frames, Opened, Received
 from fednet.transport.kernel import KernelSocket
 from fednet.transport.keys import KeyPair
+from fednet.transport.zeromq.attempts import RETRY_MAX_MS, Attempts
 from fednet.transport.zeromq.proxy import WayOut, of_this_process
 from fednet.transport.zeromq.sockets import (
     Refused,
@@ -48,43 +49,9 @@ TELL_ENDED = 3
 no reason. One that merely ended does so once."""
 
 
-class Attempts:
-    """What has become of attempts to connect, by what libzmq tells of each. It names no cause: one
-    that was begun and closed was turned down, and of one that never began the host's name had led
-    nowhere.
-    """
-
-    def __init__(self) -> None:
-        self._verdict = ""  # on the last one
-        self._begun = self._closed = False
-
-    def tells(self, event: int) -> bool:
-        """Whether the event was an attempt's."""
-        if event == zmq.EVENT_CONNECT_DELAYED:
-            self._begun = True
-        elif event == zmq.EVENT_CLOSED:
-            self._closed = True
-        elif event == zmq.EVENT_CONNECT_RETRIED:
-            if self._closed:
-                self._verdict = "nothing listens there, or the way there is closed"
-            elif not self._begun:
-                self._verdict = "no such host is known here"
-            self._begun = self._closed = False
-        elif event == zmq.EVENT_CONNECTED:
-            self._begun, self._verdict = True, ""  # the handshake's answer is still to come
-            return False
-        else:
-            return False
-        return True
-
-    @property
-    def trouble(self) -> str:
-        return "no answer so far" if self._begun and not self._closed else self._verdict
-
-
 class ZmqClient:
     """A DEALER that connects to `address`, and again whenever the connection ends, every 0.1 s up
-    to 2 s.
+    to 2 s; to a name by IPv4 and by IPv6 in turn.
 
     With `keys`, CURVE; `keys.server` must be known. reread(keys): what is known of the server's
     keys by now, asked for before each connection. Raises ConfigError if the address is none, or
@@ -123,6 +90,7 @@ class ZmqClient:
         self._received: int | None = None  # bytes of the connection that ended last
         self._left = False  # `reconnect` left a standing connection, not reported yet
         self._retry_at: float | None = None
+        self._attempts = Attempts(address)
         self._tried = 0  # which of the keys that the server may have is tried
         self._ended_early = 0  # connections in a row that ended in their handshake
         self._closed = False
@@ -138,8 +106,8 @@ class ZmqClient:
     def _ready(self, left: float | None) -> set[object]:
         if self._left:
             left = 0.0
-        elif self._retry_at is not None:
-            left = sooner(left, max(0.0, self._retry_at - time.monotonic()))
+        elif (at := sooner(self._retry_at, self._attempts.switch_at)) is not None:
+            left = sooner(left, max(0.0, at - time.monotonic()))
         self._poller.modify(self._dealer, zmq.POLLIN | (zmq.POLLOUT if self._queue else 0))
         return {source for source, _ in self._poller.poll(ms(left))}
 
@@ -161,6 +129,7 @@ class ZmqClient:
         self._left = self._left or self._open
         self._disconnect()
         self.address, self._ended_early = address or self.address, 0
+        self._attempts = Attempts(self.address)
         self._connect()
 
     def traffic(self) -> dict[bytes | int, tuple[int, int]]:
@@ -190,16 +159,17 @@ class ZmqClient:
         connected.
         """
         dealer = self._context.socket(zmq.DEALER)
-        common_options(dealer, self.address)
-        dealer.setsockopt(zmq.RECONNECT_IVL, 100)
-        dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+        self._attempts.begin()
+        common_options(dealer, self._attempts.six)
+        dealer.setsockopt(zmq.RECONNECT_IVL, self._attempts.pause_ms)
+        dealer.setsockopt(zmq.RECONNECT_IVL_MAX, RETRY_MAX_MS)
         if self._keys is not None:
             self._keys = self._reread(self._keys) if self._reread is not None else self._keys
             dealer.curve_publickey = self._keys.public.encode()
             dealer.curve_secretkey = self._keys.secret.encode()
             servers = [self._keys.server or "", *self._keys.servers]
             dealer.curve_serverkey = servers[self._tried % len(servers)].encode()
-        self._dealer, self._attempts = dealer, Attempts()
+        self._dealer = dealer
         self._monitor = monitor_of(self._context, dealer, next(self._sockets))
         self._poller = zmq.Poller()
         for source in (self._monitor, self._waker.fd):
@@ -224,6 +194,10 @@ class ZmqClient:
             events.append(Closed(b"", self._received))
         if self._retry_at is not None and time.monotonic() >= self._retry_at:
             self._tried += 1
+            self._disconnect()
+            self._connect()
+            return
+        if (at := self._attempts.switch_at) is not None and time.monotonic() >= at:
             self._disconnect()
             self._connect()
             return
@@ -260,7 +234,7 @@ class ZmqClient:
         another since.
         """
         for event, value in monitor_events(self._monitor):
-            if self._attempts.tells(event):
+            if self._attempts.tells(event, value):
                 continue
             if event == zmq.EVENT_CONNECTED:
                 serial = next(self._serial)

@@ -84,7 +84,7 @@ class ZmqServer:
         self._access: Access | None = None  # None where anyone may connect
         router = self._context.socket(zmq.ROUTER)
         try:
-            common_options(router, address)
+            common_options(router, "[" in address)
             router.setsockopt(zmq.ROUTER_MANDATORY, 1)
             router.setsockopt(zmq.BACKLOG, 1024)
             if keyring is not None:

@@ -92,15 +92,15 @@ class Waker:
         os.close(end)
 
 
-def common_options(socket: zmq.Socket[bytes], address: str) -> None:
-    """address: that it will be bound or connected to."""
+def common_options(socket: zmq.Socket[bytes], six: bool) -> None:
+    """six: whether it will be bound or connected to an address of IPv6."""
     for option, value in {
         # until `close` says otherwise: an error on the way must not hang the process
         zmq.LINGER: 0,
         zmq.SNDHWM: SEND_MESSAGES,
         zmq.RCVHWM: RECEIVE_MESSAGES,
         zmq.MAXMSGSIZE: MAX_FRAME_BYTES,
-        zmq.IPV6: int("[" in address),  # tcp://[::1]:5555; else * would become [::]
+        zmq.IPV6: int(six),  # where it is not wanted * would become [::]
         zmq.HEARTBEAT_IVL: 0,  # its heartbeats are bytes that no ledger sees
         zmq.HANDSHAKE_IVL: 30_000,
         zmq.TCP_KEEPALIVE: 1,  # for the NAT on the way, and a peer that vanished without a word
@@ -232,12 +232,21 @@ def check_address(address: str) -> None:
         raise ConfigError(f"{address}: there is no port {port}; expected 0 to {MAX_PORT}.")
 
 
+def is_named(address: str) -> bool:
+    """Whether it has the name of a host, which may have several addresses, in place of one."""
+    host = address.removeprefix("tcp://").rpartition(":")[0]
+    return address.startswith("tcp://") and not re.fullmatch(r"\[.*\]|[0-9.]+|\*", host)
+
+
 def why(error: zmq.ZMQError) -> str:
     """Why an address cannot be bound, or connected to."""
     if error.errno == errno.EADDRINUSE:
         return "the port is in use by another process; choose another, or port 0 for any free one"
     if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):
-        return "this machine has no such address; tcp://*:PORT listens on all it has"
+        return (
+            "this machine has no such address; tcp://*:PORT listens on all it has, with IPv6 "
+            "tcp://[::]:PORT"
+        )
     if error.errno in (errno.EINVAL, zmq.EPROTONOSUPPORT, zmq.ENOCOMPATPROTO):
         return EXPECTED
     return str(error.strerror or error).lower()
