@@ -385,6 +385,12 @@ def test_of_randk_no_index_crosses():
     assert not torch.equal(kept, other)
 
 
+@pytest.mark.filterwarnings("error")
+def test_what_randk_scales_beyond_float32_is_infinite_without_a_warning():
+    y = sent(compress.parse(["randk(0.3)"]), torch.full((10,), 3e38))
+    assert int(torch.isinf(y).sum()) == 3
+
+
 def test_which_values_randk_keeps_is_the_same_everywhere():
     x = torch.arange(1.0, 11.0)
     seed = (5).to_bytes(8, "little")
