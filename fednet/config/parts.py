@@ -93,7 +93,7 @@ def fill(section: Optioned, kind: str, name: str, tree: Node | None, path: str) 
     at = tree.at if tree is not None else "the configuration"
     own_tree = Node(own, at, tree.key_at if tree is not None else at)
     asked = {f.encode_name for f in msgspec.structs.fields(declared) if f.required}
-    if (elsewhere := kind == "dataset" and name == SITE) and declared is not None:
+    if elsewhere := kind == "dataset" and name == SITE:
         declared = _with_readers(declared, section.options)
     try:
         made = fit.fit(own_tree, declared, path, fit.keys(type(section)))

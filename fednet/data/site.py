@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fednet.config.parts import READERS
 from fednet.data.base import Data
 from fednet.data.federation import Federation
 from fednet.data.loading import made, options
@@ -43,7 +44,7 @@ def load_site(section: DataSection, directory: Path | str | None, seed: int = 0)
     shape, classes = declared(section)
     name, own = _format(given.get("format"), root)
     own |= {k: v for k, v in given.items() if k not in DECLARED}
-    if name in ("folder", "arrays"):
+    if name in READERS:
         own.setdefault("classes", given.get("classes"))
         if len(shape) == 3:
             # Statistics of one site would make its inputs unlike the others': the same constants
@@ -126,5 +127,5 @@ def _format(wanted: str | None, root: Path) -> tuple[str, JsonDict]:
             raise DataError(f"--data {root}: expected one .npz file, found {len(arrays)}.")
         return wanted, {"path": str(arrays[0])}
     if wanted == "site":
-        raise ConfigError("data.format: " + unknown("format", wanted, ("folder", "arrays")))
+        raise ConfigError("data.format: " + unknown("format", wanted, READERS))
     return wanted, {}

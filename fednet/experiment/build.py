@@ -295,8 +295,7 @@ def _built(config: Config, root: Path | str | None, data: Data | None) -> Experi
         )
         data = federation.data
         input_shape, classes, width = data.input_shape, data.classes, data.outputs
-    if data is not None:
-        trial.finite(data)
+        trial.finite(data)  # a site's own are looked through where they are read
     source = Source(data, federation, (input_shape, width), classes or 0)
     return _fitted(config, algorithm, source)
 

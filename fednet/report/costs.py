@@ -62,6 +62,10 @@ class Spent:
             out[t] += n
         return out
 
+    def total(self, bytes: str = "total") -> int:
+        """Of the whole run, its last evaluation included."""
+        return sum(self.by_round(bytes).values())
+
     @property
     def kinds(self) -> list[str]:
         """The kinds that crossed, the largest first, the envelope last."""

@@ -162,9 +162,7 @@ def _columns(
                 columns.append(Column(f"{UNITS[what]}{way} to {target:g}", of, digits, cost=True))
     if not targets:
         way = "" if bytes == "total" else f" {bytes}"
-        columns.append(
-            Column(f"MB{way}", lambda r: sum(costs.ledger(r).by_round(bytes).values()) / 1e6, 2)
-        )
+        columns.append(Column(f"MB{way}", lambda r: costs.ledger(r).total(bytes) / 1e6, 2))
     return tuple(columns)
 
 

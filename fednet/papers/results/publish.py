@@ -160,7 +160,7 @@ def line(job: Reproduction, task: RunSpec) -> str:
     return ", ".join(
         [
             *said,
-            f"{sum(costs.ledger(run).by_round().values()) / 1e6:.1f} MB",
+            f"{costs.ledger(run).total() / 1e6:.1f} MB",
             f"{metrics.summary(run).seconds:.0f} s",
         ]
     )
