@@ -221,7 +221,7 @@ def write_state(
 
     def save() -> None:
         try:
-            save_file(tensors, aside, metadata=about)
+            save_file(_apart(tensors), aside, metadata=about)
         except SafetensorError as broken:  # what the system said is in its text only
             found = re.search(r"os error (\d+)", str(broken))
             number = int(found[1]) if found else errno.EIO
@@ -233,6 +233,19 @@ def write_state(
             synced(file.fileno(), path)
     appear(aside, path, fsync)
     return about["check"]
+
+
+def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same tensors, none in the memory of another, which `save_file` refuses: two fields of a
+    State may be one value. All are contiguous and on the CPU, as `dump` gives them.
+    """
+    apart, end = dict(tensors), 0
+    for name in sorted(tensors, key=lambda n: tensors[n].data_ptr()):
+        one = tensors[name]
+        if one.data_ptr() < end:
+            apart[name] = one.clone()
+        end = max(end, one.data_ptr() + one.nbytes)
+    return apart
 
 
 def written(path: Path) -> tuple[JsonDict, str]:
