@@ -73,7 +73,9 @@ class Runner:
         self._say(f"run {entry.number}: {entry.name} is {entry.state} {entry.said}".rstrip())
 
     def _server(self, entry: QueuedRun) -> tuple[int, str]:
-        """(exit status, its last words) of the run's process."""
+        """(exit status, its last words) of the run's process. One that is killed has no time for
+        any, as where the machine has no memory left.
+        """
         self.queue.runs.mkdir(parents=True, exist_ok=True)
         config = self.queue.runs / f".{entry.name}.yaml"
         config.write_text(entry.config, encoding="utf-8")
@@ -97,7 +99,10 @@ class Runner:
             raise
         finally:
             config.unlink(missing_ok=True)
-        return status, "" if status == 0 else _last(log, began)
+        said = "" if status == 0 else _last(log, began)
+        if status < 0:
+            said = f"ended by {signal.Signals(-status).name}. {said}".rstrip()
+        return status, said
 
     def _wait(self, process: subprocess.Popen[bytes], entry: QueuedRun) -> int:
         deadline: float | None = None

@@ -351,6 +351,22 @@ def test_a_run_that_is_ended_with_its_server_goes_on_even_if_it_had_not_begun(
     assert queue.entry(1).state == state
 
 
+def test_of_a_run_that_is_killed_the_queue_says_by_what(tmp_path, monkeypatch):
+    """It leaves no line of its own."""
+    from fednet.serve.runner import Runner
+
+    def killed(process, _):
+        process.kill()
+        return process.wait()
+
+    queue = Queue(tmp_path)
+    queue.submit(config())
+    runner = Runner(queue, [], lambda line: None)
+    monkeypatch.setattr(runner, "_wait", killed)
+    runner._one(queue.entry(1))
+    assert (queue.entry(1).state, queue.entry(1).said) == ("failed", "ended by SIGKILL.")
+
+
 def test_two_do_not_serve_one_folder(tmp_path):
     from fednet.serve.runner import Runner
 
