@@ -288,6 +288,10 @@ class Algorithm:
         """What a reply counts in a weighted mean: its samples n_i, or 1."""
         return 1.0 if getattr(self.config, "weighting", "samples") == "uniform" else float(run.n)
 
+    def weights(self, server: OwnState, runs: Mapping[int, Run]) -> dict[int, float]:
+        """What each reply counted in the round that this state came out of, by client."""
+        return {i: self.weight(run) for i, run in runs.items()}
+
     # -- what is judged ----------------------------------------------------------------------------
     def global_model(self, server: OwnState) -> Tensors | None:
         """The shared model that is evaluated; None where there is no complete global model."""
@@ -314,9 +318,7 @@ class Algorithm:
 
     @classmethod
     def shares(cls) -> bool:
-        """Whether clients have a model, or a part of it, in common that is trained: it comes down
-        in a round.
-        """
+        """Whether a round brings down a model, or a part of one, that clients have in common."""
         return any(
             field.form == "tensors" and field.kind == "state"
             for exchange in cls.exchanges

@@ -11,8 +11,8 @@ gradient: `literal` trains as FedAvg does, whatever lambda is, and the reported 
 cross-entropy, so that losses of two lambdas can be compared. Two readings act:
 `prox`, + lambda (1 - p) / 2 ||w - w^t||^2, from which the paper's own proof (A.1) starts, and
 `scale`, (1 + lambda (1 - p)) CE. Each w_i is measured once, after training (section IV-A's order);
-the figure serves this round's mean and the next round's message. Were all p_i 0, the mean is by
-samples. Algorithm 3's 0.5 t and Eq. 9's 0.5 n differ by the origin of the count: n is used.
+the figure serves this round's mean and the next round's message. Were all p_i 0, they count
+alike. Algorithm 3's 0.5 t and Eq. 9's 0.5 n differ by the origin of the count: n is used.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class FedPDC(Algorithm):
     class Fold(State):
         x: Sum
         p: dict[int, float]
-        by_samples: Sum | None  # the mean to fall back on: kept while every p_i so far is 0
+        alike: Sum | None  # the mean to fall back on: kept while every p_i so far is 0
 
     def init_server(self, x):
         return self.Server(x=x, p={})
@@ -96,25 +96,26 @@ class FedPDC(Algorithm):
 
     # -- server (Algorithm 2) ----------------------------------------------------------------------
     def start(self, server, phase):
-        return self.Fold(x=Sum.empty(), p={}, by_samples=Sum.empty())
+        return self.Fold(x=Sum.empty(), p={}, alike=Sum.empty())
 
     def fold(self, fold, server, client_id, up, host):
         p = host.evaluate(up.x).accuracy
         weight = p if self.config.weighting == "accuracy" else self.weight(up.run)
-        spare = (
-            fold.by_samples.add(up.x, up.run.n)
-            if fold.by_samples is not None and weight == 0
-            else None
-        )
-        return self.Fold(x=fold.x.add(up.x, weight), p={**fold.p, client_id: p}, by_samples=spare)
+        alike = fold.alike.add(up.x) if fold.alike is not None and weight == 0 else None
+        return self.Fold(x=fold.x.add(up.x, weight), p={**fold.p, client_id: p}, alike=alike)
 
     def finish(self, fold, server, cohort, host):
         host.report(accuracy_public={str(i): p for i, p in fold.p.items()})
         known = {**server.p, **fold.p} if self.config.remember == "latest" else fold.p
-        if fold.by_samples is not None:
-            host.warn(
-                "no participant's model gets any public sample right; this round's mean is "
-                "weighted by samples."
-            )
-            return self.Server(x=fold.by_samples.mean(), p=known)
+        if fold.alike is not None:
+            host.warn("no participant's model gets any public sample right; all count alike.")
+            return self.Server(x=fold.alike.mean(), p=known)
         return self.Server(x=fold.x.mean(), p=known)  # Eq. 4
+
+    def weight(self, run):
+        return float(run.n) if self.config.weighting == "samples" else 1.0
+
+    def weights(self, server, runs):
+        p = {i: server.p.get(i, 0.0) for i in runs}
+        by_accuracy = self.config.weighting == "accuracy" and any(p.values())
+        return p if by_accuracy else super().weights(server, runs)

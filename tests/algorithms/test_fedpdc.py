@@ -64,10 +64,11 @@ def test_equal_accuracies_give_the_uniform_mean_whatever_the_samples():
     assert distance(f.server.x, mean((f.ups[i].x, 1.0) for i in range(4))) < 1e-6
 
 
-def test_where_no_model_gets_anything_right_samples_weigh_and_it_is_said():
+def test_where_no_model_gets_anything_right_all_count_alike_and_it_is_said():
     f = accuracies(Federation("fedpdc"), [0.0] * 4).rounds(1)
-    assert distance(f.server.x, mean((f.ups[i].x, f.ups[i].run.n) for i in range(4))) < 1e-6
-    assert "weighted by samples" in f.io.warnings[0]
+    assert len({f.ups[i].run.n for i in range(4)}) > 1
+    assert distance(f.server.x, mean((f.ups[i].x, 1.0) for i in range(4))) < 1e-6
+    assert "all count alike" in f.io.warnings[0]
 
 
 @pytest.mark.parametrize("p", [(0.0, 0.0, 0.5, 0.0), (0.5, 0.0, 0.25, 0.0)])

@@ -139,6 +139,21 @@ def test_where_all_replies_count_the_same_their_losses_do(tmp_path, alike):
         assert "warnings" not in record["algorithm"]  # that a share of the samples is too large
 
 
+def test_where_models_count_by_their_accuracy_their_losses_do(tmp_path):
+    uneven = {"partition": {"scheme": "quantity", "alpha": 0.3}, "public": {"samples": 16}}
+    changes = {**algorithm("fedpdc"), "data": uneven, "round": {"max_share": 0.3}}
+    changes = merged(JUDGED, changes)
+    folder = run(tmp_path, **changes)
+    for record in lines(folder / "rounds.jsonl"):
+        p = {int(i): a for i, a in record["algorithm"]["accuracy_public"].items()}
+        rows = [r for r in lines(folder / "clients.jsonl") if r["round"] == record["round"]]
+        loss = {r["client"]: r["train_loss"] for r in rows if r["train_loss"] is not None}
+        expected = sum(p[i] * loss[i] for i in p) / sum(p.values())
+        assert record["train_loss"] == pytest.approx(expected, rel=1e-12)
+        assert record["train_loss"] != record["train_loss_by_samples"]
+        assert "warnings" not in record["algorithm"]  # that a share of the samples is too large
+
+
 @pytest.mark.parametrize("method", ["ditto", "apfl", "pfedme"])
 def test_fine_tuning_goes_on_from_a_personal_model_that_is_a_methods_own(tmp_path, method):
     changes = merged(JUDGED, {**algorithm(method), "evaluate": {"finetune": True}})

@@ -4,7 +4,7 @@ on their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from fednet.algorithms.base import Tensors
@@ -54,20 +54,20 @@ def pooled(judged: dict[int, dict[str, Counts]]) -> dict[str, float]:
     return {name: counts.accuracy for name, counts in sums.items()}
 
 
-def losses(runs: dict[int, Run], weight: Callable[[Run], float]) -> dict[str, float]:
+def losses(runs: Mapping[int, Run], weights: Mapping[int, float]) -> dict[str, float]:
     """A round's mean training loss over its clients: weighted by samples, plainly, and, as
-    `train_loss`, as their models are weighed.
+    `train_loss`, by these weights, as their models are weighed.
     """
 
-    def mean(weigh: Callable[[Run], float]) -> float | None:
-        total = sum(weigh(run) for run in runs.values())
-        summed = sum(weigh(run) * run.loss for _, run in sorted(runs.items()))
+    def mean(weights: Mapping[int, float]) -> float | None:
+        total = sum(weights[i] for i in runs)
+        summed = sum(weights[i] * run.loss for i, run in sorted(runs.items()))
         return summed / total if total else None
 
     found = {
-        "train_loss": mean(weight),
-        "train_loss_by_samples": mean(lambda run: run.n),
-        "train_loss_by_clients": mean(lambda run: 1.0),
+        "train_loss": mean(weights),
+        "train_loss_by_samples": mean({i: run.n for i, run in runs.items()}),
+        "train_loss_by_clients": mean(dict.fromkeys(runs, 1.0)),
     }
     return {name: value for name, value in found.items() if value is not None}
 

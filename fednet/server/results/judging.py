@@ -69,8 +69,10 @@ class Judge:
         was judged. keep: of the clients' states, which they must not delete yet.
         """
         record, section = round.record, self.config.evaluate
-        weight = (lambda run: 1.0) if alike(self.config) else self.method.weight
-        record.set(**accuracies.losses(round.runs, weight))
+        weights = dict.fromkeys(round.runs, 1.0)
+        if not alike(self.config):
+            weights = self.method.weights(round.after.server, round.runs)
+        record.set(**accuracies.losses(round.runs, weights))
         due = accuracies.due(self.config, round.number)
         model = self.newest(round.after.server, measured=due)
         if not due:
