@@ -12,7 +12,9 @@ import pytest
 from fednet import config as configuration
 from fednet import loading, registry
 from fednet.algorithms.base import Algorithm
-from fednet.config import fit, from_mapping, from_text, load, to_mapping, to_yaml
+from fednet.config import elsewhere, fit, from_mapping, from_text, load, to_mapping, to_yaml
+from fednet.config.keys import keys as documented
+from fednet.config.keys import sections
 from fednet.config.tree import wrap
 from fednet.errors import ConfigError
 
@@ -393,6 +395,8 @@ def test_wrong_value_is_named_with_place_and_what_is_allowed(written, text, says
         ("privacy: {noise_multiplier: 1}", "privacy.noise"),
         ("aggregation: {name: median}", "aggregation.rule"),
         ("secure_aggregation: true", "privacy.secagg.protocol"),
+        ("on_fit_config_fn: f", "train.schedule"),
+        ("ls: 5", "train.epochs"),
     ],
 )
 def test_unknown_key_is_answered_with_the_name_meant(written, text, meant):
@@ -405,6 +409,34 @@ def test_unknown_key_is_answered_with_the_name_meant(written, text, meant):
     assert error(written(model + data + method + "task: toy-task\n" + text)).endswith(
         f" Did you mean {meant}?"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "way"),
+    [
+        ("proximal_mu: 0.1", "algorithm: {name: fedprox, mu: 0.1}."),
+        ("proximal-mu: 0.1", "algorithm: {name: fedprox, mu: 0.1}."),
+        ("algorithm: {name: toy-avg, proximal_mu: 1}", "algorithm: {name: fedprox, mu: 0.1}."),
+        ("times: 3", "fednet sweep CONFIG --seeds 0,1,2."),
+        ("t: 3", "fednet sweep CONFIG --seeds 0,1,2."),
+        ("num_classes: 10", "fednet.Data(classes=...) of a dataset of your own."),
+        ("client_drop_rate: 0.1", "faults.schedule, kind drop_before_sending."),
+        ("min_evaluate_clients: 3", "evaluate.clients is auto, all or none."),
+        ("min_evaluate_nodes: 3", "evaluate.clients is auto, all or none."),
+    ],
+)
+def test_unknown_key_that_has_none_of_ours_is_answered_with_the_way(written, text, way):
+    method = "" if text.startswith("algorithm") else "algorithm: toy-avg\n"
+    head = "model: toy-net\ntask: toy-task\ndata: {dataset: toy-set, partition: toy-deal}\n"
+    says = error(written(head + method + text))
+    assert says.endswith(f" {way}")
+    assert "Did you mean" not in says
+
+
+def test_what_a_foreign_name_is_answered_with_is_there():
+    known = {key.path for key in documented()} | {*sections(), "data.partition.alpha"}
+    assert not {name: key for name, key in elsewhere.KEYS.items() if key not in known}
+    assert not elsewhere.KEYS.keys() & elsewhere.WAYS.keys()
 
 
 def test_option_of_another_part_is_an_unknown_key(written):

@@ -123,10 +123,10 @@ def configured(args: argparse.Namespace) -> Config:
             f"--resume the directory of a run."
         )
     given = reading.read(Path(args.config or quickstart()))
+    config = reading.made(given, args.set, args.load)
     if args.config is None and args.set and not args.quiet:
         changed = {change.partition("=")[0].strip() for change in args.set}
         complain(f"{STANDS_IN} {_left(given.plain(), changed)}")
-    config = reading.made(given, args.set, args.load)
     if args.config is not None and not given.value and not args.quiet:
         complain(
             f"{args.config} sets nothing: what --set does not give is the default: "

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
+from fednet.config import elsewhere
 from fednet.config.tree import Node, walk
 from fednet.errors import ConfigError, nearest
 
@@ -19,105 +20,6 @@ T = TypeVar("T")
 Hint = Any
 
 LARGEST = 2**63 - 1  # what is counted is held in 64 bits, by torch, NumPy and the files
-# What other systems call our keys, so that a habit meets an answer.
-ELSEWHERE = {
-    "comm_round": "rounds",
-    "comm_rounds": "rounds",
-    "num_rounds": "rounds",
-    "global_rounds": "rounds",
-    "n_rounds": "rounds",
-    "num_server_rounds": "rounds",
-    "communication_rounds": "rounds",
-    "total_rounds": "rounds",
-    "join_ratio": "participation",
-    "fraction_fit": "participation",
-    "fraction_train": "participation",
-    "frac": "participation",
-    "sample_rate": "participation",
-    "sample_fraction": "participation",
-    "client_fraction": "participation",
-    "c": "participation",
-    "num_clients": "clients",
-    "n_clients": "clients",
-    "client_num_in_total": "clients",
-    "num_users": "clients",
-    "n_parties": "clients",
-    "client_num_per_round": "clients_per_round",
-    "num_join_clients": "clients_per_round",
-    "min_fit_clients": "clients_per_round",
-    "min_train_nodes": "clients_per_round",
-    "min_available_clients": "round.start",
-    "min_available_nodes": "round.start",
-    "min_clients": "round.min_results",
-    "fraction_evaluate": "evaluate.clients",
-    "gr": "rounds",
-    "nc": "clients",
-    "jr": "participation",
-    "eg": "evaluate.every",
-    "local_epochs": "train.epochs",
-    "local_epoch": "train.epochs",
-    "local_ep": "train.epochs",
-    "epochs": "train.epochs",
-    "e": "train.epochs",
-    "local_steps": "train.steps",
-    "lr_local": "train.lr",
-    "local_lr": "train.lr",
-    "learning_rate": "train.lr",
-    "local_learning_rate": "train.lr",
-    "eta": "train.lr",
-    "batch": "train.batch_size",
-    "local_bs": "train.batch_size",
-    "bs": "train.batch_size",
-    "client_optimizer": "train.optimizer",
-    "wd": "train.weight_decay",
-    "reg": "train.weight_decay",
-    "rho": "train.momentum",
-    "grad_clip": "train.clip_norm",
-    "max_grad_norm": "train.clip_norm",
-    "lr_decay": "train.schedule",
-    "lr_scheduler": "train.schedule",
-    "eval_gap": "evaluate.every",
-    "eval_every": "evaluate.every",
-    "frequency_of_the_test": "evaluate.every",
-    "eval_batch_size": "evaluate.batch_size",
-    "dir_alpha": "data.partition.alpha",
-    "dirichlet_alpha": "data.partition.alpha",
-    "partition_alpha": "data.partition.alpha",
-    "partition_method": "data.partition.scheme",
-    "partitioner": "data.partition.scheme",
-    "data_dir": "data.root",
-    "datadir": "data.root",
-    "random_seed": "seed",
-    "init_seed": "seed",
-    "strategy": "algorithm",
-    "federated_optimizer": "algorithm",
-    "alg": "algorithm",
-    "aggregator": "algorithm",
-    "method": "algorithm",
-    "arch": "model",
-    "net": "model",
-    "net_config": "model",
-    "backbone": "model",
-    "timeout": "round.deadline",
-    "round_timeout": "round.deadline",
-    "train_timeout": "round.deadline",
-    "initial_ckpt": "model.weights",
-    "train_script": "load",
-    "exp_name": "name",
-    "run_name": "name",
-    "job_name": "name",
-    "target_accuracy": "stop.accuracy",
-    "compression": "wire",
-    "save_every": "checkpoint.every",
-    "noise_multiplier": "privacy.noise",
-    "clipping_norm": "privacy.clip",
-    "secure_aggregation": "privacy.secagg.protocol",
-    "user_files": "load",
-    "plugins": "load",
-    "aggregation.name": "aggregation.rule",
-    "data.partition.name": "data.partition.scheme",
-    "faults.malicious.name": "faults.malicious.attack",
-}
 
 
 def wrong(node: Node, path: str, expected: str, got: object = ...) -> ConfigError:
@@ -230,8 +132,9 @@ def keys(kind: Hint) -> list[str]:
 
 def unknown_key(node: Node, key: str, path: str, known: list[str]) -> ConfigError:
     """The error for a key that nobody reads, with the nearest that somebody does."""
-    guess = _guess(key, path, known)
-    hint = f" Did you mean {guess}?" if guess else ""
+    way = elsewhere.WAYS.get(_plainly(key))
+    guess = None if way else _guess(key, path, known)
+    hint = f" {way}" if way else f" Did you mean {guess}?" if guess else ""
     inside = (
         f"; {path or 'the top level'} has {', '.join(known)}."
         if known
@@ -242,16 +145,20 @@ def unknown_key(node: Node, key: str, path: str, known: list[str]) -> ConfigErro
     )
 
 
+def _plainly(key: str) -> str:
+    return key.lower().replace("-", "_")
+
+
 def _guess(key: str, path: str, known: list[str]) -> str | None:
     found = _likely(key, path, known)
     return found if found != (f"{path}.{key}" if path else key) else None
 
 
 def _likely(key: str, path: str, known: list[str]) -> str | None:
-    low = key.lower().replace("-", "_")
+    low = _plainly(key)
     if low in known:
         return low
-    named = ELSEWHERE.get(f"{path}.{low}", ELSEWHERE.get(low))
+    named = elsewhere.KEYS.get(f"{path}.{low}", elsewhere.KEYS.get(low))
     if named and named != f"{path}.{key}":
         return named
     from fednet.config.sections import homes  # a key of ours that stands in the wrong section
@@ -261,8 +168,8 @@ def _likely(key: str, path: str, known: list[str]) -> str | None:
     if close is None and at_home:
         return at_home[0]
     if close is None:
-        far = nearest(low, ELSEWHERE)
-        return ELSEWHERE[far] if far else None
+        far = nearest(low, elsewhere.KEYS)
+        return elsewhere.KEYS[far] if far else None
     return f"{path}.{close}" if path else close
 
 

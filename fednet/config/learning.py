@@ -151,8 +151,9 @@ class TrainSection(Section, frozen=True, kw_only=True):
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     """What the kernels compute in; bf16 and fp16 by autocast. [-; training/loop]"""
     memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
-    """How the kernels of convolutions lie in memory; auto: channels_last on a CPU, contiguous on a
-    GPU. [-; training/scratch]"""
+    """How the kernels of convolutions lie in memory; auto: channels_last on a CPU where the model
+    works so (with `x.view(-1, n)` after a convolution it does not), contiguous else.
+    [-; training/scratch]"""
     only: tuple[str, ...] = ()
     """Glob patterns of names in the model's state dict: only these tensors are trained and cross;
     modules without any stand still (eval mode, their buffers as they were). []: all.

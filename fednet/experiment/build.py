@@ -141,12 +141,10 @@ class Experiment:
     ) -> Scratch:
         """A model of its own to work with; setting: of a client's own model."""
         setting, wanted = setting or self.setting, self.config.train.memory_format
-        module = setting.module()
-        kernels = any(isinstance(part, nn.Conv2d) for part in module.modules())
         last = wanted == "channels_last" or (
-            wanted == "auto" and kernels and torch.device(device).type == "cpu"
+            wanted == "auto" and torch.device(device).type == "cpu" and setting.innermost
         )
-        return Scratch(module, setting.layout, device, channels_last=last)
+        return Scratch(setting.module(), setting.layout, device, channels_last=last)
 
     def state_dict(self, x: Tensors, setting: Setting | None = None) -> dict[str, torch.Tensor]:
         """What `load_state_dict(strict=True)` of the configuration's model takes: x, what it leaves
@@ -275,7 +273,10 @@ def build(
         exp, tried = _built(config, root, data), False
     if exp.data is not None and not tried:
         for own, setting in zip(parts.each_model(config), exp.settings, strict=True):
-            trial.fits(own, exp.algorithm, setting.module(), setting.task, exp.data)
+            module = setting.module()
+            if own.train.memory_format == "channels_last":
+                module = module.to(memory_format=torch.channels_last)
+            trial.fits(own, exp.algorithm, module, setting.task, exp.data)
     return exp
 
 

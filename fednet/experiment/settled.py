@@ -59,7 +59,8 @@ def _one(config: Config, algorithm: Algorithm, source: Source, begun: Start) -> 
     task = registry.task.get(config.task)()
     if source.data is not None and isinstance(task, Classification):
         task.class_axis = class_axis(module, source.data)
-    return Setting.of(config, begun, shared, task, source.classes, source.data)
+    shape = source.shapes[0]
+    return Setting.of(config, begun, shared, task, source.classes, source.data, shape)
 
 
 def _alike(

@@ -47,9 +47,7 @@ def compare(a: Run, b: Run) -> Verdict:
                 f"{a.name} and {b.name} first differ in round {t}: {text}.",
             )
     if not shared:
-        return Verdict(
-            False, 0, text=f"{a.name} and {b.name} have no round in common: nothing can be said."
-        )
+        return Verdict(False, 0, text=_apart(a, b))
     unhashed = [t for t in shared if ours[t].model_sha256 is None or ours[t].clients_sha256 is None]
     if unhashed:
         text = (
@@ -78,6 +76,15 @@ def compare(a: Run, b: Run) -> Verdict:
         f"{a.name} and {b.name} are the same to the bit: {len(shared)} round(s), model and clients."
     )
     return Verdict(True, len(shared), text=text)
+
+
+def _apart(a: Run, b: Run) -> str:
+    """Why there is no round that both have."""
+    without = [run.name for run in (a, b) if not run.rounds]
+    if not without:
+        return f"{a.name} and {b.name} have no round in common: nothing can be said."
+    who = f"neither {a.name} nor {b.name} has a" if len(without) == 2 else f"{without[0]} has no"
+    return f"{who} finished round: there is nothing to compare."
 
 
 def _difference(a: Round, b: Round) -> tuple[str | None, str] | None:

@@ -21,6 +21,7 @@ from torch import nn
 from fednet.errors import ConfigError
 from fednet.tensors import Inputs, Tensors
 from fednet.training.correction import NEUTRAL, Correction, Hooks
+from fednet.training.innermost import laid
 from fednet.training.optimizers import optimizer
 from fednet.training.samples import batches, length, piece, take
 from fednet.training.scratch import Scratch
@@ -244,9 +245,7 @@ def _shuffled(
     xs, ys = take(x, index), y.index_select(0, index)
     if augment is not None:
         xs = augment(xs)
-    if scratch.channels_last and isinstance(xs, torch.Tensor) and xs.dim() == 4:
-        xs = xs.contiguous(memory_format=torch.channels_last)
-    return xs, ys
+    return laid(xs, scratch.channels_last), ys
 
 
 def _stepping(

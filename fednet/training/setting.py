@@ -18,6 +18,7 @@ from fednet.data.base import Data
 from fednet.models.start import Start
 from fednet.models.trained import moves
 from fednet.tensors import Inputs, Layout, Tensors, mapped, to_device
+from fednet.training.innermost import bears_channels_last
 from fednet.training.tasks import Task
 from fednet.wire.payload import Samples
 
@@ -43,7 +44,8 @@ class Setting:
     layout: of the whole model; shared: the part that crosses; head: names of the last Linear's
     tensors; initial: the whole model as initialised. config: the run's configuration (`.seed`,
     `.rounds`, `.train`, `.evaluate`). factory(seed): a module freshly initialised from that seed.
-    width: of what the last Linear gets, where that is not in the layout. normalise: raw samples to
+    width: of what the last Linear gets, where that is not in the layout. input_shape: of one
+    sample. normalise: raw samples to
     model inputs (`Data.inputs`). augment(x, generator): what
     `data.augment` names, or None.
     """
@@ -59,6 +61,7 @@ class Setting:
     normalise: Callable[[Inputs], Inputs] | None = None
     augment: Callable[[torch.Tensor, torch.Generator], torch.Tensor] | None = None
     width: int = 0
+    input_shape: tuple[int, ...] = ()
 
     @classmethod
     def of(
@@ -69,6 +72,7 @@ class Setting:
         task: Task,
         classes: int,
         data: Data | None,
+        input_shape: tuple[int, ...],
     ) -> Setting:
         """The setting of a configuration. data: None where there are none here."""
         return cls(
@@ -83,6 +87,7 @@ class Setting:
             normalise=None if data is None else functools.partial(_inputs, data),
             augment=augment.get(config.data.augment),
             width=models.head_width(begun.module),
+            input_shape=input_shape,
         )
 
     def module(self) -> nn.Module:
@@ -99,6 +104,11 @@ class Setting:
     def batch_norm(self) -> bool:
         """Whether the model has BatchNorm that is trained."""
         return moves(self.blank, self.layout, _BatchNorm)
+
+    @functools.cached_property
+    def innermost(self) -> bool:
+        """Whether the model has kernels, and works with their channels innermost."""
+        return bears_channels_last(self.module, self.input_shape, self.config.seed)
 
     @property
     def features(self) -> int:

@@ -438,6 +438,14 @@ def test_configuration_error_is_one_sentence_with_its_place(capsys, tmp_path, mo
     assert list(tmp_path.iterdir()) == [tmp_path / "c.yaml"]
 
 
+def test_refused_set_without_a_configuration_is_the_reason_alone(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main.main(["run", "--set", "comm_round=3"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("fednet run: --set comm_round=3: unknown key comm_round; ")
+    assert said.count("\n") == 1
+
+
 def test_version_is_said(capsys):
     import fednet
 

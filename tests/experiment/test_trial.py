@@ -17,6 +17,7 @@ from fednet.errors import ConfigError, DataError, FednetError
 from fednet.experiment import trial
 from fednet.experiment.build import build
 from fednet.tensors import Tensors
+from fednet.training.innermost import laid
 
 MODELS: dict[str, Any] = {}
 
@@ -39,6 +40,25 @@ class Body(nn.Module):
 @trial_model
 class Headless(Body):
     pass
+
+
+@trial_model
+class Viewed(Body):
+    """As many a script has it: what a convolution gives is viewed, not reshaped."""
+
+    def __init__(self, *, input_shape, classes):
+        super().__init__(input_shape=input_shape, classes=classes)
+        self.body = nn.Conv2d(1, 3, 2)
+        self.head = nn.Linear(27, classes)
+
+    def forward(self, x):
+        return self.head(self.body(x).view(-1, 27))
+
+
+@trial_model
+class Pooled(Viewed):
+    def forward(self, x):
+        return self.head(self.body(x).flatten(1))
 
 
 @trial_model
@@ -182,6 +202,10 @@ def mapping(model: str = "mlp", kind: str = "plain", **more: Any) -> dict[str, A
         (mapping("trial-nowhere"), "mean of the model is on the meta device"),
         (mapping("trial-narrow"), "it gives 3 outputs for 4 classes"),
         (mapping("trial-hollow"), "the model has no parameters"),
+        (
+            mapping("trial-viewed", train={"memory_format": "channels_last"}),
+            "trial-viewed: it fails for 2 training samples .* view size is not compatible",
+        ),
         (mapping("trial-lazy"), r"model trial-lazy: body\.1\.weight is of a lazy layer"),
         (mapping("trial-tuple"), "it returns a tuple; expected one tensor"),
         (mapping("trial-half"), r"cannot be built .*attribute .?'half.?' already exists"),
@@ -229,6 +253,14 @@ def test_run_check_stops_before_the_run(tmp_path, capsys):
     assert main(["run", *SMALL, "--check", "--out", str(tmp_path), "--set", "task=regression"]) == 2
     assert "regression compares outputs" in capsys.readouterr().err
     assert not list(tmp_path.glob("*/rounds.jsonl"))
+
+
+def test_a_model_that_views_what_a_convolution_gives_is_laid_as_it_is_written():
+    for name, last in (("trial-viewed", False), ("trial-pooled", True), ("mlp", False)):
+        built = build(from_mapping(mapping(name)))
+        scratch = built.scratch()
+        assert scratch.channels_last is last
+        scratch.load(built.setting.initial)(laid(built.data.train[0], last)).sum().backward()
 
 
 @pytest.mark.parametrize(

@@ -81,8 +81,25 @@ def test_a_longer_run_is_not_the_same(tmp_path):
 
 def test_runs_without_a_common_round_prove_nothing(tmp_path):
     a, b = both(tmp_path)
+    lines = (a / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (a / "rounds.jsonl").write_text("".join(lines[:4]))
+    (b / "rounds.jsonl").write_text("".join(lines[4:]))
+    verdict = compare(open_run(a), open_run(b))
+    assert not verdict.same
+    assert verdict.text == "a and b have no round in common: nothing can be said."
+
+
+def test_a_run_without_a_finished_round_is_named(tmp_path):
+    a, b = both(tmp_path)
     (b / "rounds.jsonl").write_text("")
-    assert not compare(open_run(a), open_run(b)).same
+    for one, other in ((a, b), (b, a)):
+        verdict = compare(open_run(one), open_run(other))
+        assert not verdict.same
+        assert verdict.text == "b has no finished round: there is nothing to compare."
+    (a / "rounds.jsonl").write_text("")
+    verdict = compare(open_run(a), open_run(b))
+    assert not verdict.same
+    assert verdict.text == "neither a nor b has a finished round: there is nothing to compare."
 
 
 def test_rounds_without_hashes_prove_nothing(tmp_path):

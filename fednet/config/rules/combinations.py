@@ -7,8 +7,9 @@ import math
 import msgspec
 
 from fednet import registry
-from fednet.config import parts, schedules, surroundings
+from fednet.config import parts
 from fednet.config.parts import Method
+from fednet.config.rules import schedules, surroundings
 from fednet.config.sections import Config
 from fednet.config.tree import Node, Refuse, refuser
 from fednet.errors import ConfigError, lacking
