@@ -136,13 +136,21 @@ class Asked(KeyboardInterrupt):
     """
 
     def __init__(self, number: int) -> None:
-        super().__init__(f"stopped: {signal.Signals(number).name}")
+        super().__init__(f"stopped: {signal_name(number)}")
         self.exit_status = 130 if number == signal.SIGINT else Stopped.exit_status
 
 
 def ask(number: int, _: object = None) -> NoReturn:
     """What such a signal does."""
     raise Asked(number)
+
+
+def signal_name(number: int) -> str:
+    """SIGTERM, or "signal 40": most of the real-time signals have no name in Python."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def stops() -> list[signal.Signals]:

@@ -30,6 +30,7 @@ from fednet.errors import (
     StateError,
     complain,
     refused,
+    signal_name,
     stops,
 )
 from fednet.experiment import placement
@@ -263,7 +264,7 @@ class Supervisor:
             self.planned = planned
         elif self.server_rounds.count(round) >= 1:
             raise CannotGoOn(
-                f"the server died twice in round {round + 1} ({signal.Signals(-status).name}); "
+                f"the server died twice in round {round + 1} ({signal_name(-status)}); "
                 f"what was finished is saved, --resume goes on."
             )
         else:
@@ -302,7 +303,7 @@ class Supervisor:
         self._look()
         self.deaths += status > 0 or pid not in self.ready
         if self.deaths > DEATHS:
-            how = f"with status {status}" if status > 0 else f"by {signal.Signals(-status).name}"
+            how = f"with status {status}" if status > 0 else f"by {signal_name(-status)}"
             raise CannotGoOn(f"workers keep ending {how}; see {self.directory / 'log'}.")
         self._start(device)
 

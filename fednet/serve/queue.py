@@ -108,6 +108,20 @@ class Queue:
         self._path(number).with_suffix(".cancel").touch()
         return self.entry(number)
 
+    def again(self, number: int) -> QueuedRun:
+        """Puts a run that failed back where it stood: it goes on from its checkpoint. Raises
+        ConfigError for one that did not.
+        """
+        entry = self.entry(number)
+        if entry.state != "failed":
+            raise ConfigError(
+                f"{self.folder}: run {number} is {entry.state}; only one that failed is resumed."
+            )
+        self._path(number).with_suffix(".cancel").unlink(missing_ok=True)
+        entry.state, entry.status, entry.said = "waiting", None, ""
+        self.write(entry)
+        return entry
+
     def unwanted(self, entry: QueuedRun) -> bool:
         return self._path(entry.number).with_suffix(".cancel").exists()
 

@@ -8,6 +8,7 @@ from its checkpoint.
 from __future__ import annotations
 
 import contextlib
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fednet.errors import Stopped, stops
+from fednet.errors import ConfigError, Stopped, signal_name, stops
 from fednet.experiment import lock
 from fednet.launch.parent import die_with_parent
 from fednet.serve.queue import Queue, QueuedRun
@@ -69,6 +70,9 @@ class Runner:
         entry.state = "done" if status == 0 else "failed"
         if self.queue.unwanted(entry) and status != 0:
             entry.state, entry.said = "cancelled", ""
+        elif status not in (0, ConfigError.exit_status):  # what was not refused can go on
+            at = shlex.quote(str(self.queue.folder))
+            entry.said = f"{said} It goes on by: fednet submit --at {at} --resume {entry.number}"
         self.queue.write(entry)
         self._say(f"run {entry.number}: {entry.name} is {entry.state} {entry.said}".rstrip())
 
@@ -101,7 +105,7 @@ class Runner:
             config.unlink(missing_ok=True)
         said = "" if status == 0 else _last(log, began)
         if status < 0:
-            said = f"ended by {signal.Signals(-status).name}. {said}".rstrip()
+            said = f"ended by {signal_name(-status)}. {said}".rstrip()
         return status, said
 
     def _wait(self, process: subprocess.Popen[bytes], entry: QueuedRun) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from fednet.errors import Asked, Stopped, ask, stops
+from fednet.errors import Asked, Stopped, ask, signal_name, stops
 
 if TYPE_CHECKING:
     from fednet.server.watch import Watch
@@ -22,7 +22,7 @@ Before = Handler | int | signal.Handlers | None  # what a signal did
 
 def stop_later(watch: Watch, number: int, _: FrameType | None) -> None:
     """Once there is something to be saved: the rounds look for this."""
-    watch.requested = signal.Signals(number).name, number == signal.SIGINT
+    watch.requested = signal_name(number), number == signal.SIGINT
 
 
 def on_stop(handler: Handler) -> dict[int, Before]:

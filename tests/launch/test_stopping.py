@@ -14,7 +14,7 @@ import pytest
 import fednet
 from fednet.cli.common import guarded
 from fednet.config import Config
-from fednet.errors import ConfigError, Stopped, stops
+from fednet.errors import CannotGoOn, ConfigError, Stopped, stops
 from fednet.launch.supervisor import Supervisor
 from fednet.server import process
 from fednet.server.hosting import Hosting
@@ -88,6 +88,21 @@ def test_a_server_that_a_signal_ended_before_it_knew_how_to_stop_was_stopped(
     with pytest.raises(Stopped, match="stopped: SIGINT; go on with --resume") as caught:
         Supervisor(Config(name="early"), tmp_path, how, workers=1).run()
     assert caught.value.exit_status == 130
+
+
+def test_a_server_that_a_signal_without_a_name_ended_twice_is_said_by_its_number(
+    as_before, monkeypatch, tmp_path
+):
+    def ended(self, *_):
+        dies = DIES.replace("15", "40")
+        self.pids = {os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, "-c", dies]): "server"}
+
+    for step in ("_warm_up", "_start", "_end_all"):
+        monkeypatch.setattr(Supervisor, step, lambda *_: None)
+    monkeypatch.setattr(Supervisor, "_fork", ended)
+    how = Hosting(None, [], "cpu", None)
+    with pytest.raises(CannotGoOn, match=r"died twice in round 1 \(signal 40\)"):
+        Supervisor(Config(name="early"), tmp_path, how, workers=1).run()
 
 
 @stopped_early()

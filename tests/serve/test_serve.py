@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -351,12 +352,13 @@ def test_a_run_that_is_ended_with_its_server_goes_on_even_if_it_had_not_begun(
     assert queue.entry(1).state == state
 
 
-def test_of_a_run_that_is_killed_the_queue_says_by_what(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGKILL, "SIGKILL"), (40, "signal 40")])
+def test_of_a_run_that_is_killed_the_queue_says_by_what(tmp_path, monkeypatch, number, name):
     """It leaves no line of its own."""
     from fednet.serve.runner import Runner
 
     def killed(process, _):
-        process.kill()
+        process.send_signal(number)
         return process.wait()
 
     queue = Queue(tmp_path)
@@ -364,7 +366,32 @@ def test_of_a_run_that_is_killed_the_queue_says_by_what(tmp_path, monkeypatch):
     runner = Runner(queue, [], lambda line: None)
     monkeypatch.setattr(runner, "_wait", killed)
     runner._one(queue.entry(1))
-    assert (queue.entry(1).state, queue.entry(1).said) == ("failed", "ended by SIGKILL.")
+    assert queue.entry(1).state == "failed"
+    assert queue.entry(1).said.startswith(f"ended by {name}. It goes on by: fednet submit")
+
+
+def test_a_run_that_was_stopped_from_outside_goes_on_by_the_command_that_the_queue_names(
+    tmp_path, monkeypatch, capsys
+):
+    from fednet.serve.runner import Runner
+
+    queue = Queue(tmp_path / "my lab")
+    for name in ("one", "two"):
+        queue.submit(config(name))
+    runner = Runner(queue, [], lambda line: None)
+    ends = [(4, "stopped: SIGTERM; go on with --resume."), (2, "no such data.")]
+    monkeypatch.setattr(runner, "_server", lambda entry: ends.pop(0))
+    runner._one(queue.entry(1))
+    command = queue.entry(1).said.split("It goes on by: fednet ")[1]
+    runner._one(queue.entry(2))
+    assert queue.entry(2).said == "no such data."
+    assert main([*shlex.split(command), "--set", "rounds=3"]) == 2
+    assert "without CONFIG, --set or --load" in capsys.readouterr().err
+    assert main(shlex.split(command)) == 0
+    assert (queue.entry(1).state, queue.entry(1).said) == ("waiting", "")
+    assert runner._next().number == 1
+    assert main(shlex.split(command)) == 2
+    assert "run 1 is waiting; only one that failed is resumed" in capsys.readouterr().err
 
 
 def test_two_do_not_serve_one_folder(tmp_path):
