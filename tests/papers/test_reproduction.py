@@ -3,9 +3,13 @@ from __future__ import annotations
 import pytest
 
 from fednet import papers
-from fednet.papers.results import measures, ranking, rendering, reproduction
+from fednet.cli import reproduce
+from fednet.cli.common import Parser
+from fednet.papers import job as jobs
+from fednet.papers.results import measures, publish, ranking, rendering, reproduction
 from fednet.report.drawing import overlay
 from fednet.report.read import open_run
+from fednet.sweep import marks
 from tests.report import fake_run
 
 
@@ -194,6 +198,39 @@ def test_who_never_gets_to_the_target_stands_behind_all_who_do():
         "90",
     ]
     assert [dict(zip(head, line))["difference"] for line in lines] == ["", "", "+10.00"]
+
+
+def test_without_the_run_that_sets_the_target_nobody_is_said_to_have_never_got_there(
+    tmp_path, monkeypatch
+):
+    words = ("--only", "FedAvg,FedPDC", "--seeds", "0,1", "--dataset", "CIFAR-10")
+    job = jobs.plan(reproduce.request(_parsed("fedpdc/table5", *words, "--setting", "CNN")))
+    for cell, seed, task in job.runs(tmp_path):
+        if (cell.method, seed) != ("FedAvg", 1):
+            fake_run.write(task.run, rounds=4, accuracy=[0.1, 0.4, 0.3, 0.5], seed=seed)
+    monkeypatch.setattr(marks, "state_now", lambda t: "done" if t.run.exists() else "failed")
+    monkeypatch.setattr(marks, "why", lambda t: "nan")
+    made, *_ = publish.rows(job, tmp_path)
+    assert [(r["method"], r["seed"], r["status"], r["ours"]) for r in made] == [
+        ("FedAvg", 0, "done", 4),
+        ("FedPDC", 0, "done", 4),
+        ("FedAvg", 1, "failed: nan", None),
+        ("FedPDC", 1, "not compared: FedAvg of this seed is not done", None),
+    ]
+    head, lines = rendering.table(made)
+    assert [dict(zip(head, line))["ours"] for line in lines] == ["4", "4"]
+    assert dict(zip(head, lines[1]))["seeds"] == "0 (1 not compared)"
+    # What was compared while that run was there stands.
+    table = tmp_path / "table.csv"
+    reproduction.merge(table, [{**made[3], "status": "done", "ours": 3}], reproduction.FIXED)
+    reproduction.merge(table, made, reproduction.FIXED)
+    assert [r["ours"] for r in reproduction.read_csv(table) if r["seed"] == 1] == [3, None]
+
+
+def _parsed(*words):
+    parser = Parser()
+    reproduce.add(parser)
+    return parser.parse_args(list(words))
 
 
 def test_a_setting_of_which_nothing_was_begun_is_a_line_below_the_table():

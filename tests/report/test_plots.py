@@ -50,6 +50,19 @@ def test_every_figure_is_written_with_its_data(run, tmp_path):
     ]
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("rounds", [(2,), (1, 2, 3, 4)])
+def test_a_loss_that_is_not_finite_is_left_out_of_the_axis(run, tmp_path, bad, rounds):
+    for r in run.rounds:
+        if r.round in rounds:
+            r.train_loss = bad
+    canvas.save(plots.curve(group([run]), y="train_loss"), tmp_path / "f")
+    data = rows(tmp_path / "f" / "train_loss_rounds.csv")
+    assert [float(r["mean"]) for r in data if int(r["round"]) not in rounds] == [
+        r.train_loss for r in run.rounds if r.round not in rounds
+    ]
+
+
 def test_the_same_run_gives_the_same_files_whatever_a_users_matplotlibrc_says(run, tmp_path):
     one, two = (next(plots.curve(group([run]))) for _ in range(2))
     for figure, name, width in ((one, "1.svg", 0.8), (two, "2.svg", 7)):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 FLAT_POINTS = 0.1
 STEADY_SHARE = 0.05  # of the loss of the first round
+COMPARED = ("points_gained", "rounds_to_target", "speedup")  # with another run of the same seed
 
 
 def measured(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fednet import papers
 from fednet.files import write_aside
+from fednet.papers.cell import Cell
 from fednet.papers.job import Reproduction
 from fednet.papers.mini import MINI, SAID
 from fednet.papers.results import measures, rendering, reproduction
@@ -50,7 +51,7 @@ def rows(
                 run,
                 in_paper=reproduction.plain(cell.method) not in job.added,
                 versus=other,
-                status=_status(task, state),
+                status=_compared(cell, state, other) or _status(task, state),
                 changed=job.changed,
                 hyperparameters=(job.chosen or {}).get(cell.name),
             )
@@ -58,6 +59,15 @@ def rows(
         if run is not None:
             curves += reproduction.curves(cell, seed, run)
     return made, curves, found
+
+
+def _compared(cell: Cell, state: str, other: Run | None) -> str:
+    """Why a run that is done has no figure yet; "" where it has. Without the run that it is
+    compared with, a target that is not known would stand as one that was never reached.
+    """
+    if state != "done" or cell.measure not in measures.COMPARED or not cell.versus or other:
+        return ""
+    return f"not compared: {cell.versus} of this seed is not done"
 
 
 def _status(task: RunSpec, state: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 
 from fednet.papers.results import ranking
@@ -47,9 +48,9 @@ def table(rows: Sequence[JsonMapping]) -> tuple[list[str], list[list[str]]]:
             name = method + ("" if runs[0]["in_paper"] == "yes" else " (not in the paper)")
             word, _, reason = ("", "", "") if done else str(runs[0]["status"]).partition(": ")
             measure = str(runs[0]["measure"] or "")
-            left = sum(unrun(r) for r in runs) if done else 0
+            left = Counter(str(r["status"]).partition(":")[0] for r in runs if unrun(r))
             seeds = ",".join(str(s) for s in sorted(int(r["seed"]) for r in done)) + (
-                f" ({left} not run)" if left else ""
+                f" ({', '.join(f'{n} {state}' for state, n in left.items())})" if left else ""
             )
             text = reading(done, "ours", measure) if done else word
             # The mean is then of those that got there.

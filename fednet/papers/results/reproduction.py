@@ -206,7 +206,8 @@ def plain(method: str) -> str:
 
 
 def unrun(row: JsonMapping) -> bool:
-    return str(row.get("status") or "").startswith("not run")
+    """Whether it has no figure yet, of a run that may still come or be compared."""
+    return str(row.get("status") or "").startswith(("not run", "not compared"))
 
 
 def identity(row: JsonMapping) -> tuple[str, ...]:

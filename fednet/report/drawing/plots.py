@@ -5,6 +5,7 @@ What they show is from `figures`; `canvas` draws them into files and into the pa
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -97,12 +98,15 @@ def _asked(s: Series) -> JsonDict:
 
 def _within(series: Sequence[Series], share: bool) -> tuple[float, float]:
     """The range of y. The means have the axis: a band so wide that it would flatten them leaves
-    it. share: values are 0..1.
+    it, as does a loss that is not finite. share: values are 0..1.
     """
-    means = [v for s in series for v in s.mean]
+    means, lows, highs = (
+        [v for s in series for v in values(s) if math.isfinite(v)] or [0.0]
+        for values in (lambda s: s.mean, lambda s: s.low, lambda s: s.high)
+    )
     span = (max(means) - min(means)) or 0.1
-    low = max(min(v for s in series for v in s.low) - 0.05 * span, min(means) - 0.4 * span)
-    high = min(max(v for s in series for v in s.high) + 0.05 * span, max(means) + 0.4 * span)
+    low = max(min(lows) - 0.05 * span, min(means) - 0.4 * span)
+    high = min(max(highs) + 0.05 * span, max(means) + 0.4 * span)
     return (max(0.0, low), min(1.0, high)) if share else (low, high)
 
 
