@@ -62,7 +62,7 @@ class Size:
             },
             "the benchmark",
         )
-        determinism.settle(config.train.threads, config.train.precision)
+        determinism.settle(config.train)
         return build.build(config)
 
 

@@ -60,7 +60,7 @@ class Preparer:
         from fednet.experiment import links
 
         config, ids = settled(welcome, self.policy, self.asked), welcome.ids
-        determinism.settle(config.train.threads, config.train.precision)
+        determinism.settle(config.train)
         root = state_directory(self.state, welcome.run)
         own_folder(root)
         _take(self.hold, root, ids)

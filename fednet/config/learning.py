@@ -154,6 +154,9 @@ class TrainSection(Section, frozen=True, kw_only=True):
     """How the kernels of convolutions lie in memory; auto: channels_last on a CPU where the model
     works so (with `x.view(-1, n)` after a convolution it does not), contiguous else.
     [-; training/scratch]"""
+    portable: bool = False
+    """The CPU's kernels that compute the same bits on every x86-64 processor with AVX2; slower than
+    its own. [-; experiment/determinism]"""
     only: tuple[str, ...] = ()
     """Glob patterns of names in the model's state dict: only these tensors are trained and cross;
     modules without any stand still (eval mode, their buffers as they were). []: all.

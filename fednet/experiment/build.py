@@ -25,7 +25,7 @@ from fednet.config import Config, parts
 from fednet.data.base import Data
 from fednet.data.federation import Federation
 from fednet.errors import FednetError
-from fednet.experiment import selection, trial
+from fednet.experiment import determinism, selection, trial
 from fednet.experiment.judging import JUDGED, GlobalModel, Judgement
 from fednet.experiment.settled import Source, settled
 from fednet.models.adapters import merged
@@ -242,6 +242,7 @@ def build_to_share(config: Config, root: Path | None) -> None:
     """
     global _shared
     with contextlib.suppress(FednetError, OSError):
+        determinism.choose(config.train.portable)
         named = (
             registry.algorithm.get(config.algorithm.name),
             *(registry.model.get(own.model.name) for own in parts.each_model(config)),

@@ -6,19 +6,42 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from fednet.config.learning import TrainSection
+from fednet.errors import ConfigError
 from fednet.plain import JsonDict
+
+if TYPE_CHECKING:
+    import torch
 
 # cuBLAS needs this before its first call; it is harmless without a GPU.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
+# What torch, oneDNN and MKL compute with at `train.portable`: instructions that x86-64 processors
+# have had since 2013, and the one code of MKL that does not ask who made the processor.
+PORTABLE = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "MKL_CBWR": "COMPATIBLE",
+}
+# Whether this process computes so: the libraries ask once, at their first kernel. And what keeps
+# the square roots.
+_portable: bool | None = None
+_kept: list[object] = []
 
-def settle(threads: int = 1, precision: str = "fp32") -> JsonDict:
+
+def settle(train: TrainSection | None = None) -> JsonDict:
     """Sets thread counts and determinism switches of this process; returns what was set, for the
-    record.
+    record. None: there is no configuration yet. Raises ConfigError.
     """
     import torch
 
+    threads, precision = (1, "fp32") if train is None else (train.threads, train.precision)
+    if train is not None:
+        choose(train.portable)
     torch.set_num_threads(threads)
     if torch.get_num_interop_threads() != 1:
         # Work has started already: then the number is fixed, and recorded below.
@@ -40,14 +63,89 @@ def settle(threads: int = 1, precision: str = "fp32") -> JsonDict:
         "cudnn_deterministic": True,
         "cudnn_benchmark": False,
         "tf32": tf32,
+        "portable": portable(),
         "cublas_workspace": os.environ["CUBLAS_WORKSPACE_CONFIG"],
     }
 
 
-def versions() -> dict[str, str]:
-    """The versions of what the bits of a run may depend on, beside its configuration."""
-    import platform
+def choose(portable: bool) -> None:
+    """Which of a CPU's kernels this process computes with. Raises ConfigError where it cannot be
+    chosen (any more).
+    """
+    global _portable
+    import torch
 
+    if _portable is not None and _portable != portable:
+        raise ConfigError(
+            f"train.portable: this process has computed with train.portable: "
+            f"{str(_portable).lower()} already; start another one."
+        )
+    if portable and not _portable:
+        if not torch.backends.mkl.is_available():  # which is for x86-64 alone
+            raise ConfigError(
+                f"train.portable: expected an x86-64 processor and a torch with MKL, found "
+                f"{platform.machine()}; leave train.portable out."
+            )
+        os.environ.update(PORTABLE)
+        found = torch.backends.cpu.get_cpu_capability()
+        if found != "AVX2":
+            raise ConfigError(
+                "train.portable: this processor has no AVX2; leave train.portable out."
+                if found == "DEFAULT"
+                else f"train.portable: this process has computed with {found} already; start "
+                f"another one with {' '.join(f'{k}={v}' for k, v in PORTABLE.items())} around it."
+            )
+        _round_roots()
+    _portable = portable
+
+
+def _round_roots() -> None:
+    """Square roots on a CPU by NumPy, rounded as IEEE 754 has it: torch's, MKL's, begin with an
+    instruction whose digits are each maker's own.
+    """
+    import numpy as np
+    import torch
+
+    def root(x: torch.Tensor) -> torch.Tensor:
+        if not (x.is_complex() or x.dtype in (torch.float32, torch.float64)):
+            wide = torch.float32 if x.is_floating_point() else torch.get_default_dtype()
+            return root(x.to(wide)).to(x.dtype if x.is_floating_point() else wide)
+        with np.errstate(invalid="ignore"):
+            found = np.sqrt(x.detach().resolve_conj().resolve_neg().numpy())
+        return torch.from_numpy(np.asarray(found))
+
+    def into(x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        return out.resize_(x.shape).copy_(root(x))
+
+    kernels = torch.library.Library("aten", "IMPL")
+    kernels.impl("sqrt", root, "CPU")
+    kernels.impl("sqrt_", lambda x: x.copy_(root(x)), "CPU")
+    kernels.impl("sqrt.out", into, "CPU")
+    _kept.append(kernels)
+
+
+def portable() -> bool:
+    """Whether this process computes what each such processor does."""
+    return bool(_portable)
+
+
+def processor() -> str:
+    """Its maker and the widest instructions that torch has kernels for, such as `AuthenticAMD with
+    AVX2`: asked of the system, since torch's answer would settle what it computes with.
+    """
+    about = Path("/proc/cpuinfo")
+    lines = about.read_text().splitlines() if about.exists() else []
+    said = {k.strip(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
+    flags = said.get("flags", "").split()
+    widest = [name for name in ("avx512f", "avx2") if name in flags]
+    maker = said.get("vendor_id", platform.machine())
+    return f"{maker} with {widest[0].upper()}" if widest else maker
+
+
+def versions() -> dict[str, str]:
+    """The versions of what the bits of a run may depend on, beside its configuration; and the
+    processor, unless these are portable.
+    """
     import torch
 
     from fednet import __version__
@@ -56,4 +154,5 @@ def versions() -> dict[str, str]:
         "fednet": __version__,
         "torch": str(torch.__version__),
         "python": platform.python_version(),
+        **({} if _portable else {"processor": processor()}),
     }

@@ -48,7 +48,7 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
     from fednet.server.results.summary import finish, write
 
     with stopped_early():
-        switches = determinism.settle(config.train.threads, config.train.precision)
+        switches = determinism.settle(config.train)
         session = Session(config, directory, endpoint, how)
         rounds = session.rounds()
         session.watch.until, rounds.attendance.alone = how.until, endpoint.alone

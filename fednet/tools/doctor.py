@@ -6,6 +6,7 @@ Each check is a function that returns findings; none raises for what it finds.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import platform
 import shutil
@@ -21,7 +22,7 @@ from urllib.parse import urlsplit
 
 from fednet.capacity import processors
 from fednet.errors import ConfigError, FednetError
-from fednet.experiment import placement
+from fednet.experiment import determinism, placement
 from fednet.tools.fingerprint import fingerprint
 
 NEEDED = (
@@ -64,6 +65,7 @@ def main(args: argparse.Namespace) -> int:
 
 def examine(args: argparse.Namespace) -> Iterator[Finding]:
     yield from versions()
+    yield from kernels(args)
     yield from device(args.device)
     yield from cores()
     yield from fingerprints(args.device)
@@ -100,6 +102,18 @@ def versions() -> Iterator[Finding]:
             yield Finding("bad", name, "is not installed; `pip install fednet` brings it.")
 
 
+def kernels(args: argparse.Namespace) -> Iterator[Finding]:
+    """Chooses those of `train.portable`, before any has run."""
+    from fednet.config import load
+
+    with contextlib.suppress(FednetError):  # what is wrong with a configuration, `data` says
+        config = load(args.config, args.set, args.load)
+        try:
+            determinism.choose(config.train.portable)
+        except ConfigError as wrong:
+            yield Finding("bad", "bits", str(wrong))
+
+
 def device(wanted: str) -> Iterator[Finding]:
     import torch
 
@@ -134,11 +148,12 @@ def fingerprints(wanted: str) -> Iterator[Finding]:
     for kind in kinds:
         print_ = fingerprint(kind)
         again = fingerprint(kind)
+        name = "cpu with train.portable" if kind == "cpu" and determinism.portable() else kind
         if print_ == again:
             yield Finding(
                 "ok",
                 "bits",
-                f"{kind} {print_[:16]}; machines that say the same compute the same bits",
+                f"{name} {print_[:16]}; machines that say the same compute the same bits",
             )
         else:
             yield Finding(

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def fingerprint(device: str = "cpu") -> str:
-    """SHA-256 over the bytes of a fixed matrix product, convolution, normalisation and five SGD
-    steps, in float32.
+    """SHA-256 over the bytes of a fixed matrix product, convolution, normalisation, five SGD
+    steps and the square roots that adaptive optimizers take, in float32.
     """
     import torch
     from torch.nn import functional as F
@@ -54,6 +54,7 @@ def fingerprint(device: str = "cpu") -> str:
             take(loss.reshape(1))
         for w in weights:
             take(w)
+        take(images.abs().sqrt())
         return whole.hexdigest()
     finally:
         torch.set_num_threads(threads)

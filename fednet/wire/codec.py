@@ -26,7 +26,8 @@ from fednet.wire.messages import PART, Field
 from fednet.wire.payload import P, Payload
 from fednet.wire.sending import ANEW, Cache, Past, Sender
 
-_NO_FLOATS, _NO_INTEGERS = torch.zeros(0), torch.zeros(0, dtype=torch.int64)
+# (Empty, not zeros: no kernel may run at import, before `train.portable` chooses among them.)
+_NO_FLOATS, _NO_INTEGERS = torch.empty(0), torch.empty(0, dtype=torch.int64)
 
 
 class Body:

@@ -14,6 +14,7 @@ import msgspec
 
 from fednet import __version__, loading
 from fednet.config import Config
+from fednet.experiment import determinism
 from fednet.files import write_json
 from fednet.plain import JsonDict, JsonMapping, plain
 from fednet.records import Round, Summary
@@ -143,6 +144,7 @@ def provenance(
         "python": platform.python_version(),
         "host": socket.gethostname(),
         "platform": platform.platform(),
+        "processor": determinism.processor(),
         "device": device,
         "cuda": torch.version.cuda,
         "git": _git(),
