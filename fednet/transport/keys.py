@@ -339,7 +339,11 @@ def _make(path: Path, server: str | None = None) -> str:
         ) from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}.") from None
-    with os.fdopen(descriptor, "w", encoding="ascii") as out:
-        json.dump(record, out, indent=1)
-        out.write("\n")
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as out:
+            json.dump(record, out, indent=1)
+            out.write("\n")
+    except OSError as error:
+        path.unlink()  # half a key would keep a whole one away
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}.") from None
     return public
