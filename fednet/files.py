@@ -95,13 +95,17 @@ def write_first(path: Path, data: Buffer | str, mode: int | None = None) -> bool
 
 @contextlib.contextmanager
 def unfinished(path: Path) -> Iterator[Path]:
-    """The file aside. Nothing stays of what an error or a signal ends before it appears."""
+    """The file aside. Nothing stays of what an error or a signal ends before it appears, and what
+    the system says of it is said of the file that was asked for.
+    """
     aside = aside_of(path)
     try:
         yield aside
-    except BaseException:
+    except BaseException as broken:
         with contextlib.suppress(OSError):
             aside.unlink(missing_ok=True)
+        if isinstance(broken, OSError) and broken.filename in (None, str(aside)):
+            broken.filename, broken.filename2 = str(path), None
         raise
 
 
@@ -118,18 +122,14 @@ def _fill(aside: Path, path: Path, data: Buffer | str, mode: int | None, fsync: 
 
 
 def clear_asides(folder: Path) -> None:
-    """Removes what a killed process left half written beside the files of `folder`. For whoever
-    holds the folder's lock: nobody else writes there.
-    """
+    """Removes what a killed process left half written. For whoever holds the folder's lock."""
     for aside in folder.glob(".*"):
         if ASIDE.fullmatch(aside.name) and aside.is_file():
             aside.unlink(missing_ok=True)
 
 
 def appear(aside: Path, path: Path, fsync: bool = False) -> None:
-    """Renames a file that is whole to its own name. fsync: the name is there after a power cut
-    too.
-    """
+    """Renames a file that is whole to its own name, which `fsync` makes outlast a power cut."""
     aside.replace(path)
     if fsync:
         folder = opened(path.parent, os.O_RDONLY)
@@ -232,21 +232,21 @@ class Lines:
 
     def __init__(self, path: Path, text: Callable[[JsonDict], bytes] = line) -> None:
         self.path, self._text = path, text
-        self._file: BinaryIO = reaching(
-            lambda: named(path, there=False).open("ab", buffering=BUFFER_BYTES)
-        )
+        self._file = reaching(lambda: named(path, there=False).open("ab", BUFFER_BYTES))
+        self._length = self._file.tell()
 
     def append(self, record: JsonDict) -> None:
-        self._file.write(self._text(record))
+        self._length += self._file.write(self._text(record))
 
     def flush(self, fsync: bool = False) -> int:
-        """Everything is with the operating system, and with `fsync` on the disk; returns the file's
-        length.
+        """All is with the operating system, and with `fsync` on the disk. Returns the length that
+        the file has by what was written, whatever became of it.
         """
+        length = self._length  # before it: another thread may append meanwhile
         self._file.flush()
         if fsync:
             synced(self._file.fileno(), self.path)
-        return self._file.tell()
+        return length
 
     def close(self) -> None:
         self._file.close()

@@ -23,7 +23,7 @@ import torch
 
 from fednet.descriptors import named, reaching, synced
 from fednet.errors import ConfigError, StateError
-from fednet.files import appear, aside_of, digest
+from fednet.files import appear, digest, unfinished
 from fednet.plain import JsonDict, JsonMapping
 from fednet.tensors import Layout, Slot, Sum, Tensors, TwoSums
 from fednet.tensors.layout import Role
@@ -216,10 +216,9 @@ def write_state(
     tree, tensors = dump(value)
     assert isinstance(tree, dict)
     text = json.dumps({**tree, **(beside or {})}, sort_keys=True)
-    aside = aside_of(path)
     about = {"tree": text, "check": check_of(text, tensors)}
 
-    def save() -> None:
+    def save(aside: Path) -> None:
         try:
             save_file(_apart(tensors), aside, metadata=about)
         except SafetensorError as broken:  # what the system said is in its text only
@@ -227,11 +226,12 @@ def write_state(
             number = int(found[1]) if found else errno.EIO
             raise OSError(number, os.strerror(number), str(aside)) from broken
 
-    reaching(save)
-    if fsync:
-        with reaching(lambda: aside.open("rb")) as file:
-            synced(file.fileno(), path)
-    appear(aside, path, fsync)
+    with unfinished(path) as aside:
+        reaching(lambda: save(aside))
+        if fsync:
+            with reaching(lambda: aside.open("rb")) as file:
+                synced(file.fileno(), path)
+        appear(aside, path, fsync)
     return about["check"]
 
 

@@ -36,5 +36,9 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"{args.file}: there is such a file already; nothing is overwritten."
         ) from None
+    except OSError as broken:
+        args.file.unlink(missing_ok=True)  # half a file would keep a whole one away
+        broken.filename = str(args.file)
+        raise
     print(f"{args.file}: {args.what} {name!r}; now `fednet check {args.file}`.")
     return 0

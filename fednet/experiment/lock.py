@@ -125,10 +125,11 @@ def take(path: Path, group: str = "", ids: list[int] | None = None) -> Lock:
         os.pwrite(file, text, 0)
         os.ftruncate(file, len(text))
         synced(file, path)
-    except OSError:
+    except OSError as broken:
         with contextlib.suppress(OSError):  # else it names this process as its holder
             path.unlink(missing_ok=True)
         os.close(file)
+        broken.filename = broken.filename or str(path)
         raise
     return Lock(path, file, mine)
 

@@ -200,10 +200,12 @@ class RunDirectory:
 
     def flush(self, fsync: bool = False) -> dict[str, int]:
         """All lines are with the operating system, and with `fsync` on the disk; returns the
-        lengths of the files.
+        lengths of the files. Raises StateError where somebody has removed, cut or replaced one.
         """
         files = self.rounds, self.clients, self.wire, self.events
-        return {lines.path.name: lines.flush(fsync) for lines in files}
+        lengths = {lines.path.name: lines.flush(fsync) for lines in files}
+        held(self.path, lengths, "this run has written")
+        return lengths
 
     def close(self, over: bool = False) -> None:
         """over: nothing is left to do."""
@@ -225,19 +227,28 @@ def round_ms(seconds: float) -> float:
     return round(seconds, 3)
 
 
+def held(path: Path, lengths: Mapping[str, int], known: str = "the checkpoint knows of") -> None:
+    """Raises StateError where less is in a run's files of lines than is known of them, and
+    FileNotFoundError where one is gone.
+    """
+    for name, length in lengths.items():
+        if (found := named(path / name).stat().st_size) < length:
+            raise StateError(
+                f"{path / name}: {found} bytes, and {known} {length}; put the file back as it was, "
+                f"or begin the run anew under another name."
+            )
+
+
 def cut(path: Path, lengths: Mapping[str, int]) -> None:
     """Makes the files of a run those that a checkpoint recorded: cuts what comes after, of those
     that are cut at all. Raises StateError where less is there than the checkpoint knows.
     """
-    for name in (n for n in (*CUT, *NEVER_CUT) if n in lengths):
-        file, length = path / name, lengths[name]
-        if not file.exists():
-            file.touch()
-        if (found := named(file).stat().st_size) < length:
-            raise StateError(
-                f"{file}: {found} bytes, and the checkpoint knows of {length}; put the file back "
-                f"as it was, or begin the run anew under another name."
-            )
+    known = {name: lengths[name] for name in (*CUT, *NEVER_CUT) if name in lengths}
+    for name in known:
+        (path / name).touch()
+    held(path, known)
+    for name, length in known.items():
+        file = path / name
         with file.open("rb") as lines:
             lines.seek(max(0, length - 1))
             whole = not length or lines.read(1) == b"\n"

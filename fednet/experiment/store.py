@@ -29,7 +29,7 @@ from fednet.algorithms.state import (
 )
 from fednet.descriptors import reaching, synced
 from fednet.errors import StateAbsent, StateError
-from fednet.files import appear, aside_of, clear_asides, digest, write_all
+from fednet.files import appear, clear_asides, digest, unfinished, write_all
 from fednet.tensors import Layout, Tensors
 from fednet.wire.sending import Past
 
@@ -261,13 +261,13 @@ class RowStore:
 
     def _write(self, name: str, row: Tensors) -> None:
         path = self._path(name)
-        aside = aside_of(path)
-        with reaching(lambda: aside.open("wb", buffering=0)) as file:
-            for part in _segments(row):
-                write_all(file.fileno(), part)
-            if self._fsync:
-                synced(file.fileno(), path)
-        appear(aside, path)
+        with unfinished(path) as aside:
+            with reaching(lambda: aside.open("wb", buffering=0)) as file:
+                for part in _segments(row):
+                    write_all(file.fileno(), part)
+                if self._fsync:
+                    synced(file.fileno(), path)
+            appear(aside, path)
 
     def settle(self) -> None:
         """All rows are on disk once this returns: before a checkpoint names them."""

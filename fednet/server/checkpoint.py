@@ -17,6 +17,7 @@ import msgspec
 
 from fednet.algorithms.state import PerClient, S, State, content_sha256, read_state, write_state
 from fednet.errors import StateError
+from fednet.experiment.rundir import held
 from fednet.experiment.store import RowStore
 from fednet.files import clear_asides, read_lines, read_record, write_record
 from fednet.plain import JsonDict, plain
@@ -178,6 +179,21 @@ class Checkpoints:
         if name not in files:
             raise StateError(f"{self.folder}/manifest.json: {name} is not there; {ANEW}.")
         return self._get(files[name], kind)
+
+    def left(self) -> str:
+        """What a resume finds, where a file of the run could not be written."""
+        run = self.folder.parent
+        if self.exists:
+            try:
+                held(run, self.progress().lengths)
+            except (OSError, StateError):
+                return ANEW
+            return "the last checkpoint is whole, --resume goes on"
+        if not (run / "rounds.jsonl").exists():
+            return f"{run} was deleted or moved, and what was done with it"
+        if any(read_lines(run / "rounds.jsonl")):
+            return "nothing is left to go on from, its checkpoint is gone"
+        return "no round was done yet, --resume begins anew"
 
     def _get(self, name: str, kind: type[S]) -> S:
         path = self.folder / name

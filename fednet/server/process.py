@@ -62,7 +62,7 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
             summary = finish(rounds, session.experiment, directory, how.command, switches)
         except OSError as broken:
             why = f"{broken.strerror} ({broken.filename or directory})"
-            raise CannotGoOn(f"the run stopped: {why}; {session.left()}.") from broken
+            raise CannotGoOn(f"the run stopped: {why}; {session.checkpoints.left()}.") from broken
         except FednetError as broken:
             over, why = isinstance(broken, CannotGoOn), str(broken)
             raise
@@ -313,16 +313,6 @@ class Session:
         if self.experiment.federation is not None:
             write_json(self.directory / "partition.json", self.experiment.federation.to_json())
         rounds.begin(resumed)
-
-    def left(self) -> str:
-        """What a resume finds, where a file could not be written."""
-        if self.checkpoints.exists:
-            return "the last checkpoint is whole, --resume goes on"
-        if not (self.directory / "rounds.jsonl").exists():
-            return f"{self.directory} was deleted, and what was done with it"
-        if any(read_lines(self.directory / "rounds.jsonl")):
-            return "nothing is left to go on from, its checkpoint is gone"
-        return "no round was done yet, --resume begins anew"
 
     def close(self, over: bool, why: str) -> None:
         """Says to the clients how it ended, and closes all there is. over: nothing is left to do;

@@ -210,7 +210,7 @@ class Keyring:
         self._speakers: dict[int, frozenset[str]] = {}
         self._known: frozenset[str] = frozenset()
         self._read_at: tuple[int, int] | None = None
-        self._over = math.inf  # when the next key's time is over
+        self._since, self._over = -math.inf, math.inf  # what was read holds between these times
         self._pair_at = self._stamp()
         self.version = 0
         """Rises when who may speak for whom has changed."""
@@ -240,10 +240,11 @@ class Keyring:
             self._speakers, self._known, self._read_at = {}, frozenset(), None
             return
         mark = (now.st_mtime_ns, now.st_ino)
-        if mark == self._read_at and time.time() < self._over:
+        at = time.time()
+        if mark == self._read_at and self._since <= at < self._over:
             return
         before, first = self._speakers, self.version == 0
-        self._speakers, self._over = {}, math.inf
+        self._speakers, self._since, self._over = {}, at, math.inf
         for entry in reaching(lambda: list(allowed.iterdir())):
             if not entry.name.isdecimal():
                 continue  # an editor's backup, or a file half written by `allow`
@@ -257,7 +258,7 @@ class Keyring:
                 # No reason to stop a round.
                 log.warning("%s Nobody may speak for client %s.", error, entry.name)
                 continue
-            valid = {key: until for key, until in known.items() if until > time.time()}
+            valid = {key: until for key, until in known.items() if until > at}
             self._over = min(self._over, *valid.values(), math.inf)
             self._speakers[int(entry.name)] = frozenset(valid)
         self._known = frozenset().union(*self._speakers.values())
@@ -339,7 +340,11 @@ def _make(path: Path, server: str | None = None) -> str:
         ) from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}.") from None
-    with os.fdopen(descriptor, "w", encoding="ascii") as out:
-        json.dump(record, out, indent=1)
-        out.write("\n")
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as out:
+            json.dump(record, out, indent=1)
+            out.write("\n")
+    except OSError as error:
+        path.unlink()  # half a key would keep a whole one away
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}.") from None
     return public

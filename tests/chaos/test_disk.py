@@ -123,6 +123,25 @@ def test_a_full_disk_is_said_with_what_is_left_wherever_it_meets_a_run_in_one_pr
     assert main([*run, "--out", str(disk), "--resume"]) == 0
 
 
+def test_what_a_full_disk_keeps_from_being_made_is_named_and_made_once_there_is_room(
+    disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filler = fill(disk)
+    commands = {
+        "keys/server.key": ["keys", "server", str(disk / "keys")],
+        "mine.py": ["new", "algorithm", str(disk / "mine.py")],
+        "run/lock": ["run", *small("report=false"), "--in-process", "--out", str(disk)],
+    }
+    for name, command in commands.items():
+        assert main(command) in (2, 3)
+        said = capsys.readouterr().err
+        assert str(disk / name) in said
+        assert "No space left on device" in said
+        assert not (disk / name).exists()
+    filler.unlink()
+    assert [main(command) for command in commands.values()] == [0, 0, 0]
+
+
 @pytest.mark.parametrize(
     "name", ["lock", "incarnation", "flight.jsonl", "state-", "manifest.json", "rounds.jsonl"]
 )

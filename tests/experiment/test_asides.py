@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from fednet.algorithms.scaffold import Scaffold
+from fednet.algorithms.state import write_state
 from fednet.data import cache
 from fednet.experiment.lock import StatesHold
 from fednet.experiment.privacy import Noise
@@ -147,3 +149,25 @@ def test_states_are_cleared_only_of_clients_that_no_other_process_holds(tmp_path
     two.release()
     two.release()
     assert cleared[3:] == [{0, 1}, set(), {2, 3}]
+
+
+def test_what_cannot_be_written_is_said_of_the_file_that_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (path := tmp_path / "x.row").mkdir()
+    for work in (
+        lambda: write_aside(path, "{}"),
+        lambda: RowStore(tmp_path)._write("x", ROW),
+        lambda: write_state(path, RECORD.algorithm),
+    ):
+        with pytest.raises(OSError, match="directory") as said:
+            work()
+        assert said.value.filename == str(path)
+        assert not left(tmp_path)
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space") as said:
+        write_first(tmp_path / "y", "{}")
+    assert said.value.filename == str(tmp_path / "y")

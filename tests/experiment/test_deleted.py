@@ -37,8 +37,41 @@ def test_a_runs_directory_that_is_deleted_while_it_goes_on_ends_it_in_a_sentence
             elif path.name != "lock":  # which is missed at the next checkpoint, with its own words
                 path.unlink()
 
-    with pytest.raises(CannotGoOn, match=r"the run stopped: No such file .* was deleted, and what"):
+    with pytest.raises(CannotGoOn, match=r"stopped: No such file .* was deleted or moved, and"):
         run(tmp_path, callback=delete, rounds=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "form"),
+    [
+        ("rounds", "deleted", "messages"),
+        ("clients", "emptied", "messages"),
+        ("wire", "replaced", "messages"),
+        ("wire", "emptied", "sums"),
+    ],
+)
+def test_a_record_that_is_deleted_or_cut_while_a_run_goes_on_is_missed_at_once(
+    tmp_path: Path, name: str, how: str, form: str
+) -> None:
+    file = tmp_path / "r" / f"{name}.jsonl"
+
+    def change(record) -> None:
+        if record.round != 2:
+            return
+        kept = file.read_bytes()
+        file.unlink()
+        if how == "replaced":  # as by an editor: what this process writes from now on goes nowhere
+            file.write_bytes(kept)
+        elif how == "emptied":
+            file.touch()
+
+    gone = "the run stopped: No such .*; put back what was there"
+    why = gone if how == "deleted" else "bytes, and this run has written .*; put the file back"
+    each = {"clients": "all", "every": 1}
+    with pytest.raises((CannotGoOn, StateError), match=why) as said:
+        run(tmp_path, callback=change, rounds=4, evaluate=each, record={"wire": form})
+    assert str(file) in str(said.value)
+    assert (tmp_path / "r" / "events.jsonl").read_text().count('"type":"round"') <= 2
 
 
 @pytest.mark.parametrize("where", ["server", "client"])

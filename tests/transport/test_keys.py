@@ -344,10 +344,13 @@ def test_a_key_whose_time_is_over_speaks_for_nobody_and_the_ring_notices(tmp_pat
     ring = Keyring(tmp_path)
     assert [ring.may_speak_for(key, 3) for key in (old, new)] == [True, True]  # in overlap
     before = ring.version
+    os.utime(tmp_path / "allowed", (1, 1))  # long ago: it is not read again for that
     monkeypatch.setattr(keys.time, "time", lambda: now + 61)
     assert [ring.may_speak_for(key, 3) for key in (old, new)] == [False, True]
     assert not ring.allows(old)
     assert ring.version > before
+    monkeypatch.setattr(keys.time, "time", lambda: now)  # it had been set wrong
+    assert [ring.may_speak_for(key, 3) for key in (old, new)] == [True, True]
     assert (tmp_path / "allowed" / "3").read_text() == f"{old} 2027-01-15T08:01:00\n{new}\n"
     (tmp_path / "allowed" / "3").write_text(f"{old} tomorrow\n")
     with pytest.raises(ConfigError, match="expected a time"):
