@@ -172,13 +172,12 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
         )
     b = s["bytes"]
     waste = 100 * (1 - sum(b["useful"].values()) / b["total"]) if b["total"] else 0.0
-    tiles.append(
-        (
-            _size(b["total"]),
-            "communicated",
-            f"↓ {_size(b['down'])} ↑ {_size(b['up'])}, {waste:.2g} % not useful",
-        )
-    )
+    said = f"↓ {_size(b['down'])} ↑ {_size(b['up'])}, {waste:.2g} % not useful"
+    # The MB of curves and tables, which do not depend on how many processes there were.
+    each = b.get("down_per_client") or b["down"]
+    if each != b["down"]:
+        said += f"; {_size(b['up'] + each)} with one client a process"
+    tiles.append((_size(b["total"]), "communicated", said))
     tiles.append(
         (_span(s["seconds"]), "wall-clock", f"{s['seconds_per_round'] or 0:.3g} s a round")
     )
