@@ -185,7 +185,7 @@ class EvaluateSection(Section, frozen=True, kw_only=True):
     """Who is judged, on what, and how often."""
 
     every: Count = 1
-    """0: never. [rounds; server/results/stopping]"""
+    """0: never; else the run's last round is judged too. [rounds; server/results/stopping]"""
     global_: bool = msgspec.field(default=True, name="global")
     """Judge the global model on the server's test set. [-; server/results/judging]"""
     clients: Literal["auto", "all", "none"] = "auto"

@@ -154,10 +154,11 @@ def _shown(groups: Sequence[Group]) -> list[Run]:
 def _tiles(run: Run) -> list[tuple[str, str, str]]:
     """(value, what, note) of the numbers one wants first."""
     s = metrics.summary(run)
-    tiles, a, (ending, of) = [], s["accuracy"], metrics.last(metrics.curve(run))
+    curve = metrics.curve(run)
+    tiles, a, (ending, of) = [], s["accuracy"], metrics.last(curve)
     if a["final"] is not None:
         tiles += [
-            (_percent(a["final"]), "final accuracy", f"after {len(run.rounds)} rounds"),
+            (_percent(a["final"]), "final accuracy", f"after {curve[-1][0]} rounds"),
             (_percent(a["best"]), "best accuracy", f"in round {a['best_round']}"),
             (_percent(ending), f"last-{of} mean", "of evaluated rounds"),
         ]

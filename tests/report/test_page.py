@@ -54,6 +54,12 @@ def test_a_page_fetches_nothing(pages):
     assert not re.findall(r"url\((?!#)|@import|https?://", text)
 
 
+def test_the_final_accuracy_says_after_which_round_it_is(tmp_path):
+    run = open_run(write(tmp_path / "a", rounds=3, accuracy=[0.4, 0.5, None]))
+    (said,) = [note for _, name, note in page._tiles(run) if name == "final accuracy"]
+    assert said == "after 2 rounds"
+
+
 def test_mb_of_curves_stand_beside_what_crossed_where_clients_shared_a_process(tmp_path):
     path = write(tmp_path / "a", rounds=1, clients=2, share=1.0)
     (path / "summary.json").unlink()
