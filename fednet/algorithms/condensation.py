@@ -33,7 +33,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
 from fednet.errors import ConfigError
-from fednet.tensors import Tensors
+from fednet.tensors import Inputs, Tensors
 from fednet.wire.payload import Samples
 
 Match = Literal["dc", "layer"]
@@ -86,12 +86,6 @@ def condense(
     the samples (float32, on the CPU, not clamped) and the mean over classes of D at the last
     iteration (nan where nothing was condensed).
     """
-    if not isinstance(x, torch.Tensor) or not x.is_floating_point():
-        found = "a dict of tensors" if isinstance(x, dict) else x.dtype
-        raise ConfigError(
-            f"condensation makes images: it needs samples that are one float tensor each, not "
-            f"{found}."
-        )
     counts = torch.bincount(y.cpu()).tolist()
     labels = present(counts, how.minimum)
     real = {c: x[y == c] for c in labels}  # gathered once; a batch is then a slice of its class
@@ -125,6 +119,26 @@ def condense(
             distance[group], g = ask(model, matched, images[group], targets[group], goal, how.match)
             images[group], velocity[group] = step(images[group], g, velocity[group], how)
     return Samples(images.cpu(), targets.cpu()), float(distance.mean())
+
+
+def check(model: nn.Module, x: Inputs) -> None:
+    """Raises ConfigError where nothing can be condensed from samples like x with this model, in
+    train mode: each image is its only one in a pass.
+    """
+    if not isinstance(x, torch.Tensor) or not x.is_floating_point():
+        found = "a dict of tensors" if isinstance(x, dict) else x.dtype
+        raise ConfigError(
+            f"condensation makes images: it needs samples that are one float tensor each, not "
+            f"{found}."
+        )
+    try:
+        model(x[:1])
+    except ValueError as alone:
+        raise ConfigError(
+            f"condensation matches the gradients of one image at a time, for which this model "
+            f"fails in train mode: {str(alone).rstrip('.')}. BatchNorm needs several values a "
+            f"channel: of one image these are its pixels."
+        ) from alone
 
 
 def matched_tensors(model: nn.Module) -> dict[str, nn.Parameter]:

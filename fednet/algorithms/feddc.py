@@ -40,7 +40,7 @@ from fednet.algorithms.base import (
     Sum,
     Weights,
 )
-from fednet.algorithms.condensation import Plan, condense, present
+from fednet.algorithms.condensation import Plan, check, condense, present
 from fednet.registry import algorithm
 
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
@@ -106,6 +106,11 @@ class FedDC(Algorithm):
             if payload is self.Up
             else {}
         )
+
+    def outputs(self, module, x):
+        if module.training:  # else there is one sample in all, and BatchNorm is not tried on it
+            check(module, x)
+        return super().outputs(module, x)
 
     # -- client ------------------------------------------------------------------------------------
     def local(self, phase, client, down, host):

@@ -108,7 +108,8 @@ class DataSection(Section, frozen=True, kw_only=True):
     to 0..1. [-; data/loading]"""
     feature_noise: NonNegative = 0.0
     """Standard deviation of Gaussian noise in the last client's inputs, growing from 0 at the first
-    (feature skew; in units of 0..1 for uint8 images). [-; data/division]"""
+    (feature skew; in units of 0..1 for uint8 images); in its own test split too, and not in the
+    server's test set. [-; data/division]"""
     partition: PartitionSection = PartitionSection()
     validation: Below1 = 0.0
     """Of the training pool, kept for choosing hyper-parameters. [share; data/division]"""
@@ -187,7 +188,7 @@ class EvaluateSection(Section, frozen=True, kw_only=True):
     """Who is judged, on what, and how often."""
 
     every: Count = 1
-    """0: never. [rounds; server/results/stopping]"""
+    """0: never; else the run's last round is judged too. [rounds; server/results/stopping]"""
     global_: bool = msgspec.field(default=True, name="global")
     """Judge the global model on the server's test set. [-; server/results/judging]"""
     clients: Literal["auto", "all", "none"] = "auto"

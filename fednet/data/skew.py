@@ -22,7 +22,9 @@ def noise(
     section IV calls sigma i / N a variance. sigma: in units of 0..1 for uint8 images (before mean
     and std), else of the inputs themselves; whole numbers are left alone. Drawn once for each
     sample, before any augmentation: it is a property of the client's data, its own test split
-    included. That code draws it anew each time that a sample is loaded, after the augmentation.
+    included. That code draws it anew each time that a sample is loaded, after the augmentation, and
+    judges the global model on as many copies of the test set, with the noise of each client; here
+    the server's test set has none.
     What is called takes (inputs, `train` or `test`).
     """
     level = sigma * client / max(1, clients - 1)

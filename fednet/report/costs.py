@@ -42,7 +42,8 @@ class Spent:
     # useful payload of the method's own messages, by direction and kind
     method: dict[str, dict[str, int]]
     servers: int  # processes, one after the other, that the run had
-    wasted: dict[str, int]  # bytes of messages with a payload that were of no use, by reason
+    # bytes of messages with a payload that were of no use, or whose round was done again, by reason
+    wasted: dict[str, int]
 
     def sum(self, **by: str | int) -> int:
         """Bytes with this `round`, `direction` and `kind`, whichever are given."""
@@ -106,8 +107,11 @@ def ledger(run: Run) -> Spent:
     # Only where two servers had a part in a round can there be doubles.
     if again := {t for t, who in servers.items() if len(who) > 1}:
         useful.leave_out(again)
-        for w in _once_each(run, again):
-            useful.add(w)
+        for w, once in _once_each(run, again):
+            if once:
+                useful.add(w)
+            elif w.kinds:
+                wasted["done again"] += w.bytes
     used = useful.by_round()
     if not rows:
         for r in run.rounds:
@@ -206,10 +210,10 @@ class Useful:
         return {way: dict(kinds) for way, kinds in out.items()}
 
 
-def _once_each(run: Run, rounds: set[int]) -> Iterator[Wire]:
-    """The useful messages of these rounds, each payload once: where a server died between two
-    checkpoints, the next one does rounds again, and what the first had received for them was of use
-    to nobody.
+def _once_each(run: Run, rounds: set[int]) -> Iterator[tuple[Wire, bool]]:
+    """The useful messages of these rounds, and whether each counts, so that each payload does once:
+    where a server died between two checkpoints, the next one does rounds again, and what the first
+    had received for them was of use to nobody.
     """
 
     def of_use() -> Iterator[Wire]:
@@ -217,7 +221,7 @@ def _once_each(run: Run, rounds: set[int]) -> Iterator[Wire]:
 
     last = newest(of_use())
     # Sums were made so that they say which of them were done again.
-    return (w for w in of_use() if (not w.twice if w.messages else counts(w, last)))
+    return ((w, not w.twice if w.messages else counts(w, last)) for w in of_use())
 
 
 def seconds_key(run: Run) -> str:

@@ -154,10 +154,11 @@ def _shown(groups: Sequence[Group]) -> list[Run]:
 def _tiles(run: Run) -> list[tuple[str, str, str]]:
     """(value, what, note) of the numbers one wants first."""
     s = metrics.summary(run)
-    tiles, a, (ending, of) = [], s["accuracy"], metrics.last(metrics.curve(run))
+    curve = metrics.curve(run)
+    tiles, a, (ending, of) = [], s["accuracy"], metrics.last(curve)
     if a["final"] is not None:
         tiles += [
-            (_percent(a["final"]), "final accuracy", f"after {len(run.rounds)} rounds"),
+            (_percent(a["final"]), "final accuracy", f"after {curve[-1][0]} rounds"),
             (_percent(a["best"]), "best accuracy", f"in round {a['best_round']}"),
             (_percent(ending), f"last-{of} mean", "of evaluated rounds"),
         ]
@@ -172,13 +173,12 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
         )
     b = s["bytes"]
     waste = 100 * (1 - sum(b["useful"].values()) / b["total"]) if b["total"] else 0.0
-    tiles.append(
-        (
-            _size(b["total"]),
-            "communicated",
-            f"↓ {_size(b['down'])} ↑ {_size(b['up'])}, {waste:.2g} % not useful",
-        )
-    )
+    said = f"↓ {_size(b['down'])} ↑ {_size(b['up'])}, {waste:.2g} % not useful"
+    # The MB of curves and tables, which do not depend on how many processes there were.
+    each = b.get("down_per_client") or b["down"]
+    if each != b["down"]:
+        said += f"; {_size(b['up'] + each)} with one client a process"
+    tiles.append((_size(b["total"]), "communicated", said))
     tiles.append(
         (_span(s["seconds"]), "wall-clock", f"{s['seconds_per_round'] or 0:.3g} s a round")
     )

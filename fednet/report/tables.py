@@ -131,7 +131,7 @@ def _columns(
     tell their time have a column each, since their seconds are not the same.
     """
     clocks = sorted({costs.seconds_key(r) for r in runs})
-    ends = {metrics.last(metrics.curve(r))[1] for r in runs}
+    ends = {metrics.last(metrics.curve(r))[1] for r in runs if metrics.curve(r)} or {0}
     many = f"{min(ends)}" if len(ends) == 1 else f"{min(ends)}-{max(ends)}"
     columns = [
         Column("final", lambda r: metrics.final(metrics.curve(r))),
@@ -159,15 +159,23 @@ def _columns(
             else:
                 way = "" if what != "mb" or bytes == "total" else f" {bytes}"
                 digits = 2 if what == "mb" else 1
-                columns.append(Column(f"{UNITS[what]}{way} to {target:g}", of, digits, cost=True))
+                title = f"{UNITS[what]}{way} to {target:g}"
+                columns.append(Column(title, of, digits, cost=True, applies=_tested))
     if not targets:
         way = "" if bytes == "total" else f" {bytes}"
         columns.append(Column(f"MB{way}", lambda r: costs.ledger(r).total(bytes) / 1e6, 2))
     return tuple(columns)
 
 
+def _tested(run: Run) -> bool:
+    """Whether it has a curve that could reach a target: of a method without a global model, or
+    where none was judged, it is not known when, or whether.
+    """
+    return bool(metrics.curve(run))
+
+
 def _by_clock(run: Run, clock: str) -> bool:
-    return costs.seconds_key(run) == clock
+    return _tested(run) and costs.seconds_key(run) == clock
 
 
 def _last(run: Run, name: str) -> float | None:

@@ -269,6 +269,7 @@ class Rounds:
         judged_at = time.monotonic()
         round.seconds["evaluating"] += judged_at - began
         self.record(round, model, judged_at)
+        self.judge.stopped(round, progress)
         each = self.config.record.clients == "each"
         lines = {"rounds": [round.record.line()], "clients": round.client_lines() if each else []}
         due = round.number % self.config.checkpoint.every == 0 or round.number == self.config.rounds

@@ -253,7 +253,7 @@ def test_only_trained_weight_tensors_are_matched():
 @pytest.mark.parametrize("x", [{"a": torch.zeros(2, 3)}, torch.zeros(2, 3, dtype=torch.uint8)])
 def test_samples_that_are_no_float_images_are_refused(x):
     with pytest.raises(ConfigError, match="one float tensor"):
-        condense(Conv(), fresh, x, torch.zeros(2, dtype=torch.int64), rng, REDUCED)
+        condensation.check(Conv(), x)
 
 
 # -- the distance ----------------------------------------------------------------------------------

@@ -193,6 +193,10 @@ def mapping(model: str = "mlp", kind: str = "plain", **more: Any) -> dict[str, A
             "it is not what moon needs, which asks it for features",
         ),
         (mapping("trial-headless", algorithm="fedrod"), "it is not what fedrod needs"),
+        (
+            mapping("trial-noisy", algorithm="feddc"),
+            "matches the gradients of one image at a time, for which this model fails",
+        ),
         (mapping("trial-cut"), "no gradient comes to its parameters from its outputs"),
         (mapping("trial-inplace"), "it changes its inputs in place"),
         (mapping("trial-renewed"), "another tensor in the place of its parameter 'head.bias'"),

@@ -72,6 +72,15 @@ def test_a_target_no_seed_reaches_reads_never(tmp_path):
     assert "never" in compare([open_run(write(tmp_path / "a"))], targets=[0.99])
 
 
+def test_a_run_without_test_accuracies_is_not_said_to_never_reach_a_target(tmp_path):
+    write(tmp_path / "a", rounds=2, accuracy=[0.5, 0.8])
+    write(tmp_path / "b", algorithm="fedper", rounds=2, accuracy=[None, None])
+    t = table([open_run(tmp_path / n) for n in ("a", "b")], targets=[0.7])
+    assert [c.title for c in t.columns][2] == "last 2"
+    assert [c.text for c in t.cells[1]] == ["-"] * len(t.columns)
+    assert [c.text for c in t.differences[0]] == ["-"] * len(t.columns)
+
+
 def test_paired_runs_raise_no_warning(tmp_path):
     assert "warning" not in compare(two_methods(tmp_path))
 

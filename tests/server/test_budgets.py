@@ -51,6 +51,24 @@ def test_it_stops_when_its_seconds_are_over(tmp_path):
     assert (done["rounds"], done["stopped"], done["seconds_virtual"]) == (3, "9 s spent", 9.0)
 
 
+@pytest.mark.parametrize(("mode", "n"), [("sync", 3), ("async", 7)])
+def test_the_model_that_a_spent_budget_leaves_is_judged(tmp_path, mode, n):
+    link = {"clock": "virtual", "step_ms": 1000}
+    more = {"schedule": {"mode": mode}, "link": link, "rounds": 12}
+    directory = run(tmp_path, stop={"seconds": 7}, evaluate={"every": 2}, **more)
+    rows = lines(directory / "rounds.jsonl")
+    assert [r["round"] for r in rows if "test_accuracy" in r] == [*range(2, n, 2), n]
+    assert summary(directory)["accuracy"]["final"] == rows[-1]["test_accuracy"]
+    whole = run(tmp_path / "b", evaluate={"every": 1}, **{**more, "rounds": n})
+    assert rows[-1]["test_accuracy"] == lines(whole / "rounds.jsonl")[-1]["test_accuracy"]
+
+
+def test_nothing_is_judged_where_nothing_is_asked_for(tmp_path):
+    link = {"clock": "virtual", "step_ms": 1000}
+    directory = run(tmp_path, stop={"seconds": 7}, link=link, evaluate={"every": 0}, **LONG)
+    assert not any("test_accuracy" in r for r in lines(directory / "rounds.jsonl"))
+
+
 def test_a_budget_that_was_spent_may_be_raised(tmp_path):
     link = {"clock": "virtual", "step_ms": 1000}
     run(tmp_path, stop={"seconds": 5}, link=link, **LONG)

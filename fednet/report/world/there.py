@@ -38,7 +38,9 @@ def to_accuracy(run: Run) -> list[dict[str, float]]:
 
 
 def wasted(run: Run) -> dict[str, int]:
-    """Bytes of messages with a payload that were of no use, by reason, the largest first."""
+    """Bytes of messages with a payload that were of no use, or whose round was done again, by
+    reason, the largest first.
+    """
     return dict(sorted(ledger(run).wasted.items(), key=lambda item: (-item[1], item[0])))
 
 
@@ -82,7 +84,7 @@ def tables(run: Run) -> list[JsonDict]:
                 "title": "Bytes spent for nothing",
                 "head": ("why", "MB"),
                 "rows": [(why, _short(n / 1e6)) for why, n in lost.items()],
-                "note": "Messages with a payload that was of no use.",
+                "note": "Messages with a payload that was of no use, or of rounds done again.",
             }
         )
     if used := estimates(run):

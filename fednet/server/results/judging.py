@@ -16,6 +16,7 @@ from fednet.server.checkpoint import RunProgress
 from fednet.server.phases import Phases
 from fednet.server.results import accuracies, exports
 from fednet.server.results.hashes import model_hashes
+from fednet.server.results.stopping import reached
 from fednet.server.round import Carried, Round
 from fednet.tensors import combine
 from fednet.training.evaluation import Counts
@@ -77,18 +78,37 @@ class Judge:
         model = self.newest(round.after.server, measured=due)
         if not due:
             return model
-        if self.method.has_global and section.global_ and model is not None:
-            if self._test is not None:
-                found = accuracies.global_scores(
-                    self.host, model, self._test, self._validation, section.batch_size
-                )
-                record.set(**found)
-            record.batch_norm_measured_over = self.calibrated_by
+        self._score(record, model)
         if section.clients == "all":
             round.judged = self._ask_all(round.number, model, round.after, keep, final=False)
         if round.judged:
             record.client_accuracy = accuracies.pooled(round.judged)
         return model
+
+    def stopped(self, round: Round, progress: RunProgress) -> None:
+        """Where the run ends with this round, which is not the last of its configuration, and was
+        not judged: its global model is judged all the same, as the one that the run leaves.
+        """
+        if not self.config.evaluate.every or accuracies.due(self.config, round.number):
+            return
+        if reached(self.config, progress) is None:
+            return
+        model = self.newest(round.after.server)
+        self._score(round.record, model)
+        round.record.set(**self.hashes(round.after, model))
+        self.best(progress, round.record, model)
+
+    def _score(self, record: records.Round, model: Tensors | None) -> None:
+        """Adds what the global model is worth on the server's test set."""
+        section = self.config.evaluate
+        if not self.method.has_global or not section.global_ or model is None:
+            return
+        if self._test is not None:
+            found = accuracies.global_scores(
+                self.host, model, self._test, self._validation, section.batch_size
+            )
+            record.set(**found)
+        record.batch_norm_measured_over = self.calibrated_by
 
     def hashes(self, carried: Carried, model: Tensors | None) -> JsonDict:
         """The record's hashes of what a round left, and of the model as it was judged."""
