@@ -12,11 +12,12 @@ plain momentum step, then y <- y - eta_l (c - c_i), divisor K. With option I its
 gradient, while momentum moves y by about 1 / (1 - rho) of them a step: that pair is refused.
 
 What others do, so that it can be switched on: `divisor: steps` divides by K under momentum too.
-`variates: random` starts c and every c_i at one network's random initial weights instead of 0;
-`mean_over: participants` divides c's change by |S| and not by N, so that c is N / |S| times too
-large. Both, with `correction: post`, option II and momentum, are the SCAFFOLD of NIID-Bench (Li et
-al., ICDE 2022, arXiv:2102.02079: experiments.py) as it was until August 2022, when |S| was mended
-(its issue #12).
+`weighting: samples` weighs each y - x by its client's samples, as FedAvg does; the paper's mean is
+plain. `variates: random` starts c and every c_i at one network's random initial weights instead of
+0; `mean_over: participants` divides c's change by |S| and not by N, so that c is N / |S| times too
+large. The last three, with `correction: post`, option II and momentum, are the SCAFFOLD of
+NIID-Bench (Li et al., ICDE 2022, arXiv:2102.02079: experiments.py) as it was until August 2022,
+when |S| was mended (its issue #12).
 """
 
 from __future__ import annotations

@@ -55,12 +55,13 @@ CHOICES: dict[str, dict[str, JsonDict]] = {
         "sigma=Eq. 4": {"algorithm": {"sigma_mode": "eq4"}},
         "sigma=scaled": {"algorithm": {"sigma_mode": "scaled"}},
     },
-    # What is done in other code, one thing at a time; `as published` is all of NIID-Bench's code
-    # until August 2022, what is before mean_over=participants that of today.
+    # What is done in other code, one thing at a time, and all that NIID-Bench's code does: today,
+    # and, `as published`, until August 2022.
     "niidbench": {
         "momentum=0": {"train": {"momentum": 0.0, "lr": 0.1}},
         "divisor=steps": {"algorithm": {"divisor": "steps"}},
         "correction=post": {"algorithm": {"correction": "post"}},
+        "weighting=samples": {"algorithm": {"weighting": "samples"}},
         "variates=random": {"algorithm": {"variates": "random"}},
         "variates=random momentum=0": {
             "algorithm": {"variates": "random"},
@@ -70,10 +71,14 @@ CHOICES: dict[str, dict[str, JsonDict]] = {
             "algorithm": {"variates": "random", "correction": "post"}
         },
         "mean_over=participants": {"algorithm": {"mean_over": "participants"}},
+        "code of today": {
+            "algorithm": {"variates": "random", "correction": "post", "weighting": "samples"}
+        },
         "as published": {
             "algorithm": {
                 "variates": "random",
                 "correction": "post",
+                "weighting": "samples",
                 "mean_over": "participants",
             }
         },

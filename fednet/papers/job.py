@@ -6,7 +6,7 @@ from the method.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -156,14 +156,16 @@ def _of_dataset(cells: Sequence[Cell], dataset: str | None) -> list[Cell]:
 
 
 def _of_setting(cells: Sequence[Cell], setting: str | None, name: str) -> list[Cell]:
-    """The cells that have these whole words in their setting, in either case: E1 is not E10."""
+    """The cells that have all of these whole words in their setting: E1 is not E10. In either case,
+    and where none has them so, nearly so: c=2 for #C=2, which a shell takes for a comment.
+    """
     if not setting:
         return list(cells)
-    words = f" {setting} ".lower()
-    found = [c for c in cells if words in f" {c.variant} {c.heterogeneity} ".lower()]
+    found = [c for c in cells if _words(setting) <= _words(_setting(c))]
+    found = found or [c for c in cells if _words(setting, _nearly) <= _words(_setting(c), _nearly)]
     if not found:
         there = dict.fromkeys(
-            f"{c.variant} {c.heterogeneity}".strip() + (" (with --search)" if c.by_search else "")
+            _setting(c).strip() + (" (with --search)" if c.by_search else "")
             for c in papers.cells(name)
         )
         raise ConfigError(
@@ -171,6 +173,23 @@ def _of_setting(cells: Sequence[Cell], setting: str | None, name: str) -> list[C
             f"{', '.join(there)}."
         )
     return found
+
+
+def _setting(cell: Cell) -> str:
+    return f"{cell.variant} {cell.heterogeneity}"
+
+
+def _words(text: str, read: Callable[[str], str] = str) -> set[str]:
+    return {read(word) for word in text.lower().split()}
+
+
+def _nearly(word: str) -> str:
+    """Without a # before it, and a number as any number is written: alpha=1.0 as alpha=1."""
+    name, equals, value = word.removeprefix("#").rpartition("=")
+    try:
+        return f"{name}{equals}{float(value):g}"
+    except ValueError:
+        return f"{name}{equals}{value}"
 
 
 def _wanted(cells: Sequence[Cell], asked: Request, added: Iterable[str]) -> set[str] | None:

@@ -70,6 +70,12 @@ def test_a_setting_is_met_by_whole_words():
     } == {("E10", "alpha=0.1")}
 
 
+@pytest.mark.parametrize("words", ["10 parties #C=2", "#c=2 10 parties", "10 parties c=2.0"])
+def test_a_setting_is_met_in_any_order_and_without_what_a_shell_takes_away(words):
+    found = job("niidbench/cifar10", "--setting", words).cells
+    assert {(c.variant, c.heterogeneity) for c in found} == {("10 parties", "#C=2")}
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
