@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from fednet.cli.main import main
+from fednet.cli.begin import fednet
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(fednet())

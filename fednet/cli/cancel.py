@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from fednet.cli import values
-from fednet.cli.serve import served
+from fednet.cli.serve import queued, served
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -14,8 +14,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fednet.serve.queue import Queue
-
-    entry = Queue(args.at).cancel(args.number)
+    entry = queued(args.at).cancel(args.number)
     print(f"run {entry.number}: {entry.name} will not be gone on with")
     return 0

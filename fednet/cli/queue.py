@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from fednet.cli.common import table
-from fednet.cli.serve import served
+from fednet.cli.serve import queued, served
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -13,10 +13,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fednet.serve.queue import OPEN, Queue
+    from fednet.serve.queue import OPEN
     from fednet.serve.queue import table as rows
 
-    queue = Queue(args.at)
+    queue = queued(args.at)
     entries = queue.entries()
     table(("run", "name", "state", "said"), rows(entries))
     if any(entry.state in OPEN for entry in entries) and not queue.served:

@@ -6,7 +6,7 @@ import argparse
 
 from fednet.cli import values
 from fednet.cli.common import CONFIG, configured, everywhere
-from fednet.cli.serve import served
+from fednet.cli.serve import queued, served
 from fednet.errors import ConfigError
 
 
@@ -24,14 +24,13 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from fednet.serve.queue import Queue
 
-    queue = Queue(args.at)
     if args.resume is None:
-        entry = queue.submit(configured(args))
+        entry = Queue(args.at).submit(configured(args))
     elif args.config is not None or args.set or args.load:
         raise ConfigError(
             "--resume: a run goes on as it was submitted, without CONFIG, --set or --load."
         )
     else:
-        entry = queue.again(args.resume)
+        entry = queued(args.at).again(args.resume)
     print(f"{entry.number}" if args.quiet else f"run {entry.number}: {entry.name} is submitted")
     return 0

@@ -226,6 +226,13 @@ def holding(directory: Path) -> Iterator[None]:
             directory.rmdir()
 
 
+def refuse_held(directory: Path) -> None:
+    """Raises ConfigError that names the process, not this one, that is known to hold it."""
+    held = read(directory / "lock")
+    if held is not None and held.lives and held.pid != os.getpid():
+        raise ConfigError(_in_use(directory / "lock", held))
+
+
 def inherited(directory: Path) -> bool:
     """Whether not this process holds the directory, but one that has forked it."""
     lock = _held.get(directory.resolve())

@@ -85,6 +85,7 @@ def claim(out: Path, name: str, resume: bool) -> Path:
             continue
         if not has_rounds(path):
             return path
+        lock.refuse_held(path)  # whose run goes on, and needs no --resume
         raise ConfigError(
             f"{path} holds an unfinished run; go on with it by --resume, or give this one another "
             f"name (--set name=...)."

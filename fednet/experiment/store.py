@@ -81,6 +81,12 @@ class LocalModel(State):
 # A version's files: its state, its local model, and either as it is being written (`files.ASIDE`).
 _VERSION = re.compile(r"\.?(([0-9]+)-[0-9]+-[0-9]+)(\.local)?\.safetensors(\..*\.[0-9]+)?")
 
+# Whoever reads it may have started `fednet run`, which has no such flags.
+LOST = (
+    "put back what was there, or start its fednet-client with the --state directory it had, or "
+    "with --state-lost reset to let it begin anew"
+)
+
 
 class ClientStore:
     """The state directory of one run: `ROOT/client-K/ROUND-PHASE-ATTEMPT.safetensors` (`.local`
@@ -107,9 +113,7 @@ class ClientStore:
         found, known = read_client(path, self._type)
         if sha256 and known != sha256:
             raise StateError(
-                f"{path}: client {client}'s state of another run than the server's; start the "
-                f"client with the --state directory it had, or with --state-lost reset to let it "
-                f"begin anew."
+                f"{path}: client {client}'s state of another run than the server's; {LOST}."
             )
         return found
 
@@ -137,8 +141,7 @@ class ClientStore:
     def _absent(self, client: int, version: str, what: str) -> StateAbsent:
         return StateAbsent(
             f"client {client}: its {what} of round {version.split('-')[0]} is not in {self.root}; "
-            f"start the client with the --state directory it had, or with --state-lost reset to "
-            f"let it begin anew."
+            f"{LOST}."
         )
 
     def save(self, client: int, version: str, record: Record, local: Tensors | None) -> None:

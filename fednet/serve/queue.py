@@ -60,6 +60,11 @@ class Queue:
         return self.runs / entry.name
 
     @property
+    def there(self) -> bool:
+        """Whether anything was submitted there, or a process works through it."""
+        return self._queue.is_dir() or self.served
+
+    @property
     def served(self) -> bool:
         """Whether a process works through it, as far as this machine can tell."""
         holder = lock.read(self.folder / "lock")

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from fednet.errors import CannotGoOn
 from fednet.experiment.lock import started_at
 from fednet.files import write_aside, write_first
 from fednet.launch.parent import die_with_parent
@@ -32,7 +33,16 @@ class Claim:
     path: Path
 
     def beat(self) -> None:
-        os.utime(self.path)
+        """Raises CannotGoOn where somebody has removed it: nothing says any more whose the work is,
+        and what is written now would make the folder anew.
+        """
+        try:
+            os.utime(self.path)
+        except FileNotFoundError:
+            raise CannotGoOn(
+                f"{self.path} was deleted or moved while work went on there, and what was done "
+                f"with it; the same command begins anew what is not there."
+            ) from None
 
     def add(self, pid: int) -> None:
         """A process that works for this one: while it lives the work is not free."""
@@ -62,8 +72,9 @@ class Claim:
         return process
 
     def release(self) -> None:
-        """Free at once for whoever wants it, this process too."""
-        write_aside(self.path, _said([]))
+        """Free at once for whoever wants it, this process too. What is gone is free already."""
+        if self.path.exists():
+            write_aside(self.path, _said([]))
 
 
 def claim(folder: Path, work: str) -> Claim | None:

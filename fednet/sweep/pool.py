@@ -194,6 +194,7 @@ def _begin(
 
 
 def _settle(one: StartedRun) -> str:
+    one.claim.beat()  # of a folder that is gone nothing is noted
     status = one.process.returncode
     word = {0: "done", REFUSED: "refused", TORN: "torn", 4: "begun", 130: "begun"}.get(
         status, "failed"

@@ -194,9 +194,11 @@ class Running:
             self._held.beat()
             self._beat = now
         try:
-            return self._process.wait(timeout=wait_s)
+            status = self._process.wait(timeout=wait_s)
         except subprocess.TimeoutExpired:
             return None
+        self._held.beat()  # of a folder that is gone nothing is noted
+        return status
 
     def stopped(self, status: int) -> bool:
         """Whether it ended with that status because it was asked to: cleanly, before it knew how,

@@ -4,6 +4,7 @@ import argparse
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 import types
@@ -579,3 +580,23 @@ def test_what_a_notebook_wants_drawn_with_is_no_matter_of_a_commands(monkeypatch
     monkeypatch.setenv("MPLBACKEND", "module://of.another.environment")
     assert main.main(["list", "tasks"]) == 0
     assert "MPLBACKEND" not in os.environ
+
+
+@pytest.mark.parametrize("program", ["fednet", "fednet-server", "fednet-client"])
+def test_ctrl_c_while_a_command_is_imported_is_said_in_a_sentence(program):
+    root = Path(__file__).resolve().parents[2]
+    scripts = (root / "pyproject.toml").read_text(encoding="utf-8")
+    found = re.search(rf'^{program} = "(.+):(.+)"$', scripts, re.MULTILINE)
+    assert found is not None
+    code = (
+        "import os, signal, sys\n"
+        "class Pressed:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'argparse':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Pressed())\n"
+        f"from {found[1]} import {found[2]} as begin\n"
+        "sys.exit(begin())\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
+    assert (ended.returncode, ended.stderr) == (130, f"{program}: stopped by Ctrl-C.\n")

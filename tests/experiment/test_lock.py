@@ -14,6 +14,7 @@ import pytest
 
 from fednet.errors import CannotGoOn, ConfigError
 from fednet.experiment import lock
+from fednet.experiment.rundir import claim
 
 HOLD = """
 import sys, time
@@ -43,6 +44,18 @@ def test_a_second_process_is_told_of_the_first_and_changes_nothing(tmp_path, oth
             pass
         assert refused.value.exit_status == 2
     assert {p: p.read_bytes() for p in (tmp_path / "run").iterdir()} == before
+
+
+def test_a_run_that_goes_on_is_said_to_be_in_use_and_not_to_want_a_resume(tmp_path, other):
+    run = tmp_path / "run"
+    (run / "config.yaml").write_text("name: run\n")
+    (run / "rounds.jsonl").write_text('{"round": 1}\n')
+    with pytest.raises(ConfigError, match=f"run is in use by process {other.pid} on "):
+        claim(tmp_path, "run", resume=False)
+    other.kill()
+    other.wait()
+    with pytest.raises(ConfigError, match="holds an unfinished run; go on with it by --resume"):
+        claim(tmp_path, "run", resume=False)
 
 
 def test_what_a_dead_process_had_started_is_said_to_be_that(tmp_path, other, monkeypatch):

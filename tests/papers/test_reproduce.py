@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from fednet import papers
 from fednet.cli.main import main
-from fednet.errors import ConfigError
+from fednet.errors import CannotGoOn, ConfigError
 from fednet.experiment import build as experiment
 from fednet.papers import forecast, search
 from fednet.papers import job as jobs
@@ -849,6 +850,21 @@ def test_a_run_of_another_configuration_is_not_taken_for_this_one(tmp_path):
     (tasks[0].books / f"{tasks[0].name}.done").write_text("0123 0\n")
     with pytest.raises(ConfigError, match="another configuration"):
         pool.work(tasks, 1, "cpu")
+
+
+def test_runs_whose_folder_is_deleted_while_they_go_on_are_not_noted_in_a_new_one(
+    tmp_path, monkeypatch
+):
+    found = job("feddpc/table2", "--dataset", "cifar10", "--only", "FedDPC")
+    tasks = [t for _, _, t in found.runs(tmp_path / "out")][:1]
+
+    def deletes(held, words, log, **_):
+        return subprocess.Popen(["rm", "-r", str(tmp_path / "out")])
+
+    monkeypatch.setattr(claims.Claim, "start", deletes)
+    with pytest.raises(CannotGoOn, match="was deleted or moved while work went on there"):
+        pool.work(tasks, 1, "cpu")
+    assert not (tmp_path / "out").exists()
 
 
 # -- the compact results ---------------------------------------------------------------------------

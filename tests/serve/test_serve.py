@@ -50,6 +50,21 @@ def test_runs_stand_in_the_order_in_which_they_were_submitted_with_a_name_of_the
         queue.cancel(9)
 
 
+@pytest.mark.parametrize("words", [["queue"], ["cancel", "1"], ["submit", "--resume", "1"]])
+def test_a_folder_to_which_nothing_was_submitted_is_no_empty_queue(words, tmp_path, capsys):
+    """What was mistyped is said, and is not made."""
+    for folder in (tmp_path / "typo", tmp_path):
+        assert main([*words, "--at", str(folder)]) == 2
+        assert f"--at {folder}: expected a folder that fednet serve" in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_folder_that_is_served_has_an_empty_queue_before_anything_is_submitted(tmp_path, capsys):
+    with lock.holding(tmp_path):
+        assert main(["queue", "--at", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.split() == ["run", "name", "state", "said"]
+
+
 def test_a_copy_of_a_run_in_the_queue_is_no_run(tmp_path):
     queue = Queue(tmp_path)
     queue.submit(config())

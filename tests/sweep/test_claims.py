@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 
 import pytest
 
+from fednet.errors import CannotGoOn
 from fednet.sweep import claims
 from tests.processes import Rig, until
 
@@ -32,6 +34,15 @@ def test_a_released_claim_is_free(tmp_path):
     first.release()
     assert claims.holder(tmp_path, "a") is None
     assert claims.claim(tmp_path, "a") is not None
+
+
+def test_of_a_claim_whose_folder_is_deleted_its_holder_is_told_and_makes_it_not_anew(tmp_path):
+    held = claims.claim(tmp_path / "books", "work")
+    shutil.rmtree(tmp_path / "books")
+    with pytest.raises(CannotGoOn, match=r"work.claim.0 was deleted or moved while work went on"):
+        held.beat()
+    held.release()
+    assert not (tmp_path / "books").exists()
 
 
 def test_the_claim_of_a_process_that_ended_is_free(tmp_path):

@@ -47,6 +47,16 @@ def stand_in(code):
     return line
 
 
+def test_a_sweep_whose_folder_is_deleted_while_it_goes_on_says_so_and_makes_it_not_anew(
+    path, tmp_path
+):
+    s = sweep.load(path)
+    home = running.home(s, tmp_path)
+    with pytest.raises(CannotGoOn, match="was deleted or moved while work went on there"):
+        running.run(s, tmp_path, line=stand_in("import shutil; shutil.rmtree(run.parent)"))
+    assert not home.exists()
+
+
 def test_every_combination_is_a_cell_seed_by_seed(path):
     names = [c.name for c in sweep.cells(sweep.load(path))]
     assert names[:4] == [
