@@ -55,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
     if args.config is None:
         raise ConfigError("expected a configuration, such as configs/quickstart.yaml.")
     config = configuration.load(args.config, args.set, args.load)
+    _judged(config)
     args.set = [*args.set, *_link(args.link, config)]
     kinds = {way: _kinds(config, way) for way in ("up", "down")}
     ups = _chains(args.chains, "--chains", "up", kinds["up"])
@@ -132,6 +133,24 @@ def _chains(
                 raise ConfigError(f"{flag} {text}: {wrong}") from None
             found["+".join(chosen)] = items
     return found
+
+
+def _judged(config: Config) -> None:
+    """Raises ConfigError where no run would have the accuracy that is drawn."""
+    from fednet import registry
+
+    if not registry.algorithm.get(config.algorithm.name).has_global:
+        raise ConfigError(
+            f"algorithm: {config.algorithm.name} has no global model, whose accuracy on the "
+            f"server's test set `fednet frontier` draws; choose one that `fednet list algorithms` "
+            f"says is judged by it."
+        )
+    if not (config.evaluate.every and config.evaluate.global_):
+        key = "evaluate.global: false" if config.evaluate.every else "evaluate.every: 0"
+        raise ConfigError(
+            f"{key}: `fednet frontier` draws the global model's accuracy on the server's test set; "
+            f"leave the key out."
+        )
 
 
 def _kinds(config: Config, way: str) -> list[str]:

@@ -153,7 +153,8 @@ class TrainSection(Section, frozen=True, kw_only=True):
     """What the kernels compute in; bf16 and fp16 by autocast. [-; training/loop]"""
     memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
     """How the kernels of convolutions lie in memory; auto: channels_last on a CPU where the model
-    works so (with `x.view(-1, n)` after a convolution it does not), contiguous else.
+    works so (with `x.view(-1, n)` after a convolution it does not) and as exactly (with GroupNorm
+    it does not), contiguous else.
     [-; training/scratch]"""
     portable: bool = False
     """The CPU's kernels that compute the same bits on every x86-64 processor with AVX2; slower than

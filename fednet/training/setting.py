@@ -107,7 +107,7 @@ class Setting:
 
     @functools.cached_property
     def innermost(self) -> bool:
-        """Whether the model has kernels, and works with their channels innermost."""
+        """Whether the model has kernels, and works as exactly with their channels innermost."""
         return bears_channels_last(self.module, self.input_shape, self.config.seed)
 
     @property

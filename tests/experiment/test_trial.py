@@ -267,6 +267,21 @@ def test_a_model_that_views_what_a_convolution_gives_is_laid_as_it_is_written():
         scratch.load(built.setting.initial)(laid(built.data.train[0], last)).sum().backward()
 
 
+@pytest.mark.parametrize("model", ["convnet3", "resnet18_gn"])
+def test_group_norm_on_a_cpu_is_as_exact_as_float32_lets_it_be(model):
+    """Within what is rounded of values at a hundred standard deviations from 0."""
+    data = {"dataset": "synthetic", "samples": 60, "shape": [3, 16, 16], "classes": 3}
+    built = build(from_mapping({"clients": 2, "model": model, "data": data}))
+    scratch = built.scratch()
+    parts = scratch.load(built.setting.initial).modules()
+    norm = next(part for part in parts if isinstance(part, nn.GroupNorm))
+    drawn = torch.Generator().manual_seed(1)
+    x = 1 + 0.01 * torch.randn(8, norm.num_channels, 14, 14, generator=drawn)
+    exact = nn.functional.group_norm(x.double(), norm.num_groups)
+    off = (norm(laid(x, scratch.channels_last)) - exact).abs().max()
+    assert off < 1e-4
+
+
 @pytest.mark.parametrize(
     ("setting", "says"),
     [

@@ -95,6 +95,10 @@ def test_seconds_of_a_chain_are_of_messages_that_the_other_end_reads():
         (["--link", "10"], "expected two rates in Mbit/s"),
         (["--chains", "gzip"], "unknown compressor 'gzip'"),
         (["--chains", "delta+topk(0.1)"], "delta is for what comes down"),
+        (["--set", "algorithm=fedproto"], "fedproto has no global model"),
+        (["--set", "algorithm=fedper"], "fedper has no global model"),
+        (["--set", "evaluate.every=0"], "evaluate.every: 0: `fednet frontier` draws"),
+        (["--set", "evaluate.global=false"], "evaluate.global: false: `fednet frontier` draws"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_before_anything_starts(words, says, tmp_path, capsys):
