@@ -5,7 +5,8 @@ it in a sentence too.
 from __future__ import annotations
 
 import importlib
-import sys
+
+from fednet.errors import complain
 
 
 def fednet() -> int:
@@ -24,5 +25,5 @@ def _begun(prog: str, module: str) -> int:
     try:
         return int(importlib.import_module(f"fednet.cli.{module}").main())
     except KeyboardInterrupt:  # before `guarded`, which knows better, was reached
-        print(f"{prog}: stopped by Ctrl-C.", file=sys.stderr)
+        complain(f"{prog}: stopped by Ctrl-C.")
         return 130
