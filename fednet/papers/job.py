@@ -6,7 +6,7 @@ from the method.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -157,12 +157,11 @@ def _of_dataset(cells: Sequence[Cell], dataset: str | None) -> list[Cell]:
 
 def _of_setting(cells: Sequence[Cell], setting: str | None, name: str) -> list[Cell]:
     """The cells that have all of these whole words in their setting: E1 is not E10. In either case,
-    and where none has them so, nearly so: c=2 for #C=2, which a shell takes for a comment.
+    and c=2 for #C=2, which a shell takes for a comment.
     """
     if not setting:
         return list(cells)
     found = [c for c in cells if _words(setting) <= _words(_setting(c))]
-    found = found or [c for c in cells if _words(setting, _nearly) <= _words(_setting(c), _nearly)]
     if not found:
         there = dict.fromkeys(
             _setting(c).strip() + (" (with --search)" if c.by_search else "")
@@ -179,11 +178,11 @@ def _setting(cell: Cell) -> str:
     return f"{cell.variant} {cell.heterogeneity}"
 
 
-def _words(text: str, read: Callable[[str], str] = str) -> set[str]:
-    return {read(word) for word in text.lower().split()}
+def _words(text: str) -> set[str]:
+    return {_word(word) for word in text.lower().split()}
 
 
-def _nearly(word: str) -> str:
+def _word(word: str) -> str:
     """Without a # before it, and a number as any number is written: alpha=1.0 as alpha=1."""
     name, equals, value = word.removeprefix("#").rpartition("=")
     try:
