@@ -99,10 +99,9 @@ def condense(
     targets = torch.tensor(labels, device=x.device)
     velocity = torch.zeros_like(images)
     batched = not any(isinstance(m, _NOT_BATCHED) for m in model.modules())
-    distance, at_once = (
-        torch.zeros(len(labels)),
-        CPU_IMAGES if batched and x.device.type == "cpu" else how.real_batch,
-    )
+    at_once = CPU_IMAGES if batched and x.device.type == "cpu" else how.real_batch
+    # On x's device until the end: a look at it would have the card wait for the next net.
+    distance = torch.zeros(len(labels), device=x.device)
     model.train()
     for k in range(how.iterations):
         fresh(k).into(model)
@@ -118,7 +117,7 @@ def condense(
             ask = synthetic_batched if batched else synthetic_plain
             distance[group], g = ask(model, matched, images[group], targets[group], goal, how.match)
             images[group], velocity[group] = step(images[group], g, velocity[group], how)
-    return Samples(images.cpu(), targets.cpu()), float(distance.mean())
+    return Samples(images.cpu(), targets.cpu()), float(distance.cpu().mean())
 
 
 def check(model: nn.Module, x: Inputs) -> None:
@@ -200,7 +199,7 @@ def synthetic_plain(
     match: Match,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(D, dD/dx) for each image, one pass an image, as Algorithm 1 is written. D: (C,); dD/dx:
-    shaped as `images`.
+    shaped as `images`. Both are on the device of `images`.
     """
     distances, gradients = [], []
     for j in range(len(images)):
@@ -215,7 +214,7 @@ def synthetic_plain(
         )
         gradients.append(torch.autograd.grad(d.sum(), x)[0])
         distances.append(d.detach())
-    return torch.cat(distances).cpu(), torch.cat(gradients)
+    return torch.cat(distances), torch.cat(gradients)
 
 
 def synthetic_batched(
@@ -237,7 +236,7 @@ def synthetic_batched(
 
     x = images.detach().requires_grad_()
     d = match_distance(vmap(grad(loss), in_dims=(None, 0, 0))(weights, x, labels), goal, match)
-    return d.detach().cpu(), torch.autograd.grad(d.sum(), x)[0]
+    return d.detach(), torch.autograd.grad(d.sum(), x)[0]
 
 
 # -- distance and step -----------------------------------------------------------------------------

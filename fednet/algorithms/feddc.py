@@ -15,6 +15,9 @@ change, a client here condenses once and uploads the same S_i again (`condense: 
 printed, at a cost of hours on a CPU). S is not balanced where classes are absent (`ft_balance:
 class` weighs them equally). The fine-tuning batch exceeds |S| = 100, so that an epoch is one
 full-batch step, Eq. 7 literally; its learning rate is the clients' unless given.
+
+Of a class of which a client has one image, S_i holds that image, recognisably (docs/runs.md):
+`cond_min` withholds classes of which there are fewer.
 """
 
 from __future__ import annotations

@@ -54,16 +54,24 @@ def without_files(settings: ModelSection) -> ModelSection:
     return msgspec.structs.replace(settings, weights=None, adapters=adapters)
 
 
-def build(section: JsonMapping, input_shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
+def build(
+    section: JsonMapping,
+    input_shape: tuple[int, ...],
+    classes: int,
+    seed: int,
+    size: int | None = None,
+) -> nn.Module:
     """The model of a `model:` section, initialised from (seed, "init"); torch's global generator is
     left as it was.
 
     input_shape: of one sample, (c, h, w) or (f,). classes: outputs of the head. `weights` names a
     .safetensors file to start from; `adapters` (a section, or None) are put on last. Raises
     ConfigError for an unknown name or option, a shape that does not fit, a file that does not, a
-    model that this machine has no memory for.
+    model that this machine has no memory for. size: its bytes, where one like it was built before.
     """
-    if (size := nbytes(section, input_shape, classes)) is not None:
+    if size is None:
+        size = nbytes(section, input_shape, classes)
+    if size is not None:
         # The module, and the values that it starts from.
         capacity.ask(2 * size, f"model {section.get('name')}")
     try:

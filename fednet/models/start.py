@@ -55,9 +55,10 @@ def start(
         raise _another(config, found, given is not None)
     layout = layout_of(config, module)
     frozen = {n: t.detach().clone() for n, t in _tensors(module) if n not in layout.places}
+    size = models.bytes_of(module)
 
     def factory(seed: int) -> nn.Module:
-        made = models.build(unread, input_shape, outputs, seed)
+        made = models.build(unread, input_shape, outputs, seed, size)
         own = dict(_tensors(made))
         with torch.no_grad():
             for name, value in frozen.items():
