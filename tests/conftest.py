@@ -69,7 +69,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.relative_to(Path(__file__).parent).parts[0] in LONG:
             item.add_marker(pytest.mark.long)
-    if config.args != config.getini("testpaths") or config.option.markexpr != "not slow":
+    if (
+        config.args != config.getini("testpaths")
+        or config.option.markexpr != "not slow and not gpu"
+    ):
         return
     left = [item for item in items if item.get_closest_marker("long") is not None]
     items[:] = [item for item in items if item.get_closest_marker("long") is None]

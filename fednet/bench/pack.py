@@ -1,9 +1,9 @@
-"""`fednet bench pack`: the local epochs of many small clients on one device, one after another and
-as one (`train.pack`).
+"""`fednet bench pack`: the local epochs of many small clients on one device, one after another, as
+one (`train.pack`), and on a card each in a thread and stream of its own.
 
-Both are what a worker does for a task, from the weights that came to those that go, without codec
-and files: one after another in one thread, as without `train.pack`; packed in a thread a client,
-which meet as in a run. In turn, several times, in one process.
+All are what a worker does for a task, from the weights that came to those that go, without codec
+and files: one after another in one thread; packed in a thread a client, which meet as in a run; and
+at a card's slots, as without `train.pack`. In turn, several times, in one process.
 """
 
 from __future__ import annotations
@@ -74,6 +74,12 @@ SIZES = {
         48,
         8,
     ),
+    "convnet": Size(
+        "ConvNet of width 128 (320,010 parameters), 16 steps of batch 64",
+        {"name": "convnet3", "width": 128},
+        1024,
+        64,
+    ),
 }
 
 
@@ -97,19 +103,26 @@ class Clients:
         """Seconds. A pack of all."""
         for _ in range(self.m):
             self.packing.expect()
-        return self._timed(lambda: list(self.pool.map(self._in_thread, range(self.m))))
+        return self._timed(lambda: list(self.pool.map(self._in_pack, range(self.m))))
+
+    def beside(self) -> float:
+        """Seconds. All at once, each by itself."""
+        return self._timed(lambda: list(self.pool.map(self._in_stream, range(self.m))))
 
     def _each(self) -> None:
         for k in range(self.m):
             self._client(k, 0, None)
 
-    def _in_thread(self, k: int) -> None:
+    def _in_pack(self, k: int) -> None:
         with self.packing.at_work(0):
-            if self.device == "cpu":
-                self._client(k, k, self.packing.at(0))
-            else:
-                with torch.cuda.stream(torch.cuda.Stream(self.device)):
-                    self._client(k, k, self.packing.at(0))
+            self._in_stream(k, self.packing.at(0))
+
+    def _in_stream(self, k: int, pack: Pack | None = None) -> None:
+        if self.device == "cpu":
+            self._client(k, k, pack)
+        else:
+            with torch.cuda.stream(torch.cuda.Stream(self.device)):
+                self._client(k, k, pack)
 
     def _client(self, k: int, scratch: int, pack: Pack | None) -> None:
         host = SiteHost(
@@ -137,8 +150,10 @@ def bench(sizes: Sequence[str], m: int, device: str, repeat: int) -> Iterator[Js
     place = placement.place(device)[0]
     for size in sizes:
         clients = Clients(size, m, place)
-        clients.apart(), clients.together()  # the first time imports, and chooses kernels
-        pairs = [(clients.apart(), clients.together()) for _ in range(repeat)]
+        ways = [clients.apart, clients.together, *([] if place == "cpu" else [clients.beside])]
+        for way in ways:  # the first time imports, and chooses kernels
+            way()
+        apart, together, *beside = zip(*[[way() for way in ways] for _ in range(repeat)])
         clients.pool.shutdown()
         name = torch.cuda.get_device_name(place) if place != "cpu" else "cpu"
         yield {
@@ -148,9 +163,14 @@ def bench(sizes: Sequence[str], m: int, device: str, repeat: int) -> Iterator[Js
             "device_name": name,
             "torch": str(torch.__version__),
             "repeat": repeat,
-            "apart_ms": spread([1e3 * a for a, _ in pairs]),
-            "together_ms": spread([1e3 * b for _, b in pairs]),
-            "ratio": spread([a / b for a, b in pairs]),
+            "apart_ms": spread([1e3 * a for a in apart]),
+            "together_ms": spread([1e3 * b for b in together]),
+            "ratio": spread([a / b for a, b in zip(apart, together)]),
+            **(
+                {"beside_ratio": spread([a / c for a, c in zip(apart, beside[0])])}
+                if beside
+                else {}
+            ),
         }
 
 
@@ -165,4 +185,5 @@ def line(record: JsonMapping) -> str:
         f"{record['size']} on {record['device_name']}, {record['clients']} clients: one after "
         f"another {cell('apart_ms')} ms, packed "
         f"{cell('together_ms')} ms, {cell('ratio', 2)} times the rate"
+        + (f"; at once {cell('beside_ratio', 2)} times" if "beside_ratio" in record else "")
     )

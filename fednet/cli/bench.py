@@ -30,7 +30,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="W1,...",
         help="round, curve: W1 to W5, Q [W1,W2,W3; W2,Q]; scale: P8 to P128, N100 to N10000 "
         "[all]; "
-        "pack: cnn, mlp [cnn]",
+        "pack: cnn, mlp, convnet [cnn]",
     )
     parser.add_argument(
         "--repeat",
