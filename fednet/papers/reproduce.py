@@ -48,9 +48,12 @@ def main(asked: Request) -> int:
         raise ConfigError("expected PAPER/TABLE, such as feddpc/table2; --list shows them.")
     if asked.table.lower() == "feddpc/table1":
         return _measure(asked)
-    if asked.results is not None and marks.changes(asked.set):
+    if asked.results is not None and any(
+        text.partition("=")[0].strip() != "rounds" for text in marks.changes(asked.set)
+    ):
         raise ConfigError(
-            "--results keeps what was run at the papers' settings; leave out --set, or --results."
+            "--results keeps what was run at the papers' settings, or with fewer `rounds` of them "
+            "under a name that says so; leave out other --set, or --results."
         )
     job = plan(asked)
     given = grids(asked, job)  # what is wrong with them is said before anything starts

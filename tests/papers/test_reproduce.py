@@ -837,10 +837,11 @@ def test_what_a_search_tried_is_kept_beside_what_earlier_searches_did(tmp_path):
 
 
 def test_what_was_run_at_a_changed_setting_is_not_kept_among_the_results(tmp_path, capsys):
-    assert (
-        main(["reproduce", "feddpc/table2", "--results", str(tmp_path), "--set", "rounds=2"]) == 2
-    )
-    assert "leave out --set" in capsys.readouterr().err
+    words = ["reproduce", "feddpc/table2", "--results", str(tmp_path), "--gather"]
+    assert main([*words, "--set", "rounds=2", "--set", "train.lr=1"]) == 2
+    assert "leave out other --set" in capsys.readouterr().err
+    assert main([*words, "--set", "rounds=2", "--out", str(tmp_path / "runs")]) == 2
+    assert "none of the" in capsys.readouterr().err  # which is then gathered, were there one
 
 
 def test_a_run_of_another_configuration_is_not_taken_for_this_one(tmp_path):

@@ -1,12 +1,21 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from fednet import papers
 from fednet.cli import reproduce
 from fednet.cli.common import Parser
 from fednet.papers import job as jobs
-from fednet.papers.results import measures, publish, ranking, rendering, reproduction
+from fednet.papers.results import (
+    measures,
+    publish,
+    ranking,
+    record,
+    rendering,
+    reproduction,
+)
 from fednet.report.drawing import overlay
 from fednet.report.read import open_run
 from fednet.sweep import marks
@@ -343,3 +352,31 @@ def test_mini_rows_are_compared_with_nothing_and_say_what_they_are():
     assert "This is not the paper's setting" in said
     assert "difference" not in said
     assert "order" not in said
+
+
+def test_a_rows_device_is_where_its_clients_trained_not_where_the_run_was_ended(tmp_path):
+    made = run(tmp_path, "a", *CURVE)
+    summary = json.loads((made.dir / "summary.json").read_text()) if made.summary else {}
+    ended = {**summary, "provenance": {"device": "cpu"}}
+    (made.dir / "summary.json").write_text(json.dumps(ended))
+    assert reproduction.device(open_run(made.dir)) == "cpu"
+    joined = {"round": 0, "client": -1, "type": "joined", "bytes": 0, "elapsed": 0.1}
+    devices = ("cuda:1", "cuda:0", "cuda:0")
+    with (made.dir / "events.jsonl").open("a") as file:
+        file.writelines(json.dumps({**joined, "device": name}) + "\n" for name in devices)
+    assert reproduction.device(open_run(made.dir)) == "cuda:0, cuda:1"
+
+
+def test_a_run_cut_short_has_a_row_of_its_own_and_leaves_its_cell_to_be_run(tmp_path):
+    made, whole = run(tmp_path, "a", *CURVE[:3]), run(tmp_path, "b", *CURVE)
+    cells = {c.method: c for c in papers.cells("feddc/table1") if c.variant == "E1"}
+    rows = [
+        reproduction.row(cells["FedDC"], 0, "full", made, changed="rounds=3"),
+        reproduction.row(cells["FedAvg"], 0, "full", whole),
+    ]
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "feddc-table1.csv").write_text(reproduction.as_csv(rows))
+    text = record.write(tmp_path).read_text()
+    assert "| feddc/table1 | 30 | 1 |  |" in text
+    assert "| FedDC [rounds=3] |" in text
+    assert "| FedDC |" not in text

@@ -182,7 +182,10 @@ def _overview(books: Path) -> list[str]:
                         }
                     )
                     for r in rows
-                    if r["in_paper"] == "yes" and r["status"] == "done"
+                    if r["in_paper"] == "yes"
+                    and r["status"] == "done"
+                    # Of a run cut short the cell is yet to be run.
+                    and not str(r["changed"] or "").startswith("rounds=")
                 }
             )
             for rows in (full, small)
