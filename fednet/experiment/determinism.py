@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -156,3 +157,19 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         **({} if _portable else {"processor": processor()}),
     }
+
+
+def moved(events: Iterable[Mapping[str, object]], here: Mapping[str, str]) -> str | None:
+    """What to say of a run that goes on where its last server did not run; None where its bits are
+    those of one that was never stopped. events: of the run so far, whose `started` say what
+    computed; here: `versions`, with the `device`.
+    """
+    starts = [e["versions"] for e in events if e.get("type") == "started" and "versions" in e]
+    before = starts[-1] if starts else here
+    if not isinstance(before, Mapping):
+        return None
+    names = [name for name in here if before.get(name, here[name]) != here[name]]
+    what = ", ".join(f"{name} {before[name]}, now {here[name]}" for name in names)
+    return (
+        f"it goes on elsewhere, so its bits may be others from here on: {what}." if what else None
+    )

@@ -304,8 +304,13 @@ class Session:
         from fednet.experiment.trial import remarks
 
         resumed, n = self.resumed, self.incarnation
-        self.files.event("started", incarnation=n, resumed=bool(resumed), release=__version__)
-        for remark in remarks(self.experiment):
+        here = {**determinism.versions(), "device": str(rounds.host.device)}
+        told = determinism.moved(read_lines(self.directory / "events.jsonl"), here)
+        release = __version__
+        self.files.event(
+            "started", incarnation=n, resumed=bool(resumed), release=release, versions=here
+        )
+        for remark in (*([told] if told else []), *remarks(self.experiment)):
             rounds.display.note(remark)
             self.files.event("remark", text=remark)
         if resumed is not None:
