@@ -17,16 +17,11 @@ import msgspec
 
 from fednet.descriptors import named
 from fednet.errors import StateError
+from fednet.experiment.rundir import left
 from fednet.report.read import open_run
 
 SILENT_S = 30.0  # a live server on another machine writes at least every few seconds
-STATES = {
-    "done": "finished",
-    "finished": "finished",
-    "stopped": "stopped, --resume goes on",
-    "failed": "failed",
-}
-
+STATES = {"done": "finished", "finished": "finished", "stopped": "stopped", "failed": "failed"}
 
 Stretch = int | tuple[int, int]
 
@@ -83,8 +78,10 @@ def read(run: str | Path) -> Status:
         raise StateError(f"{path}: {error}.") from None
 
 
-def alive(status: Status, now: float) -> tuple[bool, str]:
+def alive(status: Status, run: Path, now: float) -> tuple[bool, str]:
     """Whether the run lives, and how that is known."""
+    if status.state == "stopped":
+        return False, f"stopped; {left(run)}"
     if status.state in STATES:
         return False, STATES[status.state]
     age = now - status.updated
@@ -92,8 +89,7 @@ def alive(status: Status, now: float) -> tuple[bool, str]:
         if not _exists(status.pid):
             return (
                 False,
-                f"dead: process {status.pid} is gone (last word {_span(age)} ago); --resume goes "
-                f"on",
+                f"dead: process {status.pid} is gone (last word {_span(age)} ago); {left(run)}",
             )
         return True, f"alive: process {status.pid}, last word {_span(age)} ago"
     if age > SILENT_S:
@@ -104,9 +100,9 @@ def alive(status: Status, now: float) -> tuple[bool, str]:
     return True, f"alive on {status.host}, last word {_span(age)} ago"
 
 
-def text(status: Status, now: float) -> str:
+def text(status: Status, run: Path, now: float) -> str:
     """The status as a person reads it."""
-    live, how = alive(status, now)
+    live, how = alive(status, run, now)
     head = f"{status.state}: round {status.round} of {status.rounds}" + (
         f", {status.phase}" if status.phase is not None else ""
     )
@@ -181,7 +177,7 @@ def show(
     last = None
     while True:
         status = read(run)
-        live, how = alive(status, now())
+        live, how = alive(status, Path(run), now())
         # What only grows older is no change: it would be said again every second.
         waiting = tuple(msgspec.structs.replace(w, deadline_s=None) for w in status.waiting)
         known = live, msgspec.structs.replace(status, updated=0.0, waiting=waiting)
@@ -189,7 +185,7 @@ def show(
             yield (
                 jsonlib.dumps({**msgspec.to_builtins(status), "alive": live, "known_by": how})
                 if json
-                else text(status, now())
+                else text(status, Path(run), now())
             )
         last = known
         if not watch or not live:

@@ -73,7 +73,7 @@ class RunPages:
         found["log"] = newest_log(run) if entry.state == "running" else []
         found["status"] = ""
         if entry.state == "running" and (run / "status.json").exists():
-            found["status"] = status.text(status.read(run), time.time())
+            found["status"] = status.text(status.read(run), run, time.time())
         return found
 
     def run(self, number: int) -> str:

@@ -17,7 +17,7 @@ import msgspec
 
 from fednet.algorithms.state import PerClient, S, State, content_sha256, read_state, write_state
 from fednet.errors import StateError
-from fednet.experiment.rundir import held
+from fednet.experiment.rundir import ANEW
 from fednet.experiment.store import RowStore
 from fednet.files import clear_asides, read_lines, read_record, write_record
 from fednet.plain import JsonDict, plain
@@ -27,7 +27,6 @@ StateName = Annotated[str, msgspec.Meta(pattern=r"^state-[0-9a-f]+\.safetensors\
 # Of a run's directory, which a manifest names: from the oldest that is gone on with to this
 # release's. Before it was named, it was 1.
 FORMATS = (1, 1)
-ANEW = "put back what was there, or begin the run anew under another name"
 
 
 class UnderWay(msgspec.Struct, kw_only=True):
@@ -179,21 +178,6 @@ class Checkpoints:
         if name not in files:
             raise StateError(f"{self.folder}/manifest.json: {name} is not there; {ANEW}.")
         return self._get(files[name], kind)
-
-    def left(self) -> str:
-        """What a resume finds, where a file of the run could not be written."""
-        run = self.folder.parent
-        if self.exists:
-            try:
-                held(run, self.progress().lengths)
-            except (OSError, StateError):
-                return ANEW
-            return "the last checkpoint is whole, --resume goes on"
-        if not (run / "rounds.jsonl").exists():
-            return f"{run} was deleted or moved, and what was done with it"
-        if any(read_lines(run / "rounds.jsonl")):
-            return "nothing is left to go on from, its checkpoint is gone"
-        return "no round was done yet, --resume begins anew"
 
     def _get(self, name: str, kind: type[S]) -> S:
         path = self.folder / name

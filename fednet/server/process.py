@@ -17,7 +17,7 @@ from fednet.buffers import seldom_collected
 from fednet.config import Config
 from fednet.errors import CannotGoOn, FednetError
 from fednet.experiment import determinism, lock, placement
-from fednet.experiment.rundir import RunDirectory, check_records, clear_run, cut, log_to
+from fednet.experiment.rundir import RunDirectory, check_records, clear_run, cut, left, log_to
 from fednet.files import read_lines, write_aside, write_json
 from fednet.records import Summary
 from fednet.server.hosting import Hosting
@@ -62,7 +62,7 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
             summary = finish(rounds, session.experiment, directory, how.command, switches)
         except OSError as broken:
             why = f"{broken.strerror} ({broken.filename or directory})"
-            raise CannotGoOn(f"the run stopped: {why}; {session.checkpoints.left()}.") from broken
+            raise CannotGoOn(f"the run stopped: {why}; {left(directory)}.") from broken
         except FednetError as broken:
             over, why = isinstance(broken, CannotGoOn), str(broken)
             raise

@@ -178,7 +178,7 @@ class Round:
     def failures(self) -> list[str]:
         """A sentence for each client that could not do its task, or whose reply was of no use."""
         return [
-            clean(f"client {client}: {reason}")
+            clean(f"client {client}: {reason.replace(f'client {client}: ', '', 1)}")
             for client, reason in sorted(self.dropped.items())
             if reason.startswith(("failed", "refused", "damaged"))
         ]

@@ -156,7 +156,7 @@ class Rounds:
         if hopeless := round.hopeless(self.config, self.progress.void):
             self.io.call(lambda now: self.io.protocol.cancel("the run ends", now))
             self.save()
-            raise CannotGoOn(f"{hopeless}; the last good state is saved.")
+            raise CannotGoOn(f"{hopeless.rstrip('.')}; the last good state is saved.")
 
     def end(self) -> None:
         """The last evaluation."""

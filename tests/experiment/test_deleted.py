@@ -65,7 +65,7 @@ def test_a_record_that_is_deleted_or_cut_while_a_run_goes_on_is_missed_at_once(
         elif how == "emptied":
             file.touch()
 
-    gone = "the run stopped: No such .*; put back what was there"
+    gone = "the run stopped: No such .*; its checkpoint or records are not whole, put back"
     why = gone if how == "deleted" else "bytes, and this run has written .*; put the file back"
     each = {"clients": "all", "every": 1}
     with pytest.raises((CannotGoOn, StateError), match=why) as said:

@@ -34,12 +34,12 @@ def test_status_tells_of_a_live_run_and_of_a_finished_one(tmp_path):
 
     def callback(record):
         found = status.read(tmp_path / "r")
-        seen.append((found.state, found.rounds, *status.alive(found, time.time())))
+        seen.append((found.state, found.rounds, *status.alive(found, tmp_path / "r", time.time())))
 
     directory = run(tmp_path, callback=callback)
     assert [(state, rounds, live) for state, rounds, live, _ in seen] == [("running", 2, True)] * 2
     found = status.read(directory)
-    assert (found.state, found.round, status.alive(found, time.time())) == (
+    assert (found.state, found.round, status.alive(found, directory, time.time())) == (
         "done",
         2,
         (False, "finished"),

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 
 import pytest
 
 from fednet.errors import ConfigError, StateError
+from fednet.files import write_record
 from fednet.report import status
 from tests.report.fake_run import write
 
@@ -48,7 +50,7 @@ def run(tmp_path):
 
 
 def test_a_live_run_says_whom_it_waits_for_and_what_the_deadline_will_do(run):
-    shown = status.text(status.read(put(run)), NOW)
+    shown = status.text(status.read(put(run)), run, NOW)
     assert "round 3 of 20, train" in shown
     assert "alive" in shown
     assert "7       b     9    cuda:1  train  40 of 90  12 s   dropped in 26 s" in shown
@@ -56,18 +58,47 @@ def test_a_live_run_says_whom_it_waits_for_and_what_the_deadline_will_do(run):
 
 
 def test_a_run_whose_process_is_gone_is_dead(run):
-    live, how = status.alive(status.read(put(run, pid=GONE)), NOW)
+    live, how = status.alive(status.read(put(run, pid=GONE)), run, NOW)
     assert not live
     assert "is gone" in how
 
 
 @pytest.mark.parametrize(("age", "live"), [(29, True), (31, False)])
 def test_elsewhere_the_age_of_the_last_word_decides(run, age, live):
-    assert status.alive(status.read(put(run, host="far", updated=NOW - age)), NOW)[0] is live
+    assert status.alive(status.read(put(run, host="far", updated=NOW - age)), run, NOW)[0] is live
+
+
+def checkpoint(run, **more):
+    (run / "checkpoint").mkdir()
+    lengths = {"rounds.jsonl": (run / "rounds.jsonl").stat().st_size} | more
+    record = {"progress": {"round": 3, "lengths": lengths}}
+    write_record(run / "checkpoint" / "manifest.json", record)
+
+
+@pytest.mark.parametrize("ended", [{"state": "stopped"}, {"pid": GONE}])
+def test_of_a_run_that_ended_early_it_says_whether_a_resume_goes_on(run, ended):
+    put(run, **ended)
+
+    def how():
+        live, known = status.alive(status.read(run), run, NOW)
+        assert not live
+        return known.partition("; ")[2]
+
+    assert how() == "nothing is left to go on from, its checkpoint is gone"
+    checkpoint(run)
+    assert how() == "the last checkpoint is whole, --resume goes on"
+    (run / "rounds.jsonl").write_bytes((run / "rounds.jsonl").read_bytes()[:-1])
+    assert how().startswith("its checkpoint or records are not whole, put back what was there")
+    shutil.rmtree(run / "checkpoint")
+    (run / "rounds.jsonl").unlink()
+    assert how() == "no round was done yet, --resume begins anew"
 
 
 def test_a_finished_run_is_not_called_dead(run):
-    assert status.alive(status.read(put(run, state="done", pid=GONE)), NOW) == (False, "finished")
+    assert status.alive(status.read(put(run, state="done", pid=GONE)), run, NOW) == (
+        False,
+        "finished",
+    )
 
 
 def test_watching_shows_each_change_and_ends_with_the_run(run):
@@ -137,7 +168,7 @@ def test_watching_does_not_repeat_what_only_grew_older_and_names_who_is_not_conn
 
 def test_before_the_first_round_it_says_who_is_there_and_who_is_missing(run):
     put(run, round=0, waiting=[], arrived=[], here=[[0, 2], 5], coming=[3], missing=[4, [6, 9]])
-    lines = status.text(status.read(run), NOW).splitlines()
+    lines = status.text(status.read(run), run, NOW).splitlines()
     assert lines[0] == "running: before round 1 of 20"
     assert lines[2:] == [
         "here: 4 client(s), 0-2, 5",

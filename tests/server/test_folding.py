@@ -224,10 +224,14 @@ def test_one_client_that_fails_is_left_out_by_default_and_its_reason_shown(tmp_p
 
 def test_where_all_fail_the_run_ends_at_once_with_the_reason(tmp_path, monkeypatch):
     def local(self, phase, client, down, host):
-        raise RuntimeError("a mistake in the method")
+        raise RuntimeError(f"client {host.client_id}: a mistake in the method.")
 
     monkeypatch.setattr(FedAvg, "local", local)
-    with pytest.raises(CannotGoOn, match=r"nobody could do the task of round 1: .*a mistake in"):
+    said = (
+        r"^nobody could do the task of round 1: client 0: failed: RuntimeError: a mistake in the "
+        r"method; the last good state is saved\.$"
+    )
+    with pytest.raises(CannotGoOn, match=said):
         run(tmp_path)
     assert len(lines(tmp_path / "r" / "rounds.jsonl")) == 1
 
