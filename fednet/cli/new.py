@@ -8,6 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from fednet.errors import ConfigError
+from fednet.files import write_new
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -25,20 +26,16 @@ def run(args: argparse.Namespace) -> int:
     kind = kind if kind[0].isalpha() else f"My{kind}"
     text = (files("fednet.cli") / "templates" / f"{args.what}.txt").read_text(encoding="utf-8")
     try:
-        with args.file.open("x", encoding="utf-8") as file:
-            file.write(
-                text.replace("@NAME@", name)
-                .replace("@CLASS@", kind)
-                .replace("@FUNCTION@", re.sub(r"\W", "_", f"make_{name}"))
-                .replace("@FILE@", args.file.name)
-            )
+        write_new(
+            args.file,
+            text.replace("@NAME@", name)
+            .replace("@CLASS@", kind)
+            .replace("@FUNCTION@", re.sub(r"\W", "_", f"make_{name}"))
+            .replace("@FILE@", args.file.name),
+        )
     except FileExistsError:
         raise ConfigError(
             f"{args.file}: there is such a file already; nothing is overwritten."
         ) from None
-    except OSError as broken:
-        args.file.unlink(missing_ok=True)  # half a file would keep a whole one away
-        broken.filename = str(args.file)
-        raise
     print(f"{args.file}: {args.what} {name!r}; now `fednet check {args.file}`.")
     return 0

@@ -9,6 +9,7 @@ finds another's token writes no checkpoint any more.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import socket
@@ -19,8 +20,10 @@ from pathlib import Path
 import msgspec
 
 from fednet.descriptors import named, reaching, synced
-from fednet.errors import CannotGoOn, ConfigError
+from fednet.errors import CannotGoOn, ConfigError, why
 from fednet.files import opened
+
+log = logging.getLogger(__name__)
 
 try:
     import fcntl
@@ -228,8 +231,7 @@ def holding(directory: Path) -> Iterator[None]:
 
 def refuse_held(directory: Path) -> None:
     """Raises ConfigError that names the process, not this one, that is known to hold it."""
-    held = read(directory / "lock")
-    if held is not None and held.lives and held.pid != os.getpid():
+    if (held := read(directory / "lock")) is not None and held.lives and held.pid != os.getpid():
         raise ConfigError(_in_use(directory / "lock", held))
 
 
@@ -241,8 +243,7 @@ def inherited(directory: Path) -> bool:
 
 def check(directory: Path) -> None:
     """Raises CannotGoOn where a directory that this process held is another's now."""
-    lock = _held.get(directory.resolve())
-    if lock is not None:
+    if (lock := _held.get(directory.resolve())) is not None:
         lock.check()
 
 
@@ -270,6 +271,7 @@ class StatesHold:
         """
         self.release()
         locks = folder / "locks"
+        locks.mkdir(parents=True, exist_ok=True)
         with _alone(locks):
             for held in _holders(locks):
                 _refuse_shared(folder, held, ids, self._group)
@@ -278,19 +280,23 @@ class StatesHold:
             self._clear = clear
 
     def release(self) -> None:
-        if self._lock is None:
+        """Where the folder is gone or no longer to be written, the hold ends with the process."""
+        mine, self._lock = self._lock, None
+        if mine is None:
             return
-        mine, locks = self._lock, self._lock.path.parent
-        self._lock = None
-        with _alone(locks):
-            mine.release()
-            self._clear(set(mine.holder.ids).difference(*(held.ids for held in _holders(locks))))
+        locks = mine.path.parent
+        try:
+            with _alone(locks):
+                mine.release()
+                others = (held.ids for held in _holders(locks))
+                self._clear(set(mine.holder.ids).difference(*others))
+        except OSError as broken:
+            log.warning("the hold on states ends with this process: %s", why(broken))
 
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Among the processes that take or look at the locks of this folder."""
-    folder.mkdir(parents=True, exist_ok=True)
     file = opened(folder / "taking", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         with alone(file):
@@ -337,8 +343,7 @@ def _free(path: Path, held: Holder | None) -> bool:
 def _refuse_shared(folder: Path, held: Holder, ids: Sequence[int], group: str) -> None:
     if group and held.group == group:
         return
-    common = sorted(set(ids) & set(held.ids))
-    if common:
+    if common := sorted(set(ids) & set(held.ids)):
         raise ConfigError(
             f"--state: the state of client {common[0]} in {folder} is in use by {held}; give this "
             f"one a folder of its own, or stop that one."

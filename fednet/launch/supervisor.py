@@ -53,6 +53,7 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 1.0  # how often it is looked whether a worker that lives has fallen silent
 DEATHS = 20  # of workers that no task can be blamed for
+UNREADY = 2  # tries of each worker, where all end by themselves before they are ready
 
 
 class Supervisor:
@@ -72,8 +73,10 @@ class Supervisor:
         self.planned = 0  # of these, the ones that the configuration asked for
         self.stopping: int | None = None
         self.keys: Path | None = None
+        self.places: list[str] = []  # each worker's device
         self.shares: dict[str, float] = {}  # of a device, by its name: each worker's
         self.deaths = 0  # workers that ended by themselves, or before they were ready
+        self.unready = 0  # of these, the last ones in a row that ended by themselves, and unready
         events = directory / "events.jsonl"
         self.heard = events.stat().st_size if events.exists() else 0  # bytes that were read of it
         self.ready: set[int] = set()  # pids of workers that a task may have been given to
@@ -84,7 +87,7 @@ class Supervisor:
 
     def run(self) -> int:
         devices = self._devices()
-        places = placement.workers(self.wanted, devices, self.config.clients)
+        self.places = places = placement.workers(self.wanted, devices, self.config.clients)
         (self.directory / "server.json").unlink(missing_ok=True)
         with uncollected():
             self._warm_up(places)
@@ -301,10 +304,15 @@ class Supervisor:
         (`protocol.rules.DEATHS`); all others are counted here.
         """
         self._look()
-        self.deaths += status > 0 or pid not in self.ready
-        if self.deaths > DEATHS:
+        ready = pid in self.ready
+        self.deaths += status > 0 or not ready
+        self.unready = 0 if ready or status < 0 else self.unready + 1
+        if self.deaths > DEATHS or self.unready >= UNREADY * len(self.places):
             how = f"with status {status}" if status > 0 else f"by {signal_name(-status)}"
-            raise CannotGoOn(f"workers keep ending {how}; see {self.directory / 'log'}.")
+            raise CannotGoOn(
+                f"workers keep ending {how}; what they said stands above, or in "
+                f"{self.directory / 'log'}."
+            )
         self._start(device)
 
     def _pass_on(self, number: int, _: FrameType | None) -> None:

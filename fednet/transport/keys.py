@@ -26,7 +26,7 @@ from pathlib import Path
 
 from fednet.descriptors import named, reaching
 from fednet.errors import ConfigError
-from fednet.files import write_aside
+from fednet.files import write_aside, write_new
 
 log = logging.getLogger(__name__)
 
@@ -333,18 +333,11 @@ def _make(path: Path, server: str | None = None) -> str:
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        write_new(path, json.dumps(record, indent=1) + "\n", 0o600)
     except FileExistsError:
         raise ConfigError(
             f"{path}: there is a key already, and keys are never overwritten."
         ) from None
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}.") from None
-    try:
-        with os.fdopen(descriptor, "w", encoding="ascii") as out:
-            json.dump(record, out, indent=1)
-            out.write("\n")
-    except OSError as error:
-        path.unlink()  # half a key would keep a whole one away
         raise ConfigError(f"{path}: cannot be written: {error.strerror}.") from None
     return public

@@ -40,7 +40,7 @@ EARLY = (
     def __init__(self, *given, **more):
         super().__init__(*given, **more)
         if threading.current_thread().name.startswith("fednet-train"):
-            os.kill(os.getpid(), signal.SIGKILL)
+            {end}
 """
 )
 
@@ -82,7 +82,15 @@ def test_a_worker_that_lives_and_says_nothing_is_ended_and_started_anew(tmp_path
 
 @pytest.mark.timeout(120)
 def test_workers_that_die_before_they_are_ready_end_the_run(tmp_path):
-    status, fed = run(tmp_path, EARLY, 2)
+    status, fed = run(tmp_path, EARLY.format(end=KILLED), 2)
     assert status == 3, fed.output()
     assert "workers keep ending by SIGKILL" in fed.output()
     assert fed.rounds() == []
+
+
+@pytest.mark.timeout(120)
+def test_workers_that_end_by_themselves_before_they_are_ready_are_tried_twice_each(tmp_path):
+    status, fed = run(tmp_path, EARLY.format(end="os._exit(3)"), 2)
+    assert status == 3, fed.output()
+    assert "workers keep ending with status 3" in fed.output()
+    assert len(list(tmp_path.rglob("worker-*.log"))) == 5  # the fourth to end is the last

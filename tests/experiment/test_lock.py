@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -130,3 +131,11 @@ def test_processes_share_a_folder_of_states_where_their_clients_differ_or_one_st
     for worker in workers:
         worker.release()
     assert list((tmp_path / "locks").glob("*.lock")) == []
+
+
+def test_a_hold_on_states_that_were_deleted_ends_and_makes_no_folder_again(tmp_path):
+    hold = lock.StatesHold()
+    hold.take(tmp_path / "state", [0, 1])
+    shutil.rmtree(tmp_path / "state")
+    hold.release()
+    assert not (tmp_path / "state").exists()

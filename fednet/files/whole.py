@@ -1,0 +1,139 @@
+"""A file appears only when it is whole: it is written aside, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from fednet.descriptors import reaching, synced
+from fednet.plain import plain
+
+Buffer = bytes | bytearray | memoryview
+
+
+# -- opening ---------------------------------------------------------------------------------------
+# What lies in place of a file of one's own, a link or a pipe, is an error and never written to, nor
+# waited for.
+OWN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+
+
+def opened(path: Path | str, flags: int, mode: int = 0o666) -> int:
+    """A descriptor of that file, also where connections have taken all that they may."""
+    return reaching(lambda: os.open(path, flags | os.O_CLOEXEC, mode))
+
+
+# -- writing aside ---------------------------------------------------------------------------------
+# The name of a file that is being written: around its own, or as safetensors has it.
+ASIDE = re.compile(r"\..+\.[0-9]+|\.tmp[A-Za-z0-9]{6}")
+
+
+def aside_of(path: Path) -> Path:
+    """Where this process writes what is to become `path`: no other does, on whatever machine."""
+    return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
+
+
+def write_aside(
+    path: Path, data: Buffer | str, mode: int | None = None, fsync: bool = False
+) -> None:
+    """Written aside, then renamed: a reader sees the old or the new file, never half of one. mode:
+    of the new file, from its first byte on. fsync: it is there after a power cut too.
+    """
+    with unfinished(path) as aside:
+        _fill(aside, path, data, mode, fsync)
+        appear(aside, path, fsync)
+
+
+def write_first(path: Path, data: Buffer | str, mode: int | None = None) -> bool:
+    """`write_aside`, but of several that write it the first one's stays. Returns whether it was."""
+    try:
+        with unfinished(path) as aside:
+            _fill(aside, path, data, mode, False)
+            os.link(aside, path)
+    except FileExistsError:
+        return False
+    aside.unlink()
+    return True
+
+
+def write_new(path: Path, data: Buffer | str, mode: int = 0o666) -> None:
+    """A file where there is none yet, in its own place: some file systems, as those of sticks, have
+    no links. Raises FileExistsError, and what the system says; half of it does not stay then, which
+    would keep a whole one away.
+    """
+    new = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with open(opened(path, new, mode), "wb", buffering=0) as file:
+        try:
+            write_all(file.fileno(), data.encode() if isinstance(data, str) else data)
+        except BaseException as broken:
+            path.unlink()
+            if isinstance(broken, OSError):
+                broken.filename = str(path)
+            raise
+
+
+@contextlib.contextmanager
+def unfinished(path: Path) -> Iterator[Path]:
+    """The file aside. Nothing stays of what an error or a signal ends before it appears, and what
+    the system says of it is said of the file that was asked for.
+    """
+    aside = aside_of(path)
+    try:
+        yield aside
+    except BaseException as broken:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+        if isinstance(broken, OSError) and broken.filename in (None, str(aside)):
+            broken.filename, broken.filename2 = str(path), None
+        raise
+
+
+def _fill(aside: Path, path: Path, data: Buffer | str, mode: int | None, fsync: bool) -> None:
+    if mode is not None:  # what a process of that id left would keep its own
+        aside.unlink(missing_ok=True)
+    new = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with open(opened(aside, new, 0o666 if mode is None else mode), "wb", buffering=0) as file:
+        if mode is not None:
+            os.fchmod(file.fileno(), mode)  # whatever this process masks
+        write_all(file.fileno(), data.encode() if isinstance(data, str) else data)
+        if fsync:
+            synced(file.fileno(), path)
+
+
+def clear_asides(folder: Path) -> None:
+    """Removes what a killed process left half written. For whoever holds the folder's lock."""
+    for aside in folder.glob(".*"):
+        if ASIDE.fullmatch(aside.name) and aside.is_file():
+            aside.unlink(missing_ok=True)
+
+
+def appear(aside: Path, path: Path, fsync: bool = False) -> None:
+    """Renames a file that is whole to its own name, which `fsync` makes outlast a power cut."""
+    aside.replace(path)
+    if fsync:
+        folder = opened(path.parent, os.O_RDONLY)
+        try:
+            synced(folder, path.parent)
+        finally:
+            os.close(folder)
+
+
+def write_all(file: int, data: Buffer) -> None:
+    view = memoryview(data)
+    while len(view):
+        view = view[os.write(file, view) :]
+
+
+def write_json(path: Path, value: object, indent: int | None = 1) -> None:
+    """A file for people and other programs to read, which no run goes on from."""
+    if indent is None:
+        text = msgspec.json.encode(value, enc_hook=plain)  # a tenth of the time
+    else:
+        text = json.dumps(value, indent=indent, default=plain).encode()
+    write_aside(path, text + b"\n")

@@ -1,0 +1,51 @@
+"""Files that are added to, and files that are made where none is."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+
+import pytest
+
+from fednet.files import Lines, plain_line, read_lines, write_new
+
+
+def test_the_length_of_a_file_of_lines_counts_what_another_thread_adds_meanwhile(tmp_path):
+    """A checkpoint holds a run to that length: one line less, and no resume goes on."""
+    path = tmp_path / "events.jsonl"
+
+    def text(record):
+        if record == {"first": 1}:  # while its line is made, another thread adds one
+            other = threading.Thread(target=lines.append, args=({"second": 2},))
+            other.start()
+            other.join()
+        return plain_line(record)
+
+    lines = Lines(path, text)
+    lines.append({"first": 1})
+    assert lines.flush() == path.stat().st_size
+    assert list(read_lines(path)) == [{"second": 2}, {"first": 1}]
+    lines.close()
+
+
+def test_a_new_file_is_never_written_over_and_half_of_one_does_not_stay(tmp_path, monkeypatch):
+    path = tmp_path / "new.key"
+    write_new(path, "one", 0o600)
+    assert path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(FileExistsError):
+        write_new(path, "two")
+    assert path.read_text() == "one"
+    path.unlink()
+    wrote = os.write
+
+    def full(file: int, data: memoryview) -> int:
+        if len(data) < 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return wrote(file, data[:1])
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space left") as said:
+        write_new(path, "two")
+    assert said.value.filename == str(path)
+    assert not path.exists()
