@@ -23,12 +23,13 @@ import msgspec
 
 from fednet import config as configuration
 from fednet.config import Config
-from fednet.errors import ConfigError
+from fednet.errors import ConfigError, StateError, why
 from fednet.experiment import lock
 from fednet.files import line, read_record, write_first, write_record
 
 State = Literal["waiting", "running", "done", "failed", "cancelled"]
 OPEN = ("waiting", "running")
+PUT_BACK = "delete it, or put back what was there"
 SUBMITTING = threading.Lock()  # files are written aside under a name for each process
 
 
@@ -71,8 +72,18 @@ class Queue:
         return holder is not None and not holder.gone
 
     def entries(self) -> list[QueuedRun]:
-        """All, in the order in which they were submitted."""
-        return [self._read(self._path(number)) for number in self._numbers()]
+        """All, in the order in which they were submitted. One whose file is damaged has failed, and
+        keeps no other from its turn.
+        """
+        found = []
+        for number in self._numbers():
+            try:
+                found.append(self._read(self._path(number)))
+            except (OSError, StateError) as broken:
+                said = why(broken) if isinstance(broken, OSError) else str(broken)
+                lost = QueuedRun(number=number, name="?", config="", state="failed", said=said)
+                found.append(lost)
+        return found
 
     def _numbers(self) -> list[int]:
         """Of the runs that were submitted. What else lies there, such as a copy, is no run."""
@@ -137,8 +148,12 @@ class Queue:
         return self._queue / f"{number:06d}.json"
 
     def _read(self, path: Path) -> QueuedRun:
-        found = read_record(path, "delete it, or put back what was there")
-        entry = msgspec.convert(found, QueuedRun)
+        try:
+            entry = msgspec.convert(read_record(path, PUT_BACK), QueuedRun)
+            if self._path(entry.number) != path or Path(entry.name).name != entry.name:
+                raise ValueError(f"it is number {entry.number}, {entry.name!r}")
+        except ValueError as broken:  # msgspec's among them
+            raise StateError(f"{path}: no run of this queue ({broken}); {PUT_BACK}.") from None
         if entry.state == "waiting" and self.unwanted(entry):
             entry.state = "cancelled"
         return entry

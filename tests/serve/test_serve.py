@@ -18,8 +18,9 @@ import pytest
 
 from fednet.cli.main import main
 from fednet.config import from_mapping
-from fednet.errors import ConfigError
+from fednet.errors import ConfigError, StateError
 from fednet.experiment import lock
+from fednet.files import read_record, write_record
 from fednet.serve import page
 from fednet.serve.queue import Queue
 from tests.processes import Processes, lines, until
@@ -72,6 +73,26 @@ def test_a_copy_of_a_run_in_the_queue_is_no_run(tmp_path):
         shutil.copy(tmp_path / "queue" / "000001.json", tmp_path / "queue" / f"{name}.json")
     assert queue.submit(config()).number == 2
     assert [e.number for e in queue.entries()] == [1, 2]
+
+
+def test_a_run_whose_file_is_damaged_has_failed_and_keeps_no_other_from_its_turn(tmp_path):
+    queue, at = Queue(tmp_path), tmp_path / "queue"
+    for _ in range(5):
+        queue.submit(config())
+    (at / "000001.json").write_bytes((at / "000001.json").read_bytes()[:99])
+    shutil.copy(at / "000005.json", at / "000002.json")
+    whole = read_record(at / "000003.json", "")
+    write_record(at / "000003.json", {**whole, "name": "../../elsewhere"})
+    write_record(at / "000004.json", {**whole, "number": 4, "state": "odd"})
+    found = queue.entries()
+    assert [(e.number, e.state) for e in found] == [
+        *((number, "failed") for number in (1, 2, 3, 4)),
+        (5, "waiting"),
+    ]
+    for entry in found[:4]:
+        assert entry.said.endswith("; delete it, or put back what was there.")
+        with pytest.raises(StateError, match=rf"{entry.number:06d}\.json: no"):
+            queue.again(entry.number)
 
 
 def test_those_that_submit_at_the_same_time_each_get_a_number(tmp_path):
