@@ -113,7 +113,8 @@ def summary_rows(summary: JsonMapping) -> list[tuple[str, str]]:
         row("the same, of participants", None if taken is None else percent(taken))
         row("never took part", f"{judged['never_took_part']} of the clients judged")
     if judged and judged["clients"] < judged["of"]:
-        row("clients judged", f"{judged['clients']} of {judged['of']}, drawn from the seed")
+        found = f"{judged['clients']} of {judged['of']}"
+        row("clients judged", f"{found}; the others were not there, or not drawn (evaluate.most)")
     sent = summary.get("bytes")
     if isinstance(sent, Mapping):
         for way in ("down", "up"):
