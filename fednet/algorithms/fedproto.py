@@ -12,9 +12,9 @@ D_ij      client i's samples of class j        lambda  weight of the prototypes
 Eq. 6 divides that once more by |N_j|, which would shrink a prototype with the number of its owners:
 read as a slip. `weighting: uniform` is the authors' code, which means the clients plainly. Their
 code's form of the regulariser is taken, by sample; Eq. 8 speaks of the distance of prototypes. A
-class that nobody of a round has keeps its prototype. A client is judged by the nearest of the
-prototypes that it got last (Eq. 9), or by its head (`predict: head`), which it also is before it
-got any.
+class that nobody of a round has keeps its prototype. A client's counts are bounded by the samples
+that its reply counts for. It is judged by the nearest of the prototypes that it got last (Eq. 9),
+or by its head (`predict: head`), which it also is before it got any.
 """
 
 from __future__ import annotations
@@ -127,7 +127,9 @@ class FedProto(Algorithm):
         return self.Fold()
 
     def fold(self, fold, server, client_id, up, host):
-        n = up.n if self.config.weighting == "samples" else (up.n > 0).long()
+        n = (up.n > 0).long()
+        if self.config.weighting == "samples":
+            n = within(up.n, up.run.n)
         c = up.c.double() * n.unsqueeze(1)
         return self.Fold(
             c=c if fold.c is None else fold.c + c, n=n if fold.n is None else fold.n + n
@@ -156,6 +158,14 @@ class FedProto(Algorithm):
 
     def beside(self, client):
         return {} if client.c is None else {"prototypes": client.c, "known": client.known}
+
+
+def within(n: torch.Tensor, most: int) -> torch.Tensor:
+    """(C,) counts as they are; of more than the client's samples count for, in proportion less. A
+    client may say more than it has, and `round.max_share` may let less of what it has count.
+    """
+    said = float(n.double().sum())
+    return n if said <= most else (n.double() * (most / said)).long()
 
 
 @torch.no_grad()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch.nn import functional as F
 
-from fednet.algorithms.fedproto import prototypes
+from fednet.algorithms.fedproto import prototypes, within
 from tests.algorithms.harness import same
 from tests.algorithms.reference import Reference, agrees, whole_batches
 
@@ -50,6 +52,24 @@ def test_two_rounds_recomputed_in_float64():
 
     for k in range(4):
         assert agrees(run.clients[k].w, reference.descend(first[k], k, 1, loss=loss))
+
+
+def test_counts_beyond_what_a_clients_samples_count_for_are_less_in_proportion():
+    said = torch.tensor([30, 0, 10])
+    assert within(said, 40).tolist() == [30, 0, 10]
+    assert within(said, 20).tolist() == [15, 0, 5]  # half of them, by round.max_share
+    assert within(torch.tensor([2**62, 2**62, 0]), 100).tolist() == [50, 50, 0]
+
+
+def test_a_client_that_claims_a_million_samples_of_a_class_counts_as_the_one_it_is():
+    f = whole_batches(rounds=1)
+    run = f.run("fedproto")
+    fold = run.algorithm.start(run.servers[0], 0)
+    for up in run.ups.values():
+        lying = dataclasses.replace(up, n=up.n * 1_000_000)
+        fold = run.algorithm.fold(fold, run.servers[0], 0, lying, None)
+    made = run.algorithm.finish(fold, run.servers[0], None, None)
+    torch.testing.assert_close(made.c, run.servers[1].c)
 
 
 def test_the_authors_mean_counts_every_owner_the_same():
