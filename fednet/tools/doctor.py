@@ -41,6 +41,7 @@ NEEDED = (
     "jinja2",
 )
 HANDSHAKE_S = 5.0
+ANSWER_S = 5.0
 LEAST_DISK = 2e9  # bytes: a checkpoint, its successor and the spool of a round of a small model
 
 
@@ -251,18 +252,26 @@ def reachable(server: str) -> Iterator[Finding]:
             "bad", "server", f"--server {server}: expected an address such as tcp://127.0.0.1:5555."
         )
         return
+    there = False
     try:
         start = time.monotonic()
-        with socket.create_connection((host, number), timeout=5) as link:
-            link.settimeout(5)
+        with socket.create_connection((host, number), timeout=ANSWER_S) as link:
+            there = True
+            link.settimeout(ANSWER_S)
             greeting = link.recv(1)  # ZMTP begins with 0xFF, sent without being asked
         took = 1000 * (time.monotonic() - start)
         if greeting == b"\xff":
             yield Finding("ok", "server", f"{server} answers in {took:.0f} ms")
         else:
             yield Finding("bad", "server", f"{server} is no fednet server: it does not speak ZMTP.")
+    except TimeoutError:
+        no = f"{server} did not answer within {ANSWER_S:g} s"
+        busy = "took the connection and said nothing: its server is starting, or busy"
+        yield Finding("bad", "server", f"{no}; it {busy}." if there else f"{no}.")
+    except ConnectionRefusedError:
+        yield Finding("bad", "server", f"nothing listens at {server}, or the way there is closed.")
     except OSError as wrong:
-        yield Finding("bad", "server", f"{server} cannot be reached ({wrong}).")
+        yield Finding("bad", "server", f"{server} cannot be reached ({wrong.strerror or wrong}).")
 
 
 def admitted(server: str, path: Path | None) -> Iterator[Finding]:

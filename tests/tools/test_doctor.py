@@ -95,7 +95,7 @@ def test_taken_port_is_told_from_a_free_one():
         assert [f.verdict for f in doctor.port(number)] == ["warn"]
 
 
-def test_server_is_known_by_its_greeting():
+def test_server_is_known_by_its_greeting(monkeypatch):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -115,7 +115,13 @@ def test_server_is_known_by_its_greeting():
             thread = greet(first)
             assert [f.verdict for f in doctor.reachable(f"tcp://127.0.0.1:{number}")] == [verdict]
             thread.join()
-    assert [f.verdict for f in doctor.reachable(f"tcp://127.0.0.1:{number}")] == ["bad"]
+        monkeypatch.setattr(doctor, "ANSWER_S", 0.2)
+        (silent,) = doctor.reachable(f"tcp://127.0.0.1:{number}")
+        assert silent.verdict == "bad"
+        assert "said nothing: its server is starting, or busy" in silent.text
+    (gone,) = doctor.reachable(f"tcp://127.0.0.1:{number}")
+    assert gone.verdict == "bad"
+    assert gone.text.startswith("nothing listens at tcp://127.0.0.1:")
     assert [f.verdict for f in doctor.reachable("nonsense")] == ["bad"]
 
 
