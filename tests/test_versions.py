@@ -17,7 +17,8 @@ from fednet.experiment import build
 from fednet.files import read_lines, read_record, write_record
 from fednet.launch.in_process import run_in_process
 from fednet.launch.start import Silent, open_directory
-from fednet.server.checkpoint import FORMATS, Checkpoints
+from fednet.records.manifest import FORMATS
+from fednet.server.checkpoint import Checkpoints
 from fednet.server.hosting import Hosting
 from fednet.server.results.hashes import model_hashes
 from fednet.wire import messages as m

@@ -22,15 +22,15 @@ from pathlib import Path
 from fednet.descriptors import named
 from fednet.errors import ConfigError, FednetError, StateError
 from fednet.experiment import lock
-from fednet.files import Lines, clear_asides, read_lines, read_record, repair, write_json
+from fednet.files import Lines, clear_asides, read_lines, repair, write_json
 from fednet.plain import JsonDict
 from fednet.records import Event
+from fednet.records.manifest import ANEW, read_manifest
 from fednet.wire.book import Book
 
 TRACKED = ("tensorboard", "mlruns", "wandb")
 CUT = ("rounds.jsonl", "clients.jsonl")
 NEVER_CUT = ("wire.jsonl", "events.jsonl")
-ANEW = "put back what was there, or begin the run anew under another name"
 
 
 def writable(folder: Path, flag: str) -> None:
@@ -243,16 +243,15 @@ def held(path: Path, lengths: Mapping[str, int], known: str = "the checkpoint kn
 
 def left(path: Path) -> str:
     """What a resume of that run finds, where a run ended or a file of it could not be written."""
-    manifest = path / "checkpoint" / "manifest.json"
     if not (path / "config.yaml").exists():
         return f"{path} was deleted or moved, and what was done with it"
     try:
-        if not manifest.exists():
+        if not (path / "checkpoint" / "manifest.json").exists():
             if has_rounds(path):
                 return "nothing is left to go on from, its checkpoint is gone"
             return "no round was done yet, --resume begins anew"
-        held(path, read_record(manifest, ANEW)["progress"]["lengths"])
-    except (OSError, FednetError, KeyError, TypeError, ValueError, AttributeError):
+        held(path, read_manifest(path / "checkpoint")[0].lengths)
+    except (OSError, StateError):
         return f"its checkpoint or records are not whole, {ANEW}"
     return "the last checkpoint is whole, --resume goes on"
 

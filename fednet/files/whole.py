@@ -68,28 +68,29 @@ def write_new(path: Path, data: Buffer | str, mode: int = 0o666) -> None:
     would keep a whole one away.
     """
     new = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    with open(opened(path, new, mode), "wb", buffering=0) as file:
-        try:
-            write_all(file.fileno(), data.encode() if isinstance(data, str) else data)
-        except BaseException as broken:
-            path.unlink()
-            if isinstance(broken, OSError):
-                broken.filename = str(path)
-            raise
+    with open(opened(path, new, mode), "wb", buffering=0) as file, _whole_or_gone(path, path):
+        write_all(file.fileno(), data)
 
 
 @contextlib.contextmanager
 def unfinished(path: Path) -> Iterator[Path]:
-    """The file aside. Nothing stays of what an error or a signal ends before it appears, and what
-    the system says of it is said of the file that was asked for.
-    """
+    """The file aside, of which nothing stays that does not appear."""
     aside = aside_of(path)
-    try:
+    with _whole_or_gone(aside, path):
         yield aside
+
+
+@contextlib.contextmanager
+def _whole_or_gone(file: Path, path: Path) -> Iterator[None]:
+    """Nothing stays of a file that an error or a signal ends, and what the system says of it is
+    said of the one that was asked for.
+    """
+    try:
+        yield
     except BaseException as broken:
         with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
-        if isinstance(broken, OSError) and broken.filename in (None, str(aside)):
+            file.unlink(missing_ok=True)
+        if isinstance(broken, OSError) and broken.filename in (None, str(file)):
             broken.filename, broken.filename2 = str(path), None
         raise
 
@@ -101,7 +102,7 @@ def _fill(aside: Path, path: Path, data: Buffer | str, mode: int | None, fsync: 
     with open(opened(aside, new, 0o666 if mode is None else mode), "wb", buffering=0) as file:
         if mode is not None:
             os.fchmod(file.fileno(), mode)  # whatever this process masks
-        write_all(file.fileno(), data.encode() if isinstance(data, str) else data)
+        write_all(file.fileno(), data)
         if fsync:
             synced(file.fileno(), path)
 
@@ -124,8 +125,8 @@ def appear(aside: Path, path: Path, fsync: bool = False) -> None:
             os.close(folder)
 
 
-def write_all(file: int, data: Buffer) -> None:
-    view = memoryview(data)
+def write_all(file: int, data: Buffer | str) -> None:
+    view = memoryview(data.encode() if isinstance(data, str) else data)
     while len(view):
         view = view[os.write(file, view) :]
 

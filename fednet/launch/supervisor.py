@@ -37,8 +37,8 @@ from fednet.experiment import placement
 from fednet.experiment.faults import struck
 from fednet.experiment.links import by_memory
 from fednet.experiment.rundir import log_to
-from fednet.files import read_record
 from fednet.launch.parent import die_with_parent, go_first
+from fednet.records.manifest import read_manifest
 from fednet.server.hosting import Hosting
 from fednet.server.peers.admission import run_keys
 from fednet.server.peers.endpoint import listen, listening, with_memory
@@ -258,11 +258,10 @@ class Supervisor:
     def _server_died(self, status: int) -> None:
 
         planned = sum(1 for _, client, _ in struck(self.directory / "events.jsonl") if client < 0)
-        manifest = self.directory / "checkpoint" / "manifest.json"
         round = 0
         # What is wrong with it, the next server says.
-        with contextlib.suppress(OSError, StateError):
-            round = read_record(manifest, "")["progress"]["round"]
+        with contextlib.suppress(StateError):
+            round = read_manifest(self.directory / "checkpoint")[0].round
         if planned > self.planned:
             self.planned = planned
         elif self.server_rounds.count(round) >= 1:

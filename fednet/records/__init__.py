@@ -1,7 +1,7 @@
 """What the files of a run hold: a type for the rows of each, and a table of a round's numbers.
 
     rounds.jsonl  Round     clients.jsonl  Client     wire.jsonl  Wire
-    events.jsonl  Event     summary.json   Summary
+    events.jsonl  Event     summary.json   Summary      checkpoint/manifest.json  `manifest`
 
 The server writes these rows and `fednet.report` reads them. A reader ignores a field that it does
 not know, and a field that a line leaves out has its default: runs of older and of newer versions

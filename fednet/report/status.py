@@ -80,10 +80,9 @@ def read(run: str | Path) -> Status:
 
 def alive(status: Status, run: Path, now: float) -> tuple[bool, str]:
     """Whether the run lives, and how that is known."""
-    if status.state == "stopped":
-        return False, f"stopped; {left(run)}"
     if status.state in STATES:
-        return False, STATES[status.state]
+        goes_on = f"; {left(run)}" if status.state == "stopped" else ""
+        return False, f"{STATES[status.state]}{goes_on}"
     age = now - status.updated
     if status.host == socket.gethostname() and status.pid is not None:
         if not _exists(status.pid):

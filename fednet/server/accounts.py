@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fednet.algorithms.secure import Secure
 from fednet.experiment.build import Experiment
 from fednet.models.base import BASE
-from fednet.server.checkpoint import RunProgress
+from fednet.records.manifest import RunProgress
 from fednet.server.flight import key_of
 from fednet.wire.book import done_again
 from fednet.wire.ledger import NOT_SHARED, OTHER, Direction, Kinds, Row, Tally, add_kinds, payload

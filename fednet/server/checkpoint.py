@@ -11,70 +11,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
 from fednet.algorithms.state import PerClient, S, State, content_sha256, read_state, write_state
 from fednet.errors import StateError
-from fednet.experiment.rundir import ANEW
 from fednet.experiment.store import RowStore
 from fednet.files import clear_asides, read_lines, read_record, write_record
-from fednet.plain import JsonDict, plain
-
-# No file elsewhere.
-StateName = Annotated[str, msgspec.Meta(pattern=r"^state-[0-9a-f]+\.safetensors\Z")]
-# Of a run's directory, which a manifest names: from the oldest that is gone on with to this
-# release's. Before it was named, it was 1.
-FORMATS = (1, 1)
-
-
-class UnderWay(msgspec.Struct, kw_only=True):
-    """A task that waits for its reply while updates go on. round: in which it was given out, `at`
-    that second of the run's clock; start: the version of its client's state; sent: the digest of
-    what went down; bytes: all of that, on the virtual clock.
-    """
-
-    round: int
-    at: float
-    start: str
-    sent: str
-    bytes: int = 0
-    enrolled: bool = False
-
-
-class RunProgress(msgspec.Struct, kw_only=True):
-    """How far a run is, beside the method's own state. versions, states: by client, the version of
-    its state that was last used, and its hash. lengths: of the files of lines, in bytes. records:
-    lines that belong to the checkpoint and may not have reached their files yet. totals: spent
-    bytes, and `shared`, see `wire.ledger.Tally`; useful, predicted: payload bytes of the method's
-    own messages by direction and kind, as measured and as its declarations say. stopped: why the
-    run ended before its last round. under_way: by client, where training waits for nobody, `at`
-    that second of the run's clock.
-    """
-
-    run: str
-    round: int = 0
-    versions: dict[int, str] = {}
-    states: dict[int, str] = {}
-    lengths: dict[str, int] = {}
-    records: dict[str, list[JsonDict]] = {}
-    void: int = 0
-    best: float | None = None
-    best_round: int = 0
-    seconds: float = 0.0
-    virtual: float = 0.0
-    totals: dict[str, int] = {}
-    useful: dict[str, dict[str, int]] = {}
-    predicted: dict[str, dict[str, int]] = {}
-    stopped: str = ""
-    finished: bool = False
-    under_way: dict[int, UnderWay] = {}
-    at: float = 0.0
-
-    def tasks(self) -> set[tuple[int, int]]:
-        """(round, client) of the tasks under way."""
-        return {(task.round, client) for client, task in self.under_way.items()}
+from fednet.plain import plain
+from fednet.records.manifest import ANEW, FORMATS, RunProgress, read_manifest
 
 
 class Checkpoints:
@@ -148,33 +93,20 @@ class Checkpoints:
 
     def progress(self) -> RunProgress:
         """How far the checkpoint is. Raises StateError where it is torn."""
-        return self._manifest()[0]
-
-    def _manifest(self) -> tuple[RunProgress, dict[str, str]]:
-        path = self.folder / "manifest.json"
-        try:
-            manifest = read_record(path, ANEW)
-            check_format(path, manifest.get("format", 1))
-            files = msgspec.convert(manifest["files"], dict[str, StateName])
-            return msgspec.convert(manifest["progress"], RunProgress, strict=False), {
-                "server": files.pop("server"),
-                **files,
-            }
-        except (OSError, KeyError, TypeError, ValueError) as broken:  # msgspec's are ValueErrors
-            raise StateError(f"{path}: not a whole checkpoint ({broken}); {ANEW}.") from broken
+        return read_manifest(self.folder)[0]
 
     def load(
         self, server: type[State], extra: type[S] | None = None
     ) -> tuple[State, RunProgress, S | None]:
         """Raises StateError where the checkpoint is torn, altered or of another kind."""
-        progress, files = self._manifest()
+        progress, files = read_manifest(self.folder)
         state = self._get(files["server"], server)
         more = self._get(files["extra"], extra) if extra is not None and "extra" in files else None
         return state, progress, more
 
     def other(self, name: str, kind: type[S]) -> S:
         """What belongs to the checkpoint under that name. Raises StateError as `load` does."""
-        files = self._manifest()[1]
+        files = read_manifest(self.folder)[1]
         if name not in files:
             raise StateError(f"{self.folder}/manifest.json: {name} is not there; {ANEW}.")
         return self._get(files[name], kind)
@@ -187,19 +119,6 @@ class Checkpoints:
         for rows in _per_client(value):
             self.rows.known(rows)
         return value
-
-
-def check_format(path: Path, found: object) -> None:
-    """Raises StateError for a run's directory of a release that this one does not go on from."""
-    oldest, newest = FORMATS
-    if isinstance(found, int) and oldest <= found <= newest:
-        return
-    other = "a later" if isinstance(found, int) and found > newest else "an earlier"
-    raise StateError(
-        f"{path.parents[1]}: its run was begun by {other} release of fednet (format {found!r}; "
-        f"this one goes on from {oldest} to {newest}): go on with that release, whose version "
-        f"{path.parents[1] / 'events.jsonl'} names, or begin the run anew under another name."
-    )
 
 
 def content_name(value: State) -> str:

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from fednet.experiment.faults import Faults
     from fednet.protocol.server import ServerProtocol
     from fednet.records import Round
+    from fednet.records.manifest import RunProgress
     from fednet.server.accounts import Accounts
-    from fednet.server.checkpoint import RunProgress
     from fednet.server.round import Residuals
     from fednet.server.rounds import Parts, Rounds
     from fednet.wire.ledger import Row, Tally

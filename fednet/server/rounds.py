@@ -27,9 +27,10 @@ from fednet.experiment.faults import Faults
 from fednet.experiment.rundir import RunDirectory
 from fednet.experiment.store import on_disk
 from fednet.plain import JsonDict
+from fednet.records.manifest import RunProgress
 from fednet.server.accounts import Accounts, predict
 from fednet.server.asking import Phase
-from fednet.server.checkpoint import Checkpoints, RunProgress
+from fednet.server.checkpoint import Checkpoints
 from fednet.server.folding import Folding
 from fednet.server.io_thread import ServerIO
 from fednet.server.ongoing.underway import kept

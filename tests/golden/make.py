@@ -23,7 +23,7 @@ from fednet.config.keys import keys
 from fednet.config.parts import BESIDE, own_defaults
 from fednet.launch.in_process import run_in_process
 from fednet.launch.start import Silent, open_directory
-from fednet.server.checkpoint import FORMATS
+from fednet.records.manifest import FORMATS
 from fednet.server.hosting import Hosting
 from fednet.wire import messages as m
 from fednet.wire.frames import encode

@@ -69,10 +69,11 @@ def test_elsewhere_the_age_of_the_last_word_decides(run, age, live):
 
 
 def checkpoint(run, **more):
-    (run / "checkpoint").mkdir()
-    lengths = {"rounds.jsonl": (run / "rounds.jsonl").stat().st_size} | more
-    record = {"progress": {"round": 3, "lengths": lengths}}
-    write_record(run / "checkpoint" / "manifest.json", record)
+    (run / "checkpoint").mkdir(exist_ok=True)
+    lengths = {"rounds.jsonl": (run / "rounds.jsonl").stat().st_size}
+    progress = {"run": "r", "round": 3, "lengths": lengths}
+    record = {"files": {"server": "state-0a.safetensors"}, "progress": progress}
+    write_record(run / "checkpoint" / "manifest.json", record | more)
 
 
 @pytest.mark.parametrize("ended", [{"state": "stopped"}, {"pid": GONE}])
@@ -85,6 +86,9 @@ def test_of_a_run_that_ended_early_it_says_whether_a_resume_goes_on(run, ended):
         return known.partition("; ")[2]
 
     assert how() == "nothing is left to go on from, its checkpoint is gone"
+    for odd in ({"format": 99}, {"files": {}}, {"progress": {"round": 3}}):
+        checkpoint(run, **odd)
+        assert how().startswith("its checkpoint or records are not whole, put back what was there")
     checkpoint(run)
     assert how() == "the last checkpoint is whole, --resume goes on"
     (run / "rounds.jsonl").write_bytes((run / "rounds.jsonl").read_bytes()[:-1])

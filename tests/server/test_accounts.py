@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fednet.records.manifest import RunProgress
 from fednet.server.accounts import Accounts
-from fednet.server.checkpoint import RunProgress
 from fednet.wire.ledger import Row, Tally
 from fednet.wire.messages import Key
 

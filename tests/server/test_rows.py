@@ -14,7 +14,8 @@ from fednet.algorithms.state import PerClient, dump
 from fednet.errors import StateError
 from fednet.experiment import store
 from fednet.experiment.store import RowStore, on_disk
-from fednet.server.checkpoint import Checkpoints, RunProgress
+from fednet.records.manifest import RunProgress
+from fednet.server.checkpoint import Checkpoints
 from fednet.server.round import Memories, Residuals
 from fednet.tensors import Layout, Slot, Tensors
 from tests.rooms import run

@@ -15,8 +15,9 @@ import torch
 from fednet.algorithms.state import State
 from fednet.plain import JsonMapping
 from fednet.protocol.rules import Job
+from fednet.records.manifest import UnderWay
 from fednet.server.asking import Asking, Phase
-from fednet.server.checkpoint import Checkpoints, UnderWay
+from fednet.server.checkpoint import Checkpoints
 from fednet.server.spool import Spooled
 from fednet.wire.codec import Body
 from fednet.wire.messages import Field

@@ -11,8 +11,8 @@ from fednet.experiment.build import Experiment
 from fednet.experiment.rundir import RunDirectory
 from fednet.files import read_lines
 from fednet.plain import JsonDict
+from fednet.records.manifest import RunProgress
 from fednet.robust.stack import alike
-from fednet.server.checkpoint import RunProgress
 from fednet.server.phases import Phases
 from fednet.server.results import accuracies, exports
 from fednet.server.results.hashes import model_hashes

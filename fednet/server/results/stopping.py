@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fednet.config import Config
-from fednet.server.checkpoint import RunProgress
+from fednet.records.manifest import RunProgress
 
 
 def reached(config: Config, progress: RunProgress) -> str | None:

@@ -1,0 +1,97 @@
+"""`checkpoint/manifest.json` of a run: how far it is, and the files that a resume starts from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from fednet.errors import StateError
+from fednet.files import read_record
+from fednet.plain import JsonDict
+
+# No file elsewhere.
+StateName = Annotated[str, msgspec.Meta(pattern=r"^state-[0-9a-f]+\.safetensors\Z")]
+# Of a run's directory, which a manifest names: from the oldest that is gone on with to this
+# release's. Before it was named, it was 1.
+FORMATS = (1, 1)
+ANEW = "put back what was there, or begin the run anew under another name"
+
+
+class UnderWay(msgspec.Struct, kw_only=True):
+    """A task that waits for its reply while updates go on. round: in which it was given out, `at`
+    that second of the run's clock; start: the version of its client's state; sent: the digest of
+    what went down; bytes: all of that, on the virtual clock.
+    """
+
+    round: int
+    at: float
+    start: str
+    sent: str
+    bytes: int = 0
+    enrolled: bool = False
+
+
+class RunProgress(msgspec.Struct, kw_only=True):
+    """How far a run is, beside the method's own state. versions, states: by client, the version of
+    its state that was last used, and its hash. lengths: of the files of lines, in bytes. records:
+    lines that belong to the checkpoint and may not have reached their files yet. totals: spent
+    bytes, and `shared`, see `wire.ledger.Tally`; useful, predicted: payload bytes of the method's
+    own messages by direction and kind, as measured and as its declarations say. stopped: why the
+    run ended before its last round. under_way: by client, where training waits for nobody, `at`
+    that second of the run's clock.
+    """
+
+    run: str
+    round: int = 0
+    versions: dict[int, str] = {}
+    states: dict[int, str] = {}
+    lengths: dict[str, int] = {}
+    records: dict[str, list[JsonDict]] = {}
+    void: int = 0
+    best: float | None = None
+    best_round: int = 0
+    seconds: float = 0.0
+    virtual: float = 0.0
+    totals: dict[str, int] = {}
+    useful: dict[str, dict[str, int]] = {}
+    predicted: dict[str, dict[str, int]] = {}
+    stopped: str = ""
+    finished: bool = False
+    under_way: dict[int, UnderWay] = {}
+    at: float = 0.0
+
+    def tasks(self) -> set[tuple[int, int]]:
+        """(round, client) of the tasks under way."""
+        return {(task.round, client) for client, task in self.under_way.items()}
+
+
+def read_manifest(checkpoint: Path) -> tuple[RunProgress, dict[str, str]]:
+    """How far that checkpoint is, and its files: the server's state, and by name what else belongs
+    to it. Raises StateError where it is torn, altered or another release's.
+    """
+    path = checkpoint / "manifest.json"
+    try:
+        manifest = read_record(path, ANEW)
+        check_format(path, manifest.get("format", 1))
+        files = msgspec.convert(manifest["files"], dict[str, StateName])
+        return msgspec.convert(manifest["progress"], RunProgress, strict=False), {
+            "server": files.pop("server"),
+            **files,
+        }
+    except (OSError, KeyError, TypeError, ValueError) as broken:  # msgspec's are ValueErrors
+        raise StateError(f"{path}: not a whole checkpoint ({broken}); {ANEW}.") from broken
+
+
+def check_format(path: Path, found: object) -> None:
+    """Raises StateError for a run's directory of a release that this one does not go on from."""
+    oldest, newest = FORMATS
+    if isinstance(found, int) and oldest <= found <= newest:
+        return
+    other = "a later" if isinstance(found, int) and found > newest else "an earlier"
+    raise StateError(
+        f"{path.parents[1]}: its run was begun by {other} release of fednet (format {found!r}; "
+        f"this one goes on from {oldest} to {newest}): go on with that release, whose version "
+        f"{path.parents[1] / 'events.jsonl'} names, or begin the run anew under another name."
+    )
