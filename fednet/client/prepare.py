@@ -202,7 +202,7 @@ def _take(hold: StatesHold | None, root: Path, ids: Sequence[int]) -> None:
 
 
 def _facts(client: int, site: Site) -> m.SiteFacts:
-    return m.SiteFacts(client, site.n, site.n_test, [int(k) for k in site.class_counts])
+    return m.SiteFacts(client, site.n, site.n_targets, [int(k) for k in site.class_counts])
 
 
 def settled(welcome: m.Welcome, policy: Policy, asked: Ids) -> Config:

@@ -71,8 +71,9 @@ class RoundSection(Section, frozen=True, kw_only=True):
     """Whether a client that could not do its task, or whose reply could not be used, is left out of
     the round, or ends the run. [-; server/phases]"""
     max_share: Literal["auto"] | Taken | None = "auto"
-    """The largest part of a mean by samples that one client may have; auto: half, where sites bring
-    their own data and three or more replied, else no bound, for the server then knows the counts.
+    """The largest part of a mean by samples that one client may have, where sites bring their own
+    data also of the mean of their accuracies; auto: half, where sites bring their own data and
+    three or more replied, else no bound, for the server then knows the counts.
     [share; server/folding]"""
 
     def join_s(self, alone: bool = False) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -125,6 +126,11 @@ class Data:
             return self.classes
         y = self.train[1]
         return 1 if y.ndim == 1 else int(y.shape[-1])
+
+    @property
+    def targets_each(self) -> int:
+        """Labels or values of one sample: more than one for sequences and for rows of values."""
+        return math.prod(self.train[1].shape[1:])
 
     @property
     def sample_nbytes(self) -> int:

@@ -79,6 +79,11 @@ class Site:
         return len(self.own_test)
 
     @property
+    def n_targets(self) -> int:
+        """Labels or values in the test split: more than its samples where each has several."""
+        return self.n_test * self.data.targets_each
+
+    @property
     def classes(self) -> int | None:
         return self.data.classes
 
@@ -120,6 +125,10 @@ class Federation:
         """(N, C) int64 training samples by client and class."""
         y = self.data.labels()
         return np.stack([np.bincount(y[p], minlength=self.data.table_classes) for p in self.parts])
+
+    def test_targets(self, client: int) -> int:
+        """Labels or values in one client's own test samples."""
+        return len(self.tests[client]) * self.data.targets_each
 
     def test_table(self) -> np.ndarray:
         """(N, C) int64 own test samples by client and class."""

@@ -28,6 +28,7 @@ __all__ = [
     "judgements",
     "keeps_local",
 ]
+BALANCED = ("balanced", "finetuned_balanced")  # of `JUDGED`, on a test set of all classes alike
 SPLIT = ("training", "evaluating", "encoding")  # what a reply's `split` tells the seconds of
 
 
@@ -53,8 +54,11 @@ class Judgement(Payload):
     counts: Sums
     losses: Sums
 
-    def check(self, classes: int) -> None:
-        """Raises RemoteProtocolError where these are no counts."""
+    def check(self, classes: int, own: int, balanced: int) -> None:
+        """Raises RemoteProtocolError where these are no counts of this client: of models that were
+        tested on more than its own test set, or on more than the balanced one of all. own,
+        balanced: labels or values in these.
+        """
         counts, losses = self.counts, self.losses
         if (
             counts.dtype != torch.int64
@@ -68,6 +72,13 @@ class Judgement(Payload):
                 f"a judgement of shape {tuple(counts.shape)} in which more are correct than were "
                 f"tested, or that is none at all"
             )
+        for name, row in zip(JUDGED, counts[:, 1].tolist()):
+            tested, there = sum(row), balanced if name in BALANCED else own
+            if tested > there:  # as Python's numbers: a sum of int64 may wrap
+                raise RemoteProtocolError(
+                    f"its {name} model was tested on {tested} labels or values, it says; there are "
+                    f"{there} to test it on"
+                )
 
 
 def asked(config: Config) -> list[int]:

@@ -23,7 +23,7 @@ from fednet.server.peers.admission import Sent
 from fednet.server.results import accuracies
 from fednet.server.spool import Spool, Spooled
 from fednet.training.hosts import ServerHost
-from fednet.training.samples import batches
+from fednet.training.samples import batch_count
 from fednet.wire.codec import Body, Encoded
 from fednet.wire.compress import PACKED
 from fednet.wire.messages import Fault, Field, Key, Purpose
@@ -272,4 +272,4 @@ class Asking:
             return train.steps
         federation = self.experiment.federation
         n = len(federation.parts[client]) if federation is not None else self.samples(client)
-        return train.epochs * len(batches(n or 0, train.batch_size, train.last_batch))
+        return train.epochs * batch_count(n or 0, train.batch_size, train.last_batch)

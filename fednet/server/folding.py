@@ -279,11 +279,10 @@ class Folding:
                     )
 
     def _bound_shares(self) -> None:
-        share, exp = self.experiment.config.round.max_share, self.experiment
+        exp = self.experiment
         if self.method.in_memory:
             return  # what a client counts is in its vector, see privacy.secagg.max_samples
-        if share == "auto":
-            share = 0.5 if exp.federation is None and len(self._replies) >= ENOUGH else None
+        share = share_of_one(exp, len(self._replies))
         by_samples = self.method.weight(Run(1, 1, 0.0)) != self.method.weight(Run(2, 1, 0.0))
         if share is None or not by_samples or stack.alike(exp.config):
             return
@@ -291,6 +290,16 @@ class Folding:
         self._counted = lowered(said, share)
         if self._counted:
             self._fold = None
+
+
+def share_of_one(experiment: Experiment, replies: int) -> float | None:
+    """The largest part that one client may have in a mean by samples (`round.max_share`); None:
+    there is no bound.
+    """
+    share = experiment.config.round.max_share
+    if share == "auto":
+        return 0.5 if experiment.federation is None and replies >= ENOUGH else None
+    return share
 
 
 def lowered(counts: Mapping[int, int], share: float) -> dict[int, int]:

@@ -218,7 +218,7 @@ class Session:
             self.endpoint.transport,
             self.link,
             self.spool,
-            checker(exp, sent, self.samples),
+            checker(exp, sent, self.samples, self.tested),
             self.events,
             self.endpoint.pump,
             faults.at,
@@ -298,6 +298,17 @@ class Session:
             return self.experiment.samples(client)
         facts = self.protocol.sites.get(client)
         return None if facts is None else facts.train
+
+    def tested(self, client: int) -> tuple[int, int]:
+        """How many labels or values a client may test a model on: in its own test set, by the
+        partition or as its site declared, and in the balanced one of all, which sites do not have.
+        """
+        federation = self.experiment.federation
+        if federation is not None:
+            data = federation.data
+            return federation.test_targets(client), data.n_test * data.targets_each
+        facts = self.protocol.sites.get(client)
+        return 0 if facts is None else facts.test, 0
 
     def begin(self, rounds: Rounds) -> None:
         """Records that this process started, and puts back what the checkpoint holds."""

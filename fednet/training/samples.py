@@ -42,6 +42,17 @@ def joined(
     return both, torch.cat([y, more[1].to(y.dtype)])
 
 
+def batch_count(n: int, size: int, last: str = "auto", batch_norm: bool = False) -> int:
+    """The number of batches of one epoch, see `batches`."""
+    count = -(-n // size)
+    left = n % size
+    if not left or count == 1:
+        return count
+    few = {"auto": FEW, "keep": 1, "drop": size, "merge": size}[last]
+    removed = left <= few and (batch_norm or last in ("drop", "merge"))
+    return count - 1 if removed else count
+
+
 def batches(
     n: int, size: int, last: str = "auto", batch_norm: bool = False
 ) -> list[tuple[int, int]]:
@@ -52,13 +63,8 @@ def batches(
     the only one stays. Under BatchNorm a last batch of one sample has no variance, and is dropped
     by `keep` too.
     """
-    cuts = [(start, min(start + size, n)) for start in range(0, n, size)]
-    left = n % size
-    if not left or len(cuts) == 1:
-        return cuts
-    if last == "merge":
-        return [*cuts[:-2], (cuts[-2][0], n)]
-    few = {"auto": FEW, "keep": 1, "drop": size}[last]
-    if left <= few and (batch_norm or last == "drop"):
-        cuts.pop()
+    count = batch_count(n, size, last, batch_norm)
+    cuts = [(start, min(start + size, n)) for start in range(0, count * size, size)]
+    if last == "merge" and cuts:
+        cuts[-1] = (cuts[-1][0], n)
     return cuts

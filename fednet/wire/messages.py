@@ -21,9 +21,11 @@ PART = 1 << 20  # bytes of one body frame at most
 MAX_HEADER = 1 << 18  # bytes of one header frame at most
 MAX_IDS = 1 << 20  # clients of one process at most
 MIN_BEAT_S = 0.1  # a server that asked for more beats than that would take a client's processor
+MAX_SAMPLES = 1 << 31  # of one client at most: what a site says of its data is bounded
 MAX_REASON = 300  # characters of a refusal's reason: parts of it are the sender's
 
 Index = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+Samples = Annotated[int, msgspec.Meta(ge=0, le=MAX_SAMPLES)]
 # Of a payload's bytes, by `files.digest`.
 Check = Annotated[bytes, msgspec.Meta(max_length=CHECK_BYTES)]
 # What a peer writes is shown on terminals and in logs: nothing of it may move a cursor, begin a
@@ -98,12 +100,14 @@ class Message(msgspec.Struct, frozen=True, tag_field="t", kw_only=True):
 
 
 class SiteFacts(msgspec.Struct, frozen=True, array_like=True):
-    """What a site tells of its data: samples to train and test on, training samples by class."""
+    """What a site tells of its data. train: samples; test: labels or values of its test samples,
+    one each, or one for each position of a sequence; classes: training samples by class.
+    """
 
     client: Index
-    train: Index
-    test: Index
-    classes: list[Index] = []
+    train: Samples
+    test: Samples
+    classes: list[Samples] = []
 
 
 # -- from the client -------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ def admit(w, mask=(0.0, 0.0), exempt=frozenset()):
     sent = codec.encode(
         Whole(x=Tensors(LAYOUT, torch.tensor(w), torch.tensor(mask), torch.tensor([1])))
     )
-    checker(exp, Sent(), lambda client: None)(
+    checker(exp, Sent(), lambda client: None, lambda client: (0, 0))(
         SimpleNamespace(key=Key(1, 0, 0, 0), form=sent.form), memoryview(bytes(sent.body.whole()))
     )
 

@@ -106,12 +106,17 @@ def declared(exp: Experiment) -> Callable[[Key, Sequence[Field]], None]:
 
 
 def checker(
-    exp: Experiment, sent: Sent, samples: Callable[[int], int | None]
+    exp: Experiment,
+    sent: Sent,
+    samples: Callable[[int], int | None],
+    tested: Callable[[int], tuple[int, int]],
 ) -> Callable[[Spooled, memoryview], Payload | None]:
     """What a reply must be, beyond its form: finite values, samples as this federation has them, no
     more of them than there can be, and an update within `security.max_norm`. What passes, the
     methods can fold; it is returned where they would be given the very same. samples(client): how
     many it may have trained on, by the partition or as its site declared; None: not known.
+    tested(client): labels or values that it may have tested a model on, in its own test set and in
+    the balanced one.
     """
     from fednet.errors import RemoteProtocolError
     from fednet.experiment.judging import Judgement
@@ -129,7 +134,7 @@ def checker(
         kind = Judgement if key.purpose == "evaluate" else exp.algorithm.exchanges[key.phase].up
         payload = exp.up.decode(kind, reply.form, body, reference, reference, True, past)
         if isinstance(payload, Judgement):
-            payload.check(max(1, exp.setting.classes))
+            payload.check(max(1, exp.setting.classes), *tested(key.client))
             return None
         made = payload if kind in as_it_is else None
         for name in payload.fields:

@@ -5,12 +5,14 @@ on their own.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from fednet.algorithms.base import Tensors
 from fednet.config import Config
 from fednet.plain import JsonDict
 from fednet.records import Client
+from fednet.server.folding import lowered
 from fednet.server.spool import Spooled
 from fednet.training.evaluation import Counts, evaluate
 from fednet.training.hosts import ServerHost
@@ -43,15 +45,25 @@ def global_scores(
     return found
 
 
-def pooled(judged: dict[int, dict[str, Counts]]) -> dict[str, float]:
-    """Accuracy over all test samples of the clients judged (not a mean of accuracies), by what was
-    judged.
+def pooled(
+    judged: Mapping[int, Mapping[str, Counts]], share: float | None = None
+) -> dict[str, float]:
+    """Accuracy over all test samples of the evaluated clients (not a mean of accuracies), by the
+    model that was evaluated. share: the largest part that one client may have in it, where the
+    sizes of test sets are the sites' own word.
     """
-    sums: dict[str, Counts] = {}
-    for _, verdict in sorted(judged.items()):
+    by_name: dict[str, dict[int, Counts]] = {}
+    for client, verdict in sorted(judged.items()):
         for name, counts in verdict.items():
-            sums[name] = sums[name].merge(counts) if name in sums else counts
-    return {name: counts.accuracy for name, counts in sums.items()}
+            by_name.setdefault(name, {})[client] = counts
+    found = {}
+    for name, clients in by_name.items():
+        sizes = {c: counts.n for c, counts in clients.items()}
+        weights = sizes if share is None else sizes | lowered(sizes, share)
+        right = {c: Fraction(int(counts.table[0].sum()), counts.n) for c, counts in clients.items()}
+        total = sum(weights[c] * right[c] for c in clients)
+        found[name] = float(total / sum(weights.values()))
+    return found
 
 
 def losses(runs: Mapping[int, Run], weights: Mapping[int, float]) -> dict[str, float]:

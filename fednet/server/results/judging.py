@@ -13,6 +13,7 @@ from fednet.files import read_lines
 from fednet.plain import JsonDict
 from fednet.records.manifest import RunProgress
 from fednet.robust.stack import alike
+from fednet.server.folding import share_of_one
 from fednet.server.phases import Phases
 from fednet.server.results import accuracies, exports
 from fednet.server.results.hashes import model_hashes
@@ -82,8 +83,15 @@ class Judge:
         if section.clients == "all":
             round.judged = self._ask_all(round.number, model, round.after, keep, final=False)
         if round.judged:
-            record.client_accuracy = accuracies.pooled(round.judged)
+            record.client_accuracy = accuracies.pooled(round.judged, self._share(len(round.judged)))
         return model
+
+    def _share(self, judged: int) -> float | None:
+        """The largest part of the clients' accuracy that one may have: the sizes of test sets are
+        the sites' own word where they bring their data.
+        """
+        known = self.experiment.federation is not None
+        return None if known else share_of_one(self.experiment, judged)
 
     def stopped(self, round: Round, progress: RunProgress) -> None:
         """Where the run ends with this round, which is not the last of its configuration, and was

@@ -25,6 +25,7 @@ class Task(Protocol):
 
     def counts(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """(2, C) int64: correct and total, by class where there are classes. Accuracy is their
-        sums' quotient, everywhere.
+        sums' quotient, everywhere. A server refuses a total beyond the number of labels or values
+        in the client's test set.
         """
         ...

@@ -1,0 +1,111 @@
+"""Clients that lie about what they counted: how much their models got right, and how many samples
+they have. A lie is refused with its reason, and changes nothing for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fednet
+from fednet.client.judging import ClientJudge
+from fednet.errors import RemoteProtocolError
+from fednet.server.results.accuracies import pooled
+from fednet.training.evaluation import Counts
+from fednet.training.samples import batch_count, batches
+from fednet.wire import messages as m
+from fednet.wire.frames import decode_from_client, encode
+from tests import federation
+from tests.processes import lines
+
+LIAR = 2
+
+
+def all_right(total: int) -> np.ndarray:
+    """Counts of three classes, all of them correct, `total` in each."""
+    return np.full((2, 3), total, dtype=np.int64)
+
+
+# What the liar says of its test set, and a part of the reason for which it is left out. The third
+# lie wraps an int64 sum to a small number, the fourth the sum over the clients.
+LIES: list[tuple[np.ndarray, str]] = [
+    (all_right(1000), "tested"),
+    (np.array([[0, 0, 0], [1 << 40, 0, 0]]), "tested"),
+    (np.array([[1 << 62, 1 << 62, 1], [1 << 62, 1 << 62, 1]]), "tested"),
+    (all_right((1 << 63) - 1), "tested"),
+    (np.array([[2, 0, 0], [1, 1, 1]]), "correct"),
+    (np.array([[-1, 0, 0], [1, 1, 1]]), "correct"),
+]
+
+
+def lying(told: np.ndarray) -> Callable[..., Any]:
+    honest = ClientJudge.within
+
+    def within(self: Any, state: Any, x: Any, record: Any, host: Any) -> Any:
+        judged = honest(self, state, x, record, host)
+        if host.client_id == LIAR:
+            judged["personal"] = Counts(told, 0.0, 1)
+        return judged
+
+    return within
+
+
+def honest_others(run: fednet.Run, name: str) -> list[float]:
+    """By round, the pooled accuracy of the clients that do not lie."""
+    found = []
+    for record in run.rounds:
+        rows = [c for c in run.clients if c.round == record.round and not c.get("final")]
+        rows = [c for c in rows if c.client != LIAR]
+        right = sum(row[f"correct_{name}"] for row in rows)
+        found.append(right / sum(row[f"tested_{name}"] for row in rows))
+    return found
+
+
+@pytest.mark.parametrize(("told", "why"), LIES)
+def test_counts_beyond_a_clients_test_set_are_refused_and_end_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: np.ndarray, why: str
+) -> None:
+    mapping = federation.settings(
+        algorithm="fedper", rounds=2, data={"classes": 3}, stop={"accuracy": 0.999}
+    )
+    monkeypatch.setattr(ClientJudge, "within", lying(told))
+    run = fednet.run(mapping, out=tmp_path, in_process=True)
+    assert [r.round for r in run.rounds] == [1, 2]
+    assert [r.client_accuracy["personal"] for r in run.rounds] == honest_others(run, "personal")
+    refused = [e for e in lines(run.dir / "events.jsonl") if e["type"] == "refused"]
+    assert [e["client"] for e in refused] == [LIAR, LIAR]
+    assert all(why in e["reason"] for e in refused)
+
+
+def test_a_site_whose_test_set_is_said_to_be_huge_has_half_of_the_accuracy_at_most() -> None:
+    def counts(right: int, total: int) -> dict[str, Counts]:
+        return {"personal": Counts(np.array([[right], [total]]), 0.0, total)}
+
+    honest = {0: counts(30, 100), 1: counts(50, 100)}
+    told = honest | {LIAR: counts(1 << 31, 1 << 31)}
+    assert pooled(honest, 0.5) == {"personal": 0.4}
+    assert pooled(told, 0.5) == {"personal": (30 + 50 + 200) / 400}
+
+
+def test_more_samples_than_a_site_may_have_are_refused_and_no_batch_of_them_is_listed() -> None:
+    ready = m.Ready(run="r", layout="d", sites=[m.SiteFacts(0, m.MAX_SAMPLES, m.MAX_SAMPLES)])
+    assert decode_from_client([encode(ready)])[0] == ready
+    for facts in (m.SiteFacts(0, 1 << 40, 0), m.SiteFacts(0, 5, 1 << 40)):
+        with pytest.raises(RemoteProtocolError, match="sites"):
+            decode_from_client([encode(m.Ready(run="r", layout="d", sites=[facts]))])
+    assert batch_count(1 << 40, 16) == 1 << 36
+
+
+@pytest.mark.parametrize("last", ["auto", "keep", "drop", "merge"])
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_batches_are_counted_as_they_are_cut(last: str, batch_norm: bool) -> None:
+    for n in range(14):
+        cuts = batches(n, 4, last, batch_norm)
+        assert batch_count(n, 4, last, batch_norm) == len(cuts)
+        assert [start for start, _ in cuts[1:]] == [end for _, end in cuts[:-1]]
+        whole = n if last == "merge" or n % 4 == 0 else n - n % 4
+        assert not cuts or cuts[-1][1] in (n, whole)
