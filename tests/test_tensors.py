@@ -22,7 +22,7 @@ from fednet.tensors import (
     dots,
     vectors,
 )
-from fednet.tensors.vectors import BLOCK
+from fednet.tensors.values import BLOCK
 
 SIZES = (5, CHUNK, 2 * CHUNK + 7, BLOCK + 7)
 

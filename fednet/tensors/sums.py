@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from fednet.tensors.layout import Layout
-from fednet.tensors.values import Tensors
-from fednet.tensors.vectors import blockwise, fold, quotient, room
+from fednet.tensors.values import Tensors, blockwise, fold, quotient, room
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -18,7 +18,7 @@ from fednet.buffers import FROM_BYTES
 from fednet.errors import ConfigError, StateError
 from fednet.models.trained import frozen_parts
 from fednet.tensors import Layout, Tensors, to_device
-from fednet.tensors.vectors import room
+from fednet.tensors.values import room
 from fednet.training.as_built import AsBuilt
 
 DRAWS = (
