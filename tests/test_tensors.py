@@ -20,7 +20,7 @@ from fednet.tensors import (
     blockwise,
     dot,
     dots,
-    vectors,
+    values,
 )
 from fednet.tensors.values import BLOCK
 
@@ -180,20 +180,20 @@ def test_two_threads_give_the_bits_of_one(monkeypatch):
         return total.mean().vector, total.vector, both.rest, both.plain.vector
 
     asked = []
-    monkeypatch.setattr(vectors, "processors", lambda: asked.append(1) or 2)
+    monkeypatch.setattr(values, "processors", lambda: asked.append(1) or 2)
     one = results()
     assert not asked
-    monkeypatch.setattr(vectors, "SHARED", n)
+    monkeypatch.setattr(values, "SHARED", n)
     assert all(torch.equal(a, b) for a, b in zip(one, results()))
     assert asked
-    monkeypatch.setattr(vectors, "processors", lambda: 1)
-    monkeypatch.setattr(vectors, "_second", [])
+    monkeypatch.setattr(values, "processors", lambda: 1)
+    monkeypatch.setattr(values, "_second", [])
     assert all(torch.equal(a, b) for a, b in zip(one, results()))
 
 
 def test_a_forked_process_shares_its_work_too(monkeypatch):
-    monkeypatch.setattr(vectors, "SHARED", BLOCK)
-    monkeypatch.setattr(vectors, "processors", lambda: 2)
+    monkeypatch.setattr(values, "SHARED", BLOCK)
+    monkeypatch.setattr(values, "processors", lambda: 2)
     x = tensors(2 * BLOCK, 1)
     expected = Sum.empty().add(x, 2.0).mean().vector  # its thread is there
     if not (pid := os.fork()):

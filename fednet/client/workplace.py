@@ -19,6 +19,7 @@ from fednet import seeds
 from fednet.algorithms.returned import finite
 from fednet.algorithms.secure import Secure
 from fednet.algorithms.state import State
+from fednet.client.base_model import split_base_model, with_base_model
 from fednet.client.book import Answers
 from fednet.client.device import Device
 from fednet.client.judging import ClientJudge, came_to, filled
@@ -32,7 +33,6 @@ from fednet.experiment.build import Experiment
 from fednet.experiment.judging import Stopwatch, keeps_local
 from fednet.experiment.store import ClientStore, Record
 from fednet.files import digest
-from fednet.models.base import apart, grounded
 from fednet.robust import attacks
 from fednet.tensors import Inputs, Tensors
 from fednet.training.evaluation import Counts
@@ -170,10 +170,10 @@ class Workplace:
 
     def _grounded(self, task: m.Task, body: memoryview) -> tuple[m.Task, memoryview]:
         """The task without the model that training starts from, which is taken in."""
-        rest, body, sent = apart(self.experiment, task, body)
+        rest, body, sent = split_base_model(self.experiment, task, body)
         with self._grounding:
             if self.experiment.hollow:
-                self.experiment = grounded(self.experiment, self.store.root, sent)
+                self.experiment = with_base_model(self.experiment, self.store.root, sent)
                 self._judge = self._judging()
         return rest, body
 

@@ -1,29 +1,17 @@
-"""The model that training starts from, where the server sends it (`model.base: server`): it comes
-with a client's first task, and is kept beside the clients' states under its digest, for all of them
-and for a process that is started anew.
-"""
+"""The base model, which training starts from, as the server sends it (`model.base: server`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import nn
 
-from fednet.descriptors import named
-from fednet.errors import BaseAbsent, RemoteProtocolError
-from fednet.files import write_aside
-from fednet.wire import messages as m
+from fednet.errors import RemoteProtocolError
 from fednet.wire.payload import Payload, kind
-
-if TYPE_CHECKING:
-    from fednet.experiment.build import Experiment
 
 BASE = "base"  # its kind in the books
 
@@ -42,42 +30,8 @@ def packed(module: nn.Module) -> Base:
 
 
 def unpacked(data: bytes) -> Mapping[str, torch.Tensor]:
-    """Named tensors. Raises RemoteProtocolError for what is no such file."""
+    """The tensors by name. Raises RemoteProtocolError if this is no .safetensors file."""
     try:
         return load(data)
     except SafetensorError as broken:
-        raise RemoteProtocolError(f"the model that training starts from: {broken}") from broken
-
-
-# -- at a client -----------------------------------------------------------------------------------
-def apart(
-    experiment: Experiment, task: m.Task, body: memoryview
-) -> tuple[m.Task, memoryview, memoryview | None]:
-    """(the task and its payload without that model, the model's bytes; None where it did not
-    come).
-    """
-    if not experiment.base_comes or not task.enrol or task.form[0].kind != BASE:
-        return task, body, None
-    n = task.form[0].size
-    rest = msgspec.structs.replace(
-        task, form=list(task.form[1:]), enrol=task.enrol - 1, size=task.size - n
-    )
-    return rest, body[n:], body[:n]
-
-
-def grounded(experiment: Experiment, root: Path, sent: memoryview | None) -> Experiment:
-    """The experiment with the model that training starts from: as it was sent, or as it lies in
-    `root`. Raises BaseAbsent where it is not there, ConfigError where it is another.
-    """
-    path = root / f"base-{experiment.config.model.sha256}.safetensors"
-    here = path.exists()
-    if sent is None and not here:
-        raise BaseAbsent(
-            f"the model that training starts from is not in {root}, as the server sent it; it is "
-            f"asked for again."
-        )
-    data = named(path).read_bytes() if here else bytes(sent or b"")
-    found = experiment.starting_from(unpacked(data))
-    if not here:
-        write_aside(path, data)
-    return found
+        raise RemoteProtocolError(f"the base model of the server: {broken}") from broken

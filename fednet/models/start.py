@@ -17,7 +17,6 @@ from fednet.tensors import Layout, combine
 
 if TYPE_CHECKING:
     from fednet.config import Config
-    from fednet.experiment.build import Experiment
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,18 +75,11 @@ def pinned_by_sites(config: Config) -> bool:
     return bool(part) or config.model.base == "server"
 
 
-def pinned(experiment: Experiment) -> Config:
-    """The configuration of an experiment as clients are told it: with what they know the model by
-    that training starts from, where they have to. Raises ConfigError where the server has not got
-    it itself.
+def pinned(config: Config, sha256: str) -> Config:
+    """The configuration as the server sends it to clients: with the digest of the model that
+    training starts from, where sites have to know it.
     """
-    config, found = experiment.config, experiment.sha256
-    if experiment.hollow:
-        raise ConfigError(
-            f"model.sha256: {found[:12]} is not that of the model that the configuration gives; "
-            f"leave it out."
-        )
-    return _with_sha256(config, found) if pinned_by_sites(config) else config
+    return _with_sha256(config, sha256) if pinned_by_sites(config) else config
 
 
 def unpinned(config: Config) -> Config:

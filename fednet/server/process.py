@@ -15,7 +15,7 @@ from fednet import __version__, loading
 from fednet import config as configuration
 from fednet.buffers import seldom_collected
 from fednet.config import Config
-from fednet.errors import CannotGoOn, FednetError
+from fednet.errors import CannotGoOn, ConfigError, FednetError
 from fednet.experiment import determinism, lock, placement
 from fednet.experiment.rundir import RunDirectory, check_records, clear_run, cut, left, log_to
 from fednet.files import read_lines, write_aside, write_json
@@ -136,12 +136,23 @@ class Session:
             self.resumed = self.checkpoints.load(self.experiment.algorithm.Server, Residuals)
             self.run_id = self.resumed[1].run
 
-    def _protocol(self) -> ServerProtocol:
+    def _config_of_clients(self) -> Config:
+        """Raises ConfigError if this server does not have the model that `model.sha256` names."""
         from fednet.models.start import pinned
+
+        experiment = self.experiment
+        if experiment.hollow:
+            raise ConfigError(
+                f"model.sha256: {experiment.sha256[:12]} is not the digest of the model that this "
+                f"configuration gives; leave it out."
+            )
+        return pinned(experiment.config, experiment.sha256)
+
+    def _protocol(self) -> ServerProtocol:
         from fednet.protocol.server import ServerProtocol
         from fednet.wire import messages as m
 
-        config, endpoint = pinned(self.experiment), self.endpoint
+        config, endpoint = self._config_of_clients(), self.endpoint
         texts = as_sent(config)
         return ServerProtocol(
             self.run_id,

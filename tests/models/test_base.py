@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fednet import models
+from fednet.client.base_model import split_base_model, with_base_model
 from fednet.errors import BaseAbsent, ConfigError
 from fednet.experiment import build
-from fednet.models.base import apart, grounded, packed, unpacked
+from fednet.models.base import packed, unpacked
 from fednet.models.start import received, sha256
 from fednet.wire import messages as m
 from tests.federation import Federation
@@ -159,14 +160,14 @@ def test_a_site_keeps_it_under_its_digest(tmp_path):
     assert not ours.hollow
     body = memoryview(bytes(ours.base.body.whole()) + b"rest")
     rest = m.Field("x", "state", 4, 4)
-    left, data, base = apart(theirs, task([*ours.base.form, rest], body, 1), body)
+    left, data, base = split_base_model(theirs, task([*ours.base.form, rest], body, 1), body)
     assert (left.form, left.enrol, bytes(data)) == ([rest], 0, b"rest")
-    with pytest.raises(BaseAbsent, match="it is asked for again"):
-        grounded(theirs, tmp_path, None)
-    begun = grounded(theirs, tmp_path, base)
+    with pytest.raises(BaseAbsent, match="the server is asked to send it again"):
+        with_base_model(theirs, tmp_path, None)
+    begun = with_base_model(theirs, tmp_path, base)
     assert begun.sha256 == ours.sha256 == sha256(begun.holding(begun.setting.initial))
     assert not begun.hollow
-    again = grounded(theirs, tmp_path, None)  # as a process that is started anew
+    again = with_base_model(theirs, tmp_path, None)  # as a process that is started anew
     assert torch.equal(again.setting.initial.vector, ours.setting.initial.vector)
     assert (tmp_path / f"base-{ours.sha256}.safetensors").read_bytes() == bytes(base)
 
@@ -175,17 +176,17 @@ def test_what_is_sent_in_its_place_is_refused(tmp_path):
     _, theirs = hollow(tmp_path)
     other = packed(experiment(**LORA).setting.blank).base.numpy().tobytes()
     with pytest.raises(ConfigError, match=r"model\.base: the model that the server sent has SHA"):
-        grounded(theirs, tmp_path, memoryview(other))
+        with_base_model(theirs, tmp_path, memoryview(other))
     assert list(tmp_path.glob("base-*")) == []
     strange = packed(torch.nn.Linear(1, 1)).base.numpy().tobytes()
     with pytest.raises(ConfigError, match="is no model of this configuration"):
-        grounded(theirs, tmp_path, memoryview(strange))
+        with_base_model(theirs, tmp_path, memoryview(strange))
     assert set(unpacked(strange)) == {"weight", "bias"}
 
 
 def test_a_digest_of_ones_own_that_is_another_is_refused(tmp_path):
     model = {**LORA, "base": "server", "sha256": "0" * 64}
-    with pytest.raises(ConfigError, match=r"model\.sha256: 0{12} is not that of the model"):
+    with pytest.raises(ConfigError, match=r"model\.sha256: 0{12} is not the digest of the model"):
         run(tmp_path, model=model)
 
 
