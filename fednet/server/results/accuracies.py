@@ -12,7 +12,7 @@ from fednet.algorithms.base import Tensors
 from fednet.config import Config
 from fednet.plain import JsonDict
 from fednet.records import Client
-from fednet.server.folding import lowered
+from fednet.server.shares import lowered
 from fednet.server.spool import Spooled
 from fednet.training.evaluation import Counts, evaluate
 from fednet.training.hosts import ServerHost

@@ -13,12 +13,12 @@ from fednet.files import read_lines
 from fednet.plain import JsonDict
 from fednet.records.manifest import RunProgress
 from fednet.robust.stack import alike
-from fednet.server.folding import share_of_one
 from fednet.server.phases import Phases
 from fednet.server.results import accuracies, exports
 from fednet.server.results.hashes import model_hashes
 from fednet.server.results.stopping import reached
 from fednet.server.round import Carried, Round
+from fednet.server.shares import share_of_one
 from fednet.tensors import combine
 from fednet.training.evaluation import Counts
 from fednet.training.hosts import ServerHost
