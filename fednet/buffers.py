@@ -13,7 +13,7 @@ import contextlib
 import gc
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,6 @@ COLLECTED_S = 60.0  # and at the end of a round after so long
 
 _idle: dict[int, Array] = {}  # by identity, the latest given back at the end
 _look_at: list[float] = []  # when cycles are looked for next, inside of `seldom_collected`
-# Where this process sends large replies from: see `send_from`.
-_sent_from: list[Callable[[int], Array | None]] = []
 
 
 # Some libraries (nanobind's) write pages about what outlives the interpreter, as what is frozen
@@ -50,23 +48,13 @@ class Lease:
         self.array = array
 
 
-def send_from(source: Callable[[int], Array | None]) -> None:
-    """Arrays of so many bytes that are to be sent lie from now on where `source` has them, so that
-    they need not be copied there; where it gives None, as others do.
-    """
-    _sent_from[:] = [source]
-
-
-def lend(n: int, dtype: npt.DTypeLike = np.uint8, sent: bool = False) -> Array:
-    """An array of n elements that hold anything. sent: it is likely to be sent as it is. Raises
-    MemoryError, or ValueError for more than there can be.
+def lend(n: int, dtype: npt.DTypeLike = np.uint8) -> Array:
+    """Returns an array of n elements with arbitrary contents. Raises MemoryError, or ValueError
+    for more than there can be.
     """
     nbytes = n * np.dtype(dtype).itemsize
     if nbytes < FROM_BYTES:
         return np.empty(n, dtype)
-    for source in _sent_from if sent else ():
-        if (there := source(nbytes)) is not None:
-            return there.view(dtype)
     array = next(
         (found for name in list(_idle) if (found := _take(name, nbytes)) is not None), None
     )

@@ -14,9 +14,7 @@ MAP_NORESERVE = 0x4000  # Linux; Python has a name for it from 3.13 on
 
 
 class Pages(mmap.mmap):
-    """A file's bytes in memory: no copy. path: of the file."""
-
-    path = ""
+    """A file's bytes in memory: no copy."""
 
 
 def copy_on_write(file: int) -> Pages:
@@ -40,17 +38,10 @@ def pages(path: str) -> memoryview:
     try:
         # a mapping has a descriptor of its own
         found = reaching(lambda: copy_on_write(file))
-        found.path = path
         _mapped.setdefault(_identity(os.fstat(file)), weakref.WeakSet()).add(found)
     finally:
         os.close(file)
     return memoryview(found)
-
-
-def file_of(data: memoryview) -> str | None:
-    """The file whose whole content this is, as `pages` gave it; None for anything else."""
-    found = data.obj
-    return found.path if isinstance(found, Pages) and len(found) == len(data) else None
 
 
 def is_read(path: str) -> bool:

@@ -41,14 +41,14 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def fednet(work: Workload, workers: int, folder: Path, on: bool | None = None) -> JsonDict:
+def fednet(work: Workload, workers: int, folder: Path, curve: bool = False) -> JsonDict:
     """One run, its rounds timed by the end of each, but for the first and the last."""
     import yaml
 
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "bench.yaml"
     timed = work.rounds + UNTIMED
-    config.write_text(yaml.safe_dump(work.config("bench", timed + WATCHED, on)))
+    config.write_text(yaml.safe_dump(work.config("bench", timed + WATCHED, curve)))
     words = [
         sys.executable,
         "-m",

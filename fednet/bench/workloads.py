@@ -28,9 +28,9 @@ class Workload:
     rounds: int = 12
     shape: tuple[int, ...] = (3, 32, 32)
 
-    def config(self, name: str, rounds: int, curve: bool | None = None) -> JsonDict:
-        """The run's configuration: nothing is evaluated. curve: whether the network has CURVE; then
-        all crosses it, as with False. None: payloads need not cross.
+    def config(self, name: str, rounds: int, curve: bool = False) -> JsonDict:
+        """The run's configuration: nothing is evaluated. curve: whether the network has
+        CURVE.
         """
         return {
             "name": name,
@@ -49,8 +49,7 @@ class Workload:
             },
             "evaluate": {"every": 0, "clients": "none"},
             "checkpoint": {"best": False},
-            "security": {"curve": bool(curve)},
-            "link": {"transport": "memory" if curve is None else "tcp"},
+            "security": {"curve": curve},
         }
 
 

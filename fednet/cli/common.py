@@ -33,6 +33,10 @@ BY_KEYBOARD = 130
 STANDS_IN = "no CONFIG: what is not set is the quick start's:"
 
 
+# Flags that fednet once had, each with a sentence that says what holds now.
+GONE = {"--transport": "between processes all payloads cross by TCP; leave it out"}
+
+
 class Parser(argparse.ArgumentParser):
     """argparse with errors in one sentence, and no abbreviations: a flag added later must not
     change what a script means.
@@ -51,8 +55,10 @@ class Parser(argparse.ArgumentParser):
         hint = ""
         if message.startswith("unrecognized arguments: -"):
             flag = message.split()[2].partition("=")[0]
+            if flag in GONE:
+                message = f"{flag} is gone: {GONE[flag]}"
             known = [s for a in self._actions for s in a.option_strings]
-            close = nearest(flag, known)
+            close = None if flag in GONE else nearest(flag, known)
             hint = f" Did you mean {close}?" if close else ""
         complain(f"{self.prog}: {message}.{hint} See {self.prog} --help.")
         self.exit(WRONG_COMMAND)

@@ -33,12 +33,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="build everything, try one batch forward and backward, and stop before the run",
     )
-    parser.add_argument(
-        "--transport",
-        choices=["memory", "tcp"],
-        help="whether payloads lie in memory that the processes share, or cross by TCP as between "
-        "machines: link.transport [memory]",
-    )
     parser.add_argument("--on", choices=["ray"], help="place the workers on a Ray cluster")
 
 
@@ -62,8 +56,6 @@ def lasting(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from fednet.buffers import uncollected
 
-    if args.transport is not None:
-        args.set = [*args.set, f"link.transport={args.transport}"]
     with uncollected():
         config = configured(args)
         from fednet.launch.start import run_command

@@ -33,7 +33,6 @@ from fednet.transport.base import reached_at
 if TYPE_CHECKING:
     from fednet.transport.base import ClientTransport
     from fednet.transport.keys import KeyPair
-    from fednet.transport.memory import SharedMemory
 
 # a client that came when the run was over waits so long for a server that goes on with more rounds
 DONE_S = 60.0
@@ -44,22 +43,11 @@ LEFT = -1  # in place of an exit status: this process was asked to end before th
 class Launched:
     """What a worker has from whoever started it and looks after it. group: of processes that may
     work on the same clients' states. share: of its GPUs, where other workers are known to be on
-    them too. shared: memory that the server has too.
+    them too.
     """
 
     group: str = ""
     share: float = 1.0
-    shared: SharedMemory | None = None
-
-    @property
-    def token(self) -> bytes:
-        return b"" if self.shared is None else self.shared.token
-
-    def over(self, transport: ClientTransport) -> ClientTransport:
-        """The transport, or what uses the memory beside it."""
-        from fednet.transport.memory import MemoryClient
-
-        return transport if self.shared is None else MemoryClient(transport, self.shared)
 
 
 ALONE = Launched()
@@ -180,7 +168,7 @@ def _transport(options: Options, address: str, pair: KeyPair | None) -> ClientTr
         found = read_server(options.run) if options.run is not None else None
         return keys.trusting(options.keys or "", pair, found and found[1])
 
-    return options.launched.over(ZmqClient(address, keys=pair, reread=reread, on_refused=_once()))
+    return ZmqClient(address, keys=pair, reread=reread, on_refused=_once())
 
 
 def _protocol(options: Options, asked: ids.Ids, devices: Sequence[str]) -> ClientProtocol:
@@ -194,7 +182,6 @@ def _protocol(options: Options, asked: ids.Ids, devices: Sequence[str]) -> Clien
         slots=len(devices),
         versions=determinism.versions(),
         files=loading.loaded(),
-        token=options.launched.token,
     )
 
 

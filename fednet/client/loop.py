@@ -19,7 +19,6 @@ from fednet.protocol import client_instructions as p
 from fednet.protocol.client import TAKEN_IN, ClientProtocol
 from fednet.transport.base import ClientTransport, Closed, Opened, Received
 from fednet.transport.framing import connection_bytes, framing
-from fednet.transport.memory import laying, laying_whole
 from fednet.wire import messages as m
 from fednet.wire.ledger import Ledger
 from fednet.wire.link import Link
@@ -79,7 +78,6 @@ class ClientLoop:
             lambda n: framing(n, curve=curve),
             Ledger(self.book.write, by_round=False),
             connection_bytes(curve, "client"),
-            lay=laying(transport),
         )
         self._round = 0
         self._prepare, self._inline, self._finder = prepare, inline, finder
@@ -88,10 +86,7 @@ class ClientLoop:
         self._leaving = False
         self.slots = slots or Slots([Cpu()], 1)
         self._threads = Threads(self.slots, inline, self._tell_slots)
-        lay = laying_whole(transport)
-        self.work = TaskWork(
-            protocol, self._threads, self._later, lay, inline=inline, faults=faults
-        )
+        self.work = TaskWork(protocol, self._threads, self._later, inline=inline, faults=faults)
 
     # -- the loop ----------------------------------------------------------------------------------
     def run(

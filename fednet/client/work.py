@@ -68,9 +68,8 @@ class Prepared:
 
 class TaskWork:
     """Tasks wait for a thread, are done at its device, and are answered by calls that the thread of
-    the loop makes. later(call): hands it one. lay(body): puts a reply where its receiver finds it,
-    if there is such a place. faults: whether planned ones are acted out. inline: the server is in
-    this process too.
+    the loop makes. later(call): hands it one. faults: whether planned ones are acted out. inline:
+    the server is in this process too.
     """
 
     def __init__(
@@ -78,12 +77,11 @@ class TaskWork:
         protocol: ClientProtocol,
         threads: Threads,
         later: Callable[[Call], None],
-        lay: Callable[[Body], Body] = lambda body: body,
         *,
         inline: bool,
         faults: bool,
     ) -> None:
-        self._protocol, self._threads, self._later, self._lay = protocol, threads, later, lay
+        self._protocol, self._threads, self._later = protocol, threads, later
         self._inline, self._faults, self._faults_said = inline, faults, False
         self.prepared: Prepared | None = None
         self.broken: BaseException | None = None  # what is to end the process
@@ -246,7 +244,6 @@ class TaskWork:
         for answer in answers:
             training = answer.reply.key == key
             body = spoilt(answer.body) if training and "corrupt" in planned else answer.body
-            body = self._lay(body) if training and not planned else body
             out += self._protocol.reply(
                 answer.reply, body, planned.get("drop_during_upload") if training else None
             )

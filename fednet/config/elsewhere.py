@@ -103,6 +103,8 @@ KEYS = {
     "data.partition.name": "data.partition.scheme",
     "faults.malicious.name": "faults.malicious.attack",
 }
+# Keys that fednet once had, each with a sentence that says what holds now.
+GONE = {"link.transport": "between processes all payloads cross by TCP; leave it out."}
 # What is no key of ours: a sentence that says how it is done here.
 REPEATED = "Runs that differ in their seed alone: fednet sweep CONFIG --seeds 0,1,2."
 CLASSES = (

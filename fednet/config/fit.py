@@ -132,6 +132,9 @@ def keys(kind: Hint) -> list[str]:
 
 def unknown_key(node: Node, key: str, path: str, known: list[str]) -> ConfigError:
     """The error for a key that nobody reads, with the nearest that somebody does."""
+    full = f"{path}.{key}" if path else key
+    if full in elsewhere.GONE:
+        return ConfigError(f"{node.key_at or node.at}: {full} is gone: {elsewhere.GONE[full]}")
     way = elsewhere.WAYS.get(_plainly(key))
     guess = None if way else _guess(key, path, known)
     hint = f" {way}" if way else f" Did you mean {guess}?" if guess else ""
@@ -140,9 +143,7 @@ def unknown_key(node: Node, key: str, path: str, known: list[str]) -> ConfigErro
         if known
         else f"; {path} has no options."
     )
-    return ConfigError(
-        f"{node.key_at or node.at}: unknown key {f'{path}.{key}' if path else key}{inside}{hint}"
-    )
+    return ConfigError(f"{node.key_at or node.at}: unknown key {full}{inside}{hint}")
 
 
 def _plainly(key: str) -> str:

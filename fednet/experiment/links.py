@@ -90,11 +90,6 @@ def shared(config: Config) -> bool:
     return config.link.share and not emulated(config)
 
 
-def by_memory(config: Config) -> bool:
-    """Whether payloads lie in memory that a server and its workers share."""
-    return config.link.transport == "memory" and not emulated(config)
-
-
 def chooser(config: Config) -> Callable[[Frames], tuple[Hashable, LinkShape]]:
     """Names the link that a message takes: its client's. What belongs to a process (joins,
     heartbeats) takes none.

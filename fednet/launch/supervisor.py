@@ -35,16 +35,14 @@ from fednet.errors import (
 )
 from fednet.experiment import placement
 from fednet.experiment.faults import struck
-from fednet.experiment.links import by_memory
 from fednet.experiment.rundir import log_to
 from fednet.launch.parent import die_with_parent, go_first
 from fednet.records.manifest import read_manifest
 from fednet.server.hosting import Hosting
 from fednet.server.peers.admission import run_keys
-from fednet.server.peers.endpoint import listen, listening, with_memory
+from fednet.server.peers.endpoint import listen, listening
 from fednet.server.process import host_rounds
 from fednet.server.signals import early, while_stopping
-from fednet.transport import memory
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -80,10 +78,6 @@ class Supervisor:
         events = directory / "events.jsonl"
         self.heard = events.stat().st_size if events.exists() else 0  # bytes that were read of it
         self.ready: set[int] = set()  # pids of workers that a task may have been given to
-        # Memory between the server and each worker: all of it, what is free, and who has which.
-        self.shared: list[memory.SharedMemory] = []
-        self.free: list[memory.SharedMemory] = []
-        self.shared_with: dict[int, memory.SharedMemory | None] = {}
 
     def run(self) -> int:
         devices = self._devices()
@@ -97,9 +91,6 @@ class Supervisor:
 
     def _run(self, places: list[str]) -> int:
         status = 3
-        if by_memory(self.config):
-            self.shared = memory.shared_memory(len(places))
-            self.free = list(self.shared)
         try:
             self._fork("server", self._server)
             self.shares = {place: 1 / places.count(place) for place in places}
@@ -193,20 +184,14 @@ class Supervisor:
         transport = listen(self.config, "tcp://127.0.0.1:*", self.keys, False)
         endpoint = listening(self.config, self.directory, transport)
         with self.how.display:
-            host_rounds(
-                self.config,
-                self.directory,
-                with_memory(endpoint, self.shared, self.directory / "checkpoint" / "uploads"),
-                self.how,
-            )
+            host_rounds(self.config, self.directory, endpoint, self.how)
         return 0
 
     def _start(self, device: str) -> None:
-        """A worker, with memory that no living one has."""
-        shared = self.free.pop() if self.free else None
-        self.shared_with[self._fork(device, lambda: self._worker(device, shared))] = shared
+        """Starts a worker on that device."""
+        self._fork(device, lambda: self._worker(device))
 
-    def _worker(self, device: str, shared: memory.SharedMemory | None) -> int:
+    def _worker(self, device: str) -> int:
         from fednet.client import join
         from fednet.client.policy import Policy
 
@@ -223,7 +208,7 @@ class Supervisor:
                     device=device,
                     state=self.directory / "state",
                     keys=keys,
-                    launched=join.Launched(str(self.directory), self.shares[device], shared),
+                    launched=join.Launched(str(self.directory), self.shares[device]),
                 )
             ),
         )
@@ -243,8 +228,6 @@ class Supervisor:
             name = self.pids.pop(pid, None)
             if name is None:
                 continue
-            if (shared := self.shared_with.pop(pid, None)) is not None:
-                self.free.append(shared)
             status = os.waitstatus_to_exitcode(raw)
             if name == "server":
                 if status >= 0:

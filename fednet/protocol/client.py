@@ -70,7 +70,6 @@ class ClientProtocol:
     files: dict[str, str] = field(default_factory=dict)
     room: Callable[[], int] = capacity.room  # bytes of memory that a payload may take
     part: int = PART  # bytes of a payload's parts, but the last
-    token: bytes = b""  # of memory that is shared with the server
 
     state: Standing = Standing.AWAY
     run: str = ""
@@ -112,7 +111,6 @@ class ClientProtocol:
             versions=self.versions,
             files=self.files,
             holding=self.tasks.held(),
-            token=self.token,
             speaks=m.SPEAKS,
         )
         return self._marked([Out(join)])

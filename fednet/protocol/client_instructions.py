@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fednet.wire import messages as m
-from fednet.wire.frames import Laid
 from fednet.wire.messages import Key
 
 
@@ -14,7 +13,7 @@ class Out:
     """Send this."""
 
     message: m.Message
-    body: memoryview | Laid | None = None
+    body: memoryview | None = None
 
 
 @dataclass(frozen=True, slots=True)

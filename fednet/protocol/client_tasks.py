@@ -175,10 +175,7 @@ class ClientTasks:
             return [Booked("down", part.key, False), Out(failed), *anew]
         if start is None or body is None:
             return [Stray("doubled")]
-        if len(body) == len(coming.body):
-            coming.body = body  # nobody may write to it
-        else:
-            coming.body[start : start + len(body)] = body
+        coming.body[start : start + len(body)] = body
         if coming.window.whole:
             del self.incoming[part.key]
             return self._whole(coming.task, coming.body)

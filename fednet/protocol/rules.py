@@ -14,7 +14,6 @@ import msgspec
 from fednet.plain import JsonDict
 from fednet.protocol.window import before_cut
 from fednet.wire.codec import Body
-from fednet.wire.frames import Laid
 from fednet.wire.ledger import Direction
 from fednet.wire.messages import Fault, Field, Key, Message
 
@@ -140,7 +139,7 @@ class Rules:
 class Send(msgspec.Struct, frozen=True):
     conn: bytes
     message: Message
-    body: memoryview | Laid | None = None
+    body: memoryview | None = None
 
 
 class Stray(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ from fednet.protocol.patience import Patience
 from fednet.protocol.roster import Roster, Worker
 from fednet.protocol.rules import SLOTS, Forget, Instruction, Job, Rules
 from fednet.protocol.tasks import Tasks
-from fednet.protocol.transfers import Lay, Transfers
+from fednet.protocol.transfers import Transfers
 from fednet.protocol.turn import Refusals, Turn
 from fednet.protocol.work import Work, WorkStatus
 from fednet.wire import messages as m
@@ -34,7 +34,7 @@ class ServerProtocol:
     may_speak_for(user, client): whether that key may.
     declared(key, form): raises RemoteProtocolError for a reply that is not of the form and size
     that the method declares. versions: of what computes here. rules: until a phase gives its own.
-    part: bytes of a payload's parts, but the last. laid: see `Transfers`.
+    part: bytes of a payload's parts, but the last.
     """
 
     def __init__(
@@ -53,9 +53,7 @@ class ServerProtocol:
         versions: Mapping[str, str] | None = None,
         rules: Rules | None = None,
         part: int = m.PART,
-        laid: Lay = lambda conn, body: None,
     ) -> None:
-        """Fourteen arguments: the run, and what its owner knows of files, keys and payloads."""
         self.run, self.incarnation, self.clients = run, incarnation, clients
         self._may = may_speak_for or (lambda user, client: True)
         self._turn = Turn(run, incarnation, now, part)
@@ -67,7 +65,7 @@ class ServerProtocol:
             clients, welcome, self._may, dict(files or {}), dict(versions or {}), layout
         )
         self._joining = Joining(self._turn, self._roster, self._refusals, self._tasks, terms)
-        self._transfers = Transfers(self._turn, self._roster, self._tasks, declared, laid)
+        self._transfers = Transfers(self._turn, self._roster, self._tasks, declared)
 
     # -- what is known -----------------------------------------------------------------------------
     @property

@@ -17,19 +17,15 @@ from fednet.protocol.turn import Turn
 from fednet.protocol.window import Receiving
 from fednet.protocol.work import WITH_WORKER, Work, WorkStatus
 from fednet.wire import messages as m
-from fednet.wire.codec import Body
-from fednet.wire.frames import Laid
 from fednet.wire.messages import Field, Key
 
-Lay = Callable[[bytes, Body], Laid | None]
 ANSWERED = (WorkStatus.ARRIVING, WorkStatus.ARRIVED, WorkStatus.DONE)
 
 
 class Transfers:
     """What is done with a message returns why it belongs to nothing that is under way, or "".
     declared(key, form): raises RemoteProtocolError for a reply that is not of the form and size
-    that the method declares. laid(conn, body): where the connection's other end finds a payload,
-    which then crosses as one part; None: it crosses in parts.
+    that the method declares.
     """
 
     def __init__(
@@ -38,10 +34,8 @@ class Transfers:
         roster: Roster,
         tasks: Tasks,
         declared: Callable[[Key, Sequence[Field]], None],
-        laid: Lay,
     ) -> None:
         self._turn, self._roster, self._tasks, self._declared = turn, roster, tasks, declared
-        self._laid = laid
         # By client, whose replies come in: those that may be asked for more, in the order in which
         # they came to it; and those that were asked for parts which have not come.
         self._wanting: dict[int, Work] = {}
@@ -212,11 +206,6 @@ class Transfers:
             return "late"
         if pull.key.purpose != self._tasks.purpose or w.worker != worker.name or w.conn != conn:
             return "late"
-        whole = w.down.until is None and not w.down.sent
-        if whole and (laid := self._laid(conn, w.down.body)) is not None:
-            w.down.sent = w.down.parts
-            turn.send(conn, m.Part(key=pull.key, index=0), laid)
-            return ""
         parts = w.down.pulled(pull.first, pull.count)
         for index, data in parts or ():
             turn.send(conn, m.Part(key=pull.key, index=index), data)

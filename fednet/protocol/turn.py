@@ -19,7 +19,6 @@ from fednet.protocol.rules import (
     Stray,
 )
 from fednet.wire import messages as m
-from fednet.wire.frames import Laid
 from fednet.wire.messages import Key
 
 
@@ -43,7 +42,7 @@ class Turn:
         """Something for the run's events."""
         self.say(Note(event, fields))
 
-    def send(self, conn: bytes, message: m.Message, body: memoryview | Laid | None = None) -> None:
+    def send(self, conn: bytes, message: m.Message, body: memoryview | None = None) -> None:
         """The message is marked as this run's, and this incarnation's of its server."""
         marked = msgspec.structs.replace(message, run=self.run, inc=self.incarnation)
         self.say(Send(conn, marked, body))

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from fednet.errors import RemoteProtocolError
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
-from fednet.wire.frames import Laid
 from fednet.wire.messages import Key
 
 WINDOW = 4  # parts that a receiver grants to one sender ahead of those that have come
@@ -81,9 +80,6 @@ class Receiving:
         if index < self.got:
             return None
         length, start = 0 if body is None else len(body), self.got * self.part
-        if index == start == 0 < self.granted and length == self.size and self.until is None:
-            self.got = self.granted = self.parts  # it lies where the receiver has it at once
-            return 0
         expected = min(self.part, self.size - start)
         if body is None or index != self.got or index >= self.granted or length != expected:
             raise RemoteProtocolError(
@@ -109,7 +105,7 @@ class Sending:
     @property
     def inline(self) -> bool:
         """Whether it crosses beside its announcement."""
-        return self.body.laid is not None or self.body.size <= self.part
+        return self.body.size <= self.part
 
     @property
     def whole(self) -> bool:
@@ -119,9 +115,9 @@ class Sending:
     def cut(self) -> bool:
         return self.until is not None and self.sent * self.part >= self.until
 
-    def all(self) -> memoryview | Laid:
+    def all(self) -> memoryview:
         """What crosses beside the announcement."""
-        return self.body.laid or self.body.whole()[: self.until]
+        return self.body.whole()[: self.until]
 
     def pulled(self, first: int, count: int) -> list[tuple[int, memoryview]] | None:
         """(index, bytes) of each part that the receiver asks for; None if it had these already.

@@ -204,9 +204,8 @@ class Wire(Row, kw_only=True):
     they are; reason: why it was of no use; lost: it may not have arrived; staleness: updates since
     the model that it started from, of a reply that was folded where training waits for nobody.
     shared: payload by kind that did not cross, since its process had it with another client's;
-    shared_bytes: of all that would have crossed. local: of the bytes, those that lay in memory
-    which both processes have. messages: how many rows this one is the sum of, where `record.wire`
-    asks for sums; twice: of those, that a later server did them again.
+    shared_bytes: of all that would have crossed. messages: how many rows this one is the sum of,
+    where `record.wire` asks for sums; twice: of those, that a later server did them again.
     """
 
     round: int = 0
@@ -230,7 +229,6 @@ class Wire(Row, kw_only=True):
     staleness: int | None = None
     shared: dict[str, int] | None = None
     shared_bytes: int | None = None
-    local: int | None = None
     messages: int | None = None
     twice: bool | None = None
 

@@ -270,7 +270,7 @@ class ServerIO:
         stray = first.reason if isinstance(first, Stray) else ""
         if isinstance(message, m.Join) and self.protocol.worker_of(conn):
             self._out.leave()  # what is for its last connection, which a new one ends
-            self.transport.vouch(conn, message.token)
+            self.transport.vouch(conn)
             self.link.joined(conn)
             self.link.settle_counted(NOBODY)
         key: m.Key | None = getattr(message, "key", None)

@@ -24,7 +24,6 @@ from fednet.server.hosting import Hosting
 from fednet.server.peers.admission import Sent, as_sent, checker, declared, judges
 from fednet.server.peers.endpoint import Endpoint
 from fednet.server.signals import on_stop, stop_later, stopped_early, thrice_kills
-from fednet.transport.memory import laying, payloads_of
 
 if TYPE_CHECKING:
     from fednet.algorithms.state import State
@@ -175,7 +174,6 @@ class Session:
             declared=declared(self.experiment),
             versions=determinism.versions(),
             rules=endpoint.rules,
-            laid=payloads_of(endpoint.transport),
         )
 
     def _link(self) -> Link:
@@ -201,7 +199,6 @@ class Session:
             lambda n: framing(n, curve=curve),
             ledger,
             connection_bytes(curve, "server"),
-            lay=laying(self.endpoint.transport),
         )
 
     def rounds(self) -> Rounds:

@@ -326,16 +326,12 @@ def blockwise(
     return tuple(made) if isinstance(found, tuple) else made[0]
 
 
-def room(
-    n: int, dtype: torch.dtype, device: torch.device | str = "cpu", sent: bool = False
-) -> torch.Tensor:
-    """A vector of n elements that hold anything; on the CPU a large one is lent. sent: see
-    `lend`.
-    """
+def room(n: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Returns a vector of n elements with arbitrary contents; on the CPU a large one is lent."""
     nbytes = n * dtype.itemsize
     if nbytes < FROM_BYTES or torch.device(device).type != "cpu":
         return torch.empty(n, dtype=dtype, device=device)
-    return torch.from_numpy(lend(nbytes, sent=sent)).view(dtype)
+    return torch.from_numpy(lend(nbytes)).view(dtype)
 
 
 def blocks(x: torch.Tensor, n: int = CHUNK) -> Sequence[torch.Tensor]:

@@ -244,7 +244,7 @@ class Scratch:
                 yield owner, leaf, name
 
     def _room(self) -> torch.Tensor:
-        return room(self.vector.numel(), torch.float32, self.device, sent=True)
+        return room(self.vector.numel(), torch.float32, self.device)
 
     def _own(self) -> None:
         """Other memory for the parameters, where theirs was given away."""

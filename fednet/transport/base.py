@@ -114,9 +114,9 @@ class ServerTransport(Protocol):
         """The address at the other end, HOST:PORT."""
         ...
 
-    def vouch(self, conn: bytes, token: bytes = b"") -> None:
+    def vouch(self, conn: bytes) -> None:
         """Whoever is behind `conn` takes part: where there are more connections than there may be,
-        others are hung up on. token: of the memory that it shares with this process, see `memory`.
+        others are hung up on.
         """
         ...
 

@@ -108,7 +108,7 @@ class InprocServer:
     def peer(self, conn: bytes) -> str:
         return "inproc:0"
 
-    def vouch(self, conn: bytes, token: bytes = b"") -> None:
+    def vouch(self, conn: bytes) -> None:
         """There are as many connections as clients."""
 
     def traffic(self) -> dict[bytes | int, tuple[int, int]]:

@@ -23,7 +23,7 @@ from fednet.wire.ledger import Row, add_kinds, payload
 
 Task = tuple[int, int]  # (round, client)
 SAME = ("round", "direction", "type", "purpose", "useful", "incarnation", "lost")
-ADDED = ("envelope", "bytes", "raw_bytes", "shared_bytes", "local")
+ADDED = ("envelope", "bytes", "raw_bytes", "shared_bytes")
 
 
 class Book:

@@ -21,7 +21,6 @@ from fednet.tensors import Layout, Tensors
 from fednet.wire import packing
 from fednet.wire import payload as payloads
 from fednet.wire.compress import Chain
-from fednet.wire.frames import Laid
 from fednet.wire.messages import PART, Field
 from fednet.wire.payload import P, Payload
 from fednet.wire.sending import ANEW, Cache, Past, Sender
@@ -31,12 +30,9 @@ _NO_FLOATS, _NO_INTEGERS = torch.empty(0), torch.empty(0, dtype=torch.int64)
 
 
 class Body:
-    """An encoded payload: segments one behind the other, never written to. laid: where it lies for
-    its receiver, who need not be sent it.
-    """
+    """An encoded payload: segments one behind the other, never written to."""
 
-    def __init__(self, segments: Sequence[Buffer] = (), laid: Laid | None = None) -> None:
-        self.laid = laid
+    def __init__(self, segments: Sequence[Buffer] = ()) -> None:
         self.segments = [memoryview(s).cast("B") for s in segments if len(s)]
         self.size = sum(len(s) for s in self.segments)
 

@@ -18,7 +18,6 @@ import functools
 import operator
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgpack
@@ -40,18 +39,6 @@ _CHECKED = b"\xa1c\xce"  # the last field's name and type
 _pack = msgspec.msgpack.Encoder().encode
 
 
-@dataclass(frozen=True)
-class Laid:
-    """A body that lies in memory which both ends have: a reference crosses in its place."""
-
-    reference: bytes
-    body: memoryview
-
-    def __len__(self) -> int:
-        """Bytes that cross."""
-        return len(self.reference)
-
-
 class _Decoder:
     """Typed decoding of headers for one direction."""
 
@@ -61,13 +48,12 @@ class _Decoder:
         often: Any = functools.reduce(operator.or_, (t for t in types if t in OFTEN))
         self._often = msgspec.msgpack.Decoder(often).decode
 
-    def __call__(self, frames: Sequence[Buffer | Laid]) -> tuple[m.Message, memoryview | None]:
+    def __call__(self, frames: Sequence[Buffer]) -> tuple[m.Message, memoryview | None]:
         if not 1 <= len(frames) <= 2:
             raise RemoteProtocolError(f"a message has 1 or 2 frames, got {len(frames)}")
         message = self._at_once(frames[0]) or self._closely(frames[0])
-        body = _body(frames[1]) if len(frames) == 2 else None
-        long = body is not None and len(body) > m.PART and not isinstance(frames[1], Laid)
-        if body is not None and (long or not isinstance(message, m.WITH_BODY)):
+        body = memoryview(frames[1]) if len(frames) == 2 else None
+        if body is not None and (len(body) > m.PART or not isinstance(message, m.WITH_BODY)):
             tag = message.__struct_config__.tag
             raise RemoteProtocolError(f"{tag}: a body of {len(body)} bytes is not allowed here")
         return message, body
@@ -92,8 +78,8 @@ class _Decoder:
         except (ValueError, RecursionError):
             return None
 
-    def _closely(self, frame: Buffer | Laid) -> m.Message:
-        header = _body(frame)
+    def _closely(self, frame: Buffer) -> m.Message:
+        header = memoryview(frame)
         if len(header) > m.MAX_HEADER:
             raise RemoteProtocolError(f"header of {len(header)} bytes, allowed are {m.MAX_HEADER}")
         try:
@@ -138,10 +124,6 @@ class _Decoder:
         except (ValueError, RecursionError) as broken:  # msgspec's are ValueErrors
             raise RemoteProtocolError(m.clean(f"{tag}: {broken}")) from broken
         return message
-
-
-def _body(frame: Buffer | Laid) -> memoryview:
-    return frame.body if isinstance(frame, Laid) else memoryview(frame)
 
 
 def _shown(value: object) -> str:

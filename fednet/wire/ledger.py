@@ -25,8 +25,7 @@ Row = JsonDict
 class Account:
     """A row that is still being written. counted: its messages are alike, and their number stands
     in the row. number: of the account, where those under way are written down. cut: its connection
-    ended before it was known what it was good for. local: payload that lay in memory which both
-    ends have. announced: payload that may be asked for, by
+    ended before it was known what it was good for. announced: payload that may be asked for, by
     kind; announced_bytes: of all that would then cross.
     """
 
@@ -44,7 +43,6 @@ class Account:
     count: int = 0
     number: int = 0
     cut: bool = False
-    local: int = 0
     announced: dict[str, int] = field(default_factory=dict)
     announced_bytes: int = 0
 
@@ -56,9 +54,8 @@ class Account:
             return {}
         return {"shared": self.announced, "shared_bytes": self.announced_bytes}
 
-    def add(self, kinds: Mapping[str, int], envelope: int, raw: int, local: int = 0) -> None:
-        """Adds one message. raw: its payload uncompressed; local: bytes that did not cross."""
-        self.local += local
+    def add(self, kinds: Mapping[str, int], envelope: int, raw: int) -> None:
+        """Adds one message. raw: its payload uncompressed."""
         for kind, n in kinds.items():
             self.kinds[kind] = self.kinds.get(kind, 0) + n
         self.envelope += envelope
@@ -208,14 +205,12 @@ class Ledger:
         """The connection of that account has ended. sent: over it, by this side."""
         self._open[name[0]][name].cut = sent
 
-    def take_back(
-        self, name: Name, kinds: Mapping[str, int], envelope: int, raw: int, local: int = 0
-    ) -> None:
+    def take_back(self, name: Name, kinds: Mapping[str, int], envelope: int, raw: int) -> None:
         """What was added did not leave."""
         account = self._open.get(name[0], {}).get(name)
         if account is None:
             return
-        account.add({kind: -n for kind, n in kinds.items()}, -envelope, -raw, -local)
+        account.add({kind: -n for kind, n in kinds.items()}, -envelope, -raw)
         account.count -= 2  # the message, and what took it back
         if not account.count:
             self._close(name)
@@ -237,7 +232,7 @@ class Ledger:
         crossed = dict(self._own)
         for mine in self._open.values():
             for a in mine.values():
-                crossed[a.direction] += sum(a.kinds.values()) + a.envelope - a.local
+                crossed[a.direction] += sum(a.kinds.values()) + a.envelope
         return crossed
 
     def settle(self, name: Name, useful: bool, **more: object) -> None:
@@ -286,8 +281,6 @@ class Ledger:
         for name, value in more.items():
             if value is not None:
                 row[name] = value
-        if a.local:
-            row["local"] = a.local
         return row
 
     def enter(self, row: Row) -> None:
@@ -302,7 +295,7 @@ class Ledger:
         with self._lock:
             self.totals[row["direction"]] += row["bytes"]
             if row["incarnation"] == self.incarnation:
-                self._own[row["direction"]] += row["bytes"] - row.get("local", 0)
+                self._own[row["direction"]] += row["bytes"]
             self.shared += row.get("shared_bytes", 0)
             if row["useful"]:
                 add_kinds(self.useful[row["direction"]], payload(row))

@@ -14,7 +14,7 @@ from typing import Any
 
 from fednet.errors import RemoteProtocolError
 from fednet.wire import messages as m
-from fednet.wire.frames import Laid, decode_from_client, decode_from_server, encode
+from fednet.wire.frames import decode_from_client, decode_from_server, encode
 from fednet.wire.ledger import NOT_SHARED, OTHER, Account, Direction, Ledger, Name
 
 COUNTED = ("beat", "refused", "connection")  # one row for many
@@ -24,15 +24,13 @@ CARRIERS = {"down": "task", "up": "reply"}  # what a payload's parts belong to
 PAYLOADS = ("task", "reply", "part", "pull")  # messages whose account is their payload's
 
 
-# As the transport has it, of which nothing is known here: bytes, or, where it lays bodies down in
-# memory that both ends have, a `Laid`.
-Frame = Any
+Frame = Any  # bytes, as the transport has them
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message that is billed and has not left. name: of its account; kinds, envelope, raw, local:
-    what it added there.
+    """A message that is billed and has not left. name: of its account; kinds, envelope, raw: what
+    it added there.
     """
 
     conn: bytes
@@ -41,14 +39,12 @@ class Outgoing:
     kinds: dict[str, int]
     envelope: int
     raw: int
-    local: int
 
 
 class Link:
     """One side of all connections of a process. side: "server" or "client". framing: bytes on the
     wire of a frame of n bytes. greeting: (sent, received) bytes of a connection before its first
-    message. part: bytes of a payload's parts, but the last. lay(conn, body): the frame that a body
-    becomes: itself, or what lies in memory that the other end has too.
+    message. part: bytes of a payload's parts, but the last.
     """
 
     def __init__(
@@ -59,14 +55,13 @@ class Link:
         ledger: Ledger,
         greeting: tuple[int, int] = (0, 0),
         part: int = m.PART,
-        lay: Callable[[bytes, memoryview], Frame] = lambda conn, body: body,
     ) -> None:
         self.out: Direction = "down" if side == "server" else "up"
         self.back = OTHER[self.out]
         self._decode = decode_from_client if side == "server" else decode_from_server
         self._send = send
         self._framing = framing
-        self._greeting, self._part, self._lay = greeting, part, lay
+        self._greeting, self._part = greeting, part
         self.ledger = ledger
         self.forms: dict[tuple[bytes, Direction, m.Key], Sequence[m.Field]] = {}
         self._strangers: set[bytes] = set()
@@ -91,9 +86,9 @@ class Link:
 
     def refused(self, conn: bytes, frames: Sequence[Frame]) -> None:
         """Bills what came, unread or of no use, without a row of its own."""
-        nbytes, local = self._size(frames), _local(frames)
+        nbytes = self._size(frames)
         self._came(conn, nbytes)
-        self._count(self._whose(conn), self.back, "refused", nbytes + local, local)
+        self._count(self._whose(conn), self.back, "refused", nbytes)
 
     def _came(self, conn: bytes, nbytes: int) -> None:
         if conn in self._booked:  # else it has ended, and been counted
@@ -102,35 +97,27 @@ class Link:
     def _whose(self, conn: bytes) -> bytes:
         return NOBODY if conn in self._strangers else conn
 
-    def _count(
-        self, conn: bytes, direction: Direction, name: str, nbytes: int, local: int = 0
-    ) -> None:
+    def _count(self, conn: bytes, direction: Direction, name: str, nbytes: int) -> None:
         account = self.ledger.account((conn, direction, name), direction, name, counted=True)
-        account.add({}, nbytes, 0, local)
+        account.add({}, nbytes, 0)
 
-    def send(self, conn: bytes, message: m.Message, body: memoryview | Laid | None = None) -> bool:
+    def send(self, conn: bytes, message: m.Message, body: memoryview | None = None) -> bool:
         """Encodes, bills and sends. False where the connection is gone (nothing is billed then)."""
         return self.leave(self.compose(conn, message, body))
 
-    def compose(
-        self, conn: bytes, message: m.Message, body: memoryview | Laid | None = None
-    ) -> Outgoing:
+    def compose(self, conn: bytes, message: m.Message, body: memoryview | None = None) -> Outgoing:
         """Encodes a message, and bills it as one that is under way, before it leaves."""
         frames: list[Frame] = [encode(message)]
-        if isinstance(body, Laid):
+        if body is not None:
             frames.append(body)
-            body = body.body
-        elif body is not None:
-            frames.append(self._lay(conn, body))
-        nbytes, local = self._size(frames), _local(frames)
-        entry = self._entry(conn, self.out, message, body, nbytes + local, local)
+        entry = self._entry(conn, self.out, message, body, self._size(frames))
         return Outgoing(conn, frames, *entry)
 
     def leave(self, out: Outgoing) -> bool:
         """Sends what was composed, and takes it off the bill where its connection is gone."""
         sent = self._send(out.conn, out.frames)
         if not sent:
-            self.ledger.take_back(out.name, out.kinds, out.envelope, out.raw, out.local)
+            self.ledger.take_back(out.name, out.kinds, out.envelope, out.raw)
         elif out.name[2] == ONCE:
             self.ledger.settle(out.name, False)
         return sent
@@ -157,9 +144,9 @@ class Link:
         doubled, refused): it gets a row of its own then, and leaves the account of what it
         resembles alone.
         """
-        nbytes, local = self._size(frames), _local(frames)
+        nbytes = self._size(frames)
         self._came(conn, nbytes)
-        name, *_ = self._entry(conn, self.back, message, body, nbytes + local, local, stray)
+        name, *_ = self._entry(conn, self.back, message, body, nbytes, stray)
         if name[2] == ONCE:
             self.ledger.settle(name, False, **({"reason": stray} if stray else {}))
 
@@ -176,11 +163,10 @@ class Link:
         message: m.Message,
         body: memoryview | None,
         nbytes: int,
-        local: int,
         stray: str = "",
-    ) -> tuple[Name, dict[str, int], int, int, int]:
+    ) -> tuple[Name, dict[str, int], int, int]:
         """Adds a message of so many bytes to the account that it belongs to: (the account's name,
-        and what was added: bytes by kind, envelope, raw and local bytes).
+        and what was added: bytes by kind, envelope, raw bytes).
         """
         tag = str(message.__struct_config__.tag)
         key: m.Key | None = getattr(message, "key", None)
@@ -189,8 +175,8 @@ class Link:
         if beat or (stray and key is None):
             what = "beat" if beat else "refused"
             whose = self._whose(conn)
-            self._count(whose, direction, what, nbytes, local)
-            return (whose, direction, what), {}, nbytes, 0, local
+            self._count(whose, direction, what, nbytes)
+            return (whose, direction, what), {}, nbytes, 0
         kinds, raw = dict[str, int](), 0
         if key is None or tag not in PAYLOADS:
             name, type = (conn, direction, ONCE, object()), tag
@@ -202,11 +188,11 @@ class Link:
             name = (conn, direction, ONCE, object()) if stray else (conn, direction, what, key)
         envelope = nbytes - sum(kinds.values())
         account = self.ledger.account(name, direction, type, key)
-        account.add(kinds, envelope, raw, local)
+        account.add(kinds, envelope, raw)
         if not body and not stray and isinstance(message, m.Task):
             account.announced = split(message.form, 0, message.size)[0]
             account.announced_bytes = self._in_parts(message)
-        return name, kinds, envelope, raw, local
+        return name, kinds, envelope, raw
 
     def _in_parts(self, task: m.Task) -> int:
         """All bytes of the parts that a task's payload is asked for in."""
@@ -314,12 +300,6 @@ class Link:
             elif not still(payload, key):
                 self.ledger.settle(name, False, reason="cut short")
                 self.forms.pop((conn, payload, key), None)
-
-
-def _local(frames: Sequence[Frame]) -> int:
-    """Bytes that do not cross, since both ends have the memory that they lie in."""
-    last = frames[-1]  # a header is none
-    return len(last.body) if isinstance(last, Laid) else 0
 
 
 def split(form: Sequence[m.Field], start: int, end: int) -> tuple[dict[str, int], int]:

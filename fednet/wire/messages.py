@@ -115,8 +115,7 @@ class Join(Message, tag="join", frozen=True):
     """The first message of a connection. `worker`: this process's random name; `session`: the token
     that the server gave this process earlier, if any; `ids` or `share` (k of n) say whom it hosts;
     `holding`: tasks it still has; `speaks`: the versions of the protocol that it knows, which
-    version 1 did not say; `token`: of the memory that it shares with the server, where one process
-    forked both.
+    version 1 did not say.
     """
 
     worker: Id
@@ -131,7 +130,6 @@ class Join(Message, tag="join", frozen=True):
     files: Annotated[dict[Text, Name], msgspec.Meta(max_length=256)] = {}
     holding: Annotated[list[Key], msgspec.Meta(max_length=4096)] = []
     speaks: tuple[Index, Index] = SPEAKS
-    token: Annotated[bytes, msgspec.Meta(max_length=16)] = b""
 
 
 class Ready(Message, tag="ready", frozen=True):

@@ -90,7 +90,7 @@ def test_an_upload_of_one_message_is_cut_at_the_byte_wherever_it_is_computed(
 ) -> None:
     """Books, kernel and bits agree, in one process and in several."""
     changes = {"round": QUICK, "faults": planned("drop_during_upload", share=share)}
-    changes |= {"rounds": 3, "algorithm": {"name": "scaffold"}, "link": {"transport": "tcp"}}
+    changes |= {"rounds": 3, "algorithm": {"name": "scaffold"}}
     one = rooms.run(tmp_path / "one", **changes)
     many = rooms.processes(tmp_path / "many", **changes)
     assert rooms.hashes(one) == rooms.hashes(many)

@@ -429,6 +429,22 @@ def test_exception_in_a_users_file_shows_that_files_frames_only(capsys, tmp_path
     assert said.endswith(f"fednet list: {own}: raised ZeroDivisionError: division by zero\n")
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--transport", "tcp"], "fednet run: --transport is gone: between processes all "),
+        (["--transport=memory"], "fednet run: --transport is gone: between processes all "),
+        (["--set", "link.transport=tcp"], "link.transport is gone: between processes all "),
+    ],
+)
+def test_what_is_gone_is_refused_in_one_sentence_that_says_so(words, says, capsys, engine):
+    assert main.main(["run", *words]) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert len(said.splitlines()) == 1
+    assert engine.calls == []
+
+
 def test_configuration_error_is_one_sentence_with_its_place(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c.yaml").write_text("seed: 0\ncomm_round: 3\n")

@@ -144,7 +144,7 @@ class Careless(FedAvg):
 
 @pytest.mark.long
 def test_a_method_that_writes_to_what_came_and_to_what_it_trained_gives_the_same_bits(tmp_path):
-    """One broadcast of a large model serves all clients of a worker, and lies in one place."""
+    """A large model lies in one place at a worker, where several clients use it in turn."""
     own = tmp_path / "careless.py"
     own.write_text(METHOD)
     config = tmp_path / "config.yaml"
@@ -152,13 +152,13 @@ def test_a_method_that_writes_to_what_came_and_to_what_it_trained_gives_the_same
         CONFIG.format(method="careless").replace("hidden: [16]", "hidden: [2200, 500]")
     )
     found = []
-    for words in (["--in-process"], ["--workers", 1], ["--workers", 1, "--transport", "tcp"]):
+    for words in (["--in-process"], ["--workers", 1]):
         out = tmp_path / str(len(found))
         with Processes(tmp_path) as processes:
             status, said = processes.run("main", "run", config, "--load", own, *words, "--out", out)
         assert status == 0, said
         found.append(bits(out / "same"))
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
     assert len({r["model_sha256"] for r in found[0]}) == 4
 
 

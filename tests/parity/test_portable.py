@@ -41,7 +41,7 @@ def test_in_one_process_in_many_after_a_crash_and_with_clients_started_by_themse
     config = tmp_path / "config.yaml"
     config.write_text(PORTABLE)
     found = {}
-    for words in (["--in-process"], ["--workers", 2], ["--transport", "tcp"]):
+    for words in (["--in-process"], ["--workers", 2]):
         out = tmp_path / str(len(found))
         with Processes(tmp_path) as processes:
             status, said = processes.run("main", "run", config, *words, "--out", out)

@@ -216,21 +216,6 @@ def test_part_that_is_missing_fails_the_task_so_that_it_comes_again():
     assert c.received(part, memoryview(bytes(m.PART)), 0.0) == [Stray("late")]
 
 
-def test_payload_that_lies_here_comes_as_one_part_and_is_not_copied():
-    c, size = ready(), 3 * m.PART
-    c.received(task(size), None, 0.0)
-    payload = memoryview(bytes(size))
-    part = m.Part(run="r", inc=1, key=key(), index=0)
-    (given,) = [i for i in c.received(part, payload, 0.0) if isinstance(i, Given)]
-    assert given.body.obj is payload.obj
-    assert c.received(part, payload, 0.0) == [Stray("late")]
-    c = ready()
-    c.received(task(size), None, 0.0)
-    wrong = m.Part(run="r", inc=1, key=key(), index=1)
-    (failed,) = sent(c.received(wrong, payload, 0.0), m.Failed)
-    assert "part 1 of 3145728 bytes, expected part 0 of 1048576" in failed.reason
-
-
 def test_long_reply_waits_to_be_pulled_and_is_sent_in_turn():
     c, size = working(), 2 * m.PART + 5
     assert [type(x) for x in sent(c.reply(*reply(size)))] == [m.Reply]

@@ -32,7 +32,6 @@ from fednet.protocol.server import ServerProtocol
 from fednet.protocol.work import WorkStatus
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
-from fednet.wire.frames import Laid
 from fednet.wire.messages import MAX_IDS
 from tests.protocol.net import form, job
 
@@ -714,22 +713,6 @@ def test_parts_of_a_task_are_sent_once():
     ):
         assert sent(say(s, b"1", again), m.Part) == []
     assert len(sent(say(s, b"1", m.Pull(run="r", inc=1, key=k, first=4, count=2)), m.Part)) == 2
-
-
-def test_a_payload_that_the_other_end_finds_crosses_as_one_part():
-    size = 6 * m.PART
-    body = Body([bytes(size)])
-    laid, asked = Laid(b"where", body.whole()), []
-    s = server(laid=lambda conn, payload: asked.append((conn, payload)) or laid)
-    ready(s)
-    s.begin(2, 0, "train", [type(job(0))(0, form(size), body, 0)], Rules(), 0.0)
-    pull = m.Pull(run="r", inc=1, key=key(round=2), first=0, count=4)
-    (found,) = [i for i in say(s, b"1", pull) if isinstance(i, Send)]
-    assert (found.message.index, found.body) == (0, laid)
-    assert asked == [(b"1", body)]
-    for first, count in ((0, 4), (4, 2), (6, 1)):
-        again = m.Pull(run="r", inc=1, key=key(round=2), first=first, count=count)
-        assert sent(say(s, b"1", again), m.Part) == []
 
 
 def test_parts_granted_to_all_together_stay_within_the_budget():

@@ -297,7 +297,7 @@ def test_what_is_for_a_workers_last_connection_leaves_before_the_next_is_its_own
     monkeypatch.setattr(
         both.link, "_send", lambda conn, f: done.append(("sent", conn)) or send(conn, f)
     )
-    monkeypatch.setattr(both.transport, "vouch", lambda conn, token: done.append(("bound", conn)))
+    monkeypatch.setattr(both.transport, "vouch", lambda conn: done.append(("bound", conn)))
     io._out.send(Send(last, m.Cancel(key=m.Key(1, 0, 0, 0))))
     again = network.client()
     session = both.loop.protocol.session

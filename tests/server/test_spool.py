@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import gc
 import os
 
 import pytest
 
 from fednet.errors import StateError
 from fednet.files import checked, digest
-from fednet.pages import pages
 from fednet.server.spool import LOG, Spool, store
 from fednet.server.spool import reply as replies
 from fednet.wire.messages import Field, Key
@@ -290,66 +288,3 @@ def test_a_large_payload_that_is_not_what_was_received_is_not_found(tmp_path):
     # As after a power cut: the file's place on the disk was another reply's.
     (tmp_path / "round-1" / "0-3-train.bin").write_bytes(LARGE[::-1])
     assert Spool(tmp_path).found(1, 0) == {}
-
-
-# -- replies that lie in a file already ------------------------------------------------------------
-@pytest.fixture
-def upload(tmp_path):
-    """A large reply as a worker wrote it."""
-    file = tmp_path / "upload.bin"
-    file.write_bytes(LARGE)
-    return file
-
-
-def test_a_reply_that_lies_in_a_file_stays_there_under_a_second_name(tmp_path, upload):
-    spool = Spool(tmp_path / "spool")
-    reply = sealed(spool, KEY, pages(str(upload)))
-    assert os.path.samefile(reply.path, upload)
-    assert bytes(reply.body()) == LARGE
-    later = Spool(tmp_path / "spool")
-    assert found(later) == {(3, "train"): LARGE}
-    later.clear(1)
-    assert os.stat(upload).st_nlink == 1
-    assert not list((tmp_path / "spool").rglob("*.bin"))
-    assert upload.read_bytes() == LARGE
-
-
-def test_its_second_name_stays_for_as_long_as_something_holds_its_bytes(tmp_path, upload):
-    spool = Spool(tmp_path / "spool")
-    held = sealed(spool, KEY, pages(str(upload))).body()
-    spool.clear(1)
-    assert os.stat(upload).st_nlink == 2
-    spool.clear(1)
-    assert os.stat(upload).st_nlink == 2
-    del held
-    gc.collect()
-    sealed(spool, Key(2, 0, 0, 3), b"small")
-    spool.clear(2)
-    assert os.stat(upload).st_nlink == 1
-
-
-def test_what_comes_in_parts_is_never_written_into_a_workers_file(tmp_path, upload):
-    spool = Spool(tmp_path / "spool")
-    sealed(spool, KEY, pages(str(upload)))
-    other = bytes(reversed(LARGE))
-    assert bytes(sealed(spool, KEY, other, 3000).body()) == other
-    assert upload.read_bytes() == LARGE
-    assert os.stat(upload).st_nlink == 1
-    assert bytes(sealed(spool, KEY, pages(str(upload))).body()) == LARGE
-    assert os.stat(upload).st_nlink == 2
-
-
-def test_where_no_file_has_two_names_the_reply_is_copied(tmp_path, upload, monkeypatch):
-    def refused(*_):
-        raise OSError
-
-    monkeypatch.setattr(os, "link", refused)
-    reply = sealed(Spool(tmp_path / "spool"), KEY, pages(str(upload)))
-    assert not os.path.samefile(reply.path, upload)
-    assert bytes(reply.body()) == LARGE
-
-
-def test_a_part_of_a_file_is_no_whole_reply(tmp_path, upload):
-    reply = sealed(Spool(tmp_path / "spool"), KEY, pages(str(upload))[1:])
-    assert not os.path.samefile(reply.path, upload)
-    assert bytes(reply.body()) == LARGE[1:]

@@ -4,10 +4,9 @@ of the same process by `launch.in_process`.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from fednet.server.peers.events import Events
     from fednet.transport.base import ServerTransport
     from fednet.transport.keys import Keyring
-    from fednet.transport.memory import SharedMemory
     from fednet.transport.zeromq.router import ZmqServer
 
 
@@ -62,17 +60,6 @@ def listen(config: Config, bind: str, keys: Path | None, insecure: bool) -> ZmqS
     keyring = keyring_of(config, keys)
     check_bind(bind, config.security.curve, insecure)
     return ZmqServer(bind, keyring=keyring, max_each=at_once(config.clients))
-
-
-def with_memory(endpoint: Endpoint, shared: Sequence[SharedMemory], folder: Path) -> Endpoint:
-    """The endpoint of a server that shares memory with the workers who have these, and files in
-    that folder.
-    """
-    from fednet.transport.memory import MemoryServer
-
-    if not shared:
-        return endpoint
-    return dataclasses.replace(endpoint, transport=MemoryServer(endpoint.transport, shared, folder))
 
 
 def listening(

@@ -2,10 +2,9 @@
 
 A small reply stays in memory until it is folded; for a server that comes after this one it lies
 behind its seal in the round's one log, which is only ever appended to. A large one has a file of
-its own: it comes in many parts, which are written once, as they come, or in a file that its sender
-wrote, which gets a second name; and it is checked and folded where its bytes then lie, in the
-system's cache. A file that a round is done with is written over by a
-later one, unless something holds its bytes still: that costs a tenth of writing a new one, whose
+its own: it comes in many parts, which are written once, as they come; and it is checked and folded
+where its bytes then lie, in the system's cache. A file that a round is done with is written over by
+a later one, unless something holds its bytes still: that costs a tenth of writing a new one, whose
 pages the system would have to find and clear first (3 ms against 12 to 40 ms for 45 MB where this
 was measured). Decoded replies wait for the fold, `reply.HELD_BYTES` of all together.
 """
@@ -22,7 +21,7 @@ from pathlib import Path
 from fednet.buffers import lend
 from fednet.errors import StateError
 from fednet.files import OWN, opened, write_all
-from fednet.pages import file_of, is_read
+from fednet.pages import is_read
 from fednet.plain import JsonDict
 from fednet.server.spool.log import LOG, Log, Seal, Sealed, sealed_in
 from fednet.server.spool.reply import HeldMemory, Spooled
@@ -43,12 +42,8 @@ class _Upload:
     got: int = 0
     file: int | None = None
     held: memoryview | None = None
-    linked: bool = False  # it is whole, in a file that its sender wrote
 
     def add(self, data: memoryview) -> None:
-        if self.linked:
-            self.got = self.size
-            return
         if self.file is not None:
             write_all(self.file, data)
         if self.held is None and len(data) == self.size:
@@ -75,7 +70,6 @@ class Spool:
         self._memory = HeldMemory()
         self._over: list[Spooled] = []  # for whose payloads there is no room in memory
         self._spares: list[str] = []
-        self._read_still: list[str] = []  # what a round that is over left, and something holds
         self._named = 0
         self._lock = threading.Lock()
         shutil.rmtree(folder / "spare", ignore_errors=True)  # an earlier server's
@@ -100,7 +94,7 @@ class Spool:
 
     def _begin(self, key: Key, size: int, first: memoryview) -> _Upload:
         """What an earlier attempt or a spare has in a file is written over. first: what comes of it
-        now; a reply that lies in a file already stays there, under a second name.
+        now.
         """
         # Before a byte of it changes: half of it must not be taken for the whole.
         if _name(key) in self._sealed.get(key.round, ()):
@@ -109,14 +103,11 @@ class Spool:
         if len(first) < size <= SMALL_BYTES:
             upload.held = lend(size).data
         if size > SMALL_BYTES:
-            path, source = self._path(key), file_of(first) if len(first) == size else None
+            path = self._path(key)
             with self._lock:
                 self._log(key.round)  # and the folder
-                if os.path.exists(path) and (source or is_read(path) or _shared(path)):
+                if os.path.exists(path) and is_read(path):
                     os.unlink(path)
-                if source is not None and _linked(source, path):
-                    upload.linked = True
-                    return upload
                 if self._spares and not os.path.exists(path):
                     os.replace(self._spares.pop(), path)
                 upload.file = opened(path, os.O_RDWR | os.O_CREAT | OWN)
@@ -302,9 +293,6 @@ class Spool:
         place = self.folder / "spare"
         place.mkdir(exist_ok=True)
         with self._lock:
-            for path in [p for p in self._read_still if not is_read(p)]:
-                self._read_still.remove(path)
-                os.unlink(path)
             busy = {self._path(key) for key in self._uploads}  # a late one's, not called off yet
             size = sum(os.path.getsize(p) for p in self._spares)
             for path in map(str, round.glob("*.bin")):
@@ -312,29 +300,9 @@ class Spool:
                     continue
                 self._named += 1
                 name = str(place / f"{self._named}.bin")
-                if _shared(path):  # its sender writes over it once it has no second name
-                    if is_read(path):
-                        os.replace(path, name)
-                        self._read_still.append(name)
-                    else:
-                        os.unlink(path)
-                elif not is_read(path) and (size := size + os.path.getsize(path)) <= SPARE_BYTES:
+                if not is_read(path) and (size := size + os.path.getsize(path)) <= SPARE_BYTES:
                     os.replace(path, name)
                     self._spares.append(name)
-
-
-def _shared(path: str) -> bool:
-    """Whether a worker has the file too."""
-    return os.stat(path).st_nlink > 1
-
-
-def _linked(source: str, path: str) -> bool:
-    """Gives a file a second name; False where its file system has none."""
-    try:
-        os.link(source, path)
-    except OSError:
-        return False
-    return True
 
 
 def _name(key: Key) -> str:

@@ -152,7 +152,7 @@ class ZmqServer:
             if hang_up:
                 link.hang_up()
 
-    def vouch(self, conn: bytes, token: bytes = b"") -> None:
+    def vouch(self, conn: bytes) -> None:
         self._connections.vouch(conn)
 
     def peer(self, conn: bytes) -> str:
