@@ -74,7 +74,7 @@ class RoundSection(Section, frozen=True, kw_only=True):
     """The largest part of a mean by samples that one client may have, where sites bring their own
     data also of the mean of their accuracies; auto: half, where sites bring their own data and
     three or more replied, else no bound, for the server then knows the counts.
-    [share; server/folding]"""
+    [share; server/shares]"""
 
     def join_s(self, alone: bool = False) -> float | None:
         """Seconds; None: for ever. alone: nobody has come yet, and others start the clients."""

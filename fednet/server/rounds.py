@@ -29,9 +29,9 @@ from fednet.experiment.store import on_disk
 from fednet.plain import JsonDict
 from fednet.records.manifest import RunProgress
 from fednet.server.accounts import Accounts, predict
+from fednet.server.aggregation import Aggregation
 from fednet.server.asking import Phase
 from fednet.server.checkpoint import Checkpoints
-from fednet.server.folding import Folding
 from fednet.server.io_thread import ServerIO
 from fednet.server.ongoing.underway import kept
 from fednet.server.ongoing.updates import Updates
@@ -212,40 +212,42 @@ class Rounds:
                 round.main = round.phase if index == main else round.main
         round.reported, round.warnings = dict(self.host.reported), list(self.host.warnings)
 
-    def collect(self, round: Round) -> Folding:
+    def collect(self, round: Round) -> Aggregation:
         """Waits for the open exchange's replies and folds them as they come."""
-        phase, folding = round.phase, self.folding(round)
+        phase, aggregation = round.phase, self.aggregation(round)
         for client, reply in self.phases.replies(phase):
-            folding.add(client, reply)
+            aggregation.add(client, reply)
             if reply.reported:
                 round.reports.setdefault(client, {}).update(reply.reported)
         took = time.monotonic() - phase.opened
         add_phase(round.seconds, took, phase.encoding, phase.done.values())
         round.spent(self.parts.clock)
-        return folding
+        return aggregation
 
-    def finish(self, round: Round, folding: Folding) -> bool:
+    def finish(self, round: Round, aggregation: Aggregation) -> bool:
         """Makes the next server state of what was folded. False: there are too few results, and the
         round is void.
         """
         least, began = self.config.round.min_results, time.monotonic()
         if len(round.phase.done) >= least:
             self.faults.at("aggregating", round.number)
-        server, phase = folding.result(least), round.phase
+        server, phase = aggregation.result(least), round.phase
         self.phases.settle(phase)
         completed = sorted(phase.done)
         predict(self.experiment, phase, round.after.server, completed, round.predicted)
-        round.runs |= folding.runs
+        round.runs |= aggregation.runs
         round.finished(server)
         if server is not None:
+            for client, images in aggregation.condensed.items():
+                exports.keep_condensed(self.parts.directory.path, client, images)
             round.seconds["aggregating"] += time.monotonic() - began
         return server is not None
 
-    def folding(self, round: Round) -> Folding:
+    def aggregation(self, round: Round) -> Aggregation:
         """What folds the replies of the exchange that is open."""
         phase = round.phase
         phase.declared = self.io.protocol.sites.declared
-        return Folding(
+        return Aggregation(
             self.experiment,
             self.host,
             self._noise,
@@ -254,7 +256,6 @@ class Rounds:
             phase,
             self.phases.asking.sent,
             lambda client, reason: self.phases.leave_out(phase, client, reason),
-            lambda client, up: exports.keep_condensed(self.parts.directory.path, client, up),
         )
 
     # -- its end -----------------------------------------------------------------------------------

@@ -31,8 +31,10 @@ def reply(value: float) -> FedDC.Up:
 
 
 def test_the_newest_condensed_images_of_each_client_are_kept(tmp_path):
-    exports.keep_condensed(tmp_path, 3, reply(1.0))
-    exports.keep_condensed(tmp_path, 3, reply(2.0))
+    for value in (1.0, 2.0):
+        images = exports.condensed(reply(value))
+        assert images is not None
+        exports.keep_condensed(tmp_path, 3, images)
     assert [p.name for p in (tmp_path / "condensed").iterdir()] == ["client-3.safetensors"]
     found = load_file(tmp_path / "condensed" / "client-3.safetensors")
     assert found["x"].unique().tolist() == [2.0]

@@ -180,13 +180,13 @@ class Updates:
         here = rounds.phases.asking.world.here(self._second)
         if here is not None:
             record.set(second=self._second, here=sum(here))
-        folding = rounds.folding(round)
+        aggregation = rounds.aggregation(round)
         for client in phase.cohort:
             reply = phase.done[client] = phase.spooled[client, "train"]
-            folding.add(client, reply)
+            aggregation.add(client, reply)
             if reply.reported:
                 round.reports[client] = dict(reply.reported)
-        rounds.finish(round, folding)
+        rounds.finish(round, aggregation)
         record.completed = [c for c in update.came if c in record.completed]
         record.staleness = [update.staleness(c) for c in record.completed]
         round.judged = rounds.phases.judged(phase)

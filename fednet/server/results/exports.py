@@ -29,8 +29,8 @@ from fednet.wire.payload import Payload, Samples
 FOLDER = "condensed"
 
 
-def keep_condensed(directory: Path, client: int, up: Payload) -> None:
-    """Writes condensed/client-K.safetensors (x, y) from a reply that holds condensed images."""
+def condensed(up: Payload) -> Samples | None:
+    """The condensed images of a reply; None where it has none."""
     for name, field in up.fields.items():
         samples = getattr(up, name)
         if (
@@ -39,9 +39,16 @@ def keep_condensed(directory: Path, client: int, up: Payload) -> None:
             and isinstance(samples.x, torch.Tensor)
             and samples.x.dim() == 4
         ):
-            folder = directory / FOLDER
-            folder.mkdir(exist_ok=True)
-            save_model(folder / f"client-{client}.safetensors", {"x": samples.x, "y": samples.y})
+            return samples
+    return None
+
+
+def keep_condensed(directory: Path, client: int, images: Samples) -> None:
+    """Writes condensed/client-K.safetensors (x, y)."""
+    assert isinstance(images.x, torch.Tensor)
+    folder = directory / FOLDER
+    folder.mkdir(exist_ok=True)
+    save_model(folder / f"client-{client}.safetensors", {"x": images.x, "y": images.y})
 
 
 def keep_class_means(directory: Path, experiment: Experiment) -> None:

@@ -95,6 +95,8 @@ def test_images_that_ruin_the_servers_training_cost_their_sender_the_round(tmp_p
     lied_to = run(tmp_path / "lied_to", **CONDENSING)
     assert hashes(lied_to) == hashes(alone)
     assert all("no model comes of its reply" in r for r in reasons(lied_to))
+    kept = sorted(path.stem for path in (lied_to / "condensed").glob("client-*"))
+    assert kept == ["client-0", "client-2"]
 
 
 def said(**changes):
@@ -176,7 +178,7 @@ def test_a_reply_at_which_the_method_raises_is_left_out_and_a_resume_asks_again(
     lied_to = run(tmp_path / "lied_to")
     assert hashes(lied_to) == hashes(alone)
     assert summary(lied_to)["model_sha256"] == summary(alone)["model_sha256"]
-    assert all("test_folding.py, line" in r for r in reasons(lied_to))
+    assert all("test_aggregation.py, line" in r for r in reasons(lied_to))
     asked.clear()
     with monkeypatch.context() as killing:
         killing.setattr(Rounds, "conclude", die)
