@@ -26,6 +26,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, NoReturn
 
@@ -257,6 +258,11 @@ def complain(text: str, whole: bool = False) -> None:
         print(text.rstrip("\n") if whole else shortened(text), file=sys.stderr, flush=True)
     except OSError:
         nowhere(sys.stderr)
+
+
+def timed(text: str) -> str:
+    """A line of the console with the time of day before it."""
+    return f"{time.strftime('%H:%M:%S')}  {text}"
 
 
 def speaker(quiet: bool) -> Callable[[str], None]:

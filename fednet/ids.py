@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fednet.errors import ConfigError
@@ -59,6 +59,12 @@ def ranges(ids: Sequence[int]) -> list[int | tuple[int, int]]:
         found.append(ids[at] if end == at else (ids[at], ids[end]))
         at = end + 1
     return found
+
+
+def as_text(ids: Iterable[int]) -> str:
+    """`0-3, 7`, in ascending order."""
+    found = ranges(sorted(ids))
+    return ", ".join(str(i) if isinstance(i, int) else f"{i[0]}-{i[1]}" for i in found)
 
 
 def expanded(found: Sequence[object], most: int) -> list[int]:

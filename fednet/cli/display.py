@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fednet.cli import words
-from fednet.errors import nowhere
+from fednet.errors import complain, nowhere, timed
 from fednet.plain import JsonDict, JsonMapping
 
 if TYPE_CHECKING:
@@ -103,6 +103,10 @@ class Display:
 
     def note(self, text: str) -> None:
         self._say(text)
+
+    def warn(self, text: str) -> None:
+        """On stderr, with --quiet too."""
+        complain(timed(text))
 
     def finished(self, summary: JsonMapping) -> None:
         """The final table."""

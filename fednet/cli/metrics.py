@@ -111,6 +111,9 @@ class Metrics:
     def note(self, text: str) -> None:
         pass
 
+    def warn(self, text: str) -> None:
+        pass
+
     def finished(self, summary: JsonMapping) -> None:
         pass
 
@@ -145,6 +148,10 @@ class Watchers:
     def note(self, text: str) -> None:
         for watcher in self._all:
             watcher.note(text)
+
+    def warn(self, text: str) -> None:
+        for watcher in self._all:
+            watcher.warn(text)
 
     def finished(self, summary: JsonMapping) -> None:
         for watcher in self._all:

@@ -22,7 +22,7 @@ from fednet.client.loop import ClientLoop, given_up
 from fednet.client.policy import Policy
 from fednet.client.prepare import Explained, Explainer, Preparer
 from fednet.client.slots import MOST, Slots, card_of
-from fednet.errors import CannotGoOn, ConfigError, complain, speaker, stops, why
+from fednet.errors import CannotGoOn, ConfigError, complain, speaker, stops, timed, why
 from fednet.experiment import determinism
 from fednet.experiment.lock import StatesHold
 from fednet.files import read_record
@@ -129,6 +129,13 @@ def _until_over(
         states.release()
     if isinstance(end, p.TurnedAway):
         raise ConfigError(f"the server refused this client: {end.reason}")
+    if lacking := loop.work.lacking:
+        complain(
+            timed(
+                f"fednet-client: the last tasks of client(s) {ids.as_text(lacking)} were not done "
+                f"here: their state is not in this process's --state directory"
+            )
+        )
     say("the run is over" if end.over else "left")
     return 0 if end.over else LEFT
 

@@ -21,6 +21,8 @@ from fednet.errors import (
     RemoteProtocolError,
     StateAbsent,
     StateError,
+    complain,
+    timed,
     why,
     without_paths,
 )
@@ -88,6 +90,7 @@ class TaskWork:
         self._wanted: dict[m.Key, p.Given] = {}  # tasks that have not been cancelled
         # Replies that a planned fault keeps back, and until when.
         self._held: list[tuple[float, Call]] = []
+        self.lacking: set[int] = set()  # clients whose last task found no state here
         self._closing = threading.Event()
 
     # -- the loop's side ---------------------------------------------------------------------------
@@ -180,13 +183,15 @@ class TaskWork:
         except RemoteProtocolError as broken:
             self._failed(given, str(broken), again=broken.again)
         except FednetError as broken:
-            lacks = isinstance(broken, LeftRound if self._inline else (LeftRound, StateAbsent))
+            lacks = isinstance(broken, (LeftRound, StateAbsent))
             base = isinstance(broken, BaseAbsent)
             self._failed(given, raised(broken), lacks=lacks or base, base=base)
             if base:
                 log.warning("client %d in round %d: %s", key.client, key.round, broken)
             elif lacks:
                 log.error("client %d in round %d: %s", key.client, key.round, broken)
+                if isinstance(broken, StateAbsent):
+                    self._lacks(key, str(broken))
             elif isinstance(broken, StateError):
                 self.broken = broken
         except OSError as broken:
@@ -198,6 +203,14 @@ class TaskWork:
             log.error("client %d in round %d\n%s", key.client, key.round, traceback.format_exc())
             self._failed(given, raised(broken)[:1000])
         return None
+
+    def _lacks(self, key: m.Key, reason: str) -> None:
+        """The first such client is said at once, the others at the end of the process: see
+        `lacking`. A server in this process says it itself.
+        """
+        if not self.lacking and not self._inline:
+            complain(timed(f"fednet-client: round {key.round}: {reason}"))
+        self.lacking.add(key.client)
 
     def _failed(
         self,
@@ -240,6 +253,7 @@ class TaskWork:
         if "crash" in planned or "drop_before_sending" in planned:
             return self._silent(key)
         del self._wanted[key]
+        self.lacking.discard(key.client)
         out: list[p.Instruction] = []
         for answer in answers:
             training = answer.reply.key == key

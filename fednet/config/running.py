@@ -70,6 +70,12 @@ class RoundSection(Section, frozen=True, kw_only=True):
     on_error: Literal["stop", "drop"] = "drop"
     """Whether a client that could not do its task, or whose reply could not be used, is left out of
     the round, or ends the run. [-; server/phases]"""
+    state_lost: Literal["stop", "restart"] = "stop"
+    """Where a client no longer has the state that its task starts from, as after the server was
+    restored from an older copy. restart: it begins again with an initial state, as a client that
+    never took part, and the results differ; stop: the run ends and names what is missing, unless
+    others start the clients and no more than half of those asked lack it: these are dropped.
+    [-; server/phases]"""
     max_share: Literal["auto"] | Taken | None = "auto"
     """The largest part of a mean by samples that one client may have, where sites bring their own
     data also of the mean of their accuracies; auto: half, where sites bring their own data and

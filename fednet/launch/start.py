@@ -239,4 +239,4 @@ class Silent:
     def _nothing(self, *_: object) -> None:
         pass
 
-    round_started = progress = round_done = note = finished = _nothing
+    round_started = progress = round_done = note = warn = finished = _nothing

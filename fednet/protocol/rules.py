@@ -33,6 +33,8 @@ CLAIMS = 64
 SLOWER = 20
 CALM = 4
 FLOOR = 8192  # bytes a second: an upload may be so slow for as long as it lasts
+# Why a client was dropped that no longer has the state which its task starts from.
+STATE_LOST = "failed: state lost: "
 LEFT = "left"  # why a client that was there no more did not complete its task
 STRIKES = 256  # messages of a connection that belong to nothing, before it is hung up on
 REFUSALS = 16  # that a connection is answered with

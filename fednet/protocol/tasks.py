@@ -6,7 +6,17 @@ from collections.abc import Collection, Mapping, Sequence
 
 from fednet.protocol.handing import Waiting
 from fednet.protocol.roster import Roster, Worker
-from fednet.protocol.rules import DEATHS, LOSSES, REFUSALS, TRIES, Job, Resolved, Rules, Settle
+from fednet.protocol.rules import (
+    DEATHS,
+    LOSSES,
+    REFUSALS,
+    STATE_LOST,
+    TRIES,
+    Job,
+    Resolved,
+    Rules,
+    Settle,
+)
 from fednet.protocol.turn import Refusals, Turn
 from fednet.protocol.window import Sending
 from fednet.protocol.work import ENDED, WITH_WORKER, Work, WorkStates, WorkStatus, message_of
@@ -99,11 +109,16 @@ class Tasks:
         self.assign()
 
     def add(self, round: int, jobs: Sequence[Job]) -> None:
-        """More tasks beside those under way, each its client's only one. round: the newest."""
-        self.round = round
+        """More tasks beside those under way, each its client's only one. round: the newest. Where
+        a client had a task of the same round, the new one is its next attempt.
+        """
+        before, self.round = self.round, round
         for job in jobs:
-            work = Work(job, since=self._turn.now)
-            self._states.enter(work, self.work.get(job.client))
+            last = self.work.get(job.client)
+            again = last is not None and (last.job.round or before) == (job.round or round)
+            attempt = last.attempt + 1 if last is not None and again else 0
+            work = Work(job, attempt=attempt, since=self._turn.now)
+            self._states.enter(work, last)
             self.work[job.client] = work
         order = sorted(self.open(), key=lambda w: w.since)
         self._waiting = Waiting(order, self._roster, self._last)
@@ -191,17 +206,22 @@ class Tasks:
                     unread = f"{REFUSALS} messages that cannot be read"
                     self.refuse(w, f"{unread}, the last: {reason}", True)
 
-    def elsewhere(self, w: Work, worker: Worker, reason: str) -> None:
-        """The worker has not what the task starts from: it goes to one that may have it. Without
-        one, the client failed; or is lost, where what it lacks is of this round alone.
+    def elsewhere(self, w: Work, worker: Worker, failed: m.Failed) -> None:
+        """The worker lacks what the task starts from: the task goes to a worker that may have it.
+        Where there is none the client is dropped: as lost, where it lacks something of this round
+        alone; as one whose state is lost, where the task names a state.
         """
         bound, client, hosts = w.job.bound, w.job.client, self._roster.hosts(w.job.client)
         w.refused_by.add(worker.name)
         worker.lacks |= set() if bound else {client}
         if any(x.name not in w.refused_by if bound else client not in x.lacks for x in hosts):
             self.take_back(w, "its state is elsewhere")
+        elif bound:
+            self.drop(w, f"lost: {failed.reason}")
+        elif w.job.start and not failed.base:
+            self.drop(w, f"{STATE_LOST}{failed.reason}")
         else:
-            self.drop(w, f"{'lost' if bound else 'failed'}: {reason}")
+            self.drop(w, f"failed: {failed.reason}")
         self.assign()
 
     # -- handing out -------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ class Transfers:
             self._tasks.assign()
             return ""
         if failed.lacks:
-            self._tasks.elsewhere(w, worker, failed.reason)
+            self._tasks.elsewhere(w, worker, failed)
             return ""
         self._tasks.refuse(w, failed.reason, failed.again, "damaged" if failed.again else "failed")
         return ""

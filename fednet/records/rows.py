@@ -122,6 +122,7 @@ class Round(Row, kw_only=True):
     # the updates since the model that it started from.
     staleness: list[int] | None = None
     dropped: dict[str, str] = {}  # client -> why
+    restarted: list[int] | None = None  # clients that lost their state and began again
     void: bool = False
     train_loss: float | None = None  # as the method weighs its clients
     train_loss_by_samples: float | None = None

@@ -113,6 +113,12 @@ def _difference(a: Round, b: Round) -> tuple[str | None, str] | None:
 
 def _why(a: Round, b: Round) -> str:
     """Other clients explain other bits, and then neither run is at fault."""
+    if (a.restarted or []) != (b.restarted or []):
+        which = [x.restarted or [] for x in (a, b)]
+        return (
+            f"; clients that had lost their state began again: {which[0]} in the first run, "
+            f"{which[1]} in the second"
+        )
     if sorted(a.selected or ()) != sorted(b.selected or ()):
         return "; other clients were selected"
     only = [sorted(set(x.completed or ()) - set(y.completed or ())) for x, y in ((a, b), (b, a))]

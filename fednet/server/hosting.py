@@ -28,6 +28,10 @@ class Watcher(Protocol):
 
     def note(self, text: str, /) -> None: ...
 
+    def warn(self, text: str, /) -> None:
+        """What is said with --quiet too."""
+        ...
+
     def finished(self, summary: JsonMapping, /) -> None: ...
 
 

@@ -8,27 +8,32 @@ What the replies are folded into is the caller's.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import msgspec
 import torch
 
 from fednet.algorithms.base import Nothing, Payload, Tensors
 from fednet.algorithms.state import State
-from fednet.errors import CannotGoOn
+from fednet.errors import CannotGoOn, StateError
 from fednet.experiment.build import Experiment
 from fednet.experiment.clock import VirtualClock, reply_bytes
 from fednet.experiment.faults import Faults
 from fednet.experiment.judging import GlobalModel, Judgement, asked, judgements
 from fednet.experiment.rundir import RunDirectory
-from fednet.protocol.rules import LEFT, Instruction, Job, Rules
+from fednet.ids import as_text
+from fednet.protocol.rules import LEFT, STATE_LOST, Instruction, Job, Resolved, Rules
 from fednet.server.accounts import Accounts
 from fednet.server.asking import Asking, Phase, with_base
 from fednet.server.io_thread import ServerIO
 from fednet.server.peers.admission import patience
 from fednet.server.spool import Spooled
 from fednet.training.evaluation import Counts
+
+log = logging.getLogger(__name__)
 
 POLL_S = 0.2  # how often a request to stop is looked for
 
@@ -37,7 +42,7 @@ class Phases:
     """Opens phases, one after the other, and waits for their replies.
 
     check_stop(): called every now and then meanwhile; raises where the run is to stop.
-    clock: None where time is real.
+    clock: None where time is real. alone: others start the clients.
     """
 
     def __init__(
@@ -51,11 +56,13 @@ class Phases:
         faults: Faults,
         clock: VirtualClock | None,
         check_stop: Callable[[], None],
+        alone: bool,
     ) -> None:
         self.experiment, self.config = experiment, experiment.config
         self.method = experiment.algorithm
         self.directory, self.io, self.accounts, self.asking = directory, io, accounts, asking
         self.faults, self.clock, self.check_stop = faults, clock, check_stop
+        self.alone = alone
 
     # -- opening -----------------------------------------------------------------------------------
     def open(
@@ -80,6 +87,8 @@ class Phases:
         made = [
             self.asking.ask(phase, c, server, states.get(c, ""), keep.get(c, "")) for c in cohort
         ]
+        if index == 0:  # a later exchange needs what the client kept of this round
+            phase.initial_task = lambda c: self.asking.ask(phase, c, server, "", "")
         jobs = [job for job in made if self.asking.wanted(phase, job.client)]
         phase.encoding = time.monotonic() - phase.opened
         rules, here = self.rules(), sum(1 for _, purpose in phase.spooled if purpose == "train")
@@ -133,6 +142,8 @@ class Phases:
             if not todo or (clock is not None and all(c in outcomes for c in todo)):
                 break
             resolved = self.io.wait(POLL_S, phase.name)
+            if resolved is not None and self._restarts(phase, resolved):
+                resolved = None
             if resolved is not None and resolved.client in phase.start:
                 outcomes[resolved.client] = resolved.reason
                 if resolved.reason:
@@ -140,10 +151,66 @@ class Phases:
                         "dropped", phase.round, resolved.client, reason=resolved.reason
                     )
             self.check_stop()
+        lost = {c: r for c, r in outcomes.items() if r.startswith(STATE_LOST)}
+        self.check_states(phase.round, lost, sum(map(bool, phase.start.values())))
         if clock is not None:
             self._decide(phase, outcomes, clock)
             for client in todo:
                 yield from self._turn(phase, client, outcomes)
+
+    def _restarts(self, phase: Phase, resolved: Resolved) -> bool:
+        """Whether a client whose state is lost got its task again, from its initial state: what
+        the server remembers of earlier messages with it is of no use then.
+        """
+        client = resolved.client
+        if not self.restarts(resolved.reason) or phase.initial_task is None:
+            return False
+        if not phase.start.get(client):
+            return False
+        self.forget(client, phase.residuals)
+        phase.ahead.pop(client, None)
+        phase.start[client] = ""
+        phase.restarted.append(client)
+        self.say_restarted(phase.round, client, resolved.reason)
+        job = phase.initial_task(client)
+        self.io.call(lambda now: self.io.protocol.add(phase.round, [job], now))
+        return True
+
+    def restarts(self, reason: str) -> bool:
+        """Whether a client that was dropped for that reason begins again."""
+        return reason.startswith(STATE_LOST) and self.config.round.state_lost == "restart"
+
+    def forget(self, client: int, residuals: dict[str, torch.Tensor]) -> None:
+        """Removes what compressors remember of messages with a client."""
+
+        def command(now: float) -> None:  # in the thread that checks replies by them
+            for name in [n for n in residuals if n.startswith(f"client {client}/")]:
+                del residuals[name]
+
+        self.io.call(command, wait=True)
+
+    def say_restarted(self, round: int, client: int, reason: str) -> None:
+        reason = reason.removeprefix(STATE_LOST)
+        self.directory.event("restarted", round, client, reason=reason)
+        log.warning("round %d: client %d begins again: %s", round, client, reason)
+
+    def check_states(self, round: int, lost: Mapping[int, str], started: int) -> None:
+        """Raises StateError where the run ends because clients have lost their states. started:
+        how many were to start from one. What clients say that others start is not taken for true
+        where few of them say it: one that lies would end the run.
+        """
+        if not lost:
+            return
+        if self.alone and (2 * len(lost) <= started or len(lost) == 1 < self.config.clients):
+            return
+        first = lost[min(lost)].removeprefix(STATE_LOST).rstrip(".")
+        raise StateError(
+            f"round {round}: {len(lost)} of the {started} clients that were to go on from a state "
+            f"of theirs no longer have it: clients {as_text(lost)}. {first}. Was the server "
+            f"restored from an older copy? Then restore the clients' states of the same time, or "
+            f"let these clients begin again with --set round.state_lost=restart (the results "
+            f"differ)."
+        )
 
     def _turn(
         self, phase: Phase, client: int, outcomes: Mapping[int, str]
@@ -286,6 +353,10 @@ class Phases:
                 anew=(lambda _, based: job(c, based)) if exp.base_comes else None,
             )
 
+        def initial(c: int) -> Job:
+            return msgspec.structs.replace(job(c, exp.base_comes), state="", keep="")
+
+        phase.initial_task = initial
         jobs = [job(c, exp.base_comes and not phase.start[c]) for c in clients]
         self._begin(phase, jobs, dataclasses.replace(self.rules(), deadline=None, first=None))
         for _ in self.replies(phase):

@@ -280,6 +280,7 @@ class Session:
             faults=faults,
             clock=clock,
             check_stop=self.watch.check,
+            alone=self.endpoint.alone,
         )
         judge = Judge(exp, self.files, host, phases, *judges(exp, self.device))
         kept = self.files, self.io, self.checkpoints, self.spool

@@ -15,7 +15,9 @@ from fednet.config import Config
 from fednet.errors import Forgotten
 from fednet.experiment.clock import VirtualClock
 from fednet.experiment.store import RowStore
+from fednet.ids import as_text
 from fednet.plain import JsonDict
+from fednet.protocol.rules import STATE_LOST
 from fednet.server.accounts import nothing
 from fednet.server.phases import Phase
 from fednet.server.results import accuracies
@@ -157,6 +159,8 @@ class Round:
         """
         phase, record = self.phase, self.record
         self.dropped |= phase.dropped
+        if phase.restarted:
+            record.restarted = sorted({*(record.restarted or ()), *phase.restarted})
         record.completed_by_phase = [*record.completed_by_phase, sorted(phase.done)]
         if server is None:
             record.set(void=True, completed=[])
@@ -183,11 +187,23 @@ class Round:
             if reason.startswith(("failed", "refused", "damaged"))
         ]
 
+    def states_lost(self) -> dict[int, str]:
+        """By client that was dropped because its state is lost: what it said."""
+        return {
+            client: clean(reason.removeprefix(STATE_LOST))
+            for client, reason in sorted(self.dropped.items())
+            if reason.startswith(STATE_LOST)
+        }
+
     def told(self) -> list[str]:
-        """The first of the failures, and how many more there are, as they are shown."""
+        """The first of the failures, and how many more there are, and who began again, as they are
+        shown.
+        """
         whose = self.failures()
         rest = len(whose) - SHOWN
         more = [f"and {rest} more clients"] if rest > 0 else []
+        if again := self.record.restarted:
+            more.append(f"client(s) {as_text(again)} had lost their state and began again")
         return [f"round {self.number}: {text}" for text in [*whose[:SHOWN], *more]]
 
     def hopeless(self, config: Config, void: int) -> str:

@@ -26,6 +26,7 @@ from fednet.experiment.clock import VirtualClock
 from fednet.experiment.faults import Faults
 from fednet.experiment.rundir import RunDirectory
 from fednet.experiment.store import on_disk
+from fednet.ids import as_text
 from fednet.plain import JsonDict
 from fednet.records.manifest import RunProgress
 from fednet.server.accounts import Accounts, predict
@@ -84,6 +85,7 @@ class Rounds:
         self._noise = privacy.noise_of(self.config, "server", key, drawn)
         self._accountant = privacy.Accountant(self.config) if self.config.privacy.noise else None
         self._memories = Memories(parts.checkpoints.rows)
+        self._lost: dict[int, int] = {}  # by client whose state is lost: the round it was missed in
         self.sent: dict[str, State] = {}  # what tasks under way need for a resume, by name
         self.attendance = Attendance(
             self.config, self.phases.asking.world, parts.watch, self.faults.replay
@@ -161,6 +163,11 @@ class Rounds:
 
     def end(self) -> None:
         """The last evaluation."""
+        if self._lost:
+            self.display.warn(
+                f"the run goes to its end without client(s) {as_text(self._lost)}, whose state was "
+                f"lost (since round {min(self._lost.values())})"
+            )
         lines = self.judge.last(self.progress.round, self.carried, self.durable)
         self.progress.finished = True
         self.save({"clients": lines})
@@ -318,6 +325,12 @@ class Rounds:
 
     def _show(self, round: Round) -> None:
         self.display.round_done(round.record)
+        for client, reason in round.states_lost().items():
+            if client not in self._lost:
+                self.display.warn(f"round {round.number} goes on without client {client}: {reason}")
+            self._lost.setdefault(client, round.number)
+        for client in round.record.completed:
+            self._lost.pop(client, None)
         for text in round.told():
             self.display.note(text)
         for callback in self.parts.callbacks:

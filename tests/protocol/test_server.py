@@ -552,7 +552,7 @@ def test_task_goes_to_the_worker_that_has_the_state_it_starts_from():
 def test_client_whose_state_no_worker_has_failed():
     s = begun([job(0, start="1-0-0")], rules=Rules(silent=None))
     out = lacking(b"1", 0, 0, 1.0, s)
-    assert of(out, Resolved) == [Resolved(0, 0, "failed: not here")]
+    assert of(out, Resolved) == [Resolved(0, 0, "failed: state lost: not here")]
 
 
 def written(older, based):

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fednet.experiment import selection
-from fednet.protocol.rules import Instruction
+from fednet.protocol.rules import STATE_LOST, Instruction
 from fednet.server.asking import Phase
 from fednet.server.ongoing.arrivals import Arrivals, Replayed, VirtualArrivals
 from fednet.server.ongoing.schedule import Give, Schedule, Update
@@ -48,6 +49,7 @@ class Updates:
         self.arrivals = self._arrivals()
         self.given: list[int] = []  # in this round, in order
         self.dropped: dict[int, str] = {}  # since the last update
+        self.restarted: list[int] = []  # the same, of clients that had lost their state
 
     def _arrivals(self) -> Arrivals:
         parts, schedule = self.parts, self.schedule
@@ -164,11 +166,31 @@ class Updates:
             return self.schedule.replied(client, at)
         task = self.tasks[client]
         self.dropped[client] = reason
+        if reason.startswith(STATE_LOST):
+            self._state_lost(task.round, client, reason)
         self.parts.directory.event("dropped", task.round, client, reason=reason)
         self._settle({client: False}, {}, reason)
         if reason.startswith("failed"):
             self.rounds.phases.may_stop(task.round, client, reason.removeprefix("failed: "))
         return self.schedule.lost(client, at)
+
+    def _state_lost(self, round: int, client: int, reason: str) -> None:
+        """A client no longer has the state that its task started from: its next task starts from
+        an initial one, or the run may end.
+        """
+        phases, carried, phase = self.rounds.phases, self.carried, self.tasks.phase
+        if not phases.restarts(reason):
+            lost = {c: r for c, r in self.dropped.items() if r.startswith(STATE_LOST)}
+            return phases.check_states(round, lost, len(carried.versions))
+        assert phase is not None
+        phases.forget(client, phase.residuals)
+        self.carried = replace(
+            carried,
+            versions={c: v for c, v in carried.versions.items() if c != client},
+            states={c: s for c, s in carried.states.items() if c != client},
+        )
+        self.restarted.append(client)
+        phases.say_restarted(round, client, reason)
 
     # -- an update ---------------------------------------------------------------------------------
     def _made(self, update: Update) -> Round:
@@ -214,6 +236,7 @@ class Updates:
             of_round.residuals,
             self._since,
         )
+        phase.restarted, self.restarted = self.restarted, []
         phase.enrolled = {c for c, t in tasks.items() if t.enrolled}
         phase.staleness = {c: update.staleness(c) for c in cohort}
         for client, task in tasks.items():
