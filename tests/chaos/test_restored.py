@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -95,10 +96,11 @@ def test_one_site_whose_states_are_deleted_ends_no_run_and_is_named_even_when_qu
         fed.server(resume=True)
         fed.finish()
         dropped = [r["dropped"] for r in fed.rounds()]
-        assert [list(d) for d in dropped] == [[], [], ["0"], ["0"]]
-        assert "its state of round 2 is not in" in dropped[2]["0"]
+        # The task of round 3 may have reached the client before the server died.
+        assert (dropped[0], dropped[1], list(dropped[3])) == ({}, {}, ["0"])
+        assert re.search(r"its state of round [23] is not in", dropped[3]["0"])
         said = fed.output()
-    assert "fednet-client: round 3: client 0: its state of round 2 is not in" in said
+    assert re.search(r"fednet-client: round [34]: client 0: its state of round [23] is", said)
     assert "the last tasks of client(s) 0 were not done here" in said
 
 
@@ -109,12 +111,15 @@ def test_a_server_whose_sites_have_mostly_lost_their_states_ends_and_names_them(
     changes = {"rounds": 4, "algorithm": "scaffold", "faults": {"schedule": crash}}
     with Federation(tmp_path, **changes) as fed:
         fed.client("0", state=tmp_path / "one")
-        fed.client("1-3", state=tmp_path / "others")
+        others = fed.client("1-3", state=tmp_path / "others")
         assert fed.status(fed.server()) == -signal.SIGKILL
+        fed.lose(others)
         for folder in (tmp_path / "others").glob("*/client-*"):
             shutil.rmtree(folder)
+        fed.client("1-3", state=tmp_path / "others")
         assert fed.status(fed.server(resume=True)) == 2
-        assert "clients 1-3. client 1: its state of round 2 is not in" in fed.output()
+        assert re.search(r"clients 1-3\. client 1: its state of round [23] is not", fed.output())
         fed.server(resume=True, round={**fed.mapping["round"], "state_lost": "restart"})
         fed.finish()
-        assert [r.get("restarted") for r in fed.rounds()] == [None, None, [1, 2, 3], None]
+        again = [r["restarted"] for r in fed.rounds() if r.get("restarted")]
+        assert again == [[1, 2, 3]]
