@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, get_type_hints
@@ -28,6 +29,7 @@ from fednet.algorithms.base import (
     Algorithm,
     Exchange,
     Layout,
+    OwnConfig,
     OwnPayload,
     Payload,
     Run,
@@ -37,9 +39,9 @@ from fednet.algorithms.base import (
     Tensors,
     kind,
 )
-from fednet.errors import ConfigError, RoundVoid
+from fednet.errors import ConfigError, RemoteProtocolError, RoundVoid
 from fednet.plain import JsonMapping
-from fednet.secagg import SecureClient, SecureServer, Terms
+from fednet.secagg import BelowThreshold, SecureClient, SecureServer, Terms
 from fednet.secagg.fixed import FixedPoint, Integers
 from fednet.secagg.steps import Gathered
 from fednet.secagg.terms import drawn_order, steps_of
@@ -92,6 +94,10 @@ class Secure(Algorithm):
     plan: SumPlan
     steps: ClassVar[tuple[str, ...]]
     plain: ClassVar[Exchange]  # the method's own
+
+    def __init__(self, config: OwnConfig, clients: int) -> None:
+        super().__init__(config, clients)
+        self._last_vector: dict[int, tuple[int, bytes]] = {}  # by client: its round, its digest
 
     # -- the client --------------------------------------------------------------------------------
     def local(self, phase, client, down, host):
@@ -154,11 +160,30 @@ class Secure(Algorithm):
         return StepAnswers(gathered=Gathered())
 
     def fold(self, fold, server, client_id, up, host):
-        self.machine(server, host.round).take(fold.gathered, client_id, _bytes(up.answer))
+        machine, answer = self.machine(server, host.round), _bytes(up.answer)
+        if machine.step == "masked":
+            self._refuse_again(client_id, host.round, answer)
+        machine.take(fold.gathered, client_id, answer)
         return fold
 
+    def _refuse_again(self, client: int, round: int, answer: bytes) -> None:
+        """Raises RemoteProtocolError for the masked vector that this client sent in an earlier
+        round: the masks are others by now, and the sum would be noise. Known is what it sent last
+        to this server process.
+        """
+        digest = hashlib.sha256(answer).digest()
+        last, before = self._last_vector.get(client, (round, digest))
+        if last < round and before == digest:
+            raise RemoteProtocolError(f"its masked vector of round {last} once more")
+        self._last_vector[client] = round, digest
+
     def finish(self, fold, server, cohort, host):
-        machine = self.machine(server, host.round).finish(fold.gathered)
+        try:
+            machine = self.machine(server, host.round).finish(fold.gathered)
+        except BelowThreshold as void:
+            host.blamed.update(void.named)
+            raise
+        host.blamed.update(machine.named)
         inner = server.inner if isinstance(server, Between) else server
         if machine.step is not None:
             return Between(inner=inner, machine=machine)

@@ -173,6 +173,9 @@ class SecaggSection(Section, frozen=True, kw_only=True):
     counts: Literal["open", "masked"] = "open"
     """Whether sample counts and losses are seen by the server, or only the sum of the counts.
     [-; algorithms/secure]"""
+    blame: bool = True
+    """Whether a client that is known to have broken the protocol is left out of later rounds.
+    [-; server/phases]"""
     max_samples: AtLeast1 | None = None
     """More than these do not count; null: what the largest client has, where that is known.
     [samples; algorithms/secure]"""

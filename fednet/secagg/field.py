@@ -106,6 +106,18 @@ def combine(shares: Sequence[tuple[int, bytes]], t: int) -> bytes | None:
     return None if number >> (8 * SECRET) else number.to_bytes(SECRET, "little")
 
 
+def numbers(data: bytes) -> bool:
+    """Whether these are elements of the field, 4 bytes each."""
+    return not bool((np.frombuffer(data, "<u4") >= Q).any())
+
+
+def off_line(shares: Sequence[tuple[int, bytes]], others: Sequence[tuple[int, bytes]]) -> list[int]:
+    """The points of the other (point, share) pairs that are not on the polynomial through these."""
+    rows = np.stack([np.frombuffer(s, "<u4") for _, s in shares]).astype(np.uint64)
+    found = product(lagrange([p for p, _ in shares], [p for p, _ in others]), rows)
+    return [p for (p, s), row in zip(others, found) if row.astype("<u4").tobytes() != s]
+
+
 # -- LightSecAgg's code ----------------------------------------------------------------------------
 def code(n: int, u: int) -> Array:
     """(n, u): the encoding matrix W of LightSecAgg, transposed (its Section 4.1): the polynomial of

@@ -16,6 +16,8 @@ only; answers beyond the U that are needed are held against them.
 from __future__ import annotations
 
 import secrets
+import struct
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -27,6 +29,7 @@ from fednet.secagg.fixed import Integers
 from fednet.secagg.primitives import KEY, TAG
 from fednet.secagg.steps import (
     ID,
+    WITNESSES,
     BelowThreshold,
     Gathered,
     Refused,
@@ -40,6 +43,7 @@ from fednet.secagg.steps import (
 from fednet.secagg.terms import Terms
 
 WIDTH = 4  # bytes of an element
+COMPLAINT = b"\xff" * WIDTH  # no element: in place of an answer, whose pieces could not be opened
 
 
 def _about(terms: Terms, sender: int, receiver: int) -> bytes:
@@ -57,6 +61,7 @@ class LightClient(SecureClient):
         self._keys: dict[int, bytes] = {}
         self._mask: Residues | None = None  # until it is used
         self._held: dict[int, Residues] = {}
+        self._wrong: list[int] = []  # whose pieces could not be opened
 
     def _answer(self, step: str, question: bytes, vector: Integers | None) -> bytes:
         if step == "keys":
@@ -107,20 +112,32 @@ class LightClient(SecureClient):
             raise Refused(f"pieces of {sorted(sealed)}, too few or of others than gave their keys")
         for who, text in sealed.items():
             piece = primitives.opened(self._key(who, self.me), text, _about(terms, who, self.me))
-            row = None if piece is None else fixed.unpack(piece, WIDTH)
-            if row is None or bool((row >= np.uint64(field.Q)).any()):
-                raise Refused(f"the piece of client {who} is not what it sent")
-            self._held[who] = row
+            if piece is not None and field.numbers(piece):
+                self._held[who] = fixed.unpack(piece, WIDTH)
+            else:
+                self._wrong.append(who)  # the server hears of it in the last step
         assert mask is not None
         self._mask = None
         masked = field.add(fixed.residues(vector, terms.modulus), mask)
         return fixed.pack(masked, terms.width)
 
     def _sum_of_pieces(self, question: bytes) -> bytes:  # lines 15 to 19
+        survivors = self._survivors(question, {*self._held, *self._wrong})
+        if wrong := sorted(set(survivors) & set(self._wrong)):
+            return _complaint(wrong, self.terms)
         total = np.zeros(self.terms.piece, dtype=np.uint64)
-        for who in self._survivors(question, self._held):
+        for who in survivors:
             total = field.add(total, self._held[who])
         return fixed.pack(total, WIDTH)
+
+
+def _complaint(wrong: list[int], terms: Terms) -> bytes:
+    """What is sent in place of a sum of pieces: whose pieces could not be opened, as many as there
+    is room for.
+    """
+    named = wrong[: max(0, terms.piece - 2)]
+    text = COMPLAINT + b"".join(struct.pack("<I", n) for n in (len(named), *named))
+    return text.ljust(WIDTH * terms.piece, b"\0")[: WIDTH * terms.piece]
 
 
 class LightServer(SecureServer):
@@ -147,11 +164,13 @@ class LightServer(SecureServer):
             whom = tuple(parted(answer, _sealed_size(self.terms)))
             if whom != self._others(client, "keys"):
                 raise RemoteProtocolError("pieces for others than those who gave their keys")
+        if self.step == "unmask" and not answer.startswith(COMPLAINT):
+            self._vector(answer)
 
     def _vector(self, answer: bytes) -> Residues:
         vector = fixed.unpack(answer, WIDTH)
         if bool((vector >= np.uint64(field.Q)).any()):
-            raise RemoteProtocolError("a number that is none of the field")
+            raise RemoteProtocolError("a number outside of the field")
         return vector
 
     def _sum(self, total: Residues, vector: Residues) -> Residues:
@@ -166,22 +185,60 @@ class LightServer(SecureServer):
             return {"shares": {i: parted(answer, size) for i, answer in answers.items()}}
         if step == "masked":
             return {"masked": gathered.total, "shares": None}
-        return {"total": self._unmasked(answers), "masked": None}
+        rows = {j: self._vector(a) for j, a in answers.items() if not a.startswith(COMPLAINT)}
+        named = self._complained_of(answers)
+        agreeing, wrong = self._agreeing(rows, named)
+        if wrong is not None:
+            named[wrong] = "its sum of pieces was wrong, by the word of all others"
+        return {"total": self._unmasked(agreeing), "masked": None, "named": named}
 
-    def _unmasked(self, answers: Mapping[int, bytes]) -> Integers:  # lines 20 to 22
+    def _complained_of(self, answers: Mapping[int, bytes]) -> dict[int, str]:
+        """By client, that its pieces could not be opened by `WITNESSES` others or more."""
+        found = Counter[int]()
+        for j, answer in answers.items():
+            if answer.startswith(COMPLAINT):
+                words = np.frombuffer(answer, "<u4").tolist()[1:]
+                found.update(set(words[1 : 1 + words[0]] if words else ()) - {j})
+        return {
+            who: f"its pieces could not be opened by {n} others"
+            for who, n in found.items()
+            if n >= WITNESSES and who in self.survivors
+        }
+
+    def _agreeing(
+        self, rows: dict[int, Residues], named: Mapping[int, str]
+    ) -> tuple[dict[int, Residues], int | None]:
+        """(sums of pieces that lie on one polynomial, who alone sent another). Raises
+        BelowThreshold where there are none.
+        """
+        u = self.terms.needed
+        if len(rows) < u:
+            raise BelowThreshold(
+                f"secure aggregation: {len(rows)} sums of pieces came, and {u} are needed", named
+            )
+        if self._consistent(rows):
+            return rows, None
+        for j in rows if len(rows) > u + 1 else ():
+            others = {k: row for k, row in rows.items() if k != j}
+            if self._consistent(others):
+                return others, j
+        raise BelowThreshold("secure aggregation: a sum of pieces was wrong", named)
+
+    def _consistent(self, rows: Mapping[int, Residues]) -> bool:
+        """Whether all answers lie on one polynomial: else one of them is wrong."""
+        u, whose = self.terms.needed, sorted(rows)
+        points = [u + 1 + self.terms.cohort.index(j) for j in whose]
+        across = field.lagrange(points[:u], points[u:])
+        first, rest = ([rows[j] for j in part] for part in (whose[:u], whose[u:]))
+        return not rest or bool(
+            np.array_equal(field.product(across, np.stack(first)), np.stack(rest))
+        )
+
+    def _unmasked(self, rows: Mapping[int, Residues]) -> Integers:  # lines 20 to 22
         terms, u = self.terms, self.terms.needed
-        whose = sorted(answers)
-        rows = np.stack([self._vector(answers[j]) for j in whose[:u]])
+        whose = sorted(rows)[:u]
         places = [terms.cohort.index(j) for j in whose]
-        pieces = field.product(field.decoding(places[:u], u, u - terms.private), rows)
-        for at, other in zip(places[u:], whose[u:]):
-            # Any further answer lies on the same polynomial, or one of them is wrong.
-            if not self._fits(rows, places[:u], at, self._vector(answers[other])):
-                raise BelowThreshold("secure aggregation: a sum of pieces was wrong")
+        first = np.stack([rows[j] for j in whose])
+        pieces = field.product(field.decoding(places, u, u - terms.private), first)
         mask = pieces.reshape(-1)[: terms.length]
         return fixed.lift(field.subtract(self.known["masked"], mask), terms.modulus)
-
-    def _fits(self, rows: Residues, places: list[int], at: int, row: Residues) -> bool:
-        u = self.terms.needed
-        across = field.lagrange([u + 1 + p for p in places], [u + 1 + at])
-        return bool(np.array_equal(field.product(across, rows)[0], row))

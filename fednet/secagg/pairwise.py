@@ -13,13 +13,18 @@ its mask key, and of no client both.
 Departs from the papers: keys of the consistency step's signatures are advertised with the others,
 where Bonawitz et al. have them vouched for by a third party; each client sends a digest of b_u with
 its shares, by which the server finds that a share of it was wrong, as it finds it of a mask key by
-its public half. Then no sum comes of the round, rather than a wrong one.
+its public half, and looks for shares that give the right one; a share that a client cannot open
+does not end its part in the round: it says so in the last step, see `Evidence`.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
+import random
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -30,6 +35,7 @@ from fednet.secagg.fixed import Integers
 from fednet.secagg.primitives import KEY, SIGNATURE, TAG
 from fednet.secagg.steps import (
     ID,
+    WITNESSES,
     BelowThreshold,
     Gathered,
     Refused,
@@ -44,6 +50,8 @@ from fednet.secagg.terms import Terms
 
 KEYS = 3 * KEY  # for shares, for masks, for signatures
 SEALED = 2 * field.SHARE + TAG  # a share of the mask key and one of b_u
+NONE = bytes(field.SHARE)  # in place of a share that could not be opened: a complaint
+SUBSETS = 200  # of shares at most that are tried, where some of them are wrong
 
 
 def _pair(terms: Terms, purpose: bytes, a: int, b: int) -> bytes:
@@ -132,9 +140,7 @@ class PairwiseClient(SecureClient):
         for who, text in sealed.items():
             about = _pair(terms, b"share", who, self.me)
             shares = primitives.opened(self._sealed_by(who, who, self.me), text, about)
-            if shares is None:
-                raise Refused(f"the shares of client {who} are not what it sent")
-            self._held[who] = shares
+            self._held[who] = shares or 2 * NONE  # the server hears of it in the last step
         total = fixed.residues(vector, terms.modulus)
         _mask(terms, total, primitives.derived(self._own, b"own " + terms.context), True)
         for who in sealed:
@@ -170,6 +176,8 @@ class PairwiseClient(SecureClient):
 
 
 class PairwiseServer(SecureServer):
+    agreeing = 2
+
     def question(self, client: int) -> bytes:
         step, known = self.step, self.known
         if step == "shares":
@@ -203,6 +211,12 @@ class PairwiseServer(SecureServer):
             whose = tuple(parted(answer, field.SHARE))
             if whose != tuple(sorted({client, *self._others(client, "shares")})):
                 raise RemoteProtocolError("shares of others than those whose shares it was handed")
+            if not all(map(field.numbers, parted(answer, field.SHARE).values())):
+                raise RemoteProtocolError("a share outside of the field")
+        if self.step == "consistency":
+            claim = _claim(self.terms, self.survivors)
+            if not primitives.verifies(self.known["keys"][client][2 * KEY :], answer, claim):
+                raise RemoteProtocolError("a signature that is none of the survivors")
 
     def _vector(self, answer: bytes) -> Residues:
         return fixed.unpack(answer, self.terms.width)
@@ -225,42 +239,106 @@ class PairwiseServer(SecureServer):
         if step == "consistency":
             return {"signed": dict(answers)}
         shares = {u: parted(a, field.SHARE) for u, a in answers.items()}
-        return {"total": self._unmasked(shares), "masked": None}
+        evidence = Evidence(self.terms, shares)
+        total = self._unmasked(evidence)
+        return {"total": total, "masked": None, "named": evidence.named()}
 
-    def _unmasked(self, shares: Mapping[int, Mapping[int, bytes]]) -> Integers:
+    def _unmasked(self, evidence: Evidence) -> Integers:
         """The sum of what U3 sent, less what does not cancel in it."""
         terms = self.terms
         total = self.known["masked"].copy()
         survivors = frozenset(self.survivors)
         for u in self.survivors:
-            own = self._secret(u, shares, "seed")
-            if primitives.commitment(own) != self.known["commitments"][u]:
-                raise BelowThreshold(f"secure aggregation: a share of client {u}'s seed was wrong")
+            own = evidence.secret(u, "seed", primitives.commitment, self.known["commitments"][u])
             _mask(terms, total, primitives.derived(own, b"own " + terms.context), False)
         for v in sorted(set(self.live["shares"]) - survivors):
             left = [u for u in self._others(v, "shares") if u in survivors]
             if not left:
                 continue
-            masking = self._secret(v, shares, "key")
-            if primitives.public(masking) != self.known["keys"][v][KEY : 2 * KEY]:
-                raise BelowThreshold(f"secure aggregation: a share of client {v}'s key was wrong")
+            public = self.known["keys"][v][KEY : 2 * KEY]
+            masking = evidence.secret(v, "key", primitives.public, public)
             for u in left:
                 other = self.known["keys"][u][KEY : 2 * KEY]
                 about = _pair(terms, b"mask", min(u, v), max(u, v))
                 _mask(terms, total, primitives.agreed(masking, other, about), u < v)
         return fixed.lift(_cut(terms, total), terms.modulus)
 
-    def _secret(self, of: int, shares: Mapping[int, Mapping[int, bytes]], what: str) -> bytes:
-        t = self.terms.share_threshold(of)
-        held = [
-            (self.terms.place(of, at), entries[of])
-            for at, entries in shares.items()
-            if of in entries and at in self.terms.circle[of]
-        ]
-        found = field.combine(held, t) if len(held) >= t else None
-        if found is None:
-            raise BelowThreshold(
-                f"secure aggregation: {len(held)} shares of client {of}'s {what} came; expected "
-                f"{t} that fit together"
-            )
-        return found
+
+class Evidence:
+    """The shares that came in the last step, and what they say of who broke the protocol.
+
+    Who dealt wrong shares, and who handed on other shares than it was dealt, look alike in a single
+    one: a client is named where `WITNESSES` others say so. Fewer than that may be its accusers.
+    """
+
+    def __init__(self, terms: Terms, shares: Mapping[int, Mapping[int, bytes]]) -> None:
+        """shares: by who held them, then by whose secret they are of."""
+        self._terms, self._shares = terms, shares
+        self._handed_on = Counter[int]()  # wrong shares, by who held them
+        self._complaints = Counter[int]()  # shares that could not be opened, by who dealt them
+
+    def named(self) -> dict[int, str]:
+        """By client, how it broke the protocol."""
+        dealt = {
+            who: f"its shares could not be opened by {n} others"
+            for who, n in self._complaints.items()
+            if n >= WITNESSES
+        }
+        return dealt | {
+            who: f"it handed on wrong shares of {n} others"
+            for who, n in self._handed_on.items()
+            if n >= WITNESSES
+        }
+
+    def secret(self, of: int, what: str, shown: Callable[[bytes], bytes], expected: bytes) -> bytes:
+        """The secret of that client's, of which `shown` gives what is expected. Raises
+        BelowThreshold where no shares give it.
+        """
+        t = self._terms.share_threshold(of)
+        came = {
+            at: entries[of]
+            for at, entries in self._shares.items()
+            if of in entries and at in self._terms.circle[of]
+        }
+        self._complaints[of] = sum(1 for at in came if came[at] == NONE and at != of)
+        # Those whose shares were wrong before come last: the first try fits then.
+        order = sorted(came, key=lambda at: (self._handed_on[at], at))
+        held = [(self._terms.place(of, at), came[at]) for at in order if came[at] != NONE]
+        for number, chosen in enumerate(_subsets(held, t, of)):
+            found = field.combine(chosen, t)
+            if found is None or shown(found) != expected:
+                continue
+            doubted = order if number else [at for at in order if self._handed_on[at]]
+            others = [(self._terms.place(of, at), came[at]) for at in doubted]
+            others = [share for share in others if share in held and share not in chosen]
+            for point in field.off_line(chosen, others) if others else ():
+                self._handed_on[self._terms.circle[of][point - 1]] += 1
+            return found
+        raise BelowThreshold(
+            f"secure aggregation: {len(held)} shares of client {of}'s {what} came, and no {t} of "
+            f"them give the one that it answers for",
+            self.named() | self._against(of, held, t),
+        )
+
+    def _against(self, of: int, held: list[tuple[int, bytes]], t: int) -> dict[int, str]:
+        """Who dealt shares that fit nothing, where so many others would have to lie."""
+        if len(held) > t and not field.off_line(held[:t], held[t:]):
+            accusers = len(held)  # all agree on another secret than it answers for
+        else:
+            accusers = max(0, len(held) - t + 1) + self._complaints[of]
+        if accusers < WITNESSES:
+            return {}
+        return {of: f"it dealt wrong shares, by the word of {accusers} others"}
+
+
+def _subsets(held: list[tuple[int, bytes]], t: int, seed: int) -> Iterator[list[tuple[int, bytes]]]:
+    """Some t of the shares, the first t first: all there are, or `SUBSETS` drawn at random."""
+    if len(held) < t:
+        return
+    if math.comb(len(held), t) <= SUBSETS:
+        yield from map(list, itertools.combinations(held, t))
+        return
+    yield held[:t]
+    draw = random.Random(seed)
+    for _ in range(SUBSETS):
+        yield draw.sample(held, t)

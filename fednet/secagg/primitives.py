@@ -52,6 +52,15 @@ def agreed(secret: bytes, other: bytes, purpose: bytes) -> bytes:
     return derived(shared, purpose)
 
 
+def agrees(key: bytes) -> bool:
+    """Whether this is a public key of X25519 that gives a shared key: not one of low order."""
+    try:
+        agreed(bytes(KEY - 1) + b"\x40", key, b"")
+    except ValueError:
+        return False
+    return True
+
+
 def derived(secret: bytes, purpose: bytes) -> bytes:
     return HKDF(hashes.SHA256(), KEY, salt=None, info=b"fednet secagg " + purpose).derive(secret)
 

@@ -16,7 +16,9 @@ import numpy.typing as npt
 
 from fednet.errors import LeftRound, RemoteProtocolError, RoundVoid
 from fednet.plain import JsonDict, JsonMapping
+from fednet.secagg import primitives
 from fednet.secagg.fixed import Integers
+from fednet.secagg.primitives import KEY
 from fednet.secagg.terms import Terms
 
 Residues = npt.NDArray[np.uint64]
@@ -28,7 +30,16 @@ class Refused(LeftRound):
 
 
 class BelowThreshold(RoundVoid):
-    """Too few answered, or what they answered fits nothing: the round's sum cannot be known."""
+    """Too few answered, or what they answered fits nothing: the round's sum cannot be known. named:
+    by client, how it broke the protocol, of those who are known to have done so.
+    """
+
+    def __init__(self, text: str, named: Mapping[int, str] | None = None) -> None:
+        super().__init__(text)
+        self.named = dict(named or {})
+
+
+WITNESSES = 3  # clients who must say that another one's shares are wrong, before it is named
 
 
 # -- messages --------------------------------------------------------------------------------------
@@ -120,17 +131,23 @@ class SecureClient:
 
 # -- the server ------------------------------------------------------------------------------------
 class Gathered:
-    """Answers to one step, as they come. Masked vectors are summed, not kept."""
+    """Answers to one step, as they come. Masked vectors are summed, not kept. keys: that were
+    advertised.
+    """
 
     def __init__(self) -> None:
         self.answers: dict[int, bytes] = {}
         self.total: Residues | None = None
+        self.keys: set[bytes] = set()
 
 
 class SecureServer:
     """A value: `finish` gives the server of the next step and leaves this one as it was. live: who
-    completed each step so far.
+    completed each step so far. agreeing: how many of the keys that a client advertises are for key
+    agreement; they come first.
     """
+
+    agreeing = 1
 
     def __init__(
         self,
@@ -162,6 +179,12 @@ class SecureServer:
         """Whose vectors are in the sum."""
         return self.live["masked"]
 
+    @property
+    def named(self) -> dict[int, str]:
+        """By client, how it broke the protocol, of those who are known to have done so."""
+        found: dict[int, str] = self.known.get("named", {})
+        return found
+
     def question(self, client: int) -> bytes:
         raise NotImplementedError
 
@@ -192,12 +215,25 @@ class SecureServer:
             raise RemoteProtocolError(
                 f"an answer of {len(answer)} bytes to the step {self.step!r}; expected {expected}"
             )
+        if self.step == "keys":
+            self._check_keys(gathered, answer)
         self._check(client, answer)
         if self.step == "masked":
             vector = self._vector(answer)
             gathered.total = vector if gathered.total is None else self._sum(gathered.total, vector)
             answer = b""
         gathered.answers[client] = answer
+
+    def _check_keys(self, gathered: Gathered, answer: bytes) -> None:
+        """Raises RemoteProtocolError for keys that agree on nothing or stand twice: every other
+        client would refuse the round because of them.
+        """
+        keys = [answer[at : at + KEY] for at in range(0, len(answer), KEY)]
+        if not all(map(primitives.agrees, keys[: self.agreeing])):
+            raise RemoteProtocolError("a public key that agrees on nothing")
+        if len({*keys, *gathered.keys}) < len(keys) + len(gathered.keys):
+            raise RemoteProtocolError("a public key that stands twice")
+        gathered.keys.update(keys)
 
     def _check(self, client: int, answer: bytes) -> None:
         """Raises RemoteProtocolError for what has the right length and is no answer."""

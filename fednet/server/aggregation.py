@@ -61,6 +61,7 @@ class Aggregation:
         self._leave_out = leave_out
         self._steps = postprocessors.of(experiment, noise, server, phase, sent)
         self._replies: dict[int, Spooled] = {}  # of those who are not left out
+        self.left_out: dict[int, str] = {}  # by client, why
         self._summaries: dict[int, Summary] = {}  # of all whose reply could be read
         self._images: dict[int, Samples] = {}  # condensed ones, by client
         self._counts: dict[int, int] = {}  # samples, where they count for less than was said
@@ -212,6 +213,7 @@ class Aggregation:
 
     def _drop(self, client: int, reason: str) -> None:
         del self._replies[client]
+        self.left_out[client] = reason
         self._accumulator = None
         self._leave_out(client, reason)
 

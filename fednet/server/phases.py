@@ -63,6 +63,8 @@ class Phases:
         self.directory, self.io, self.accounts, self.asking = directory, io, accounts, asking
         self.faults, self.clock, self.check_stop = faults, clock, check_stop
         self.alone = alone
+        # Who broke a protocol of secure aggregation: by client, in which round, and how.
+        self.blamed: dict[int, tuple[int, str]] = {}
 
     # -- opening -----------------------------------------------------------------------------------
     def open(
@@ -83,7 +85,7 @@ class Phases:
         run. Nine arguments: where it is, whom it asks, and what they start from.
         """
         phase = self.asking.prepared(round, index, cohort, versions, residuals, at)
-        phase.out = self.faults.out(round, index, cohort)
+        phase.out = self.faults.out(round, index, cohort) | self._blamed_before(round, cohort)
         made = [
             self.asking.ask(phase, c, server, states.get(c, ""), keep.get(c, "")) for c in cohort
         ]
@@ -101,6 +103,13 @@ class Phases:
                 jobs = []
         self._begin(phase, jobs, rules)
         return phase
+
+    def _blamed_before(self, round: int, cohort: Sequence[int]) -> dict[int, str]:
+        """Of a cohort, who is not asked because of what it did in an earlier round, and why."""
+        if not self.config.privacy.secagg.blame:
+            return {}
+        known = {c: self.blamed[c] for c in cohort if c in self.blamed}
+        return {c: f"blamed in round {at}: {why}" for c, (at, why) in known.items() if at < round}
 
     def rules(self) -> Rules:
         section = self.config.round

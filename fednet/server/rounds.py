@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fednet import records
@@ -36,6 +36,7 @@ from fednet.server.checkpoint import Checkpoints
 from fednet.server.io_thread import ServerIO
 from fednet.server.ongoing.underway import kept
 from fednet.server.ongoing.updates import Updates
+from fednet.server.peers.events import said
 from fednet.server.phases import Phases
 from fednet.server.results import exports
 from fednet.server.results.judging import Judge
@@ -113,6 +114,8 @@ class Rounds:
             self.parts.accounts.read(rows, progress.round, progress.tasks())
             self.sent = kept(self.parts.checkpoints, progress.under_way)
             progress.finished = progress.finished and not self.more(progress.round)
+        for event in said(self.parts.directory.path, "blamed"):
+            self.phases.blamed.setdefault(event["client"], (event["round"], event["reason"]))
         self.save()
 
     def run(self) -> None:
@@ -240,6 +243,8 @@ class Rounds:
             self.faults.at("aggregating", round.number)
         server, phase = aggregation.result(least), round.phase
         self.phases.settle(phase)
+        if self.method.in_memory:
+            self.blame(round.number, aggregation.left_out | self.host.blamed)
         completed = sorted(phase.done)
         predict(self.experiment, phase, round.after.server, completed, round.predicted)
         round.runs |= aggregation.runs
@@ -249,6 +254,14 @@ class Rounds:
                 exports.keep_condensed(self.parts.directory.path, client, images)
             round.seconds["aggregating"] += time.monotonic() - began
         return server is not None
+
+    def blame(self, round: int, named: Mapping[int, str]) -> None:
+        """Records who broke the protocol of secure aggregation, and is left out from now on."""
+        for client, why in sorted(named.items()):
+            if client not in self.phases.blamed:
+                self.phases.blamed[client] = round, why
+                self.parts.directory.event("blamed", round, client, reason=why)
+                self.host.warn(f"client {client} broke the protocol of secure aggregation: {why}")
 
     def aggregation(self, round: Round) -> Aggregation:
         """What folds the replies of the exchange that is open."""

@@ -234,7 +234,8 @@ class SiteHost:
 class ServerHost:
     """A `ServerHost`. scratch: makes the model to work with, on `device`, once one is wanted: a
     server that only aggregates has no need of it. `public`: the held-out samples (`Data`), or None.
-    `begin` names the round; `reported` and `warnings` hold what the method said in it.
+    `begin` names the round; `reported` and `warnings` hold what the method said in it, `blamed` by
+    client how it broke a protocol of secure aggregation.
     """
 
     def __init__(
@@ -264,6 +265,7 @@ class ServerHost:
         if phase == 0:
             self.reported: dict[str, object] = {}
             self.warnings: list[str] = []
+            self.blamed: dict[int, str] = {}
 
     @cached_property
     def scratch(self) -> Scratch:
