@@ -59,7 +59,7 @@ class FedBN(Algorithm):
             if isinstance(part, _BatchNorm)
             for leaf in part.state_dict()
         }
-        return layout.without(own & set(layout.names))
+        return layout.without(own)
 
     def local(self, phase, client, down, host):
         y = host.train(joined(down.x, client.bn, host))

@@ -72,7 +72,7 @@ class FedRoD(Algorithm):
 
     def shared(self, layout, module):
         names = head_names(module)
-        if still := [name for name in names if name not in layout.names]:
+        if still := [name for name in names if not layout.has(name)]:
             raise ConfigError(
                 f"train.only: fedrod trains a generic head G, and P as its like; let it name "
                 f"{' and '.join(still)} too."
@@ -90,7 +90,7 @@ class FedRoD(Algorithm):
             y = host.train(down.x, loss=lambda model, x, y: F.cross_entropy(model(x) + prior, y))
             return client, self.Up(x=y.x, run=y.run)
         p = self.first(host) if client.p is None else client.p
-        y = host.train(down.x, loss=both_losses(prior, *p.layout.names), extra=p)
+        y = host.train(down.x, loss=both_losses(prior, *host.head), extra=p)
         return self.Client(p=y.extra), self.Up(x=y.x, run=y.run)
 
     def outputs(self, module, x):
@@ -110,7 +110,7 @@ class FedRoD(Algorithm):
 
         def outputs(x: Inputs) -> torch.Tensor:
             h = model.features(x)
-            return model.head(h) + p_head(h, p, *p)
+            return model.head(h) + p_head(h, p, *host.head)
 
         return outputs
 

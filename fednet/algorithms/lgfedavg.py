@@ -59,7 +59,7 @@ class LGFedAvg(Algorithm):
 
     def shared(self, layout, module):
         k = self.config.global_layers
-        return layout if k == "all" else layout.select(last_linears(module, k).__contains__)
+        return layout if k == "all" else layout.select(filter(layout.has, last_linears(module, k)))
 
     def local(self, phase, client, down, host):
         y = host.train(joined(down.x, client.own, host))  # theta^l_i and theta^g together

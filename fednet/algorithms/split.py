@@ -7,18 +7,15 @@ from __future__ import annotations
 from torch import nn
 
 from fednet.algorithms.base import ClientHost, ServerHost, Tensors
+from fednet.models import tensor_names
 
 
 def last_linears(module: nn.Module, k: int) -> set[str]:
     """Names of the tensors of the last k Linear layers, in the module's own order; of all where it
-    has fewer.
+    has fewer. A weight that is tied to an embedding is one of them, under its first name.
     """
-    linear = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
-    return {
-        f"{name}.{leaf}" if name else leaf
-        for name in linear[len(linear) - min(k, len(linear)) :]
-        for leaf, _ in module.get_submodule(name).named_parameters(recurse=False)
-    }
+    linear = [part for part in module.modules() if isinstance(part, nn.Linear)]
+    return set(tensor_names(module, linear[len(linear) - min(k, len(linear)) :]))
 
 
 def joined(part: Tensors, own: Tensors | None, host: ClientHost) -> Tensors:

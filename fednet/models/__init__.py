@@ -161,16 +161,22 @@ def make(section: JsonMapping, input_shape: tuple[int, ...], classes: int) -> nn
 
 def head_names(module: nn.Module) -> tuple[str, ...]:
     """Names of the tensors of `module.head` where that is a Linear, else of the last Linear; () if
-    there is none.
+    there is none. A tied tensor goes by its first name, as in the layout.
     """
     from torch import nn
 
-    linear = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.Linear)]
+    linear = [part for part in module.modules() if isinstance(part, nn.Linear)]
     head = getattr(module, "head", None)
-    named = [pair for pair in linear if pair[1] is head] or linear[-1:]
-    return tuple(
-        f"{name}.{t}" if name else t for name, part in named for t, _ in part.named_parameters()
-    )
+    chosen = [part for part in linear if part is head] or linear[-1:]
+    return tensor_names(module, chosen)
+
+
+def tensor_names(module: nn.Module, parts: typing.Iterable[nn.Module]) -> tuple[str, ...]:
+    """Names of the parameters of these parts of the module; a tied one goes by its first name, as
+    in the layout.
+    """
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    return tuple(dict.fromkeys(names[id(p)] for part in parts for p in part.parameters()))
 
 
 def head_width(module: nn.Module) -> int:
@@ -183,12 +189,14 @@ def load(module: nn.Module, path: str | Path) -> nn.Module:
     """Fills a module from a .safetensors file, in place.
 
     The file holds the model's tensors by name, or all of them but the head's, which then keep their
-    initialisation (a backbone trained on other classes). Half precision is widened. Anything else
-    is a ConfigError.
+    initialisation (a backbone trained on other classes). Of a tied tensor one name is enough. Half
+    precision is widened. Anything else is a ConfigError.
     """
     import torch
     from safetensors import SafetensorError
     from safetensors.torch import load_file
+
+    from fednet.tensors.layout import first_names
 
     file = Path(path).expanduser()
     source = f"model.weights: {str(path)!r}"
@@ -201,11 +209,13 @@ def load(module: nn.Module, path: str | Path) -> nn.Module:
     except (SafetensorError, OSError) as e:
         raise ConfigError(f"{source} cannot be read as safetensors ({e}).") from e
     state = module.state_dict(keep_vars=True)
+    firsts = first_names(module)
     head = set(head_names(module))
     for name in given:
         if name not in state:
             raise ConfigError(f"{source} holds {unknown('tensor', name, list(state)[:12])}")
-    absent = [name for name in state if name not in given]
+    held = {firsts[name] for name in given}
+    absent = [first for first in dict.fromkeys(firsts.values()) if first not in held]
     if absent and set(absent) != head:
         raise ConfigError(
             f"{source} lacks {len(absent)} of the model's tensors ({', '.join(absent[:4])}); "
@@ -223,6 +233,12 @@ def load(module: nn.Module, path: str | Path) -> nn.Module:
             )
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise ConfigError(f"{source} holds {name!r} with values that are not finite.")
+        first = firsts[name]
+        if first != name and first in given and not torch.equal(given[first], value):
+            raise ConfigError(
+                f"{source} holds other values for {first!r} than for {name!r}, which are one "
+                f"tensor of the model (tied)."
+            )
     with torch.no_grad():
         for name, value in given.items():
             state[name].copy_(value)

@@ -1,11 +1,11 @@
 """Which tensors of a model are trained, and so cross (`train.only`, `model.adapters`,
 `model.trainable`), and which of its modules stand still.
 
-Patterns are globs over the names of the state dict. A module without a trained tensor is frozen as
-`requires_grad_(False)` and `eval()` together freeze it: its dropout is off, its BatchNorm
-normalises with the running statistics that it has, and they stay as they are. So a buffer goes with
-the parameters of its own module: it is trained, and crosses, where one of these is; of a module
-without parameters, where a pattern names it.
+Patterns are globs over the names of the state dict; a tied tensor is matched by any of its names. A
+module without a trained tensor is frozen as `requires_grad_(False)` and `eval()` together freeze
+it: its dropout is off, its BatchNorm normalises with the running statistics that it has, and they
+stay as they are. So a buffer goes with the parameters of its own module: it is trained, and
+crosses, where one of these is; of a module without parameters, where a pattern names it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import fnmatch
 from typing import TYPE_CHECKING
 
 from fednet.errors import ConfigError, nearest
-from fednet.tensors import Layout
+from fednet.tensors import Layout, Slot
 
 ADAPTERS = "*lora_[AB]"  # what `adapters` adds to layers
 
@@ -38,21 +38,28 @@ def layout_of(config: Config, module: nn.Module) -> Layout:
 
 def named_by(whole: Layout, patterns: tuple[str, ...]) -> Layout:
     """The part of a layout that patterns name, with the buffers that go with it."""
-    own = {s.name for s in whole.slots if s.role == "parameter"}
-    owners = {owner(name) for name in own}
-    free = {s.name for s in whole.slots if s.name not in own and owner(s.name) not in owners}
+    parameters = {s.name: s for s in whole.slots if s.role == "parameter"}
+    owners = {owner(name) for s in parameters.values() for name in s.names}
+    free = {s.name: s for s in whole.slots if s.role != "parameter" and owner(s.name) not in owners}
+    nameable = {**parameters, **free}
     found = set[str]()
     for pattern in patterns:
-        some = {n for n in own | free if fnmatch.fnmatchcase(n, pattern)}
+        some = {first for first, s in nameable.items() if _matches(s, pattern)}
         if not some:
-            raise _nothing(pattern, sorted(own | free), whole)
+            known = sorted(name for s in nameable.values() for name in s.names)
+            raise _nothing(pattern, known, whole)
         found |= some
-    if not found & own:
+    if not found & parameters.keys():
         raise ConfigError(f"train.only: {', '.join(patterns)} names buffers alone; nothing learns.")
-    trained = {owner(name) for name in found}
-    return whole.select(
-        lambda name: name in found or (name not in own and owner(name) in trained & owners)
-    )
+    trained = {owner(name) for first in found for name in nameable[first].names}
+    follow = {
+        s.name for s in whole.slots if s.role != "parameter" and owner(s.name) in trained & owners
+    }
+    return whole.select(found | follow)
+
+
+def _matches(slot: Slot, pattern: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for name in slot.names)
 
 
 def owner(name: str) -> str:
@@ -61,7 +68,7 @@ def owner(name: str) -> str:
 
 
 def _nothing(pattern: str, known: list[str], whole: Layout) -> ConfigError:
-    if any(fnmatch.fnmatchcase(name, pattern) for name in whole.names):
+    if any(_matches(slot, pattern) for slot in whole.slots):
         why = "names only buffers, which go with the parameters of their modules"
         return ConfigError(f"train.only: {pattern!r} {why}; name one of these.")
     near = nearest(pattern, [*known, *sorted({f"{owner(n)}.*" for n in known if owner(n)})])

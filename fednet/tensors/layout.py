@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -20,11 +20,19 @@ ITEM = {"parameter": 4, "buffer": 4, "counter": 8}  # bytes of an element
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One named tensor of a layout."""
+    """One named tensor of a layout. aliases: the other names of a tied tensor, which the state dict
+    has too; they are no part of what two sides compare.
+    """
 
     name: str
     shape: tuple[int, ...]
     role: Role
+    aliases: tuple[str, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names of the tensor, the first one first."""
+        return (self.name, *self.aliases)
 
     @property
     def numel(self) -> int:
@@ -52,6 +60,12 @@ class Layout:
         for what no tensor can be written to.
         """
         patterns = [trainable] if isinstance(trainable, str) else list(trainable)
+        firsts = first_names(module)
+        aliases: dict[str, list[str]] = {}
+        for alias, first in firsts.items():
+            if alias != first:
+                aliases.setdefault(first, []).append(alias)
+        _refuse_shared_memory(module)
         parameters = dict(module.named_parameters())
         state = module.state_dict(keep_vars=True)
         buffers = dict(module.named_buffers())
@@ -73,6 +87,7 @@ class Layout:
                     f"{name} of the model is one value seen many times (expand), which cannot be "
                     f"written to: build it with .clone()."
                 )
+            also = tuple(aliases.get(name, ()))
             if name in parameters:
                 if tensor.dtype != torch.float32:
                     raise ConfigError(
@@ -80,13 +95,14 @@ class Layout:
                         f"float32 parameters, as which they cross: build it with .float(); "
                         f"train.precision is what is computed in."
                     )
-                if tensor.requires_grad and any(fnmatch.fnmatchcase(name, p) for p in patterns):
-                    slots.append(Slot(name, shape, "parameter"))
+                chosen = any(fnmatch.fnmatchcase(n, p) for n in (name, *also) for p in patterns)
+                if tensor.requires_grad and chosen:
+                    slots.append(Slot(name, shape, "parameter", also))
             elif name in buffers:
                 if tensor.is_floating_point():
-                    slots.append(Slot(name, shape, "buffer"))
+                    slots.append(Slot(name, shape, "buffer", also))
                 elif tensor.dtype == torch.int64:
-                    slots.append(Slot(name, shape, "counter"))
+                    slots.append(Slot(name, shape, "counter", also))
         if not parameters:
             raise ConfigError("the model has no parameters; there is nothing to train.")
         if not any(s.role == "parameter" for s in slots):
@@ -127,21 +143,40 @@ class Layout:
     def names(self) -> tuple[str, ...]:
         return tuple(s.name for s in self.slots)
 
+    @cached_property
+    def _firsts(self) -> dict[str, str]:
+        """Each name of each tensor -> the name that its slot has."""
+        return {name: s.name for s in self.slots for name in s.names}
+
+    def first(self, name: str) -> str:
+        """The name under which the layout has a tensor that may be tied. KeyError: it has none of
+        that name.
+        """
+        return self._firsts[name]
+
+    def has(self, name: str) -> bool:
+        """Whether the layout has a tensor of that name, the first or another one."""
+        return name in self._firsts
+
     def select(self, keep: Iterable[str] | Callable[[str], bool]) -> Layout:
-        """The part of the layout with these names, in the same order. An unknown name raises
-        KeyError.
+        """The part of the layout with these names, in the same order; any name of a tied tensor
+        will do. An unknown name raises KeyError. A function that answers differently for two names
+        of one tensor raises ConfigError.
         """
         if callable(keep):
-            return Layout(tuple(s for s in self.slots if keep(s.name)))
+            return Layout(tuple(s for s in self.slots if _agreed(keep, s)))
         wanted = set(keep)
-        if missing := wanted - set(self.names):
+        if missing := wanted - self._firsts.keys():
             raise KeyError(f"no tensor of that name: {', '.join(sorted(missing))}")
-        return Layout(tuple(s for s in self.slots if s.name in wanted))
+        return self._of({self._firsts[name] for name in wanted})
 
     def without(self, names: Iterable[str]) -> Layout:
         """The layout less these names; those that it does not have are passed over."""
-        gone = set(names)
-        return Layout(tuple(s for s in self.slots if s.name not in gone))
+        gone = {self._firsts.get(name) for name in names}
+        return self._of({s.name for s in self.slots} - gone)
+
+    def _of(self, firsts: Container[str]) -> Layout:
+        return Layout(tuple(s for s in self.slots if s.name in firsts))
 
     @cached_property
     def parameters(self) -> Layout:
@@ -157,3 +192,38 @@ class Layout:
 
     def __hash__(self) -> int:
         return hash(self.digest)
+
+
+def first_names(module: nn.Module) -> dict[str, str]:
+    """Each name of the module's state dict -> the first name of that tensor: a tied tensor stands
+    there under several, and a layout has it under the first.
+    """
+    found: dict[str, str] = {}
+    seen: dict[int, str] = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        found[name] = seen.setdefault(id(tensor), name)
+    return found
+
+
+def _agreed(keep: Callable[[str], bool], slot: Slot) -> bool:
+    answers = {bool(keep(name)) for name in slot.names}
+    if len(answers) > 1:
+        raise ConfigError(
+            f"the model has one tensor under the names {' and '.join(slot.names)} (tied), and only "
+            f"some of them are selected; select all of its names or none."
+        )
+    return answers.pop()
+
+
+def _refuse_shared_memory(module: nn.Module) -> None:
+    """Two parameters over the same memory would be trained apart here, and together in torch."""
+    seen: dict[int, str] = {}
+    for name, parameter in module.named_parameters():
+        if parameter.is_meta or parameter.layout != torch.strided or not parameter.numel():
+            continue
+        other = seen.setdefault(parameter.data_ptr(), name)
+        if other != name:
+            raise ConfigError(
+                f"the model's parameters {other} and {name} are two over the same memory; to tie "
+                f"them, assign the parameter itself, as in self.out.weight = self.embed.weight."
+            )

@@ -90,8 +90,8 @@ class Tensors:
 
     # -- reading -----------------------------------------------------------------------------------
     def __getitem__(self, name: str) -> torch.Tensor:
-        """A view of one tensor, shaped."""
-        role, start, end, shape = self.layout.places[name]
+        """A view of one tensor, shaped; by any name of a tied one."""
+        role, start, end, shape = self.layout.places[self.layout.first(name)]
         return self._role(role)[start:end].view(shape)
 
     def items(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -128,17 +128,17 @@ class Descent:
 
     @cached_property
     def trained(self) -> list[str]:
-        """The names of the parameters that are trained, in the model's order. ConfigError for one
-        that the model does not have.
+        """The names of the parameters that are trained, in the model's order; `only` may name a
+        tied one by any of its names. ConfigError for one that the model does not have.
         """
-        only, all_of_it = self.hooks.only, self.scratch.parameters
+        only, layout = self.hooks.only, self.scratch.layout.parameters
         if only is None:
-            return list(all_of_it)
-        if missing := set(only) - set(all_of_it):
+            return list(layout.names)
+        if missing := [name for name in only if not layout.has(name)]:
             raise ConfigError(
                 f"no trainable parameter of the model is named {', '.join(sorted(missing))}."
             )
-        return [name for name in all_of_it if name in set(only)]
+        return list(layout.select(only).names)
 
 
 def autocast(precision: str, device: torch.device) -> tuple[AbstractContextManager[object], float]:
