@@ -96,6 +96,8 @@ def check(config: Config, quiet: bool = False) -> int:
     privacy.check(exp)
     if quiet:
         return 0
+    for remark in exp.remarks:
+        print(remark)
     models = " and ".join(
         f"{own.config.model.name} "
         f"({sum(slot.numel for slot in own.layout.parameters.slots):,} parameters)"

@@ -13,7 +13,7 @@ from fednet.experiment.build import Experiment
 from fednet.experiment.judging import JUDGED, GlobalModel, Judgement
 from fednet.experiment.store import ClientStore, Record
 from fednet.loading import WrongPart, place
-from fednet.training.evaluation import Counts
+from fednet.training.evaluation import Counts, other_width
 from fednet.training.hosts import SiteHost
 from fednet.training.setting import Pair
 from fednet.wire import messages as m
@@ -120,12 +120,16 @@ class ClientJudge:
 
     def payload(self, judged: Mapping[str, Counts | None]) -> Payload:
         """These counts as they travel."""
-        classes = max(1, self._experiment.setting.classes)
-        counts, losses = np.zeros((len(JUDGED), 2, classes), dtype=np.int64), np.zeros(len(JUDGED))
+        width = self._experiment.setting.counts_width
+        counts, losses = np.zeros((len(JUDGED), 2, width), dtype=np.int64), np.zeros(len(JUDGED))
         for row, name in enumerate(JUDGED):
             found = judged.get(name)
-            if found is not None and found.table.shape[1]:
-                counts[row, :, : found.table.shape[1]], losses[row] = found.table, found.loss
+            if found is None or not found.n:
+                continue
+            if found.table.shape[1] != width:
+                raise other_width(self._experiment.setting.task, width, found.table.shape[1])
+            counts[row] = found.table
+            losses[row] = found.loss
         return Judgement(counts=torch.from_numpy(counts), losses=torch.from_numpy(losses))  # type: ignore[call-arg]
 
 

@@ -17,7 +17,7 @@ from fednet.client.loop import ClientLoop
 from fednet.client.policy import Policy, leaving
 from fednet.client.work import Prepared
 from fednet.config import Config
-from fednet.errors import DataError, FednetError, StateError
+from fednet.errors import ConfigError, DataError, FednetError, StateError
 from fednet.experiment import determinism
 from fednet.experiment.lock import StatesHold
 from fednet.ids import Ids
@@ -100,6 +100,14 @@ class Preparer:
         first = next(iter(own.values())).data if own else None
         experiment = build.build(config, self.policy.data, first, tried=True)
         self.policy.check_built(experiment)
+        forms = set() if first is None else {first.form}
+        for client, federation in own.items():
+            if federation.data.form not in forms:
+                forms.add(federation.data.form)
+                try:
+                    build.try_on(experiment, federation.data)
+                except ConfigError as wrong:
+                    raise ConfigError(f"client {client}: {wrong}") from None
         return SiteData(experiment, own, self.devices[0])
 
     def _of_site(self, config: Config, client: int) -> Data:

@@ -128,6 +128,12 @@ class Data:
         return 1 if y.ndim == 1 else int(y.shape[-1])
 
     @property
+    def form(self) -> tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]:
+        """Of each input and of the targets: name, type, and shape of one sample."""
+        parts = {**named(self.train[0]), "targets": self.train[1]}
+        return tuple((name, part.dtype, tuple(part.shape[1:])) for name, part in parts.items())
+
+    @property
     def targets_each(self) -> int:
         """Labels or values of one sample: more than one for sequences and for rows of values."""
         return math.prod(self.train[1].shape[1:])

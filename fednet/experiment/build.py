@@ -56,6 +56,7 @@ class Experiment:
     sha256: str = ""
     hollow: bool = False
     unlike: Mapping[int, Setting] = dataclasses.field(default_factory=dict)  # by client, if another
+    remarks: tuple[str, ...] = ()  # of its trial
 
     def setting_of(self, client: int) -> Setting:
         """The setting of the client's own model."""
@@ -175,7 +176,7 @@ class Experiment:
         """Largest size in bytes of the fields whose declaration leaves it open."""
         if payload is Judgement:
             return {
-                "counts": len(JUDGED) * 2 * max(1, self.setting.classes) * 8,
+                "counts": len(JUDGED) * 2 * self.setting.counts_width * 8,
                 "losses": len(JUDGED) * 8,
             }
         if isinstance(self.algorithm, Secure):
@@ -272,13 +273,18 @@ def build(
         exp = known[2]
     else:
         exp, tried = _built(config, root, data), False
-    if exp.data is not None and not tried:
-        for own, setting in zip(parts.each_model(config), exp.settings, strict=True):
-            module = setting.module()
-            if own.train.memory_format == "channels_last":
-                module = module.to(memory_format=torch.channels_last)
-            trial.fits(own, exp.algorithm, module, setting.task, exp.data)
-    return exp
+    if exp.data is None or tried:
+        return exp
+    return dataclasses.replace(exp, remarks=tuple(dict.fromkeys(try_on(exp, exp.data))))
+
+
+def try_on(experiment: Experiment, data: Data) -> list[str]:
+    """Tries each client's model on two samples of the data. Returns remarks; raises ConfigError."""
+    found = []
+    for setting in experiment.settings:
+        found += trial.fits(experiment.algorithm, setting, data)
+        trial.merges(setting, experiment.shapes, data)
+    return found
 
 
 def _built(config: Config, root: Path | str | None, data: Data | None) -> Experiment:

@@ -54,16 +54,16 @@ class Judgement(Payload):
     counts: Sums
     losses: Sums
 
-    def check(self, classes: int, own: int, balanced: int) -> None:
+    def check(self, width: int, own: int, balanced: int) -> None:
         """Raises RemoteProtocolError where these are no counts of this client: of models that were
-        tested on more than its own test set, or on more than the balanced one of all. own,
-        balanced: labels or values in these.
+        tested on more than its own test set, or on more than the balanced one of all. width: C of
+        what the task counts; own, balanced: labels or values in these test sets.
         """
         counts, losses = self.counts, self.losses
         if (
             counts.dtype != torch.int64
             or losses.dtype != torch.float64
-            or tuple(counts.shape) != (len(JUDGED), 2, classes)
+            or tuple(counts.shape) != (len(JUDGED), 2, width)
             or tuple(losses.shape) != (len(JUDGED),)
             or bool((counts[:, 0] < 0).any())
             or bool((counts[:, 0] > counts[:, 1]).any())
@@ -99,14 +99,14 @@ def keeps_local(config: Config, personalised: bool) -> bool:
     return section.keep_local == "always" or personalised or few
 
 
-def judgements(payload: Judgement, classes: int) -> dict[str, Counts]:
+def judgements(payload: Judgement) -> dict[str, Counts]:
     """What a judgement says, by name; what was not judged is left out."""
     found = {}
     for row, name in enumerate(JUDGED):
         table = payload.counts[row].numpy().astype(np.int64)
         n = int(table[1].sum())
         if n:
-            found[name] = Counts(table[:, : max(1, classes)], float(payload.losses[row]), n)
+            found[name] = Counts(table, float(payload.losses[row]), n)
     return found
 
 

@@ -17,7 +17,8 @@ from fednet.experiment import trial
 from fednet.models.start import Start, start
 from fednet.training import packable
 from fednet.training.setting import Setting
-from fednet.training.tasks.classification import Classification, class_axis
+from fednet.training.tasks.classification import Classification
+from fednet.training.tasks.regression import Regression
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +58,27 @@ def _one(config: Config, algorithm: Algorithm, source: Source, begun: Start) -> 
     if config.train.pack > 1:
         packable.check(module, any(slot.role != "parameter" for slot in layout.slots))
     task = registry.task.get(config.task)()
-    if source.data is not None and isinstance(task, Classification):
-        task.class_axis = class_axis(module, source.data)
+    width = max(1, source.classes)
+    data = source.data
+    if data is not None and len(data.train[1]):
+        # Tried on a module that is thrown away: a call may change what it keeps.
+        if isinstance(task, Classification) and data.train[1].ndim > 1:
+            task.class_axis = trial.sequence_axis(config, begun.factory(config.seed), data)
+        if type(task) not in (Classification, Regression):
+            width = trial.counts_width(config, begun.factory(config.seed), task, data)
+    _as_declared(config, width, source)
     shape = source.shapes[0]
-    return Setting.of(config, begun, shared, task, source.classes, source.data, shape)
+    return Setting.of(config, begun, shared, task, source.classes, width, data, shape)
+
+
+def _as_declared(config: Config, width: int, source: Source) -> None:
+    """A server without data goes by the classes that it declares for its sites."""
+    if config.data.dataset == "site" and width != max(1, source.classes):
+        raise ConfigError(
+            f"task {config.task}: it counts {width} classes, and the server, which has no data to "
+            f"try it on, expects {max(1, source.classes)}; let it count those that data.classes "
+            f"says, or one where there are none."
+        )
 
 
 def _alike(

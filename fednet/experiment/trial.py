@@ -8,14 +8,15 @@ the run.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from msgspec import structs
 from torch import nn
 
-from fednet import seeds
+from fednet import models, seeds
 from fednet.algorithms.base import Algorithm
 from fednet.config import Config
 from fednet.data import Data
@@ -24,14 +25,18 @@ from fednet.errors import ConfigError, DataError, FednetError
 from fednet.experiment.judging import asked
 from fednet.files import digest
 from fednet.loading import place
+from fednet.models.adapters import adapted, merged
 from fednet.tensors import Inputs, Layout
-from fednet.training.samples import FEW, length, piece
+from fednet.training.evaluation import other_width
+from fednet.training.samples import FEW, length
 from fednet.training.scratch import replaced, unmoved
+from fednet.training.tasks.classification import Classification, class_axis
 from fednet.wire.compress import Chain
 from fednet.wire.compressors.dgc import DGC
 
 if TYPE_CHECKING:
     from fednet.experiment.build import Experiment
+    from fednet.training.setting import Setting
     from fednet.training.tasks import Task
 
 SAMPLES = 2
@@ -64,24 +69,33 @@ def _not_finite(part: torch.Tensor) -> int | None:
     return None
 
 
-def fits(config: Config, algorithm: Algorithm, module: nn.Module, task: Task, data: Data) -> None:
-    """Tries the model, the task's loss and what the method asks of the model on the first training
-    samples. module is spoiled. Raises ConfigError.
+def fits(algorithm: Algorithm, setting: Setting, data: Data) -> list[str]:
+    """Tries the model, the task and what the method asks of the model on two training samples.
+    Raises ConfigError; returns remarks, what is no error but should be known.
     """
     if not len(data.train[1]):
-        return
-    x, y = piece(data.train[0], 0, SAMPLES), data.train[1][:SAMPLES]
+        return []
+    config, task = setting.config, setting.task
+    module = setting.module()
+    if config.train.memory_format == "channels_last":
+        module = module.to(memory_format=torch.channels_last)
+    x, y = samples(data)
     if config.task == "classification" and y.is_floating_point():
         raise ConfigError(
             "data: the targets are floats, and the task is classification; set task: regression, "
             f"or give whole numbers, the classes.{said_of(y)}"
         )
+    if algorithm.classes_only and y.ndim > 1:
+        raise ConfigError(
+            f"algorithm {config.algorithm.name}: it trains with a loss of its own about one class "
+            f"a sample, and here a sample has labels of shape {tuple(y.shape[1:])}; take another "
+            f"method, such as fedavg.{said_of(y)}"
+        )
     given = [part.clone() for part in named(x).values()]
     shown = f"model {config.model.name}"
     x, raw = data.inputs(x), x
     module.train(length(x) > 1)  # BatchNorm refuses to train on one sample
-    batch = f"{length(x)} training samples ({_forms(x)})"
-    asked = [(f"{shown}: it fails for {batch}", Algorithm.outputs)]
+    asked = [(f"{shown}: it fails for {_batch(x)}", Algorithm.outputs)]
     if type(algorithm).outputs is not Algorithm.outputs:
         asked.append(
             (
@@ -101,10 +115,14 @@ def fits(config: Config, algorithm: Algorithm, module: nn.Module, task: Task, da
                 raise
             except Exception as broken:
                 raise ConfigError(f"{what}: {_said(broken)}{_hint(x)}") from broken
-            _loss(shown, task, config.task, out, y)
-    counts = scored(config.task, task, out, y)
-    if data.classes is not None and config.task == "classification":
-        _wide(shown, counts, data.classes)
+            out = tensor(shown, out)
+            if isinstance(task, Classification) and data.classes is not None:
+                _as_wide(shown, task.classes_last(out, y), data.classes)
+            loss = _loss(shown, task, config.task, out, y)
+    _check_gradients(shown, module)
+    width = counted(config.task, task, out, y).shape[1]
+    if width != setting.counts_width:
+        raise other_width(task, setting.counts_width, width)
     for name, p in module.named_parameters():
         before, at = held.get(name, (None, 0))
         if before is not p or p.data_ptr() != at:
@@ -120,6 +138,113 @@ def fits(config: Config, algorithm: Algorithm, module: nn.Module, task: Task, da
         raise ConfigError(
             f"{shown}: it changes its inputs in place, and so the data; begin with x = x.clone()."
         )
+    return _scales(config.task, task, out, y, loss)
+
+
+def merges(setting: Setting, shapes: tuple[tuple[int, ...], int], data: Data) -> None:
+    """Where the model has adapters: tries, with B as after some training, that the model that is
+    written, the adapters merged into its weights, gives what the adapted one gives. shapes: as
+    `models.build` takes them. Raises ConfigError.
+    """
+    config = setting.config
+    if config.model.adapters is None or not len(data.train[1]):
+        return
+    shown = f"model {config.model.name}"
+    x, _ = samples(data)
+    section = {**models.section(models.without_files(config.model)), "adapters": None}
+    module, plain = setting.module(), models.build(section, *shapes, config.seed)
+    begun = _evaluated(config, module, data.inputs(x))
+    draw = seeds.torch_rng(config.seed, "trial/adapters")
+    with torch.no_grad():
+        for _, layer in adapted(module):
+            layer.lora_B.copy_(torch.randn(layer.lora_B.shape, generator=draw))
+            # So that a tenth of the weight is the adapters'.
+            size = float(layer.delta().norm()) or 1.0
+            layer.lora_B.mul_(0.1 * float(layer.weight.norm()) / size)
+    try:
+        plain.load_state_dict(merged(module), strict=True)
+    except RuntimeError as other:
+        raise ConfigError(
+            f"model.adapters: merged into {shown} they are not its state dict: {_said(other)}"
+        ) from None
+    expected = _evaluated(config, module, data.inputs(x)).double()
+    found = _evaluated(config, plain, data.inputs(x)).double()
+    moved = float((expected - begun).norm())
+    off = float((expected - found).norm())
+    if not off <= 0.01 * moved + 1e-4 * float(expected.norm()):
+        raise ConfigError(
+            f"model.adapters: {shown} with the adapters merged into its weights, as it would be "
+            f"written, gives other outputs than with the adapters beside them; another part of it "
+            f"computes with these weights, or computes them. Let model.adapters.target leave those "
+            f"layers out."
+        )
+
+
+def samples(data: Data) -> tuple[Inputs, torch.Tensor]:
+    """Two training samples, as they are stored: the first of those with the smallest label or value
+    and of those with the largest one. So they are unlike, and where a label means that there is
+    none, at least one of them has one.
+    """
+    y = data.train[1].flatten(1) if data.train[1].ndim > 1 else data.train[1][:, None]
+    if not y.numel():
+        return data.take(slice(0, SAMPLES))
+    lowest, highest = int(y.amin(1).argmin()), int(y.amax(1).argmax())
+    if lowest == highest:
+        return data.take(slice(0, SAMPLES))
+    x, labels = data.take(np.array([lowest, highest]))
+    return x, labels
+
+
+def counts_width(config: Config, module: nn.Module, task: Task, data: Data) -> int:
+    """C of what the task counts of the model's outputs, tried on two training samples."""
+    x, y = samples(data)
+    out = _evaluated(config, module, data.inputs(x))
+    return counted(config.task, task, out, y).shape[1]
+
+
+def sequence_axis(config: Config, module: nn.Module, data: Data) -> int:
+    """The axis of the classes in the model's outputs for sequences: see `class_axis`."""
+    x, y = samples(data)
+    x = data.inputs(x)
+    return class_axis(module, x, y, _evaluated(config, module, x))
+
+
+def _evaluated(config: Config, module: nn.Module, x: Inputs) -> torch.Tensor:
+    """The model's outputs in eval mode, one tensor. Raises ConfigError."""
+    shown = f"model {config.model.name}"
+    with torch.no_grad(), seeds.scope(config.seed, "trial"):
+        try:
+            out = module.eval()(x)
+        except FednetError:
+            raise
+        except Exception as broken:
+            raise ConfigError(
+                f"{shown}: it fails for {_batch(x)}: {_said(broken)}{_hint(x)}"
+            ) from broken
+    return tensor(shown, out)
+
+
+def _batch(x: Inputs) -> str:
+    return f"{length(x)} training samples ({_forms(x)})"
+
+
+def tensor(shown: str, out: object) -> torch.Tensor:
+    """What a model returned. Raises ConfigError where it is not one tensor."""
+    if not isinstance(out, torch.Tensor):
+        raise ConfigError(
+            f"{shown}: it returns a {type(out).__name__}; expected one tensor, the outputs (n, "
+            f"classes)."
+        )
+    return out
+
+
+def _check_gradients(shown: str, module: nn.Module) -> None:
+    for name, p in module.named_parameters():
+        if p.grad is not None and p.grad.layout != torch.strided:
+            raise ConfigError(
+                f"{shown}: the gradient of its parameter {name!r} is sparse; fednet trains with "
+                f"dense gradients: build the layer with sparse=False."
+            )
 
 
 def _digest(parameter: torch.Tensor) -> bytes:
@@ -204,33 +329,40 @@ def check_sizes(name: str, algorithm: Algorithm) -> None:
                 )
 
 
-def _loss(shown: str, task: Task, name: str, out: object, y: torch.Tensor) -> None:
+def _loss(shown: str, task: Task, name: str, out: torch.Tensor, y: torch.Tensor) -> float:
     """One loss, backward."""
-    if not isinstance(out, torch.Tensor):
-        raise ConfigError(
-            f"{shown}: it returns a {type(out).__name__}; expected one tensor, the outputs (n, "
-            f"classes)."
-        )
     if not out.requires_grad:
         raise ConfigError(
             f"{shown}: no gradient comes to its parameters from its outputs; look for no_grad or "
             f"detach in its forward."
         )
-    forms = f"outputs of shape {tuple(out.shape)} and targets of shape {tuple(y.shape)}"
+    loss = scalar(name, task, _called(name, task.loss, out, y))
+    loss.backward()
+    value = float(loss.detach())
+    if not math.isfinite(value):
+        raise ConfigError(
+            f"{shown}: its loss is {value} before any training; look at its initialisation and at "
+            f"the scale of the data."
+        )
+    return value
+
+
+def _called(
+    name: str,
+    function: Callable[[torch.Tensor, torch.Tensor], object],
+    out: torch.Tensor,
+    y: torch.Tensor,
+) -> object:
+    """What a function of the task gives. Raises ConfigError where it fails."""
     try:
-        loss = task.loss(out, y)
+        return function(out, y)
     except FednetError:
         raise
     except Exception as broken:
         raise ConfigError(
-            f"task {name}: its loss fails for {forms}, {y.dtype}: {_said(broken)}"
+            f"task {name}: {function.__name__} fails for outputs of shape {tuple(out.shape)} and "
+            f"targets of shape {tuple(y.shape)}, {y.dtype}: {_said(broken)}"
         ) from broken
-    scalar(name, task, loss).backward()
-    if not math.isfinite(float(loss.detach())):
-        raise ConfigError(
-            f"{shown}: its loss is {float(loss.detach())} before any training; look at its "
-            f"initialisation and at the scale of the data."
-        )
 
 
 def scalar(name: str, task: Task, loss: object) -> torch.Tensor:
@@ -243,9 +375,37 @@ def scalar(name: str, task: Task, loss: object) -> torch.Tensor:
     return loss
 
 
+def counted(name: str, task: Task, out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The task's counts of a batch. Raises ConfigError where they are none, or not those of its
+    samples one by one, together: sums over batches would not be the sums over the samples.
+    """
+    counts = scored(name, task, out, y)
+    total, targets = int(counts[1].sum()), y.numel()
+    if total > targets:
+        raise ConfigError(
+            f"task {name}: counts ({place(task.counts)}) gave a total of {total} for {targets} "
+            f"labels or values; expected at most one each."
+        )
+    if len(out) != len(y):
+        return counts  # of a form of its own, which is not cut here
+    each = [scored(name, task, out[i : i + 1], y[i : i + 1]) for i in range(len(y))]
+    if any(one.shape != counts.shape for one in each):
+        forms = " and ".join(sorted({str(tuple(one.shape)) for one in (*each, counts)}))
+        raise ConfigError(
+            f"task {name}: counts ({place(task.counts)}) gave shapes {forms}, by which samples "
+            f"there are; expected (2, C) with the same C, as by torch.bincount(y, minlength=C)."
+        )
+    if not torch.equal(sum(each, torch.zeros_like(counts)), counts):
+        raise ConfigError(
+            f"task {name}: counts ({place(task.counts)}) of two samples together are not the sum "
+            f"of those of each; expected numbers that batches of any size add up to."
+        )
+    return counts
+
+
 def scored(name: str, task: Task, out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """The task's counts of a batch. Raises ConfigError where they are none."""
-    counts = task.counts(out.detach(), y)
+    counts = _called(name, task.counts, out.detach(), y)
     if not (
         isinstance(counts, torch.Tensor)
         and counts.dtype == torch.int64
@@ -258,9 +418,28 @@ def scored(name: str, task: Task, out: torch.Tensor, y: torch.Tensor) -> torch.T
     return counts
 
 
-def _wide(shown: str, counts: torch.Tensor, classes: int) -> None:
-    width = counts.shape[1]
-    if width < classes:
+def _scales(name: str, task: Task, out: torch.Tensor, y: torch.Tensor, loss: float) -> list[str]:
+    """A remark where the loss that is trained on is not the mean of those that models are evaluated
+    by. Raises ConfigError where these are none.
+    """
+    losses = _called(name, task.losses, out.detach(), y)
+    if not isinstance(losses, torch.Tensor) or losses.shape != y.shape[:1]:
+        raise ConfigError(
+            f"task {name}: losses ({place(task.losses)}) gave {_form(losses)}, expected "
+            f"({len(y)},), the loss of each sample."
+        )
+    mean = float(losses.double().mean())
+    if math.isclose(mean, loss, rel_tol=1e-3, abs_tol=1e-6):
+        return []
+    return [
+        f"task {name}: on the same two samples its loss is {loss:.4g} and the mean of its losses "
+        f"{mean:.4g}, so train_loss and test_loss cannot be compared with each other."
+    ]
+
+
+def _as_wide(shown: str, out: torch.Tensor, classes: int) -> None:
+    width = out.shape[-1]
+    if width != classes:
         raise ConfigError(
             f"{shown}: it gives {width} outputs for {classes} classes; its last layer needs as "
             f"many as `classes` says."
@@ -299,6 +478,7 @@ def _hint(x: Inputs) -> str:
 def remarks(experiment: Experiment) -> Iterator[str]:
     """What the configuration comes to on its data, one sentence each."""
     config = experiment.config
+    yield from experiment.remarks
     few = small_last_batches(experiment)
     if few:
         done = {"auto": "left out", "drop": "left out", "merge": "merged with the one before"}

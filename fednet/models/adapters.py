@@ -97,20 +97,44 @@ def layers(module: nn.Module) -> tuple[list[str], dict[str, str]]:
     """(names of the layers that can carry adapters, names of others like them and why not)."""
     can, cannot = list[str](), dict[str, str]()
     within: list[str] = []
+    holders = _holders(module)
     for name, part in module.named_modules():
         if isinstance(part, READERS):
             within.append(f"{name}.")
+        weight = dict(part.named_parameters(recurse=False)).get("weight")
         if not isinstance(part, tuple(ADAPTED)):
             continue
         if any(name.startswith(above) for above in within):
             cannot[name] = "its weights are read by the layer above, which would not see them"
         elif isinstance(part, nn.Conv2d) and part.groups > 1:
             cannot[name] = f"it is a convolution of {part.groups} groups"
-        elif type(part) in ADAPTED:
-            can.append(name)
-        else:
+        elif type(part) not in ADAPTED:
             cannot[name] = f"it is a {type(part).__name__}"
+        elif weight is None:
+            cannot[name] = (
+                "its weight is computed from other tensors (as by torch.nn.utils.spectral_norm), in "
+                "place of which nothing can be merged"
+            )
+        elif len(holders[id(weight)]) > 1:
+            others = [other for other in holders[id(weight)] if other != f"{name}.weight"]
+            cannot[name] = (
+                f"its weight is also {others[0]} (tied), and an adapter merged into it would change "
+                f"what that computes too"
+            )
+        else:
+            can.append(name)
     return can, cannot
+
+
+def _holders(module: nn.Module) -> dict[int, list[str]]:
+    """The names that each parameter has by the modules that hold it; a module with several names
+    counts once.
+    """
+    found: dict[int, list[str]] = {}
+    for name, part in module.named_modules():
+        for leaf, parameter in part.named_parameters(recurse=False):
+            found.setdefault(id(parameter), []).append(f"{name}.{leaf}" if name else leaf)
+    return found
 
 
 # part: a Linear or Conv2d, which becomes the Lora of that: no type has both.
@@ -151,7 +175,9 @@ def adapted(module: nn.Module) -> Iterator[tuple[str, Lora]]:
 def merged(module: nn.Module) -> dict[str, torch.Tensor]:
     """The state dict of the module as it was before `adapt`, W + (alpha / r) B A in W's place."""
     state = {name: t.detach().clone() for name, t in module.state_dict().items()}
-    for name, part in adapted(module):
+    for name, part in module.named_modules(remove_duplicate=False):
+        if not isinstance(part, Lora):
+            continue
         at = f"{name}." if name else ""
         for leaf in LEAVES:
             del state[at + leaf]

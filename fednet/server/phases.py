@@ -305,7 +305,7 @@ class Phases:
             verdict = self._reply(phase, client, "evaluate")
             if verdict is not None:
                 judgement = self.experiment.up.decode(Judgement, verdict.form, verdict.body())
-                said = judgements(judgement, self.experiment.setting.classes)
+                said = judgements(judgement)
                 if phase.purpose == "train" and "global" in said:
                     said = {"received": said.pop("global"), **said}
                 found[client] = said

@@ -202,7 +202,7 @@ def compressor(name: str) -> Iterator[str]:
 def task(name: str) -> Iterator[str]:
     import torch
 
-    from fednet.experiment.trial import scalar, scored
+    from fednet.experiment.trial import counted, scalar
 
     made = registry.task.get(name)()
     for method in ("loss", "losses", "counts"):
@@ -215,7 +215,7 @@ def task(name: str) -> Iterator[str]:
         except (RuntimeError, ValueError, ConfigError):
             continue
         loss = scalar(name, made, given)
-        counts = scored(name, made, outputs, y)
+        counts = counted(name, made, outputs, y)
         found = (
             f"loss {loss.item():.4f}, accuracy {int(counts[0].sum()) / int(counts[1].sum()):.4f}"
         )

@@ -16,6 +16,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fednet import seeds
+from fednet.errors import ConfigError
+from fednet.loading import place
 from fednet.tensors import Inputs, Tensors
 from fednet.training.samples import batches, length, piece
 from fednet.training.scratch import KNOWN, Scratch
@@ -126,8 +128,18 @@ def evaluate(
             end = min(start + batch_size, n)
             outputs, truth = model(piece(x, start, end)), y[start:end]
             counts = task.counts(outputs, truth)
+            if table is not None and counts.shape != table.shape:
+                raise other_width(task, table.shape[-1], counts.shape[-1])
             table = counts if table is None else table + counts
             total = total + task.losses(outputs, truth).sum(dtype=torch.float64)
     if table is None:
         return Counts(np.zeros((2, 0), dtype=np.int64))
     return Counts(table.cpu().numpy().copy(), float(total), n)
+
+
+def other_width(task: Task, width: int, found: int) -> ConfigError:
+    """The error about counts that do not have the same number of classes everywhere."""
+    return ConfigError(
+        f"task: counts ({place(task.counts)}) gave {width} classes for some samples and {found} for "
+        f"others; expected (2, C) with the same C, as by torch.bincount(y, minlength=C)."
+    )

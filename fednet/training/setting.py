@@ -43,7 +43,7 @@ class Setting:
 
     layout: of the whole model; shared: the part that crosses; head: names of the last Linear's
     tensors; initial: the whole model as initialised. config: the run's configuration (`.seed`,
-    `.rounds`, `.train`, `.evaluate`). factory(seed): a module freshly initialised from that seed.
+    `.rounds`, `.train`, `.evaluate`). counts_width: C of what the task counts, (2, C). factory(seed): a module freshly initialised from that seed.
     width: of what the last Linear gets, where that is not in the layout. input_shape: of one
     sample. normalise: raw samples to
     model inputs (`Data.inputs`). augment(x, generator): what
@@ -57,6 +57,7 @@ class Setting:
     config: Config
     task: Task
     classes: int
+    counts_width: int = 1
     factory: Callable[[int], nn.Module] | None = None
     normalise: Callable[[Inputs], Inputs] | None = None
     augment: Callable[[torch.Tensor, torch.Generator], torch.Tensor] | None = None
@@ -71,6 +72,7 @@ class Setting:
         shared: Layout,
         task: Task,
         classes: int,
+        counts_width: int,
         data: Data | None,
         input_shape: tuple[int, ...],
     ) -> Setting:
@@ -83,6 +85,7 @@ class Setting:
             config=config,
             task=task,
             classes=classes,
+            counts_width=counts_width,
             factory=begun.factory,
             normalise=None if data is None else functools.partial(_inputs, data),
             augment=augment.get(config.data.augment),

@@ -98,13 +98,13 @@ class Last(nn.Module):
 @pytest.mark.parametrize("t", [3, 4])
 def test_where_classes_and_positions_are_as_many_the_model_says_which_is_which(t):
     x, y = torch.randn(6, t, 2), torch.randint(0, 4, (6, t))
-    data = Data(train=(x, y), classes=4)
-    assert class_axis(Last(), data) == -1
+    last = Last()
+    assert class_axis(last, x, y, last(x)) == -1
     turned = Last(order=1)
     if t == 3:
-        assert class_axis(turned, data) == 1
+        assert class_axis(turned, x, y, turned(x)) == 1
         return
     with pytest.raises(ConfigError, match="give the module an attribute class_axis"):
-        class_axis(turned, data)
+        class_axis(turned, x, y, turned(x))
     turned.class_axis = 1
-    assert class_axis(turned, data) == 1
+    assert class_axis(turned, x, y, turned(x)) == 1

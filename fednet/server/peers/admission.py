@@ -134,7 +134,7 @@ def checker(
         kind = Judgement if key.purpose == "evaluate" else exp.algorithm.exchanges[key.phase].up
         payload = exp.up.decode(kind, reply.form, body, reference, reference, True, past)
         if isinstance(payload, Judgement):
-            payload.check(max(1, exp.setting.classes), *tested(key.client))
+            payload.check(exp.setting.counts_width, *tested(key.client))
             return None
         made = payload if kind in as_it_is else None
         for name in payload.fields:

@@ -13,7 +13,7 @@ from fednet.errors import ConfigError
 from fednet.registry import task
 
 if TYPE_CHECKING:
-    from fednet.data import Data
+    from fednet.tensors import Inputs
 
 
 @task("classification")
@@ -30,11 +30,11 @@ class Classification:
 
     def loss(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Mean cross-entropy, a scalar with a graph."""
-        return F.cross_entropy(self._last(outputs, y).flatten(0, -2), y.flatten())
+        return F.cross_entropy(self.classes_last(outputs, y).flatten(0, -2), y.flatten())
 
     def losses(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """(n,) cross-entropy of each sample; the mean over its positions for sequences."""
-        outputs = self._last(outputs, y)
+        outputs = self.classes_last(outputs, y)
         each = F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none")
         return each if y.ndim == 1 else each.view(len(y), -1).mean(1)
 
@@ -42,12 +42,12 @@ class Classification:
         """(2, C) int64: correct and total by true class. The first of equal logits is the
         prediction.
         """
-        outputs = self._last(outputs, y)
+        outputs = self.classes_last(outputs, y)
         classes = outputs.shape[-1]
         right = y[outputs.argmax(dim=-1) == y]
         return torch.stack([torch.bincount(v.reshape(-1), minlength=classes) for v in (right, y)])
 
-    def _last(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def classes_last(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """The outputs with the classes last."""
         axes = possible_axes(outputs, y)
         if not axes:
@@ -70,32 +70,25 @@ def possible_axes(outputs: torch.Tensor, y: torch.Tensor) -> list[int]:
     return axes
 
 
-def class_axis(module: nn.Module, data: Data) -> int:
-    """The axis, -1 or 1, of the classes in what the module gives for the data's sequences, tried on
-    two of them.
+def class_axis(module: nn.Module, x: Inputs, y: torch.Tensor, outputs: torch.Tensor) -> int:
+    """The axis, -1 or 1, of the classes in `outputs`, which the module, in eval mode, gives for the
+    inputs x of sequences with the labels y (n, t).
 
     Where there are as many classes as positions, both readings fit. Then it is what the module says
     as its attribute `class_axis`, or the last where `head(features(x))` with a Linear head is what
     it gives. Else ConfigError: nothing tells which it is.
     """
-    x, y = data.inputs(data.take(slice(0, 2))[0]), data.train[1][:2]
-    if y.ndim == 1:
-        return -1
-    mode = module.training
-    with torch.no_grad():
-        outputs = module.eval()(x)
-        axes = possible_axes(outputs, y)
-        declared = getattr(module, "class_axis", None)
-        head, features = getattr(module, "head", None), getattr(module, "features", None)
-        linear = isinstance(head, nn.Linear) and callable(features)
-        last = len(axes) == 2 and linear and torch.equal(head(features(x)), outputs)
-    module.train(mode)
+    axes = possible_axes(outputs, y)
     if len(axes) < 2:
         return axes[0] if axes else -1
+    declared = getattr(module, "class_axis", None)
     if declared in (-1, 1):
         return int(declared)
-    if last:
-        return -1
+    head, features = getattr(module, "head", None), getattr(module, "features", None)
+    if isinstance(head, nn.Linear) and callable(features):
+        with torch.no_grad():
+            if torch.equal(head(features(x)), outputs):
+                return -1
     raise ConfigError(
         f"model: its outputs {tuple(outputs.shape)} for labels {tuple(y.shape)} may have the "
         f"classes in the second place or in the last; give the module an attribute class_axis, 1 "
