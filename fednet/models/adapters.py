@@ -112,14 +112,14 @@ def layers(module: nn.Module) -> tuple[list[str], dict[str, str]]:
             cannot[name] = f"it is a {type(part).__name__}"
         elif weight is None:
             cannot[name] = (
-                "its weight is computed from other tensors (as by torch.nn.utils.spectral_norm), in "
-                "place of which nothing can be merged"
+                "its weight is computed from other tensors (as by torch.nn.utils.spectral_norm), "
+                "so that nothing can be merged into it"
             )
         elif len(holders[id(weight)]) > 1:
             others = [other for other in holders[id(weight)] if other != f"{name}.weight"]
             cannot[name] = (
-                f"its weight is also {others[0]} (tied), and an adapter merged into it would change "
-                f"what that computes too"
+                f"its weight is also {others[0]} (tied), and an adapter merged into it would "
+                f"change what that computes too"
             )
         else:
             can.append(name)

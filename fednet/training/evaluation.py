@@ -140,6 +140,6 @@ def evaluate(
 def other_width(task: Task, width: int, found: int) -> ConfigError:
     """The error about counts that do not have the same number of classes everywhere."""
     return ConfigError(
-        f"task: counts ({place(task.counts)}) gave {width} classes for some samples and {found} for "
-        f"others; expected (2, C) with the same C, as by torch.bincount(y, minlength=C)."
+        f"task: counts ({place(task.counts)}) gave {width} classes for some samples and {found} "
+        f"for others; expected (2, C) with the same C, as by torch.bincount(y, minlength=C)."
     )

@@ -43,11 +43,10 @@ class Setting:
 
     layout: of the whole model; shared: the part that crosses; head: names of the last Linear's
     tensors; initial: the whole model as initialised. config: the run's configuration (`.seed`,
-    `.rounds`, `.train`, `.evaluate`). counts_width: C of what the task counts, (2, C). factory(seed): a module freshly initialised from that seed.
-    width: of what the last Linear gets, where that is not in the layout. input_shape: of one
-    sample. normalise: raw samples to
-    model inputs (`Data.inputs`). augment(x, generator): what
-    `data.augment` names, or None.
+    `.rounds`, `.train`, `.evaluate`). counts_width: C of what the task counts, (2, C).
+    factory(seed): a module freshly initialised from that seed. width: of what the last Linear gets,
+    where that is not in the layout. input_shape: of one sample. normalise: raw samples to model
+    inputs (`Data.inputs`). augment(x, generator): what `data.augment` names, or None.
     """
 
     layout: Layout

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
+import fednet
 from fednet import models, registry
 from fednet.cli.main import main
 from fednet.config import from_mapping
@@ -18,6 +21,7 @@ from fednet.experiment import trial
 from fednet.experiment.build import build
 from fednet.tensors import Tensors
 from fednet.training.innermost import laid
+from tests.rooms import lines
 
 MODELS: dict[str, Any] = {}
 
@@ -125,6 +129,52 @@ class Narrow(Body):
 
 
 @trial_model
+class Wide(Body):
+    """Ten outputs, whatever the classes are."""
+
+    def __init__(self, *, input_shape, classes):
+        super().__init__(input_shape=input_shape, classes=10)
+
+    def features(self, x):
+        return self.body(x)
+
+
+class Tokens(nn.Module):
+    def __init__(self, *, classes):
+        super().__init__()
+        self.embed = nn.Embedding(20, 6, sparse=type(self).__name__ == "SparseTokens")
+        self.head = nn.Linear(6, classes)
+
+    def features(self, x):
+        return self.embed(x)
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
+@trial_model
+class Tagger(Tokens):
+    """A class at each position."""
+
+
+@trial_model
+class SparseTokens(Tokens):
+    pass
+
+
+@trial_model
+class Mapped(Tokens):
+    def forward(self, x):
+        return {"logits": super().forward(x)}
+
+
+@trial_model
+class Fails(Tokens):
+    def forward(self, x):
+        raise ValueError("no such input")
+
+
+@trial_model
 class Hollow(Body):
     def __init__(self, *, input_shape, classes):
         nn.Module.__init__(self)
@@ -168,6 +218,10 @@ def trial_data(root, seed, *, kind: str = "plain"):
         return Data(train=(x, y), test=(np.where(x > 2.0, np.inf, x), y), classes=4)
     if kind == "whole":
         x = (x * 10).astype(np.int64)
+    if kind.startswith("tags"):
+        # A class at each of so many positions: as many as classes, or more.
+        tags = (np.arange(40)[:, None] + np.arange(int(kind[4:]))) % 4
+        return Data(train=(tags * 3, tags), test=(tags * 3, tags), classes=4)
     if kind == "floats":
         return Data(train=(x, x[:, 0, 0, 0]), test=(x, x[:, 0, 0, 0]))
     return Data(train=(x, y), test=(x, y), classes=4)
@@ -180,9 +234,16 @@ def parts() -> None:
     registry.dataset._parts["trial-data"] = trial_data
 
 
-def mapping(model: str = "mlp", kind: str = "plain", **more: Any) -> dict[str, Any]:
+def mapping(model: Any = "mlp", kind: str = "plain", **more: Any) -> dict[str, Any]:
     data = {"dataset": "trial-data", "kind": kind, "partition": "iid"}
     return {"clients": 2, "model": model, "data": data, **more}
+
+
+# The second model is the first client's.
+UNLIKE = [
+    {"name": "mlp", "hidden": [6], "clients": "1"},
+    {"name": "trial-wide", "clients": "0"},
+]
 
 
 @pytest.mark.parametrize(
@@ -205,6 +266,20 @@ def mapping(model: str = "mlp", kind: str = "plain", **more: Any) -> dict[str, A
         (mapping("trial-sparse"), "eye of the model is torch.sparse_coo"),
         (mapping("trial-nowhere"), "mean of the model is on the meta device"),
         (mapping("trial-narrow"), "it gives 3 outputs for 4 classes"),
+        (mapping("trial-wide"), "it gives 10 outputs for 4 classes"),
+        (
+            mapping(UNLIKE, algorithm="fedproto"),
+            "model trial-wide: it gives 10 outputs for 4 classes",
+        ),
+        (mapping("trial-mapped", "tags4"), "trial-mapped: it returns a dict; expected one tensor"),
+        (
+            mapping("trial-fails", "tags4"),
+            "trial-fails: it fails for 2 .*ValueError: no such input",
+        ),
+        (
+            mapping("trial-sparsetokens", "tags6"),
+            "gradient of its parameter 'embed.weight' is sparse.*with sparse=False",
+        ),
         (mapping("trial-hollow"), "the model has no parameters"),
         (
             mapping("trial-viewed", train={"memory_format": "channels_last"}),
@@ -225,6 +300,21 @@ def test_what_the_first_round_would_meet_is_said_at_the_start(given, said):
         build(from_mapping(given))
     assert isinstance(wrong.value, (ConfigError, DataError))
     assert wrong.value.exit_status == 2
+
+
+@pytest.mark.parametrize("kind", ["tags4", "tags6"])
+@pytest.mark.parametrize(
+    "name", [n for n in registry.algorithm.names() if registry.algorithm.get(n).classes_only]
+)
+def test_a_method_about_classes_refuses_labels_at_positions(name, kind):
+    """With as many positions as classes FedLC subtracted its margins along the wrong axis, without
+    a word; else a tensor error ended round 1.
+    """
+    public = {"public": {"samples": 8}} if registry.algorithm.get(name).needs_public else {}
+    given = mapping("trial-tagger", kind, algorithm=name)
+    given["data"] |= public
+    with pytest.raises(ConfigError, match=f"algorithm {name}: .* has labels of shape"):
+        build(from_mapping(given))
 
 
 def test_floats_are_fine_as_targets_of_regression():
@@ -335,3 +425,137 @@ def test_what_is_set_beside_a_protection_or_a_clock_that_is_not_is_remarked_on(g
     said = " ".join(trial.without_effect(from_mapping(given)))
     assert all(words in said for words in says)
     assert bool(said) == bool(says)
+
+
+# -- a task of one's own ---------------------------------------------------------------------------
+class Binary:
+    """One output a sample, evaluated by class: of the form (2, C) that a task is to give."""
+
+    def loss(self, outputs, y):
+        return F.binary_cross_entropy_with_logits(outputs.squeeze(-1), y)
+
+    def losses(self, outputs, y):
+        given = outputs.squeeze(-1)
+        return F.binary_cross_entropy_with_logits(given, y, reduction="none")
+
+    def counts(self, outputs, y):
+        found, true = (outputs.squeeze(-1) > 0).long(), y.long()
+        right = torch.bincount(true[found == true], minlength=2)
+        return torch.stack([right, torch.bincount(true, minlength=2)])
+
+
+class Summed(Binary):
+    def loss(self, outputs, y):
+        return self.losses(outputs, y).sum()
+
+
+class Whole(Binary):
+    def losses(self, outputs, y):
+        return self.loss(outputs, y)
+
+
+class Loose(Binary):
+    """As many columns as the batch's labels ask for."""
+
+    def counts(self, outputs, y):
+        found, true = (outputs.squeeze(-1) > 0).long(), y.long()
+        total = torch.bincount(true)
+        return torch.stack([torch.bincount(true[found == true], minlength=len(total)), total])
+
+
+class Averaged(Binary):
+    def counts(self, outputs, y):
+        return torch.ones(2, 1, dtype=torch.int64)
+
+
+class Doubled(Binary):
+    def counts(self, outputs, y):
+        return 2 * super().counts(outputs, y)
+
+
+class Masked(Binary):
+    """-1 is no label."""
+
+    def loss(self, outputs, y):
+        return super().loss(outputs[y >= 0], y[y >= 0])
+
+    def losses(self, outputs, y):
+        return torch.where(y >= 0, super().losses(outputs, y), 0.0)
+
+    def counts(self, outputs, y):
+        return super().counts(outputs[y >= 0], y[y >= 0])
+
+
+def halves(root, *, unlabelled: int = 0):
+    """Labels 0 and 1 as floats; the first samples have none."""
+    drawn = torch.Generator().manual_seed(0)
+    y = (torch.arange(40) % 4 == 0).float()
+    x = torch.randn(40, 4, generator=drawn) + y[:, None]
+    masked = torch.where(torch.arange(40) < unlabelled, -1.0, y)
+    return Data(train=(x, masked), test=(x, y))
+
+
+@pytest.fixture
+def own_task(monkeypatch):
+    """A configuration with a task of one's own, on samples of one value each."""
+    monkeypatch.setitem(registry.dataset._parts, "halves", halves)
+
+    def made(task, **options):
+        monkeypatch.setitem(registry.task._parts, "own", task)
+        data = {"dataset": "halves", "partition": "iid", **options}
+        return {**mapping(), "data": data, "task": "own", "rounds": 1, "report": False}
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("task", "says"),
+    [
+        (Whole, r"losses \(test_trial\.py, line \d+\) gave float32 of shape \(\), expected \(2,\)"),
+        (Loose, r"counts \(test_trial\.py, line \d+\) gave shapes \(2, .\) and \(2, 2\)"),
+        (Averaged, r"of two samples together are not the sum of those of each"),
+        (Doubled, r"gave a total of 4 for 2 labels or values"),
+    ],
+)
+def test_what_a_task_gives_is_checked_at_the_start(own_task, task, says):
+    with pytest.raises(ConfigError, match=says):
+        build(from_mapping(own_task(task)))
+
+
+def test_a_loss_that_is_not_the_mean_of_the_losses_is_said(own_task, tmp_path):
+    said = "its loss is .* and the mean of its losses .*, so train_loss and test_loss cannot be"
+    found = fednet.run(own_task(Summed), in_process=True, out=tmp_path)
+    remarks = [e["text"] for e in lines(found.dir / "events.jsonl") if e["type"] == "remark"]
+    assert any(re.search(said, remark) for remark in remarks)
+    assert not build(from_mapping(own_task(Binary))).remarks
+
+
+def test_a_task_may_count_by_other_classes_than_the_data_have(own_task, tmp_path):
+    """Two, of values: the server and its clients count in (2, 2)."""
+    found = fednet.run(own_task(Binary), in_process=True, out=tmp_path)
+    last = found.rounds[-1]
+    assert last.total_by_class == [30, 10]
+    rows = lines(found.dir / "clients.jsonl")
+    assert all(0 <= row["accuracy"] <= 1 for row in rows if "accuracy" in row)
+    assert found.rounds[-1].dropped == {}
+
+
+def test_samples_without_a_label_are_not_what_a_model_is_tried_on(own_task):
+    """The first two have none, whose loss is the mean over nothing."""
+    assert build(from_mapping(own_task(Masked, unlabelled=5))).setting.counts_width == 2
+
+
+def test_counts_of_another_width_in_a_later_batch_end_the_run(own_task, monkeypatch, tmp_path):
+    """Added to the others they were broadcast: 50 of 100 samples were said to be of class 0 and 100
+    of class 1.
+    """
+
+    def late(root):
+        x, y = torch.randn(40, 4), torch.cat([torch.zeros(39), torch.ones(1)])
+        return Data(train=(x[:39], y[:39]), test=(x, y))
+
+    monkeypatch.setitem(registry.dataset._parts, "late", late)
+    given = own_task(Loose) | {"data": {"dataset": "late", "partition": "iid"}}
+    given |= {"evaluate": {"clients": "none", "batch_size": 39}}
+    with pytest.raises(ConfigError, match=r"gave 1 classes for some samples and 2 for others"):
+        fednet.run(given, in_process=True, out=tmp_path)

@@ -9,9 +9,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+import fednet
 from fednet import models, registry
 from fednet.config import from_mapping
 from fednet.errors import ConfigError
+from fednet.experiment.build import build
 from fednet.models import adapters
 from fednet.report import open_run
 from tests.contract.test_ledger import IMAGES, method
@@ -313,3 +315,101 @@ def test_a_transformer_of_no_shape_is_refused(options):
     shape = (5,) if "heads" in options else (1, 8, 8)
     with pytest.raises(ConfigError, match="expected a width that heads divides"):
         models.build({"name": "transformer", **options}, shape, 7, 0)
+
+
+# -- layers whose written form would be another model ----------------------------------------------
+class Shared(nn.Module):
+    """Two layers of which one has another's weight, as a language model's output layer has."""
+
+    def __init__(self, *, classes):
+        super().__init__()
+        self.embed = nn.Embedding(20, 8)
+        self.body = nn.Linear(8, 8)
+        self.out = nn.Linear(8, 20, bias=False)
+        self.head = nn.Linear(20, classes)
+        self.out.weight = self.embed.weight
+
+    def forward(self, x):
+        return self.head(self.out(self.body(self.embed(x)).mean(1)))
+
+
+class Spectral(nn.Module):
+    """torch's older spectral_norm: `weight` is computed at each call."""
+
+    def __init__(self, *, classes):
+        super().__init__()
+        self.body = nn.utils.spectral_norm(nn.Linear(12, 8))
+        self.head = nn.Linear(8, classes)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+class Reads(nn.Module):
+    """Computes with a layer's weight beside calling the layer."""
+
+    def __init__(self, *, classes):
+        super().__init__()
+        self.body = nn.Linear(12, 12)
+        self.head = nn.Linear(12, classes)
+
+    def forward(self, x):
+        return self.head(self.body(x) + x @ self.body.weight)
+
+
+class Twice(nn.Module):
+    """One layer under two names, called twice."""
+
+    def __init__(self, *, classes):
+        super().__init__()
+        self.first = nn.Linear(12, 12)
+        self.second = self.first
+        self.head = nn.Linear(12, classes)
+
+    def forward(self, x):
+        return self.head(self.second(torch.relu(self.first(x))))
+
+
+@pytest.fixture
+def odd_models(monkeypatch):
+    for kind in (Shared, Spectral, Reads, Twice):
+        monkeypatch.setitem(registry.model._parts, kind.__name__.lower(), kind)
+
+
+def odd(name, target, **more):
+    model = {"name": name, "adapters": {"rank": 4, "alpha": 8.0, "target": [target]}}
+    return merged(SMALL, {"model": model, "train": {"lr": 0.5}, **more})
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "says"),
+    [
+        ("spectral", "body", r"body carries no adapter: its weight is computed from other tensors"),
+        ("reads", "body", r"with the adapters merged into its weights, .* gives other outputs"),
+    ],
+)
+def test_adapters_that_could_not_be_written_are_refused(odd_models, name, target, says):
+    """They were trained, and the written model was another one."""
+    with pytest.raises(ConfigError, match=says):
+        build(from_mapping(odd(name, target)))
+
+
+def test_a_tied_layer_carries_no_adapter(odd_models):
+    can, cannot = adapters.layers(Shared(classes=3))
+    assert can == ["body", "head"]
+    assert list(cannot) == ["out"]
+    assert "its weight is also embed.weight (tied)" in cannot["out"]
+    with pytest.raises(ConfigError, match="out carries no adapter: its weight is also embed"):
+        adapters.adapt(Shared(classes=3), section(target=("out",)), 0)
+
+
+def test_a_layer_with_two_names_is_written_as_it_was_trained(odd_models, tmp_path):
+    """Its adapter was left in the state dict under the second one."""
+    run_ = fednet.run(odd("twice", "first"), in_process=True, out=tmp_path)
+    written = load_file(run_.dir / "model.safetensors")
+    assert written.keys() == Twice(classes=3).state_dict().keys()
+    assert torch.equal(written["first.weight"], written["second.weight"])
+    scores = run_.model().eval()
+    data = build(from_mapping(odd("twice", "first"))).data
+    right = (scores(data.test[0]).argmax(1) == data.test[1]).float().mean()
+    assert float(right) == pytest.approx(run_.rounds[-1].test_accuracy)

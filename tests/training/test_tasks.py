@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from fednet.data import Data
 from fednet.errors import ConfigError
 from fednet.registry import task
 from fednet.training.tasks.classification import class_axis
