@@ -1,9 +1,12 @@
-"""Which clients: `3`, `0-24,40`, or `3/4`, the third of four shares of all ids."""
+"""Which clients: `3`, `0-24,40`, or `3/4`, the third of four shares of all ids.
+
+A share names nobody until the number of clients is known: `Ids.resolve` is the one way to the ids.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fednet.errors import ConfigError
@@ -40,12 +43,6 @@ class Ids:
                 f"{clients - 1}."
             )
         return self.listed
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.listed)
-
-    def __contains__(self, client: int) -> bool:
-        return client in self.listed
 
 
 def ranges(ids: Sequence[int]) -> list[int | tuple[int, int]]:

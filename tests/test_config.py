@@ -250,14 +250,15 @@ def test_a_clients_link_is_its_own_then_the_federations_then_the_profiles():
         "per_client": {"0-1,4": {"down_mbps": 5, "latency_ms": 0}},
     }
     c = from_mapping({**PARTS, "link": link}).link
-    assert (c.of(4).up_mbps, c.of(4).down_mbps, c.of(4).latency_ms, c.of(4).step_ms) == (2, 5, 0, 7)
-    assert (c.of(2).up_mbps, c.of(2).down_mbps, c.of(2).latency_ms, c.of(2).jitter_ms) == (
+    two, four = c.of(2, 5), c.of(4, 5)
+    assert (four.up_mbps, four.down_mbps, four.latency_ms, four.step_ms) == (2, 5, 0, 7)
+    assert (two.up_mbps, two.down_mbps, two.latency_ms, two.jitter_ms) == (
         2,
         9,
         85,
         0,
     )
-    plain = from_mapping(PARTS).link.of(0)
+    plain = from_mapping(PARTS).link.of(0, 5)
     assert (plain.up_mbps, plain.down_mbps, plain.latency_ms) == (None, None, 0)
 
 

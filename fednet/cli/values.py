@@ -58,11 +58,14 @@ def whole_numbers(text: str) -> list[int]:
     from fednet.errors import ConfigError
 
     try:
-        return list(ids.parse(text))
+        found = ids.parse(text)
     except ConfigError:
+        found = None
+    if found is None or found.share is not None:
         raise argparse.ArgumentTypeError(
             f"expected whole numbers such as 0,1,2 or 0-4, got {text!r}"
-        ) from None
+        )
+    return list(found.listed)
 
 
 def seeds(text: str) -> list[int]:

@@ -72,7 +72,7 @@ class LinkSection(Section, frozen=True, kw_only=True):
     """A named link, for what is not given, or one drawn for each client: choice(3g, 4g, wifi), a
     name given twice counting twice. [-; experiment/links]"""
     per_client: dict[str, ClientLinkSection] = {}
-    """By id or range of ids, such as `0-4,7`. [-; config/conditions]"""
+    """By ids, or by a share of all, such as `0-4,7` or `1/4`. [-; config/conditions]"""
     trace: str | tuple[str, str] | None = None
     """The rate of each second, in place of up_mbps and down_mbps: `wifi`, `lte`, `umts`, `evdo`, a
     file, or the files of the uplink and the downlink. [-; world/of]"""
@@ -85,15 +85,19 @@ class LinkSection(Section, frozen=True, kw_only=True):
     for them once; not where links are emulated, since each client has its own.
     [-; protocol/client]"""
 
-    def of(self, client: int) -> ClientLinkSection:
-        """The link of one client: its own figures, those of its own profile, those of `link`, those
-        of the profile there. A rate that stays None has no limit; a delay is one way. Figures to be
-        drawn stand as they are given: see experiment.links.
+    def of(self, client: int, clients: int) -> ClientLinkSection:
+        """The link of one of so many clients: its own figures, those of its own profile, those of
+        `link`, those of the profile there. A rate that stays None has no limit; a delay is one way.
+        Figures to be drawn stand as they are given: see experiment.links.
         """
         from fednet import ids
 
         own = next(
-            (link for pattern, link in self.per_client.items() if client in ids.parse(pattern)),
+            (
+                link
+                for pattern, link in self.per_client.items()
+                if client in ids.parse(pattern).resolve(clients)
+            ),
             ClientLinkSection(),
         )
         mine, named = (

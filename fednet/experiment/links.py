@@ -32,7 +32,7 @@ def of(config: Config, client: int) -> ClientLinkSection:
             section,
             profile=names[int(seeds.rng(seed, "link/profile", 0, client).integers(len(names)))],
         )
-    found = section.of(client)
+    found = section.of(client, config.clients)
     figures = {
         k: _draw(v, seed, k, client)
         for k in found.__struct_fields__

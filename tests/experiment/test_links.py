@@ -56,6 +56,13 @@ def test_a_client_may_have_a_profile_of_its_own_or_a_drawn_one():
     assert 30 < up.count(15) < 50  # twice as likely
 
 
+def test_a_share_of_all_clients_may_have_a_link_of_its_own():
+    config = small(clients=8, link={"up_mbps": 9, "per_client": {"2/4": {"up_mbps": 1}}})
+    assert [links.of(config, c).up_mbps for c in range(8)] == [9, 9, 1, 1, 9, 9, 9, 9]
+    with pytest.raises(ConfigError, match="this share of 2 clients is empty"):
+        small(clients=2, link={"per_client": {"1/4": {"up_mbps": 1}}})
+
+
 @pytest.mark.parametrize(
     ("link", "said"),
     [

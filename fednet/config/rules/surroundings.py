@@ -34,14 +34,10 @@ def _links(c: Config, refuse: Refuse) -> None:
                 raise refuse(f"{where}.{key}", "link.trace gives the rates; keep one of them.")
     for pattern in c.link.per_client:
         try:
-            beyond = max(ids.parse(pattern, "the clients"), default=0)
+            ids.parse(pattern, "the clients").resolve(c.clients)
         except ConfigError as wrong:
-            raise refuse(f"link.per_client.{pattern}", str(wrong)) from None
-        if beyond >= c.clients:
-            raise refuse(
-                f"link.per_client.{pattern}",
-                f"there is no client {beyond}; ids go from 0 to {c.clients - 1}.",
-            )
+            said = str(wrong).removeprefix(f"the clients {pattern}: ")
+            raise refuse(f"link.per_client.{pattern}", said) from None
     for where, link in (
         ("link", c.link),
         *((f"link.per_client.{k}", v) for k, v in c.link.per_client.items()),
