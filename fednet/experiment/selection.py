@@ -5,7 +5,9 @@ Neither looks at connections, so all methods that are compared on one seed see t
 
 from __future__ import annotations
 
+import functools
 import json
+import threading
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -15,6 +17,7 @@ from fednet import seeds
 from fednet.config import AvailabilitySection, Config
 from fednet.descriptors import named
 from fednet.errors import ConfigError
+from fednet.ids import LARGEST
 
 
 def cohort(config: Config, round: int, here: Sequence[bool] | None = None) -> list[int]:
@@ -42,13 +45,8 @@ def available(config: Config, round: int) -> np.ndarray:
             section, "p", section.p
         )
     if section.model == "markov":
-        return _markov(
-            config.seed,
-            n,
-            round,
-            _given(section, "up", section.up),
-            _given(section, "down", section.down),
-        )
+        up, down = _given(section, "up", section.up), _given(section, "down", section.down)
+        return _chains(config.seed, n, up, down).at(round)
     if section.model == "trace":
         return _trace(_given(section, "path", section.path), n, round)
     return np.ones(n, dtype=bool)
@@ -60,20 +58,54 @@ def _given(section: AvailabilitySection, key: str, value: T | None) -> T:
     return value
 
 
-def _markov(seed: int, n: int, round: int, up: float, down: float) -> np.ndarray:
+class _Chains:
     """On/off chains, one a client: off -> on with probability `up`, on -> off with `down`;
-    stationary at the start.
+    stationary at the start. The last rounds are kept, and later ones go on from them.
     """
-    here = seeds.rng(seed, "availability", 0).random(n) < (up / (up + down) if up + down else 1.0)
-    for t in range(1, round + 1):
-        draw = seeds.rng(seed, "availability", t).random(n)
-        here = np.where(here, draw >= down, draw < up)
-    return here
+
+    KEPT = 32  # rounds, beside the start
+
+    def __init__(self, seed: int, n: int, up: float, down: float) -> None:
+        self._seed, self._n, self._up, self._down = seed, n, up, down
+        stationary = up / (up + down) if up + down else 1.0
+        self._known = {0: seeds.rng(seed, "availability", 0).random(n) < stationary}
+        self._lock = threading.Lock()
+
+    def at(self, round: int) -> np.ndarray:
+        """(N,) bool, not to be changed: who is there in a round."""
+        with self._lock:
+            known = self._known
+            last = max(t for t in known if t <= round)
+            here = known[last]
+            for t in range(last + 1, round + 1):
+                draw = seeds.rng(self._seed, "availability", t).random(self._n)
+                here = known[t] = np.where(here, draw >= self._down, draw < self._up)
+                here.setflags(write=False)
+                if len(known) > self.KEPT + 1:
+                    del known[next(t for t in known if t)]
+            return here
+
+
+_chains = functools.lru_cache(maxsize=4)(_Chains)
 
 
 def _trace(path: str, n: int, round: int) -> np.ndarray:
-    """A file of `client, from, to` lines (CSV, rounds, both inclusive) or a JSON list of such
-    triples.
+    try:
+        state = named(path).stat()
+    except OSError as broken:
+        raise ConfigError(f"availability.path: {path}: {broken.strerror}.") from broken
+    clients, first, last = _spans(path, state.st_mtime_ns, state.st_size)
+    there = clients[(first <= round) & (round <= last)]
+    here = np.zeros(n, dtype=bool)
+    here[there[there < n]] = True
+    return here
+
+
+@functools.lru_cache(maxsize=4)
+def _spans(path: str, changed: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Clients, and from which round to which each is there: of a file of `client, from, to` lines
+    (CSV, rounds, both inclusive) or a JSON list of such triples, as it was when it had that size
+    and was changed at that time.
     """
     try:
         text = named(path).read_text(encoding="utf-8")
@@ -86,7 +118,7 @@ def _trace(path: str, n: int, round: int) -> np.ndarray:
         raise ConfigError(f"availability.path: {path}: {broken.strerror}.") from broken
     except (ValueError, RecursionError) as broken:
         raise ConfigError(f"availability.path: {path} is no text, or no JSON: {broken}.") from None
-    here = np.zeros(n, dtype=bool)
+    found: list[tuple[int, int, int]] = []
     for number, row in enumerate(rows, 1):
         try:
             client, first, last = (int(str(x).strip()) for x in row)
@@ -97,6 +129,7 @@ def _trace(path: str, n: int, round: int) -> np.ndarray:
             raise ConfigError(
                 f"{path}:{number}: expected client, from, to (whole numbers), got {str(row)[:60]}."
             ) from None
-        if 0 <= client < n and first <= round <= last:
-            here[client] = True
-    return here
+        if 0 <= client <= LARGEST:
+            found.append((client, min(max(first, 0), LARGEST), min(max(last, -1), LARGEST)))
+    table = np.array(found, dtype=np.int64).reshape(-1, 3)
+    return table[:, 0], table[:, 1], table[:, 2]

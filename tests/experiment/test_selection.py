@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from fednet import seeds
 from fednet.config import AvailabilitySection, Config, RoundSection
 from fednet.errors import ConfigError
+from fednet.experiment import selection
 from fednet.experiment.selection import available, cohort
 
 
@@ -68,6 +70,52 @@ def test_markov_starts_and_stays_in_its_stationary_share_and_changes_at_its_rate
     went = (here[:-1] & ~here[1:]).sum() / here[:-1].sum()
     assert abs(came - 0.1) < 0.01
     assert abs(went - 0.3) < 0.015
+
+
+@pytest.mark.parametrize("asked", [range(1, 61), [60], [60, 3, 59, 1, 60, 24]])
+def test_markov_takes_one_step_a_round_in_whatever_order_rounds_are_asked_for(asked) -> None:
+    chance = {False: lambda u: u < 0.4, True: lambda u: u >= 0.2}  # that it is there next
+
+    def by_hand(client: int, round: int) -> bool:
+        u = [float(seeds.rng(7, "availability", t).random(5)[client]) for t in range(round + 1)]
+        here = u[0] < 0.4 / 0.6
+        for t in range(1, round + 1):
+            here = chance[here](u[t])
+        return here
+
+    selection._chains.cache_clear()
+    section = AvailabilitySection(model="markov", up=0.4, down=0.2)
+    some = config(clients=5, seed=7, availability=section)
+    for round in asked:
+        assert available(some, round).tolist() == [by_hand(c, round) for c in range(5)]
+
+
+def test_markov_draws_each_round_once(monkeypatch) -> None:
+    drawn: list[int] = []
+
+    def rng(seed: int, purpose: str, round: int) -> np.random.Generator:
+        drawn.append(round)
+        return seeds.rng(seed, purpose, round)
+
+    monkeypatch.setattr(selection, "seeds", SimpleNamespace(rng=rng))
+    selection._chains.cache_clear()
+    some = config(availability=AvailabilitySection(model="markov", up=0.4, down=0.2))
+    for round in range(1, 201):
+        available(some, round)
+    assert drawn == list(range(201))
+
+
+def test_a_trace_is_read_again_only_where_it_has_changed(tmp_path: Path, monkeypatch) -> None:
+    trace, read = tmp_path / "trace.csv", []
+    text = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda p, **k: read.append(p) or text(p, **k))
+    trace.write_text("0,1,2\n")
+    away = config(availability=AvailabilitySection(model="trace", path=str(trace)))
+    assert [np.flatnonzero(available(away, t)).tolist() for t in (1, 2, 3)] == [[0], [0], []]
+    assert read == [trace]
+    trace.write_text("10,1,99999999999999999999\n9,-5,99999999999999999999\n")
+    assert np.flatnonzero(available(away, 3)).tolist() == [9]  # there is no client 10
+    assert read == [trace, trace]
 
 
 @pytest.mark.parametrize(
