@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Mapping
 
@@ -10,7 +11,7 @@ import pytest
 from fednet.cli import words
 from fednet.errors import ConfigError
 from fednet.records import FILES, METRICS, Client, Event, Metric, Round, Summary, Wire, table
-from fednet.report import metrics, open_run, page, tables
+from fednet.report import costs, metrics, open_run, page, tables
 from fednet.report.drawing import plots
 from tests.report.fake_run import write
 from tests.rooms import run
@@ -153,13 +154,27 @@ def test_an_unknown_metric_names_the_known_ones(tmp_path):
         metrics.curve(open_run(write(tmp_path / "a")), "acuracy")
 
 
-def test_a_round_without_a_global_model_shows_its_clients_accuracy():
-    own = {"global": 0.25, "personal": 0.5}
-    assert "clients' accuracy 50.00 %" in words.round_line(Round(client_accuracy=own))
-    both = words.round_line(Round(test_accuracy=0.75, client_accuracy=own))
-    assert "accuracy 75.00 %" in both
+@pytest.mark.parametrize("own", ["personal", "local"])
+def test_every_accuracy_names_its_model(tmp_path, own):
+    scores = {"global": 0.25, "personal": 0.5}
+    line = words.round_line(Round(client_accuracy=scores, own_model=own))
+    assert "global accuracy on clients' tests 25.00 %" in line
+    assert f"{own} accuracy on clients' tests 50.00 %" in line
+    both = words.round_line(Round(test_accuracy=0.75, client_accuracy=scores, own_model=own))
+    assert "global accuracy 75.00 %" in both  # on the server's test set, that alone
     assert "50.00" not in both
-    assert "clients' accuracy 25.00 %" in words.round_line(Round(client_accuracy={"global": 0.25}))
+    ended = Summary(personal=scores, own_model=own)
+    assert (f"{own} on clients' tests", "50.00 %") in words.summary_rows(ended)
+
+    found = open_run(write(tmp_path / "a", rounds=2, personalised=True))
+    for r in found.rounds:
+        r.own_model = own
+    named = f"{own} accuracy on clients' tests"
+    assert named.capitalize() in plots.figure([found], tmp_path / "f.svg", y="personal_accuracy")
+    assert own in [c.title for c in tables.table([found]).columns]
+    text = page.render([found])
+    assert f"<span>{own} accuracy</span>" in text
+    assert f"{named.capitalize()}, client by client" in html.unescape(text)
 
 
 def test_the_summary_has_the_metrics_of_the_files_to_the_last_byte(tmp_path):
@@ -170,6 +185,27 @@ def test_the_summary_has_the_metrics_of_the_files_to_the_last_byte(tmp_path):
     assert {k: found.summary[k] for k in whole} == json.loads(json.dumps(whole))
     assert metrics.summary(found) is found.summary  # what reads it computes nothing again
     assert found.summary.provenance["fednet"]
+
+
+@pytest.mark.parametrize("clients", ["auto", "all"])
+def test_each_byte_is_in_one_round_or_after_the_last(tmp_path, clients):
+    found = open_run(run(tmp_path, evaluate={"clients": clients}))
+    after = found.summary["bytes"]["after"]
+    for way in ("up", "down"):
+        rounds = sum(r[f"bytes_{way}"] for r in found.rounds)
+        assert rounds + after[way] == sum(w.bytes for w in found.wire if w.direction == way)
+    last = [w for w in found.wire if w.final]
+    assert {w.purpose for w in last} == {"evaluate"}
+    # every client is asked and answers once
+    assert sorted(w.client for w in last if w.direction == "up") == [0, 1, 2]
+    goodbyes = sum(w.bytes for w in found.wire if w.type == "end")
+    assert sum(after.values()) == sum(w.bytes for w in last) + goodbyes
+    # no curve has that evaluation
+    spent = sum(w.bytes + (w.shared_bytes or 0) for w in found.wire if not w.final)
+    assert costs.cost(found, "mb")[found.rounds[-1].round] == pytest.approx(spent / 1e6, abs=1e-4)
+    whole = found.summary["bytes"]
+    parts = (*whole["useful"].values(), *(found.summary.wasted or {}).values(), whole["connection"])
+    assert sum(parts) == whole["total"]
 
 
 def test_a_summary_that_was_not_written_any_more_is_written_on_resume(tmp_path):

@@ -117,8 +117,9 @@ class Display:
             self.live = None
         rows = words.summary_rows(summary)
         if not self.console.is_terminal:  # plain lines, never folded: to be searched
+            width = max((len(name) for name, _ in rows), default=0) + 2
             for name, value in rows:
-                self._say(f"{name:<26}{value}")
+                self._say(f"{name:<{width}}{value}")
             return
         made = Table(box=SIMPLE_HEAD, show_header=False, pad_edge=False)
         made.add_column(no_wrap=True)

@@ -109,8 +109,8 @@ def _shown(
     frontier.write(points, args.x, picture.with_suffix(".csv"))
     if args.quiet:
         return
-    columns = ("chain", "seeds", "accuracy %", "MB up", "MB down", "s", "encode ms", "decode ms")
-    table((*columns, "front"), frontier.table(points, args.x), right=(1, 2, 3, 4, 5, 6, 7))
+    numbers = ("seeds", "global accuracy %", "MB up", "MB down", "s", "encode ms", "decode ms")
+    table(("chain", *numbers, "front"), frontier.table(points, args.x), right=(1, 2, 3, 4, 5, 6, 7))
     print(picture)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fednet.plain import JsonMapping
 from fednet.records import mb, percent, said
+from fednet.records.table import OWN
 
 if TYPE_CHECKING:
     from fednet.records.rows import Row
@@ -41,6 +42,26 @@ def span(seconds: float) -> str:
         if whole < 3600
         else f"{whole // 3600}h{whole % 3600 // 60:02d}m"
     )
+
+
+def took(seconds: float) -> str:
+    """How long something took, rounded: `10.8 s`, `3m05s`, `2h07m`."""
+    if round(seconds, 1) < 60:
+        return f"{seconds:.1f} s"
+    return span(round(seconds) if round(seconds) < 3600 else 60 * round(seconds / 60))
+
+
+def evaluated(name: str, own: str) -> str:
+    """What stands before the accuracy of a model on the clients, by its name in `JUDGED`. own: what
+    clients' own models are, `personal` or `local`.
+    """
+    return {
+        "global": "global on clients' tests",
+        "personal": f"{own} on clients' tests",
+        "balanced": f"{own} on balanced tests",
+        "finetuned": "fine-tuned on clients' tests",
+        "finetuned_balanced": "fine-tuned on balanced tests",
+    }[name]
 
 
 def round_line(record: Row) -> str:
@@ -97,20 +118,21 @@ def summary_rows(summary: JsonMapping) -> list[tuple[str, str]]:
     accuracy = accuracy or {}
     at = f" in round {accuracy['best_round']}" if accuracy.get("best_round") is not None else ""
     for name, key, more in (
-        ("final accuracy", "final", ""),
-        ("best accuracy", "best", at),
-        (f"mean of the last {accuracy.get('last10_of', 10)}", "last10", ""),
+        ("final global accuracy", "final", ""),
+        ("best global accuracy", "best", at),
+        (f"global, mean of the last {accuracy.get('last10_of', 10)}", "last10", ""),
     ):
         row(
             name,
             percent(accuracy[key]) + more if isinstance(accuracy.get(key), (int, float)) else None,
         )
+    own = summary.get("own_model") or OWN
     for name, value in dict(summary.get("personal") or {}).items():
-        row(f"clients' tests, {name}", percent(value) if isinstance(value, (int, float)) else None)
+        row(evaluated(name, own), percent(value) if isinstance(value, (int, float)) else None)
     judged = dict(summary.get("judged") or {})
     if judged.get("never_took_part"):
         taken = dict(summary.get("personal_of_participants") or {}).get("personal")
-        row("the same, of participants", None if taken is None else percent(taken))
+        row(f"{own} of those who took part", None if taken is None else percent(taken))
         row("never took part", f"{judged['never_took_part']} of the clients judged")
     if judged and judged["clients"] < judged["of"]:
         found = f"{judged['clients']} of {judged['of']}"
@@ -121,10 +143,8 @@ def summary_rows(summary: JsonMapping) -> list[tuple[str, str]]:
             row(f"sent {way}", mb(sent[way]) if isinstance(sent.get(way), (int, float)) else None)
             if way == "down" and sent.get("down_per_client") not in (None, sent.get("down")):
                 row("with one client a process", mb(sent["down_per_client"]))
-    row(
-        "wall-clock",
-        span(summary["seconds"]) if isinstance(summary.get("seconds"), (int, float)) else None,
-    )
+    for name, key in (("virtual time", "seconds_virtual"), ("wall-clock", "seconds")):
+        row(name, took(summary[key]) if isinstance(summary.get(key), (int, float)) else None)
     row("model_sha256", summary.get("model_sha256"))
     kept = summary.get("clients_sha256")
     row("clients_sha256", None if kept == NOTHING else kept)

@@ -38,9 +38,10 @@ class RunProgress(msgspec.Struct, kw_only=True):
     its state that was last used, and its hash. lengths: of the files of lines, in bytes. records:
     lines that belong to the checkpoint and may not have reached their files yet. totals: spent
     bytes, and `shared`, see `wire.ledger.Tally`; useful, predicted: payload bytes of the method's
-    own messages by direction and kind, as measured and as its declarations say. stopped: why the
-    run ended before its last round. under_way: by client, where training waits for nobody, `at`
-    that second of the run's clock.
+    own messages by direction and kind, as measured and as its declarations say. best_of: which
+    model has the accuracy `best`: `global`, `personal` or `local`. stopped: why the run ended
+    before its last round. under_way: by client, where training waits for nobody, `at` that second
+    of the run's clock.
     """
 
     run: str
@@ -52,6 +53,7 @@ class RunProgress(msgspec.Struct, kw_only=True):
     void: int = 0
     best: float | None = None
     best_round: int = 0
+    best_of: str = ""
     seconds: float = 0.0
     virtual: float = 0.0
     totals: dict[str, int] = {}

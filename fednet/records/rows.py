@@ -134,6 +134,9 @@ class Round(Row, kw_only=True):
     total_by_class: list[int] | None = None
     # pooled over those judged, by what of JUDGED, and `received`: the global model before the round
     client_accuracy: dict[str, float] | None = None
+    # What `personal` is there: `personal`, or `local`, the last local model, where the method keeps
+    # no personal one.
+    own_model: str | None = None
     # `public` or `test`: the inputs of BatchNorm's statistics, where the clients' do not come up
     batch_norm_measured_over: str | None = None
     seconds: float | None = None
@@ -205,8 +208,9 @@ class Wire(Row, kw_only=True):
     they are; reason: why it was of no use; lost: it may not have arrived; staleness: updates since
     the model that it started from, of a reply that was folded where training waits for nobody.
     shared: payload by kind that did not cross, since its process had it with another client's;
-    shared_bytes: of all that would have crossed. messages: how many rows this one is the sum of,
-    where `record.wire` asks for sums; twice: of those, that a later server did them again.
+    shared_bytes: of all that would have crossed. final: of the evaluation after the last round.
+    messages: how many rows this one is the sum of, where `record.wire` asks for sums; twice: of
+    those, that a later server did them again.
     """
 
     round: int = 0
@@ -230,6 +234,7 @@ class Wire(Row, kw_only=True):
     staleness: int | None = None
     shared: dict[str, int] | None = None
     shared_bytes: int | None = None
+    final: bool | None = None
     messages: int | None = None
     twice: bool | None = None
 
@@ -290,6 +295,7 @@ class Summary(Row, kw_only=True):
     stability: JsonDict | None = None
     personal: dict[str, float] | None = None
     personal_of_participants: dict[str, float] | None = None  # of those who ever took part
+    own_model: str | None = None  # what `personal` is there, see `Round`
     judged: JsonDict | None = None  # how many clients at the end, of how many
     personal_spread: JsonDict | None = None
     train_loss: float | None = None

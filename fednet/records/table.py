@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from fednet.plain import JsonMapping
 from fednet.records.rows import Row
 
+OWN = "personal"  # what clients' own models are in records that do not say it
+
 
 def percent(share: float) -> str:
     return f"{100 * share:.2f} %"
@@ -22,12 +24,15 @@ def mb(count: float) -> str:
 class Metric:
     """A number of each round.
 
-    name: as `--y` has it; label: on an axis and in a table; field: where it stands in a `Round`,
-    with a dot before the key of a mapping (`client_accuracy.personal`, `algorithm.epsilon`).
-    places: where it is shown, words of: line (of a round, as it ends), page, compare (its last
-    value) and track (TensorBoard). word and form: how the line says it. share: it is 0..1. unless:
-    in the line only where none of these other metrics has a value. beside: in the line only where
-    this other metric has another value.
+    name: as `--y` has it; label: on an axis and in a table, see `titled`; field: where it stands in
+    a `Round`, with a dot before the key of a mapping (`client_accuracy.personal`,
+    `algorithm.epsilon`). places: where it is shown, words of: line (of a round, as it ends), page,
+    compare (its last value) and track (TensorBoard). word and form: how the line says it. share: it
+    is 0..1. unless: in the line only where none of these other metrics has a value. beside: in the
+    line only where this other metric has another value.
+
+    An accuracy names the model that was evaluated: `global`, or `{own}`, which `titled` and `said`
+    replace by what the clients' own models are: `personal` or `local` (`Round.own_model`).
     """
 
     name: str
@@ -39,6 +44,10 @@ class Metric:
     share: bool = False
     unless: tuple[str, ...] = ()
     beside: str = ""
+
+    def titled(self, own: str = OWN) -> str:
+        """Its label, with what the clients' own models are."""
+        return self.label.replace("{own}", own)
 
     def of(self, row: JsonMapping | Row) -> float | None:
         """Its value in a round's row, of several numbers their mean; None where it was not
@@ -57,46 +66,46 @@ class Metric:
 METRICS: tuple[Metric, ...] = (
     Metric(
         name="accuracy",
-        label="test accuracy",
+        label="global test accuracy",
         field="test_accuracy",
         places="line page track",
-        word="accuracy",
+        word="global accuracy",
         form=percent,
         share=True,
     ),
     Metric(
         name="client_accuracy",
-        label="client accuracy, global",
+        label="global accuracy on clients' tests",
         field="client_accuracy.global",
         places="line page",
-        word="clients' accuracy",
+        word="global accuracy on clients' tests",
         form=percent,
         share=True,
-        unless=("accuracy", "personal_accuracy"),
+        unless=("accuracy",),
     ),
     Metric(
         name="received_accuracy",
-        label="client accuracy, of the model received",
+        label="global accuracy before the round, on clients' tests",
         field="client_accuracy.received",
         places="line page",
-        word="clients' accuracy before the round",
+        word="global accuracy before the round, on clients' tests",
         form=percent,
         share=True,
-        unless=("accuracy", "client_accuracy", "personal_accuracy"),
+        unless=("accuracy", "client_accuracy"),
     ),
     Metric(
         name="personal_accuracy",
-        label="client accuracy, personal",
+        label="{own} accuracy on clients' tests",
         field="client_accuracy.personal",
         places="line page",
-        word="clients' accuracy",
+        word="{own} accuracy on clients' tests",
         form=percent,
         share=True,
         unless=("accuracy",),
     ),
     Metric(
         name="validation_accuracy",
-        label="validation accuracy",
+        label="global validation accuracy",
         field="validation_accuracy",
         places="page compare track",
         share=True,
@@ -148,11 +157,12 @@ def shown(place: str) -> list[Metric]:
 def said(row: JsonMapping | Row, costs: bool = False) -> list[str]:
     """The pieces of a round's line that its metrics have, or its costs."""
     metrics = COSTS if costs else METRICS
+    own = row.get("own_model") or OWN
     found = {
         m.name: v for m in metrics if "line" in m.places.split() and (v := m.of(row)) is not None
     }
     return [
-        f"{m.word} {m.form(found[m.name])}".strip()
+        f"{m.word.replace('{own}', own)} {m.form(found[m.name])}".strip()
         for m in metrics
         if m.name in found
         and not any(other in found for other in m.unless)

@@ -23,12 +23,17 @@ from fednet.wire.book import counts, newest
 
 BYTES = ("total", "up", "down", "useful")
 COSTS = ("rounds", "mb", "seconds")
+AFTER = 1 << 62  # stands for a round in sums of the evaluation after the last one
 
 
 @dataclass(frozen=True)
 class Spent:
     """Spent bytes summed by (round, direction, kind); the kind `envelope` is all that is not
-    payload. shared: by round, what would have gone down besides with one client a process.
+    payload. shared: by round, what would have gone down besides with one client a process. The
+    evaluation after the last round belongs to none: its round is `AFTER`.
+
+    All that was spent is of use, wasted, or `connection`: messages without a payload (greetings,
+    joins, heartbeats, cancellations), which are neither.
     """
 
     rows: dict[tuple[int, str, str], int]
@@ -37,13 +42,13 @@ class Spent:
     raw: dict[str, int]  # payload by direction, before compression
     messages: dict[str, int]  # by direction
     used: dict[int, int]  # useful, by round, with what was shared
-    # of evaluations, with what was shared, by round, direction and whether it was of use
-    judging: dict[tuple[int, str, bool], int]
     # useful payload of the method's own messages, by direction and kind
     method: dict[str, dict[str, int]]
     servers: int  # processes, one after the other, that the run had
-    # bytes of messages with a payload that were of no use, or whose round was done again, by reason
+    # bytes of payloads, and of what fetched them, that were of no use, or whose round was done
+    # again, by reason
     wasted: dict[str, int]
+    connection: int
 
     def sum(self, **by: str | int) -> int:
         """Bytes with this `round`, `direction` and `kind`, whichever are given."""
@@ -85,32 +90,33 @@ def ledger(run: Run) -> Spent:
     shared: dict[int, int] = defaultdict(int)
     raw, messages = ({"up": 0, "down": 0} for _ in range(2))
     servers: dict[int, set[int]] = defaultdict(set)
-    judging: dict[tuple[int, str, bool], int] = defaultdict(int)
-    useful, wasted = Useful(), defaultdict[str, int](int)
+    useful, wasted, connection = Useful(), defaultdict[str, int](int), 0
     for w, times in _alike(run):
+        t = round_of(w)
         for kind, n in w.kinds.items():
-            rows[w.round, w.direction, kind] += times * n
-        rows[w.round, w.direction, "envelope"] += times * (w.bytes - sum(w.kinds.values()))
+            rows[t, w.direction, kind] += times * n
+        rows[t, w.direction, "envelope"] += times * (w.bytes - sum(w.kinds.values()))
         if w.shared_bytes:
-            shared[w.round] += times * w.shared_bytes
-        if w.purpose == "evaluate":
-            each = times * (w.bytes + (w.shared_bytes or 0))
-            judging[w.round, w.direction, w.useful] += each
+            shared[t] += times * w.shared_bytes
         raw[w.direction] += times * w.raw_bytes
         messages[w.direction] += times * (w.messages or 1)
-        servers[w.round].add(w.incarnation)
-        if w.useful:
-            if not w.twice:
-                useful.add(w, times)
-        elif w.kinds:
-            wasted[(w.reason or "of no use").partition(":")[0]] += times * w.bytes
+        servers[t].add(w.incarnation)
+        if w.useful and not w.twice:
+            useful.add(w, times)
+        elif w.useful:
+            wasted["done again"] += times * w.bytes
+        elif w.kinds or w.reason or w.type == "refused":
+            why = w.reason or ("of no use" if w.kinds else w.type)
+            wasted[why.partition(":")[0]] += times * w.bytes
+        else:
+            connection += times * w.bytes
     # Only where two servers had a part in a round can there be doubles.
     if again := {t for t, who in servers.items() if len(who) > 1}:
         useful.leave_out(again)
         for w, once in _once_each(run, again):
             if once:
                 useful.add(w)
-            elif w.kinds:
+            elif not w.twice:  # counted above
                 wasted["done again"] += w.bytes
     used = useful.by_round()
     if not rows:
@@ -126,11 +132,16 @@ def ledger(run: Run) -> Spent:
         raw,
         messages,
         used,
-        dict(judging),
         useful.method(),
         len(set().union(*servers.values())),
         dict(wasted),
+        connection,
     )
+
+
+def round_of(w: Wire) -> int:
+    """The round that a message's bytes belong to."""
+    return AFTER if w.final else w.round
 
 
 class _Spent(Row, kw_only=True, gc=False):
@@ -138,6 +149,7 @@ class _Spent(Row, kw_only=True, gc=False):
 
     round: int = 0
     direction: str = ""
+    type: str = ""
     kinds: msgspec.Raw = msgspec.Raw(b"{}")
     bytes: int = 0
     raw_bytes: int = 0
@@ -147,6 +159,7 @@ class _Spent(Row, kw_only=True, gc=False):
     reason: str | None = None
     shared: msgspec.Raw = msgspec.Raw(b"null")
     shared_bytes: int | None = None
+    final: bool | None = None
     messages: int | None = None
     twice: bool | None = None
 
@@ -175,12 +188,13 @@ class Useful:
         self.trained: dict[tuple[int, str, str], int] = defaultdict(int)
 
     def add(self, w: Wire, times: int = 1) -> None:
-        self.bytes[w.round, w.direction] += times * w.bytes
+        t = round_of(w)
+        self.bytes[t, w.direction] += times * w.bytes
         if w.shared_bytes:
-            self.shared[w.round] += times * w.shared_bytes
+            self.shared[t] += times * w.shared_bytes
         if w.purpose == "train":
             for kind, n in (w.shared or w.kinds).items():
-                self.trained[w.round, w.direction, kind] += times * n
+                self.trained[t, w.direction, kind] += times * n
 
     def leave_out(self, rounds: set[int]) -> None:
         for key in [k for k in self.bytes if k[0] in rounds]:
@@ -217,7 +231,7 @@ def _once_each(run: Run, rounds: set[int]) -> Iterator[tuple[Wire, bool]]:
     """
 
     def of_use() -> Iterator[Wire]:
-        return (w for w in run.messages() if w.useful and w.round in rounds)
+        return (w for w in run.messages() if w.useful and round_of(w) in rounds)
 
     last = newest(of_use())
     # Sums were made so that they say which of them were done again.
@@ -239,7 +253,7 @@ def cost(run: Run, by: str, bytes: str = "total") -> dict[int, float]:
     up | down (of what was spent), useful (each payload once, of both directions).
 
     What was spent before round 1 (joins) counts into round 1, what a resumed run spent twice counts
-    twice. What it took to judge all clients after the last round is no cost of that round.
+    twice. The evaluation after the last round is no cost of any round.
     """
     if by not in COSTS:
         raise ConfigError(unknown("cost", by, COSTS))
@@ -257,25 +271,7 @@ def cost(run: Run, by: str, bytes: str = "total") -> dict[int, float]:
         while spent and spent[0][0] <= t:
             total += spent.pop(0)[1]
         out[t] = total / 1e6
-    if numbers:
-        out[numbers[-1]] = (total - _afterwards(run, bytes)) / 1e6
     return out
-
-
-def _afterwards(run: Run, bytes: str) -> int:
-    """Bytes of the evaluation at the end, which are booked in the last round: of that round's
-    evaluations what no round's record has.
-    """
-    book, last = ledger(run), run.rounds[-1].round
-    found = 0
-    for way in ("up", "down") if bytes in ("total", "useful") else (bytes,):
-        crossed = sum(n for t, n in book.by_round(way).items() if t <= last)
-        for r in run.rounds:
-            crossed -= r.bytes_up if way == "up" else r.bytes_down_per_client or r.bytes_down
-        uses = (True,) if bytes == "useful" else (True, False)
-        judged = sum(book.judging.get((last, way, use), 0) for use in uses)
-        found += max(0, min(crossed, judged))
-    return found
 
 
 # -- bytes: predicted against measured -------------------------------------------------------------
@@ -306,8 +302,9 @@ def predicted(run: Run, said: Mapping[str, Mapping[str, int]] | None) -> JsonDic
 
 def summed(run: Run, prediction: Mapping[str, Mapping[str, int]] | None) -> JsonDict:
     """up, down, total: spent bytes. down_per_client: as with one client a process; mb: of up and
-    that. useful: of the bytes spent, those in messages that were used. raw: payload before
-    compression.
+    that. after: of up and down, what is in no round's record. useful: of the bytes spent, those in
+    messages that were used; connection: those of messages without a payload, see `Spent`. raw:
+    payload before compression.
     """
     book = ledger(run)
     up, down = book.sum(direction="up"), book.sum(direction="down")
@@ -318,7 +315,12 @@ def summed(run: Run, prediction: Mapping[str, Mapping[str, int]] | None) -> Json
         "down_per_client": each,
         "total": up + down,
         "mb": (up + each) / 1e6,
+        "after": {
+            "up": up - sum(r.bytes_up for r in run.rounds),
+            "down": down - sum(r.bytes_down for r in run.rounds),
+        },
         "useful": dict(book.useful),
+        "connection": book.connection,
         "raw": dict(book.raw),
         "messages": dict(book.messages),
         "kinds": kinds_of(run),

@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import html
 import itertools
+import shlex
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from markupsafe import Markup
 from fednet.errors import ConfigError
 from fednet.files import write_aside
 from fednet.plain import JsonDict
-from fednet.records import shown
+from fednet.records import Summary, shown
 from fednet.report import condensed, costs, metrics, tables
 from fednet.report.drawing import canvas, details, figures, plots
 from fednet.report.drawing.canvas import Drawn, Figure
@@ -86,8 +87,8 @@ def render(
         .get_template("page.jinja")
         .render(
             title=_title(runs, groups),
-            setting=figures.setting(runs[0]),
-            link=figures.link(runs[0]),
+            setting=figures.setting(runs),
+            link=figures.link(runs),
             several=several,
             said=said,
             again=again,
@@ -95,6 +96,7 @@ def render(
             live=[r.name for r in runs if not r.finished],
             comparison=_comparison(runs) if several else None,
             curves=_curves(groups, chart),
+            axes=[figures.axis(x, told_by=clock) for x, clock in _axes(groups)],
             legend=_names(groups) if several else "",
             details=[_details(r, chart) for r in _shown(groups)],
             hidden=len(runs) - len(_shown(groups)),
@@ -158,40 +160,57 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
     tiles, a, (ending, of) = [], s["accuracy"], metrics.last(curve)
     if a["final"] is not None:
         tiles += [
-            (_percent(a["final"]), "final accuracy", f"after {curve[-1][0]} rounds"),
-            (_percent(a["best"]), "best accuracy", f"in round {a['best_round']}"),
-            (_percent(ending), f"last-{of} mean", "of evaluated rounds"),
+            (_percent(a["final"]), "final global accuracy", f"after {curve[-1][0]} rounds"),
+            (_percent(a["best"]), "best global accuracy", f"in round {a['best_round']}"),
+            (_percent(ending), f"global, mean of the last {of}", "evaluated rounds"),
         ]
     if own := metrics.personal(run):
         drift = f", drift {_percent(own['drift'])}" if own["drift"] is not None else ""
         tiles.append(
             (
                 _percent(own["pfl"]),
-                "personal accuracy",
+                f"{run.own_model} accuracy",
                 f"worst tenth {_percent(own['worst_tenth'])}{drift}",
             )
         )
     b = s["bytes"]
-    waste = 100 * (1 - sum(b["useful"].values()) / b["total"]) if b["total"] else 0.0
-    said = f"↓ {_size(b['down'])} ↑ {_size(b['up'])}, {waste:.2g} % not useful"
+    said = f"↓ {_size(b['down'])} ↑ {_size(b['up'])}, {_shares(run)}"
     # The MB of curves and tables, which do not depend on how many processes there were.
     each = b.get("down_per_client") or b["down"]
     if each != b["down"]:
         said += f"; {_size(b['up'] + each)} with one client a process"
     tiles.append((_size(b["total"]), "communicated", said))
-    tiles.append(
-        (_span(s["seconds"]), "wall-clock", f"{s['seconds_per_round'] or 0:.3g} s a round")
+    return [*tiles, _time(s), _tasks(run)]
+
+
+def _time(s: Summary) -> tuple[str, str, str]:
+    """By the run's clock."""
+    rounds = max(1, s["rounds"])
+    if (virtual := s.get("seconds_virtual")) is not None:
+        said = f"{virtual / rounds:.3g} virtual s a round; {_span(s['seconds'])} wall-clock"
+        return _span(virtual), "virtual time", said
+    return _span(s["seconds"]), "wall-clock", f"{s['seconds_per_round'] or 0:.3g} s a round"
+
+
+def _tasks(run: Run) -> tuple[str, str, str]:
+    """How many of those asked completed their task, so that their replies counted."""
+    rounds = run.rounds
+    asked, completed, dropped = (
+        sum(len(r[name]) for r in rounds) for name in ("selected", "completed", "dropped")
     )
-    dropped = sum(len(r.dropped or ()) for r in run.rounds)
-    asked = sum(len(r.selected or ()) for r in run.rounds)
-    tiles.append(
-        (
-            f"{asked - dropped} / {asked}",
-            "tasks completed",
-            f"{dropped} dropped, {s['void_rounds']} void rounds",
-        )
-    )
-    return tiles
+    said = f"{dropped} dropped"
+    if rest := asked - completed - dropped:
+        said += f", {rest} in void rounds or not finished"
+    void = sum(bool(r.void) for r in rounds)
+    return f"{completed} / {asked}", "tasks completed", f"{said}, {void} void rounds"
+
+
+def _shares(run: Run) -> str:
+    """What of the bytes was no payload that was of use."""
+    book = costs.ledger(run)
+    total = book.sum() or 1
+    nothing = sum(book.wasted.values())
+    return f"{100 * nothing / total:.2g} % wasted, {100 * book.connection / total:.2g} % connection"
 
 
 def _comparison(runs: Sequence[Run]) -> JsonDict:
@@ -223,22 +242,32 @@ def _curves(groups: Sequence[Group], chart: Chart) -> list[JsonDict]:
     """The overlaid curves: for each quantity that was recorded, a chart for each axis."""
     found = []
     for m in shown("page"):
-        made = [(x, f) for x in figures.AXES for f in plots.curve(groups, x, m.name)]
-        if made:
-            charts = [{"x": figures.axis(groups, x), "svg": chart(f)} for x, f in made]
-            found.append({"name": m.label, "charts": charts})
+        charts = [
+            {"place": place, "svg": chart(f)}
+            for place, (x, clock) in enumerate(_axes(groups))
+            for f in plots.curve(groups, x, m.name, told_by=clock)
+        ]
+        if charts:
+            found.append({"name": figures.titled(groups, m.name), "charts": charts})
     return found
+
+
+def _axes(groups: Sequence[Group]) -> list[tuple[str, str]]:
+    """(axis, clock): each clock has seconds of its own."""
+    clocks = figures.clocks(groups)
+    of_seconds = [("seconds", clock) for clock in clocks]
+    return [(x, clocks[0]) for x in figures.AXES if x != "seconds"] + of_seconds
 
 
 def _details(run: Run, chart: Chart) -> JsonDict:
     """What is shown run by run."""
-    notes = {"bytes": _prediction, "clients": _worst, "classes": _spread, "partition": _sizes}
+    notes = {"bytes": _bytes, "clients": _worst, "classes": _spread, "partition": _sizes}
     cards = [
         {"title": f.title, "svg": chart(f), "note": notes.get(f.name, lambda run: "")(run)}
         for f in details.of_run(run)
     ]
     said = run.summary.provenance or {}
-    repeat = f"fednet run {run.name}/config.yaml"
+    repeat = f"fednet run {shlex.quote(_from_here(run.dir / 'config.yaml'))}"
     return {
         "name": run.name,
         "algorithm": run.algorithm,
@@ -254,6 +283,18 @@ def _details(run: Run, chart: Chart) -> JsonDict:
         "config": (run.dir / "config.yaml").read_text(encoding="utf-8"),
         "model": run.summary.model_sha256,
     }
+
+
+def _from_here(path: Path) -> str:
+    """The path as a command in this directory takes it."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def _bytes(run: Run) -> str:
+    """What a reader must know of the bytes by kind."""
+    after = costs.ledger(run).sum(round=costs.AFTER)
+    said = f"Beside these, {_size(after)} for the evaluation after the last round." if after else ""
+    return " ".join(text for text in (said, _prediction(run)) if text)
 
 
 def _prediction(run: Run) -> str:

@@ -26,6 +26,7 @@ from fednet.errors import ConfigError, StateError, lacking, unknown
 from fednet.files import read_rows
 from fednet.plain import JsonDict, meet
 from fednet.records import FILES, Client, Event, Round, Row, Summary, Wire
+from fednet.records.table import OWN
 from fednet.wire import book
 
 if TYPE_CHECKING:
@@ -127,6 +128,14 @@ class Run:
     @property
     def algorithm(self) -> str:
         return str(self.config.get("algorithm", {}).get("name", "?"))
+
+    @cached_property
+    def own_model(self) -> str:
+        """What a client's own model is: `personal`, or `local`, its last local model, where the
+        method keeps no personal one.
+        """
+        found = [self.summary.own_model, *(r.own_model for r in self.rounds)]
+        return next((own for own in found if own), OWN)
 
     @property
     def finished(self) -> bool:

@@ -134,14 +134,15 @@ def _columns(
     ends = {metrics.last(metrics.curve(r))[1] for r in runs if metrics.curve(r)} or {0}
     many = f"{min(ends)}" if len(ends) == 1 else f"{min(ends)}-{max(ends)}"
     columns = [
-        Column("final", lambda r: metrics.final(metrics.curve(r))),
-        Column("best", lambda r: (metrics.best(metrics.curve(r)) or (None,))[0]),
-        Column(f"last {many}", lambda r: metrics.last(metrics.curve(r))[0]),
+        Column("final global", lambda r: metrics.final(metrics.curve(r))),
+        Column("best global", lambda r: (metrics.best(metrics.curve(r)) or (None,))[0]),
+        Column(f"last {many} global", lambda r: metrics.last(metrics.curve(r))[0]),
     ]
     if any(metrics.personal(r) for r in runs):
-        columns.append(Column("personal", lambda r: (metrics.personal(r) or {}).get("pfl")))
+        own = "/".join(_own_models(runs))
+        columns.append(Column(own, lambda r: (metrics.personal(r) or {}).get("pfl")))
     for name in further:
-        columns.append(Column(metric(name).label, functools.partial(_last, name=name)))
+        columns.append(Column(metric(name).titled(), functools.partial(_last, name=name)))
     for target in targets:
         for what in by:
             of = functools.partial(metrics.to_target, target=target, by=what, bytes=bytes)
@@ -165,6 +166,11 @@ def _columns(
         way = "" if bytes == "total" else f" {bytes}"
         columns.append(Column(f"MB{way}", lambda r: costs.ledger(r).total(bytes) / 1e6, 2))
     return tuple(columns)
+
+
+def _own_models(runs: Sequence[Run]) -> list[str]:
+    """What clients' own models are in the runs that have their accuracy: `local`, `personal`."""
+    return sorted({r.own_model for r in runs if metrics.personal(r)})
 
 
 def _tested(run: Run) -> bool:
@@ -239,9 +245,16 @@ def _notes(
             f"warning: {', '.join(again)} went on after a stop or a crash: what was spent twice "
             f"counts twice in MB; --bytes useful counts each payload once."
         )
+    if (own := _own_models(runs)) and len(own) > 1:
+        local = [g.label for g in groups if g.runs[0].own_model == "local"]
+        notes.append(
+            f"local/personal: the local models of {', '.join(local)}, the personal ones of the "
+            f"others, on the clients' own tests."
+        )
     clocks = {costs.seconds_key(r) for r in runs}
     if targets:
-        text = "A target is the first evaluated round at or above it, unsmoothed; "
+        text = "A target is the first evaluated round whose global accuracy is at or above it, "
+        text += "unsmoothed; "
         text += "s are of the wall clock; " if "seconds" in clocks else ""
         text += "virtual s of the virtual clock; " if "seconds_virtual" in clocks else ""
         notes.append(f"{text}{figures.counted(bytes)}.")

@@ -367,6 +367,8 @@ class Phases:
 
         phase.initial_task = initial
         jobs = [job(c, exp.base_comes and not phase.start[c]) for c in clients]
+        if final:
+            self.io.link.ledger.final = round, phase.index
         self._begin(phase, jobs, dataclasses.replace(self.rules(), deadline=None, first=None))
         for _ in self.replies(phase):
             pass

@@ -34,7 +34,8 @@ class SweepProgress:
             said.append(f"about {_span(each * (self._cells - number + 1))} left")
         for last in self._unsaid:
             accuracy = self._accuracy(last)
-            said += [f"{last} ended with {100 * accuracy:.2f} %"] if accuracy else []
+            if accuracy is not None:
+                said.append(f"{last} ended with global accuracy {100 * accuracy:.2f} %")
         self._unsaid.clear()
         return "; ".join(said)
 

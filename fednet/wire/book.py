@@ -22,7 +22,7 @@ from fednet.records import Wire
 from fednet.wire.ledger import Row, add_kinds, payload
 
 Task = tuple[int, int]  # (round, client)
-SAME = ("round", "direction", "type", "purpose", "useful", "incarnation", "lost")
+SAME = ("round", "direction", "type", "purpose", "useful", "incarnation", "lost", "final")
 ADDED = ("envelope", "bytes", "raw_bytes", "shared_bytes")
 
 
@@ -171,7 +171,8 @@ def done_again(rows: Iterable[Row]) -> set[int]:
 
 
 def _what(row: Row | Wire) -> tuple[object, ...]:
-    return tuple(row[n] for n in ("direction", "type", "round", "phase", "client", "purpose"))
+    same = ("direction", "type", "round", "phase", "client", "purpose")
+    return *(row[n] for n in same), row.get("final")
 
 
 def summed(rows: Iterable[Row]) -> list[Row]:

@@ -124,7 +124,8 @@ class Ledger:
 
     totals: all bytes settled so far, by earlier processes too; shared: see `Tally`. useful: payload
     bytes that were of use, by direction and kind. by_round: keeps what was settled for each round
-    until it is taken. numbered: accounts that are open have numbers, and are told as rows by
+    until it is taken. final: (round, phase) of the evaluation after the last round, whose rows say
+    so. numbered: accounts that are open have numbers, and are told as rows by
     `changed` and `under_way`.
     """
 
@@ -144,6 +145,7 @@ class Ledger:
         self._numbered, self._number = numbered, 0
         self._changed: dict[int, Account] = {}
         self.incarnation = incarnation
+        self.final: tuple[int, int] | None = None
         self.totals: dict[str, int] = {"up": 0, "down": 0}
         self._own: dict[str, int] = {"up": 0, "down": 0}  # settled, that crossed by this process
         self.shared = 0
@@ -274,6 +276,8 @@ class Ledger:
             "phase": a.phase,
             "attempt": a.attempt,
         }
+        if a.purpose == "evaluate" and self.final == (a.round, a.phase):
+            row["final"] = True
         if a.counted:
             row["count"] = a.count
         if a.number:

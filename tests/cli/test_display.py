@@ -36,21 +36,40 @@ def shown(use, quiet=False, terminal=False) -> str:
 def test_round_is_one_plain_line_away_from_a_terminal():
     line = shown(lambda d: d.round_done(RECORD))
     assert line == (
-        "round 3  accuracy 87.50 %  train loss 0.5000  2 of 3 clients  down 2.00 MB  up 1.50 MB  "
-        "1.2 s  "
-        "client 1 dropped (deadline)\n"
+        "round 3  global accuracy 87.50 %  train loss 0.5000  2 of 3 clients  down 2.00 MB  "
+        "up 1.50 MB  1.2 s  client 1 dropped (deadline)\n"
     )
 
 
-def test_a_method_without_a_global_model_shows_its_clients_accuracy():
-    judged = {"received": 0.25, "personal": 0.75}
-    record = {"round": 3, "test_accuracy": None, "client_accuracy": judged}
-    assert words.round_line(record) == "round 3  clients' accuracy 75.00 %"
-    # where each site brings its own data, and no client has a model of its own
+def test_without_a_test_set_of_the_server_the_line_has_each_model_on_the_clients_tests():
+    scores = {"received": 0.25, "personal": 0.75}
+    record = {"round": 3, "test_accuracy": None, "client_accuracy": scores, "own_model": "local"}
+    received = "global accuracy before the round, on clients' tests 25.00 %"
+    assert (
+        words.round_line(record) == f"round 3  {received}  local accuracy on clients' tests 75.00 %"
+    )
     site = words.round_line({"round": 3, "client_accuracy": {"received": 0.25}})
-    assert site == "round 3  clients' accuracy before the round 25.00 %"
-    both = words.round_line({"round": 3, "test_accuracy": 0.5, "client_accuracy": judged})
-    assert both == "round 3  accuracy 50.00 %"  # of a global model, that alone
+    assert site == f"round 3  {received}"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0.04, "0.0 s"),
+        (10.84, "10.8 s"),
+        (59.96, "1m00s"),
+        (65.9, "1m06s"),
+        (3599.6, "1h00m"),
+        (7670, "2h08m"),
+    ],
+)
+def test_how_long_a_run_took_is_rounded_and_not_cut_off(seconds, said):
+    assert ("wall-clock", said) in words.summary_rows({"seconds": seconds})
+
+
+def test_a_run_on_the_virtual_clock_says_both_times():
+    rows = words.summary_rows({"seconds": 3.2, "seconds_virtual": 900.0})
+    assert rows == [("virtual time", "15m00s"), ("wall-clock", "3.2 s")]
 
 
 def test_quiet_says_nothing():
@@ -141,7 +160,7 @@ def test_final_table_holds_what_was_measured_and_nothing_else():
 
 def test_final_table_says_of_how_many_rounds_a_mean_is():
     ended = {"accuracy": {"final": 0.9, "last10": 0.8, "last10_of": 5}}
-    assert ("mean of the last 5", "80.00 %") in words.summary_rows(ended)
+    assert ("global, mean of the last 5", "80.00 %") in words.summary_rows(ended)
 
 
 def test_ids_are_shown_as_ranges():

@@ -56,8 +56,69 @@ def test_a_page_fetches_nothing(pages):
 
 def test_the_final_accuracy_says_after_which_round_it_is(tmp_path):
     run = open_run(write(tmp_path / "a", rounds=3, accuracy=[0.4, 0.5, None]))
-    (said,) = [note for _, name, note in page._tiles(run) if name == "final accuracy"]
+    (said,) = [note for _, name, note in page._tiles(run) if name == "final global accuracy"]
     assert said == "after 2 rounds"
+
+
+def tiles(run):
+    """(value, note) of each tile, by its name."""
+    return {name: (value, note) for value, name, note in page._tiles(run)}
+
+
+def test_who_is_still_at_work_has_not_completed_its_task(tmp_path):
+    run = open_run(write(tmp_path / "a", rounds=2, clients=4, share=1.0))
+    run.rounds[0].set(completed=[0, 1], dropped={"2": "late"})  # client 3 goes on
+    value, note = tiles(run)["tasks completed"]
+    assert value == "6 / 8"
+    assert note == "1 dropped, 1 in void rounds or not finished, 0 void rounds"
+
+
+def test_the_time_of_a_virtual_run_is_by_its_clock(tmp_path):
+    run = open_run(write(tmp_path / "a", rounds=2, link={"clock": "virtual"}))
+    assert tiles(run)["wall-clock"] == ("4 s", "2 s a round")
+    for r in run.rounds:
+        r.seconds_virtual = 450.0
+    value, note = tiles(open_run_again(run))["virtual time"]
+    assert (value, note) == ("15.0 min", "450 virtual s a round; 4 s wall-clock")
+
+
+def open_run_again(run):
+    """The same records, of which nothing has been computed yet."""
+    run.__dict__.pop("_once", None)
+    return run
+
+
+def test_a_clean_run_wastes_nothing(tmp_path):
+    run = open_run(write(tmp_path / "a", rounds=1, clients=2, share=1.0))
+    # 2 joins of 64 bytes and a row of heartbeats of 20; 2 tasks of 1050 and 2 replies of 1074
+    share = 100 * (2 * 64 + 20) / (2 * 64 + 20 + 2 * 1050 + 2 * 1074)
+    assert f"0 % wasted, {share:.2g} % connection" in tiles(run)["communicated"][1]
+
+
+def test_the_header_of_several_runs_names_what_they_differ_in(tmp_path):
+    def divided(alpha):
+        return {"dataset": "digits", "partition": {"scheme": "dirichlet", "alpha": alpha}}
+
+    made = [("a", {"data": divided(0.3)}), ("b", {"data": divided(1.0), "link": {"trace": "lte"}})]
+    text = page.render([open_run(write(tmp_path / name, **more)) for name, more in made])
+    assert "digits, dirichlet alpha=0.3 / dirichlet alpha=1, 6 clients, participation 0.5" in text
+    assert "Link: real clock, unshaped / real clock, trace lte" in text
+
+
+def test_seconds_of_two_clocks_are_two_axes(tmp_path):
+    real, virtual = (
+        open_run(write(tmp_path / clock, rounds=2, accuracy=[0.4, 0.5], link={"clock": clock}))
+        for clock in ("real", "virtual")
+    )
+    for r in virtual.rounds:
+        r.seconds_virtual = 90.0
+    text = page.render([real, virtual])
+    axes = re.findall(r'data-x="\d"[^>]*>([^<]*)<', text)
+    assert axes[2:] == ["seconds, wall clock", "seconds, virtual clock"]
+    for axis, name in ((2, "clock=real"), (3, "clock=virtual")):
+        pane = text.split(f'data-pane="0-{axis}"')[1].split("</svg>")[0]
+        hover = json.loads(html.unescape(re.search(r'data-hover="([^"]*)"', pane)[1]))
+        assert [s["l"] for s in hover["s"]] == [f"fedavg {name}"]
 
 
 def test_mb_of_curves_stand_beside_what_crossed_where_clients_shared_a_process(tmp_path):
@@ -100,7 +161,7 @@ def test_the_participation_grid_says_the_reason_of_a_drop(runs, pages):
 def test_one_run_shows_its_numbers_and_the_command_that_repeats_it(runs, pages):
     text = pages[0].read_text()
     assert f"{100 * runs[0].rounds[-1].test_accuracy:.2f} %" in text
-    assert "fednet run fedavg-0/config.yaml" in text
+    assert f">fednet run {runs[0].dir}/config.yaml<" in text
     assert "Side by side" not in text
 
 

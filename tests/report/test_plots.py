@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fednet.errors import ConfigError
-from fednet.report.drawing import canvas, figures, plots
+from fednet.report.drawing import canvas, details, figures, plots
 from fednet.report.groups import group
 from fednet.report.read import open_run
 from tests.report.fake_run import write
@@ -83,9 +83,21 @@ def test_the_participation_grid_keeps_the_reason_of_a_drop(tmp_path):
         open_run(write(tmp_path / "a", clients=4, rounds=1, drop={1: {second: "deadline"}}))
     )
     want = np.zeros((4, 1), np.int8)
-    want[first], want[second] = 1, 2
+    want[first], want[second] = 1, 3
     assert p.grid.tolist() == want.tolist()
-    assert p.reasons == ["deadline"]
+    assert p.words[3] == "deadline"
+
+
+def test_who_was_asked_and_is_not_done_is_not_said_not_to_have_been_asked(tmp_path):
+    run = open_run(write(tmp_path / "a", clients=4, rounds=1, share=1.0))
+    run.rounds[0].completed = [0, 2, 3]
+    p = figures.participation(run)
+    assert [p.words[code] for code in p.grid[:, 0]] == [
+        "completed",
+        "not finished",
+        "completed",
+        "completed",
+    ]
 
 
 def test_a_paper_figure_embeds_truetype_and_states_what_it_shows(tmp_path):
@@ -124,12 +136,60 @@ def test_a_caption_says_what_the_configuration_has_written_as_words_too(tmp_path
             "profile": "choice(3g, 4g)",
         },
     )
-    assert figures.link(open_run(path)) == (
+    assert figures.link([open_run(path)]) == (
         "virtual clock, up lognormal(10, 1) Mbit/s, down 20 Mbit/s, uniform(1, 9) ms latency, "
         "profile choice(3g, 4g)"
     )
-    assert "own alpha=by age" in figures.setting(open_run(path))
+    assert "own alpha=by age" in figures.setting([open_run(path)])
     assert plots.of_run(open_run(path))
+
+
+def test_a_caption_says_that_sites_have_data_of_their_own_and_that_links_follow_a_trace(tmp_path):
+    path = write(
+        tmp_path / "a",
+        data={"dataset": "site", "partition": {"scheme": "dirichlet", "alpha": 0.3}},
+        link={"trace": "lte"},
+    )
+    caption = plots.figure([open_run(path)], tmp_path / "x.svg")
+    assert "each site's own data" in caption
+    assert "dirichlet" not in caption
+    assert "Link: real clock, trace lte." in caption
+
+
+def test_seconds_of_two_clocks_are_not_drawn_on_one_axis(tmp_path):
+    real, virtual = (
+        open_run(write(tmp_path / clock, rounds=2, link={"clock": clock}))
+        for clock in ("real", "virtual")
+    )
+    for r in virtual.rounds:
+        r.seconds_virtual = 90.0
+    with pytest.raises(ConfigError, match=r"clock=real are of the wall clock; .*a figure for each"):
+        plots.figure([real, virtual], tmp_path / "x.svg", x="seconds")
+    assert "seconds, virtual clock" in plots.figure([virtual], tmp_path / "x.svg", x="seconds")
+
+
+@pytest.mark.parametrize("clients", [4, 40])
+def test_clients_in_another_order_are_named_or_have_no_numbers_at_all(tmp_path, clients):
+    run = open_run(write(tmp_path / "a", clients=clients, rounds=2, share=1.0, personalised=True))
+    order = [str(c) for c in figures.client_accuracy(run)[1]]
+    assert order != sorted(order, key=int)
+    for figure in details.of_run(run):
+        if figure.name in ("clients", "clients_over_time"):
+            drawn = matplotlib.figure.Figure()
+            figure.draw(drawn)
+            axis = drawn.axes[0].xaxis if figure.name == "clients" else drawn.axes[0].yaxis
+            assert [t.get_text() for t in axis.get_ticklabels()] == (order if clients < 30 else [])
+
+
+def test_time_is_split_by_the_clock_of_the_run(tmp_path):
+    run = open_run(write(tmp_path / "a", rounds=2, link={"clock": "virtual"}))
+    for r in run.rounds:
+        r.set(seconds_virtual=9.0, seconds_virtual_by_phase={"sending": 4.0, "training": 5.0})
+    (figure,) = [f for f in details.of_run(run) if f.name == "time"]
+    assert figure.title == "Where the time goes, virtual clock"
+    assert set(figure.rows()) == {
+        (t, phase, s) for t in (1, 2) for phase, s in (("sending", 4.0), ("training", 5.0))
+    }
 
 
 def test_a_band_is_at_the_rounds_that_all_seeds_evaluated(tmp_path):

@@ -62,10 +62,10 @@ def test_a_target_some_seeds_never_reach_is_said_and_not_averaged(tmp_path):
 
 
 def test_the_mean_of_the_last_says_of_how_many_rounds_it_is(tmp_path):
-    assert table(two_methods(tmp_path)).columns[2].title == "last 3"
+    assert table(two_methods(tmp_path)).columns[2].title == "last 3 global"
     write(tmp_path / "long", rounds=12, accuracy=[0.5] * 12)
     both = [open_run(tmp_path / n) for n in ("avg-0", "long")]
-    assert table(both).columns[2].title == "last 3-10"
+    assert table(both).columns[2].title == "last 3-10 global"
 
 
 def test_a_target_no_seed_reaches_reads_never(tmp_path):
@@ -76,7 +76,7 @@ def test_a_run_without_test_accuracies_is_not_said_to_never_reach_a_target(tmp_p
     write(tmp_path / "a", rounds=2, accuracy=[0.5, 0.8])
     write(tmp_path / "b", algorithm="fedper", rounds=2, accuracy=[None, None])
     t = table([open_run(tmp_path / n) for n in ("a", "b")], targets=[0.7])
-    assert [c.title for c in t.columns][2] == "last 2"
+    assert [c.title for c in t.columns][2] == "last 2 global"
     assert [c.text for c in t.cells[1]] == ["-"] * len(t.columns)
     assert [c.text for c in t.differences[0]] == ["-"] * len(t.columns)
 
@@ -109,7 +109,7 @@ def test_unequal_seeds_are_named(tmp_path):
 
 @pytest.mark.parametrize(
     ("format", "mark"),
-    [("md", "| fedavg | 3 |"), ("latex", r"$\pm$"), ("csv", "fedprox,fedavg,final")],
+    [("md", "| fedavg | 3 |"), ("latex", r"$\pm$"), ("csv", "fedprox,fedavg,final global")],
 )
 def test_every_format_holds_the_methods(tmp_path, format, mark):
     assert mark in compare(two_methods(tmp_path), targets=[0.5], format=format)
@@ -164,6 +164,22 @@ def test_seconds_of_two_clocks_have_columns_of_their_own(tmp_path):
     assert by["s to 0.5"] == ["2.0", "-"]
     assert by["virtual s to 0.5"] == ["-", "90.0"]
     assert any("wall clock" in n and "virtual clock" in n for n in made.notes)
+
+
+def test_accuracies_of_local_and_of_personal_models_are_not_said_to_be_of_one_kind(tmp_path):
+    runs = [
+        open_run(write(tmp_path / name, algorithm=name, rounds=1, personalised=True))
+        for name in ("fedavg", "ditto")
+    ]
+    assert "personal" in [c.title for c in table(runs).columns]
+    runs[0].rounds[0].own_model = "local"
+    runs[0].__dict__.pop("own_model")
+    made = table(runs)
+    assert "local/personal" in [c.title for c in made.columns]
+    assert any(
+        "the local models of fedavg, the personal ones of the others" in n for n in made.notes
+    )
+    assert "local" in [c.title for c in table(runs[:1]).columns]
 
 
 def test_a_run_that_went_on_says_that_its_bytes_were_spent_twice(tmp_path):

@@ -51,10 +51,15 @@ def test_bytes_of_no_use_stand_by_their_reason_the_most_first(tmp_path: Path) ->
         message(1, 30, False, "left"),
         message(1, 50, False, "not among the first 2"),
         message(2, 40, False, "left"),
-        {**message(2, 7, False, "late"), "kinds": {}},  # no payload
+        {**message(2, 7, False, "late"), "type": "pull", "kinds": {}},  # what asked for a payload
+        {**message(2, 9, False), "type": "beat", "kinds": {}},  # nobody could use it better
     ]
     run = made(tmp_path, [row(1, 0.4), row(2, 0.5)], wire)
-    assert list(there.wasted(run).items()) == [("left", 70), ("not among the first 2", 50)]
+    assert list(there.wasted(run).items()) == [
+        ("left", 70),
+        ("not among the first 2", 50),
+        ("late", 7),
+    ]
     titles = [t["title"] for t in there.tables(run)]
     assert titles == ["What it took to an accuracy", "Bytes spent for nothing"]
 

@@ -19,7 +19,7 @@ def test_it_stops_at_an_accuracy(tmp_path):
     curve = [r["test_accuracy"] for r in lines(directory / "rounds.jsonl")]
     assert len(curve) < 12
     assert curve[-1] >= 0.5 > max(curve[:-1], default=0)
-    assert summary(directory)["stopped"] == f"accuracy {curve[-1]:.4f} reached"
+    assert summary(directory)["stopped"] == f"global accuracy {curve[-1]:.4f} reached"
 
 
 def test_a_method_without_a_global_model_stops_at_its_clients_accuracy(tmp_path):
@@ -34,6 +34,7 @@ def test_a_method_without_a_global_model_stops_at_its_clients_accuracy(tmp_path)
     curve = [r["client_accuracy"]["personal"] for r in lines(directory / "rounds.jsonl")]
     assert len(curve) < 12
     assert curve[-1] >= 0.5 > max(curve[:-1], default=0)
+    assert summary(directory)["stopped"] == f"personal accuracy {curve[-1]:.4f} reached"
 
 
 def test_it_stops_when_its_megabytes_are_spent(tmp_path):

@@ -16,7 +16,10 @@ def test_a_cell_says_how_long_the_rest_takes_and_how_the_last_one_ended(tmp_path
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "summary.json").write_text(json.dumps({"accuracy": {"final": 0.9312}}))
     progress.ended("a")
-    assert progress.begins(2, "b") == "[2/10] b; about 4 min left; a ended with 93.12 %"
+    assert (
+        progress.begins(2, "b")
+        == "[2/10] b; about 4 min left; a ended with global accuracy 93.12 %"
+    )
     progress.ended("b")
     assert progress.begins(3, "c") == "[3/10] c; about 4 min left"  # b left no summary
 

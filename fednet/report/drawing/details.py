@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fednet.plain import JsonDict
+from fednet.records import metric
+from fednet.report import costs
 from fednet.report.drawing import figures, marks
 from fednet.report.drawing.canvas import BLANK, Figure
 from fednet.report.drawing.marks import HATCHES, HOVER
 from fednet.report.read import Run
 from fednet.report.world import there
+
+UNFINISHED = "#BBBBBB"
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as MplFigure
@@ -72,6 +76,7 @@ def time_split(run: Run) -> Iterator[Figure]:
     rounds, table = figures.time_split(run)
     if not table:
         return
+    told = figures.CLOCKS[costs.seconds_key(run)]
     binned = {phase: marks.binned(rounds, np.asarray(values)) for phase, values in table.items()}
 
     def draw(fig: MplFigure) -> None:
@@ -80,7 +85,7 @@ def time_split(run: Run) -> Iterator[Figure]:
         for i, (x, height, wide) in enumerate(binned.values()):
             marks.bars(ax, x, height, base, i, wide)
             base = base + height
-        ax.set(xlabel="round", ylabel="seconds a round")
+        ax.set(xlabel="round", ylabel=f"seconds a round, {told}")
         marks.legend(ax, [(figures.COLOURS[i % 8], phase, "") for i, phase in enumerate(table)])
 
     def rows() -> Iterator[tuple[object, ...]]:
@@ -88,7 +93,7 @@ def time_split(run: Run) -> Iterator[Figure]:
 
     yield Figure(
         "time",
-        "Where the time goes",
+        f"Where the time goes, {told}",
         ("round", "phase", "seconds"),
         rows,
         draw,
@@ -101,12 +106,16 @@ def participation(run: Run) -> Iterator[Figure]:
     p = figures.participation(run)
     if not p.grid.size:
         return
-    words = ["not asked", "completed", *p.reasons]
+    words = p.words
     colours = [
         BLANK,
         figures.COLOURS[0],
+        UNFINISHED,
         *(figures.COLOURS[(2, 1, 5, 7, 4, 3, 6)[i % 7]] for i in range(len(p.reasons))),
     ]
+
+    # Rare, and so named only where it is.
+    shown = [code for code in range(len(words)) if code != 2 or (p.grid == 2).any()]
 
     def draw(fig: MplFigure) -> None:
         from matplotlib.colors import ListedColormap
@@ -124,13 +133,13 @@ def participation(run: Run) -> Iterator[Figure]:
         ax.set(xlabel="round", ylabel="client")
         for axis in (ax.xaxis, ax.yaxis):
             marks.whole(axis)
-        marks.legend(ax, [(c, w, "") for c, w in zip(colours, words)])
+        marks.legend(ax, [(colours[code], words[code], "") for code in shown])
 
     def rows() -> Iterator[tuple[object, ...]]:
         for t, codes in zip(p.rounds, p.grid.T):
             yield from ((t, i, words[code]) for i, code in enumerate(codes.tolist()))
 
-    asked = [words[0], words[1], *(f"dropped: {why}" for why in p.reasons)]
+    asked = [*words[:3], *(f"dropped: {why}" for why in p.reasons)]
     yield Figure(
         "participation",
         "Who took part",
@@ -139,7 +148,7 @@ def participation(run: Run) -> Iterator[Figure]:
         draw,
         (6.0, min(7.0, 2.0 + 0.12 * p.grid.shape[0])),
         hover=marks.heat(p.grid, range(p.grid.shape[0]), p.rounds, "client", words=asked),
-        legend=len(words),
+        legend=len(shown),
     )
 
 
@@ -163,14 +172,15 @@ def client_accuracy(run: Run) -> Iterator[Figure]:
             linewidth=1.2,
             label=f"mean {last.mean():.3f}",
         )
-        ax.set(xlabel="client, best first", ylabel=f"{which} accuracy", ylim=(0, 1))
+        ax.set(xlabel="client, best first", ylabel=said, ylim=(0, 1))
         ax.set_xlim(-0.5, len(clients) - 0.5)
-        if len(clients) <= 25:
-            ax.set_xticks(np.arange(len(clients)), [str(c) for c in clients], fontsize=9)
+        marks.sorted_clients(ax.xaxis, clients)
         ax.legend(loc="lower right", bbox_to_anchor=(1, 1))
 
-    title = f"Accuracy of the {which} model{'s' if which == 'personal' else ''}, client by client"
-    said = f"{which} accuracy"
+    said = metric(f"{which}_accuracy" if which != "global" else "client_accuracy").titled(
+        run.own_model
+    )
+    title = f"{said.capitalize()}, client by client"
     yield Figure(
         "clients",
         title,
@@ -185,12 +195,16 @@ def client_accuracy(run: Run) -> Iterator[Figure]:
         for i, j in np.argwhere(~np.isnan(table)).tolist():
             yield rounds[j], clients[i], table[i, j]
 
+    def over_time(fig: MplFigure) -> None:
+        ax = marks.shades(fig, table, rounds, "client, best first", said)
+        marks.sorted_clients(ax.yaxis, clients)
+
     yield Figure(
         "clients_over_time",
         title + " and round by round",
         ("round", "client", f"accuracy_{which}"),
         rows,
-        lambda fig: marks.shades(fig, table, rounds, "client, best first", said),
+        over_time,
         hover=marks.heat(table, clients, rounds, "client", w=said),
         right=0.3,
     )
@@ -204,19 +218,19 @@ def class_accuracy(run: Run) -> Iterator[Figure]:
     names = figures.class_names(run, len(table))
 
     def draw(fig: MplFigure) -> None:
-        ax = marks.shades(fig, table, rounds, "class", "test accuracy")
-        marks.named(ax, names)
+        ax = marks.shades(fig, table, rounds, "class", "global test accuracy")
+        marks.named(ax.yaxis, names)
 
     def rows() -> Iterator[tuple[object, ...]]:
         return ((t, names[c], table[c, j]) for j, t in enumerate(rounds) for c in range(len(table)))
 
     yield Figure(
         "classes",
-        "Test accuracy by class",
+        "Global test accuracy by class",
         ("round", "class", "accuracy"),
         rows,
         draw,
-        hover=marks.heat(table, names, rounds, "class", w="test accuracy"),
+        hover=marks.heat(table, names, rounds, "class", w="global test accuracy"),
         left=marks.room(names),
         right=0.3,
     )
@@ -254,7 +268,7 @@ def bubbles(counts: np.ndarray, names: Sequence[str]) -> Figure:
             ylim=(classes - 0.5, -0.5),
         )
         marks.whole(ax.xaxis)
-        marks.named(ax, names)
+        marks.named(ax.yaxis, names)
         text = f"{counts.sum():,} samples; the largest circle is {counts.max():,}"
         ax.set_title(text, loc="right", fontsize=9)
 

@@ -16,6 +16,7 @@ from fednet.report.groups import Group, flat, word
 from fednet.report.read import Run, once
 
 AXES = {"rounds": "round", "mb": "communicated MB", "seconds": "seconds"}
+SHOWN = 3  # values in which runs differ, in a line about them all
 CLOCKS = {"seconds": "wall clock", "seconds_virtual": "virtual clock"}
 WAYS = {"total": "up and down", "up": "up", "down": "down", "useful": "useful, up and down"}
 # Okabe and Ito's colours, told apart by the colour-blind; their order alternates dark and light,
@@ -51,12 +52,29 @@ class Series:
         return MARKERS[self.place % 8]
 
 
+def clocks(groups: Sequence[Group]) -> list[str]:
+    """The clocks by which these runs tell their time: keys of `CLOCKS`."""
+    return sorted({clock(g) for g in groups})
+
+
+def clock(group: Group) -> str:
+    return costs.seconds_key(group.runs[0])
+
+
 def curves(
-    groups: Sequence[Group], x: str = "rounds", y: str = "accuracy", bytes: str = "total"
+    groups: Sequence[Group],
+    x: str = "rounds",
+    y: str = "accuracy",
+    bytes: str = "total",
+    told_by: str | None = None,
 ) -> list[Series]:
-    """One series a group that was evaluated at all."""
+    """One series a group that was evaluated at all. told_by: leaves out groups with another clock,
+    whose seconds are not the same.
+    """
     found = []
     for i, g in enumerate(groups):
+        if told_by is not None and clock(g) != told_by:
+            continue
         b: JsonDict = metrics.band(g.runs, x, y, bytes)
         if b["round"]:
             found.append(Series(g.label, len(g.runs), **b, place=i))
@@ -64,9 +82,11 @@ def curves(
 
 
 def bytes_by_kind(run: Run) -> tuple[list[int], dict[str, dict[str, list[int]]]]:
-    """(rounds, {direction: {kind: bytes a round}}). Round 0 is what was spent before the first."""
+    """(rounds, {direction: {kind: bytes a round}}). Round 0 is what was spent before the first; the
+    evaluation after the last round is in none.
+    """
     book = costs.ledger(run)
-    rounds = sorted({t for t, _, _ in book.rows})
+    rounds = sorted({t for t, _, _ in book.rows} - {costs.AFTER})
     table = {
         w: {k: [book.rows.get((t, w, k), 0) for t in rounds] for k in book.kinds}
         for w in ("up", "down")
@@ -76,13 +96,18 @@ def bytes_by_kind(run: Run) -> tuple[list[int], dict[str, dict[str, list[int]]]]
 
 @dataclass(frozen=True)
 class Participation:
-    """grid: (clients, rounds) int8: 0 not asked, 1 completed, 2 and on: dropped for reasons[code -
-    2].
+    """grid: (clients, rounds) int8, codes whose meaning is in `words`: 0 not asked, 1 completed, 2
+    asked, and neither completed nor dropped in this round (it goes on, or the round is void), 3
+    and on: dropped, for reasons[code - 3].
     """
 
     rounds: list[int]
     grid: np.ndarray
     reasons: list[str]
+
+    @property
+    def words(self) -> list[str]:
+        return ["not asked", "completed", "not finished", *self.reasons]
 
 
 @once
@@ -93,9 +118,10 @@ def participation(run: Run) -> Participation:
     reasons = sorted({str(why) for r in run.rounds for why in (r.dropped or {}).values()})
     grid = np.zeros((n, len(run.rounds)), np.int8)
     for j, r in enumerate(run.rounds):
+        grid[list(r.selected or ()), j] = 2
         grid[list(r.completed or ()), j] = 1
         for client, why in (r.dropped or {}).items():
-            grid[int(client), j] = 2 + reasons.index(str(why))
+            grid[int(client), j] = 3 + reasons.index(str(why))
     return Participation([r.round for r in run.rounds], grid, reasons)
 
 
@@ -156,46 +182,64 @@ def class_names(run: Run, n: int) -> list[str]:
 
 
 def time_split(run: Run) -> tuple[list[int], dict[str, list[float]]]:
-    """(rounds, {phase: seconds a round}); what no phase accounts for is `other`."""
+    """(rounds, {phase: seconds a round}), by the run's clock; what no phase accounts for is
+    `other`.
+    """
+    key = costs.seconds_key(run)
     rounds = [r.round for r in run.rounds]
-    phases = list(dict.fromkeys(p for r in run.rounds for p in r.seconds_by_phase or {}))
-    table = {p: [float((r.seconds_by_phase or {}).get(p, 0.0)) for r in run.rounds] for p in phases}
+    whole = [float(r[key] or 0.0) for r in run.rounds]
+    parts: list[dict[str, float]] = [r[f"{key}_by_phase"] or {} for r in run.rounds]
+    phases = list(dict.fromkeys(p for by_phase in parts for p in by_phase))
+    table = {p: [float(by_phase.get(p, 0.0)) for by_phase in parts] for p in phases}
     if not table:
-        return rounds, {"all": [float(r.seconds or 0.0) for r in run.rounds]} if any(
-            r.seconds for r in run.rounds
-        ) else {}
-    rest = [
-        max(0.0, float(r.seconds or 0.0) - sum(v[i] for v in table.values()))
-        for i, r in enumerate(run.rounds)
-    ]
-    if max(rest) > 0.01 * max(float(r.seconds or 0.0) for r in run.rounds):
+        return rounds, {"all": whole} if any(whole) else {}
+    rest = [max(0.0, s - sum(v[i] for v in table.values())) for i, s in enumerate(whole)]
+    if max(rest) > 0.01 * max(whole):
         table["other"] = rest
     return rounds, table
 
 
-def axis(groups: Sequence[Group], x: str, bytes: str = "total") -> str:
+def axis(x: str, bytes: str = "total", told_by: str = "seconds") -> str:
     """What stands at the axis: which bytes MB are, and which clock told the seconds."""
     if x == "mb":
         return f"{AXES[x]}, {WAYS[bytes]}"
     if x == "seconds":
-        clocks = {costs.seconds_key(r) for g in groups for r in g.runs}
-        words = [CLOCKS[c] for c in sorted(clocks)]
-        return f"seconds, {' and '.join(words)}"
+        return f"seconds, {CLOCKS[told_by]}"
     return AXES[x]
 
 
+def titled(groups: Sequence[Group], y: str) -> str:
+    """A metric's label, which names the model whose accuracy it is: of several runs, each."""
+    owns = sorted({r.own_model for g in groups for r in g.runs})
+    return metric(y).titled(" or ".join(owns))
+
+
 # -- in words --------------------------------------------------------------------------------------
-def setting(run: Run) -> str:
+def setting(runs: Sequence[Run]) -> str:
     """The experiment in a line: "digits, dirichlet alpha=0.3, 10 clients, participation 0.5,
-    lenet5, 1 epoch(s)".
+    lenet5, 1 epoch(s)". Where runs differ in one of these, all values of it.
     """
+    return ", ".join(in_common([_setting(r) for r in runs]))
+
+
+def in_common(found: Sequence[Sequence[str]]) -> list[str]:
+    """Of several lists of as many words, one: each word that is in all of them, or those that are,
+    SHOWN of them at most. An empty word is left out.
+    """
+    words = []
+    for place in zip(*found):
+        each = [word or "none" for word in dict.fromkeys(place)]
+        if each == ["none"]:
+            continue
+        more = [f"{len(each) - SHOWN} others"] if len(each) > SHOWN else []
+        words.append(" / ".join([*each[:SHOWN], *more]))
+    return words
+
+
+def _setting(run: Run) -> list[str]:
+    """The words of a run's setting, the same number of them for each run."""
     c = run.config
     data, train = c.get("data", {}), c.get("train", {})
-    partition = data.get("partition", {})
-    detail = {k: v for k, v in partition.items() if k in ("alpha", "per_client") and v is not None}
-    scheme = " ".join(
-        [str(partition.get("scheme", "")), *(f"{k}={word(v)}" for k, v in detail.items())]
-    ).strip()
     chosen = (
         f"{c['clients_per_round']} a round"
         if c.get("clients_per_round")
@@ -206,37 +250,53 @@ def setting(run: Run) -> str:
         if train.get("steps")
         else f"{train.get('epochs', 1)} local epoch(s)"
     )
-    words = [
-        data.get("dataset"),
-        scheme,
+    return [
+        str(data.get("dataset") or ""),
+        _partition(data),
         f"{c.get('clients')} clients",
         chosen,
-        c.get("model", {}).get("name"),
+        str(c.get("model", {}).get("name") or ""),
         work,
-        f"lr {word(train['lr'])}" if train.get("lr") else None,
+        f"lr {word(train['lr'])}" if train.get("lr") else "",
     ]
-    return ", ".join(str(w) for w in words if w)
 
 
-def link(run: Run) -> str:
-    """The link as the configuration has it: "virtual clock, up 10 Mbit/s, down 50 Mbit/s, 20
+def _partition(data: JsonDict) -> str:
+    """How the data were divided. Sites that bring their own are not divided by anybody."""
+    if data.get("dataset") == "site":
+        return "each site's own data"
+    partition = data.get("partition", {})
+    detail = {k: v for k, v in partition.items() if k in ("alpha", "per_client") and v is not None}
+    words = [str(partition.get("scheme") or ""), *(f"{k}={word(v)}" for k, v in detail.items())]
+    return " ".join(words).strip()
+
+
+def link(runs: Sequence[Run]) -> str:
+    """The links as the configurations have them: "virtual clock, up 10 Mbit/s, down 50 Mbit/s, 20
     ms".
     """
+    return in_common([[_link(r)] for r in runs])[0]
+
+
+def _link(run: Run) -> str:
     c = run.config.get("link", {})
-    words = [f"{c.get('clock', 'real')} clock"]
-    words += [
+    shaped = [
         f"{way} {word(c[key])} Mbit/s"
         for way, key in (("up", "up_mbps"), ("down", "down_mbps"))
         if c.get(key)
     ]
-    words += [
+    shaped += [
         f"{word(c[key])} ms {what}"
         for what, key in (("latency", "latency_ms"), ("jitter", "jitter_ms"))
         if c.get(key)
     ]
-    if c.get("profile") or c.get("per_client"):
-        words.append(f"profile {c.get('profile') or 'per client'}")
-    return ", ".join(words) if len(words) > 1 else words[0] + ", unshaped"
+    if c.get("profile"):
+        shaped.append(f"profile {c['profile']}")
+    if c.get("trace"):
+        shaped.append(f"trace {word(c['trace'])}")
+    if c.get("per_client"):
+        shaped.append("some clients with links of their own")
+    return ", ".join([f"{c.get('clock', 'real')} clock", *(shaped or ["unshaped"])])
 
 
 def counted(bytes: str) -> str:
@@ -251,7 +311,6 @@ def counted(bytes: str) -> str:
 
 def caption(groups: Sequence[Group], x: str, y: str, bytes: str = "total") -> str:
     """What a reader must know of a figure: seeds, band, clients, link and the bytes counted."""
-    first = groups[0].runs[0]
     names = ", ".join(g.label for g in groups)
     seeds = {tuple(g.seeds) for g in groups}
     if len(seeds) == 1:
@@ -264,11 +323,10 @@ def caption(groups: Sequence[Group], x: str, y: str, bytes: str = "total") -> st
         if several
         else f"One run each, {which}, no band"
     )
-    same = len({setting(g.runs[0]) for g in groups}) == 1
-    links = {link(r) for g in groups for r in g.runs}
-    where = setting(first) if same else f"{setting(first)} (the first; others as labelled)"
-    text = f"{metric(y).label.capitalize()} against {axis(groups, x, bytes)}: {names}. "
-    text += f"{where}. {band}. Link: {'; '.join(sorted(links))}."
+    runs = [r for g in groups for r in g.runs]
+    across = axis(x, bytes, clock(groups[0]))
+    text = f"{titled(groups, y).capitalize()} against {across}: {names}. "
+    text += f"{setting(runs)}. {band}. Link: {link(runs)}."
     return text + (f" {counted(bytes)}." if x == "mb" else "")
 
 

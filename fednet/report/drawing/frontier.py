@@ -103,7 +103,7 @@ def draw(points: Sequence[Point], way: str, path: Path) -> None:
         panels = fig.subplots(1, len(chosen), squeeze=False, sharey=True)[0]
         for ax, axis in zip(panels, chosen):
             _panel(ax, points, axis)
-        panels[0].set_ylabel("test accuracy")
+        panels[0].set_ylabel("global test accuracy")
         handles, names = panels[0].get_legend_handles_labels()
         right = 1 - 2.05 / (2.2 + 3.1 * len(chosen))
         fig.subplots_adjust(left=0.1, right=right, bottom=0.14, top=0.97, wspace=0.08)

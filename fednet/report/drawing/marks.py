@@ -135,9 +135,17 @@ def whole(axis: Axis) -> None:
     axis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]  # as AutoLocator has it
 
 
-def named(ax: Axes, names: Sequence[str]) -> None:
+def named(axis: Axis, names: Sequence[str]) -> None:
     if len(names) <= 30:
-        ax.set_yticks(np.arange(len(names)), names, fontsize=9)
+        axis.set_ticks(np.arange(len(names)), names, fontsize=9)
+
+
+def sorted_clients(axis: Axis, clients: Sequence[int]) -> None:
+    """The ids of clients that stand in another order. Where there are too many to read there are no
+    numbers either: they would be ranks, and look like ids.
+    """
+    axis.set_ticks([])
+    named(axis, [str(c) for c in clients])
 
 
 def room(names: Sequence[str]) -> float:

@@ -36,18 +36,28 @@ def of_run(run: Run) -> Iterator[Figure]:
 
 
 def curve(
-    groups: Sequence[Group], x: str = "rounds", y: str = "accuracy", bytes: str = "total"
+    groups: Sequence[Group],
+    x: str = "rounds",
+    y: str = "accuracy",
+    bytes: str = "total",
+    told_by: str | None = None,
 ) -> Iterator[Figure]:
-    series = figures.curves(groups, x, y, bytes)
+    """The curves of all groups in one figure. told_by: the clock of the groups that are drawn where
+    x is seconds; needed where the groups have several.
+    """
+    if x == "seconds" and told_by is None:
+        (told_by,) = figures.clocks(groups)
+    series = figures.curves(groups, x, y, bytes, told_by if x == "seconds" else None)
     if not series:
         return
-    across = figures.axis(groups, x, bytes)
+    across = figures.axis(x, bytes, told_by or "seconds")
+    label = figures.titled(groups, y)
 
     def draw(fig: MplFigure) -> None:
         ax = fig.add_subplot()
         for s in series:
             every = max(1, len(s.x) // 8)
-            label = f"{s.label} (n={s.n})" if any(o.n > 1 for o in series) else s.label
+            name = f"{s.label} (n={s.n})" if any(o.n > 1 for o in series) else s.label
             ax.plot(
                 s.x,
                 s.mean,
@@ -55,14 +65,14 @@ def curve(
                 marker=s.marker,
                 markevery=every,
                 markersize=3.5,
-                label=label,
+                label=name,
                 dashes=s.dash or (None, None),
                 gid=f"series-{s.place}",
             )
             if s.n > 1:
                 shade = ax.fill_between(s.x, s.low, s.high, color=s.colour, alpha=0.18, linewidth=0)
                 shade.set_gid(f"series-{s.place}-band")
-        ax.set(xlabel=across, ylabel=metric(y).label)
+        ax.set(xlabel=across, ylabel=label)
         ax.set_ylim(*_within(series, metric(y).share))
         if x == "rounds":
             marks.whole(ax.xaxis)
@@ -76,7 +86,7 @@ def curve(
     ]
     yield Figure(
         f"{y}_{x}",
-        f"{metric(y).label.capitalize()} against {across}",
+        f"{label.capitalize()} against {across}",
         ("label", "seeds", "round", x, "mean", "low95", "high95"),
         lambda: rows,
         draw,
@@ -148,9 +158,19 @@ def figure(
         "lines.linewidth": 1.2,
     }
     groups = group(runs, labels)
+    clocks = figures.clocks(groups)
+    if x == "seconds" and len(clocks) > 1:
+        told = {c: ", ".join(g.label for g in groups if figures.clock(g) == c) for c in clocks}
+        raise ConfigError(
+            "--x seconds: "
+            + "; ".join(f"those of {told[c]} are of the {figures.CLOCKS[c]}" for c in told)
+            + ": draw a figure for each clock."
+        )
     made = next(curve(groups, x, y, bytes), None)
     if made is None:
-        raise ConfigError(f"figure: none of the runs has {metric(y).label} in its rounds.jsonl.")
+        raise ConfigError(
+            f"figure: none of the runs has {figures.titled(groups, y)} in its rounds.jsonl."
+        )
     with canvas((inches, 0.68 * inches), **style) as fig:
         made.draw(fig)
         path.parent.mkdir(parents=True, exist_ok=True)

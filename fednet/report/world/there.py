@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fednet.plain import JsonDict
 from fednet.report import metrics
-from fednet.report.costs import cost, ledger
+from fednet.report.costs import cost, ledger, seconds_key
 from fednet.report.drawing import figures, marks
 from fednet.report.drawing.canvas import Figure
 from fednet.report.read import Run
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as MplFigure
 
 TARGETS = tuple(k / 100 for k in (50, 60, 70, 75, 80, 85, 90, 95, 97, 99))
+COUNTED_WHOLE = (
+    "On the virtual clock a reply that came after its round had closed is counted whole, though a "
+    "real link would have carried only a part of it by then."
+)
 LAST = 4  # of the targets that were reached, so many
 
 
@@ -38,8 +42,8 @@ def to_accuracy(run: Run) -> list[dict[str, float]]:
 
 
 def wasted(run: Run) -> dict[str, int]:
-    """Bytes of messages with a payload that were of no use, or whose round was done again, by
-    reason, the largest first.
+    """Bytes of payloads, and of what fetched them, that were of no use, or whose round was done
+    again, by reason, the largest first.
     """
     return dict(sorted(ledger(run).wasted.items(), key=lambda item: (-item[1], item[0])))
 
@@ -65,26 +69,29 @@ def tables(run: Run) -> list[JsonDict]:
     """The tables for the page, each as (title, head, rows, note)."""
     made: list[JsonDict] = []
     if reached := to_accuracy(run):
+        clock = figures.CLOCKS[seconds_key(run)]
         made.append(
             {
                 "title": "What it took to an accuracy",
-                "head": ("accuracy", "rounds", "MB", "seconds"),
+                "head": ("global accuracy", "rounds", "MB", f"seconds, {clock}"),
                 "rows": [
                     (f"{100 * r['accuracy']:g} %", f"{r['rounds']:g}", _short(r["mb"]), _short(s))
                     for r in reached
                     for s in [r["seconds"]]
                 ],
-                "note": "To the first evaluated round at or above it; MB of all messages, seconds "
-                "on the run's clock.",
+                "note": "To the first evaluated round at or above it; MB of all messages.",
             }
         )
     if lost := wasted(run):
+        note = "Payloads that were of no use, or of rounds done again, and what fetched them."
+        if seconds_key(run) == "seconds_virtual":
+            note += " " + COUNTED_WHOLE
         made.append(
             {
                 "title": "Bytes spent for nothing",
                 "head": ("why", "MB"),
                 "rows": [(why, _short(n / 1e6)) for why, n in lost.items()],
-                "note": "Messages with a payload that was of no use, or of rounds done again.",
+                "note": note,
             }
         )
     if used := estimates(run):

@@ -65,6 +65,11 @@ class Judge:
             return "public"
         return None if self._test is None else "test"
 
+    @property
+    def own_model(self) -> str:
+        """What a client's own model is: `personal`, or `local` where the method keeps none."""
+        return "personal" if self.method.personalised else "local"
+
     # -- a round -----------------------------------------------------------------------------------
     def judge(self, round: Round, keep: dict[int, str]) -> Tensors | None:
         """Adds the round's losses, and its accuracies where they are due. Returns its model as it
@@ -84,6 +89,8 @@ class Judge:
             round.judged = self._ask_all(round.number, model, round.after, keep, final=False)
         if round.judged:
             record.client_accuracy = accuracies.pooled(round.judged, self._share(len(round.judged)))
+            if "personal" in record.client_accuracy:
+                record.own_model = self.own_model
         return model
 
     def _share(self, judged: int) -> float | None:
@@ -132,11 +139,11 @@ class Judge:
 
     def best(self, progress: RunProgress, record: records.Round, model: Tensors | None) -> None:
         """Notes the round as the best so far, where it is."""
-        accuracy = record.test_accuracy
-        if accuracy is None:  # a method without a global model is judged by its clients'
-            accuracy = (record.client_accuracy or {}).get("personal")
+        accuracy, model_of = record.test_accuracy, "global"
+        if accuracy is None:  # without a global model or test set: the clients' own models
+            accuracy, model_of = (record.client_accuracy or {}).get("personal"), self.own_model
         if accuracy is not None and (progress.best is None or accuracy > progress.best):
-            progress.best, progress.best_round = accuracy, record.round
+            progress.best, progress.best_round, progress.best_of = accuracy, record.round, model_of
             if self.config.checkpoint.best and model is not None:
                 named = self.experiment.state_dict(model)
                 exports.save_model(self.directory.path / "best.safetensors", named)

@@ -12,7 +12,7 @@ def reached(config: Config, progress: RunProgress) -> str | None:
     # as with one client a process: when a run ends must not depend on who meets whom in one
     spent = sum(progress.totals.get(k, 0) for k in ("up", "down", "shared"))
     if stop.accuracy is not None and progress.best is not None and progress.best >= stop.accuracy:
-        return f"accuracy {progress.best:.4f} reached"
+        return f"{progress.best_of} accuracy {progress.best:.4f} reached".lstrip()
     if stop.megabytes is not None and spent >= stop.megabytes * 1e6:
         return f"{spent / 1e6:.4g} MB spent"
     seconds = progress.virtual if config.link.clock == "virtual" else progress.seconds

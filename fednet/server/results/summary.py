@@ -62,6 +62,7 @@ def finish(
         useful=progress.useful,
         predicted=progress.predicted if experiment.predictable else None,
         predicted_is="a bound" if bounded(experiment) else "exact",
+        own_model=judge.own_model,
         stopped=progress.stopped or None,
         model_sha256=model_hashes(rounds.method, server)[0],
         model_check=check,
