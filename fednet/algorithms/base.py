@@ -16,7 +16,7 @@ A round, for each exchange in `exchanges`:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
@@ -178,6 +178,10 @@ class Algorithm:
     # of Server, the shared model: the field declared `Weights`, or the only one declared `Tensors`;
     # None for a method that has none
     model_field: ClassVar[str | None] = "x"
+    # Fields that Server, the main exchange's Down and Client all declare, under the same name: what
+    # clients share beside a model. Client keeps what came down; with `evaluate.shared: latest` a
+    # client is evaluated with the server's newest in its place.
+    shared_state: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: AlgorithmConfig | None = None, clients: int = 1) -> None:
         self.config: OwnConfig = self.Config() if config is None else config
@@ -189,6 +193,13 @@ class Algorithm:
             cls.exchanges = (Exchange(cls.Down, cls.Up),)
         if "Server" in cls.__dict__:
             cls.model_field = model_field(cls.Server)
+        for name in cls.shared_state:
+            for record in (cls.Server, cls.exchanges[cls.main].down, cls.Client):
+                if name not in {field.name for field in fields(record)}:
+                    raise ConfigError(
+                        f"{cls.__name__}.shared_state names {name}, which {record.__qualname__} "
+                        f"does not declare; Server, Down and Client all need a field of that name."
+                    )
         held(cls, Algorithm, RETURNS)
 
     @property
@@ -332,6 +343,11 @@ class Algorithm:
         if self.has_global:
             return self.global_model(server)
         return self.shared_model(server) if self.shares() else None
+
+    def with_latest(self, client: OwnState, newest: OwnState | OwnPayload) -> State:
+        """The client's state with the fields of `shared_state` as `newest` has them."""
+        old: State = client
+        return old.replace(**{name: getattr(newest, name) for name in self.shared_state})
 
     def personal(
         self, client: OwnState, local: Tensors, host: ClientHost

@@ -1,20 +1,37 @@
 """FedProto: Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients", AAAI
 2022 (arXiv:2105.00243), Algorithm 1.
 
-f(x)      features: what the head gets, (d,)   w_i   model of client i, which never leaves it
-C_i^(j)   client i's prototype of class j: the mean of f over its samples of the class (Eq. 3)
-C^(j)     global prototype of class j          N_j   clients that sent one
-D_ij      client i's samples of class j        lambda  weight of the prototypes
+f(x)      features: the input of the head, (d,)   w_i   model of client i, which never leaves it
+C_i^(j)   client i's prototype of class j: the mean of f over its samples of that class (Eq. 3)
+C^(j)     global prototype of class j             N_j   the clients that sent one
+D_ij      client i's samples of class j           lambda  weight of the prototypes in the loss
 
-    loss = CE + lambda * mean over batch and features of (f(x) - C^(y))^2; 0 before C^(y) is known
+    loss = CE + lambda * mean over batch and features of (f(x) - C^(y))^2
     C^(j) <- sum over N_j of |D_ij| C_i^(j) / sum of |D_ij|
+    prediction: the class whose prototype is nearest to f(x) (Eq. 9)
 
-Eq. 6 divides that once more by |N_j|, which would shrink a prototype with the number of its owners:
-read as a slip. `weighting: uniform` is the authors' code, which means the clients plainly. Their
-code's form of the regulariser is taken, by sample; Eq. 8 speaks of the distance of prototypes. A
-class that nobody of a round has keeps its prototype. A client's counts are bounded by the samples
-that its reply counts for. It is judged by the nearest of the prototypes that it got last (Eq. 9),
-or by its head (`predict: head`), which it also is before it got any.
+The second term of the loss is 0 for classes whose C^(y) is not known yet.
+
+Departures from the paper:
+- Eq. 6 divides C^(j) once more by |N_j|, which would shrink a prototype with the number of clients
+  that have the class. This is read as a slip and left out.
+- The loss compares each sample's features with its prototype, as the authors' code does. Eq. 8
+  compares a client's prototypes with the global ones.
+- The class counts |D_ij| leave the client: the server needs them for the weighted mean. The server
+  scales them down where their sum is more than the samples that the reply counts for.
+- A class that no client of a round has keeps its prototype.
+
+The authors' code differs in three points:
+- It averages the clients' prototypes plainly: `weighting: uniform`.
+- It collects a client's prototypes during the last local epoch, batch by batch while the model is
+  still being trained. Here one more pass computes them with the trained model, as Eq. 3 says.
+- It predicts only classes that the client has training samples of: `predict: own_prototypes`. The
+  default, `prototypes`, compares with all known classes, as Eq. 9 and PFLlib do.
+
+Clients are evaluated with the prototypes that the server aggregated last (`evaluate.shared:
+latest`), as in both codes; within a training task, with those that the task brought. `predict:
+head` evaluates the model's own head instead. A client that knows no prototype yet also predicts by
+its head.
 """
 
 from __future__ import annotations
@@ -56,11 +73,12 @@ class FedProto(Algorithm):
     classes_only = True
     architecture_free = True
     model_field = None
+    shared_state = ("c", "known")
 
     class Config(AlgorithmConfig):
         lambda_: NonNegative = 1.0
         weighting: Literal["samples", "uniform"] = "samples"
-        predict: Literal["prototypes", "head"] = "prototypes"
+        predict: Literal["prototypes", "own_prototypes", "head"] = "prototypes"
 
     class Down(Payload):
         c: Prototypes  # (C, d); zeros where unknown
@@ -72,8 +90,8 @@ class FedProto(Algorithm):
         run: Statistics
 
     class Server(State):
-        c: torch.Tensor | None = None  # (C, d) float64
-        known: torch.Tensor | None = None  # (C,)
+        c: torch.Tensor | None = None  # as they go down
+        known: torch.Tensor | None = None
 
     class Client(State):
         w: Tensors
@@ -95,7 +113,7 @@ class FedProto(Algorithm):
 
     def prepare(self, server, host):
         return self.Server(
-            c=torch.zeros(host.classes, host.features, dtype=torch.float64),
+            c=torch.zeros(host.classes, host.features),
             known=torch.zeros(host.classes, dtype=torch.int64),
         )
 
@@ -103,7 +121,7 @@ class FedProto(Algorithm):
         return self.Client(w=x)
 
     def broadcast(self, server, phase, client_id):
-        return self.Down(c=server.c.float(), known=server.known)
+        return self.Down(c=server.c, known=server.known)
 
     def outputs(self, module, x):
         return module.head(module.features(x))
@@ -137,22 +155,26 @@ class FedProto(Algorithm):
 
     def finish(self, fold, server, cohort, host):
         new = (fold.n > 0).unsqueeze(1)
-        mean = fold.c / fold.n.clamp(min=1).unsqueeze(1)
+        mean = (fold.c / fold.n.clamp(min=1).unsqueeze(1)).float()
         return self.Server(
             c=torch.where(new, mean, server.c), known=server.known | (fold.n > 0).long()
         )
 
     # -- what is judged ----------------------------------------------------------------------------
     def personal(self, client, local, host):
-        unknown = client.known is None or not bool(client.known.any())
-        if self.config.predict == "head" or unknown:
+        if self.config.predict == "head" or client.known is None:
+            return local
+        candidates = client.known.bool()
+        if self.config.predict == "own_prototypes":
+            candidates = candidates & torch.as_tensor(host.class_counts > 0)
+        if not bool(candidates.any()):
             return local
         model = host.frozen(local)
-        c, known = client.c.to(host.device), client.known.bool().to(host.device)
+        c, candidates = client.c.to(host.device), candidates.to(host.device)
 
         def outputs(x: Inputs) -> torch.Tensor:
             apart = torch.cdist(model.features(x).flatten(1), c).square()
-            return -torch.where(known, apart, FAR)
+            return -torch.where(candidates, apart, FAR)
 
         return outputs
 

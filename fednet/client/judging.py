@@ -10,7 +10,7 @@ import torch
 
 from fednet.algorithms.base import Algorithm, Payload, Tensors
 from fednet.experiment.build import Experiment
-from fednet.experiment.judging import JUDGED, GlobalModel, Judgement
+from fednet.experiment.judging import JUDGED, Judgement
 from fednet.experiment.store import ClientStore, Record
 from fednet.loading import WrongPart, place
 from fednet.training.evaluation import Counts, other_width
@@ -68,11 +68,13 @@ class ClientJudge:
         """
         exp, method = self._experiment, self._experiment.algorithm
         section = exp.config.evaluate
-        down = exp.exact.decode(exp.evaluation(), task.form, body, fill=filled(exp, record))
+        down = exp.exact.decode(exp.evaluation, task.form, body, fill=filled(exp, record))
         progress("evaluating", 0, 0)
         state = method.init_client(host.initial) if record.algorithm is None else record.algorithm
         local = self._store.local(task.key.client, start, self._may_lack)
-        newest = down.x if isinstance(down, GlobalModel) else None
+        newest = weights_of(down)
+        if section.shared == "latest":
+            state = method.with_latest(state, down)
         if newest is not None and (exp.config.model.buffers == "local" or exp.federation is None):
             newest = self._calibrated(newest, record, host)
         whole = local if local is not None else _over(host.initial, newest, host)

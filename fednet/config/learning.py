@@ -202,9 +202,10 @@ class EvaluateSection(Section, frozen=True, kw_only=True):
     """Personal models are judged after `train.epochs` more local epochs too, at the end.
     [-; client/judging]"""
     shared: Literal["latest", "last_seen"] = "latest"
-    """What a method that shares a part of the model is judged with beside each client's own part:
-    the newest shared part (FedRep's and LG-FedAvg's authors, PFLlib), or that of the client's own
-    last participation. [-; server/results/exports]"""
+    """Where a method shares a part of the model (FedRep) or class prototypes (FedProto), which of
+    them a client's own part is evaluated with: the server's newest (as FedRep's, LG-FedAvg's and
+    FedProto's authors do, and PFLlib), or that of the client's last participation. Participants
+    evaluated within their task have only the latter. [-; client/judging]"""
     keep_local: Literal["auto", "always", "never"] = "auto"
     """Whether each client keeps its last local model, whole, to be judged by; auto: of methods with
     personal models, and of all methods where there are no more clients than `most`.

@@ -19,14 +19,14 @@ import torch
 from torch import nn
 
 from fednet import registry
-from fednet.algorithms.base import Algorithm, ClientFacts, Nothing, Payload, Tensors
+from fednet.algorithms.base import Algorithm, ClientFacts, Payload, Tensors
 from fednet.algorithms.secure import Secure, made, planned
 from fednet.config import Config, parts
 from fednet.data.base import Data
 from fednet.data.federation import Federation
 from fednet.errors import FednetError
 from fednet.experiment import determinism, selection, trial
-from fednet.experiment.judging import JUDGED, GlobalModel, Judgement
+from fednet.experiment.judging import JUDGED, Judgement, evaluation_payload
 from fednet.experiment.settled import Source, settled
 from fednet.models.adapters import merged
 from fednet.models.base import packed
@@ -220,10 +220,11 @@ class Experiment:
         """
         return self.federation is not None or type(self.algorithm).sizes is Algorithm.sizes
 
+    @functools.cached_property
     def evaluation(self) -> type[Payload]:
         """What comes down when all clients are asked to evaluate."""
-        method = self.algorithm
-        return GlobalModel if method.has_global or method.shares() else Nothing
+        latest = self.config.evaluate.shared == "latest"
+        return evaluation_payload(type(self.algorithm), latest)
 
     @property
     def uncalibrated(self) -> bool:

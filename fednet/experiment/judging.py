@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_type_hints
 
 import numpy as np
 import torch
 
 from fednet import seeds
-from fednet.algorithms.base import Payload, Weights, kind
+from fednet.algorithms.base import Algorithm, Nothing, Payload, Weights, kind
 from fednet.config import Config
 from fednet.errors import RemoteProtocolError
 from fednet.records import JUDGED
@@ -25,6 +25,7 @@ __all__ = [
     "Judgement",
     "Stopwatch",
     "asked",
+    "evaluation_payload",
     "judgements",
     "keeps_local",
 ]
@@ -33,11 +34,23 @@ SPLIT = ("training", "evaluating", "encoding")  # what a reply's `split` tells t
 
 
 class GlobalModel(Payload):
-    """What comes down for an evaluation: the global model as it is judged, or the newest shared
+    """What comes down for an evaluation: the global model as it is evaluated, or the newest shared
     part of a method that shares no more.
     """
 
     x: Weights
+
+
+def evaluation_payload(method: type[Algorithm], latest: bool) -> type[Payload]:
+    """What comes down for an evaluation: the model, where the method shares one, and, if clients
+    are evaluated with the latest of what they share (`evaluate.shared`), its `shared_state`.
+    """
+    base = GlobalModel if method.has_global or method.shares() else Nothing
+    if not latest or not method.shared_state:
+        return base
+    hints = get_type_hints(method.exchanges[method.main].down, include_extras=True)
+    kinds = {name: hints[name] for name in method.shared_state}
+    return type("Evaluation", (base,), {"__annotations__": kinds, "__module__": method.__module__})
 
 
 if TYPE_CHECKING:

@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 import torch
 
-from fednet.algorithms.base import Nothing, Payload, Tensors
+from fednet.algorithms.base import Payload
 from fednet.algorithms.state import State
 from fednet.errors import CannotGoOn, StateError
 from fednet.experiment.build import Experiment
 from fednet.experiment.clock import VirtualClock, reply_bytes
 from fednet.experiment.faults import Faults
-from fednet.experiment.judging import GlobalModel, Judgement, asked, judgements
+from fednet.experiment.judging import Judgement, asked, judgements
 from fednet.experiment.rundir import RunDirectory
 from fednet.ids import as_text
 from fednet.protocol.rules import LEFT, STATE_LOST, Instruction, Job, Resolved, Rules
@@ -314,21 +314,16 @@ class Phases:
     def evaluation(
         self,
         round: int,
-        model: Tensors | None,
+        down: Payload,
         versions: Mapping[int, str],
         states: Mapping[int, str],
         keep: Mapping[int, str],
         final: bool,
     ) -> dict[int, dict[str, Counts]]:
-        """Asks the clients (`judging.asked`) to judge their models, and `model`, and waits for
-        them.
+        """Asks the clients (`judging.asked`) to evaluate their models, and the one in `down`, and
+        waits for them.
         """
         exp = self.experiment
-        down: Payload = (
-            GlobalModel(x=model)
-            if model is not None and exp.evaluation() is GlobalModel
-            else Nothing()
-        )
         encoded = exp.exact.encode(down)
         check = encoded.body.check()
         clients = tuple(asked(self.config))

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fednet.algorithms.fedproto import prototypes, within
-from tests.algorithms.harness import same
+from fednet.algorithms.fedproto import FedProto, prototypes, within
+from fednet.errors import ConfigError
+from tests.algorithms.harness import Federation, images, same
 from tests.algorithms.reference import Reference, agrees, whole_batches
 
 
@@ -44,7 +45,7 @@ def test_two_rounds_recomputed_in_float64():
         hot = F.one_hot(y, f.classes).double()
         sums, counts = sums + hot.T @ features, counts + hot.sum(0)
     c = sums / counts.unsqueeze(1)
-    torch.testing.assert_close(run.servers[1].c, c, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(run.servers[1].c.double(), c, rtol=1e-5, atol=1e-6)
 
     def loss(module, x, y):
         features, z = parts(module, x)
@@ -78,16 +79,57 @@ def test_the_authors_mean_counts_every_owner_the_same():
     ups = list(run.ups.values())
     owners = sum((up.n > 0).long() for up in ups)
     mean = sum(up.c.double() * (up.n > 0).unsqueeze(1) for up in ups) / owners.unsqueeze(1)
-    torch.testing.assert_close(run.servers[1].c, mean)
+    torch.testing.assert_close(run.servers[1].c, mean.float())
+
+
+def few_classes(rounds: int) -> Federation:
+    """Client k has samples of classes k and k + 1 alone, of five."""
+    _, y = images(classes=5)
+    parts = [torch.nonzero((y == k) | (y == k + 1)).flatten().numpy() for k in range(4)]
+    return Federation(parts=parts, rounds=rounds)
 
 
 def test_a_class_that_nobody_of_a_round_has_keeps_its_prototype():
-    f = whole_batches(rounds=2)
-    run = f.run("fedproto", cohorts=[[0, 1, 2, 3], [0]])
-    lacking = run.ups[0].n == 0
-    kept = torch.equal(run.servers[2].c[lacking], run.servers[1].c[lacking])
-    assert kept
-    assert bool((run.servers[2].known == 1).all())
+    run = few_classes(rounds=2).run("fedproto", cohorts=[[0, 1, 2, 3], [0]])
+    first, second = run.servers[1:]
+    assert first.known.tolist() == second.known.tolist() == [1, 1, 1, 1, 1]
+    assert torch.equal(second.c[2:], first.c[2:])
+    assert bool((second.c[2:].norm(dim=1) > 0).all())
+    assert not torch.equal(second.c[:2], first.c[:2])
+
+
+def test_a_class_that_nobody_had_yet_is_unknown_and_predicted_by_nobody():
+    run = few_classes(rounds=2).run("fedproto", cohorts=[[0], [0]])
+    assert run.servers[1].known.tolist() == [1, 1, 0, 0, 0]
+    outputs = run.algorithm.personal(run.clients[0], run.clients[0].w, run.site(0))
+    x, _ = run.federation.samples(3)
+    assert set(outputs(x).argmax(1).tolist()) <= {0, 1}
+
+
+@pytest.mark.parametrize("predict", ["prototypes", "own_prototypes"])
+def test_a_client_that_got_no_prototypes_yet_predicts_by_its_head(predict):
+    run = few_classes(rounds=1).run("fedproto", predict=predict)
+    for k, state in run.clients.items():
+        assert state.known.tolist() == [0, 0, 0, 0, 0]
+        assert run.algorithm.personal(state, state.w, run.site(k)) is state.w
+
+
+def test_the_authors_prediction_is_among_the_classes_that_the_client_trains_on():
+    run = few_classes(rounds=2).run("fedproto", predict="own_prototypes")
+    x = run.federation.x
+    for k, state in run.clients.items():
+        host = run.site(k)
+        outputs = run.algorithm.personal(state, state.w, host)
+        features = host.frozen(state.w).features(x)
+        apart = torch.cdist(features, state.c[[k, k + 1]])
+        assert torch.equal(outputs(x).argmax(1), k + apart.argmin(1))
+
+
+def test_state_that_is_shared_must_be_declared_on_both_sides_and_on_the_way():
+    with pytest.raises(ConfigError, match=r"Wrong\.shared_state names n, which"):
+
+        class Wrong(FedProto):
+            shared_state = ("n",)
 
 
 def test_without_prototypes_weight_it_is_training_alone():

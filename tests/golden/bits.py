@@ -126,7 +126,10 @@ def main() -> int:
         for name in wanted:
             found[name] = result(name, cases()[name], out)
     if args.write:
-        bits = {name: found.get(name, known["bits"].get(name)) for name in cases()}
+        # In the file's order, so that a commit shows the cases that it replaces and no others.
+        there = [name for name in known["bits"] if name in cases()]
+        names = dict.fromkeys([*there, *cases()])
+        bits = {name: found.get(name, known["bits"].get(name)) for name in names}
         FILE.write_text(json.dumps({"torch": torch.__version__, "bits": bits}, indent=1) + "\n")
         return 0
     differ = [name for name in wanted if found[name] != known["bits"].get(name)]

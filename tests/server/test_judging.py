@@ -119,6 +119,40 @@ def test_a_split_method_is_judged_with_the_shared_part_that_the_configuration_sa
     }
 
 
+def nearest(module, prototypes, site):
+    """How many of the site's test samples lie nearest to their class's prototype."""
+    x, y = site.test
+    with torch.no_grad():
+        return int((torch.cdist(module.eval().features(x), prototypes).argmin(1) == y).sum())
+
+
+@pytest.mark.parametrize("shared", ["latest", "last_seen"])
+def test_fedproto_is_evaluated_with_the_prototypes_that_the_configuration_says(tmp_path, shared):
+    changes = {"algorithm": {"name": "fedproto"}, "evaluate": {"shared": shared}}
+    changes = merged(JUDGED, changes)
+    directory = run(tmp_path, **changes)
+    experiment = build.build(small(**changes), None)
+    initial = experiment.state_dict(experiment.setting.initial)
+    last = lines(directory / "rounds.jsonl")[-1]["completed"][0]
+    newest = load_file(directory / "personal" / f"client-{last}.safetensors")["prototypes"]
+    same = []
+    for line in finals(directory):
+        path = directory / "personal" / f"client-{line['client']}.safetensors"
+        assert path.exists() == line["took_part"]
+        # Who never took part has the newest prototypes beside the initial model.
+        named = load_file(path) if path.exists() else {**initial, "prototypes": newest}
+        prototypes, known = named.pop("prototypes"), named.pop("known", torch.ones(3))
+        same.append(torch.equal(prototypes, newest))
+        site = experiment.federation.site(line["client"])
+        module = experiment.setting.module()
+        module.load_state_dict(named, strict=True)
+        # A client that got no prototypes is evaluated by its head.
+        by_head = not known.any() or (shared == "last_seen" and not path.exists())
+        expected = correct(module, site) if by_head else nearest(module, prototypes, site)
+        assert line["correct_personal"] == expected
+    assert all(same) == (shared == "latest")
+
+
 @pytest.mark.parametrize("method", SPLIT)
 def test_fine_tuning_starts_from_the_newest_shared_part(tmp_path, method):
     changes = merged(JUDGED, {**algorithm(method), "evaluate": {"finetune": True}})

@@ -16,7 +16,7 @@ from typing import cast
 import torch
 from safetensors.torch import save
 
-from fednet.algorithms.state import check_of
+from fednet.algorithms.state import State, check_of
 from fednet.errors import StateAbsent
 from fednet.experiment.build import Experiment
 from fednet.experiment.store import ClientStore, Record
@@ -77,12 +77,13 @@ def keep_personal(
     versions: Mapping[int, str],
     experiment: Experiment,
     shared: Tensors | None,
+    server: State | None = None,
 ) -> dict[int, str]:
     """Writes personal/client-K.safetensors of each client that keeps a local model: what it is
     judged by, whole. Where that is a model with more beside it (FedRoD's P-head), the file holds
     both (`p_head.weight`), and its metadata name what is beside; where a method does not give that,
-    they say what is lacking. shared: the newest shared part. Returns why some have none, by client:
-    what they kept is gone.
+    they say what is lacking. shared: the newest shared part; server: the server's state, which has
+    what else clients share. Returns why some have none, by client: what they kept is gone.
     """
     state, method = directory / "state" / run_id, experiment.algorithm
     gone = dict[int, str]()
@@ -91,7 +92,7 @@ def keep_personal(
     store = ClientStore(state, method.Client)
     scratches = {s: experiment.scratch(setting=s) for s in experiment.settings}
     nothing = torch.zeros((0, *experiment.input_shape)), torch.zeros(0, dtype=torch.int64)
-    newest = not method.has_global and experiment.config.evaluate.shared == "latest"
+    latest = experiment.config.evaluate.shared == "latest"
     for client, version in sorted(versions.items()):
         try:
             local = store.local(client, version)
@@ -105,7 +106,11 @@ def keep_personal(
         initial, scratch = setting.initial, scratches[setting]
         host = SiteHost(setting, scratch, client, 1, train=nothing, rest=record.own(initial))
         own = method.init_client(initial) if record.algorithm is None else record.algorithm
-        whole = local.merge(shared) if newest else local
+        whole = local
+        if latest and not method.has_global:
+            whole = local.merge(shared)
+        if latest and server is not None:
+            own = method.with_latest(own, server)
         judged, beside, about = method.personal(own, whole, host), dict(method.beside(own)), {}
         if isinstance(judged, Tensors):
             whole = host.whole(judged)

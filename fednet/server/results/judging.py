@@ -8,6 +8,7 @@ from fednet import records
 from fednet.algorithms.base import Tensors
 from fednet.algorithms.state import State
 from fednet.experiment.build import Experiment
+from fednet.experiment.judging import asked
 from fednet.experiment.rundir import RunDirectory
 from fednet.files import read_lines
 from fednet.plain import JsonDict
@@ -171,4 +172,17 @@ class Judge:
         keep: Mapping[int, str],
         final: bool,
     ) -> dict[int, dict[str, Counts]]:
-        return self._phases.evaluation(round, model, carried.versions, carried.states, keep, final)
+        """The accuracies of all clients asked, by client. model: the shared model or part."""
+        question = self.experiment.evaluation
+        values: dict[str, object] = {
+            name: getattr(carried.server, name)
+            for name in self.method.shared_state
+            if name in question.fields
+        }
+        if question.roles.weights is not None:
+            if model is None:  # a method that has a global model, and gave none
+                self.directory.event("not_evaluated", round, clients=asked(self.config))
+                return {}
+            values[question.roles.weights] = model
+        down = question(**values)
+        return self._phases.evaluation(round, down, carried.versions, carried.states, keep, final)

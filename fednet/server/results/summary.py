@@ -51,7 +51,7 @@ def finish(
         check = save_model(directory / "model.safetensors", named, about(judge, model))
         keep_adapters(directory, experiment, model)
     keep_class_means(directory, experiment)
-    gone = keep_personal(directory, progress.run, progress.versions, experiment, model)
+    gone = keep_personal(directory, progress.run, progress.versions, experiment, model, server)
     for client, reason in gone.items():
         rounds.parts.directory.event("no_personal", progress.round, client, reason=reason)
     rounds.parts.directory.flush()
