@@ -1,14 +1,16 @@
 """FedDecorr: Shi, Liang, Zhang, Tan and Bai, "Towards Understanding and Mitigating Dimensional
 Collapse in Heterogeneous Federated Learning", ICLR 2023 (arXiv:2210.00226).
 
-w    global model    z  features of a batch, (n, d): what the head gets, standardised by the batch
-K    = correlation matrix of z, (d, d)    beta  strength
+w    global model    n  samples in the batch    beta  strength
+z    features of a batch, (n, d): the input of the head, standardised over the batch
+K    correlation matrix of z, (d, d)
 
-    loss = CE + beta * ||K||_F^2 / d^2
+    form: code (default)   loss = CE + beta * mean over i != j of ((n - 1) K_ij)^2 / n
+    form: paper            loss = CE + beta * ||K||_F^2 / d^2
 
-The authors' code takes the mean of the squares of n K's elements off the diagonal, over n: some n
-times as much (`form: code`); their beta of 0.1 is for that. A batch of one sample has no
-correlation: the term is 0.
+The authors' code has the first form, the paper prints the second. The first is about n times as
+large, and the authors' beta of 0.1 was chosen for it: with the paper's form and that beta the
+method hardly differs from FedAvg. A batch of one sample has no correlation: the term is 0.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class FedDecorr(Algorithm):
 
     class Config(AlgorithmConfig):
         beta: NonNegative = 0.1
-        form: Literal["paper", "code"] = "paper"
+        form: Literal["code", "paper"] = "code"
         weighting: Literal["samples", "uniform"] = "samples"
 
     class Down(Payload):
@@ -59,7 +61,8 @@ class FedDecorr(Algorithm):
         return module.head(module.features(x))
 
     def local(self, phase, client, down, host):
-        beta, code = self.config.beta, self.config.form == "code"
+        beta = self.config.beta
+        code = self.config.form == "code"
 
         def loss(model: nn.Module, x: Inputs, y: torch.Tensor) -> torch.Tensor:
             z = model.features(x)
@@ -70,7 +73,9 @@ class FedDecorr(Algorithm):
 
 
 def correlation(z: torch.Tensor, code: bool = False) -> torch.Tensor:
-    """||K||_F^2 / d^2 of features z (n, d), or the authors' code's form of it."""
+    """The second term of the loss over beta, of features z (n, d), in the paper's form or in that
+    of the authors' code.
+    """
     n, d = z.shape
     if n == 1:
         return z.sum() * 0.0
