@@ -10,11 +10,15 @@ gamma_1  global rate            gamma_2  weight decay
     m_i <- beta_2 m_i + (1 - beta_2) g_i
     x   <- x + gamma_1 (mean of u_i - gamma_2 x)
 
-The signs are one bit each where `wire.up: {delta: [sign]}` packs them; that code has the mean
-magnitude as its scale, 1 but for what did not move (a sign of 0). Buffers are averaged and take no
-part. The mean is uniform, as printed. The defaults are the paper's for CIFAR-10 (its Appendix A).
-In the authors' code gamma_1 shrinks after each round, of which the paper says nothing:
-`server_lr_decay: 0.9988` is theirs.
+u_i holds -1, 0 and 1; it is 0 where a parameter did not move, as the weights of pixels that are
+always black. It crosses as float32 unless `wire.up` says otherwise. `wire.up: {delta: [qsgd(2)]}`
+sends it in two bits a value, exactly. The paper counts one bit a value. `[noef, sign]` takes one,
+but has no code for 0, which becomes plus or minus the mean magnitude. A compressor that brings
+error feedback unasked, as `sign` alone does, is refused: it would send another vector than u_i.
+
+Buffers are averaged and take no part. The mean is uniform, as printed. The defaults are the paper's
+for CIFAR-10 (its Appendix A). In the authors' code gamma_1 shrinks after each round, of which the
+paper says nothing: `server_lr_decay: 0.9988` is theirs.
 """
 
 from __future__ import annotations
@@ -44,7 +48,7 @@ class FedSMU(Algorithm):
     """Signs of the clients' momenta cross; the server steps along their mean."""
 
     paper = "Lu et al., ICML 2025 (PMLR 267:40903)"
-    cost = ("|w|", "|w|, one bit each as signs")
+    cost = ("|w|", "|w|; two bits a value with qsgd(2)")
     keeps = ("w", "m_i")
 
     class Config(AlgorithmConfig):
@@ -71,7 +75,8 @@ class FedSMU(Algorithm):
         return self.Client(m=x.params.zeros_like())
 
     def local(self, phase, client, down, host):
-        y, c = host.train(down.x), self.config
+        y = host.train(down.x)
+        c = self.config
 
         def signs(y, x, m):
             g = y - x
@@ -93,7 +98,8 @@ class FedSMU(Algorithm):
         return self.Fold(u=fold.u.add(up.u))
 
     def finish(self, fold, server, cohort, host):
-        u, c = fold.u.mean(), self.config
+        u = fold.u.mean()
+        c = self.config
         gamma_1 = c.server_lr * c.server_lr_decay ** (host.round - 1)
         x = blockwise(lambda u, x: x + gamma_1 * (u - c.decay * x), u, server.x)
         return self.Server(x=u.with_vector(x))

@@ -291,6 +291,13 @@ def check_memory(config: Config, chains: Mapping[str, Chain], where: str) -> Non
                 f"{where}.{kind}: {name} needs both ends in step, round by round, which "
                 f"schedule.mode: {config.schedule.mode} does not have; use ef."
             )
+        unasked = chain.needs_feedback and chain.feedback is None
+        if config.algorithm.name == "fedsmu" and (where, kind) == ("wire.up", "delta") and unasked:
+            raise ConfigError(
+                f"{where}.{kind}: {chain} brings error feedback, and fedsmu's signs would not be "
+                f"what crosses; qsgd(2) sends -1, 0 and 1 exactly, in two bits a value (noef or ef "
+                f"in front says which is meant)."
+            )
         if isinstance(chain.feedback, DGC) and config.algorithm.name in OWN_MOMENTUM:
             raise ConfigError(
                 f"{where}.{kind}: dgc brings a momentum, and {config.algorithm.name} has one of "

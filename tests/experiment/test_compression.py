@@ -295,3 +295,22 @@ def test_a_client_that_lost_what_came_down_last_is_out_for_a_round_and_then_gets
 def test_what_a_run_cannot_keep_in_step_is_refused(changes, words):
     with pytest.raises(ConfigError, match=words):
         experiment.build(small(**{"wire": {"up": {"state": ["ef21", "topk(0.1)"]}}, **changes}))
+
+
+def test_fedsmus_signs_and_zeros_cross_exactly_in_two_bits_a_value(tmp_path):
+    smu = {"algorithm": {"name": "fedsmu"}, "data": {"shape": [3, 4]}, "rounds": 3}
+    plain = run(tmp_path, name="plain", **smu)
+    packed = run(tmp_path, name="packed", **smu, wire={"up": {"delta": ["qsgd(2)"]}})
+    assert hashes(packed) == hashes(plain)
+    up = [summary(d)["bytes"]["kinds"]["up"]["delta"] for d in (plain, packed)]
+    assert up[1] < up[0] / 8
+
+
+@pytest.mark.parametrize("chain", [["sign"], ["topk(0.1)"]])
+def test_error_feedback_that_nobody_named_is_refused_where_a_method_sends_signs(chain):
+    smu = {"algorithm": {"name": "fedsmu"}}
+    with pytest.raises(ConfigError, match=r"wire\.up\.delta: .* qsgd\(2\) sends -1, 0 and 1 exac"):
+        experiment.build(small(**smu, wire={"up": {"delta": chain}}))
+    for named in ("ef", "noef"):
+        experiment.build(small(**smu, wire={"up": {"delta": [named, *chain]}}))
+    experiment.build(small(**smu, wire={"up": {"state": chain}, "down": {"state": chain}}))

@@ -25,7 +25,7 @@ METHODS: dict[str, JsonDict] = {
             "beta_1": 0.9,
             "beta_2": 0.9,
         },
-        "wire": {"up": {"delta": ["sign"]}},
+        "wire": {"up": {"delta": ["qsgd(2)"]}},  # -1, 0 and 1, exactly
     },
 }
 # As in the paper: of gamma_1's nine values, four.
