@@ -2,14 +2,20 @@
 Heterogeneous Federated Optimization", NeurIPS 2020 (arXiv:2007.07481).
 
 w      global model    w_i  local model    Delta_i = w - w_i    p_i  share of the samples
-a_i    total weight of each of client i's K_i gradients in Delta_i / eta_l; ||a_i||_1 their sum
+a_i    (K_i,) the weight of each of client i's K_i gradients in Delta_i / eta_l
 d_i    = Delta_i / ||a_i||_1, the normalised update
 
     w <- w - tau_eff * sum_i p_i d_i,    tau_eff = sum_i p_i ||a_i||_1
 
-With plain SGD ||a_i||_1 is K_i. With momentum and with the proximal term mu it is what a constant
-gradient of 1 adds up to, so one recurrence serves all of the paper's local solvers. The authors'
-code takes sum_i p_i K_i for tau_eff where mu > 0: `tau_eff: steps`.
+With plain SGD ||a_i||_1 is K_i. The weights under momentum and under the proximal term mu follow
+from one recurrence, which serves all of the paper's local solvers. The authors' code takes
+sum_i p_i K_i for tau_eff where mu > 0: `tau_eff: steps`.
+
+In the paper no weight is negative, so that their sum is their norm. Momentum together with a strong
+proximal term overshoots: with eta_l mu = 0.5 and momentum 0.9 the weights are 1, 1.4, 1.06, 0.22
+and -0.64, and from eta_l mu = 1 on they change sign without momentum too. Their sum may then be
+next to 0, and dividing by it would blow the client's update up. The norm counts their magnitudes,
+at least 1 since the last gradient has weight 1, so that d_i never exceeds the largest gradient.
 """
 
 from __future__ import annotations
@@ -31,16 +37,18 @@ from fednet.registry import algorithm
 
 
 def gradient_weight(steps: int, lr: float, momentum: float, mu: float) -> float:
-    """||a_i||_1 of that many steps of SGD with momentum and a pull mu to the start: what a constant
-    gradient of 1 moves, over lr.
-    """
+    """||a_i||_1 of that many steps of SGD with momentum and a pull mu to the start."""
     if not mu and not momentum:
         return float(steps)
-    moved = velocity = 0.0
+    # What one gradient of 1, in the first step, has moved after each of the steps, over lr: the
+    # weights a_i, the last gradient's first.
+    norm = moved = 0.0
+    velocity = 1.0
     for _ in range(steps):
-        velocity = momentum * velocity + 1.0 - mu * lr * moved
         moved += velocity
-    return moved
+        norm += abs(moved)
+        velocity = momentum * velocity - mu * lr * moved
+    return norm
 
 
 @algorithm("fednova")

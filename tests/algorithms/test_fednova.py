@@ -21,6 +21,23 @@ def test_gradient_weights_of_the_papers_local_solvers():
     assert gradient_weight(0, 0.1, 0.9, 0.1) == 0.0
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("pull", [0.1, 0.5, 1.0, 1.9])  # eta mu
+def test_no_client_is_blown_up_where_weights_of_gradients_are_negative(momentum, pull):
+    for steps in range(1, 40):
+        # a_i by the definition: the displacement is linear in the gradients, one a step.
+        weights = []
+        for step in range(steps):
+            moved = velocity = 0.0
+            for now in range(steps):
+                velocity = momentum * velocity + (now == step) - pull * moved
+                moved += velocity
+            weights.append(moved)
+        norm = gradient_weight(steps, 0.5, momentum, pull / 0.5)
+        assert norm == pytest.approx(sum(abs(a) for a in weights))
+        assert norm >= 1.0
+
+
 def test_updates_are_normalised_and_scaled_together():
     algorithm = F.make("fednova")
     ups = {
