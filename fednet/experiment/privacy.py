@@ -231,15 +231,19 @@ def accounting() -> tuple[ModuleType, ModuleType]:
 
 
 class Accountant:
-    """What has been spent at `privacy.delta`, by Rényi DP, from Google's dp-accounting.
+    """Computes what has been spent at `privacy.delta`, by Rényi DP, from Google's dp-accounting.
     Neighbouring federations differ in one client's whole data, replaced by other data: a sum then
     changes by up to 2C.
 
-    epsilon: against whoever knows the cohorts; they follow from the run's seed, which all clients
-    know, so this is the promise. A client's budget is spent by each round it is drawn in; where
-    that depends on the time (availability.trace), as if one client were drawn in all of them.
-    epsilon_sampled, with `where: server`: had the cohorts been secret, which is what papers report
-    (m of N drawn without replacement: Wang et al., AISTATS 2019, arXiv:1808.00087); none where an
+    epsilon assumes that an attacker knows which clients took part in which round. They follow from
+    the run's seed, which all clients know, so this is what the run promises. It counts the rounds
+    of the client that was drawn most often; where that depends on the time (availability.trace), as
+    if one client were drawn in all rounds.
+
+    epsilon_sampled, with `where: server`, assumes that nobody knows who took part, as papers do.
+    Two bounds hold then: that of sampling m of N without replacement (Wang et al., AISTATS 2019,
+    arXiv:1808.00087), and epsilon itself, since an attacker who knows less learns no more. The
+    first is the larger one where many clients take part; the smaller one is reported. None where an
     availability model draws clients unevenly.
     """
 
@@ -274,10 +278,13 @@ class Accountant:
             if times[name] > self._spent[name]:
                 self._accountants[name].compose(event, times[name] - self._spent[name])
                 self._spent[name] = times[name]
-        return {
+        found = {
             name: float(a.get_epsilon(self._config.privacy.delta))
             for name, a in self._accountants.items()
         }
+        if "epsilon_sampled" in found:
+            found["epsilon_sampled"] = min(found.values())
+        return found
 
 
 def check(experiment: Experiment) -> None:

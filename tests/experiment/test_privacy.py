@@ -175,6 +175,27 @@ def test_drawing_half_of_the_clients_spends_less_if_nobody_knows_whom():
     assert [s["epsilon_sampled"] for s in spent] == sorted(s["epsilon_sampled"] for s in spent)
 
 
+def test_secret_cohorts_never_spend_more_than_known_ones():
+    """Where most clients take part, the bound for sampled cohorts alone is above the other."""
+    dp_accounting = pytest.importorskip("dp_accounting")
+    from dp_accounting import rdp
+
+    from fednet import config
+
+    section = {"clip": 1.0, "noise": 4.0, "delta": 1e-5}
+    made = config.from_mapping(
+        {"clients": 10, "participation": 0.8, "privacy": section}, where="here"
+    )
+    spent = privacy.Accountant(made).spent(20)
+    sampled = rdp.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
+    event = dp_accounting.SampledWithoutReplacementDpEvent(
+        10, 8, dp_accounting.GaussianDpEvent(4.0 / 2)
+    )
+    sampled.compose(event, 20)
+    assert sampled.get_epsilon(1e-5) > spent["epsilon"]
+    assert spent["epsilon_sampled"] == spent["epsilon"]
+
+
 def test_methods_and_models_that_cannot_be_private_are_refused(tmp_path):
     with pytest.raises(
         ConfigError, match=r"privacy\.clip: scaffold does not fold its replies as a sum of updates"
