@@ -65,12 +65,18 @@ class Shift(Feedback):
 
 @compressor("ef21")
 class EF21(Shift):
-    """What is compressed is the difference to what the server had of this client's update last;
-    for compressors that contract, such as topk. Server and client both keep that.
+    """The client compresses the difference between its update and what the server last had of it;
+    for compressors that contract, such as topk. Server and client both keep that vector.
 
-    g_i^{t+1} = g_i^t + C(grad f_i(x^{t+1}) - g_i^t), with g_i^0 = 0 (Algorithm 2, EF21); for the
-    gradient stands the client's update. A client that is not asked keeps its g_i, as in EF21-PP
-    (Fatkhullin et al. 2021, arXiv:2110.03294); what is folded are those of the clients asked.
+    g_i^{t+1} = g_i^t + C(grad f_i(x^{t+1}) - g_i^t), with g_i^0 = 0 (Algorithm 2, EF21); the
+    client's update takes the place of the gradient. A client that is not asked keeps its g_i.
+
+    With part of the clients in a round this is not EF21-PP (Fatkhullin et al. 2021,
+    arXiv:2110.03294): its server steps along the mean of all N clients' g_i, those of absent
+    clients as they were. Here the method aggregates the g_i of the round's clients alone, as it
+    does with whatever they send: a compressor changes how a reply is written, not whose replies
+    count, and no method has a weight for a client that did not reply. With all clients in each
+    round, both are the same.
     """
 
     paper = "Richtarik, Sokolov and Fatkhullin 2021, EF21, arXiv:2106.05203"
@@ -86,12 +92,17 @@ class EF21(Shift):
 
 @compressor("diana")
 class Diana(Shift):
-    """What is compressed is the difference to a shift that server and client both learn with the
-    step `alpha`; for compressors without bias, randk and qsgd.
+    """The client compresses the difference between its update and a shift that server and client
+    both learn with the step `alpha`; for compressors without bias, randk and qsgd.
 
-    With h_i the shift: Delta_i = g_i - h_i, and Q(Delta_i) is sent; h_i + Q(Delta_i) stands for
-    g_i, and h_i becomes h_i + alpha Q(Delta_i) (Algorithm 1, DIANA), alpha at most 1/(1 + omega),
-    where E||Q(x) - x||^2 <= omega ||x||^2. For the gradient g_i stands the client's update.
+    With h_i the shift: Delta_i = g_i - h_i, and Q(Delta_i) is sent. The server uses
+    h_i + Q(Delta_i) as g_i, and h_i becomes h_i + alpha Q(Delta_i) (Algorithm 1, DIANA). alpha is
+    at most 1/(1 + omega), where E||Q(x) - x||^2 <= omega ||x||^2. The client's update takes the
+    place of the gradient g_i.
+
+    DIANA has all N clients in each round, and its server keeps the mean of their h_i. With part of
+    the clients in a round the method here aggregates the h_i + Q(Delta_i) of these alone; variants
+    for partial participation add the absent clients' h_i, as EF21-PP adds their g_i (see ef21).
     """
 
     paper = (
