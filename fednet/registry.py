@@ -99,6 +99,12 @@ class Registry:
     def names(self) -> list[str]:
         return sorted({*self.index(), *self._parts})
 
+    def own(self) -> dict[str, Part]:
+        """The parts that are not fednet's: of loaded files and of installed packages."""
+        names = {*self._parts, *(e.name for e in self.index().values() if not _shipped(e.module))}
+        found = {name: self.get(name) for name in sorted(names)}
+        return {name: part for name, part in found.items() if not _shipped(part.__module__)}
+
     def entries(self) -> list[Entry]:
         """One entry a part, in order of name, without importing what was not imported before."""
         known = self.index()
@@ -147,6 +153,11 @@ class Registry:
                     about = _first_paragraph(ast.get_docstring(node))
                     found.append(Entry(name, module, about, _literals(node)))
         return found
+
+
+def _shipped(module: str) -> bool:
+    """Whether a module belongs to fednet itself."""
+    return module.partition(".")[0] == __name__.partition(".")[0]
 
 
 def _written(part: Part) -> tuple[str, str]:

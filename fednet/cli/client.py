@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fednet import ids
+from fednet import ids, loading
 from fednet.cli import values
 from fednet.cli.common import device_argument, path_argument, proxied, standalone
 from fednet.descriptors import named
@@ -142,9 +142,11 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--state {args.state}: is a file; expected a folder for the states.")
     if args.run is not None and args.run.exists() and not args.run.is_dir():
         raise ConfigError(f"--run {args.run}: is no folder; expected the directory of a run.")
+    loading.load_parts(args.load)  # the policy may name their kinds of payload and their options
     policy = policies.policy(
         args.policy, args.data, args.allow, download=args.download, faults=args.faults
     )
+    policy.check_asked(ids.parse(args.id))
     for place in policy.places:
         try:
             named(place, there=False)

@@ -6,11 +6,31 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from fednet.cli import values
+from fednet.cli.common import Parser
 from fednet.errors import ConfigError
+
+
+class KeyParser(Parser):
+    """A parser that takes a word of the form of a key for a key, also one that begins with `-`."""
+
+    def parse_known_args(  # type: ignore[override]  # argparse has an overload for each namespace
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        # argparse takes no word that begins with a space for an option; `_public` removes it.
+        from fednet.transport.keys import is_key
+
+        words = sys.argv[1:] if args is None else args
+        return super().parse_known_args([f" {w}" if is_key(w) else w for w in words], namespace)
+
+
+def _public(text: str) -> str:
+    return text.strip()
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +38,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         dest="does",
         required=True,
         metavar="server | client | allow | revoke | switch | trust | lab",
-        parser_class=type(parser),
+        parser_class=KeyParser,
     )
     server = does.add_parser("server", help="make the server's pair in DIR")
     server.add_argument("dir", type=Path, metavar="DIR")
@@ -30,22 +50,24 @@ def add(parser: argparse.ArgumentParser) -> None:
     client = does.add_parser("client", help="make a client's pair in FILE; prints the public half")
     client.add_argument("file", type=Path, metavar="FILE")
     client.add_argument(
-        "--server", metavar="PUBLIC", help="the server's public key, kept beside it"
+        "--server", type=_public, metavar="PUBLIC", help="the server's public key, kept beside it"
     )
     trust = does.add_parser("trust", help="at a site: the server may have the key PUBLIC by now")
     trust.add_argument("file", type=Path, metavar="FILE")
-    trust.add_argument("public", metavar="PUBLIC")
+    trust.add_argument("public", type=_public, metavar="PUBLIC")
     allow = does.add_parser("allow", help="let the holder of PUBLIC speak for client K")
     allow.add_argument("dir", type=Path, metavar="DIR")
     allow.add_argument("ids", type=values.whole_numbers, metavar="K")
-    allow.add_argument("public", metavar="PUBLIC")
+    allow.add_argument("public", type=_public, metavar="PUBLIC")
     allow.add_argument(
         "--until", metavar="TIME", help="only until then (UTC), such as 2027-01-31 [for ever]"
     )
     revoke = does.add_parser("revoke", help="let nobody speak for client K any more")
     revoke.add_argument("dir", type=Path, metavar="DIR")
     revoke.add_argument("ids", type=values.whole_numbers, metavar="K")
-    revoke.add_argument("--key", metavar="PUBLIC", help="only this key of theirs [all]")
+    revoke.add_argument(
+        "--key", type=_public, metavar="PUBLIC", help="only this key of theirs [all]"
+    )
     lab = does.add_parser("lab", help="all keys at once, for experiments in one hand")
     lab.add_argument("dir", type=Path, metavar="DIR")
     lab.add_argument("--clients", type=values.count(100_000), required=True, metavar="N")

@@ -17,6 +17,7 @@ import msgspec
 
 from fednet import config as configuration
 from fednet import ids as numbers
+from fednet import registry
 from fednet.client import texts
 from fednet.config import Config, LinkSection, ModelSection
 from fednet.config.fit import fit
@@ -25,6 +26,7 @@ from fednet.config.types import AtLeast1, Positive
 from fednet.descriptors import named
 from fednet.errors import ConfigError, unknown
 from fednet.plain import JsonDict, JsonMapping
+from fednet.wire.payload import KINDS
 from fednet.world.models import LINKS
 
 if TYPE_CHECKING:
@@ -88,6 +90,23 @@ class Policy:
         return cls(data=data, download=True, faults=True, local=True)
 
     # -- before a run ------------------------------------------------------------------------------
+    def check_asked(self, asked: numbers.Ids) -> None:
+        """Raises ConfigError where --id names clients that the policy does not. What a share of all
+        clients comes to is known only when the server has said how many there are.
+        """
+        if self.ids is not None and self.ids.share is None and asked.share is None:
+            self._check_served(asked, asked.listed, self.ids.listed)
+
+    def _check_served(
+        self, asked: numbers.Ids, wanted: Iterable[int], served: Iterable[int]
+    ) -> None:
+        beyond = sorted(set(wanted) - set(served))
+        if beyond and self.ids is not None:
+            raise ConfigError(
+                f"--id {asked.text}: the policy names clients {self.ids.text}, and {beyond[0]} is "
+                f"none of them."
+            )
+
     def check_ids(self, welcomed: Sequence[int], asked: numbers.Ids, config: Config) -> None:
         """Raises ConfigError where the server says that this process hosts others than it asked
         for, or some that the policy does not name.
@@ -99,12 +118,8 @@ class Policy:
                 f"{_few(wanted)}, and serves no other."
             )
         if self.ids is not None:
-            served = set(self.ids.resolve(config.clients) if self.ids.share else self.ids.listed)
-            if beyond := sorted(set(wanted) - served):
-                raise ConfigError(
-                    f"--id {asked.text}: the policy names clients {self.ids.text}, and "
-                    f"{beyond[0]} is none of them."
-                )
+            served = self.ids.resolve(config.clients) if self.ids.share else self.ids.listed
+            self._check_served(asked, wanted, served)
 
     def read(self, text: str) -> Config:
         """The configuration that a server sent. Raises ConfigError where it gives text to parts of
@@ -281,13 +296,17 @@ def policy(
     faults: bool = False,
 ) -> Policy:
     """The policy file with the command line within it: a flag may narrow what the file says, and
-    one that contradicts it is an error.
+    one that contradicts it is an error. Names in either are looked up among what this process has
+    loaded. Raises ConfigError.
     """
+    check_kinds(allow or (), "--allow")
     if file is None:
         alone: tuple[Path, ...] = () if data is None else (data,)
         kinds = None if allow is None else tuple(allow)
         return Policy(data=data, places=alone, allow=kinds, download=download, faults=faults)
     read_ = read(file)
+    check_kinds(read_.allow or (), f"{file}: allow")
+    texts.check_keys(read_.text, f"{file}: text")
     for name, flag, said in (
         ("download", download, read_.download),
         ("faults", faults, read_.faults),
@@ -317,6 +336,16 @@ def policy(
         max_model_mb=read_.max_model_mb,
         max_samples=read_.max_samples,
     )
+
+
+def check_kinds(given: Iterable[str], where: str) -> None:
+    """Raises ConfigError for a kind of payload that no method sends up. where: for the error."""
+    known = set(KINDS)
+    for method in registry.algorithm.own().values():
+        known |= {f.kind for exchange in method.exchanges for f in exchange.up.fields.values()}
+    for kind in given:
+        if kind not in known:
+            raise ConfigError(f"{where}: {unknown('kind of payload', kind, known)}")
 
 
 def _known(node: Node, kind: type[msgspec.Struct], path: str) -> None:

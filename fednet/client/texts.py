@@ -16,8 +16,15 @@ import msgspec
 from fednet import registry
 from fednet.config import Config, parts
 from fednet.config.parts import declared_options
-from fednet.errors import ConfigError
+from fednet.errors import ConfigError, unknown
 from fednet.plain import JsonDict
+
+SECTIONS = {
+    "data": "dataset",
+    "data.partition": "partitioner",
+    "model": "model",
+    "algorithm": "algorithm",
+}
 
 
 def check(config: Config, allowed: Collection[str]) -> None:
@@ -39,6 +46,28 @@ def check(config: Config, allowed: Collection[str]) -> None:
                     f"this site's own; refused, since it may name a file here. A policy with "
                     f"text: [{key}.{option}] lets the server choose it."
                 )
+
+
+def check_keys(keys: Collection[str], where: str) -> None:
+    """Raises ConfigError for a key of a policy's `text` that is no option of a part of the site's
+    own. where: the list, for the error.
+    """
+    known, free = set[str](), set[str]()
+    for section, kind in SECTIONS.items():
+        for part in getattr(registry, kind).own().values():
+            declared = declared_options(part, kind)
+            if declared is None:  # it takes any option
+                free.add(section)
+            else:
+                known |= {f"{section}.{field.encode_name}" for field in _fields(declared)}
+    for key in keys:
+        if key not in known and key.rpartition(".")[0] not in free:
+            if not known:
+                raise ConfigError(
+                    f"{where}: {key!r} is no option of a part of this site's own; load its file "
+                    f"with --load, or leave the key out."
+                )
+            raise ConfigError(f"{where}: {unknown('option', key, known)}")
 
 
 def _sections(config: Config) -> Iterator[tuple[str, str, str, JsonDict]]:

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from fednet.algorithms.base import Algorithm
 
 
-def check(path: Path, say: Callable[[str], None]) -> Iterator[str]:
+def check(path: Path, say: Callable[[str], None], data: Path | None = None) -> Iterator[str]:
     """Loads the file and checks every part that it registers. Raises ConfigError, UserFileError.
-    say: where several parts are refused, told of all but one, which is raised.
+    say: is called with each refusal where several parts are refused, but for the last, which is
+    raised. data: the folder that datasets read (default: as `fednet run` finds it).
     """
     before = {kind: set(parts.names()) for kind, parts in registry.ALL.items()}
     (known,) = loading.load_parts([path])
@@ -48,7 +49,8 @@ def check(path: Path, say: Callable[[str], None]) -> Iterator[str]:
         part = f"{registry.ALL[kind].kind} {name!r}"
         yield part
         try:
-            for line in CHECKS[kind](name):
+            lines = parts.dataset(name, data) if kind == "datasets" else CHECKS[kind](name)
+            for line in lines:
                 yield f"  ok  {line}"
         except Exception as wrong:
             refused.append((part, wrong))
@@ -248,7 +250,6 @@ def _differ(a: list[JsonDict], b: list[JsonDict]) -> int | None:
 CHECKS: dict[str, Callable[[str], Iterator[str]]] = {
     "algorithms": algorithm,
     "models": parts.model,
-    "datasets": parts.dataset,
     "partitions": parts.partitioner,
     "compressors": parts.compressor,
     "tasks": parts.task,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -103,13 +104,16 @@ def _parted(name: str, built: Any, x: Inputs) -> Iterator[str]:
     yield f"body and head: {', '.join(models.head_names(built))}"
 
 
-def dataset(name: str) -> Iterator[str]:
+def dataset(name: str, data: Path | None = None) -> Iterator[str]:
+    """data: the folder that it reads (default: as `fednet run` finds it)."""
     import torch
 
     from fednet.config.parts import declared_options
     from fednet.data.loading import made, place
 
-    root = place(None, None)
+    root = place(None, data)
+    if takes(registry.dataset.get(name), "root"):
+        yield f"its root is {root} (--data, else FEDNET_DATA, else the user's cache)"
     declared = declared_options(registry.dataset.get(name), "dataset")
     options = (
         {}

@@ -184,9 +184,14 @@ def load(file: str | Path) -> KeyPair:
     )
 
 
+def is_key(text: object) -> bool:
+    """Whether a text has the form of a key."""
+    return isinstance(text, str) and len(text) == KEY_LENGTH and _Z85.issuperset(text)
+
+
 def checked(key: object, where: str) -> str:
     """`key`, if it is a key. The text of an error never shows it: it might be the secret half."""
-    if not isinstance(key, str) or len(key) != KEY_LENGTH or not _Z85.issuperset(key):
+    if not isinstance(key, str) or not is_key(key):
         found = f"{len(key)} characters" if isinstance(key, str) else f"a {type(key).__name__}"
         raise ConfigError(f"{where}: expected a key of {KEY_LENGTH} Z85 characters, found {found}.")
     return key

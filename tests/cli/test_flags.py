@@ -124,7 +124,8 @@ def test_environment_stands_in_for_flags_and_flags_hold_over_it(engine, monkeypa
     assert third["data"] is None  # the configuration's data.root goes before the variable
 
 
-def test_client_hands_its_ids_and_permissions_to_the_engine(engine):
+def test_client_hands_its_ids_and_permissions_to_the_engine(engine, tmp_path):
+    (tmp_path / "a.py").write_text("")
     client.main(
         [
             "--id",
@@ -175,6 +176,46 @@ def test_a_policy_may_say_whom_a_client_serves_and_without_either_it_is_asked_fo
     assert (options.ids, options.policy.allow) == ("0-2", ("state",))
     assert client.main([]) == 2
     assert "--id is missing" in capsys.readouterr().err
+
+
+OWN_PART = """
+import fednet
+Sketch = fednet.kind("sketch", "float")
+class Up(fednet.Payload):
+    size: Sketch
+@fednet.dataset("policy-table")
+def table(root, *, label: str = "age"): ...
+class Sketches(fednet.Algorithm):
+    exchanges = (fednet.Exchange(fednet.Payload, Up),)
+fednet.algorithm("policy-sketches")(Sketches)
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "policy", "says"),
+    [
+        (["--id", "1"], "ids: 0", "--id 1: the policy names clients 0, and 1 is none of them"),
+        (["--id", "0-5"], "ids: 2-9", "names clients 2-9, and 0 is none of them"),
+        ([], "{ids: 0, allow: [states]}", "allow: unknown kind of payload 'states'. Did you mean"),
+        (["--allow", "sketches"], "ids: 0", "--allow: unknown kind of payload 'sketches'. Did you"),
+        (["--allow", "state"], "{ids: 0, allow: [stat]}", "allow: unknown kind of payload 'stat'."),
+        (
+            [],
+            "{ids: 0, text: [data.lable]}",
+            "unknown option 'data.lable'. Did you mean 'data.label",
+        ),
+        (["--id", "1"], "{ids: 0-3, allow: [state, sketch], text: [data.label]}", ""),
+        (["--id", "1/2"], "ids: 0-3", ""),  # how many clients there are, the server says
+    ],
+)
+def test_a_policy_is_checked_before_a_client_connects(
+    engine, tmp_path, capsys, flags, policy, says
+):
+    (tmp_path / "own.py").write_text(OWN_PART)
+    (tmp_path / "site.yaml").write_text(policy)
+    status = client.main([*flags, "--policy", "site.yaml", "--load", "own.py"])
+    assert (status, len(engine.calls)) == ((2, 0) if says else (0, 1))
+    assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

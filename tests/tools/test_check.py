@@ -100,6 +100,29 @@ def test_partitioner_that_deals_passes(checked):
     assert "  ok  3 disjoint parts of 67, 67, 66 samples" in checked(text, "chk_deal.py")
 
 
+def test_a_dataset_is_read_from_the_folder_that_data_names(tmp_path, monkeypatch, capsys):
+    (tmp_path / "own.py").write_text(
+        "import fednet, numpy as np\n"
+        '@fednet.dataset("chk-root")\n'
+        "def own(root):\n"
+        '    x = np.loadtxt(root / "x.csv", dtype="float32").reshape(-1, 1)\n'
+        "    return fednet.Data((x, x[:, 0]), (x, x[:, 0]))\n"
+    )
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "x.csv").write_text("1\n2\n3\n")
+    for name in ("FEDNET_DATA", "FEDNET_OUT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    file = str(tmp_path / "own.py")
+    assert main(["check", file, "--data", str(tmp_path / "data")]) == 0
+    assert "3 training and 3 test samples" in capsys.readouterr().out
+    assert main(["check", file]) == 3
+    said = capsys.readouterr()
+    assert f"its root is {tmp_path / 'cache' / 'fednet'} (--data, else FEDNET_DATA" in said.out
+    assert "x.csv" in said.err
+
+
 def test_a_task_about_values_is_tried_on_values(checked):
     text = (
         "import fednet\nfrom fednet.training.tasks.regression import Regression\n"
