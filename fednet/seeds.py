@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import random
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -46,12 +47,12 @@ _drawing = threading.RLock()
 def scope(
     seed: int, purpose: str, round: int = 0, client: int = -1, device: torch.device | str = "cpu"
 ) -> Iterator[None]:
-    """Inside, torch's default generator of `device` draws from this stream; afterwards it is as it
-    was.
+    """Inside, torch's default generator of `device` draws from this stream, and so do NumPy's and
+    Python's; afterwards all are as they were.
 
-    For code that offers no `generator` argument: `nn.Module` initialisation, dropout. One thread of
-    a process at a time: that generator is its threads' together, and what one draws there would be
-    missing in another's stream.
+    For code that offers no `generator` argument: `nn.Module` initialisation, dropout, a user's own
+    dataset. One thread of a process at a time: its threads share these generators, and a draw of
+    one would be missing in another's stream.
     """
     import torch
 
@@ -62,4 +63,11 @@ def scope(
         torch.default_generator.manual_seed(start)
         if devices:
             torch.cuda.manual_seed(start)
-        yield
+        numpys, pythons = np.random.get_state(), random.getstate()
+        np.random.seed(start % 2**32)
+        random.seed(start)
+        try:
+            yield
+        finally:
+            np.random.set_state(numpys)
+            random.setstate(pythons)

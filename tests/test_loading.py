@@ -216,3 +216,39 @@ def test_a_part_of_an_installed_package_is_found_by_name_or_says_what_its_import
         found.get("theirs_gone")
     with pytest.raises(ConfigError, match=r"AttributeError: .* no attribute 'mde'"):
         found.get("theirs_unnamed")
+
+
+DRAWS = """
+import random
+import fednet, numpy, torch
+
+class Noisy(torch.utils.data.Dataset):
+    def __len__(self):
+        return 40
+    def __getitem__(self, i):
+        noise = torch.randn(3) + numpy.random.rand() + random.random()
+        return noise + {shift} * i % 2, i % 2
+
+@fednet.dataset("draws")
+def draws(root):
+    return fednet.Data(train=Noisy(), test=Noisy(), classes=2)
+"""
+
+
+def test_a_dataset_that_draws_at_random_gives_the_same_bits_in_each_process_and_is_said(tmp_path):
+    config = {"rounds": 1, "clients": 2, "model": {"name": "mlp", "hidden": [4]}, "report": False}
+    config["data"] = {"dataset": "draws", "partition": {"scheme": "iid"}}
+    runs = {}
+    for name, shift, here in (("one", 0, True), ("two", 0, False), ("other", 1, True)):
+        file = tmp_path / f"{name}.py"
+        file.write_text(DRAWS.format(shift=shift))
+        with forgotten():
+            runs[name] = fednet.run(
+                {**config, "name": name}, load=[file], in_process=here, out=tmp_path, quiet=True
+            )
+    bits = {name: run.summary["model_sha256"] for name, run in runs.items()}
+    assert bits["one"] == bits["two"] != bits["other"]
+    data = {name: run.summary["provenance"]["data_sha256"] for name, run in runs.items()}
+    assert data["one"] == data["two"] != data["other"]  # labels and parts are the same
+    said = (tmp_path / "one" / "events.jsonl").read_text()
+    assert said.count("samples are drawn at random as they are read") == 2  # train and test

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import threading
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,11 +14,24 @@ from fednet import seeds
 from fednet.training.scratch import may_draw
 
 
-def test_outside_a_scope_torch_s_generator_is_as_it_was():
-    before = torch.default_generator.get_state()
+def test_outside_a_scope_the_default_generators_are_as_they_were():
+    def draws():
+        return float(torch.rand(())), float(np.random.rand()), random.random()
+
+    torch.manual_seed(1)
+    np.random.seed(1)
+    random.seed(1)
+    alone = draws()
+    torch.manual_seed(1)
+    np.random.seed(1)
+    random.seed(1)
     with seeds.scope(1, "dropout", 2, 3):
-        torch.rand(5)
-    assert torch.equal(torch.default_generator.get_state(), before)
+        inside = draws()
+    assert draws() == alone
+    with seeds.scope(1, "dropout", 2, 3):
+        assert draws() == inside != alone
+    with seeds.scope(1, "dropout", 2, 4):
+        assert not set(draws()) & set(inside)
 
 
 def test_threads_that_draw_at_once_draw_what_each_would_alone():

@@ -122,6 +122,10 @@ class Preparer:
         except DataError as wrong:
             where = "" if str(folder) in str(wrong) else f", in {folder}"
             raise DataError(f"client {client}{where}: {wrong}") from None
+        for note in data.notes:
+            self.say(f"client {client}: {note}")
+        if data.names is not None:
+            self.say(f"client {client}: classes in order: {', '.join(data.names[:20])}")
         self.policy.check_samples(data.n_train + data.n_test)
         return data
 
@@ -210,7 +214,8 @@ def _take(hold: StatesHold | None, root: Path, ids: Sequence[int]) -> None:
 
 
 def _facts(client: int, site: Site) -> m.SiteFacts:
-    return m.SiteFacts(client, site.n, site.n_targets, [int(k) for k in site.class_counts])
+    counts = [int(k) for k in site.class_counts]
+    return m.SiteFacts(client, site.n, site.n_targets, counts, site.data.names_sha256)
 
 
 def settled(welcome: m.Welcome, policy: Policy, asked: Ids) -> Config:
@@ -302,7 +307,10 @@ def explanation(experiment: Experiment, clients: Sequence[int]) -> list[str]:
     if "its evaluations" in leaves:
         lines.append("evaluations send up counts of correct answers by class (accuracy)")
     if experiment.config.data.dataset == "site":
-        lines.append("at each start: counts of samples, by class (statistics)")
+        lines.append(
+            "at each start: counts of samples, by class, and a digest of the classes' names "
+            "(statistics)"
+        )
     return lines
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fednet.data import cache, pairs
-from fednet.errors import DataError
+from fednet.errors import DataError, unknown
 from fednet.tensors import Inputs, mapped, to_device
 
 # (x, y): as given, arrays or tensors or mappings of them; tensors once held by a Data. One field
@@ -33,6 +33,13 @@ WIDER = {
 }
 
 
+RANDOM = (
+    "{}: samples are drawn at random as they are read (two readings of a sample differ). Each is "
+    "read once, and every round uses what was read then; for new draws in every round set "
+    "data.augment, or draw in the model."
+)
+
+
 @dataclass(frozen=True, eq=False)
 class Data:
     """A dataset: training and test samples, as they are stored and sent (raw), not as a model sees
@@ -43,13 +50,16 @@ class Data:
         x: a tensor, or a dict of tensors, of equal length along dimension 0: uint8 (scaled to
         0..1, then normalised by mean and std), float32 as is, int64 (such as token numbers) as is.
         y: int64 classes in 0..classes-1, of shape (n,) or (n, t) for sequences; or float32 values,
-        with classes=None. NumPy arrays are accepted and converted; other widths of float and
-        integer become float32 and int64.
+        with classes=None; or text, one class for each, numbered in sorted order or as in names.
+        NumPy arrays, lists, and Series and DataFrames of pandas are accepted and converted; other
+        widths of float and integer become float32 and int64.
     classes: C, or None where y holds values.
-    groups: (n,) the natural owner of each training sample, any whole numbers (for
+    groups: (n,) the natural owner of each training sample, any whole numbers or text (for
         `scheme: natural`).
     mean, std: by channel (dimension 1) of uint8 inputs, in units of 0..1.
     names: the names of the classes.
+    notes: what a user should know of how the samples were read, one sentence each; a run prints
+        them at its start.
     """
 
     train: Split
@@ -59,31 +69,109 @@ class Data:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     names: tuple[str, ...] | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        train = _split(self.train, "train", self.classes)
-        test = (
-            _take(train, slice(0, 0))
-            if self.test is None
-            else _split(self.test, "test", self.classes)
-        )
+        read = self._read("train")
+        read_test: Split | None = None if self.test is None else self._read("test")
+        if self.names is not None:
+            object.__setattr__(self, "names", tuple(str(n) for n in self.names))
+        read, read_test = self._numbered(read, read_test)
+        train: Split = _split(read, "train", self.classes)
+        test: Split
+        if read_test is None:
+            test = _take(train, slice(0, 0))
+        else:
+            test = _split(read_test, "test", self.classes)
         _same_form(train, test)
         for field, value in (("train", train), ("test", test)):
             object.__setattr__(self, field, value)
         if self.groups is not None:
-            groups = _tensor(self.groups, "groups")
+            groups = plain(self.groups, "groups", text=True)
+            if isinstance(groups, np.ndarray) and groups.dtype.kind == "U":
+                groups = np.unique(groups, return_inverse=True)[1]
+            groups = _tensor(groups, "groups")
             if groups.is_floating_point() or groups.shape != train[1].shape[:1]:
                 raise DataError(
                     f"groups: expected one whole number for each of the {len(train[1])} training "
-                    f"samples, "
-                    f"got {groups.dtype} of shape {tuple(groups.shape)}."
+                    f"samples, got {groups.dtype} of shape {tuple(groups.shape)}."
                 )
             object.__setattr__(self, "groups", groups.to(torch.int64))
         self._check_channels(train[0])
-        if self.names is not None:
-            object.__setattr__(self, "names", tuple(str(n) for n in self.names))
-            if self.classes is None or len(self.names) != self.classes:
-                raise DataError(f"names: {len(self.names)} class names for {self.classes} classes.")
+        if self.names is not None and len(self.names) != self.classes:
+            raise DataError(f"names: {len(self.names)} class names for {self.classes} classes.")
+        flat = [name or "x" for name, part in named(train[0]).items() if _is_flat_bytes(part)]
+        if flat:
+            self._note(
+                f"{' and '.join(flat)}: uint8 values are divided by 255, as those of images are; "
+                f"give float32 for values that are no brightness."
+            )
+
+    def _note(self, sentence: str) -> None:
+        if sentence not in self.notes:  # of the data that these were made from
+            object.__setattr__(self, "notes", (*self.notes, sentence))
+
+    def _read(self, which: str) -> tuple[Any, Any]:
+        """(x, y) of one split, as given or as read from a dataset of pairs."""
+        given = getattr(self, which)
+        if not isinstance(given, (tuple, list)) and hasattr(given, "columns"):
+            raise DataError(
+                f"{which}: a {type(given).__name__}; give its inputs and its labels as a pair, "
+                f"such as (df.drop(columns='label'), df['label'])."
+            )
+        if not isinstance(given, (tuple, list)) and pairs.is_dataset(given):
+            *given, drawn = pairs.read(given, which)
+            if drawn:
+                self._note(RANDOM.format(which))
+        if not isinstance(given, (tuple, list)) or len(given) != 2:
+            raise DataError(
+                f"{which}: expected a pair of arrays (x, y), or a torch.utils.data.Dataset or a "
+                f"split of Hugging Face's, got {type(given).__name__}."
+            )
+        x, y = given
+        if isinstance(x, Mapping):
+            x = {name: plain(part, f"{which} x[{name!r}]") for name, part in x.items()}
+        else:
+            x = plain(x, f"{which} x")
+        column = getattr(y, "ndim", 0) == 2 and hasattr(y, "columns") and len(y.columns) == 1
+        y = plain(y, f"{which} y", text=True)
+        return x, y[:, 0] if column else y
+
+    def _numbered(
+        self, train: tuple[Any, Any], test: tuple[Any, Any] | None
+    ) -> tuple[tuple[Any, Any], tuple[Any, Any] | None]:
+        """Both splits with labels that are text as classes: numbered in the order of names, else
+        sorted.
+        """
+        splits = [train] if test is None else [train, test]
+        texts = [y for _, y in splits if isinstance(y, np.ndarray) and y.dtype.kind == "U"]
+        if not texts:
+            return train, test
+        if len(texts) < len(splits):
+            raise DataError("y: labels are text in one of train and test, and not in the other.")
+        found = np.unique(np.concatenate([y.ravel() for y in texts])).tolist()
+        if self.names is None:
+            object.__setattr__(self, "names", tuple(found))
+            order = ", ".join(f"{c} {name}" for c, name in enumerate(found[:20]))
+            more = ", ..." if len(found) > 20 else ""
+            self._note(f"y: labels are text, numbered in sorted order: {order}{more}.")
+        names = self.names or ()
+        strange = [name for name in found if name not in names]
+        if strange:
+            raise DataError(f"y: {unknown('label', strange[0], names)}")
+        if self.classes is None:
+            object.__setattr__(self, "classes", len(names))
+        if self.classes != len(names):
+            raise DataError(
+                f"y: {len(names)} labels, {', '.join(names[:5])}{', ...' * (len(names) > 5)}, for "
+                f"{self.classes} classes; give names, all classes in order."
+            )
+        number = {name: c for c, name in enumerate(names)}
+        numbered = [
+            np.array([number[label] for label in y.ravel().tolist()], np.int64).reshape(y.shape)
+            for y in texts
+        ]
+        return (train[0], numbered[0]), None if test is None else (test[0], numbered[1])
 
     def _check_channels(self, x: Inputs) -> None:
         if (self.mean is None) != (self.std is None):
@@ -164,6 +252,11 @@ class Data:
         """
         return self.classes if self.classes is not None and self.train[1].ndim == 1 else 1
 
+    @property
+    def names_sha256(self) -> str:
+        """SHA-256 of the names of the classes in order; "" where they have none."""
+        return "" if self.names is None else digest_of(self.names)
+
     # -- samples -----------------------------------------------------------------------------------
     def take(self, indices: np.ndarray | slice, which: str = "train") -> Split:
         """Raw samples at these indices of one split, as a copy."""
@@ -203,6 +296,11 @@ class Data:
         return whole.hexdigest()
 
 
+def digest_of(names: Iterable[str]) -> str:
+    """SHA-256 of names of classes in order."""
+    return hashlib.sha256("\0".join(names).encode()).hexdigest()
+
+
 def absent(what: str, path: str, looked: Path) -> DataError:
     """What is said of a data.path at which there is nothing, looked for there as well."""
     also = "" if looked == Path(path) else f", and none {looked}"
@@ -233,13 +331,50 @@ def named(x: Inputs) -> dict[str, torch.Tensor]:
     return x if isinstance(x, dict) else {"": x}
 
 
+def plain(value: Any, where: str, text: bool = False) -> Any:
+    """A list, or a Series or DataFrame of pandas, as a NumPy array; anything else as it is. text:
+    whether the array may hold text. Raises DataError for what holds neither that nor numbers.
+    """
+    columns = getattr(value, "columns", ())
+    if hasattr(value, "to_numpy"):
+        made = value.to_numpy()
+    elif isinstance(value, list):
+        try:
+            made = np.array(value)
+        except ValueError as ragged:
+            raise DataError(f"{where}: a list of entries of unlike shapes ({ragged}).") from None
+    else:
+        made = value
+    if not isinstance(made, np.ndarray):
+        return made
+    if made.dtype == object and made.size and all(isinstance(v, str) for v in made.flat):
+        made = made.astype(str)
+    if made.dtype.kind in "biuf" or (text and made.dtype.kind == "U"):
+        return made
+    other = [c for c in columns if value[c].to_numpy().dtype.kind not in "biuf"]
+    if len(columns) > 1 and other:
+        raise DataError(
+            f"{where}: the columns {', '.join(map(repr, other[:5]))} hold no numbers; leave them "
+            f"out, or make numbers of them, such as by pandas.get_dummies(df)."
+        )
+    raise DataError(f"{where}: an array of {made.dtype} holds no numbers; {_remedy(made)}.")
+
+
+def _remedy(made: np.ndarray) -> str:
+    if made.dtype.kind in "mM":
+        return "give times as numbers, such as by .astype('int64')"
+    missing = [v for v in made.flat if v is None or v != v] if made.dtype == object else []
+    if missing:
+        return "it lacks values: fill them in (fillna), or leave these samples out (dropna)"
+    return "give integers or floats"
+
+
+def _is_flat_bytes(x: torch.Tensor) -> bool:
+    return x.dtype == torch.uint8 and x.ndim <= 2
+
+
 def _tensor(value: object, where: str) -> torch.Tensor:
     if isinstance(value, np.ndarray):
-        if value.dtype.kind not in "biuf":
-            raise DataError(
-                f"{where}: a NumPy array of {value.dtype} holds no numbers; give integers or "
-                f"floats."
-            )
         value = pairs.held(value) if value.ndim else torch.from_numpy(value)
     if not isinstance(value, torch.Tensor):
         raise DataError(f"{where}: expected a tensor or a NumPy array, got {type(value).__name__}.")
@@ -252,14 +387,8 @@ def _tensor(value: object, where: str) -> torch.Tensor:
     return torch.as_tensor(value)
 
 
-def _split(pair: object, which: str, classes: int | None) -> Split:
-    if not isinstance(pair, (tuple, list)) and pairs.is_dataset(pair):
-        pair = pairs.read(pair, which)
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        raise DataError(
-            f"{which}: expected a pair of arrays (x, y), or a torch.utils.data.Dataset or a split "
-            f"of Hugging Face's, got {type(pair).__name__}."
-        )
+def _split(pair: tuple[Any, Any], which: str, classes: int | None) -> Split:
+    """(x, y) as tensors, checked."""
     x: Inputs
     if isinstance(pair[0], Mapping):
         if not pair[0]:
@@ -267,7 +396,7 @@ def _split(pair: object, which: str, classes: int | None) -> Split:
         x = {str(name): _tensor(part, f"{which} x[{name!r}]") for name, part in pair[0].items()}
     else:
         x = _tensor(pair[0], f"{which} x")
-    given = pair[1]
+    given: Any = pair[1]
     if classes is not None and str(getattr(given, "dtype", "")) in ("bool", "torch.bool"):
         given = given + 0  # as whole numbers: False is class 0
     y = _targets(_tensor(given, f"{which} y"), which, classes)

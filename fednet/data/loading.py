@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fednet import loading
+from fednet import loading, seeds
 from fednet.data.augment import check
 from fednet.data.base import Data
 from fednet.data.cache import home
@@ -44,7 +44,10 @@ def made(name: str, given: JsonDict, root: Path, download: bool, seed: int) -> D
     what it asks for.
     """
     part = dataset.get(name)
-    data = call(part, {"root": root, "download": download, "seed": seed}, given, "data")
+    # A dataset that draws at random gives the same samples in every process, and for every seed of
+    # a run, as one that is read from files does.
+    with seeds.scope(0, "dataset"):
+        data = call(part, {"root": root, "download": download, "seed": seed}, given, "data")
     if not isinstance(data, Data):
         raise DataError(
             f"dataset {name!r}: {part.__qualname__} ({loading.place(part)}) returned "

@@ -1,65 +1,78 @@
-"""A dataset as torch or Hugging Face has them, one sample at a time, read into arrays once."""
+"""A dataset of torch or Hugging Face, which gives one sample at a time, read once into arrays."""
 
 from __future__ import annotations
 
 import math
 import tempfile
 from pathlib import Path
-from typing import Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import numpy as np
 import torch
 
 from fednet import capacity
 from fednet.data import cache
-from fednet.data.columns import Columns, is_split
-from fednet.errors import DataError
+from fednet.errors import ConfigError, DataError, unknown
+
+if TYPE_CHECKING:
+    import datasets
+    from PIL.Image import Image
 
 BLOCK = 2**26  # bytes that are widened at a time
-SHARE = 0.5  # of the memory that is free: what takes more is read into a file
-
-
-def is_dataset(found: object) -> TypeGuard[Dataset]:
-    """Whether it has a length and samples by number, as `torch.utils.data.Dataset` has."""
-    return hasattr(found, "__getitem__") and hasattr(found, "__len__")
+SHARE = 0.5  # of the free memory: a dataset that takes more is read into a file
+TWICE = 8  # samples that are read twice, to see whether they are drawn at random
 
 
 class Dataset(Protocol):
-    """What `is_dataset` finds."""
+    """What `torch.utils.data.Dataset` has: a length, and samples by number."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, i: int, /) -> object: ...
 
 
-def read(dataset: Dataset, which: str) -> tuple[np.ndarray, np.ndarray]:
-    """(x, y) of all its samples, each a pair of numbers, arrays or images (as (c, h, w)) of one
-    shape, in the widths that `Data` keeps. What is larger than half of the memory that is free lies
-    in a file of the user's temporary folder, of which only what is being read is in memory; it goes
-    with the process. Raises DataError.
+def is_dataset(found: object) -> TypeGuard[Dataset]:
+    """Whether it has a length and samples by number."""
+    return hasattr(found, "__getitem__") and hasattr(found, "__len__")
+
+
+def read(dataset: Dataset, which: str) -> tuple[np.ndarray, np.ndarray, bool]:
+    """(x, y, drawn): all samples of a dataset of pairs, and whether they are drawn at random, so
+    that a second reading gives others.
+
+    Each sample is a pair of numbers, arrays or images (as (c, h, w)) of one shape, or a text for y.
+    The arrays have the widths that `Data` keeps. What is larger than half of the free memory goes
+    into a file in the user's temporary folder, which is deleted with the process. Raises DataError.
     """
     if is_split(dataset):
         dataset = Columns(dataset)
     if not len(dataset):
         raise DataError(f"{which}: the dataset has no samples.")
     x0, y0 = _pair(dataset, 0, which)
-    # Of what is true or false, `Data` knows whether it stands for classes or for values.
-    kinds = _kept(x0.dtype), y0.dtype if y0.dtype == bool else _kept(y0.dtype)
-    x, y = (_room((len(dataset), *one.shape), kind) for one, kind in zip((x0, y0), kinds))
+    x = _room((len(dataset), *x0.shape), _kept(x0.dtype))
+    y = _room((len(dataset), *y0.shape), _kept_of_labels(y0.dtype))
+    drawn = False
     for i in range(len(dataset)):
-        a, b = (x0, y0) if i == 0 else _pair(dataset, i, which)
+        a, b = _pair(dataset, i, which)
         if (a.shape, b.shape) != (x0.shape, y0.shape):
             raise DataError(
                 f"{which}: sample {i} has the shapes {a.shape} and {b.shape}, sample 0 has "
                 f"{x0.shape} and {y0.shape}; give each the same, such as by a transform."
             )
+        if (_kept(a.dtype), _kept_of_labels(b.dtype)) != (x.dtype, y.dtype):
+            raise DataError(
+                f"{which}: sample {i} holds {a.dtype} and {b.dtype}, sample 0 holds {x0.dtype} and "
+                f"{y0.dtype}; give all samples the same type."
+            )
         x[i], y[i] = a, b
-    return x, y
+        if i < TWICE and not drawn:
+            drawn = not all(map(_same, (a, b), _pair(dataset, i, which)))
+    return x, y.astype(str) if y.dtype.kind == "O" else y, drawn
 
 
 def held(x: np.ndarray) -> torch.Tensor:
-    """An array in the width that `Data` keeps, in memory that torch may write to: where it lies, if
-    it can stay there, mapped from its file if it was. What has to be made anew has room as in
+    """An array as a tensor in the width that `Data` keeps, in memory that torch may write to. It
+    stays where it is if it can, also in a file that it is mapped from; a copy has room as in
     `read`.
     """
     dtype = _kept(x.dtype)
@@ -76,6 +89,23 @@ def held(x: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(made)
 
 
+def eight_bits(image: Image) -> Image:
+    """A Pillow image with at most 8 bits a channel. Pillow's own conversion clips at 255, so 16
+    bits are scaled here. Raises DataError for 32 bits, whose range is unknown.
+    """
+    if image.mode in ("I", "F"):
+        raise DataError(
+            f"mode {image.mode}: values of 32 bits, of unknown range; save images of 8 or 16 bits "
+            f"a channel, or give the values as they are with dataset: arrays"
+        )
+    if not image.mode.startswith("I;16"):
+        return image
+    from PIL import Image
+
+    wide = np.asarray(image).astype(np.int64)
+    return Image.fromarray(((wide + 128) // 257).astype(np.uint8))  # round(255 v / 65535)
+
+
 def _pair(dataset: Dataset, i: int, which: str) -> tuple[np.ndarray, np.ndarray]:
     sample = dataset[i]
     if not isinstance(sample, (tuple, list)) or len(sample) != 2:
@@ -83,8 +113,12 @@ def _pair(dataset: Dataset, i: int, which: str) -> tuple[np.ndarray, np.ndarray]
             f"{which}: sample {i} of the dataset is a {type(sample).__name__}; expected a pair "
             f"(x, y)."
         )
-    x, y = (_array(part) for part in sample)
-    if x.dtype.kind not in "biuf" or y.dtype.kind not in "biuf":
+    try:
+        x, y = map(_array, sample)
+    except DataError as wrong:
+        raise DataError(f"{which}: sample {i} of the dataset: {wrong}.") from None
+    is_text = y.dtype.kind == "U" and y.ndim == 0
+    if x.dtype.kind not in "biuf" or not (is_text or y.dtype.kind in "biuf"):
         raise DataError(
             f"{which}: sample {i} of the dataset holds {x.dtype} and {y.dtype}; expected numbers, "
             f"such as by torchvision.transforms.ToTensor."
@@ -92,25 +126,116 @@ def _pair(dataset: Dataset, i: int, which: str) -> tuple[np.ndarray, np.ndarray]
     return x, y
 
 
-def _array(part: Any) -> np.ndarray:  # what a dataset gives for a sample
+def _array(part: Any) -> np.ndarray:  # Any: whatever a dataset gives for a sample
     if not hasattr(part, "getbands"):
         return np.asarray(part)
-    # A palette's numbers are no brightness: what they stand for is taken.
-    made = np.asarray(part.convert("RGB") if part.mode == "P" else part)
-    return made[None] if made.ndim == 2 else made.transpose(2, 0, 1)  # an image of Pillow's
+    # An image of Pillow. The numbers of a palette are no brightness: their colours are taken.
+    image = part.convert("RGB") if part.mode == "P" else eight_bits(part)
+    pixels = np.asarray(image)
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> bool:
+    return np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
 
 
 def _kept(dtype: np.dtype) -> np.dtype:
-    """What `Data` keeps of that type: wider, it would be made anew there, in memory."""
+    """The type in which `Data` keeps an array of that type."""
     if dtype == np.uint8:
         return dtype
     return np.dtype(np.int64 if dtype.kind in "iu" else np.float32)
 
 
+def _kept_of_labels(dtype: np.dtype) -> np.dtype:
+    """`Data` decides what text stands for, and whether true and false are classes or values."""
+    if dtype.kind == "U":
+        return np.dtype(object)
+    return dtype if dtype.kind == "b" else _kept(dtype)
+
+
 def _room(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array in memory, or in a file where it would take more than its share of the memory."""
     nbytes, folder = math.prod(shape) * dtype.itemsize, Path(tempfile.gettempdir())
-    if nbytes <= SHARE * capacity.room():
+    if dtype.kind == "O" or nbytes <= SHARE * capacity.room():
         return np.empty(shape, dtype)
     capacity.ask_disk(nbytes, folder, "the dataset")
     with tempfile.TemporaryFile(dir=folder) as file:
         return np.memmap(file, dtype, "w+", shape=shape)  # the map keeps the file
+
+
+# -- splits of Hugging Face ------------------------------------------------------------------------
+class Columns:
+    """The pairs (x, y) of a split of Hugging Face's `datasets`, one row at a time: images as (c, h,
+    w) uint8, numbers as they are.
+
+    x: the column of inputs (default: the only one of images, else the only one that is neither
+    label nor in `others`); y: the column of labels (default: the only ClassLabel, else `label`).
+    Raises ConfigError.
+    """
+
+    def __init__(
+        self,
+        split: datasets.Dataset,
+        x: str | None = None,
+        y: str | None = None,
+        others: tuple[str, ...] = (),
+    ) -> None:
+        # A user's own transform stays, with the columns that it makes. The package's own formats
+        # are replaced by plain Python objects.
+        own = split.format["type"] == "custom"
+        kinds = split.features
+        if own:
+            kinds = {column: kinds.get(column) for column in split[0]}
+        for key, column in (("x", x), ("y", y), *(("group", other) for other in others)):
+            if column is not None and column not in kinds:
+                raise ConfigError(f"data.{key}: {unknown('column', column, list(kinds))}")
+        self.y = y or _label(kinds)
+        self.x = x or _inputs(kinds, (self.y, *others))
+        self.names: tuple[str, ...] | None = getattr(kinds[self.y], "names", None)
+        self.rows = split if own else split.with_format(None).select_columns([self.x, self.y])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> tuple[object, object]:
+        row = self.rows[i]
+        x, y = row[self.x], row[self.y]
+        if isinstance(x, list):  # of numbers, nested to one shape
+            try:
+                x = np.array(x)
+            except ValueError as ragged:
+                raise DataError(f"column {self.x!r} of row {i}: {ragged}.") from ragged
+        if isinstance(x, str):
+            raise DataError(
+                f"column {self.x!r} of row {i} holds {x[:40]!r}; expected numbers, such as the "
+                f"numbers of a tokenizer."
+            )
+        for column, value in ((self.x, x), (self.y, y)):
+            if value is None or (isinstance(value, np.ndarray) and value.dtype.kind == "O"):
+                raise DataError(
+                    f"column {column!r} of row {i} lacks a value; fill it in, or leave the row out."
+                )
+        return x, y
+
+
+def is_split(found: object) -> bool:
+    """Whether it is a split of Hugging Face. The package need not be installed."""
+    return all(hasattr(found, name) for name in ("features", "with_format", "select_columns"))
+
+
+def _label(columns: datasets.Features) -> str:
+    named = [c for c, kind in columns.items() if hasattr(kind, "names")]
+    if len(named) == 1:
+        return str(named[0])
+    if "label" in columns:
+        return "label"
+    raise ConfigError(f"data.y: name the column of labels, one of {', '.join(columns)}.")
+
+
+def _inputs(columns: datasets.Features, others: tuple[str, ...]) -> str:
+    rest = [c for c in columns if c not in others]
+    images = [c for c in rest if type(columns[c]).__name__ == "Image"]
+    for found in (images, rest):
+        if len(found) == 1:
+            return str(found[0])
+    raise ConfigError(f"data.x: name the column of inputs, one of {', '.join(columns)}.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fednet.config.parts import READERS
-from fednet.data.base import Data
+from fednet.data.base import Data, digest_of
 from fednet.data.federation import Federation
 from fednet.data.loading import made, options
 from fednet.errors import ConfigError, DataError, unknown
@@ -88,6 +88,12 @@ def declared(section: DataSection) -> tuple[tuple[int, ...], int | None]:
     return tuple(int(s) for s in given["shape"]), len(classes) if isinstance(
         classes, (list, tuple)
     ) else classes
+
+
+def class_names(section: DataSection) -> str:
+    """Digest of the names of the classes that the configuration lists, "" where it lists none."""
+    names = options(section).get("classes")
+    return digest_of(map(str, names)) if isinstance(names, (list, tuple)) else ""
 
 
 def outputs(section: DataSection) -> int:

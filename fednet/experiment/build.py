@@ -56,7 +56,7 @@ class Experiment:
     sha256: str = ""
     hollow: bool = False
     unlike: Mapping[int, Setting] = dataclasses.field(default_factory=dict)  # by client, if another
-    remarks: tuple[str, ...] = ()  # of its trial
+    remarks: tuple[str, ...] = ()  # of its data and its trial
 
     def setting_of(self, client: int) -> Setting:
         """The setting of the client's own model."""
@@ -276,7 +276,8 @@ def build(
         exp, tried = _built(config, root, data), False
     if exp.data is None or tried:
         return exp
-    return dataclasses.replace(exp, remarks=tuple(dict.fromkeys(try_on(exp, exp.data))))
+    found = (*exp.data.notes, *try_on(exp, exp.data))
+    return dataclasses.replace(exp, remarks=tuple(dict.fromkeys(found)))
 
 
 def try_on(experiment: Experiment, data: Data) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fednet import ids, loading
 from fednet.config import Config
+from fednet.errors import ConfigError
 from fednet.experiment import determinism, placement
 from fednet.records import Summary
 from fednet.server.hosting import Hosting
@@ -35,6 +36,7 @@ def endpoint(config: Config, directory: Path, device: str, data: Path | None) ->
     from fednet.client.prepare import Preparer
     from fednet.client.slots import Slots, card_of
     from fednet.protocol.client import ClientProtocol
+    from fednet.protocol.client_instructions import TurnedAway
     from fednet.protocol.rules import Rules
     from fednet.transport.inproc import Inproc
 
@@ -65,6 +67,8 @@ def endpoint(config: Config, directory: Path, device: str, data: Path | None) ->
         moved = loop.step(0.0)
         if loop.work.broken is not None:
             raise loop.work.broken
+        if isinstance(loop.ended, TurnedAway):
+            raise ConfigError(loop.ended.reason)
         return moved
 
     def leave() -> None:

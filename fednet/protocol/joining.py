@@ -9,6 +9,7 @@ import msgspec
 
 from fednet.errors import ConfigError, RemoteProtocolError
 from fednet.ids import Ids
+from fednet.plain import JsonMapping
 from fednet.protocol.roster import Roster, Worker, differs
 from fednet.protocol.rules import Forget, Note
 from fednet.protocol.tasks import Tasks
@@ -23,7 +24,8 @@ class JoinTerms:
     """What a worker has to fit. clients: there are ids 0 to clients - 1. welcome(ids, session,
     speaks): the answer to a join in that version of the protocol. may_speak_for(user, client):
     whether that key may. files: that it must have loaded, with their SHA-256; versions: of what
-    computes here; layout: of the server's model.
+    computes here; layout: of the server's model; class_names: digest of the names of the classes,
+    "" where the configuration gives none.
     """
 
     clients: int
@@ -32,6 +34,7 @@ class JoinTerms:
     files: Mapping[str, str]
     versions: Mapping[str, str]
     layout: str
+    class_names: str = ""
 
 
 def foreign(speaks: tuple[int, int], release: str) -> str:
@@ -52,27 +55,52 @@ class Sites:
     it says later: else a site could give itself more weight in the middle of a run. One whose data
     grew may go on with them, and weighs what it did; one that has fewer now weighs less.
 
+    All sites have the same names of classes in the same order, or one number would stand for two
+    classes: those of the configuration, else those of the first site that has any.
+
     declared: samples to train on by client, at its first join; an earlier server's are put back by
-    `recall`.
+    `recall`. names: digest of the names that the configuration gives, "" where it gives none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, names: str = "") -> None:
         self.declared: dict[int, int] = {}
         self._facts: dict[int, m.SiteFacts] = {}
+        self._names, self._named_by = names, "the server's configuration"
 
     def get(self, client: int) -> m.SiteFacts | None:
         """What was said last."""
         return self._facts.get(client)
 
-    def recall(self, samples: Iterable[Mapping[str, int]]) -> None:
-        """samples: of the notes `declared`, in their order."""
-        for said in samples:
-            for client, n in said.items():
+    def recall(self, notes: Iterable[JsonMapping]) -> None:
+        """notes: the fields of the notes `declared`, in their order."""
+        for note in notes:
+            for client, n in note["samples"].items():
                 self.declared.setdefault(int(client), n)
+            for client, names in note.get("names", {}).items():
+                self._name(int(client), names)
+
+    def _name(self, client: int, names: str) -> None:
+        if not self._names:
+            self._names, self._named_by = names, f"client {client}"
+
+    def unlike(self, facts: Sequence[m.SiteFacts]) -> str:
+        """Why these sites cannot take part with the others, or ""."""
+        names, named_by = self._names, self._named_by
+        for said in facts:
+            if names and said.names and said.names != names:
+                return (
+                    f"ready: the classes of client {said.client} have other names than those of "
+                    f"{named_by}, or another order: the same number would stand for two classes. "
+                    f"Name them alike at all sites, and all in order in the server's configuration "
+                    f"(data.classes: [...]) where a site lacks some."
+                )
+            if said.names and not names:
+                names, named_by = said.names, f"client {said.client}"
+        return ""
 
     def take(self, worker: Worker, facts: Sequence[m.SiteFacts]) -> list[Note]:
         """Notes what is new. Raises RemoteProtocolError for clients of another worker."""
-        new, changed = dict[str, int](), dict[str, int]()
+        new, changed, names = dict[str, int](), dict[str, int](), dict[str, str]()
         for said in facts:
             if said.client not in worker.ids:
                 raise RemoteProtocolError(
@@ -82,12 +110,15 @@ class Sites:
             last = self.declared.get(said.client) if before is None else before.train
             if last is None:
                 new[str(said.client)] = said.train
+                if said.names:
+                    names[str(said.client)] = said.names
             elif last != said.train:
                 changed[str(said.client)] = said.train
         self._facts.update((said.client, said) for said in facts)
-        self.recall([new])
         who = {"worker": worker.name}
-        notes = [Note("declared", {**who, "samples": new})] if new else []
+        declared = {"samples": new, **({"names": names} if names else {})}
+        self.recall([declared])
+        notes = [Note("declared", {**who, **declared})] if new else []
         if changed:
             first = {c: self.declared[int(c)] for c in changed}
             notes.append(Note("data_changed", {**who, "samples": changed, "first": first}))
@@ -102,7 +133,7 @@ class Joining:
     ) -> None:
         self._turn, self._roster, self._refusals, self._tasks = turn, roster, refusals, tasks
         self._terms = terms
-        self.sites = Sites()
+        self.sites = Sites(terms.class_names)
 
     def join(self, conn: bytes, join: m.Join, user: str | None) -> str:
         """Lets a worker in, anew or back."""
@@ -187,6 +218,9 @@ class Joining:
                 "ready",
                 final=True,
             )
+            return "refused"
+        if unlike := self.sites.unlike(ready.sites):
+            self._refusals.tell(conn, unlike, "ready", final=True)
             return "refused"
         self._turn.say(*self.sites.take(worker, ready.sites))
         if worker.ready:

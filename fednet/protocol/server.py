@@ -53,6 +53,7 @@ class ServerProtocol:
         versions: Mapping[str, str] | None = None,
         rules: Rules | None = None,
         part: int = m.PART,
+        class_names: str = "",
     ) -> None:
         self.run, self.incarnation, self.clients = run, incarnation, clients
         self._may = may_speak_for or (lambda user, client: True)
@@ -62,7 +63,13 @@ class ServerProtocol:
         self._tasks = Tasks(self._turn, self._roster, self._refusals, rules or Rules())
         self._patience = Patience(self._turn, self._roster, self._tasks)
         terms = JoinTerms(
-            clients, welcome, self._may, dict(files or {}), dict(versions or {}), layout
+            clients,
+            welcome,
+            self._may,
+            dict(files or {}),
+            dict(versions or {}),
+            layout,
+            class_names,
         )
         self._joining = Joining(self._turn, self._roster, self._refusals, self._tasks, terms)
         self._transfers = Transfers(self._turn, self._roster, self._tasks, declared)

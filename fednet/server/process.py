@@ -97,7 +97,7 @@ class Session:
         self.device = placement.place(how.device)[0]
         self._resume()
         self.protocol = self._protocol()
-        self.protocol.sites.recall(e["samples"] for e in said(directory, "declared"))
+        self.protocol.sites.recall(said(directory, "declared"))
         self.link = self._link()
 
     def _books(self) -> None:
@@ -148,6 +148,7 @@ class Session:
         return pinned(experiment.config, experiment.sha256)
 
     def _protocol(self) -> ServerProtocol:
+        from fednet.data.site import class_names
         from fednet.protocol.server import ServerProtocol
         from fednet.wire import messages as m
 
@@ -174,6 +175,7 @@ class Session:
             declared=declared(self.experiment),
             versions=determinism.versions(),
             rules=endpoint.rules,
+            class_names=class_names(config.data) if config.data.dataset == "site" else "",
         )
 
     def _link(self) -> Link:

@@ -101,13 +101,15 @@ class Message(msgspec.Struct, frozen=True, tag_field="t", kw_only=True):
 
 class SiteFacts(msgspec.Struct, frozen=True, array_like=True):
     """What a site tells of its data. train: samples; test: labels or values of its test samples,
-    one each, or one for each position of a sequence; classes: training samples by class.
+    one each, or one for each position of a sequence; classes: training samples by class; names:
+    digest of the names of the classes in order, "" where they have none.
     """
 
     client: Index
     train: Samples
     test: Samples
     classes: list[Samples] = []
+    names: Digest = ""
 
 
 # -- from the client -------------------------------------------------------------------------------

@@ -86,7 +86,8 @@ def test_the_hash_covers_every_sample():
         ({"test": ({"a": X}, Y)}, "train has the inputs one tensor, test has 'a'"),
         ({"groups": Y[:2]}, "groups: expected one whole number for each of the 4 training samples"),
         ({"train": X}, r"expected a pair \(x, y\)"),
-        ({"train": ([1, 2, 3, 4], Y)}, "expected a tensor or a NumPy array, got list"),
+        ({"train": ("1234", Y)}, "expected a tensor or a NumPy array, got str"),
+        ({"train": ([[1], [2, 3]], Y)}, "train x: a list of entries of unlike shapes"),
         ({"train": (np.array(["a"] * 4), Y)}, "holds no numbers"),
         ({"train": (X[:0], Y[:0])}, "train: no samples"),
         ({"mean": (0.5,)}, "give both or neither"),
@@ -100,6 +101,74 @@ def test_the_hash_covers_every_sample():
 def test_what_does_not_fit_is_refused_with_the_reason(fields, says):
     with pytest.raises(DataError, match=says):
         Data(**{"train": (X, Y), "classes": 3, **fields})
+
+
+def test_labels_that_are_text_are_numbered_in_sorted_order_over_train_and_test():
+    y, ty = np.array(["dog", "ant", "cat", "dog"]), ["cat", "bee"]
+    data = Data(train=(X, y), test=(X[:2], ty))
+    assert data.names == ("ant", "bee", "cat", "dog")
+    assert data.classes == 4
+    assert (data.train[1].tolist(), data.test[1].tolist()) == ([3, 0, 2, 3], [2, 1])
+    said = "y: labels are text, numbered in sorted order: 0 ant, 1 bee, 2 cat, 3 dog."
+    assert data.notes == (said,)
+    assert data.replace(test=None).notes == (said,)
+    named = Data(train=(X, y.astype(object)), names=["dog", "cat", "ant"])
+    assert (named.classes, named.notes) == (3, ())
+    assert named.train[1].tolist() == [0, 2, 1, 0]
+    assert Data(train=Pairs(4, lambda i: (X[i], str(y[i])))).train[1].tolist() == [2, 0, 1, 2]
+    groups = Data(train=(X, y), groups=np.array(["b", "a", "b", "c"])).groups
+    assert groups.tolist() == [1, 0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"classes": 3}, "y: 2 labels, no, yes, for 3 classes; give names, all classes in order"),
+        ({"names": ("yes", "non")}, "unknown label 'no'. Did you mean 'non'"),
+        ({"test": (X[:1], [0])}, "text in one of train and test, and not in the other"),
+        ({"train": (np.array([["a"]] * 4), Y)}, "train x: an array of <U1 holds no numbers"),
+        ({"train": (X, np.array(["no", None, "no", "no"]))}, "train y: .* it lacks values"),
+        ({"train": (X, Y.astype("datetime64[D]"))}, "train y: .* give times as numbers"),
+    ],
+)
+def test_text_that_cannot_be_numbered_is_refused_with_the_remedy(fields, says):
+    with pytest.raises(DataError, match=says):
+        Data(**{"train": (X, ["yes", "no", "no", "yes"]), **fields})
+
+
+def test_series_and_frames_of_pandas_are_taken_and_what_is_not_plain_is_refused():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": [1, 2, 3, 4], "b": [0.5, 1, 2, 3], "c": ["x", "y", "x", "x"]})
+    data = Data(train=(frame[["a", "b"]], frame["c"]), groups=frame["c"])
+    assert data.train[0].tolist() == [[1, 0.5], [2, 1], [3, 2], [4, 3]]
+    assert (data.train[1].tolist(), data.groups.tolist()) == ([0, 1, 0, 0], [0, 1, 0, 0])
+    coded = Data(train=(frame[["a"]], frame["c"].astype("category")))
+    assert (coded.names, coded.train[1].tolist()) == (("x", "y"), [0, 1, 0, 0])
+    values = Data(train=(frame["a"], frame[["b"]]))
+    assert values.train[1].tolist() == [0.5, 1, 2, 3]
+    for train, says in (
+        ((frame, frame["a"]), "train x: the columns 'c' hold no numbers; .* pandas.get_dummies"),
+        (frame, r"train: a DataFrame; give its inputs and its labels as a pair, such as \(df"),
+        ((frame[["a"]], frame["c"].where(frame["a"] > 1)), "lacks values: fill them in"),
+    ):
+        with pytest.raises(DataError, match=says):
+            Data(train=train, classes=None)
+
+
+def test_flat_bytes_are_said_to_be_scaled_as_those_of_images():
+    flat, image = np.zeros((4, 3), np.uint8), np.zeros((4, 1, 3, 3), np.uint8)
+    (said,) = Data(train=({"f": flat, "i": image}, Y), classes=3).notes
+    assert said.startswith("f: uint8 values are divided by 255")
+    assert Data(train=(image, Y), classes=3).notes == Data(train=(X, Y), classes=3).notes == ()
+
+
+def test_a_dataset_that_draws_at_random_is_found_by_reading_samples_twice():
+    noise = Pairs(20, lambda i: (torch.randn(2), i % 3))
+    nan = Pairs(20, lambda i: (torch.tensor([float("nan"), 1.0]), i % 3))
+    data = Data(train=noise, test=Pairs(20, lambda i: (X[0], i % 3)), classes=3)
+    (said,) = data.notes
+    assert said.startswith("train: samples are drawn at random as they are read")
+    assert Data(train=nan, classes=3).notes == ()
 
 
 def test_a_truth_value_is_a_class():
@@ -159,7 +228,7 @@ def test_a_dataset_of_torchs_is_taken_as_it_is(share, monkeypatch):
 
 def test_a_dataset_read_into_a_file_lies_there_in_the_width_that_is_kept(monkeypatch):
     monkeypatch.setattr(pairs, "SHARE", 0.0)
-    x, y = pairs.read(Pairs(3, lambda i: (np.zeros(2), np.int32(i))), "train")
+    x, y, _ = pairs.read(Pairs(3, lambda i: (np.zeros(2), np.int32(i))), "train")
     assert (type(x), x.dtype, y.dtype) == (np.memmap, np.float32, np.int64)
 
 
@@ -224,6 +293,7 @@ def test_images_of_pillow_come_with_their_channels_first(mode, shape):
         (lambda i: {"x": i}, "sample 0 of the dataset is a dict; expected a pair"),
         (lambda i: (np.zeros(2 + i), 0), r"sample 1 has the shapes \(3,\) and \(\)"),
         (lambda i: ("text", 0), "sample 0 of the dataset holds"),
+        (lambda i: (np.zeros(2), 1 + i / 2 if i else 1), "sample 1 holds .* give all samples the"),
     ],
 )
 def test_a_dataset_that_is_none_of_pairs_of_numbers_is_refused_with_its_sample(made, says):

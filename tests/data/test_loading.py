@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from fednet import registry
-from fednet.data import Data, cache, load, load_site, split
+from fednet.data import Data, cache, load, load_site, pairs, split
 from fednet.data.datasets import folder
 from fednet.data.datasets.digits import bilinear
 from fednet.data.site import alone
@@ -340,6 +340,66 @@ def test_a_broken_image_is_named(tmp_path):
     (tmp_path / "train" / "ant" / "0.png").write_text("no image")
     with pytest.raises(DataError, match=r"0.png: not a readable image"):
         load(section("folder"), tmp_path)
+
+
+def test_images_of_16_bits_are_scaled_to_8(tmp_path):
+    values = np.array([[0, 128, 129, 257], [9000, 30000, 65406, 65535]], np.uint16)
+    (tmp_path / "train" / "ant").mkdir(parents=True)
+    for name in ("0.png", "1.tif"):
+        Image.fromarray(values).save(tmp_path / "train" / "ant" / name)
+    expected = [[0, 0, 1, 1], [35, 117, 254, 255]]  # round(255 v / 65535), that is v / 257
+    for grey, channels in ((True, 1), (False, 3)):
+        d = load(section("folder", test_share=0.5, grey=grey), tmp_path)
+        for x in (d.train[0], d.test[0]):
+            assert x[0].tolist() == [expected] * channels
+    read, _, _ = pairs.read(((Image.fromarray(values), 0), (Image.fromarray(values), 0)), "train")
+    assert read[1].tolist() == [expected]
+    Image.fromarray(values.astype(np.int32)).save(tmp_path / "train" / "ant" / "2.tif")
+    with pytest.raises(DataError, match=r"2\.tif: mode I: values of 32 bits, of unknown range"):
+        load(section("folder"), tmp_path)
+
+
+def test_every_ending_that_torchvision_reads_is_read(tmp_path):
+    extensions = pytest.importorskip("torchvision.datasets.folder").IMG_EXTENSIONS
+    assert set(extensions) == folder.ENDINGS
+    for k, ending in enumerate(extensions):
+        picture(tmp_path / "train" / "ant" / f"{k}{ending}", 9)
+    assert load(section("folder", test_share=0.5), tmp_path).n_train == 5
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        (
+            ["train/a/0.png", "train/b/0.gif"],
+            r"train/b: no images in this folder of a class \(found \.gif\); expected files that",
+        ),
+        (["train/a/0.png", "train/b/", "test/a/0.png"], "train/b: no images in this folder of a"),
+        (
+            ["train/a/0.png", "train/b/0.png", "test/a/0.png", "test/B/0.png"],
+            r"test: unknown class 'B'\. Did you mean 'b'\? Known: a, b",
+        ),
+        (["train/a/0.png", "train/b/0.png", "val/A/0.png"], "val: unknown class 'A'. Did you"),
+        (["train/a/0.png", "train/b/0.png", "test/a/0.png", "test/b/"], "test/b: no images"),
+    ],
+)
+def test_a_folder_whose_images_would_be_left_out_is_an_error(tmp_path, files, says):
+    for name in files:
+        if name.endswith("/"):
+            (tmp_path / name).mkdir(parents=True)
+        else:
+            picture(tmp_path / name, 9)
+    with pytest.raises(DataError, match=says):
+        load(section("folder"), tmp_path)
+
+
+def test_test_images_that_are_not_read_are_said(tmp_path):
+    for k in range(5):
+        picture(tmp_path / "train" / "a" / f"{k}.png", 9)
+        picture(tmp_path / "Testing" / "a" / f"{k}.png", 9)
+    (said,) = load(section("folder"), tmp_path).notes
+    assert "no test images in test/ or val/, so 0.2 of each class is kept" in said
+    assert said.endswith("not read: Testing.")
 
 
 # -- at a site -------------------------------------------------------------------------------------

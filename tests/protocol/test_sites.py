@@ -31,7 +31,7 @@ def test_what_a_site_declares_first_holds_for_the_run_and_a_change_is_an_event()
 
 def test_an_earlier_servers_are_put_back_and_hold() -> None:
     sites = Sites()
-    sites.recall([{"0": 5}, {"1": 7, "0": 50}])
+    sites.recall([{"samples": {"0": 5}}, {"samples": {"1": 7, "0": 50}}])
     assert sites.declared == {0: 5, 1: 7}
     assert [event for event, _ in said(sites, c0=6, c2=1)] == ["declared", "data_changed"]
     assert sites.declared == {0: 5, 1: 7, 2: 1}
@@ -43,3 +43,48 @@ def test_facts_of_clients_that_a_worker_does_not_host_are_refused_whole() -> Non
         said(sites, c0=5, c3=1)
     assert sites.declared == {}
     assert sites.get(0) is None
+
+
+CATS, DOGS = "c" * 64, "d" * 64
+
+
+@pytest.mark.parametrize(
+    ("configured", "earlier", "names", "refused"),
+    [
+        ("", [], {0: CATS, 1: CATS, 2: ""}, None),  # a site without names has none to compare
+        ("", [], {0: CATS, 1: DOGS}, (1, "client 0")),
+        ("", [], {0: "", 1: DOGS, 2: CATS}, (2, "client 1")),
+        (CATS, [], {0: DOGS}, (0, "the server's configuration")),
+        ("", [{"samples": {"0": 5}, "names": {"0": CATS}}], {1: DOGS}, (1, "client 0")),
+    ],
+)
+@pytest.mark.parametrize("together", [True, False], ids=["one process", "each its own"])
+def test_sites_whose_classes_have_other_names_are_refused_whoever_came_first(
+    configured: str,
+    earlier: list[dict],
+    names: dict[int, str],
+    refused: tuple[int, str] | None,
+    together: bool,
+) -> None:
+    sites = Sites(configured)
+    sites.recall(earlier)
+    facts = [SiteFacts(client, 5, 0, [], digest) for client, digest in names.items()]
+    reason = ""
+    for joined in [facts] if together else [[one] for one in facts]:
+        reason = sites.unlike(joined)
+        if reason:
+            break
+        sites.take(WORKER, joined)
+    if refused is None:
+        assert not reason
+    else:
+        assert f"client {refused[0]} have other names than those of {refused[1]}, or" in reason
+
+
+def test_the_names_are_on_record_for_a_server_that_goes_on() -> None:
+    sites = Sites()
+    (note,) = sites.take(WORKER, [SiteFacts(0, 5, 0, [], CATS), SiteFacts(1, 5, 0)])
+    assert note.fields["names"] == {"0": CATS}
+    after = Sites()
+    after.recall([note.fields])
+    assert after.unlike([SiteFacts(2, 5, 0, [], DOGS)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from fednet import config as configuration
 from fednet.algorithms.fedavg import FedAvg
-from fednet.errors import FednetError, Stopped
+from fednet.errors import ConfigError, FednetError, Stopped
 from fednet.launch import start
 from fednet.server.hosting import Hosting
 from tests.rooms import SMALL, lines
@@ -25,8 +26,30 @@ def data(folder: Path, client: int, n: int) -> None:
     np.savez(place / "data.npz", x_train=x, y_train=y, x_test=x, y_test=y)
 
 
-def go(out: Path, folder: Path, resume: bool = False, callback=None) -> Path:
-    config = configuration.from_mapping({**SMALL, "rounds": 3, "data": SITE}, where="the test")
+@pytest.mark.parametrize(
+    ("names", "classes", "refused"),
+    [
+        ([("cat", "dog"), ("cat", "dog"), ("cat", "dog")], 2, ""),
+        ([("cat", "dog"), ("cat", "Dog"), ("cat", "dog")], 2, "client 1 have other .* client 0"),
+        ([("cat", "dog"), ("cat", "dog"), ("dog", "horse")], 2, "client 2 have other .* client 0"),
+        ([("cat", "dog")] * 2 + [("dog", "cat")], ["dog", "cat"], ""),  # numbered as listed
+    ],
+)
+def test_sites_whose_classes_have_other_names_do_not_train_together(
+    tmp_path: Path, names: list[tuple[str, str]], classes: object, refused: str
+) -> None:
+    for client, pair in enumerate(names):
+        place = tmp_path / "data" / f"client-{client}"
+        place.mkdir(parents=True)
+        x, y = np.random.default_rng(0).random((8, 4), dtype=np.float32), np.array(pair * 4)
+        np.savez(place / "data.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    said = pytest.raises(ConfigError, match=refused) if refused else contextlib.nullcontext()
+    with said:
+        go(tmp_path, tmp_path / "data", data={**SITE, "classes": classes})
+
+
+def go(out: Path, folder: Path, resume: bool = False, callback=None, data=SITE) -> Path:
+    config = configuration.from_mapping({**SMALL, "rounds": 3, "data": data}, where="the test")
     with start.open_directory(config, out, resume) as (settings, directory, _):
         start.run_in_process(
             settings,

@@ -123,6 +123,28 @@ def test_a_dataset_is_read_from_the_folder_that_data_names(tmp_path, monkeypatch
     assert "x.csv" in said.err
 
 
+DRAWN = """
+import fednet, numpy
+@fednet.dataset("{}")
+def drawn(root):
+    x = {}
+    return fednet.Data((x, numpy.arange(4) % 2), (x, numpy.arange(4) % 2), classes=2)
+"""
+
+
+def test_a_dataset_is_refused_whose_readings_have_the_same_labels_and_other_samples(checked):
+    with pytest.raises(
+        ConfigError, match="chk-own-rng: two readings gave other samples; draw from"
+    ):
+        checked(
+            DRAWN.format("chk-own-rng", "numpy.random.default_rng().random((4, 3))"), "own_rng.py"
+        )
+    said = checked(DRAWN.format("chk-drawn", "numpy.random.random((4, 3))"), "drawn.py")
+    assert "  ok  two readings are the same" in said
+    flat = checked(DRAWN.format("chk-flat", "numpy.zeros((4, 3), numpy.uint8)"), "flat.py")
+    assert any("NOTE: x: uint8 values are divided by 255" in line for line in flat)
+
+
 def test_a_task_about_values_is_tried_on_values(checked):
     text = (
         "import fednet\nfrom fednet.training.tasks.regression import Regression\n"

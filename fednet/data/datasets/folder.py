@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,12 +12,14 @@ import torch
 from fednet import capacity
 from fednet.data import cache
 from fednet.data.base import Data, absent, channel_statistics
-from fednet.errors import ConfigError, DataError
+from fednet.data.pairs import eight_bits
+from fednet.errors import ConfigError, DataError, unknown
 from fednet.plain import part_of
 from fednet.registry import dataset
 from fednet.seeds import rng
 
-ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm"})
+# What torchvision's ImageFolder reads.
+ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff"})
 CACHED_FROM = 2000  # images: fewer are decoded faster than it is worth keeping them
 AHEAD = 1024  # images that are decoded before the first of them is written, at most
 Labelled = list[tuple[Path, int]]
@@ -41,7 +43,8 @@ def folder(
     path: as it stands, else under data.root. Classes are the folders of train/ in order of name, or
     as listed. Without test images, test_share of each class is kept for testing. size: [h, w] or
     one side, to which images are resized (else all must be alike). grey: one channel instead of
-    three. mean, std: by channel; computed unless given.
+    three; images of 16 bits a channel are scaled to 8. mean, std: by channel; computed unless
+    given.
     """
     top = (
         Path(path)
@@ -53,13 +56,16 @@ def folder(
     inside = _classes_in(top)
     names = _names(inside, classes)
     train = _of_classes(inside, names)
-    if not train:
-        raise DataError(
-            f"{inside}: no images in the folders of the classes {', '.join(names[:5])} ..."
-        )
-    test = _test(top, names)
+    test = _test(top, names) if inside != top else []
+    notes = []
     if not test and test_share > 0:
         train, test = _held_out(train, len(names), test_share)
+        beside = sorted(p.name for p in top.iterdir() if p.is_dir() and p != inside)
+        if inside != top and beside:
+            notes.append(
+                f"{top}: there are no test images in test/ or val/, so {test_share:g} of each "
+                f"class is kept for testing; not read: {', '.join(beside[:5])}."
+            )
     sides = (size, size) if isinstance(size, int) else tuple(size) if size else None
     if sides is not None and (len(sides) != 2 or min(sides) < 1):
         raise ConfigError(f"data.size: expected one side or [height, width], got {size!r}.")
@@ -78,6 +84,7 @@ def folder(
         mean=tuple(mean),
         std=tuple(std),
         names=tuple(names),
+        notes=tuple(notes),
     )
 
 
@@ -139,40 +146,63 @@ def _classes_in(top: Path) -> Path:
     raise DataError(f"{top}: no folder train/ with a folder of images for each class.")
 
 
+def _folders(inside: Path) -> list[str]:
+    return sorted(p.name for p in inside.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
 def _names(inside: Path, classes: int | list[str] | None) -> list[str]:
-    found = sorted(p.name for p in inside.iterdir() if p.is_dir() and not p.name.startswith("."))
+    found = _folders(inside)
     if isinstance(classes, list):
-        strange = sorted(set(found) - set(classes))
-        if strange:
-            raise DataError(
-                f"{inside}: the folder {strange[0]!r} is none of the {len(classes)} classes given."
-            )
+        _known(inside, found, classes)
         return classes
     if classes is not None and classes != len(found):
         raise DataError(
-            f"{inside}: {len(found)} class folders, {classes} classes declared; where some "
-            f"have no "
-            "images here, give data.classes as the list of all names in order."
+            f"{inside}: {len(found)} class folders, {classes} classes declared; where some have no "
+            f"images here, give data.classes as the list of all names in order."
         )
     return found
 
 
+def _known(inside: Path, folders: list[str], classes: list[str]) -> None:
+    """Raises DataError for a folder that is none of the classes: its images would be left out."""
+    strange = sorted(set(folders) - set(classes))
+    if strange:
+        raise DataError(f"{inside}: {unknown('class', strange[0], classes)}")
+
+
 def _images(under: Path) -> list[Path]:
-    return sorted(p for p in under.rglob("*") if p.suffix.lower() in ENDINGS and p.is_file())
+    """The images below the folder of a class. Raises DataError where it has none."""
+    files = [p for p in under.rglob("*") if p.is_file()]
+    images = sorted(p for p in files if p.suffix.lower() in ENDINGS)
+    if not images:
+        other = ", ".join(sorted({p.suffix.lower() or p.name for p in files})[:5])
+        raise DataError(
+            f"{under}: no images in this folder of a class{f' (found {other})' if other else ''}; "
+            f"expected files that end in {', '.join(sorted(ENDINGS))}. Convert them, or take the "
+            f"folder away."
+        )
+    return images
 
 
-def _of_classes(top: Path, names: Iterable[str]) -> Labelled:
-    return [(image, c) for c, name in enumerate(names) for image in _images(top / name)]
+def _of_classes(inside: Path, names: list[str]) -> Labelled:
+    """The images of each class that has a folder."""
+    return [
+        (image, c)
+        for c, name in enumerate(names)
+        if (inside / name).is_dir()
+        for image in _images(inside / name)
+    ]
 
 
 def _test(top: Path, names: list[str]) -> Labelled:
-    """test/<class>, else val/<class>, else val/images with its notes. (Tiny-ImageNet's test/ has no
-    labels.)
+    """test/<class>, else val/<class>, else val/images with its notes. (Tiny-ImageNet's test/images
+    has no labels.)
     """
     for which in ("test", "val"):
-        found = _of_classes(top / which, names)
-        if found:
-            return found
+        found = _folders(top / which) if (top / which).is_dir() else []
+        if found and (found != ["images"] or "images" in names):
+            _known(top / which, found, names)
+            return _of_classes(top / which, names)
     notes = top / "val" / "val_annotations.txt"
     if not notes.is_file():
         return []
@@ -234,7 +264,7 @@ def _pixels(
         return torch.from_numpy(cache.gathered(shape, "uint8", decoded())), y
     stats = ((path, path.stat()) for path, _ in images)
     facts = (f"{path.resolve()} {s.st_size} {s.st_mtime_ns}" for path, s in stats)
-    return cache.once([grey, resize, *facts], shape, "uint8", decoded), y
+    return cache.once(["folder 2", grey, resize, *facts], shape, "uint8", decoded), y
 
 
 def _decode(path: Path, size: tuple[int, ...] | None, grey: bool) -> np.ndarray:
@@ -243,7 +273,9 @@ def _decode(path: Path, size: tuple[int, ...] | None, grey: bool) -> np.ndarray:
 
     try:
         with Image.open(path) as image:
-            plain = image.convert("L" if grey else "RGB")
+            plain = eight_bits(image).convert("L" if grey else "RGB")
+    except DataError as wrong:
+        raise DataError(f"{path}: {wrong}.") from None
     except (OSError, UnidentifiedImageError) as broken:
         raise DataError(f"{path}: not a readable image ({broken}).") from broken
     if size is not None:

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from fednet.data import pairs
-from fednet.data.base import Data, channel_statistics
-from fednet.data.columns import Columns
+from fednet.data.base import RANDOM, Data, channel_statistics
 from fednet.errors import ConfigError, DataError, lacking, unknown
 from fednet.registry import dataset
 
@@ -51,27 +50,29 @@ def hf(
                 f"training and testing, or one for training alone, such as [{next(iter(held))}]."
             )
     others = () if group is None else (group,)
-    first, *rest = (Columns(held[split], x, y, others) for split in wanted)
+    first, *rest = (pairs.Columns(held[split], x, y, others) for split in wanted)
     if rest and rest[0].names != first.names:  # a number would be another class in each
         raise DataError(
             f"data.y: the classes of {wanted[0]} are {_some(first.names)}, those of {wanted[1]} "
             f"{_some(rest[0].names)}; give both the same, in one order."
         )
-    made = pairs.read(first, wanted[0])
-    test = pairs.read(rest[0], wanted[1]) if rest else None
-    whole = made[1].dtype.kind in "biu"
-    top = max(int(part[1].max()) for part in (made, test) if part) + 1 if whole else None
-    picture = made[0].dtype == np.uint8 and made[0].ndim == 4
-    mean, std = channel_statistics(torch.from_numpy(made[0])) if picture else (None, None)
+    read = [pairs.read(columns, split) for columns, split in zip((first, *rest), wanted)]
+    samples, labels, _ = read[0]
+    top = None
+    if labels.dtype.kind in "biu":
+        top = max(int(found.max()) for _, found, _ in read) + 1
+    picture = samples.dtype == np.uint8 and samples.ndim == 4
+    mean, std = channel_statistics(torch.from_numpy(samples)) if picture else (None, None)
     owners = None if group is None else np.unique(held[wanted[0]][group], return_inverse=True)[1]
     return Data(
-        train=made,
-        test=test,  # type: ignore[arg-type]
+        train=(samples, labels),
+        test=read[1][:2] if rest else None,  # type: ignore[arg-type]
         classes=len(first.names) if first.names else top,
         groups=owners,  # type: ignore[arg-type]
         mean=mean,
         std=std,
         names=first.names and tuple(first.names),
+        notes=tuple(RANDOM.format(split) for (_, _, drawn), split in zip(read, wanted) if drawn),
     )
 
 

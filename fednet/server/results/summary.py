@@ -121,12 +121,12 @@ def _privacy(config: Config, last: JsonMapping) -> JsonDict:
 
 
 def _data_digest(experiment: Experiment) -> str | None:
-    """SHA-256 over the training labels and the clients' index lists: two runs with the same have
-    the same data division.
+    """SHA-256 over all samples and the clients' index lists: two runs with the same were trained
+    and evaluated on the same data, divided alike.
     """
     if experiment.federation is None:
         return None
-    whole = hashlib.sha256(experiment.federation.data.train[1].numpy().tobytes())
+    whole = hashlib.sha256(experiment.federation.data.sha256().encode())
     for client in range(experiment.federation.clients):
         whole.update(bytes.fromhex(experiment.federation.sha256(client)))
     return whole.hexdigest()
