@@ -15,8 +15,8 @@ class LostSection(Section, frozen=True, kw_only=True):
     """When a client counts as lost, and its task is given to another or counted out."""
 
     closed: NonNegative | None = 3.0
-    """How long it may take to come back after its connection closed; null: for ever.
-    [s; server/peers/admission]"""
+    """How long it may take to come back after its connection closed; null: for ever, but where
+    another process hosts the same client, for as long as `silent`. [s; server/peers/admission]"""
     silent: Positive | None = 10.0
     """How long its heartbeat may be silent; null: for ever. [s; server/phases]"""
     beat: Annotated[float, msgspec.Meta(ge=0.1, le=3600)] | None = None

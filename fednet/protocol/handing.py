@@ -117,10 +117,13 @@ class Waiting:
 
 def _bound_to(w: Work, roster: Roster, last: Mapping[int, str]) -> Collection[str]:
     """Workers that a bound task may go to: the one that had its client's last task, unless it is
-    gone or could not do this one.
+    gone, hosts the client no longer, or could not do this one.
     """
-    had = last.get(w.job.client, "")
-    return (had,) if had in roster.workers and had not in w.refused_by else roster.workers
+    client = w.job.client
+    had = roster.workers.get(last.get(client, ""))
+    if had is None or client not in had.ids or client in had.replaced or had.name in w.refused_by:
+        return roster.workers
+    return (had.name,)
 
 
 def _may_try(w: Work, worker: Worker, roster: Roster) -> bool:

@@ -254,6 +254,6 @@ class Joining:
 
     def _supersede(self, worker: Worker) -> None:
         """A process started anew is ready: it need not wait until its forerunner is given up."""
-        for gone in self._roster.parted():
-            self._tasks.lost([w for w in self._tasks.held_by(gone) if w.job.client in worker.ids])
+        for gone in self._roster.away_workers():
+            self._tasks.replace(gone, worker.ids)
         self._tasks.assign()

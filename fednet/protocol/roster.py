@@ -35,6 +35,8 @@ class Worker:
     stalled: bool = False
     # clients whose newest state is not at this process, which so cannot do their tasks
     lacks: set[int] = field(default_factory=set)
+    # clients whose tasks go to other workers, since this one is away
+    replaced: set[int] = field(default_factory=set)
     joined_at: float = 0.0
     gone_at: float | None = None
     queue: list[int] = field(default_factory=list)
@@ -74,6 +76,10 @@ class Roster:
                 i for w in self.workers.values() if w.ready and w.gone_at is None for i in w.ids
             )
         return self._here
+
+    def away_workers(self) -> list[Worker]:
+        """Workers without a connection, and those that are silent."""
+        return [x for x in self.workers.values() if x.gone_at is not None]
 
     def parted(self) -> list[Worker]:
         """Workers without a connection."""
@@ -171,6 +177,7 @@ class Roster:
             user,
         )
         worker.doing.clear()
+        worker.replaced.clear()
         self.workers[worker.name] = worker
         self._by_conn[conn] = worker.name
         self._joined.add(conn)
@@ -185,6 +192,7 @@ class Roster:
     def back(self, worker: Worker) -> None:
         """It was silent, and is heard again."""
         worker.gone_at = None
+        worker.replaced.clear()
         self._changes(worker)
 
     # -- going -------------------------------------------------------------------------------------

@@ -280,6 +280,9 @@ class ServerProtocol:
                 self._tasks.give_on(worker)
                 if worker.conn is None:
                     self._roster.forget(worker)
+            elif worker.gone_at is not None and self._turn.over(worker.gone_at, silent):
+                # It may be awaited for ever, but not where others can do its tasks.
+                self._tasks.replace(worker, self.present())
         self._patience.expire()
         self._tasks.assign()
         self._transfers.grant()

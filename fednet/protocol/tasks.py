@@ -359,6 +359,13 @@ class Tasks:
         worker.queue.clear()
         self._roster.recount(worker)
 
+    def replace(self, gone: Worker, ids: Collection[int]) -> None:
+        """Others are ready that host these clients of a worker that is away: its tasks of them are
+        theirs.
+        """
+        gone.replaced |= gone.ids.intersection(ids)
+        self.lost([w for w in self.held_by(gone) if w.job.client in gone.replaced])
+
     def leave_out(self, worker: Worker, client: int) -> None:
         """The worker may not have this client's task any more; it waits for another that hosts the
         client.

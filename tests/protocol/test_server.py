@@ -887,3 +887,50 @@ def test_a_planned_cut_ends_behind_a_task_that_was_dropped_without_a_word():
     assert of(s.tick(3.0), Resolved) == [Resolved(0, 0, "lost: drop_before_sending")]
     assert of(s.tick(4.9), Resolved) == []
     assert of(s.tick(5.0), Resolved) == [Resolved(1, 0, "lost: drop_during_upload")]
+
+
+@pytest.mark.parametrize("died", ["with its task", "before its task", "silently before it"])
+def test_a_bound_task_leaves_a_dead_worker_for_the_one_in_its_place(died):
+    """Its connection may be away for ever, and the worker in its place is ready."""
+    s, rules = server(), Rules(closed=None, silent=10.0)
+    ready(s, b"1", "first", (0,))
+    s.begin(1, 0, "train", [job(0)], rules, 1.0)
+    say(s, b"1", reply(0), 1.0, memoryview(b"abc"))
+    s.accept(key(0), 1.0)
+    bound = [job(0, bound=True)]
+    if died == "with its task":
+        assert given_to(s.begin(1, 1, "train", bound, rules, 2.0)) == [b"1"]
+    if died == "silently before it":
+        s.tick(13.0)
+    else:
+        s.closed(b"1", 3.0)
+    given = ready(s, b"2", "second", (0,), 14.0)
+    if died != "with its task":
+        given = s.begin(1, 1, "train", bound, rules, 14.0)
+    assert given_to(given) == [b"2"]
+
+
+def test_a_worker_that_dies_after_another_was_ready_does_not_keep_its_tasks():
+    s = server()
+    rules = Rules(closed=None, silent=10.0)
+    ready(s, b"1", "first", (0, 1))
+    s.begin(1, 0, "train", [job(0), job(1)], rules, 1.0)
+    ready(s, b"2", "second", (0,), 2.0)
+    s.closed(b"1", 3.0)
+    assert given_to(s.tick(12.0)) == []  # it may come back
+    say(s, b"2", m.Alive(run="r", inc=1), 12.0)
+    assert given_to(s.tick(13.0)) == [b"2"]
+    say(s, b"2", m.Alive(run="r", inc=1), 99.0)
+    assert not of(s.tick(100.0), Resolved)  # nobody else hosts client 1
+
+
+def test_a_worker_that_was_replaced_is_bound_to_again_once_it_is_back():
+    s, rules = server(), Rules(closed=None)
+    ready(s, b"1", "first", (0,))
+    s.begin(1, 0, "train", [job(0)], rules, 1.0)
+    say(s, b"1", reply(0), 1.0, memoryview(b"abc"))
+    s.accept(key(0), 1.0)
+    s.closed(b"1", 3.0)
+    ready(s, b"2", "second", (0,), 4.0)
+    ready(s, b"3", "first", (0,), 5.0)
+    assert given_to(s.begin(1, 1, "train", [job(0, bound=True)], rules, 6.0)) == [b"3"]
