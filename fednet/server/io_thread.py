@@ -112,26 +112,35 @@ class ServerIO:
 
         self.call(lambda now: found.append(question()), wait=True)
         if not found:
-            self.wait(0.0, (0, 0, ""))
+            self.rest(0.0)
             raise Broken("the server's input and output has ended")
         return found[0]
 
-    def wait(self, timeout_s: float, phase: tuple[int | None, int, str]) -> Resolved | None:
-        """The next client whose part in the phase (round, exchange, purpose) is over, or None after
-        `timeout_s`, or for one of an earlier phase; round None: of any round. Raises what broke the
-        I/O thread.
+    def wait(self, timeout_s: float) -> Resolution | None:
+        """The next client whose part in a phase is over, with the phase (round, exchange, purpose);
+        None after `timeout_s`. Each is returned once: call it where all that may come is dealt
+        with, and `rest` elsewhere. Raises what broke the I/O thread.
         """
         if not self._resolutions:
-            if self._thread is None and not self._pump_until(time.monotonic() + timeout_s):
-                return None
-            found = self._told.get(timeout_s)
-            if found is None:
-                return None
-            if isinstance(found, BaseException):
-                raise found
-            self._resolutions.extend(found)
-        of, resolved = self._resolutions.popleft()
-        return resolved if of == phase or (None, *of[1:]) == phase else None
+            self.rest(timeout_s)
+        return self._resolutions.popleft() if self._resolutions else None
+
+    def ended(self) -> set[int]:
+        """The clients whose part is over and whom `wait` is still to return."""
+        while not self._told.empty():
+            self.rest(0.0)
+        return {resolved.client for _, resolved in self._resolutions}
+
+    def rest(self, timeout_s: float) -> None:
+        """Lets so much time pass, or less where something happens, which is kept for `wait`. Raises
+        what broke the I/O thread.
+        """
+        if self._thread is None and not self._pump_until(time.monotonic() + timeout_s):
+            return
+        found = self._told.get(timeout_s)
+        if isinstance(found, BaseException):
+            raise found
+        self._resolutions.extend(found or ())
 
     def _pump_until(self, until: float) -> bool:
         """Does the work of both sides until something has happened; False where the time was over

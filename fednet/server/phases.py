@@ -150,7 +150,11 @@ class Phases:
                 yield from self._turn(phase, todo.pop(0), outcomes)
             if not todo or (clock is not None and all(c in outcomes for c in todo)):
                 break
-            resolved = self.io.wait(POLL_S, phase.name)
+            ended = self.io.wait(POLL_S)
+            if ended is None or ended[0] != phase.name:
+                resolved = None  # one of an earlier phase was counted out there
+            else:
+                resolved = ended[1]
             if resolved is not None and self._restarts(phase, resolved):
                 resolved = None
             if resolved is not None and resolved.client in phase.start:

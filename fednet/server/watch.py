@@ -103,7 +103,7 @@ class Watch:
             if not noted and time.monotonic() - self._began > 2.0:
                 self.display.note(f"waiting for clients: {self.present()} of {wanted} are here")
                 noted = True
-            self._io.wait(0.05, (0, 0, ""))
+            self._io.rest(0.05)
             self.check()
         self._awaiting = 0
         if not self.present() and until is not None and time.monotonic() >= until:
@@ -121,17 +121,18 @@ class Attendance:
 
     def ready(self, at: float) -> bool:
         """Whether there are as many as a round needs."""
-        return self._when(at) <= at and not self._short()
+        return self._when(at) <= at and not self.short()
 
     def gather(self, round: int) -> None:
         """Where clients are waited for without a bound, until there are as many as the round needs:
         with fewer it would be void, and a few such rounds end a run.
         """
-        if self._short():
+        if self.short():
             least = self._config.round.min_results
             self._watch.await_clients(least, None, resumed=False, round=round)
 
-    def _short(self) -> bool:
+    def short(self) -> bool:
+        """Whether more clients are waited for, without a bound, before a round begins."""
         bound = self._config.round.join_s(self.alone)
         return bound is None and self._watch.present() < self._config.round.min_results
 

@@ -122,8 +122,8 @@ class Both:
         limit, done = time.monotonic() + LIMIT_S, []
         while len(done) < 2:
             assert time.monotonic() < limit
-            found = self.io.wait(0.01, (1, 0, "train"))
-            done += [found.reason] if found is not None else []
+            found = self.io.wait(0.01)
+            done += [found[1].reason] if found is not None else []
         assert done == [ended, ended]
 
 
@@ -392,7 +392,8 @@ def test_rounds_that_wait_for_a_command_are_not_left_alone_meanwhile(tmp_path, m
     rounds.join(LIMIT_S)
     assert not rounds.is_alive()
     io.close()
-    assert [io.wait(0.0, (0, 0, "train")) for _ in range(4)] == 2 * replied
+    told = [io.wait(0.0) for _ in range(4)]
+    assert told == [((0, 0, "train"), r) for r in 2 * replied]
 
 
 def test_heartbeats_are_one_row_a_worker_and_round(tmp_path):
@@ -402,7 +403,7 @@ def test_heartbeats_are_one_row_a_worker_and_round(tmp_path):
     limit = time.monotonic() + LIMIT_S
     while not any(name[2] == "beat" for name in both.link.ledger.open()):
         assert time.monotonic() < limit
-        both.io.wait(0.01, (1, 0, "train"))
+        both.io.rest(0.01)
     both.io.call(lambda now: both.io.book_round(1) or [], wait=True)
     beats = [r for r in both.rows if r["type"] == "beat"]
     assert sorted(r["direction"] for r in beats) == ["down", "up"]
@@ -424,7 +425,7 @@ def test_a_signal_that_outlasts_a_wait_does_not_make_it_endless(tmp_path):
     before = signal.signal(signal.SIGALRM, handler)
     signal.setitimer(signal.ITIMER_REAL, 0.02)
     try:
-        assert io.wait(0.05, (0, 0, "")) is None
+        assert io.wait(0.05) is None
     finally:
         signal.signal(signal.SIGALRM, before)
         io.close(linger_s=0)

@@ -24,7 +24,7 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
-    def wait(self, *_: Any) -> None:
+    def rest(self, *_: Any) -> None:
         self.now += 60.0
         self.looks += 1
         self.snapshot["present"] = 2 if self.looks >= self.after else 0
@@ -95,7 +95,7 @@ def test_while_it_waits_it_writes_down_who_is_there_and_who_is_missing(monkeypat
     protocol.round, protocol.purpose = 0, "train"
     snapshot = {"waiting": [], "arrived": [], "present": 3}
     io = SimpleNamespace(protocol=protocol, snapshot=snapshot, ask=lambda look: look())
-    io.wait = lambda *_: snapshot.update(present=4)
+    io.rest = lambda *_: snapshot.update(present=4)
     written: list[dict[str, Any]] = []
     monkeypatch.setattr(watch, "write_status", lambda path, **said: written.append(said))
     directory = SimpleNamespace(path=Path("."))

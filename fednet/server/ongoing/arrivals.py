@@ -38,6 +38,7 @@ class Arrivals:
     def given(self, client: int) -> None:
         task = self.tasks[client]
         if not task.wanted:
+            task.over = True
             self._over.append((client, task.out))
 
     def due(self, at: float) -> Sequence[Give | Update]:
@@ -61,10 +62,14 @@ class Arrivals:
         """The next client whose task has ended, and why without a reply; None after a while."""
         if self._over:
             return self._over.popleft()
-        resolved = self.io.wait(timeout_s, (None, 0, "train"))
-        task = None if resolved is None else self.tasks.get(resolved.client)
-        if resolved is None or task is None or not task.wanted:
+        ended = self.io.wait(timeout_s)
+        if ended is None:
             return None
+        (round, _, purpose), resolved = ended
+        task = self.tasks.get(resolved.client)
+        if purpose != "train" or task is None or task.round != round or not task.wanted:
+            return None  # of a task that has ended already
+        task.over = True
         if not resolved.reason:
             task.reply = self._reply(resolved.client, task, "train")
             task.verdict = self._reply(resolved.client, task, "evaluate")

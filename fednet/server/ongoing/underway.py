@@ -38,7 +38,8 @@ class SentDown(State):
 class PendingTask:
     """A client's task, until its reply is counted. at: seconds, when it was given out; leaves: when
     its client is gone. seen: what went down, as the client sees it. bytes: of all that, on the
-    virtual clock. out: why no reply comes of it. wanted: it is to be handed out.
+    virtual clock. out: why no reply comes of it. wanted: it is to be handed out. over: its reply
+    is here, or it is known that none will come.
     """
 
     round: int
@@ -50,6 +51,7 @@ class PendingTask:
     leaves: float = math.inf
     out: str = ""
     wanted: bool = True
+    over: bool = False
     spooled: Spooled | None = None  # what an earlier server received
     reply: Spooled | None = None
     verdict: Spooled | None = None
@@ -131,11 +133,11 @@ class PendingTasks(dict[int, PendingTask]):
             phase.down.get(client, 0),
             enrolled,
             at + phase.leaves.get(client, math.inf),
-            phase.out.get(client, ""),
-            spooled is None and client not in phase.out,
-            spooled,
-            spooled,
-            phase.spooled.get((client, "evaluate")),
+            out=phase.out.get(client, ""),
+            wanted=spooled is None and client not in phase.out,
+            spooled=spooled,
+            reply=spooled,
+            verdict=phase.spooled.get((client, "evaluate")),
         )
         return task
 

@@ -9,11 +9,13 @@ is `arrivals`'. A checkpoint holds the tasks under way, and what went down with 
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from fednet.config import Config
 from fednet.experiment import selection
 from fednet.protocol.rules import STATE_LOST, Instruction
 from fednet.server.asking import Phase
@@ -47,6 +49,7 @@ class Updates:
             at=self.progress.at,
         )
         self.arrivals = self._arrivals()
+        self.unasked = None if self.parts.faults.replay is not None else Unasked(self.config)
         self.given: list[int] = []  # in this round, in order
         self.dropped: dict[int, str] = {}  # since the last update
         self.restarted: list[int] = []  # the same, of clients that had lost their state
@@ -81,7 +84,7 @@ class Updates:
             progress.under_way, rounds.sent = self.tasks.saved(self.schedule.training, rounds.sent)
             progress.at = update.at
             more = update.round < self.config.rounds
-            early = more and may_overlap(self.config)
+            early = more and may_overlap(self.config) and not rounds.attendance.short()
             update = self._next_round(round) if early else None
             rounds.conclude(round)
             rounds.give_up(round)
@@ -213,6 +216,7 @@ class Updates:
         record.staleness = [update.staleness(c) for c in record.completed]
         round.judged = rounds.phases.judged(phase)
         round.reported, round.warnings = dict(rounds.host.reported), list(rounds.host.warnings)
+        self._look_for_unasked(update, round)
         round.dropped, self.dropped = {**self.dropped, **round.dropped}, {}
         round.virtual = update.at - self.progress.at
         stale = {c: update.staleness(c) for c in update.came}
@@ -220,6 +224,29 @@ class Updates:
         for client in update.came:
             del self.tasks[client]
         return round
+
+    def _look_for_unasked(self, update: Update, round: Round) -> None:
+        """Says so where a client that is there is asked nothing any more: a mistake of this
+        server's, which nobody would notice otherwise.
+        """
+        if self.unasked is None:
+            return
+        protocol, schedule = self.io.protocol, self.schedule
+
+        def look() -> tuple[frozenset[int], set[int]]:
+            return protocol.present(), {work.job.client for work in protocol.open()}
+
+        here, busy = self.io.ask(look)
+        busy |= self.io.ended() | {client for client, task in self.tasks.items() if task.over}
+        free = [
+            c for c in schedule.order(update.round) if schedule.comes(c, update.at) <= update.at
+        ]
+        limit = self.unasked.limit
+        for client in self.unasked.counted(here.intersection(free) - busy):
+            text = f"client {client} is there, and was asked nothing in {limit} updates"
+            self.parts.directory.event("not_asked", update.round, client, updates=limit)
+            self.rounds.display.note(f"round {update.round}: {text}")
+            round.warnings.append(text)
 
     def _phase(self, update: Update) -> Phase:
         """The replies that came, as the exchange of a round."""
@@ -261,3 +288,26 @@ class Updates:
                 here = task.reply is not task.spooled
                 why = reason or ("" if useful[client] else "left out")
                 self.parts.accounts.replay(task.reply.key, "sent again" if here else why)
+
+
+class Unasked:
+    """Counts for how many updates in a row each client was free and asked nothing. limit: so many
+    are a mistake.
+
+    Where all clients train at once, whoever is free is asked in the next round. Else a free client
+    is drawn with a chance of at least b / N, of N clients where an update frees the places of b:
+    to be passed over in 20 N / b rounds in a row has a chance of exp(-20).
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.limit = 3
+        if config.cohort_size < config.clients:
+            self.limit = math.ceil(20 * config.clients / (config.buffer or 1))
+        self._rows: dict[int, int] = {}
+
+    def counted(self, free: Collection[int]) -> list[int]:
+        """free: those who had nothing to do as an update was made. Returns for whom it is one too
+        many: each once, until it is asked again.
+        """
+        self._rows = {client: self._rows.get(client, 0) + 1 for client in sorted(free)}
+        return [client for client, row in self._rows.items() if row == self.limit]
