@@ -95,9 +95,9 @@ def _shown(
     args: argparse.Namespace, home: Path, runs: dict[str, list[Path]], items: dict[str, list[str]]
 ) -> None:
     """The table, the picture and its numbers, of the cells that are done."""
-    from fednet.bench import chains
     from fednet.report import open_run
     from fednet.report.drawing import frontier
+    from fednet.sweep import chains
 
     points, of = [], None
     for label, folders in runs.items():

@@ -35,9 +35,10 @@ VERBS = {
     "keys": "CURVE keys for the server and its clients",
     "new": "a commented template for a part of your own",
     "check": "the contract suite run over a part of your own",
-    "bench": "orchestration cost against the floor measured in the same run",
 }
 FILES = {"list": "listing"}
+# Commands of earlier versions, and what to do instead.
+GONE = {"bench": "benchmarks are for developers: run `python -m tests.bench` in a clone"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,6 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"fednet {fednet.__version__}")
         return 0
     name = words[0]
+    if name in GONE:
+        complain(f"fednet {name}: {GONE[name]}.")
+        return WRONG_COMMAND
     if name not in VERBS:
         complain(f"fednet: {unknown('command', name, VERBS)}")
         return WRONG_COMMAND

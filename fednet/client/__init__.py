@@ -1,7 +1,7 @@
 """A client's process: joining a server, preparing a run, doing its tasks, and how many at once on a
 device.
 
-Imported by `launch`, `bench`, `tools` and `cli`; never by `server`, and it imports nothing of
+Imported by `launch`, `tools` and `cli`; never by `server`, and it imports nothing of
 `server`. Read in this order: join, prepare, loop, workplace, judging,
 secrets, slots, packing.
 """

@@ -1,6 +1,6 @@
 """Starting a federation: the server alone, a server and workers on this machine, or workers over a
 Ray cluster.
 
-Imported by `sweep`, `bench`, `tools`, `papers` and `cli`; imports `server` and `client`.
+Imported by `sweep`, `tools`, `papers` and `cli`; imports `server` and `client`.
 Read in this order: start, supervisor, ray.
 """

@@ -1,7 +1,7 @@
 """The server's process: rounds, phases, spool, checkpoints, accounts, and the thread that does its
 I/O.
 
-Imported by `launch`, `bench`, `tools` and `cli`; never by `client`, and it imports nothing of
+Imported by `launch`, `tools` and `cli`; never by `client`, and it imports nothing of
 `client`. Read in this order: process, rounds, round, phases, io_thread, peers, spool,
 checkpoint, results.
 """

@@ -28,14 +28,14 @@ from torch import nn
 from fednet import models, registry
 from fednet.algorithms.base import Run, Samples, Tensors
 from fednet.algorithms.state import PerClient
-from fednet.bench.family import machine
-from fednet.bench.pack import SIZES, Size
-from fednet.bench.run import spread
 from fednet.errors import ConfigError, unknown
 from fednet.experiment.build import Experiment
 from fednet.experiment.store import RowStore, on_disk
 from fednet.papers.servercost import one_round
 from fednet.training.hosts import ServerHost, SiteHost
+from tests.bench.family import machine
+from tests.bench.pack import SIZES, Size
+from tests.bench.run import spread
 
 POOL = 3  # distinct random replies: together more than a cache holds where the model is large
 

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from fednet import registry
-from fednet.bench import pack
 from fednet.errors import ConfigError
 from fednet.experiment.store import RowStore
-from tests.bench import methods
+from tests.bench import methods, pack
 
 TINY = pack.Size("a small one", {"name": "lenet5"}, 16, 8)
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fednet.bench.network import cell, spaces, sweep
-from fednet.bench.network.cell import LinkCell
-from fednet.bench.network.line import Bad, Line, payload
 from fednet.errors import ConfigError
+from tests.bench.network import cell, spaces, sweep
+from tests.bench.network.cell import LinkCell
+from tests.bench.network.line import Bad, Line, payload
 from tests.processes import lines, until
 
 

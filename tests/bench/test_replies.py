@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from fednet.bench import replies
 from fednet.errors import CannotGoOn
 from fednet.files import Lines
+from tests.bench import replies
 
 
 def test_fake_clients_take_part_in_every_round(tmp_path, monkeypatch):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import select
+import subprocess
 import sys
 
 import pytest
 
-from fednet.bench import bare
-from fednet.bench import round as workloads
-from fednet.bench.family import family
-from tests.processes import WAIT_S, Rig, until
+from tests.bench import bare
+from tests.bench import round as workloads
+from tests.bench.family import family
+from tests.processes import ROOT, WAIT_S, until
 
 
 @pytest.mark.parametrize("payloads", [1, 3])
@@ -48,14 +49,13 @@ def test_the_sum_is_of_the_quickest_way(monkeypatch, tmp_path):
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_what_a_bench_started_ends_with_it(tmp_path):
-    with Rig(tmp_path) as rig:
-        bench = rig.start("main", "bench", "round", "--workload", "Q", "--workers", "2")
-        # the floor's process, and each of its workers
-        all = until(lambda: (f := list(family(bench.pid)))[3:] and f, "the floor", bench)
-        handles = [os.pidfd_open(pid) for pid in all[1:]]
-        bench.terminate()
-        assert rig.ended(bench)[0] == 4
-        assert bench.said().endswith("fednet bench: stopped: SIGTERM.\n")
-        for handle in handles:
-            assert select.select([handle], [], [], WAIT_S)[0] == [handle]
-            os.close(handle)
+    command = [sys.executable, "-m", "tests.bench", "round", "--workload", "Q", "--workers", "2"]
+    bench = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    # the floor's process, and each of its workers
+    started = until(lambda: (found := list(family(bench.pid)))[3:] and found, "the floor", bench)
+    handles = [os.pidfd_open(pid) for pid in started[1:]]
+    bench.terminate()
+    assert bench.communicate(timeout=WAIT_S)[1].endswith("stopped: SIGTERM.\n")
+    for handle in handles:
+        assert select.select([handle], [], [], WAIT_S)[0] == [handle]
+        os.close(handle)

@@ -1,4 +1,4 @@
-"""`fednet bench secagg`: its bytes are those of the messages; how long it took is nobody's test."""
+"""The bytes of `tests.bench secagg` are those of the messages; no time is tested."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fednet.bench import secagg
-from fednet.cli.main import main
 from fednet.secagg import BelowThreshold
+from tests.bench import secagg
+from tests.bench.__main__ import main
 
 
 def test_bytes_are_those_that_the_papers_count():
@@ -43,7 +43,7 @@ def test_a_sparse_graph_sends_less_and_the_lost_send_no_vector():
 def test_the_command_prints_a_row_for_each_and_writes_the_figures(tmp_path: Path, capsys):
     file = tmp_path / "out.json"
     words = ["--clients", "5,6", "--dropout", "0,0.2", "--machines", "--json", str(file)]
-    assert main(["bench", "secagg", *words]) == 0
+    assert main(["secagg", *words]) == 0
     records = json.loads(file.read_text())
     assert [(r["clients"], r["dropout"]) for r in records[::4]] == [
         (5, 0.0),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fednet import registry
-from fednet.bench.transport import configured, lines, namespace, reckon
 from tests import rooms
+from tests.bench.transport import configured, lines, namespace, reckon
 from tests.contract.test_ledger import IMAGES, method
 
 

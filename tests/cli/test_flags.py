@@ -302,11 +302,6 @@ def test_client_needs_ids_of_the_right_form(capsys, engine):
 @pytest.mark.parametrize(
     ("words", "most"),
     [
-        (["bench", "round", "--workers", "99999999"], 1000),
-        (["bench", "round", "--repeat", "0"], 1000),
-        (["bench", "replies", "--connections", "100,99999999"], 20_000),
-        (["bench", "secagg", "--clients", "10,99999999"], 10_000),
-        (["bench", "network", "--jobs", "99999999"], 1000),
         (["keys", "lab", "keys", "--clients", "99999999"], 100_000),
     ],
 )
@@ -453,12 +448,6 @@ def test_debug_shows_the_whole_traceback(engine, capsys, monkeypatch):
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize("flag", ["--set", "--load", "--out"])
-def test_a_measurement_refuses_a_flag_that_it_would_not_read(flag, capsys):
-    assert main.main(["bench", "round", flag, "rounds=1"]) == 2
-    assert f"unrecognized arguments: {flag} rounds=1" in capsys.readouterr().err
-
-
 def test_exception_in_a_users_file_shows_that_files_frames_only(capsys, tmp_path):
     own = tmp_path / "own_broken.py"
     own.write_text("def f():\n    return 1 / 0\n\nf()\n")
@@ -580,27 +569,6 @@ def test_a_configuration_that_sets_nothing_is_said_to(text, tmp_path, capsys):
     file.write_text("seed: 1\n")
     common.configured(args)
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["secagg", "--dropout", "nan"], "expected shares from 0 to below 1, got 'nan'"),
-        (["secagg", "--dropout", "0,1"], "expected shares from 0 to below 1, got '0,1'"),
-        (["secagg", "--clients", "2"], "--clients 2: expected at least 3"),
-        (["network", "--loss", "2"], "expected shares from 0 to below 1"),
-        (["network", "--latency", "inf"], "expected seconds, 0 or more of them, got 'inf'"),
-        (["network", "--picture", "x.bogus"], "expected a file of the kind .svg or .pdf or .png"),
-        (["pack", "--json", "/nowhere/x.json"], "there is no folder '/nowhere'"),
-        (["pack", "--repeat", "9" * 5000], "expected a whole number from 1 to 1000, got "),
-        (["pack", "--repeat", "\N{SUPERSCRIPT TWO}"], "expected a whole number from 1 to 1000"),
-        (["round", "--workload", ""], "unknown workload ''"),
-        (["pack", "--workload", ""], "unknown"),
-    ],
-)
-def test_what_nothing_can_be_measured_with_is_refused_before_anything_is(words, says, capsys):
-    assert main.main(["bench", *words]) == 2
-    assert says in capsys.readouterr().err
 
 
 def test_a_place_where_no_keys_can_be_is_refused(tmp_path, capsys):

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fednet.bench.network.line import Bad, total
-from fednet.bench.network.spaces import SERVER, Spaces
 from fednet.plain import JsonDict, JsonMapping
+from tests.bench.network.line import Bad, total
+from tests.bench.network.spaces import SERVER, Spaces
 
 CLIENTS, PORT = 10, 5555
 LOOK_S = 0.2  # how often it is looked whether a process has ended

@@ -1,5 +1,4 @@
-"""`fednet bench transport`: the ledger beside what the kernel and the network interface counted, to
-the byte.
+"""The ledger beside what the kernel and the network interface counted, to the byte.
 
 A small federation runs in processes of its own, plain and with CURVE. Three counts of it are
 compared: the server's book, TCP_INFO of all its connections, and, where a network namespace can be
@@ -78,7 +77,7 @@ def reckon(mapping: JsonMapping, folder: Path) -> Reckoning:
         configuration.to_yaml(configuration.from_mapping(dict(mapping), where="the bench")),
         encoding="utf-8",
     )
-    words = [sys.executable, "-m", "fednet.bench.transport", str(text), str(folder), "2"]
+    words = [sys.executable, "-m", "tests.bench.transport", str(text), str(folder), "2"]
     apart = namespace()
     if apart is not None:
         words = [*apart, "sh", "-c", INSIDE, "sh", *words]
@@ -156,7 +155,7 @@ def lines(found: list[Reckoning]) -> Iterator[str]:
 
 
 def main(folder: Path) -> Iterator[str]:
-    """What `fednet bench transport` prints."""
+    """What `python -m tests.bench transport` prints."""
     yield from lines(
         [reckon(configured(name, name == "curve"), folder) for name in ("plain", "curve")]
     )

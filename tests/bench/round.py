@@ -1,5 +1,4 @@
-"""`fednet bench round`: a round of fednet, over real connections between real processes, beside its
-floor.
+"""A round of fednet, over real connections between real processes, beside its floor.
 
 Floor and fednet are run in turn, several times, in one sitting, so that the ratio holds where the
 machine's speed drifts.
@@ -16,11 +15,11 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fednet.bench.run import environment, fednet, spread, torch_version
-from fednet.bench.workloads import SCALES, WORKLOADS, Workload
 from fednet.errors import CannotGoOn
 from fednet.experiment import placement
 from fednet.plain import JsonDict, JsonMapping
+from tests.bench.run import environment, fednet, spread, torch_version
+from tests.bench.workloads import SCALES, WORKLOADS, Workload
 
 
 def scale(
@@ -157,7 +156,7 @@ def _aside(what: str, work: Workload, job: JsonDict) -> dict[str, float]:
         json.dump(job, file)
         file.flush()
         done = subprocess.run(
-            [sys.executable, "-m", f"fednet.bench.{what}", file.name],
+            [sys.executable, "-m", f"tests.bench.{what}", file.name],
             capture_output=True,
             text=True,
             check=False,

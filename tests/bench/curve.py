@@ -1,4 +1,4 @@
-"""`fednet bench curve`: what encryption costs, by rounds with and without it, in turn."""
+"""`python -m tests.bench curve`: what encryption costs, by rounds with and without it, in turn."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fednet.bench.run import fednet, spread, torch_version
-from fednet.bench.workloads import WORKLOADS
 from fednet.experiment import placement
 from fednet.plain import JsonDict, JsonMapping
+from tests.bench.run import fednet, spread, torch_version
+from tests.bench.workloads import WORKLOADS
 
 
 def curve(

@@ -2,7 +2,7 @@
 cores, with no communication. The best plain loop we know: one gather an epoch and then slices,
 fused SGD without torch's `Optimizer` around it, channels-last kernels.
 
-    python -m fednet.bench.floor WORKLOAD.json      prints {"seconds": [...]}, one figure a round
+    python -m tests.bench.floor WORKLOAD.json      prints {"seconds": [...]}, one figure a round
 """
 
 from __future__ import annotations

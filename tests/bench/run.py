@@ -12,12 +12,12 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fednet.bench.family import cpu_seconds, family, figure
-from fednet.bench.workloads import Workload
 from fednet.errors import CannotGoOn
 from fednet.experiment import placement
 from fednet.files import read_lines
 from fednet.plain import JsonDict
+from tests.bench.family import cpu_seconds, family, figure
+from tests.bench.workloads import Workload
 
 # How often processes are looked at: what they take together.
 LOOK_S = 0.5

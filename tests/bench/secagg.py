@@ -1,5 +1,5 @@
-"""`fednet bench secagg`: what secure aggregation costs a client and the server, by protocol, number
-of clients and share of them that is lost.
+"""What secure aggregation costs a client and the server, by protocol, number of clients and share
+of them that is lost.
 
 The machines alone, in one process and thread, on random vectors: bytes are those of their messages,
 seconds are of the processor. Who is lost is lost after its shares were handed on and before its
@@ -143,7 +143,7 @@ def processes(protocol: str, folder: Path, workers: int, clients: int = 10) -> J
     """A run of four rounds of the quick start in which all clients take part: the median round."""
     import subprocess
 
-    from fednet.bench.run import environment
+    from tests.bench.run import environment
 
     name = protocol.replace("+", "-plus")
     asked = {

@@ -1,5 +1,5 @@
-"""`fednet bench replies`: how many small replies a second a server takes, and what of its processor
-each costs, over so many connections.
+"""How many small replies a second a server takes, and what each costs of its processor, by the
+number of connections.
 
 A server as `fednet-server` starts it, whose clients (see `idle`) train nothing: each answers at
 once by the same payload. All that a round asks of the server is in the figures: its tasks, its
@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from fednet import config as configuration
-from fednet.bench.run import environment, spread
 from fednet.errors import CannotGoOn
 from fednet.experiment import build as experiments
 from fednet.files import read_lines, read_record
 from fednet.plain import JsonDict, JsonMapping
+from tests.bench.run import environment, spread
 
 SIZES = (100, 500, 2000, 5000)  # connections
 REPLIES = 12_000  # of a run, at least, that are timed
@@ -94,7 +94,7 @@ def measure(clients: int, folder: Path) -> dict[str, float]:
             json.dump(job, file)
             file.flush()
             idle = subprocess.run(
-                [sys.executable, "-m", "fednet.bench.idle", file.name],
+                [sys.executable, "-m", "tests.bench.idle", file.name],
                 capture_output=True,
                 text=True,
                 check=False,

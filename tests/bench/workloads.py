@@ -1,4 +1,4 @@
-"""What `fednet bench` runs: models, clients and rounds by name."""
+"""What `python -m tests.bench` runs: models, clients and rounds by name."""
 
 from __future__ import annotations
 

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fednet.bench.network.cell import LinkCell, Result, run
-from fednet.bench.network.line import Bad
-from fednet.bench.network.spaces import refusal
 from fednet.errors import ConfigError
 from fednet.plain import JsonMapping
+from tests.bench.network.cell import LinkCell, Result, run
+from tests.bench.network.line import Bad
+from tests.bench.network.spaces import refusal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from fednet import seeds
-from fednet.bench.network.line import Bad, Line
 from fednet.errors import ConfigError
+from tests.bench.network.line import Bad, Line
 
 # linux/if_tun.h: packets as they are, without a header before them.
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000

@@ -1,5 +1,5 @@
-"""`fednet bench pack`: the local epochs of many small clients on one device, one after another, as
-one (`train.pack`), and on a card each in a thread and stream of its own.
+"""The local epochs of many small clients on one device: one after another, as one (`train.pack`),
+and on a card each in a thread and stream of its own.
 
 All are what a worker does for a task, from the weights that came to those that go, without codec
 and files: one after another in one thread; packed in a thread a client, which meet as in a run; and
@@ -16,13 +16,13 @@ from dataclasses import dataclass
 import torch
 
 from fednet import config as configuration
-from fednet.bench.run import spread
 from fednet.client.packing import Packing
 from fednet.errors import ConfigError, unknown
 from fednet.experiment import build, determinism, placement
 from fednet.plain import JsonDict, JsonMapping
 from fednet.training.hosts import SiteHost
 from fednet.training.lanes import Pack
+from tests.bench.run import spread
 
 
 @dataclass(frozen=True, slots=True)

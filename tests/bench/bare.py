@@ -1,7 +1,7 @@
 """What a round's bytes cost without fednet, carried as well as we know how: the same payloads
 between as many processes, and their mean in float64.
 
-    python -m fednet.bench.bare JOB.json
+    python -m tests.bench.bare JOB.json
 
 prints {"tcp_s": [...], "ipc_s": [...], "memory_s": [...], "mean_s": [...]}, one figure a round:
 over TCP on loopback, over Unix sockets, through shared memory, and for the mean.

@@ -1,7 +1,7 @@
 """Clients that train nothing, as many as are asked for, each over a connection of its own: what a
 server is measured with by `replies`.
 
-    python -m fednet.bench.idle JOB.json
+    python -m tests.bench.idle JOB.json
 
 prints {"rounds": [[at_s, server_cpu_s], ...], "cpu_s": s}: when the first task of each round came,
 what processor time the server had taken until then, and what these clients took in all.
@@ -23,10 +23,10 @@ from typing import Any
 import msgpack
 import msgspec
 
-from fednet.bench.family import cpu_seconds
 from fednet.plain import JsonDict
 from fednet.wire import frames
 from fednet.wire import messages as m
+from tests.bench.family import cpu_seconds
 
 MORE, LONG, COMMAND = 1, 2, 4
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)

@@ -1,0 +1,273 @@
+"""Benchmarks for developers, each beside its yardstick in the same run.
+
+    python -m tests.bench round --workload W1,W2     one benchmark; --help lists its options
+    python -m tests.bench                            the list
+
+docs/benchmarks.md describes the yardsticks and has the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from fednet.cli import values
+from fednet.cli.common import Parser, guarded
+from fednet.errors import ConfigError, unknown
+from fednet.plain import JsonDict
+from tests.bench.family import machine
+
+
+# -- round, scale, curve: whole runs of a workload -------------------------------------------------
+def _round_options(parser: argparse.ArgumentParser) -> None:
+    _workload_options(parser, "W1 to W5 [W1,W2,W3]")
+
+
+def _scale_options(parser: argparse.ArgumentParser) -> None:
+    _workload_options(parser, "P8 to P128 (payload), N100 to N10000 (clients) [all]")
+
+
+def _curve_options(parser: argparse.ArgumentParser) -> None:
+    _workload_options(parser, "W1 to W5, Q [W2,Q]")
+
+
+def _workload_options(parser: argparse.ArgumentParser, names: str) -> None:
+    parser.add_argument("--workload", metavar="NAME,...", help=names)
+    parser.add_argument(
+        "--workers",
+        type=values.count(1000),
+        metavar="W",
+        help="worker processes, of fednet and of the floor [one a core]",
+    )
+    _repeat(parser)
+
+
+def _round(args: argparse.Namespace, folder: Path) -> Iterator[JsonDict]:
+    from tests.bench import round, workloads
+
+    for name in _chosen(args.workload, ["W1", "W2", "W3"], workloads.WORKLOADS):
+        (record,) = round.bench([name], args.repeat, folder, args.workers)
+        _print(round.lines([record]))
+        yield record
+
+
+def _scale(args: argparse.Namespace, folder: Path) -> Iterator[JsonDict]:
+    from tests.bench import round, workloads
+
+    for name in _chosen(args.workload, list(workloads.SCALES), workloads.SCALES):
+        (record,) = round.scale([name], args.repeat, folder, args.workers)
+        _print(round.scale_lines([record]))
+        yield record
+
+
+def _curve(args: argparse.Namespace, folder: Path) -> Iterator[JsonDict]:
+    from tests.bench import curve, workloads
+
+    for name in _chosen(args.workload, ["W2", "Q"], workloads.WORKLOADS):
+        (record,) = curve.curve([name], args.repeat, folder, args.workers)
+        _print(curve.curve_lines([record]))
+        yield record
+
+
+def _chosen(given: str | None, default: list[str], known: Mapping[str, object]) -> list[str]:
+    names = default if given is None else given.split(",")
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"--workload: {unknown('workload', name, known)}")
+    return names
+
+
+# -- pack: several clients trained as one ----------------------------------------------------------
+def _pack_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workload", default="cnn", metavar="NAME,...", help="cnn, mlp, convnet")
+    parser.add_argument("--clients", type=values.count(10_000), default=10, metavar="N")
+    parser.add_argument("--device", default="auto", metavar="D", help="cpu, cuda or cuda:0 [auto]")
+    _repeat(parser)
+
+
+def _pack(args: argparse.Namespace, folder: Path) -> Iterator[JsonDict]:
+    from tests.bench import pack
+
+    for record in pack.bench(args.workload.split(","), args.clients, args.device, args.repeat):
+        _print([pack.line(record)])
+        yield record
+
+
+# -- replies: small replies of many connections ----------------------------------------------------
+def _replies_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--connections",
+        type=values.counts(20_000),
+        metavar="N,...",
+        help="clients, each with a connection of its own [100,500,2000,5000]",
+    )
+    _repeat(parser)
+
+
+def _replies(args: argparse.Namespace, folder: Path) -> Iterator[JsonDict]:
+    from tests.bench import replies
+
+    for record in replies.bench(args.connections or replies.SIZES, args.repeat, folder):
+        _print(replies.lines([record]))
+        yield record
+
+
+# -- secagg: bytes and seconds of masked sums ------------------------------------------------------
+def _secagg_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--clients", type=values.counts(10_000), default=[10, 50, 200], metavar="N,..."
+    )
+    parser.add_argument(
+        "--dropout",
+        type=values.shares,
+        default=[0.0, 0.1, 0.3],
+        metavar="SHARE,...",
+        help="share of the clients that is lost before their vectors arrive [0,0.1,0.3]",
+    )
+    parser.add_argument("--workers", type=values.count(1000), metavar="W")
+    parser.add_argument(
+        "--machines", action="store_true", help="the protocol's machines alone, no processes"
+    )
+
+
+def _secagg(args: argparse.Namespace, folder: Path) -> Iterator[JsonDict]:
+    from fednet.experiment import placement
+    from tests.bench import secagg
+
+    if min(args.clients) < 3:
+        raise ConfigError(f"--clients {min(args.clients)}: expected at least 3.")
+    print(secagg.HEAD, flush=True)
+    for record in secagg.bench(args.clients, args.dropout):
+        _print([secagg.line(record)])
+        yield record
+    if not args.machines:
+        for record in secagg.real(folder, args.workers or placement.cores()):
+            _print([secagg.line(record)])
+            yield record
+
+
+# -- network: bad links, as root -------------------------------------------------------------------
+def _network_options(parser: argparse.ArgumentParser) -> None:
+    from tests.bench.network import sweep
+
+    parser.add_argument(
+        "--part", type=values.names, metavar="P,...", help=f"{', '.join(sweep.PARTS)} [all]"
+    )
+    parser.add_argument("--setting", choices=["default", "wide", "both"], default="both")
+    parser.add_argument(
+        "--latency", type=values.lengths, metavar="S,...", help="seconds one way [0.1 to 10]"
+    )
+    parser.add_argument("--loss", type=values.shares, metavar="SHARE,...", help="[0 to 0.6]")
+    parser.add_argument(
+        "--limit", type=values.seconds, default=180.0, metavar="T", help="of a cell [3m]"
+    )
+    parser.add_argument(
+        "--jobs", type=values.count(1000), default=4, metavar="J", help="cells at a time [4]"
+    )
+    parser.add_argument(
+        "--picture",
+        type=values.new_file("svg", "pdf", "png"),
+        metavar="FILE.svg",
+        help="draw the map there",
+    )
+
+
+def _network(args: argparse.Namespace, folder: Path) -> Iterator[JsonDict]:
+    from tests.bench.network import cell as cells
+    from tests.bench.network import sweep
+
+    parts = args.part or sweep.PARTS
+    for part in parts:
+        if part not in sweep.PARTS:
+            raise ConfigError(f"--part: {unknown('part', part, sweep.PARTS)}")
+    latencies = args.latency or sweep.LATENCIES
+    losses = args.loss or sweep.LOSSES
+    settings = {"default": [False], "wide": [True], "both": [False, True]}[args.setting]
+    wanted = [cell for wide in settings for cell in sweep.grid(wide, parts, latencies, losses)]
+    records = []
+    for cell, result in sweep.sweep(wanted, folder, args.limit, args.jobs):
+        records.append(cells.record(cell, result))
+        _print([cells.line(cell, result)])
+        yield records[-1]
+    if args.picture:
+        print(f"drawn: {sweep.picture(records, args.picture)}")
+
+
+# -- transport: the book beside the kernel's counts ------------------------------------------------
+def _transport_options(parser: argparse.ArgumentParser) -> None:
+    del parser  # it has none
+
+
+def _transport(args: argparse.Namespace, folder: Path) -> Iterator[JsonDict]:
+    from tests.bench import transport
+
+    _print(transport.main(folder))
+    yield from ()
+
+
+Options = Callable[[argparse.ArgumentParser], None]
+Run = Callable[[argparse.Namespace, Path], Iterator[JsonDict]]  # prints; yields its records
+BENCHMARKS: dict[str, tuple[str, Options, Run]] = {
+    "round": ("seconds and memory of a round, beside the floor", _round_options, _round),
+    "scale": ("the server's memory by payload and clients", _scale_options, _scale),
+    "curve": ("what CURVE encryption costs", _curve_options, _curve),
+    "pack": ("several clients trained as one", _pack_options, _pack),
+    "replies": ("small replies a second, by connections", _replies_options, _replies),
+    "secagg": ("secure aggregation: bytes and seconds", _secagg_options, _secagg),
+    "network": ("which latency, loss and rate training survives", _network_options, _network),
+    "transport": ("the ledger beside the kernel's byte counts", _transport_options, _transport),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = Parser(prog="python -m tests.bench", description=__doc__.splitlines()[0])
+    verbs = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
+    for name, (text, options, _) in BENCHMARKS.items():
+        verb = verbs.add_parser(name, help=text, description=text)
+        options(verb)
+        verb.add_argument(
+            "--json",
+            type=values.new_file("json"),
+            metavar="FILE.json",
+            help="write the figures there too",
+        )
+    try:
+        args = parser.parse_args(words)
+    except SystemExit as done:  # argparse has said why
+        return int(done.code or 0)
+    return guarded("python -m tests.bench", lambda: _measure(args), None, argv is None)
+
+
+def _measure(args: argparse.Namespace) -> int:
+    print(machine(), flush=True)
+    records = []
+    with tempfile.TemporaryDirectory(prefix="fednet-bench-") as folder:
+        for record in BENCHMARKS[args.what][2](args, Path(folder)):
+            records.append(record)
+            if args.json:  # after each: some take an hour
+                args.json.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line, flush=True)
+
+
+def _repeat(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--repeat",
+        type=values.count(1000),
+        default=3,
+        metavar="R",
+        help="how often fednet and its yardstick are run in turn [3]",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
