@@ -467,12 +467,15 @@ def test_exception_in_a_users_file_shows_that_files_frames_only(capsys, tmp_path
         (["--set", "link.transport=tcp"], "link.transport is gone: between processes all "),
     ],
 )
-def test_what_is_gone_is_refused_in_one_sentence_that_says_so(words, says, capsys, engine):
+def test_what_is_gone_is_refused_in_one_sentence_that_says_so(
+    words, says, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
     assert main.main(["run", *words]) == 2
     said = capsys.readouterr().err
     assert says in said
     assert len(said.splitlines()) == 1
-    assert engine.calls == []
+    assert not Path("runs").exists()
 
 
 def test_configuration_error_is_one_sentence_with_its_place(capsys, tmp_path, monkeypatch):
