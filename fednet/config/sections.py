@@ -63,7 +63,7 @@ class Config(Section, frozen=True, kw_only=True):
     model: ModelSection = ModelSection()
     task: str = "classification"
     """A registered task, which gives loss and exact counts; see `fednet list tasks`.
-    [-; experiment/build]"""
+    [-; experiment/settled]"""
     data: DataSection = DataSection()
     train: TrainSection = TrainSection()
     evaluate: EvaluateSection = EvaluateSection()
