@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,20 @@ PORTABLE = {
 # Whether this process computes so: the libraries ask once, at their first kernel. And what keeps
 # the square roots.
 _portable: bool | None = None
-_kept: list[object] = []
+_kept: list[torch.library.Library] = []
+# Of torch.backends, what has an attribute fp32_precision; "" is torch.backends itself.
+FP32_PRECISIONS = (
+    "",
+    "mkldnn",
+    "mkldnn.matmul",
+    "mkldnn.conv",
+    "mkldnn.rnn",
+    "cuda.matmul",
+    "cudnn",
+    "cudnn.conv",
+    "cudnn.rnn",
+)
+_in_session = False  # within `apart_from_session`
 
 
 def settle(train: TrainSection | None = None) -> JsonDict:
@@ -44,7 +57,7 @@ def settle(train: TrainSection | None = None) -> JsonDict:
     if train is not None:
         choose(train.portable)
     torch.set_num_threads(threads)
-    if torch.get_num_interop_threads() != 1:
+    if torch.get_num_interop_threads() != 1 and not _in_session:
         # Work has started already: then the number is fixed, and recorded below.
         with contextlib.suppress(RuntimeError):
             torch.set_num_interop_threads(1)
@@ -54,6 +67,8 @@ def settle(train: TrainSection | None = None) -> JsonDict:
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
     tf32 = precision == "tf32"
+    # Of the CPU too, where "medium" is bfloat16.
+    torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -96,6 +111,7 @@ def choose(portable: bool) -> None:
                 else f"train.portable: this process has computed with {found} already; start "
                 f"another one with {' '.join(f'{k}={v}' for k, v in PORTABLE.items())} around it."
             )
+    if portable and not _kept:
         _round_roots()
     _portable = portable
 
@@ -173,3 +189,81 @@ def moved(events: Iterable[Mapping[str, object]], here: Mapping[str, str]) -> st
     return (
         f"it goes on elsewhere, so its bits may be others from here on: {what}." if what else None
     )
+
+
+# -- in a session of a user's ----------------------------------------------------------------------
+@contextlib.contextmanager
+def apart_from_session() -> Iterator[None]:
+    """Inside, torch computes as in a process that fednet has started, whatever a user's session has
+    set: autocast, no gradients, another default type or device, another precision. Afterwards the
+    session has its own switches again. The number of threads between operations, which can be set
+    once only, is left alone.
+    """
+    global _in_session
+    import torch
+
+    threads = torch.get_num_threads()
+    debug = torch.get_deterministic_debug_mode()
+    fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+    dtype = torch.get_default_dtype()
+    put_back = _precisions()
+    outer = _in_session
+    with contextlib.ExitStack() as own:
+        own.enter_context(torch.inference_mode(False))
+        own.enter_context(torch.enable_grad())
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                own.enter_context(torch.autocast(device, enabled=False))
+        if torch.get_default_device().type != "cpu":
+            own.enter_context(torch.device("cpu"))
+        torch.set_default_dtype(torch.float32)
+        _in_session = True
+        try:
+            yield
+        finally:
+            _in_session = outer
+            torch.set_default_dtype(dtype)
+            torch.set_num_threads(threads)
+            torch.set_deterministic_debug_mode(debug)
+            torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
+            put_back()
+            while _kept:
+                _kept.pop()._destroy()
+
+
+def _precisions() -> Callable[[], None]:
+    """What puts back the precision of products of float32. torch has two ways to set it, an older
+    release the first alone; one that is read by the first after both were used raises RuntimeError.
+    """
+    import torch
+
+    backends = torch.backends
+    older: list[Callable[[], object]] = []
+    with contextlib.suppress(RuntimeError):
+        products = torch.get_float32_matmul_precision()  # and with it cuda.matmul.allow_tf32
+        older.append(lambda: torch.set_float32_matmul_precision(products))
+    with contextlib.suppress(RuntimeError):
+        convolutions = backends.cudnn.allow_tf32
+        older.append(lambda: setattr(backends.cudnn, "allow_tf32", convolutions))
+    newer: list[tuple[object, str]] = []
+    for path in FP32_PRECISIONS:
+        newer += _precision_at(backends, path)
+
+    def put_back() -> None:
+        for restore in older:
+            restore()
+        for part, value in newer:
+            if part.fp32_precision != value:  # type: ignore[attr-defined]
+                part.fp32_precision = value  # type: ignore[attr-defined]
+
+    return put_back
+
+
+def _precision_at(backends: object, path: str) -> list[tuple[object, str]]:
+    part = backends
+    for name in filter(None, path.split(".")):
+        part = getattr(part, name, None)
+    value = getattr(part, "fp32_precision", None)
+    return [] if value is None else [(part, value)]
