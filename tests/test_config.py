@@ -398,6 +398,7 @@ def test_wrong_value_is_named_with_place_and_what_is_allowed(written, text, says
         ("secure_aggregation: true", "privacy.secagg.protocol"),
         ("on_fit_config_fn: f", "train.schedule"),
         ("ls: 5", "train.epochs"),
+        ("algorithm: {name: toy-prox, nu: 1}", "algorithm.mu"),  # and not num_rounds, for rounds
     ],
 )
 def test_unknown_key_is_answered_with_the_name_meant(written, text, meant):

@@ -8,6 +8,7 @@ import pytest
 
 from fednet import config
 from fednet.errors import ConfigError
+from tests.rooms import lines, run
 
 
 def load(**changes):
@@ -22,8 +23,37 @@ def test_a_mode_alone_is_enough():
 
 
 @pytest.mark.parametrize(
+    ("algorithm", "schedule", "found"),
+    [
+        ("fedbuff", {}, ("async", 5)),  # half of the ten that train at a time
+        ("ca2fl", {"buffer": 3}, ("async", 3)),
+        ("fedasync", {}, ("async", 1)),
+        ("fedbuff", {"mode": "semi-sync", "every": 60}, ("semi-sync", None)),
+        ("fedavg", {}, ("sync", None)),
+    ],
+)
+def test_a_method_without_rounds_waits_for_nobody_where_no_mode_is_given(
+    algorithm, schedule, found
+):
+    made = config.from_mapping(
+        {"algorithm": algorithm, "clients": 10, "participation": 1.0, "schedule": schedule}
+    )
+    assert (made.schedule.mode, made.buffer) == found
+    written = config.from_mapping(config.to_mapping(made))
+    assert written.schedule == made.schedule
+
+
+def test_that_a_method_waits_for_nobody_is_said(tmp_path):
+    directory = run(tmp_path, algorithm={"name": "fedbuff"}, participation=1.0)
+    (said,) = [e["text"] for e in lines(directory / "events.jsonl") if e["type"] == "remark"]
+    assert "3 clients train at a time and every 1 replies are an update" in said
+    assert all("staleness" in r for r in lines(directory / "rounds.jsonl"))
+
+
+@pytest.mark.parametrize(
     ("changes", "said"),
     [
+        ({"schedule": "sync"}, "schedule.mode: fedbuff makes an update of replies as they come"),
         ({"schedule": {"mode": "sync", "buffer": 3}}, "schedule.buffer: belongs to async"),
         ({"schedule": {"mode": "async", "every": 3}}, "schedule.every: belongs to semi-sync"),
         ({"schedule": "semi-sync"}, "semi-sync needs every"),

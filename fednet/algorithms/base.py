@@ -153,6 +153,9 @@ class Algorithm:
     in_memory: ClassVar[bool] = False  # what a client knows between exchanges is its process's
     architecture_free: ClassVar[bool] = False  # no message depends on the model
     asynchronous: ClassVar[bool] = False  # a reply may answer an older model than the server's
+    # The schedule of a method that has no rounds: what a configuration that does not give
+    # `schedule.mode` has then. It refuses `sync`.
+    own_schedule: ClassVar[Mapping[str, str | int]] = {}
     weighs_staleness: ClassVar[bool] = False  # by itself; else FedBuff's rule does (`staleness`)
 
     class Config(AlgorithmConfig):

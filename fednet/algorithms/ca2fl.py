@@ -41,6 +41,7 @@ class CA2FL(Algorithm):
     cost = ("|w|", "|w|")
     keeps = ("w, h_1..h_N, h", "-")
     asynchronous = True
+    own_schedule = {"mode": "async"}
     weighs_staleness = True
 
     class Config(AlgorithmConfig):

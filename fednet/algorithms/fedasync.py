@@ -39,6 +39,7 @@ class FedAsync(Algorithm):
     cost = ("|w|", "|w|")
     keeps = ("w", "-")
     asynchronous = True
+    own_schedule = {"mode": "async", "buffer": 1}
     weighs_staleness = True
 
     class Config(AlgorithmConfig):

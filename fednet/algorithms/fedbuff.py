@@ -40,6 +40,7 @@ class FedBuff(Algorithm):
     keeps = ("w", "-")
     sums_updates = True
     asynchronous = True
+    own_schedule = {"mode": "async"}
     weighs_staleness = True
 
     class Config(AlgorithmConfig):

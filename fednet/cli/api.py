@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fednet import config as configuration
-from fednet import loading, places, registry
+from fednet import places, registry
 from fednet.cli.common import quickstart
 from fednet.errors import CannotGoOn, ConfigError, FednetError, Stopped
 from fednet.experiment.rundir import runs_of, taken_back
@@ -79,9 +79,8 @@ def _chosen(
         )
     if set:
         raise ConfigError("fednet.run: give either a mapping or set=..., not both.")
-    loading.load_parts(list(load))
-    chosen = configuration.from_mapping(dict(config), where="the mapping given to fednet.run")
-    return chosen.replace(load=(*chosen.load, *(str(Path(file).resolve()) for file in load)))
+    where = "the mapping given to fednet.run"
+    return configuration.load_mapping(config, where, list(load))
 
 
 def _here(

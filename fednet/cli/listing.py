@@ -17,7 +17,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     everywhere(
         parser,
         "algorithms: a YAML configuration, for their cost in MB; keys: those at and below that "
-        "one, such as train",
+        "one, such as train, or the options of a part, such as algorithm.fedprox",
         out=False,
     )
     parser.add_argument(
@@ -76,14 +76,19 @@ def run(args: argparse.Namespace) -> int:
 def _keys(prefix: str | None) -> int:
     """The keys at and below a prefix, which stands where other lists have a CONFIG."""
     from fednet.config.keys import keys
+    from fednet.config.parts import BESIDE, own_options
 
     found = keys(prefix or "")
     if not found:
-        section = str(prefix).partition(".")[0]
-        known = [k.path for k in keys(section)] or {k.path.partition(".")[0] for k in keys()}
-        raise ConfigError(unknown("key", str(prefix), known))
-    from fednet.config.parts import BESIDE, own_options
-
+        section, _, name = str(prefix).rpartition(".")
+        of_parts = own_options(section) if section in BESIDE else {}
+        if name in of_parts:  # such as algorithm.fedprox
+            for option in of_parts[name] or [f"{name} has no options of its own"]:
+                print(option)
+            return 0
+        top = str(prefix).partition(".")[0]
+        known = {k.path for k in keys(top)} or {k.path.partition(".")[0] for k in keys()}
+        raise ConfigError(unknown("key", str(prefix), known | {f"{section}.{p}" for p in of_parts}))
     for key in found:
         unit = "" if key.unit == "-" else f" [{key.unit}]"
         print(f"{key.path}: {key.type}; default {key.default}{unit}; read by {key.reader}")

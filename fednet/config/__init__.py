@@ -28,7 +28,14 @@ from fednet.config.learning import (
     PublicSection,
     TrainSection,
 )
-from fednet.config.reading import from_mapping, from_text, load, to_mapping, to_yaml
+from fednet.config.reading import (
+    from_mapping,
+    from_text,
+    load,
+    load_mapping,
+    to_mapping,
+    to_yaml,
+)
 from fednet.config.running import (
     CheckpointSection,
     LostSection,
@@ -76,6 +83,7 @@ __all__ = [
     "from_mapping",
     "from_text",
     "load",
+    "load_mapping",
     "to_mapping",
     "to_yaml",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 import types
@@ -164,14 +165,21 @@ def _likely(key: str, path: str, known: list[str]) -> str | None:
         return named
     from fednet.config.sections import homes  # a key of ours that stands in the wrong section
 
-    close = nearest(low, known)
+    close = nearest(low, known) or _one_letter_off(low, known)
     at_home = [h for h in homes().get(low, []) if h != (f"{path}.{key}" if path else key)]
     if close is None and at_home:
         return at_home[0]
     if close is None:
-        far = nearest(low, elsewhere.KEYS)
-        return elsewhere.KEYS[far] if far else None
+        # Not the first that begins so: of another system's names that says nothing.
+        far = difflib.get_close_matches(low, elsewhere.KEYS, n=1, cutoff=0.6)
+        return elsewhere.KEYS[far[0]] if far else None
     return f"{path}.{close}" if path else close
+
+
+def _one_letter_off(key: str, known: Iterable[str]) -> str | None:
+    """Of short names, such as symbols, the one that differs in a letter alone."""
+    alike = (name for name in known if len(name) == len(key) > 1)
+    return next((name for name in alike if sum(map(str.__ne__, name, key)) == 1), None)
 
 
 # -- words for types -------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ class Method(Protocol):
     needs_public: bool
     architecture_free: bool
     asynchronous: bool
+    own_schedule: Mapping[str, str | int]
     summed: Mapping[str, str]
     Enrolment: type | None
 
@@ -143,6 +144,16 @@ def get(
         ) from None
 
 
+def scheduled(config: Config, tree: Node) -> Config:
+    """The configuration with the schedule that a method without rounds has where none is given."""
+    given = tree.value["schedule"].value if "schedule" in tree.value else {}
+    if "mode" in given or config.algorithm.name not in registry.algorithm.names():
+        return config
+    own = dict(registry.algorithm.get(config.algorithm.name).own_schedule)
+    chosen = {key: value for key, value in own.items() if key not in given}
+    return config.replace(schedule=msgspec.structs.replace(config.schedule, **chosen))
+
+
 def complete(config: Config, tree: Node) -> Config:
     """The configuration with all parts' options checked and filled in."""
     top = tree.value if isinstance(tree.value, dict) else {}
@@ -251,7 +262,9 @@ def _default(field: msgspec.structs.FieldInfo) -> object:
 
 def _plain(field: msgspec.structs.FieldInfo) -> object:
     made = _default(field)
-    return "null" if made is None else made
+    if made is None or isinstance(made, bool):
+        return {None: "null", True: "true", False: "false"}[made]
+    return made
 
 
 # -- unlike models at clients: `model: [{name: lenet5, clients: 0-4}, {name: mlp, clients: 5-9}]`

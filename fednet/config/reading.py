@@ -53,6 +53,11 @@ def made(
     return _check(tree)
 
 
+def load_mapping(mapping: JsonMapping, where: str, load_files: Sequence[Path | str] = ()) -> Config:
+    """As `load`, of plain values. Files under `load` are found from the working directory."""
+    return made(_beside_all(spread(wrap(mapping, where)), Path.cwd()), (), load_files)
+
+
 def from_mapping(
     mapping: JsonMapping, where: str = "the configuration", *, check_parts: bool = True
 ) -> Config:
@@ -85,6 +90,8 @@ def _check(
     inside = tree.value
     if config.clients_per_round is not None and "participation" not in inside:
         config = config.replace(participation=None)
+    if check_parts:
+        config = parts.scheduled(config, tree)
     rules.check(config, tree)
     if check_parts:
         config = parts.complete(config, tree)
@@ -115,10 +122,8 @@ def read(path: Path, above: tuple[Path, ...] = ()) -> Node:
         tree = Node({}, tree.at)
     if not isinstance(tree.value, dict):
         raise fit.wrong(tree, "", "a mapping of keys to values")
-    inside = dict(tree.value)
+    inside = dict(_beside_all(tree, path.parent).value)
     base = inside.pop("extends", None)
-    if "load" in inside and isinstance(inside["load"].value, list):
-        inside["load"] = _beside(inside["load"], path.parent)
     tree = Node(inside, tree.at)
     if base is None:
         return tree
@@ -130,6 +135,13 @@ def read(path: Path, above: tuple[Path, ...] = ()) -> Node:
     if not target.is_file():
         raise ConfigError(f"{base.at}: extends: there is no file {target}.")
     return merge(read(target, (*above, path.resolve())), tree)
+
+
+def _beside_all(tree: Node, folder: Path) -> Node:
+    """The tree with the files under `load` as absolute paths. folder: from where they are named."""
+    if "load" not in tree.value or not isinstance(tree.value["load"].value, list):
+        return tree
+    return Node({**tree.value, "load": _beside(tree.value["load"], folder)}, tree.at)
 
 
 def _beside(node: Node, folder: Path) -> Node:

@@ -35,7 +35,8 @@ class ScheduleSection(Section, frozen=True, kw_only=True):
 
     mode: Literal["sync", "semi-sync", "async"] = "sync"
     """sync: rounds, each waits for its clients; async: every so many replies are an update;
-    semi-sync: every so many seconds what is there is one. [-; server/rounds]"""
+    semi-sync: every so many seconds what is there is one. A method that has no rounds (fedasync,
+    fedbuff, ca2fl) is async where no mode is given. [-; server/rounds]"""
     buffer: AtLeast1 | None = None
     """async: replies that make an update; null: half of those that train at once.
     [clients; config/sections]"""

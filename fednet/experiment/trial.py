@@ -494,6 +494,11 @@ def remarks(experiment: Experiment) -> Iterator[str]:
             f"under BatchNorm the last batch of {few} of {config.clients} clients has only "
             f"{FEW} samples or 1; it is {what} (train.last_batch: {config.train.last_batch})."
         )
+    if config.schedule.mode == "async" and experiment.algorithm.own_schedule:
+        yield (
+            f"{config.algorithm.name} has no rounds: {config.cohort_size} clients train at a time "
+            f"and every {config.buffer} replies are an update (schedule: async)."
+        )
     judged = asked(config)
     if config.evaluate.every and config.evaluate.clients != "none" and len(judged) < config.clients:
         yield (

@@ -40,7 +40,7 @@ def test_runs_of_several_threads_begin_one_by_one_and_no_struct_is_first_met_by_
         inside[0] -= 1
         raise ConfigError("read.")
 
-    monkeypatch.setattr(api.configuration, "from_mapping", reading)
+    monkeypatch.setattr(api.configuration, "load_mapping", reading)
 
     def run(_: int) -> None:
         with pytest.raises(ConfigError, match="read"):
@@ -54,6 +54,19 @@ def test_runs_of_several_threads_begin_one_by_one_and_no_struct_is_first_met_by_
     evaluated.clear()
     msgspec.convert({"x": 1}, Late)
     assert not evaluated
+
+
+def test_files_that_a_mapping_loads_are_loaded(tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text(
+        "import fednet\nfrom fednet.algorithms.fedavg import FedAvg\n\n\n"
+        '@fednet.algorithm("in-a-mapping")\nclass Mine(FedAvg):\n    """As FedAvg."""\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    mapping = settings(rounds=1) | {"load": ["own.py"], "report": False}
+    found = fednet.run({**mapping, "algorithm": "in-a-mapping"}, in_process=True, out="runs")
+    assert found.config["load"] == ["code/own.py"]
+    with pytest.raises(ConfigError, match=r"load\[0\]: there is no file .*absent.py"):
+        fednet.run({**mapping, "load": ["absent.py"]}, in_process=True, out="runs")
 
 
 def finished(directory: Path, words: list[str]) -> None:

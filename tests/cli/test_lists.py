@@ -189,8 +189,24 @@ def test_a_parts_own_options_stand_with_the_keys_of_its_section(section, line, c
 
 
 @pytest.mark.parametrize(
+    ("part", "lines"),
+    [
+        ("algorithm.fedprox", ["mu: a float >= 0; ", "weighting: one of "]),
+        ("data.partition.dirichlet", ["alpha: a float; default 0.3", "min_samples: ", "cap: "]),
+        ("data.digits", ["digits has no options of its own"]),
+    ],
+)
+def test_the_options_of_one_part_are_listed_by_its_name(part, lines, capsys):
+    assert main(["list", "keys", part]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == len(lines)
+    assert all(got.startswith(want) for got, want in zip(said, lines)), said
+
+
+@pytest.mark.parametrize(
     ("typed", "said"),
     [
+        (["list", "keys", "algorithm.fedprx"], "Did you mean 'algorithm.fedprox'?"),
         (["list", "keys", "train.sched"], "Did you mean 'train.schedule'? Known: train.batch_size"),
         (["list", "keys", "trian"], "Did you mean 'train'? Known: aggregation"),
         (["reproduce", "fedab"], "Did you mean 'fedabc/figure2'? Known: fedabc"),

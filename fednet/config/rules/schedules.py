@@ -54,6 +54,12 @@ def check(c: Config, refuse: Refuse) -> None:
 def objection(config: Config, method: Method) -> tuple[str, str] | None:
     """(key, sentence) where the method cannot run without rounds."""
     name, mode = config.algorithm.name, config.schedule.mode
+    if mode == "sync" and method.own_schedule:
+        return (
+            "schedule.mode",
+            f"{name} makes an update of replies as they come, and has no rounds that wait for all; "
+            f"expected async or semi-sync, got sync (without a mode it is async).",
+        )
     if mode == "sync":
         return None
     if not method.asynchronous or len(method.exchanges) > 1:
