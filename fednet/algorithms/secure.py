@@ -117,9 +117,10 @@ class Secure(Algorithm):
         if self.steps[phase] != "masked":
             return up
         machine, question = self._mine(host, "masked"), _bytes(down.question)
+        entries = self._entries(up, x, host)
         if machine.knows("masked", question) is None:
-            host.secrets.leaves(host.client_id, host.round)
-        answer = machine.answer("masked", question, self._entries(up, x, host))
+            host.secrets.leaves(host.client_id, host.round, entries.tobytes())
+        answer = machine.answer("masked", question, entries)
         kind, shown = self.exchanges[phase].up, {}
         if kind.roles.run is not None:
             shown[kind.roles.run] = run_of(up)

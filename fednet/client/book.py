@@ -1,22 +1,25 @@
-"""A client process's own books: of all messages, wire.jsonl, and of what its clients have answered
-with noise on it, answers.jsonl.
+"""A client process's own books: of all messages, wire.jsonl; and the site's accounts, beside the
+folders of its runs: of what its clients have answered with noise on it, answers.jsonl, and of what
+they have sent under masks, masked.jsonl.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from fednet.client.policy import BudgetSection
-from fednet.config import PrivacySection
+from fednet.config import Config, PrivacySection
 from fednet.descriptors import named, synced
-from fednet.errors import ConfigError, StateError
+from fednet.errors import ConfigError, LeftRound, StateError
 from fednet.experiment.lock import alone
 from fednet.experiment.privacy import Question, accounting, epsilon
 from fednet.files import line, opened, plain_line, repair, unchecked, write_all
@@ -78,26 +81,95 @@ class Book:
             write_all(self._file, text)
 
 
-class Answers:
-    """A site's own account of what its clients have answered with noise of their own, over all runs
-    that its state directory has seen: a line an answer, on disk before the answer leaves. Each call
-    may come from any thread, and several processes may have that directory, for other runs or as
-    workers of one launcher: what one has noted counts with all.
-
-    most: (epsilon, delta) that a client's answers may amount to, None: without end.
+class Account:
+    """A site's own account of what has left it, over all runs that its state directory has seen: a
+    line each, on disk before it leaves. Each call may come from any thread, and several processes
+    may have that directory, for other runs or as workers of one launcher: what one has noted counts
+    with all. `what`: is in it; `Line`: the fields of a line that count, for `_take`.
     """
+
+    what = ""
+    Line: type[msgspec.Struct] = msgspec.Struct
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path, self._lock = path, threading.Lock()
+        self._lines = self._bytes = 0  # of it that are counted
+        with self._alone(os.O_CREAT):
+            pass
+
+    def _take(self, row: Any) -> None:
+        """Counts a line."""
+        raise NotImplementedError
+
+    def _note(self, file: int, row: JsonDict) -> None:
+        """Writes a line, which is counted when the account is opened next."""
+        write_all(file, line(row))
+        synced(file, self._path)
+
+    @contextlib.contextmanager
+    def _alone(self, create: int = 0) -> Iterator[int]:
+        """Inside, nobody else writes there, and what was written is counted. Gives the file."""
+        with self._lock:
+            try:
+                file = opened(self._path, os.O_RDWR | os.O_APPEND | create)
+            except FileNotFoundError:
+                raise gone(self._path, self.what) from None
+            try:
+                with alone(file):
+                    self._count(file)
+                    yield file
+            finally:
+                os.close(file)
+
+    def _count(self, file: int) -> None:
+        """What came since; a last line that a process ended in is cut off."""
+        with os.fdopen(file, "rb", closefd=False) as held:
+            held.seek(self._bytes)
+            for text in held:
+                if not text.endswith(b"\n"):
+                    os.ftruncate(file, self._bytes)
+                    return
+                self._lines += 1
+                try:
+                    row = msgspec.json.decode(unchecked(text), type=self.Line)
+                except ValueError as broken:
+                    raise StateError(
+                        f"{self._path}:{self._lines}: not what was written there ({broken}); put "
+                        f"the file back as it was."
+                    ) from None
+                self._bytes += len(text)
+                self._take(row)
+
+
+class _Answer(msgspec.Struct):
+    run: str
+    client: int
+    answer: str
+    noise: float
+
+
+class Answers(Account):
+    """The account of what clients have answered with noise of their own. most: (epsilon, delta)
+    that a client's answers may amount to, None: without end.
+    """
+
+    what = "what this site's clients have answered with noise, and may still spend"
+    Line = _Answer
 
     def __init__(self, path: Path, most: tuple[float, float] | None = None) -> None:
         if most is not None:
             accounting()  # what is missing is said now, not in a task
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._path, self._most, self._lock = path, most, threading.Lock()
+        self._most = most
         self._known = set[tuple[int, str]]()
         self._runs = set[str]()
         self._noises = dict[int, Counter[float]]()
-        self._lines = self._bytes = 0  # of it that are counted
-        with self._alone(os.O_CREAT):
-            pass
+        super().__init__(path)
+
+    def _take(self, row: _Answer) -> None:
+        self._known.add((row.client, row.answer))
+        self._runs.add(row.run)
+        self._noises.setdefault(row.client, Counter())[row.noise] += 1
 
     def of(self, run: str) -> bool:
         """Whether a client has answered in that run before this process was started."""
@@ -121,53 +193,62 @@ class Answers:
                     )
             asked = {"run": question.run, "round": question.round, "client": client}
             said = {"answer": answer, "noise": section.noise, "clip": section.clip}
-            write_all(file, line({**asked, **said}))
-            synced(file, self._path)
-
-    @contextlib.contextmanager
-    def _alone(self, create: int = 0) -> Iterator[int]:
-        """Inside, nobody else writes there, and what was written is counted. Gives the file."""
-        with self._lock:
-            try:
-                file = opened(self._path, os.O_RDWR | os.O_APPEND | create)
-            except FileNotFoundError:
-                raise _gone(self._path) from None
-            try:
-                with alone(file):
-                    self._count(file)
-                    yield file
-            finally:
-                os.close(file)
-
-    def _count(self, file: int) -> None:
-        """What came since; a last line that a process ended in is cut off."""
-        with os.fdopen(file, "rb", closefd=False) as held:
-            held.seek(self._bytes)
-            for text in held:
-                if not text.endswith(b"\n"):
-                    os.ftruncate(file, self._bytes)
-                    return
-                self._lines += 1
-                try:
-                    row = msgspec.json.decode(unchecked(text), type=_Answer)
-                except ValueError as broken:
-                    raise StateError(
-                        f"{self._path}:{self._lines}: not what was written there ({broken}); put "
-                        f"the file back as it was."
-                    ) from None
-                self._bytes += len(text)
-                self._known.add((row.client, row.answer))
-                self._runs.add(row.run)
-                self._noises.setdefault(row.client, Counter())[row.noise] += 1
+            self._note(file, {**asked, **said})
 
 
-class _Answer(msgspec.Struct):
-    """A line, as far as it counts."""
-
-    run: str
+class _Vector(msgspec.Struct):
     client: int
-    answer: str
-    noise: float
+    configuration: str
+    round: int
+    vector: str
+
+
+class Masked(Account):
+    """The account of vectors that have left under masks. A second sum with the same vector in it,
+    over other clients, would show the difference of the two sums: so a vector leaves once, and a
+    client has one in each round of a configuration, whatever the run is called and whoever asks.
+    """
+
+    what = "what this site's clients have sent under masks, and must not send again"
+    Line = _Vector
+
+    def __init__(self, path: Path) -> None:
+        self._rounds = dict[tuple[int, str], int]()  # by client and configuration, the last one
+        self._vectors = set[tuple[int, str]]()  # of a client, by its digest
+        super().__init__(path)
+
+    def _take(self, row: _Vector) -> None:
+        last = self._rounds.get((row.client, row.configuration), 0)
+        self._rounds[row.client, row.configuration] = max(last, row.round)
+        self._vectors.add((row.client, row.vector))
+
+    def leaves(self, client: int, configuration: str, round: int, vector: bytes) -> None:
+        """Notes that this vector leaves. Raises LeftRound where it must not: then another one of
+        its round did before, or the same in another round.
+        """
+        digest = hashlib.sha256(vector).hexdigest()
+        with self._alone() as file:
+            last = self._rounds.get((client, configuration), 0)
+            known = (client, digest) in self._vectors
+            if round <= last or known:
+                before = f"in round {last} of this configuration" if round <= last else "before"
+                raise LeftRound(
+                    f"secure aggregation: client {client}'s vector left {before} already, under "
+                    f"other keys; a second time would show it. To repeat a run, give another "
+                    f"--state ({self._path} has what was sent)"
+                )
+            said = {"configuration": configuration, "vector": digest}
+            self._note(file, {"round": round, "client": client, **said})
+
+
+# Of a site, beside the folders of its runs: no run may have such a name.
+ANSWERS, MASKED = "answers.jsonl", "masked.jsonl"
+
+
+def configuration_of(config: Config) -> str:
+    """A digest of what a client's training follows from, whatever else the server may call it."""
+    shapes = config.seed, config.algorithm, config.model, config.data, config.train
+    return hashlib.sha256(msgspec.json.encode(shapes, order="sorted")).hexdigest()
 
 
 def account_of(section: PrivacySection, own: BudgetSection | None, root: Path) -> Answers | None:
@@ -177,15 +258,15 @@ def account_of(section: PrivacySection, own: BudgetSection | None, root: Path) -
     if not section.noise or section.where != "client":
         return None
     most = None if own is None or own.epsilon is None else (own.epsilon, own.delta)
-    path = root.parent / "answers.jsonl"
+    path = root.parent / ANSWERS
     # In this order: another process, that begins now, has its account before its noise.
     if any(root.parent.glob("*/noise.key")) and not path.exists():
-        raise _gone(path)
+        raise gone(path, Answers.what)
     return Answers(path, most)
 
 
-def _gone(path: Path) -> StateError:
+def gone(path: Path, what: str) -> StateError:
+    """The error for an account that was there before."""
     return StateError(
-        f"{path}: the account of what this site's clients have answered with noise is gone, and "
-        f"what they may still spend is not known without it; put it back, or give another --state."
+        f"{path}: the account of {what}, is gone; put it back, or give another --state."
     )

@@ -132,13 +132,16 @@ class Preparer:
     def _workplaces(
         self, config: Config, root: Path, data: SiteData, packing: Packing | None
     ) -> list[Workplace]:
-        from fednet.client.book import account_of
+        from fednet.client.book import MASKED, Masked, account_of, configuration_of
         from fednet.client.secrets import Secrets
         from fednet.client.workplace import Workplace
         from fednet.experiment.store import ClientStore
 
         store = ClientStore(root, data.experiment.algorithm.Client)
-        answers, secrets = account_of(config.privacy, self.policy.privacy, root), Secrets(root)
+        answers = account_of(config.privacy, self.policy.privacy, root)
+        secrets = None
+        if config.privacy.secagg.protocol != "none":
+            secrets = Secrets(Masked(root.parent / MASKED), configuration_of(config))
         return [
             Workplace(
                 data.experiment,
@@ -249,9 +252,16 @@ _OWN = re.compile(
 
 
 def own_folder(root: Path) -> None:
-    """Raises StateError where the folder of a run holds what no client process has written: a
-    server names it, and files in it are cut and deleted.
+    """Raises StateError where the folder of a run holds what no client process has written, or has
+    the name of one of the site's accounts: a server names it, and files in it are cut and deleted.
     """
+    from fednet.client.book import ANSWERS, MASKED
+
+    if root.name.casefold() in (ANSWERS, MASKED):
+        raise StateError(
+            f"{root}: the server's run is named {root.name!r}, which is the name of an account of "
+            f"this site's; refused."
+        )
     with contextlib.suppress(FileNotFoundError):
         foreign = sorted(p.name for p in root.iterdir() if not _OWN.fullmatch(p.name))
         if foreign:

@@ -1,31 +1,28 @@
 """What a client process knows of the rounds of secure aggregation that are under way, in memory
 alone: with the process it is gone, and its clients have dropped out.
 
-On disk is only, for each client, the last round in which a vector of its left under masks. Another
-process, or this one started anew, has other keys: a second sum with the same vector, over other
-clients, would show the difference of the two.
+Another process, or this one started anew, has other keys: what left before is in the site's account
+on disk (`book.Masked`).
 """
 
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 
 from fednet import secagg
+from fednet.client.book import Masked
 from fednet.errors import LeftRound
-from fednet.files import read_record, write_record
 from fednet.secagg import SecureClient, Terms
-
-LEFT = "masked.json"  # in a client's folder
 
 
 class Secrets:
-    """The secrets, for secure aggregation, of all clients that this process hosts in one run. root:
-    the folder of their states. Any thread may call it.
+    """The secrets, for secure aggregation, of all clients that this process hosts in one run.
+    account: of what left this site; configuration: digest of the run's. Any thread may call it.
     """
 
-    def __init__(self, root: Path) -> None:
-        self._root, self._lock = root, threading.Lock()
+    def __init__(self, account: Masked, configuration: str) -> None:
+        self._account, self._configuration = account, configuration
+        self._lock = threading.Lock()
         self._machines: dict[int, tuple[int, SecureClient]] = {}
 
     def machine(self, terms: Terms, round: int, client: int, fresh: bool) -> SecureClient:
@@ -47,19 +44,8 @@ class Secrets:
             self._machines[client] = round, machine
             return machine
 
-    def leaves(self, client: int, round: int) -> None:
+    def leaves(self, client: int, round: int, vector: bytes) -> None:
         """Notes that this client's vector leaves in this round. Raises LeftRound where one did
         before.
         """
-        path = self._root / f"client-{client}" / LEFT
-        with self._lock:
-            last = 0
-            if path.exists():
-                last = int(read_record(path, "remove the client's folder")["round"])
-            if round <= last:
-                raise LeftRound(
-                    f"secure aggregation: client {client}'s vector left in round {last} already, "
-                    f"under other keys; a second time would show it"
-                )
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_record(path, {"round": round}, fsync=True)
+        self._account.leaves(client, self._configuration, round, vector)

@@ -18,6 +18,7 @@ import fednet
 from fednet import config as configuration
 from fednet import registry, secagg
 from fednet.algorithms.secure import Between, Secure
+from fednet.client.book import Masked
 from fednet.client.secrets import Secrets
 from fednet.errors import ConfigError, LeftRound
 from fednet.experiment import build, privacy
@@ -300,7 +301,7 @@ def terms(n: int = 4) -> Terms:
 
 
 def test_keys_are_with_one_process_alone(tmp_path):
-    here, elsewhere = Secrets(tmp_path), Secrets(tmp_path)
+    here, elsewhere = (Secrets(Masked(tmp_path / "masked.jsonl"), "a") for _ in range(2))
     machine = here.machine(terms(), 1, 0, fresh=True)
     assert here.machine(terms(), 1, 0, fresh=True) is machine  # asked again
     assert here.machine(terms(), 1, 0, fresh=False) is machine
@@ -312,14 +313,24 @@ def test_keys_are_with_one_process_alone(tmp_path):
 
 
 def test_a_vector_leaves_once_a_round_whoever_asks(tmp_path):
-    Secrets(tmp_path).leaves(0, 3)
+    def leaves(client: int, round: int, vector: bytes, configuration: str = "a") -> None:
+        """From a process that was started anew."""
+        account = Masked(tmp_path / "masked.jsonl")
+        Secrets(account, configuration).leaves(client, round, vector)
+
+    leaves(0, 3, b"first")
     for round in (2, 3):
-        with pytest.raises(LeftRound, match="left in round 3 already"):
-            Secrets(tmp_path).leaves(0, round)
-    Secrets(tmp_path).leaves(0, 4)
-    Secrets(tmp_path).leaves(1, 3)
-    written = b"".join(p.read_bytes() for p in tmp_path.rglob("*") if p.is_file())
-    assert len(written) < 200  # a number for each client, and nothing that is secret
+        with pytest.raises(LeftRound, match="left in round 3 of this configuration already"):
+            leaves(0, round, b"second")
+    for other, round in (("a", 4), ("b", 1)):
+        with pytest.raises(LeftRound, match="left before already"):
+            leaves(0, round, b"first", other)
+    leaves(0, 4, b"fourth")
+    leaves(1, 3, b"first")
+    leaves(0, 1, b"of another", "b")
+    written = (tmp_path / "masked.jsonl").read_bytes()
+    assert not any(vector in written for vector in (b"first", b"fourth", b"of another"))
+    assert written.count(b"\n") == 4
 
 
 def test_a_round_with_too_few_to_hide_among_is_void():

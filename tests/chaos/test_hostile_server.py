@@ -13,11 +13,14 @@ import numpy as np
 import pytest
 
 from fednet import config as configuration
+from fednet import secagg
+from fednet.algorithms.secure import Between
 from fednet.client import join
 from fednet.client.policy import BudgetSection, Policy, policy
 from fednet.errors import CannotGoOn, ConfigError, DataError, StateError
 from fednet.experiment import build as experiment
 from fednet.files import digest
+from fednet.secagg.steps import Gathered
 from fednet.wire import messages as m
 from fednet.wire.frames import encode
 from tests.chaos.mallory import Liar
@@ -301,6 +304,97 @@ def test_noise_is_not_taken_off_by_asking_twice(tmp_path, exp):
     assert float(np.linalg.norm(values[0] - values[2])) > 100.0  # another
     rows = (tmp_path / "answers.jsonl").read_text().splitlines()
     assert len(rows) == 2
+
+
+# -- secure aggregation ----------------------------------------------------------------------------
+SECURE = {"privacy": {"secagg": {"protocol": "secagg", "clip": 8.0, "threshold": 0.51}}}
+
+
+class SumTaker:
+    """A hostile server's rounds of secure aggregation with four clients of one site. failed: what
+    clients said instead of an answer.
+    """
+
+    def __init__(self, server: Liar, exp) -> None:
+        self.server, self.exp, self.failed = server, exp, list[str]()
+
+    def total(self, run: str, lost: int | None, **changes) -> np.ndarray | None:
+        """The sum of the first round, in a run of that name, without the vector of the lost one."""
+        server, exp = self.server, self.exp
+        server.welcome |= {"run": run, "config": told(**SECURE, **changes)}
+        server.heard.clear()
+        if server.conn:
+            server.transport.drop(server.conn, hang_up=True)
+        server.listen(lambda: server.said(m.Ready))
+        method, inner = exp.algorithm, exp.algorithm.init_server(exp.agreed)
+        machine = secagg.server(method.plan.terms(1))
+        for phase, step in enumerate(method.steps):
+            gathered = Gathered()
+            for c in machine.asked:
+                if (step, c) == ("masked", lost):
+                    continue
+                state = Between(inner=inner, machine=machine)
+                answer = self.ask(m.Key(1, phase, 0, c), method.broadcast(state, phase, c))
+                if answer is None:
+                    return None
+                machine.take(gathered, c, answer)
+            machine = machine.finish(gathered)
+        return machine.total
+
+    def ask(self, key: m.Key, down) -> bytes | None:
+        server, exp = self.server, self.exp
+        encoded = exp.down.encode(down, lambda name: np.random.default_rng(0))
+        body, check = bytes(encoded.body.whole()), encoded.body.check()
+        server.say(m.Task(key=key, form=list(encoded.form), size=len(body), check=check), body)
+
+        def came() -> list:
+            return [x for x in server.heard if isinstance(x[0], (m.Reply, m.Failed))]
+
+        server.listen(came)
+        ((message, said),) = came()
+        server.heard.clear()
+        if isinstance(message, m.Failed):
+            self.failed.append(message.reason)
+            return None
+        up = exp.up.decode(exp.algorithm.exchanges[key.phase].up, message.form, said)
+        return bytes(up.answer.numpy())
+
+
+@pytest.mark.parametrize(
+    ("run", "changes"),
+    [
+        ("r", {}),
+        ("another", {}),
+        ("another", {"name": "innocent"}),
+        ("another", {"rounds": 7, "checkpoint": {"best": False}}),
+    ],
+)
+@pytest.mark.parametrize("anew", [False, True])
+def test_two_sums_whose_difference_is_one_update_are_not_given(tmp_path, run, changes, anew):
+    """anew: by a process that was started anew, with keys of its own."""
+    exp = experiment.build(configuration.from_mapping({**CONFIG, **SECURE}))
+    server = Liar(told(**SECURE), ids=[0, 1, 2, 3])
+    taker = SumTaker(server, exp)
+    with site(server, tmp_path, ids="0-3"):
+        assert taker.total("r", lost=None) is not None
+        if not anew:
+            assert taker.total(run, lost=2, **changes) is None
+    if anew:
+        server = taker.server = Liar(told(**SECURE), ids=[0, 1, 2, 3])
+        with site(server, tmp_path, ids="0-3"):
+            assert taker.total(run, lost=2, **changes) is None
+    assert any("would show it" in reason or "other words" in reason for reason in taker.failed)
+
+
+def test_a_run_that_has_the_name_of_a_sites_account_is_refused(tmp_path):
+    private = {"clip": 1.0, "noise": 1000.0, "where": "client"}
+    for name in ("answers.jsonl", "masked.jsonl", "Answers.JSONL"):
+        text = refused(Liar(told(), run=name), tmp_path)
+        assert "is the name of an account of this site's" in text
+    assert not list(tmp_path.iterdir())
+    with site(server := Liar(told(privacy=private)), tmp_path):
+        server.listen(lambda: server.said(m.Ready))
+    assert (tmp_path / "answers.jsonl").is_file()
 
 
 # -- the policy ------------------------------------------------------------------------------------
