@@ -72,15 +72,15 @@ class FedRoD(Algorithm):
 
     def shared(self, layout, module):
         names = head_names(module)
-        if still := [name for name in names if not layout.has(name)]:
-            raise ConfigError(
-                f"train.only: fedrod trains a generic head G, and P as its like; let it name "
-                f"{' and '.join(still)} too."
-            )
         if any(name.endswith("lora_A") for name in names):
             raise ConfigError(
-                "model.adapters.target: fedrod's P is as its generic head G is; put no adapter on "
-                "the head, and let train.only name it."
+                "model.adapters.target: fedrod trains a personal head P of the same shape as the "
+                "generic head G; put no adapter on the head, and let train.only name it."
+            )
+        if still := [name for name in names if not layout.has(name)]:
+            raise ConfigError(
+                f"train.only: fedrod trains a generic head G, and P of the same shape; let it name "
+                f"{' and '.join(still)} too."
             )
         return layout
 

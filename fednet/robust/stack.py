@@ -67,12 +67,12 @@ class Stack:
             for r in liars:
                 updates[r] = lie.float()
         total, kept = self._ruled(updates, config)
-        buffers = torch.stack([row.buffers for row in self.rows])[kept].double()
+        buffers = torch.stack([row.buffers for row in self.rows])[kept]
         counters = torch.stack([row.counters for row in self.rows])[kept]
         weight = float(sum(self.weights)) or 1.0
         return Sum(
             (total + zero.to(total.device)) * weight,
-            rules.median(buffers) * weight if buffers.numel() else buffers[0],
+            rules.median(buffers) * weight,
             counters.max(dim=0).values,
             first.layout,
             weight,

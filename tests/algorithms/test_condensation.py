@@ -72,7 +72,7 @@ def run(plan=REDUCED, xy=None, rng=rng, **options):
     return condense(Conv(**options), lambda k: fresh(k, **options), x, y, rng, plan)[0]
 
 
-def plainly(x, y, plan):
+def plainly(x, y, plan, **options):
     """Algorithm 1 as it is written: for each net, for each class, one pass over real and one over
     synthetic images.
     """
@@ -94,9 +94,9 @@ def plainly(x, y, plan):
         )
         for c, image in images.items()
     }
-    net = Conv().train()
+    net = Conv(**options).train()
     for k in range(plan.iterations):
-        fresh(k).into(net)
+        fresh(k, **options).into(net)
         for c, image in images.items():
             rows = torch.nonzero(y == c)[:, 0]
             if len(rows) > plan.real_batch:
@@ -143,6 +143,14 @@ def test_it_gives_what_the_plain_loop_gives(plan):
     assert (
         got.x - run(Plan(iterations=0, init=plan.init), (x, y)).x
     ).abs().max() > 0.05  # it went somewhere
+
+
+def test_the_nets_are_in_train_mode():
+    """BatchNorm standardises by the batch, not by the running statistics of a net never run."""
+    x, y = data()
+    plan = Plan(iterations=5, real_batch=32)
+    got = run(plan, (x, y), batch_norm=True)
+    assert torch.allclose(got.x, plainly(x, y, plan, batch_norm=True), rtol=1e-4, atol=2e-4)
 
 
 def test_one_image_a_present_class_with_its_label_and_finite():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.algorithms.harness import same
+from tests.algorithms.harness import Federation, same
 from tests.algorithms.reference import LR, Reference, agrees, whole_batches
 
 
@@ -78,3 +78,16 @@ def test_pfedme_recomputed_in_float64():
         x = (1 - beta) * x + beta * sum(local) / 4
     assert agrees(run.x, x)
     assert agrees(run.clients[1].theta, thetas[1])
+
+
+def test_pfedmes_k_steps_of_a_local_round_are_all_on_one_minibatch():
+    parts = [[0, 1]]  # of two samples, one a batch
+    f = Federation(clients=1, parts=parts, rounds=1, train={"batch_size": 1, "steps": 1, "lr": LR})
+    theta = f.run("pfedme", **{"K": 4, "lambda": 2.0}).clients[0].theta
+    alone = Reference(Federation(clients=2, parts=[[0], [1]]))
+    expected = [
+        alone.descend(alone.start, k, 4, change=lambda g, at: g + 2.0 * (at - alone.start))
+        for k in (0, 1)
+    ]
+    apart = [float((theta.vector.double() - w).norm() / w.norm()) for w in expected]
+    assert min(apart) < 1e-5 < 1e-3 < max(apart)

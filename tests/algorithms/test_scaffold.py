@@ -186,6 +186,13 @@ def test_option_i_with_the_correction_outside_momentum_is_refused():
         from_mapping({"algorithm": {"name": "scaffold", **one}, "train": {"momentum": 0.9}})
 
 
+@pytest.mark.parametrize("method", ["fedcm", "fednova", "fedsgd", "scaffold"])
+def test_methods_that_compute_with_the_steps_of_sgd_are_refused_with_other_optimizers(method):
+    train = {"optimizer": "adam", "momentum": 0.0}
+    with pytest.raises(ConfigError, match=f"train.optimizer: {method} assumes plain SGD steps"):
+        from_mapping({"algorithm": method, "train": train})
+
+
 @pytest.mark.parametrize("method", ["fedrod", "fedabc", "feddc", "feddcplus", "fedlc"])
 def test_methods_with_a_loss_about_classes_are_refused_for_other_tasks(method):
     with pytest.raises(ConfigError, match=f"task: {method} trains with a loss of its own about"):

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import fednet
 from fednet import config as configuration
@@ -134,6 +135,18 @@ def test_masked_counts_leave_no_statistics_and_weigh_the_same(tmp_path):
     assert hidden.rounds[0].train_loss is None
     uniform = run(tmp_path, "uniform", "secagg", algorithm={"weighting": "uniform"})
     assert uniform.rounds[0].model_sha256 != shown.rounds[0].model_sha256
+
+
+def test_a_client_says_how_many_entries_of_its_update_were_clipped(tmp_path):
+    tight = {"privacy": {"secagg": {"clip": 0.01}}, "evaluate": {"clients": "auto"}}
+    made = run(tmp_path, "tight", "secagg", **tight, rounds=1)
+    start = build.build(configuration.from_mapping(mapping(rounds=1)), None).setting.initial
+    rows = [row for row in lines(made.dir / "clients.jsonl") if not row.get("final")]
+    assert len(rows) == 6
+    for row in rows:
+        local = load_file(made.dir / "personal" / f"client-{row['client']}.safetensors")
+        beyond = sum(int(((local[n] - t).abs() > 0.01).sum()) for n, t in start.params.items())
+        assert row["reported"]["secagg_clipped"] == beyond > 0
 
 
 def test_fewer_bits_are_fewer_bytes(tmp_path):

@@ -250,6 +250,7 @@ def test_condensation_is_refused_with_its_reason(tmp_path, name):
     [
         ("fedper", ["head"], "model.adapters: it leaves fedper nothing to share"),
         ("fedrod", ["body.*"], "let it name head.weight and head.bias too"),
+        ("fedrod", ["head"], r"model\.adapters\.target: fedrod trains a personal head P"),
     ],
 )
 def test_a_method_without_its_part_is_refused(tmp_path, name, target, says):

@@ -140,6 +140,35 @@ def test_a_stack_gives_what_the_rule_makes_of_the_updates():
     assert made == pytest.approx(by_hand, abs=1e-6)
 
 
+def test_buffers_are_the_median_of_the_replies_that_count_in_float64():
+    slots = Layout.of(torch.nn.BatchNorm1d(1)).slots
+    layout = Layout(tuple(s for s in slots if s.name != "bias"))
+    stack = Stack()
+    # Krum takes one of the three that are close; the median, without a choice, of all four.
+    for update, mean, batches in [
+        (1.0, 1.0, 5),
+        (1.5, 1 + 2**-23, 7),
+        (1.75, 3.0, 6),
+        (90.0, 8.0, 9),
+    ]:
+        whole = Tensors(
+            layout,
+            torch.tensor([update]),
+            torch.tensor([mean, 2.0]),
+            torch.tensor([batches]),
+        )
+        stack = stack.add(whole, 2.0)
+    every = stack.settle(config(aggregation={"rule": "median"}), ())
+    assert every.buffers.dtype == torch.float64
+    assert every.buffers.tolist() == [8 * (1 + 2**-23 + 3.0) / 2, 16.0]
+    assert every.counters.tolist() == [9]
+    one = stack.settle(config(aggregation={"rule": "krum", "tolerate": 0.25}), ())
+    assert one.buffers.tolist() == [8 * (1 + 2**-23), 16.0]
+    assert one.counters.tolist() == [7]
+    bare = Stack().add(tensors(1.0, 1.0, 1.0)).settle(config(aggregation={"rule": "median"}), ())
+    assert (bare.buffers.dtype, len(bare.buffers)) == (torch.float64, 0)
+
+
 def test_so_many_replies_are_tolerated_as_the_share_says():
     # 29 of 100 are cut off at either end, the product of the floats being a little less than 29:
     # the mean of 29 ... 70 where the largest are far off.

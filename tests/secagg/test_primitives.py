@@ -91,6 +91,7 @@ def test_fixed_point_by_hand():
     weighted = FixedPoint(bits=4, clip=7.0, most=10)
     assert weighted.encode(np.array([7.0, 4.0]), 5).tolist() == [4, 2, 5]  # 3.5 to the even number
     assert weighted.encode(np.array([7.0]), 99).tolist() == [7, 10]
+    assert weighted.encode(np.array([7.0]), -3).tolist() == [0, 0]
     total, weights = weighted.decode(np.array([6, 4, 15]))
     assert (total.tolist(), weights) == ([60.0, 40.0], 15)
 
