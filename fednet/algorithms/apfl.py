@@ -9,6 +9,10 @@ vbar_i   = alpha_i v_i + (1 - alpha_i) w_i, the personal model
 
 What the paper leaves open: v_i starts at w^0; alpha_i is adapted once a round, before its steps,
 by the gradient over the whole local set. vbar_i has the buffers of w_i.
+
+The authors' code differs in three points: it predicts by a mixture of the two models' outputs
+instead of their weights, it adapts alpha_i once a round after the first minibatch, by that
+minibatch's gradients, and it averages clients plainly (`weighting: uniform`).
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ Batch Normalization", ICLR 2021 (arXiv:2102.07623), Algorithm 1.
 w        all layers but the batch normalisation, shared
 w_bn,k   the batch normalisation of client k: scale, shift and running statistics; never crosses
 
-A model without batch normalisation makes this FedAvg.
+Clients are weighted by their samples, as in FedAvg. The authors' code averages them plainly:
+`weighting: uniform`. With a model without batch normalisation this is FedAvg.
 """
 
 from __future__ import annotations

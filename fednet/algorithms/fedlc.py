@@ -8,8 +8,10 @@ f_c   logit of class c    tau  strength
 
 Where a client has no sample of class c, n_c^(-1/4) is infinite: the class leaves the softmax and
 its logit gets no gradient. `denominator: others` leaves y itself out of the sum over classes, the
-form of a pairwise margin; `all` is what public re-implementations compute. A client of one class
-has no other: its loss is 0 in both.
+form of a pairwise margin; `all` is what public re-implementations compute. A client that has one
+class alone has a loss of 0 with either.
+
+tau is 1 by default; public re-implementations take 0.1 or 0.5.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ g    gradient of a batch's loss at w_i
     each local step:  w_i <- w_i - eta_l * grad of the batch's loss at w_i + rho g / ||g||
 
 The norm is over all trained parameters. BatchNorm's running statistics see each batch once, at w_i
-itself. The default radius is that of SAM (Foret et al., ICLR 2021).
+itself. The default radius is that of SAM (Foret et al., ICLR 2021). Clients are weighted by their
+samples, as in FedAvg. The authors' code averages them plainly: `weighting: uniform`.
 """
 
 from __future__ import annotations

@@ -11,8 +11,12 @@ eta    rate of w_i     beta weight of the new mean in w
     server: w <- (1 - beta) w + beta * mean w_i
 
 R is the number of steps that the run's other methods take (`train.steps`, or epochs times batches);
-`train.lr` is the rate of the K steps. As in the authors' code theta_i goes on from where the local
-round before left it, and starts at w.
+`train.lr` is the rate of the K steps. As in the authors' code, theta_i starts at w and goes on from
+where the previous local round left it.
+
+The authors' code differs in two points: the mean of w_i is weighted by samples (`weighting:
+samples`; the paper's is plain), and each of the K steps adds 0.001 theta_i to the gradient
+(`train.weight_decay: 0.001` does so here).
 """
 
 from __future__ import annotations

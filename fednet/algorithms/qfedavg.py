@@ -8,7 +8,9 @@ L    1 / eta_l       q    how much a client's loss counts: 0 is the uniform mean
     h_k     = q F_k^(q-1) ||Delta_k||^2 + L F_k^q
     w      <- w - sum_k F_k^q Delta_k / sum_k h_k
 
-As in the authors' code 1e-10 is added to F_k. Both sums are taken over L here, which cancels.
+As in the authors' code, 1e-10 is added to F_k. Both sums are divided by L here, which cancels.
+Float buffers (BatchNorm's running statistics) take no part in the update: they are averaged with
+the weights F_k^q, of which the paper says nothing.
 """
 
 from __future__ import annotations
