@@ -27,23 +27,25 @@ def model(name: str) -> Iterator[str]:
 
     from fednet import models
     from fednet.config.parts import declared_options
+    from fednet.experiment.trial import tensor
     from fednet.tensors import Layout
 
     options = declared_options(registry.model.get(name), "model")
     own = None if options is None else built_of(options, f"options of {name}", "model")
     yield f"options build: {'any' if own is None else msgspec.to_builtins(own) or 'none'}"
-    tried: dict[str, tuple[int, ...]] = {}
+    tried: dict[str, str] = {}
     built = None
-    for shape in ((3, 32, 32), (1, 28, 28), (16,)):
+    for shape, inputs, kind in (
+        ((3, 32, 32), torch.zeros(2, 3, 32, 32), ""),
+        ((1, 28, 28), torch.zeros(2, 1, 28, 28), ""),
+        ((16,), torch.zeros(2, 16), ""),
+        ((16,), torch.zeros(2, 16, dtype=torch.int64), " of whole numbers (tokens)"),
+    ):
         try:
             built = models.build({"name": name}, shape, 5, 0)
-            out = built.eval()(torch.zeros(2, *shape))
-        except (
-            RuntimeError,
-            ValueError,
-            ConfigError,
-        ) as wrong:  # not a model for inputs of this shape
-            tried.setdefault(str(wrong).removesuffix("."), shape)
+            out = tensor(f"model {name}", built.eval()(inputs))
+        except (RuntimeError, ValueError, ConfigError) as wrong:  # not for inputs of this shape
+            tried.setdefault(str(wrong).removesuffix("."), f"{shape}{kind}")
             built = None
             continue
         break
@@ -55,12 +57,14 @@ def model(name: str) -> Iterator[str]:
             else f"{next(iter(tried))}."
         )
     free = not takes(registry.model.get(name), "classes")
+    # A class for each input, or one at each of its positions.
+    alike = 5 in (out.shape[-1], *out.shape[1:2])
     must(
-        tuple(out.shape[:1]) == (2,) and (free or out.shape[-1] == 5),
+        tuple(out.shape[:1]) == (2,) and (free or alike),
         f"{name}: two inputs in 5 classes gave {tuple(out.shape)}, expected (2, 5).",
     )
-    yield f"inputs {shape} give outputs {tuple(out.shape[1:])}"
-    yield from _parted(name, built, torch.zeros(2, *shape))
+    yield f"inputs {shape}{kind} give outputs {tuple(out.shape[1:])}"
+    yield from _parted(name, built, inputs)
     again, other = (
         models.build({"name": name}, shape, 5, 0),
         models.build({"name": name}, shape, 5, 1),

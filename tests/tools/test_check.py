@@ -231,6 +231,40 @@ def test_a_model_that_takes_no_sizes_is_tried_as_it_is(checked):
     assert "  ok  inputs (1, 28, 28) give outputs (10,)" in checked(text, "chk_fixed.py")
 
 
+TOKENS = """import fednet
+from torch import nn
+@fednet.model("chk-tokens")
+class Tokens(nn.Module):
+    def __init__(self, *, classes):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(9, 6), nn.Linear(6, classes)
+    def features(self, x):
+        return self.embed(x){pooled}
+    def forward(self, x):
+        return {outputs}
+"""
+
+
+@pytest.mark.parametrize(
+    ("pooled", "outputs", "shape"),
+    [
+        (".mean(1)", "self.head(self.features(x))", "(5,)"),
+        ("", "self.head(self.features(x))", "(16, 5)"),
+        ("", "self.head(self.features(x)).transpose(1, 2)", "(5, 16)"),
+    ],
+)
+def test_a_model_of_tokens_is_tried_on_tokens(checked, pooled, outputs, shape):
+    said = checked(TOKENS.format(pooled=pooled, outputs=outputs), "chk_tokens.py")
+    assert f"  ok  inputs (16,) of whole numbers (tokens) give outputs {shape}" in said
+    assert "  ok  body and head: head.weight, head.bias" in said
+
+
+def test_a_model_that_gives_no_tensor_is_refused(checked):
+    text = TOKENS.format(pooled="", outputs="{'logits': self.head(self.features(x))}")
+    with pytest.raises(ConfigError, match="it returns a dict; expected one tensor"):
+        checked(text.replace("chk-tokens", "chk-dict"), "chk_dict.py")
+
+
 def test_what_is_wrong_with_inputs_of_any_shape_is_said_once(checked):
     text = (
         'import fednet\nfrom torch import nn\n@fednet.model("chk-lazy")\n'
