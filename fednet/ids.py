@@ -60,7 +60,11 @@ def ranges(ids: Sequence[int]) -> list[int | tuple[int, int]]:
 
 def as_text(ids: Iterable[int]) -> str:
     """`0-3, 7`, in ascending order."""
-    found = ranges(sorted(ids))
+    return ranges_as_text(ranges(sorted(ids)))
+
+
+def ranges_as_text(found: Iterable[int | tuple[int, int]]) -> str:
+    """`0-3, 7`, of what `ranges` returns."""
     return ", ".join(str(i) if isinstance(i, int) else f"{i[0]}-{i[1]}" for i in found)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fednet.errors import ConfigError, lacking
+from fednet.ids import ranges_as_text
 from fednet.plain import JsonMapping
 from fednet.records import METRICS
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from fednet.records.rows import Row
     from fednet.server.hosting import Watcher
 
+MOST_SITES = 1000  # that are served, the absent ones first of all
 _ADDRESS = re.compile(r"(?:(?P<host>\[[0-9a-fA-F:.]+\]|[^:\s\[\]]+):|:)?(?P<port>\d{1,5})")
 
 
@@ -55,6 +57,10 @@ class Metrics:
         self._rounds = counter("rounds", "Rounds that are done, by how they ended.", "outcome")
         self._clients = gauge("clients", "Clients of the last round, by what they did.", "did")
         self._replies = counter("replies", "Replies that counted.")
+        site = "clients", "host"
+        self._connected = gauge("site_connected", "Whether a site is connected.", *site)
+        self._seen = gauge("site_last_seen_seconds", "When a site was last heard of.", *site)
+        self._absent = gauge("site_absent", "Why a site is not connected: 1.", *site, "why")
         self._waiting = gauge("waiting", "Clients that the round waits for.")
         self._bytes = counter("bytes", "Bytes spent, framing included.", "direction")
         self._useful = counter("useful_bytes", "Payload bytes of use.", "direction", "kind")
@@ -85,6 +91,15 @@ class Metrics:
 
     def progress(self, info: JsonMapping) -> None:
         self._waiting.set(len(info.get("waiting") or ()))
+        for each in (self._connected, self._seen, self._absent):
+            each.clear()
+        for site in list(info.get("sites") or ())[-MOST_SITES:]:  # the absent ones are last
+            labels = ranges_as_text(site["clients"]), site["host"]
+            self._connected.labels(*labels).set(site["connected"])
+            if site["seen"] is not None:
+                self._seen.labels(*labels).set(site["seen"])
+            if not site["connected"]:
+                self._absent.labels(*labels, site["why"]).set(1)
 
     def round_done(self, record: Row) -> None:
         self._rounds.labels("void" if record.get("void") else "done").inc()

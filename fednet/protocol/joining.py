@@ -154,6 +154,8 @@ class Joining:
             reason, final = self._not_now(join, user, old), False
         if reason:
             self._refusals.tell(conn, reason, "join", final)
+            known = {i for i in ids if i < self._terms.clients}
+            self._roster.refused(known, reason.removeprefix("join: "))
             return "refused"
         if old is not None and old.conn is not None:
             self._turn.say(Forget(old.conn, hang_up=True))
@@ -255,5 +257,7 @@ class Joining:
     def _supersede(self, worker: Worker) -> None:
         """A process started anew is ready: it need not wait until its forerunner is given up."""
         for gone in self._roster.away_workers():
+            if gone is not worker and gone.ids <= worker.ids:
+                self._turn.note("superseded", **gone.named(), by=worker.name)
             self._tasks.replace(gone, worker.ids)
         self._tasks.assign()

@@ -124,7 +124,8 @@ class Patience:
         `since` is to be read on.
         """
         rows: list[dict[str, object]] = []
-        deadline, here = self._tasks.rules.deadline, self._roster.present()
+        rules, here = self._tasks.rules, self._roster.present()
+        deadline = rules.deadline
         for w in self._tasks.open():
             worker = self._roster.workers.get(w.worker)
             # Handed to nobody yet: those who host it are at other tasks, or none is there.
@@ -136,6 +137,9 @@ class Patience:
             left = deadline
             if deadline is not None and w.running:
                 left = deadline - (self._turn.now - w.since)
+            if w.status is WorkStatus.WAITING and w.job.client not in here:
+                until = self._roster.waits_until(w.job.client, w.since, rules.join)
+                left = None if until is None else until - self._turn.now
             rows.append(
                 {
                     "client": w.job.client,

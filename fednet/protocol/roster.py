@@ -6,12 +6,16 @@ when its connection is closed or its heartbeat silent.
 
 from __future__ import annotations
 
+import math
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from fednet.ids import ranges
 from fednet.protocol.rules import SLOTS
 from fednet.wire import messages as m
+
+REFUSED = "refused: "  # before the reason for which a client's process was not let in
 
 
 @dataclass(slots=True)
@@ -46,7 +50,19 @@ class Worker:
 
     def named(self) -> dict[str, object]:
         """The fields by which the run's events name this worker."""
-        return {"worker": self.name, "clients": sorted(self.ids), "pid": self.pid}
+        ids = sorted(self.ids)
+        return {"worker": self.name, "clients": ids, "host": self.host, "pid": self.pid}
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """Why a site's clients are not there. seen: when it was last heard of, None: never."""
+
+    why: str
+    host: str = ""
+    pid: int = 0
+    joined: float | None = None
+    seen: float | None = None
 
 
 class Roster:
@@ -63,6 +79,8 @@ class Roster:
             int, float
         ] = {}  # id -> when it counts as lost, since its last worker went
         self._known: set[int] = set()  # ids that were ready once
+        # By id, of those that nobody hosts now: why not. What was refused counts until it has come.
+        self._absent: dict[int, Absence] = {}
         self._free: dict[str, int] = {}  # slots of those that have room for a task, or for one more
         self.free_slots = 0
         self.changed = False  # whether others came, went or host other ids, since set to False
@@ -132,15 +150,51 @@ class Roster:
         task began to wait for it; join: how long it may take to come at all, or to be ready, see
         `Rules`.
         """
+        until, word = self._waits(client, since, join)
+        if until is None or now < until:
+            return ""
+        absence = self._absent.get(client)
+        return word if absence is None else f"{word}: {absence.why}"
+
+    def waits_until(self, client: int, since: float, join: float | None) -> float | None:
+        """Until when a client that is not present is waited for; None: for as long as it takes."""
+        return self._waits(client, since, join)[0]
+
+    def _waits(self, client: int, since: float, join: float | None) -> tuple[float | None, str]:
+        """(until when it is waited for, what it is then)."""
         preparing = [
             x.joined_at
             for x in self.workers.values()
             if x.conn is not None and x.gone_at is None and client in x.ids
         ]
         if not preparing and client in self._known:
-            return "lost" if now >= self._lost_at.get(client, since) else ""
+            until = self._lost_at.get(client, since)
+            return (None if math.isinf(until) else until), "lost"
         start = max(preparing, default=self._started)
-        return "absent" if join is not None and now - start >= join else ""
+        return (None if join is None else start + join), "absent"
+
+    def sites(self, clients: int, offset: float) -> list[dict[str, object]]:
+        """A row for each worker that is there, and for the clients that are not: by why, since when
+        they were connected, and when they were last heard of. offset: of the clock that these times
+        are to be read on.
+        """
+        rows, here = list[dict[str, object]](), self.present()
+        preparing = set[int]()
+        for x in self.workers.values():
+            if x.gone_at is not None or x.conn is None:
+                continue
+            if not x.ready:
+                preparing |= x.ids
+            why = "" if x.ready else "getting ready"
+            known = Absence(why, x.host, x.pid, x.joined_at, x.heard)
+            rows.append(_site(sorted(x.ids), known, offset, connected=True))
+        never = Absence("has not connected")
+        absent: dict[Absence, list[int]] = {}
+        for client in range(clients) if len(here) < clients else ():
+            if client not in here and client not in preparing:
+                absent.setdefault(self._absent.get(client, never), []).append(client)
+        rows += [_site(ids, known, offset, connected=False) for known, ids in absent.items()]
+        return rows
 
     # -- coming ------------------------------------------------------------------------------------
     def room(self, busy: Callable[[], set[str]]) -> bool:
@@ -186,6 +240,7 @@ class Roster:
 
     def ready(self, worker: Worker) -> None:
         worker.ready = True
+        self._return(worker)
         self._known |= worker.ids
         self._changes(worker)
 
@@ -193,6 +248,7 @@ class Roster:
         """It was silent, and is heard again."""
         worker.gone_at = None
         worker.replaced.clear()
+        self._return(worker)
         self._changes(worker)
 
     # -- going -------------------------------------------------------------------------------------
@@ -212,22 +268,51 @@ class Roster:
         worker.conn, worker.ready = None, False
         self._changes(worker)
 
-    def away(self, worker: Worker, patience: float | None, now: float) -> None:
+    def away(self, worker: Worker, why: str, patience: float | None, now: float) -> None:
         """patience: how long its ids may take to come back before they count as lost."""
         worker.gone_at = now
+        absence = Absence(why, worker.host, worker.pid, worker.joined_at, worker.heard)
+        self._absent |= dict.fromkeys(worker.ids, absence)
         self._changes(worker)
         for i in worker.ids:
             self._lost_at[i] = float("inf") if patience is None else now + patience
 
     def leave_out(self, worker: Worker, client: int, now: float) -> None:
-        """The worker hosts this id no longer."""
+        """The worker hosts this id no longer: its key may not speak for it."""
         worker.ids -= {client}
+        self._absent[client] = Absence(
+            "key revoked or expired", worker.host, worker.pid, worker.joined_at, worker.heard
+        )
         self._lost_at[client] = now
         self._changes(worker)
+
+    def refused(self, ids: Iterable[int], reason: str) -> None:
+        """Somebody who would host these ids was not let in."""
+        here = self.present()
+        for i in ids:
+            known = self._absent.get(i)
+            if i not in here and (known is None or known.why.startswith(REFUSED)):
+                self._absent[i] = Absence(f"{REFUSED}{reason}")
+
+    def _return(self, worker: Worker) -> None:
+        for i in worker.ids:
+            self._absent.pop(i, None)
 
     def forget(self, worker: Worker) -> None:
         del self.workers[worker.name]
         self._changes(worker)
+
+
+def _site(clients: list[int], known: Absence, offset: float, connected: bool) -> dict[str, object]:
+    return {
+        "clients": ranges(clients),
+        "connected": connected,
+        "host": known.host,
+        "pid": known.pid,
+        "since": None if known.joined is None else known.joined + offset,
+        "seen": None if known.seen is None else known.seen + offset,
+        "why": known.why,
+    }
 
 
 def differs(theirs: Mapping[str, str], mine: Mapping[str, str]) -> dict[str, object]:

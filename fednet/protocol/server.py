@@ -149,6 +149,10 @@ class ServerProtocol:
         """Whether that task's reply was accepted in a phase at whose end it is told of use."""
         return self._tasks.undecided(key)
 
+    def present_sites(self, offset: float = 0.0) -> list[dict[str, object]]:
+        """Who is there, and who is not and why: see `Roster.sites`."""
+        return self._roster.sites(self.clients, offset)
+
     def waiting(self, offset: float = 0.0) -> list[dict[str, object]]:
         """Whom the phase waits for: for the display and `fednet status`."""
         return self._patience.waiting(offset)
@@ -258,13 +262,13 @@ class ServerProtocol:
             self._tasks.unread(worker, reason)
         return self._turn.take()
 
-    def closed(self, conn: bytes, now: float) -> list[Instruction]:
-        """The connection is gone."""
+    def closed(self, conn: bytes, now: float, why: str = "") -> list[Instruction]:
+        """The connection is gone. why: the reason, where this side ended it."""
         self._turn.now = now
         self._refusals.strikes.pop(conn, None)
         worker = self._roster.closed(conn)
         if worker is not None:
-            self._away(worker, "connection closed", self.rules.closed)
+            self._away(worker, why or "connection closed", self.rules.closed)
         self._turn.say(Forget(conn))
         return self._turn.take()
 
@@ -289,7 +293,7 @@ class ServerProtocol:
         return self._turn.take()
 
     def _away(self, worker: Worker, why: str, patience: float | None) -> None:
-        self._roster.away(worker, patience, self._turn.now)
+        self._roster.away(worker, why, patience, self._turn.now)
         self._tasks.pause(worker)
         self._turn.note("away", **worker.named(), why=why)
 

@@ -18,10 +18,14 @@ import msgspec
 from fednet.descriptors import named
 from fednet.errors import StateError
 from fednet.experiment.rundir import left
+from fednet.ids import as_text, ranges_as_text
 from fednet.report.read import open_run
 
 SILENT_S = 30.0  # a live server on another machine writes at least every few seconds
 STATES = {"done": "finished", "finished": "finished", "stopped": "stopped", "failed": "failed"}
+
+WAITING = ("client", "host", "pid", "device", "phase", "step", "since", "deadline")
+ABSENT = ("clients", "host", "connected", "last seen", "why not")
 
 Stretch = int | tuple[int, int]
 
@@ -44,6 +48,19 @@ class AwaitedClient(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float | None = None
 
 
+class AbsentSite(msgspec.Struct, frozen=True, kw_only=True):
+    """Clients that are not connected, of one site: why, since when they were connected and when
+    they were last heard of, in seconds since the epoch.
+    """
+
+    clients: tuple[Stretch, ...]
+    why: str = ""
+    host: str = ""
+    pid: int = 0
+    since: float | None = None
+    seen: float | None = None
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """What status.json holds. `updated`: seconds since the epoch. here, coming, missing: where
     clients are awaited for the next round, who is there, has joined and is getting ready, is not
@@ -56,6 +73,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     phase: str | int | None = None
     waiting: tuple[AwaitedClient, ...] = ()
     arrived: tuple[int, ...] = ()
+    absent: tuple[AbsentSite, ...] = ()
     updated: float = 0.0
     pid: int | None = None
     host: str | None = None
@@ -115,21 +133,20 @@ def text(status: Status, run: Path, now: float) -> str:
         ("joined, getting ready", status.coming),
         ("missing", status.missing),
     ):
-        ends = [(s, s) if isinstance(s, int) else s for s in found]
-        if count := sum(last - first + 1 for first, last in ends):
-            lines.append(f"{word}: {count} client(s), {_stretches(ends)}")
+        if count := _count(found):
+            lines.append(f"{word}: {count} client(s), {ranges_as_text(found)}")
     if status.waiting and live:
         lines.append(f"waiting for {len(status.waiting)} client(s):")
-        rows: list[tuple[str, ...]] = [
-            ("client", "host", "pid", "device", "phase", "step", "since", "deadline")
-        ]
-        rows += [_row(w, status, now) for w in sorted(status.waiting, key=lambda w: w.client)]
-        widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
-        lines += ["  " + "  ".join(c.ljust(n) for c, n in zip(r, widths)).rstrip() for r in rows]
+        waiting = sorted(status.waiting, key=lambda w: w.client)
+        lines += _table(WAITING, [_row(w, status, now) for w in waiting])
     elif status.waiting and status.state not in STATES:
-        lines.append(f"it was waiting for client(s) {_ids([w.client for w in status.waiting])}")
+        lines.append(f"it was waiting for client(s) {as_text(w.client for w in status.waiting)}")
     if status.arrived and status.state not in STATES:
-        lines.append(f"arrived: {_ids(status.arrived)}")
+        lines.append(f"arrived: {as_text(status.arrived)}")
+    if status.absent and live:
+        count = sum(_count(site.clients) for site in status.absent)
+        lines.append(f"absent: {count} client(s):")
+        lines += _table(ABSENT, [_absent(site, now) for site in status.absent])
     return "\n".join(lines)
 
 
@@ -145,7 +162,7 @@ def _row(w: AwaitedClient, status: Status, now: float) -> tuple[str, ...]:
         step = f"{w.step} of {w.steps}"
     since = "-" if w.since is None else _span(now - w.since)
     if w.deadline_s is None:
-        deadline = "none: waits while it lives"
+        deadline = "none: waits while it lives" if w.host else "none: waits until it comes"
     else:
         left = w.deadline_s - (now - status.updated)
         deadline = f"dropped in {_span(left)}" if left > 0 else f"passed {_span(-left)} ago"
@@ -219,16 +236,19 @@ def _span(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _ids(ids: Iterable[int]) -> str:
-    """0-3, 7, 9: runs of ids drawn together."""
-    out: list[list[int]] = []
-    for i in sorted(ids):
-        if out and out[-1][1] == i - 1:
-            out[-1][1] = i
-        else:
-            out.append([i, i])
-    return _stretches(out)
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    whole = [columns, *rows]
+    widths = [max(len(r[i]) for r in whole) for i in range(len(columns))]
+    return ["  " + "  ".join(c.ljust(n) for c, n in zip(r, widths)).rstrip() for r in whole]
 
 
-def _stretches(ends: Iterable[Sequence[int]]) -> str:
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in ends)
+def _absent(site: AbsentSite, now: float) -> tuple[str, ...]:
+    since = (
+        "-" if site.since is None else time.strftime("%m-%d %H:%M:%S", time.localtime(site.since))
+    )
+    seen = "never" if site.seen is None else f"{_span(now - site.seen)} ago"
+    return ranges_as_text(site.clients), site.host or "-", since, seen, site.why
+
+
+def _count(found: Iterable[Stretch]) -> int:
+    return sum(1 if isinstance(s, int) else s[1] - s[0] + 1 for s in found)

@@ -81,7 +81,7 @@ class ServerIO:
         self._closing = threading.Event()
         self._gone: threading.Event | None = None
         self._sent_any = False
-        self.snapshot: JsonDict = {"waiting": [], "arrived": [], "present": 0}
+        self.snapshot: JsonDict = {"waiting": [], "arrived": [], "present": 0, "sites": []}
         self._thread: threading.Thread | None = None
         if not self.inline:
             self._thread = threading.Thread(target=self._run, name="fednet-io", daemon=True)
@@ -247,6 +247,7 @@ class ServerIO:
         if now >= self._shown_at:
             self.snapshot["waiting"] = self.protocol.waiting(time.time() - now)
             self.snapshot["arrived"] = self.protocol.arrived()
+            self.snapshot["sites"] = self.protocol.present_sites(time.time() - now)
             self._shown_at = now + pause(SNAPSHOT_S, began)
         self._tick_at = now + pause(TICK_S, began)
 
@@ -260,7 +261,7 @@ class ServerIO:
         worker = self.protocol.worker_of(conn)
         self._out.leave()
         self.link.ended(conn)
-        self._do(self.protocol.closed(conn, self._now()))
+        self._do(self.protocol.closed(conn, self._now(), event.why))
         where = {"round": self.protocol.round, "worker": worker}
         self.link.undecoded(conn, event.received, **where)
         self.link.settle_counted(conn, **where)

@@ -90,7 +90,9 @@ class Session:
 
         self.config, self.directory, self.endpoint, self.how = config, directory, endpoint, how
         self._books()
-        self.events = Events(lambda event, fields: self.files.event(event, **fields))
+        self.events = Events(
+            lambda event, fields: self.files.event(event, **fields), how.display.note
+        )
         endpoint.announce(self.events, self.incarnation)
         self.experiment = build.build(config, how.data)
         privacy.check(self.experiment)
@@ -345,6 +347,7 @@ class Session:
         """Says to the clients how it ended, and closes all there is. over: nothing is left to do;
         why: what ended it early.
         """
+        self.events.say = None  # that they leave now is no news
         endings: list[Callable[[], object]] = [
             lambda: self.files.event("stopped", reason=why),
             lambda: self.watch.status("done" if over and not why else "stopped"),

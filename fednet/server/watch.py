@@ -81,6 +81,7 @@ class Watch:
             phase=protocol.purpose,
             waiting=[] if over else snapshot["waiting"],
             arrived=[] if over else snapshot["arrived"],
+            absent=[] if over else [s for s in snapshot["sites"] if not s["connected"]],
             **who,
         )
 

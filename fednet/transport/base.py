@@ -71,11 +71,12 @@ class Closed:
     socket cannot quite exclude, a second `Closed` follows that.
 
     received: bytes that came in over the connection, as the kernel counted them; None where it does
-    not say.
+    not say. why: the reason, where this side ended it: "key expired", "key revoked".
     """
 
     conn: bytes
     received: int | None = field(default=None, compare=False)
+    why: str = field(default="", compare=False)
 
 
 Event = Received | Opened | Closed

@@ -214,6 +214,8 @@ class Keyring:
         self.pair = load(self.directory / "server.key")
         self._speakers: dict[int, frozenset[str]] = {}
         self._known: frozenset[str] = frozenset()
+        self._expired: frozenset[str] = frozenset()  # that stand there still
+        self._former: frozenset[str] = frozenset()  # all that were known to this process
         self._read_at: tuple[int, int] | None = None
         self._since, self._over = -math.inf, math.inf  # what was read holds between these times
         self._pair_at = self._stamp()
@@ -243,6 +245,7 @@ class Keyring:
         except FileNotFoundError:
             self.version += bool(self._known)
             self._speakers, self._known, self._read_at = {}, frozenset(), None
+            self._expired = frozenset()
             return
         mark = (now.st_mtime_ns, now.st_ino)
         at = time.time()
@@ -250,6 +253,7 @@ class Keyring:
             return
         before, first = self._speakers, self.version == 0
         self._speakers, self._since, self._over = {}, at, math.inf
+        expired: set[str] = set()
         for entry in reaching(lambda: list(allowed.iterdir())):
             if not entry.name.isdecimal():
                 continue  # an editor's backup, or a file half written by `allow`
@@ -265,8 +269,10 @@ class Keyring:
                 continue
             valid = {key: until for key, until in known.items() if until > at}
             self._over = min(self._over, *valid.values(), math.inf)
+            expired |= known.keys() - valid.keys()
             self._speakers[int(entry.name)] = frozenset(valid)
         self._known = frozenset().union(*self._speakers.values())
+        self._expired, self._former = frozenset(expired) - self._known, self._former | self._known
         # The clock behind mtime ticks every few milliseconds: a change within the same tick would
         # go unseen, so a directory that changed just now is read once more next time.
         settled = time.time_ns() - now.st_mtime_ns > 50_000_000
@@ -277,6 +283,12 @@ class Keyring:
         """Whether `user`, a public key, may connect at all: whether it may speak for anybody."""
         self.refresh()
         return user in self._known
+
+    def why_not(self, user: str) -> str:
+        """Why that public key is not allowed."""
+        if user in self._expired:
+            return "key expired"
+        return "key revoked" if user in self._former else "key not allowed"
 
     def may_speak_for(self, user: str | None, client_id: int) -> bool:
         self.refresh()

@@ -101,8 +101,9 @@ def test_a_silent_process_is_counted_out_and_takes_part_again_when_it_speaks(
         assert fed.status() == 4
         assert [1] in [e["clients"] for e in fed.events("away") if e["why"] == "silent"]
         assert {str(r["dropped"].get("1")) for r in fed.rounds() if len(r["completed"]) < 4} <= {
-            "lost",
-            "absent",
+            "lost: silent",
+            "lost: connection closed",
+            "absent: silent",
         }
 
 

@@ -60,6 +60,29 @@ def test_rounds_clients_bytes_by_kind_losses_and_phases_are_served_while_it_runs
     assert "fednet_client_accuracy" not in found  # nobody measured it
 
 
+def test_each_site_is_served_with_when_it_was_heard_of_and_why_it_is_absent():
+    port = free()
+    here = {"clients": [(0, 2)], "host": "a", "connected": True, "seen": 50.0, "why": ""}
+    gone = {"clients": [4], "host": "b", "connected": False, "seen": 20.0, "why": "key expired"}
+    never = {"clients": [3], "host": "", "connected": False, "seen": None, "why": "not yet"}
+    with Metrics(str(port)) as metrics:
+        metrics.progress({"sites": [here, gone, never]})
+        found = served(port)
+        metrics.progress({"sites": [here]})
+        later = served(port)
+    sites = {name: value for name, value in found.items() if "fednet_site" in name}
+    assert sites == {
+        'fednet_site_connected{clients="0-2",host="a"}': 1,
+        'fednet_site_connected{clients="4",host="b"}': 0,
+        'fednet_site_connected{clients="3",host=""}': 0,
+        'fednet_site_last_seen_seconds{clients="0-2",host="a"}': 50,
+        'fednet_site_last_seen_seconds{clients="4",host="b"}': 20,
+        'fednet_site_absent{clients="4",host="b",why="key expired"}': 1,
+        'fednet_site_absent{clients="3",host="",why="not yet"}': 1,
+    }
+    assert not any("fednet_site_absent{" in name for name in later)
+
+
 def test_a_run_serves_its_numbers_until_it_ends(tmp_path):
     port, seen = free(), []
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import stat
+import time
 
 import pytest
 
 from fednet.cli.main import main
 from fednet.cli.server import main as server_main
 from fednet.files import write_record
-from fednet.transport.keys import load
+from fednet.report import status
+from fednet.transport.keys import allow, load
 from tests.processes import Processes, lines, small, until
 
 pytestmark = pytest.mark.long
@@ -59,7 +62,7 @@ def test_only_whoever_holds_the_key_of_an_id_speaks_for_it(own_keys):
         if e["type"] == "refused"
     ]
     assert ("join", "join: this key may not speak for client 0.") in told
-    assert ("connection", f"the key {load(tmp / 'stranger.key').public} is not allowed") in told
+    assert ("connection", f"key not allowed: {load(tmp / 'stranger.key').public}") in told
     assert [r["completed"] for r in lines(tmp / "run" / "rounds.jsonl")] == [[0, 1], [0, 1]]
     found = json.loads((tmp / "run" / "server.json").read_text())
     assert found["public_key"] == load(tmp / "server" / "server.key").public
@@ -100,6 +103,40 @@ def test_a_client_revoked_amid_a_run_is_counted_out_and_the_run_goes_on(own_keys
     assert not last[0]["void"]
     reasons = [e["reason"] for e in lines(tmp / "run" / "events.jsonl") if e["type"] == "refused"]
     assert "this key may not speak for client 1 any more" in reasons
+
+
+def test_why_a_site_is_gone_is_on_the_console_in_the_records_the_log_and_the_status(own_keys):
+    tmp, rounds = own_keys, own_keys / "run" / "rounds.jsonl"
+    public = load(tmp / "1.key").public
+    with Processes(tmp) as all:
+        words = ("--keys", tmp / "server")
+        sets = (*CURVE, "rounds=100000", "round.lost={closed: 0.2, silent: 5}")
+        server = all.server(*words, sets=sets)
+        clients = [all.client(k, "--keys", tmp / f"{k}.key") for k in (0, 1)]
+        both = lambda: any(r["completed"] == [0, 1] for r in lines(rounds))  # noqa: E731
+        until(both, "a round with both", server, *clients)
+        allow(tmp / "server", [1], public, until=time.time() - 1.0)
+
+        def absent():
+            found = status.read(tmp / "run")
+            return found if found.absent and lines(rounds)[-1]["completed"] == [0] else None
+
+        found = until(absent, "client 1 is absent", server, clients[0])
+        shown = status.text(found, tmp / "run", time.time())
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(60) == 4, server.said()
+    (site,) = found.absent
+    assert (site.clients, site.why) == ((1,), "key expired")
+    assert site.since < site.seen < time.time()
+    assert re.search(r"absent: 1 client\(s\):\n.*\n  1 .* s ago +key expired", shown)
+    events = lines(tmp / "run" / "events.jsonl")
+    why = [e["why"] for e in events if e["type"] == "away" and e["clients"] == [1]]
+    assert why[-1] == "key expired"
+    assert f"key expired: {public}" in [e["reason"] for e in events if e["type"] == "refused"]
+    assert {"1": "lost: key expired"} in [r["dropped"] for r in lines(rounds)]
+    assert re.search(r"\n\d\d:\d\d:\d\d  client\(s\) 1 on .*: key expired", server.said())
+    log = (tmp / "run" / "log" / "server.log").read_text()
+    assert re.search(r"client\(s\) 1 on .*: key expired", log)
 
 
 def test_fednet_run_with_curve_makes_its_keys_and_computes_the_same(tmp_path):

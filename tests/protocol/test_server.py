@@ -468,13 +468,50 @@ def test_client_that_does_not_come_back_is_lost():
     s = begun(rules=Rules(closed=3.0))
     s.closed(b"1", 1.0)
     assert of(s.tick(3.9), Resolved) == []
-    assert of(s.tick(4.0), Resolved) == [Resolved(0, 1, "lost")]
+    assert of(s.tick(4.0), Resolved) == [Resolved(0, 1, "lost: connection closed")]
+
+
+@pytest.mark.parametrize("why", ["key expired", "key revoked"])
+def test_why_a_site_is_gone_is_in_the_event_the_drop_and_the_list_of_sites(why):
+    s = begun(rules=Rules(closed=3.0))
+    notes = of(s.closed(b"1", 1.0, why), Note)
+    assert [(n.event, n.fields["why"]) for n in notes] == [("away", why)]
+    assert of(s.tick(4.0), Resolved) == [Resolved(0, 1, f"lost: {why}")]
+    (row,) = s.present_sites(100.0)
+    found = {k: row[k] for k in ("clients", "connected", "since", "seen", "why")}
+    said = {"clients": [(0, 3)], "connected": False, "since": 100.0, "seen": 100.0, "why": why}
+    assert found == said
+    ready(s, b"2", "w", range(4), now=50.0)
+    (row,) = s.present_sites(100.0)
+    assert (row["connected"], row["since"], row["why"]) == (True, 150.0, "")
+
+
+def test_clients_that_never_came_or_were_refused_are_listed_with_the_reason():
+    s = server(3, may_speak_for=lambda user, client: client != 1)
+    say(s, b"1", m.Join(worker="w", ids=[1]), 1.0)
+    found = {str(row["clients"]): row["why"] for row in s.present_sites()}
+    refused = "refused: this key may not speak for client 1."
+    assert found == {"[0, 2]": "has not connected", "[1]": refused}
+
+
+def test_a_client_that_is_waited_for_is_listed_with_the_seconds_until_it_is_dropped():
+    s = server()  # started at 0
+    s.begin(1, 0, "train", [job(0)], Rules(join=60.0), 5.0)
+    s.tick(20.0)
+    assert [row["deadline_s"] for row in s.waiting()] == [40.0]
+    s = begun(rules=Rules(closed=30.0))
+    s.closed(b"1", 10.0)
+    s.tick(20.0)
+    s.begin(2, 0, "train", [job(0)], Rules(closed=30.0), 20.0)
+    assert [row["deadline_s"] for row in s.waiting()] == [20.0]
+    s.begin(3, 0, "train", [job(0)], Rules(closed=None, join=None), 20.0)
+    assert [row["deadline_s"] for row in s.waiting()] == [20.0]  # it went before that
 
 
 def test_silent_worker_is_called_off_and_its_clients_are_lost_at_once():
     s = begun(rules=Rules(closed=None, silent=10.0))
     out = s.tick(10.1)
-    assert of(out, Resolved) == [Resolved(0, 1, "lost")]
+    assert of(out, Resolved) == [Resolved(0, 1, "lost: silent")]
     assert sent(out, m.Cancel) == [m.Cancel(run="r", inc=1, key=key())]
 
 

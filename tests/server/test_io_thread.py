@@ -442,7 +442,7 @@ def test_flood_of_refusals_is_a_line_and_a_count(monkeypatch):
     for n in range(50):
         events.tell("refused", {"what": "frame", "reason": f"noise {n}", "worker": ""})
     events.tell("refused", {"what": "join", "reason": "no", "worker": ""})
-    events.tell("joined", {"worker": "w"})
+    events.tell("joined", {"worker": "w", "clients": [0]})
     at = 100.5
     events.write_counts()
     assert notes == [("refused", "noise 0", None), ("refused", "no", None), ("joined", None, None)]

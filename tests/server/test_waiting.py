@@ -93,7 +93,7 @@ def test_while_it_waits_it_writes_down_who_is_there_and_who_is_missing(monkeypat
         workers=dict(enumerate(workers)), present=lambda: frozenset({0, 1, 4}), clients=8
     )
     protocol.round, protocol.purpose = 0, "train"
-    snapshot = {"waiting": [], "arrived": [], "present": 3}
+    snapshot = {"waiting": [], "arrived": [], "present": 3, "sites": []}
     io = SimpleNamespace(protocol=protocol, snapshot=snapshot, ask=lambda look: look())
     io.rest = lambda *_: snapshot.update(present=4)
     written: list[dict[str, Any]] = []

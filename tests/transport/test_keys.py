@@ -179,7 +179,7 @@ def test_an_unknown_key_never_connects_and_both_sides_are_told(tmp_path):
         seen = pump(pair.server, client, until=lambda seen: at_server and at_client)
         assert seen == []
         assert client.send([b"x"]) is False
-        assert at_server == [(f"the key {stranger} is not allowed", "127.0.0.1")]
+        assert at_server == [(f"key not allowed: {stranger}", "127.0.0.1")]
         assert at_client == ["the server does not allow this key"]
         assert pair.server.refusals == {"key": 1}
 

@@ -57,13 +57,17 @@ class Access:
             if user and self.allows(user.decode()):
                 self.socket.send_multipart([b"1.0", request_id, b"200", b"OK", user, b""])
             else:
-                self._refuse(f"the key {user.decode()} is not allowed", address.decode())
+                why = self.why_not(user.decode()) if user else "no key"
+                self._refuse(f"{why}: {user.decode()}", address.decode())
                 self.socket.send_multipart(
                     [b"1.0", request_id, b"400", b"key not allowed", b"", b""]
                 )
 
     def allows(self, user: str) -> bool:
         return self._keyring.allows(user)
+
+    def why_not(self, user: str) -> str:
+        return self._keyring.why_not(user)
 
     def changed(self) -> bool:
         """Whether the keyring has, since the last time this was asked: who was let in may be

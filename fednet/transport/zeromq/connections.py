@@ -48,12 +48,14 @@ class Connection:
         "received_then",
         "serial",
         "user",
+        "why",
     )
 
     def __init__(self, serial: int, fd: int) -> None:
         self.serial, self.fd = serial, fd
         self.conn: bytes | None = None  # known from its first message
         self.user: str | None = None
+        self.why = ""  # the reason for which this side ended it
         self.owner: str | None = None  # whose it is counted as: a key's, or an address's
         self.kernel: KernelSocket | None = None
         # bytes of its finished messages; as of the last look

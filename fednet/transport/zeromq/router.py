@@ -286,7 +286,8 @@ class ZmqServer:
     def _hang_up_on_revoked(self, access: Access) -> None:
         for conn, link in self._connections.conns.items():
             if link.user is not None and not access.allows(link.user):
-                self._refuse("key", f"the key {link.user} is allowed no more", conn)
+                link.why = access.why_not(link.user)
+                self._refuse("key", f"{link.why}: {link.user}", conn)
                 self.drop(conn, hang_up=True)
 
     def _try(self, conn: bytes, frames: Frames) -> bool | None:
@@ -321,7 +322,8 @@ class ZmqServer:
         counts = self._connections.end(link)
         if stood and link.conn is not None:
             self._blocked.pop(link.conn, None)
-            events.append(Closed(link.conn, counts[1] if counts is not None else None))
+            received = counts[1] if counts is not None else None
+            events.append(Closed(link.conn, received, link.why))
 
     def _end_for(self, what: str, reason: str, conn: bytes, frame: zmq.Frame) -> None:
         """Hangs up on whoever sent that: nobody who takes part does, and nobody further in hears of
