@@ -65,13 +65,6 @@ def lend(n: int, dtype: npt.DTypeLike = np.uint8) -> Array:
     return np.asarray(lease).view(dtype)
 
 
-def writable(values: Array) -> Array:
-    """The same values in the same memory, as an array that says nothing of who may write to it:
-    torch has tensors of no other.
-    """
-    return np.asarray(Lease(values))
-
-
 def copied(values: Array) -> Array:
     """A copy, in memory that is lent."""
     own = lend(len(values), values.dtype)

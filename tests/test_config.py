@@ -441,6 +441,13 @@ def test_what_a_foreign_name_is_answered_with_is_there():
     assert not elsewhere.KEYS.keys() & elsewhere.WAYS.keys()
 
 
+@pytest.mark.parametrize("key", ["share: false", "transport: tcp"])
+def test_a_key_that_is_gone_is_refused_in_a_sentence_that_says_so(key, written):
+    says = error(written(f"link:\n  {key}\n"))
+    assert says.startswith(f"c.yaml:2: link.{key.partition(':')[0]} is gone: ")
+    assert "unknown key" not in says
+
+
 def test_option_of_another_part_is_an_unknown_key(written):
     says = error(
         written("data:\n  dataset: toy-set\n  partition:\n    scheme: toy-shards\n    alpha: 0.3\n")

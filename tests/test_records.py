@@ -201,7 +201,7 @@ def test_each_byte_is_in_one_round_or_after_the_last(tmp_path, clients):
     goodbyes = sum(w.bytes for w in found.wire if w.type == "end")
     assert sum(after.values()) == sum(w.bytes for w in last) + goodbyes
     # no curve has that evaluation
-    spent = sum(w.bytes + (w.shared_bytes or 0) for w in found.wire if not w.final)
+    spent = sum(w.bytes for w in found.wire if not w.final)
     assert costs.cost(found, "mb")[found.rounds[-1].round] == pytest.approx(spent / 1e6, abs=1e-4)
     whole = found.summary["bytes"]
     parts = (*whole["useful"].values(), *(found.summary.wasted or {}).values(), whole["connection"])

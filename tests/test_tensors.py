@@ -11,7 +11,6 @@ import torch
 
 from fednet.tensors import (
     CHUNK,
-    Borrowed,
     Layout,
     Slot,
     Sum,
@@ -117,49 +116,6 @@ def test_a_sum_takes_one_layout_only() -> None:
         Sum.empty().add(tensors(3, 0)).add(tensors(4, 0))
     with pytest.raises(ValueError, match="empty"):
         Sum.empty().mean()
-
-
-def borrowed(n):
-    source = torch.arange(n, dtype=torch.float32)
-    layout = Layout((Slot("w", (n,), "parameter"),))
-    return source, Borrowed(layout, source, torch.zeros(0), torch.zeros(0, dtype=torch.int64))
-
-
-def test_what_is_borrowed_is_read_where_it_lies():
-    source, x = borrowed(7)
-    assert x.read is source
-    assert x.device == source.device
-    assert x.to("cpu") is x
-    assert x.is_finite()
-    assert x.read is source
-
-
-@pytest.mark.parametrize(
-    "write",
-    [
-        lambda x: x.vector.zero_(),
-        lambda x: x["w"].zero_(),
-        lambda x: x.params.vector.zero_(),
-        lambda x: x.with_buffers(x).vector.zero_(),
-        lambda x: x.select(x.layout).vector.zero_(),
-        lambda x: x.to("cpu").vector.zero_(),
-        lambda x: x.merge(None).vector.zero_(),
-    ],
-)
-def test_who_writes_to_what_is_borrowed_writes_to_a_copy(write):
-    source, x = borrowed(7)
-    write(x)
-    assert source.tolist() == list(range(7))
-    assert x.read.eq(0).all()
-    assert x.vector is x.read
-
-
-def test_what_is_borrowed_computes_as_any_other():
-    source, x = borrowed(7)
-    own = Tensors(x.layout, source, x.buffers, x.counters)
-    assert torch.equal((x + x).vector, 2 * source)
-    assert x.sha256() == own.sha256()
-    assert x.norm() == own.norm()
 
 
 def test_a_plain_tensor_is_no_tensors_and_is_told_how_to_become_some():

@@ -141,8 +141,6 @@ def summary_rows(summary: JsonMapping) -> list[tuple[str, str]]:
     if isinstance(sent, Mapping):
         for way in ("down", "up"):
             row(f"sent {way}", mb(sent[way]) if isinstance(sent.get(way), (int, float)) else None)
-            if way == "down" and sent.get("down_per_client") not in (None, sent.get("down")):
-                row("with one client a process", mb(sent["down_per_client"]))
     for name, key in (("virtual time", "seconds_virtual"), ("wall-clock", "seconds")):
         row(name, took(summary[key]) if isinstance(summary.get(key), (int, float)) else None)
     row("model_sha256", summary.get("model_sha256"))

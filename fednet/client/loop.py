@@ -213,7 +213,6 @@ class ClientLoop:
                     "down" if i.direction == "down" else "up",
                     i.key,
                     i.whole,
-                    had=i.had,
                     **({} if i.whole else {"reason": "cut short"}),
                 )
             elif isinstance(i, p.Cancelled):
@@ -263,7 +262,7 @@ class ClientLoop:
         if prepared.shape is not None:
             self.transport = prepared.shape(self.transport, self._connected)
         ours = self.protocol.tasks
-        ours.share, ours.beside = prepared.share, prepared.beside
+        ours.beside = prepared.beside
         return [
             *self.protocol.at_once(self.slots.total),
             *self.protocol.ready(prepared.layout, prepared.sites),

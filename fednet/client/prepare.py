@@ -85,7 +85,6 @@ class Preparer:
             links.shaper(config),
             packing,
             together=max(1, min(config.train.pack, len(ids))),
-            share=links.shared(config) and len(ids) > 1,
             beside=config.schedule.mode != "sync",
         )
 

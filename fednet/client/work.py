@@ -54,8 +54,8 @@ class TaskCancelled(FednetError):
 class Prepared:
     """What a client process has made ready for one run: a workplace a device. shape: puts the
     clients' emulated links before a transport, told whether its connection stands. packing,
-    together: where clients are trained as one, and how many tasks a device then has. share: what
-    came for one client serves all that are sent the same. beside: rounds overlap.
+    together: where clients are trained as one, and how many tasks a device then has. beside:
+    rounds overlap.
     """
 
     workplaces: Sequence[Workplace]
@@ -64,7 +64,6 @@ class Prepared:
     shape: Shaper | None = None
     packing: Packing | None = None
     together: int = 1
-    share: bool = True
     beside: bool = False
 
 

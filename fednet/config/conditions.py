@@ -80,10 +80,6 @@ class LinkSection(Section, frozen=True, kw_only=True):
     """Of one training step, on the virtual clock. [ms; experiment/clock]"""
     seed: int | None = None
     """Of these draws and the jitter; null: the run's. [-; experiment/links]"""
-    share: bool = True
-    """A process that hosts several clients fetches a payload of more than 1 MiB that is the same
-    for them once; not where links are emulated, since each client has its own.
-    [-; protocol/client]"""
 
     def of(self, client: int, clients: int) -> ClientLinkSection:
         """The link of one of so many clients: its own figures, those of its own profile, those of

@@ -104,7 +104,10 @@ KEYS = {
     "faults.malicious.name": "faults.malicious.attack",
 }
 # Keys that fednet once had, each with a sentence that says what holds now.
-GONE = {"link.transport": "between processes all payloads cross by TCP; leave it out."}
+GONE = {
+    "link.share": "each client is sent a payload of its own; leave it out.",
+    "link.transport": "between processes all payloads cross by TCP; leave it out.",
+}
 # What is no key of ours: a sentence that says how it is done here.
 REPEATED = "Runs that differ in their seed alone: fednet sweep CONFIG --seeds 0,1,2."
 CLASSES = (

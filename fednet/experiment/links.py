@@ -85,11 +85,6 @@ def shaper(config: Config) -> Shaper | None:
     )
 
 
-def shared(config: Config) -> bool:
-    """Whether a process may use for one client what came over another's link."""
-    return config.link.share and not emulated(config)
-
-
 def chooser(config: Config) -> Callable[[Frames], tuple[Hashable, LinkShape]]:
     """Names the link that a message takes: its client's. What belongs to a process (joins,
     heartbeats) takes none.

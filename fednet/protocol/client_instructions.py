@@ -61,14 +61,11 @@ class Reconnect:
 
 @dataclass(frozen=True, slots=True)
 class Booked:
-    """The row of this payload is complete. whole: all of it is here; had: since an earlier
-    server.
-    """
+    """The row of this payload is complete. whole: all of it is here."""
 
     direction: str
     key: Key
     whole: bool = True
-    had: bool = False
 
 
 @dataclass(frozen=True, slots=True)

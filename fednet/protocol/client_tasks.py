@@ -1,6 +1,5 @@
 """A client process's tasks: their payloads are pulled in parts before they are given to be worked
-on, once for all clients here that are sent the same; their replies are announced, and sent in parts
-as the server grants them.
+on; their replies are announced, and sent in parts as the server grants them.
 
     pulled ── the last part ──> worked on ── reply ──> announced, and sent
     any ── called off, or a later phase has begun ──> forgotten
@@ -23,7 +22,7 @@ from fednet.protocol.client_instructions import (
     Out,
     Stray,
 )
-from fednet.protocol.window import Held, Receiving, Sending, alike, before_cut
+from fednet.protocol.window import Receiving, Sending, before_cut
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
 from fednet.wire.messages import Key
@@ -45,16 +44,13 @@ class OutgoingReply:
 
 class ClientTasks:
     """The tasks of the clients that this process hosts. room(): bytes of memory that a payload may
-    take; part: bytes of a payload's parts, but the last. share: a payload that came serves all
-    clients here that are sent the same.
+    take; part: bytes of a payload's parts, but the last.
     """
 
     def __init__(self, room: Callable[[], int], part: int) -> None:
         self._room, self._part = room, part
         self.beside = False  # a task of a later round leaves other clients' tasks be
-        self.share = True
         self.incoming: dict[Key, Incoming] = {}
-        self._payload = Held()
         self.working: set[Key] = set()
         self.outgoing: dict[Key, OutgoingReply] = {}
         # What is worked on, or answered and not sent yet.
@@ -69,15 +65,13 @@ class ClientTasks:
     # -- the connection ----------------------------------------------------------------------------
     def cut(self) -> list[Instruction]:
         """The connection is gone: what was cut short is handed out, or announced, anew."""
-        lost = [*self.incoming, *self._payload.waiting]
-        out: list[Instruction] = [Booked("down", key, False) for key in lost]
+        out: list[Instruction] = [Booked("down", key, False) for key in self.incoming]
         out += [
             Booked("up", key, False)
             for key, going in self.outgoing.items()
             if going.announced and not going.sending.inline
         ]
         self.incoming.clear()
-        self._payload.waiting.clear()
         for going in self.outgoing.values():
             going.sending.sent, going.announced = 0, False
         return out
@@ -109,9 +103,9 @@ class ClientTasks:
                 for key, going in self.outgoing.items():
                     if _train(key) == _train(task.key):
                         going.sending.sent, going.announced = 0, False
-                return [*out, Booked("down", task.key, had=True), *self.announce()]
+                return [*out, Booked("down", task.key), *self.announce()]
             out += self.abandon([task.key])
-        known = self.incoming, self._payload.waiting, self.working, self.outgoing
+        known = self.incoming, self.working, self.outgoing
         if any(task.key in tasks for tasks in known):
             return [Stray("doubled")]
         return [*out, *self._begun(task, body)]
@@ -128,11 +122,6 @@ class ClientTasks:
     def _begun(self, task: m.Task, body: memoryview | None) -> list[Instruction]:
         if body is not None or task.size == 0:
             return self._given(task, memoryview(bytearray(body or b"")))
-        if self.share and (here := self._payload.of(task)) is not None:
-            return self._given(task, here)
-        if self.share and any(alike(task, coming.task) for coming in self.incoming.values()):
-            self._payload.waiting[task.key] = task
-            return []
         if task.size > (room := self._room()):
             return self._no_room(task, f"the {room} that are free")
         try:
@@ -171,33 +160,20 @@ class ClientTasks:
             # What is missing does not come any more: the task must be given out anew.
             del self.incoming[part.key]
             failed = m.Failed(key=part.key, reason=str(broken), again=True)
-            anew = self._await_anew(coming.task)
-            return [Booked("down", part.key, False), Out(failed), *anew]
+            return [Booked("down", part.key, False), Out(failed)]
         if start is None or body is None:
             return [Stray("doubled")]
         coming.body[start : start + len(body)] = body
         if coming.window.whole:
             del self.incoming[part.key]
-            return self._whole(coming.task, coming.body)
+            return self._given(coming.task, coming.body)
         return self._grant(coming)
 
-    def _whole(self, task: m.Task, body: memoryview) -> list[Instruction]:
-        if not self.share:
-            return self._given(task, body)
-        others = self._payload.take(task, body)
-        return [i for one in (task, *others) for i in self._given(one, self._payload.body)]
-
-    def _await_anew(self, task: m.Task) -> list[Instruction]:
-        """That task's payload does not come: the others that wait for it ask for it themselves."""
-        return [i for other in self._payload.left(task) for i in self._begun(other, None)]
-
     def cancel(self, key: Key) -> list[Instruction]:
-        waiting = self._payload.waiting.pop(key, None)
+        """The server does not want that task any more."""
         coming = self.incoming.pop(key, None)
-        arriving = waiting or coming
-        known = key in self.working or key in self.outgoing or arriving is not None
-        out: list[Instruction] = [] if arriving is None else [Booked("down", key, False)]
-        out += [] if coming is None else self._await_anew(coming.task)
+        known = key in self.working or key in self.outgoing or coming is not None
+        out: list[Instruction] = [] if coming is None else [Booked("down", key, False)]
         going = self.outgoing.get(key)
         if going is not None and going.announced and not going.sending.inline:
             out.append(Booked("up", key, False))
@@ -227,9 +203,7 @@ class ClientTasks:
         if failed.key not in self.working:
             return []
         self.working.discard(failed.key)
-        task = self._tasks.pop(failed.key, None)
-        if task is not None and failed.again:  # its payload may be why
-            self._payload.drop(task)
+        self._tasks.pop(failed.key, None)
         return [Out(failed)]
 
     def announce(self) -> list[Instruction]:

@@ -1,5 +1,5 @@
 """A payload that crosses in parts, at its two ends: the receiver grants, the sender sends what was
-granted, and both know how far it is. What came is held for others that are sent the same.
+granted, and both know how far it is.
 """
 
 from __future__ import annotations
@@ -7,9 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fednet.errors import RemoteProtocolError
-from fednet.wire import messages as m
 from fednet.wire.codec import Body
-from fednet.wire.messages import Key
 
 WINDOW = 4  # parts that a receiver grants to one sender ahead of those that have come
 
@@ -135,46 +133,3 @@ class Sending:
         found = [(i, self.body.part(i, self.part)) for i in range(first, self.sent)]
         sent = [(i, data[: max(0, last - i * self.part)]) for i, data in found]
         return [(i, data) for i, data in sent if len(data)]
-
-
-class Held:
-    """The last payload that came in parts, and the tasks that wait for one that is coming. Only one
-    is kept: a broadcast is followed by no other before all have it, and what is each client's own
-    serves nobody else. Nobody may write to it.
-
-    waiting: tasks whose payload is under way for another client.
-    """
-
-    def __init__(self) -> None:
-        self.waiting: dict[Key, m.Task] = {}
-        self.body = memoryview(b"")
-        self._task: m.Task | None = None
-
-    def of(self, task: m.Task) -> memoryview | None:
-        """That task's payload, if it is here. If not, what is here has had its time."""
-        if self._task is not None and alike(task, self._task):
-            return self.body
-        self._task, self.body = None, memoryview(b"")
-        return None
-
-    def take(self, task: m.Task, body: memoryview) -> list[m.Task]:
-        """It has come for `task`; returns the others that waited for it."""
-        self._task, self.body = task, body.toreadonly()
-        return self.left(task)
-
-    def left(self, task: m.Task) -> list[m.Task]:
-        """The tasks that wait for the payload that `task` has; they are no longer waiting."""
-        others = [t for t in self.waiting.values() if alike(t, task)]
-        for other in others:
-            del self.waiting[other.key]
-        return others
-
-    def drop(self, task: m.Task) -> None:
-        """Whoever is sent what that task was sent fetches it anew."""
-        if self._task is not None and alike(task, self._task):
-            self._task, self.body = None, memoryview(b"")
-
-
-def alike(a: m.Task, b: m.Task) -> bool:
-    """Whether two tasks have the same payload, by its digest."""
-    return bool(a.check) and (a.check, a.size, a.form) == (b.check, b.size, b.form)

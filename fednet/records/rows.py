@@ -107,9 +107,8 @@ Mapping.register(Row)
 
 
 class Round(Row, kw_only=True):
-    """A line of rounds.jsonl. Accuracies are 0..1, times seconds; `bytes_*` are all bytes spent,
-    those down also as they would be with one client a process; `useful` and `predicted` are each
-    client's payload of the method's own messages by direction and kind.
+    """A line of rounds.jsonl. Accuracies are 0..1, times seconds; `bytes_*` are all bytes spent;
+    `useful` and `predicted` are the payload of the method's own messages by direction and kind.
     """
 
     NULLABLE = frozenset(("seconds_virtual", "seconds_virtual_by_phase", "predicted"))
@@ -149,7 +148,6 @@ class Round(Row, kw_only=True):
     seconds_virtual_by_phase: dict[str, float] | None = None
     bytes_up: int = 0
     bytes_down: int = 0
-    bytes_down_per_client: int | None = None
     useful: dict[str, dict[str, int]] = {}
     predicted: dict[str, dict[str, int]] | None = None
     model_sha256: str | None = None
@@ -207,10 +205,8 @@ class Wire(Row, kw_only=True):
     several like it; number: of its account, see `fednet.server.flight`; worker: whose heartbeats
     they are; reason: why it was of no use; lost: it may not have arrived; staleness: updates since
     the model that it started from, of a reply that was folded where training waits for nobody.
-    shared: payload by kind that did not cross, since its process had it with another client's;
-    shared_bytes: of all that would have crossed. final: of the evaluation after the last round.
-    messages: how many rows this one is the sum of, where `record.wire` asks for sums; twice: of
-    those, that a later server did them again.
+    final: of the evaluation after the last round. messages: how many rows this one is the sum of,
+    where `record.wire` asks for sums; twice: of those, that a later server did them again.
     """
 
     round: int = 0
@@ -232,8 +228,6 @@ class Wire(Row, kw_only=True):
     reason: str | None = None
     lost: bool | None = None
     staleness: int | None = None
-    shared: dict[str, int] | None = None
-    shared_bytes: int | None = None
     final: bool | None = None
     messages: int | None = None
     twice: bool | None = None

@@ -28,8 +28,7 @@ class Metric:
     a `Round`, with a dot before the key of a mapping (`client_accuracy.personal`,
     `algorithm.epsilon`). places: where it is shown, words of: line (of a round, as it ends), page,
     compare (its last value) and track (TensorBoard). word and form: how the line says it. share: it
-    is 0..1. unless: in the line only where none of these other metrics has a value. beside: in the
-    line only where this other metric has another value.
+    is 0..1. unless: in the line only where none of these other metrics has a value.
 
     An accuracy names the model that was evaluated: `global`, or `{own}`, which `titled` and `said`
     replace by what the clients' own models are: `personal` or `local` (`Round.own_model`).
@@ -43,7 +42,6 @@ class Metric:
     form: Callable[[float], str] = "{:.4f}".format
     share: bool = False
     unless: tuple[str, ...] = ()
-    beside: str = ""
 
     def titled(self, own: str = OWN) -> str:
         """Its label, with what the clients' own models are."""
@@ -123,15 +121,6 @@ METRICS: tuple[Metric, ...] = (
 # What a round costs: in its line after the numbers above and after who took part.
 COSTS: tuple[Metric, ...] = (
     Metric("bytes_down", "bytes down", "bytes_down", "line track", "down", mb),
-    Metric(
-        "bytes_down_per_client",
-        "bytes down, one client a process",
-        "bytes_down_per_client",
-        "line track",
-        "one client a process",
-        mb,
-        beside="bytes_down",
-    ),
     Metric("bytes_up", "bytes up", "bytes_up", "line track", "up", mb),
     Metric("seconds", "seconds", "seconds", "line track", "", "{:.1f} s".format),
     Metric(
@@ -164,7 +153,5 @@ def said(row: JsonMapping | Row, costs: bool = False) -> list[str]:
     return [
         f"{m.word.replace('{own}', own)} {m.form(found[m.name])}".strip()
         for m in metrics
-        if m.name in found
-        and not any(other in found for other in m.unless)
-        and found[m.name] != found.get(m.beside)
+        if m.name in found and not any(other in found for other in m.unless)
     ]

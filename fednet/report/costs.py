@@ -1,8 +1,7 @@
 """What a run cost: its bytes from `wire.jsonl`, its rounds and its seconds.
 
 MB is 10^6 bytes, counted over all messages, spent for use or not: both directions, all clients,
-after compression, framing included. Where one process got a payload for several of its clients, it
-counts for each of them, so that a method's cost does not depend on how many processes computed it.
+after compression, framing included.
 """
 
 from __future__ import annotations
@@ -29,19 +28,17 @@ AFTER = 1 << 62  # stands for a round in sums of the evaluation after the last o
 @dataclass(frozen=True)
 class Spent:
     """Spent bytes summed by (round, direction, kind); the kind `envelope` is all that is not
-    payload. shared: by round, what would have gone down besides with one client a process. The
-    evaluation after the last round belongs to none: its round is `AFTER`.
+    payload. The evaluation after the last round belongs to none: its round is `AFTER`.
 
     All that was spent is of use, wasted, or `connection`: messages without a payload (greetings,
     joins, heartbeats, cancellations), which are neither.
     """
 
     rows: dict[tuple[int, str, str], int]
-    shared: dict[int, int]
     useful: dict[str, int]  # by direction
     raw: dict[str, int]  # payload by direction, before compression
     messages: dict[str, int]  # by direction
-    used: dict[int, int]  # useful, by round, with what was shared
+    used: dict[int, int]  # useful, by round
     # useful payload of the method's own messages, by direction and kind
     method: dict[str, dict[str, int]]
     servers: int  # processes, one after the other, that the run had
@@ -64,8 +61,6 @@ class Spent:
         for (t, direction, _), n in self.rows.items():
             if bytes in ("total", direction):
                 out[t] += n
-        for t, n in self.shared.items() if bytes in ("total", "down") else ():
-            out[t] += n
         return out
 
     def total(self, bytes: str = "total") -> int:
@@ -87,7 +82,6 @@ def ledger(run: Run) -> Spent:
     none, the totals of `rounds.jsonl`, all booked as `state`.
     """
     rows: dict[tuple[int, str, str], int] = defaultdict(int)
-    shared: dict[int, int] = defaultdict(int)
     raw, messages = ({"up": 0, "down": 0} for _ in range(2))
     servers: dict[int, set[int]] = defaultdict(set)
     useful, wasted, connection = Useful(), defaultdict[str, int](int), 0
@@ -96,8 +90,6 @@ def ledger(run: Run) -> Spent:
         for kind, n in w.kinds.items():
             rows[t, w.direction, kind] += times * n
         rows[t, w.direction, "envelope"] += times * (w.bytes - sum(w.kinds.values()))
-        if w.shared_bytes:
-            shared[t] += times * w.shared_bytes
         raw[w.direction] += times * w.raw_bytes
         messages[w.direction] += times * (w.messages or 1)
         servers[t].add(w.incarnation)
@@ -123,11 +115,9 @@ def ledger(run: Run) -> Spent:
         for r in run.rounds:
             rows[r.round, "up", "state"] += r.bytes_up
             rows[r.round, "down", "state"] += r.bytes_down
-            shared[r.round] += (r.bytes_down_per_client or r.bytes_down) - r.bytes_down
             used[r.round] = sum(n for kinds in r.useful.values() for n in kinds.values())
     return Spent(
         dict(rows),
-        {t: n for t, n in shared.items() if n},
         useful.by_direction(),
         raw,
         messages,
@@ -157,14 +147,12 @@ class _Spent(Row, kw_only=True, gc=False):
     purpose: str = "train"
     incarnation: int = 0
     reason: str | None = None
-    shared: msgspec.Raw = msgspec.Raw(b"null")
-    shared_bytes: int | None = None
     final: bool | None = None
     messages: int | None = None
     twice: bool | None = None
 
 
-_SINGLE = tuple(name for name in _Spent.__struct_fields__ if name not in ("kinds", "shared"))
+_SINGLE = tuple(name for name in _Spent.__struct_fields__ if name != "kinds")
 
 
 def _alike(run: Run) -> Iterator[tuple[Wire, int]]:
@@ -172,11 +160,10 @@ def _alike(run: Run) -> Iterator[tuple[Wire, int]]:
     in all else: of a round they are few, whatever the number of clients.
     """
     single = operator.attrgetter(*_SINGLE)
-    found = Counter((bytes(w.kinds), bytes(w.shared), single(w)) for w in run.lines("wire", _Spent))
-    decode = msgspec.json.Decoder(dict[str, int] | None).decode
-    for (kinds, shared, values), times in found.items():
-        known = dict(zip(_SINGLE, values))
-        yield Wire(**known, kinds=decode(kinds) or {}, shared=decode(shared)), times
+    found = Counter((bytes(w.kinds), single(w)) for w in run.lines("wire", _Spent))
+    decode = msgspec.json.Decoder(dict[str, int]).decode
+    for (kinds, values), times in found.items():
+        yield Wire(**dict(zip(_SINGLE, values)), kinds=decode(kinds)), times
 
 
 class Useful:
@@ -184,16 +171,13 @@ class Useful:
 
     def __init__(self) -> None:
         self.bytes: dict[tuple[int, str], int] = defaultdict(int)
-        self.shared: dict[int, int] = defaultdict(int)
         self.trained: dict[tuple[int, str, str], int] = defaultdict(int)
 
     def add(self, w: Wire, times: int = 1) -> None:
         t = round_of(w)
         self.bytes[t, w.direction] += times * w.bytes
-        if w.shared_bytes:
-            self.shared[t] += times * w.shared_bytes
         if w.purpose == "train":
-            for kind, n in (w.shared or w.kinds).items():
+            for kind, n in w.kinds.items():
                 self.trained[t, w.direction, kind] += times * n
 
     def leave_out(self, rounds: set[int]) -> None:
@@ -201,11 +185,9 @@ class Useful:
             del self.bytes[key]
         for kind in [k for k in self.trained if k[0] in rounds]:
             del self.trained[kind]
-        for t in rounds:
-            self.shared.pop(t, None)
 
     def by_round(self) -> dict[int, int]:
-        out: dict[int, int] = defaultdict(int, self.shared)
+        out: dict[int, int] = defaultdict(int)
         for (t, _), n in self.bytes.items():
             out[t] += n
         return dict(out)
@@ -301,20 +283,17 @@ def predicted(run: Run, said: Mapping[str, Mapping[str, int]] | None) -> JsonDic
 
 
 def summed(run: Run, prediction: Mapping[str, Mapping[str, int]] | None) -> JsonDict:
-    """up, down, total: spent bytes. down_per_client: as with one client a process; mb: of up and
-    that. after: of up and down, what is in no round's record. useful: of the bytes spent, those in
-    messages that were used; connection: those of messages without a payload, see `Spent`. raw:
-    payload before compression.
+    """up, down, total: spent bytes. mb: of both. after: of up and down, what is in no round's
+    record. useful: of the bytes spent, those in messages that were used; connection: those of
+    messages without a payload, see `Spent`. raw: payload before compression.
     """
     book = ledger(run)
     up, down = book.sum(direction="up"), book.sum(direction="down")
-    each = down + sum(book.shared.values())
     out: JsonDict = {
         "up": up,
         "down": down,
-        "down_per_client": each,
         "total": up + down,
-        "mb": (up + each) / 1e6,
+        "mb": (up + down) / 1e6,
         "after": {
             "up": up - sum(r.bytes_up for r in run.rounds),
             "down": down - sum(r.bytes_down for r in run.rounds),

@@ -175,10 +175,6 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
         )
     b = s["bytes"]
     said = f"↓ {_size(b['down'])} ↑ {_size(b['up'])}, {_shares(run)}"
-    # The MB of curves and tables, which do not depend on how many processes there were.
-    each = b.get("down_per_client") or b["down"]
-    if each != b["down"]:
-        said += f"; {_size(b['up'] + each)} with one client a process"
     tiles.append((_size(b["total"]), "communicated", said))
     return [*tiles, _time(s), _tasks(run)]
 

@@ -12,7 +12,7 @@ from fednet.models.base import BASE
 from fednet.records.manifest import RunProgress
 from fednet.server.flight import key_of
 from fednet.wire.book import done_again
-from fednet.wire.ledger import NOT_SHARED, OTHER, Direction, Kinds, Row, Tally, add_kinds, payload
+from fednet.wire.ledger import OTHER, Direction, Kinds, Row, Tally, add_kinds
 from fednet.wire.messages import Key
 
 if TYPE_CHECKING:
@@ -71,15 +71,16 @@ class Accounts:
         again = done_again(rows)
         for row in rows:
             if not reasons[_way(row)] and id(row) not in again:
-                add_kinds(self._replayed_useful[row["direction"]], payload(row))
+                add_kinds(self._replayed_useful[row["direction"]], row["kinds"])
         used = {(row["direction"], row["type"]) for row in rows}
         for row in reversed(undecided):
             what = row["direction"], row["type"]
             why = reasons[_way(row)] or ("sent again" if what in used else "")
             used.add(what)
-            wrong = NOT_SHARED.keys() if why else {"lost"}
-            more = {"reason": why} if why else {"useful": True}
-            self._enter({k: v for k, v in row.items() if k not in wrong} | more)
+            if why:
+                self._enter({**row, "reason": why})
+            else:
+                self._enter({k: v for k, v in row.items() if k != "lost"} | {"useful": True})
         return any(_way(row) == "down" for row in (*rows, *undecided))
 
     def spent(
@@ -97,7 +98,6 @@ class Accounts:
         for direction, n in tally.spent.items():
             progress.totals[direction] = progress.totals.get(direction, 0) + n
             add_kinds(progress.useful.setdefault(direction, {}), tally.useful[direction])
-        progress.totals["shared"] = progress.totals.get("shared", 0) + tally.shared
         return tally
 
 

@@ -318,10 +318,11 @@ class ServerIO:
 
     def _settle(self, i: Settle) -> None:
         self._out.before_settling(i.conn, i.key)
-        had = i.direction == "down" and i.useful and not self.link.carried(i.conn, i.key)
+        if i.direction == "down" and i.useful and not self.link.carried(i.conn, i.key):
+            self._had(i.key)
         if i.direction == "up" and not i.useful:
             self.spool.abandon(i.key)
-        self.link.settle(i.conn, i.direction, i.key, i.useful, had and self._had(i.key), **i.more)
+        self.link.settle(i.conn, i.direction, i.key, i.useful, **i.more)
 
     def _arrived(self, arrived: Arrived) -> list[Instruction]:
         """Checks a whole reply, and accepts or rejects it."""

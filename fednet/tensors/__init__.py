@@ -10,11 +10,10 @@ one buffer, whatever the number of layers.
 from fednet.tensors.inputs import Inputs, mapped
 from fednet.tensors.layout import Layout, Slot
 from fednet.tensors.sums import Sum, TwoSums, mean
-from fednet.tensors.values import CHUNK, Borrowed, Tensors, blockwise, combine, dot, dots, to_device
+from fednet.tensors.values import CHUNK, Tensors, blockwise, combine, dot, dots, to_device
 
 __all__ = [
     "CHUNK",
-    "Borrowed",
     "Inputs",
     "Layout",
     "Slot",

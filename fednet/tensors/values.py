@@ -112,12 +112,7 @@ class Tensors:
 
     @property
     def device(self) -> torch.device:
-        return self.read.device
-
-    @property
-    def read(self) -> torch.Tensor:
-        """The parameters for whoever only reads them, and keeps no view of them."""
-        return self.vector
+        return self.vector.device
 
     @property
     def params(self) -> Tensors:
@@ -173,7 +168,7 @@ class Tensors:
             return self
         return Tensors(
             self.layout,
-            *(to_device(part, device) for part in (self.read, self.buffers, self.counters)),
+            *(to_device(part, device) for part in (self.vector, self.buffers, self.counters)),
         )
 
     # -- algebra: parameters only ------------------------------------------------------------------
@@ -224,7 +219,7 @@ class Tensors:
     @cached_property
     def square(self) -> float:
         """The norm's square in float32: not finite where a parameter is not, or it is too large."""
-        return float(torch.dot(self.read, self.read))
+        return float(torch.dot(self.vector, self.vector))
 
     # -- identity ----------------------------------------------------------------------------------
     def tensor_sha256(self) -> dict[str, str]:
@@ -248,7 +243,7 @@ class Tensors:
         """True if every parameter and buffer is finite, but for those of these names. The square
         and the sum first: a NaN or an infinity leaves neither finite.
         """
-        whole = (math.isfinite(self.square) or bool(torch.isfinite(self.read).all())) and (
+        whole = (math.isfinite(self.square) or bool(torch.isfinite(self.vector).all())) and (
             not self.buffers.numel()
             or bool(torch.isfinite(self.buffers.sum()))
             or bool(torch.isfinite(self.buffers).all())
@@ -256,30 +251,6 @@ class Tensors:
         if whole or not exempt:
             return whole
         return all(bool(torch.isfinite(v).all()) for n, v in self.items() if n not in exempt)
-
-
-class Borrowed(Tensors):
-    """Tensors whose parameters lie in memory that others read too: a broadcast of many clients.
-    They are copied once they are asked for, but where they are only `read`.
-    """
-
-    def __init__(
-        self, layout: Layout, source: torch.Tensor, buffers: torch.Tensor, counters: torch.Tensor
-    ) -> None:
-        """source: (P,) float32, not to be written to."""
-        self.__dict__.update(layout=layout, source=source, buffers=buffers, counters=counters)
-
-    @property
-    def read(self) -> torch.Tensor:
-        found: torch.Tensor = self.__dict__["vector" if "vector" in self.__dict__ else "source"]
-        return found
-
-    @cached_property
-    def vector(self) -> torch.Tensor:  # type: ignore[override]
-        source = self.read
-        own = room(len(source), source.dtype).copy_(source)
-        del self.__dict__["source"]
-        return own
 
 
 def combine(hashes: Iterable[str]) -> str:

@@ -179,7 +179,7 @@ class Scratch:
             )
         x = x.to(self.device)
         self._own()
-        self.vector.copy_(x.read)
+        self.vector.copy_(x.vector)
         for name, view in self._kernels.items():
             view.copy_(x[name])
         self.buffers.copy_(x.buffers)

@@ -19,11 +19,11 @@ from fednet.descriptors import synced
 from fednet.files import Lines, plain_line, read_lines, repair, write_aside
 from fednet.plain import JsonDict
 from fednet.records import Wire
-from fednet.wire.ledger import Row, add_kinds, payload
+from fednet.wire.ledger import Row, add_kinds
 
 Task = tuple[int, int]  # (round, client)
 SAME = ("round", "direction", "type", "purpose", "useful", "incarnation", "lost", "final")
-ADDED = ("envelope", "bytes", "raw_bytes", "shared_bytes")
+ADDED = ("envelope", "bytes", "raw_bytes")
 
 
 class Book:
@@ -150,7 +150,7 @@ def newest(rows: Iterable[Row | Wire]) -> dict[tuple[object, ...], int]:
     crossed: set[tuple[object, ...]] = set()
     for row in rows:
         what = _what(row)
-        if any(payload(row).values()):
+        if any(row["kinds"].values()):
             crossed.add(what)
         elif what in crossed:
             continue
@@ -184,7 +184,7 @@ def summed(rows: Iterable[Row]) -> list[Row]:
         why = (row.get("reason") or "").partition(":")[0]
         twice = row["useful"] and id(row) in again
         same: JsonDict = {name: row.get(name) for name in SAME}
-        alike = (why, twice, "shared" in row, *same.values())
+        alike = (why, twice, *same.values())
         if (sum := sums.get(alike)) is None:
             sum = sums[alike] = Wire(
                 reason=why or None,
@@ -194,9 +194,6 @@ def summed(rows: Iterable[Row]) -> list[Row]:
             )
         sum.messages = (sum.messages or 0) + row.get("messages", 1)
         add_kinds(sum.kinds, row["kinds"])
-        if "shared" in row:
-            sum.shared = sum.shared or {}
-            add_kinds(sum.shared, row["shared"])
         for name in ADDED:
             if name in row:
                 setattr(sum, name, (getattr(sum, name) or 0) + row[name])

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fednet.plain import JsonDict, JsonMapping
-from fednet.records import Wire
 from fednet.wire.messages import Key
 
 Direction = Literal["up", "down"]
@@ -25,8 +24,7 @@ Row = JsonDict
 class Account:
     """A row that is still being written. counted: its messages are alike, and their number stands
     in the row. number: of the account, where those under way are written down. cut: its connection
-    ended before it was known what it was good for. announced: payload that may be asked for, by
-    kind; announced_bytes: of all that would then cross.
+    ended before it was known what it was good for.
     """
 
     direction: Direction
@@ -43,16 +41,6 @@ class Account:
     count: int = 0
     number: int = 0
     cut: bool = False
-    announced: dict[str, int] = field(default_factory=dict)
-    announced_bytes: int = 0
-
-    def shared(self) -> JsonDict:
-        """What of an announced payload does not cross where its receiver uses it all the same: its
-        process had the very bytes with another client's. As fields of a row.
-        """
-        if any(self.kinds.values()) or not self.announced:
-            return {}
-        return {"shared": self.announced, "shared_bytes": self.announced_bytes}
 
     def add(self, kinds: Mapping[str, int], envelope: int, raw: int) -> None:
         """Adds one message. raw: its payload uncompressed."""
@@ -68,50 +56,34 @@ Kinds = dict[str, dict[str, int]]
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over settled rows. spent: all bytes by direction; shared: those that would have gone
-    down besides, were each client a process of its own; useful: payload bytes of the method's own
-    messages, by direction and kind, each client's whether they crossed or were shared (evaluations
-    are no part of a method's cost).
+    """Sums over settled rows. spent: all bytes by direction; useful: payload bytes of the
+    method's own messages, by direction and kind (evaluations are no part of a method's cost).
     """
 
     spent: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
-    shared: int = 0
     useful: Kinds = field(default_factory=lambda: {"up": {}, "down": {}})
 
     def add(self, row: JsonMapping) -> None:
         """Adds a settled row of the book."""
         self.spent[row["direction"]] += row["bytes"]
-        self.shared += row.get("shared_bytes", 0)
         if row["useful"] and row["purpose"] == "train":
-            add_kinds(self.useful[row["direction"]], payload(row))
+            add_kinds(self.useful[row["direction"]], row["kinds"])
 
     def columns(self) -> dict[str, int]:
         """What was spent, as a round's record has it."""
-        up, down = self.spent["up"], self.spent["down"]
-        return {"bytes_up": up, "bytes_down": down, "bytes_down_per_client": down + self.shared}
+        return {"bytes_up": self.spent["up"], "bytes_down": self.spent["down"]}
 
     def merge(self, other: Tally) -> None:
         """Adds another's sums, in place."""
         for direction in ("up", "down"):
             self.spent[direction] += other.spent[direction]
             add_kinds(self.useful[direction], other.useful[direction])
-        self.shared += other.shared
 
 
 def add_kinds(into: dict[str, int], kinds: Mapping[str, int]) -> None:
     """Adds bytes by kind, in place."""
     for kind, n in kinds.items():
         into[kind] = into.get(kind, 0) + n
-
-
-def payload(row: JsonMapping | Wire) -> Mapping[str, int]:
-    """The bytes by kind that a row's client got of its payload, whether they crossed or were
-    shared.
-    """
-    return row.get("shared") or row["kinds"]
-
-
-NOT_SHARED: JsonMapping = {"shared": None, "shared_bytes": None}  # of a row
 
 
 # Of an account: its connection, direction and what it is for; and of which task.
@@ -122,7 +94,7 @@ class Ledger:
     """Open accounts by name, whose first item is the connection, and the settled rows, handed to
     `write` as they are settled.
 
-    totals: all bytes settled so far, by earlier processes too; shared: see `Tally`. useful: payload
+    totals: all bytes settled so far, by earlier processes too. useful: payload
     bytes that were of use, by direction and kind. by_round: keeps what was settled for each round
     until it is taken. final: (round, phase) of the evaluation after the last round, whose rows say
     so. numbered: accounts that are open have numbers, and are told as rows by
@@ -148,7 +120,6 @@ class Ledger:
         self.final: tuple[int, int] | None = None
         self.totals: dict[str, int] = {"up": 0, "down": 0}
         self._own: dict[str, int] = {"up": 0, "down": 0}  # settled, that crossed by this process
-        self.shared = 0
         self.useful: dict[str, dict[str, int]] = {"up": {}, "down": {}}
 
     def account(
@@ -185,12 +156,10 @@ class Ledger:
     def changed(self) -> list[Row]:
         """The open accounts that were added to since this was asked last."""
         accounts, self._changed = self._changed, {}
-        return [self._row(a, False, **a.shared()) for a in accounts.values() if a.count]
+        return [self._row(a, False) for a in accounts.values() if a.count]
 
     def under_way(self) -> list[Row]:
-        return [
-            self._row(a, False, **a.shared()) for mine in self._open.values() for a in mine.values()
-        ]
+        return [self._row(a, False) for mine in self._open.values() for a in mine.values()]
 
     def kinds(self, name: Name) -> Mapping[str, int]:
         """Payload bytes by kind of an open account."""
@@ -250,8 +219,6 @@ class Ledger:
 
     def write(self, a: Account, useful: bool, **more: object) -> None:
         """Writes a row; `more` is added to its fields or replaces them."""
-        if useful and a.announced:
-            more = {**a.shared(), **more}
         self.enter(self._row(a, useful, **more))
 
     def _row(self, a: Account, useful: bool, **more: object) -> Row:
@@ -300,9 +267,8 @@ class Ledger:
             self.totals[row["direction"]] += row["bytes"]
             if row["incarnation"] == self.incarnation:
                 self._own[row["direction"]] += row["bytes"]
-            self.shared += row.get("shared_bytes", 0)
             if row["useful"]:
-                add_kinds(self.useful[row["direction"]], payload(row))
+                add_kinds(self.useful[row["direction"]], row["kinds"])
             if self._by_round:
                 self._untaken.setdefault(row["round"], Tally()).add(row)
 
@@ -312,7 +278,7 @@ class Ledger:
         """
         with self._lock:
             spent = {d: self.totals[d] - before.get(d, 0) for d in ("up", "down")}
-            self._untaken = {0: Tally(spent=spent, shared=self.shared - before.get("shared", 0))}
+            self._untaken = {0: Tally(spent=spent)}
 
     def take(self, round: int) -> Tally:
         """What was settled for rounds up to this one and not taken before. Safe to call from

@@ -15,7 +15,7 @@ from typing import Any
 from fednet.errors import RemoteProtocolError
 from fednet.wire import messages as m
 from fednet.wire.frames import decode_from_client, decode_from_server, encode
-from fednet.wire.ledger import NOT_SHARED, OTHER, Account, Direction, Ledger, Name
+from fednet.wire.ledger import OTHER, Account, Direction, Ledger, Name
 
 COUNTED = ("beat", "refused", "connection")  # one row for many
 NOBODY = b""  # of a server's book: whoever has not joined, all together
@@ -189,19 +189,7 @@ class Link:
         envelope = nbytes - sum(kinds.values())
         account = self.ledger.account(name, direction, type, key)
         account.add(kinds, envelope, raw)
-        if not body and not stray and isinstance(message, m.Task):
-            account.announced = split(message.form, 0, message.size)[0]
-            account.announced_bytes = self._in_parts(message)
         return name, kinds, envelope, raw
-
-    def _in_parts(self, task: m.Task) -> int:
-        """All bytes of the parts that a task's payload is asked for in."""
-        total = 0
-        for index in range(-(-task.size // self._part)):
-            part = m.Part(run=task.run, inc=task.inc, key=task.key, index=index)
-            total += self._framing(len(encode(part)))
-            total += self._framing(min(self._part, task.size - index * self._part))
-        return total
 
     def _kinds(
         self,
@@ -232,13 +220,9 @@ class Link:
         direction: Direction,
         key: m.Key,
         useful: bool,
-        had: bool = False,
         **more: object,
     ) -> None:
-        """Writes the row of a task's or reply's payload, and that of the pulls that fetched it.
-        had: it crossed earlier, and is booked.
-        """
-        more |= NOT_SHARED if had else {}
+        """Writes the row of a task's or reply's payload, and that of the pulls that fetched it."""
         name = "task" if direction == "down" else "reply"
         other: Direction = "up" if direction == "down" else "down"
         self.ledger.settle((conn, direction, name, key), useful, **more)

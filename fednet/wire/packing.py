@@ -9,13 +9,12 @@ import struct
 from typing import Any, SupportsFloat, SupportsIndex
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from fednet.buffers import FROM_BYTES, copied, writable
+from fednet.buffers import copied
 from fednet.errors import RemoteProtocolError
 from fednet.files import Buffer
-from fednet.tensors import Borrowed, Layout, Tensors
+from fednet.tensors import Layout, Tensors
 from fednet.wire.messages import Field
 from fednet.wire.payload import Field as Declared
 from fednet.wire.payload import Payload, Run, Samples
@@ -48,23 +47,17 @@ MAX_ELEMENTS = 1 << 40
 
 def floats(data: Buffer) -> torch.Tensor:
     """Values that share the memory of `data` where it may be written to and lies aligned."""
-    return _own(np.frombuffer(data, dtype="<f4"))
-
-
-def _own(values: npt.NDArray[np.float32]) -> torch.Tensor:
+    values = np.frombuffer(data, dtype="<f4")
     if not (values.flags.writeable and values.flags.aligned):
         values = copied(values)
     return torch.from_numpy(values)
 
 
 def tensors(layout: Layout, data: Buffer, buffers: torch.Tensor, counters: torch.Tensor) -> Tensors:
-    """Tensors whose parameters share the memory of `data`, where that is no other's; a large model
-    is borrowed where others read it too, as a broadcast that came once for many clients.
+    """Tensors whose parameters share the memory of `data` where it may be written to and lies
+    aligned.
     """
-    values = np.frombuffer(data, dtype="<f4")
-    if values.flags.writeable or not values.flags.aligned or values.nbytes < FROM_BYTES:
-        return Tensors(layout, _own(values), buffers, counters)
-    return Borrowed(layout, torch.from_numpy(writable(values)), buffers, counters)
+    return Tensors(layout, floats(data), buffers, counters)
 
 
 def raw(values: torch.Tensor) -> memoryview:

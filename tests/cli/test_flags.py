@@ -464,7 +464,6 @@ def test_exception_in_a_users_file_shows_that_files_frames_only(capsys, tmp_path
     [
         (["--transport", "tcp"], "fednet run: --transport is gone: between processes all "),
         (["--transport=memory"], "fednet run: --transport is gone: between processes all "),
-        (["--set", "link.transport=tcp"], "link.transport is gone: between processes all "),
     ],
 )
 def test_what_is_gone_is_refused_in_one_sentence_that_says_so(

@@ -69,7 +69,7 @@ class Site:
             elif isinstance(i, c.Cancelled):
                 self.given.pop(i.key, None)
             elif isinstance(i, c.Booked):
-                self.link.settle(b"", i.direction, i.key, i.whole, i.had)
+                self.link.settle(b"", i.direction, i.key, i.whole)
             elif isinstance(i, c.Welcomed) and self.prepares and not i.again:
                 self.do(self.protocol.ready("L"))
             elif isinstance(i, c.Reconnect):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -14,7 +15,7 @@ from fednet.protocol.rules import Rules
 from fednet.protocol.work import WITH_WORKER
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
-from tests.protocol.net import Net, form, job
+from tests.protocol.net import PART, Net, form, job
 
 SAME = (
     "round",
@@ -138,6 +139,56 @@ def test_evaluation_that_was_lost_in_a_cut_comes_again_with_its_reply():
     net.settle()
     assert list(net.judged.values()) == [b"good"]
     assert net.done == {key: bytes(20)}
+
+
+SIZE = 6 * PART + 3
+
+
+def of_one_broadcast(net: Net, clients: int, slots: int):
+    """A process that hosts all these clients, whose tasks have the same payload."""
+    site = net.site("w", list(range(clients)), slots=slots)
+    body = Body([bytes(k % 200 for k in range(SIZE))])
+    same = {"body": body, "form": form(SIZE), "check": body.check()}
+    net.begin([replace(job(c), **same) for c in range(clients)])
+    return site
+
+
+def answer_all(net: Net, site) -> list[bytes]:
+    """Answers each task, as many times as they come; returns their payloads."""
+    bodies = []
+    while site.given:
+        for key in list(site.given):
+            bodies.append(bytes(site.given[key].body))
+            site.answer(key, b"a" * 20)
+        net.settle()
+    return bodies
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_each_client_of_a_process_is_sent_a_payload_of_its_own(slots):
+    net = Net(3)
+    site = of_one_broadcast(net, 3, slots)
+    net.settle()
+    assert answer_all(net, site) == [bytes(k % 200 for k in range(SIZE))] * 3
+    assert sum(isinstance(message, m.Part) for message in net.sent) == 3 * 7
+    assert net.ledger.take(1).useful == {"up": {"delta": 60}, "down": {"state": 3 * SIZE}}
+    assert agreed(rows(net.rows, "task"), rows(site.rows, "task"))
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("again", [1, 9])
+def test_wherever_connections_are_cut_each_clients_payload_is_of_use_once(slots, again):
+    for before in range(0, 60, 2):
+        net = Net(3)
+        site = of_one_broadcast(net, 3, slots)
+        for moves in (before, again):
+            for step in range(moves):
+                net.move(site, "up" if step % 2 else "down")
+            net.cut(site)
+            net.connect(site)
+        net.settle()
+        answer_all(net, site)
+        assert net.ledger.take(1).useful == {"up": {"delta": 60}, "down": {"state": 3 * SIZE}}
 
 
 def cut_short():

@@ -121,17 +121,6 @@ def test_seconds_of_two_clocks_are_two_axes(tmp_path):
         assert [s["l"] for s in hover["s"]] == [f"fedavg {name}"]
 
 
-def test_mb_of_curves_stand_beside_what_crossed_where_clients_shared_a_process(tmp_path):
-    path = write(tmp_path / "a", rounds=1, clients=2, share=1.0)
-    (path / "summary.json").unlink()
-    rows = [r.line() for r in open_run(path).wire]
-    crossed = sum(r["bytes"] for r in rows)
-    more = {"direction": "down", "type": "task", "round": 1, "shared_bytes": 2_000_000}
-    (path / "wire.jsonl").write_text("".join(json.dumps(r) + "\n" for r in [*rows, more]))
-    (said,) = [note for _, name, note in page._tiles(open_run(path)) if name == "communicated"]
-    assert said.endswith(f"; {(crossed + 2e6) / 1e6:.3g} MB with one client a process")
-
-
 def test_what_a_drawing_refers_to_is_its_own(pages):
     text = pages[1].read_text()
     names = re.findall(r' id="([^"]*)"', text)

@@ -68,7 +68,6 @@ def test_what_a_message_says_of_its_use_keeps_it_apart(tmp_path):
     path = write(tmp_path / "a", rounds=1, clients=2)
     rows = [
         wire_row(1, 0, "down", "task", {"state": 5}, 1),
-        wire_row(1, 1, "down", "task", {}, 1, shared={"state": 5}, shared_bytes=6),
         wire_row(1, 0, "up", "reply", {"state": 7}, 1, useful=False, reason="late: by 1 s"),
         wire_row(1, 1, "up", "reply", {"state": 7}, 1, useful=False, reason="late: by 2 s"),
         wire_row(1, 1, "up", "reply", {"state": 14}, 2, messages=2),
@@ -77,10 +76,9 @@ def test_what_a_message_says_of_its_use_keeps_it_apart(tmp_path):
     book = costs.ledger(open_run(path))
     assert book.rows[1, "up", "state"] == 28
     assert book.rows[1, "down", "state"] == 5
-    assert book.shared == {1: 6}
-    assert book.messages == {"up": 4, "down": 2}
+    assert book.messages == {"up": 4, "down": 1}
     assert book.wasted == {"late": 16}
-    assert book.method == {"up": {"state": 14}, "down": {"state": 10}}
+    assert book.method == {"up": {"state": 14}, "down": {"state": 5}}
 
 
 def test_records_of_clients_pass_one_at_a_time(tmp_path):

@@ -56,11 +56,9 @@ def test_a_reply_that_two_earlier_servers_received_counts_once_as_what_the_last_
 
 
 def test_a_task_that_a_client_had_counts_as_it_was_sent_last_and_not_the_reply_that_comes_anew():
-    """The second server found the client at it: its row has no payload, which others of the
-    client's process had been sent before.
-    """
+    """The second server found the client at it: its row has no payload."""
     found, entered = accounts(
-        row("down", "task", 1, 0, shared={"state": 100}),
+        row("down", "task", 1, 100),
         row("up", "reply", 1, 30),
         row("down", "task", 2, 0),
         row("up", "reply", 2, 30),

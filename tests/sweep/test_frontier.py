@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import itertools
-from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +11,6 @@ from fednet.cli import frontier as verb
 from fednet.cli import main
 from fednet.config import from_mapping
 from fednet.errors import ConfigError
-from fednet.records import Summary
 from fednet.report.drawing import frontier
 from fednet.report.drawing.frontier import Point
 from fednet.sweep import chains
@@ -56,12 +54,6 @@ def test_one_seed_has_no_spread_in_the_table_and_among_the_numbers(tmp_path):
     assert [row[2] for row in frontier.table(points, "up")] == ["50.00 ± 10.00", "40.00"]
     frontier.write(points, "up", tmp_path / "f.csv")
     assert [r["sd"] for r in csv.DictReader((tmp_path / "f.csv").open())] == ["0.100000", ""]
-
-
-def test_what_comes_down_counts_for_each_client_whatever_their_process_shared():
-    sent = {"up": 1e6, "down": 2e6, "down_per_client": 6e6}
-    run = SimpleNamespace(dir="r", summary=Summary(accuracy={"final": 0.5}, bytes=sent))
-    assert frontier.point("x", [run], 0.0, 0.0).down == (6.0,)
 
 
 def test_a_chain_with_alternatives_is_as_many_chains():

@@ -52,18 +52,15 @@ def test_rows_that_are_alike_become_one():
         row(1, 0, type="evaluate", purpose="evaluate", kinds={"accuracy": 4}),
         row(1, 3, useful=False, reason="refused: too long"),
         row(1, 4, useful=False, reason="refused: no number"),
-        row(1, 5, "down", kinds={}, shared={"state": 10}, shared_bytes=13),
         row(1, 6, "down"),
     ]
-    found = {(r["type"], r["useful"], "shared" in r): r for r in summed(rows)}
-    assert len(found) == 5
-    replies = found["reply", True, False]
+    found = {(r["type"], r["useful"]): r for r in summed(rows)}
+    assert len(found) == 4
+    replies = found["reply", True]
     assert (replies["messages"], replies["kinds"], replies["bytes"]) == (3, {"state": 30}, 39)
     assert (replies["envelope"], replies["raw_bytes"], replies["client"]) == (9, 60, -1)
-    refused = found["reply", False, False]
+    refused = found["reply", False]
     assert (refused["messages"], refused["reason"], refused["bytes"]) == (2, "refused", 26)
-    assert found["task", True, True]["shared"] == {"state": 10}
-    assert found["task", True, True]["shared_bytes"] == 13
     assert sum(r["bytes"] for r in found.values()) == sum(r["bytes"] for r in rows)
     assert summed(summed(rows)) == summed(rows)
 

@@ -23,7 +23,7 @@ WAYS = ("up", "down", "both")
 @dataclass(frozen=True)
 class Point:
     """What the runs of one chain came to, one for each seed. Accuracies are final, 0..1; MB are
-    10**6 bytes of a whole run, as with one client a process; seconds: of the virtual clock, None on
+    10**6 bytes of a whole run; seconds: of the virtual clock, None on
     the real one; encode, decode: seconds of one message.
     """
 
@@ -60,7 +60,7 @@ def point(label: str, runs: Sequence[Run], encode: float, decode: float) -> Poin
         final = (said.accuracy or {}).get("final")
         if final is None or said.bytes is None:
             raise ConfigError(f"{run.dir}: its summary has no final accuracy to draw.")
-        up, down = said.bytes["up"], said.bytes.get("down_per_client") or said.bytes["down"]
+        up, down = said.bytes["up"], said.bytes["down"]
         rows.append((final, up / 1e6, down / 1e6, said.seconds_virtual))
     virtual = tuple(row[3] for row in rows if row[3] is not None)
     accuracy, ups, downs = (tuple(row[i] for row in rows) for i in range(3))

@@ -9,8 +9,7 @@ from fednet.records.manifest import RunProgress
 def reached(config: Config, progress: RunProgress) -> str | None:
     """Why the run need not go on; None where it must."""
     stop = config.stop
-    # as with one client a process: when a run ends must not depend on who meets whom in one
-    spent = sum(progress.totals.get(k, 0) for k in ("up", "down", "shared"))
+    spent = sum(progress.totals.get(way, 0) for way in ("up", "down"))
     if stop.accuracy is not None and progress.best is not None and progress.best >= stop.accuracy:
         return f"{progress.best_of} accuracy {progress.best:.4f} reached".lstrip()
     if stop.megabytes is not None and spent >= stop.megabytes * 1e6:
