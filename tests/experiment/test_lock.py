@@ -9,6 +9,8 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -71,6 +73,35 @@ def test_what_a_dead_process_had_started_is_said_to_be_that(tmp_path, other, mon
             lock.take(path)
 
 
+@pytest.mark.parametrize("record", ["of a dead process", "being written"])
+def test_what_is_about_to_be_let_go_of_is_waited_for(tmp_path, other, monkeypatch, record):
+    path = tmp_path / "run" / "lock"
+    other.kill()
+    other.wait()
+    inherited = path.open("r+")
+    fcntl.flock(inherited, fcntl.LOCK_EX)
+    if record == "being written":
+        inherited.truncate(0)
+    slept = []
+
+    def sleep(seconds: float) -> None:  # meanwhile the last of those processes ends
+        slept.append(seconds)
+        inherited.close()
+
+    monkeypatch.setattr(lock, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    lock.take(path).release()
+    assert len(slept) == 1
+
+
+def test_a_process_that_lives_is_not_waited_for(tmp_path, other, monkeypatch):
+    def sleep(seconds: float) -> None:
+        pytest.fail("it waits")
+
+    monkeypatch.setattr(lock, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    with pytest.raises(ConfigError, match=f"in use by process {other.pid} on "):
+        lock.take(tmp_path / "run" / "lock")
+
+
 def test_a_forked_process_that_unwinds_lets_go_of_nothing(tmp_path):
     with lock.holding(tmp_path / "run"):
         if not (child := os.fork()):
@@ -131,6 +162,38 @@ def test_processes_share_a_folder_of_states_where_their_clients_differ_or_one_st
     for worker in workers:
         worker.release()
     assert list((tmp_path / "locks").glob("*.lock")) == []
+
+
+HOLD_STATES = """
+import sys
+from pathlib import Path
+from fednet.experiment import lock
+lock.StatesHold().take(Path(sys.argv[1]), [0, 1])
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_states_of_a_killed_process_are_free(tmp_path):
+    words = [sys.executable, "-c", HOLD_STATES, str(tmp_path)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"held\n"
+        with pytest.raises(ConfigError, match=f"the state of client 1 .* by process {process.pid}"):
+            lock.StatesHold().take(tmp_path, [1, 2])
+        process.kill()
+    hold = lock.StatesHold()
+    hold.take(tmp_path, [1, 2])
+    assert len(list((tmp_path / "locks").glob("*.lock"))) == 1  # that of the killed one is gone
+    hold.release()
+
+
+def test_a_lock_of_states_that_is_being_written_names_no_client_yet(tmp_path):
+    (tmp_path / "locks").mkdir()
+    with (tmp_path / "locks" / "other.lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        hold = lock.StatesHold()
+        hold.take(tmp_path, [0])
+        hold.release()
 
 
 def test_a_hold_on_states_that_were_deleted_ends_and_makes_no_folder_again(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 import fednet
 from fednet import config as configuration
 from fednet.cli.main import main
-from fednet.errors import ConfigError
+from fednet.errors import ConfigError, StateError
 from fednet.experiment.rundir import RunDirectory, claim, forget, log_to
 from fednet.launch import start
 from fednet.report import status
@@ -177,6 +177,20 @@ def test_seconds_of_events_pass_whatever_the_clock_on_the_wall_is_set_to(tmp_pat
     monkeypatch.undo()
     (event,) = lines(tmp_path / "events.jsonl")
     assert (event["time"], event["elapsed"] >= 0) == (0.0, True)
+
+
+@pytest.mark.parametrize("name", ["rounds.jsonl", "clients.jsonl", "wire.jsonl", "events.jsonl"])
+@pytest.mark.parametrize("spoil", [lambda p: os.truncate(p, 3), Path.unlink])
+def test_records_that_are_removed_or_cut_while_a_run_writes_them_are_missed(tmp_path, name, spoil):
+    directory = RunDirectory(tmp_path, "messages", fsync=False)
+    directory.append({"rounds": [{"round": 1}], "clients": [{"round": 1, "client": 0}]})
+    directory.wire.append({"round": 1, "bytes": 9})
+    directory.event("started")
+    directory.flush()
+    spoil(tmp_path / name)
+    with pytest.raises((StateError, FileNotFoundError), match=name):
+        directory.flush()
+    directory.close()
 
 
 def test_a_log_that_cannot_be_written_prints_no_traceback(capsys):

@@ -65,6 +65,19 @@ def test_a_name_is_given_once_also_by_a_later_server(tmp_path: Path) -> None:
     assert same(later.read(first, LAYOUT), row(1.0))
 
 
+def test_the_number_of_a_row_that_was_restored_is_not_given_again(tmp_path: Path) -> None:
+    before = RowStore(tmp_path / "before")
+    for value in (1.0, 2.0, 3.0):
+        name = before.write(row(value))
+    before.settle()
+    rows = RowStore(tmp_path / "restored")
+    (tmp_path / "before" / f"{name}.row").rename(tmp_path / "restored" / f"{name}.row")
+    rows.known(PerClient(LAYOUT, {0: name}, rows))
+    assert name.startswith("3-")
+    assert rows.write(row(4.0)).startswith("4-")
+    rows.settle()
+
+
 def test_what_no_state_names_goes(tmp_path: Path) -> None:
     rows = RowStore(tmp_path)
     names = [rows.write(row(float(k))) for k in range(3)]
