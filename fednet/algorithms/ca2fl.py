@@ -9,10 +9,11 @@ h_i      the server's memory of client i's last Delta_i (0 before)       h    me
     v = h + 1/M  sum over S of (Delta_i - h_i)
     x <- x + eta v;    h_i <- Delta_i for i in S
 
-FLGo's public implementation has the same v, x and h_i; its buffer may hold two replies of one
-client, of which h_i keeps the later, and its h is summed anew from all h_i, here it is moved by
-their changes. The paper's own text was not at hand. Staleness has no weight of its own: the memory
-stands for those who are not in the buffer. Where nothing is stale this is FedVARP.
+The paper's text was not available; this follows FLGo's public implementation, which has the same v,
+x and h_i. Two things differ: its buffer may hold two replies of one client, of which h_i keeps the
+later, and it sums h from all h_i each time, where h is moved by their changes here. Stale replies
+have no smaller weight; the memory replaces the clients that are not in the buffer. If nothing is
+stale, this is FedVARP.
 """
 
 from __future__ import annotations

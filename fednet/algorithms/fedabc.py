@@ -4,18 +4,22 @@ AAAI 2023 (arXiv:2302.07450), Algorithm 1.
 z, q    logits (B, C) and q = sigmoid(z): C binary classifiers without a softmax
 g       focal exponent (Eq. 5)
 P_i     classes with at least one training sample on client i (not: in the batch); N_i all others
-m_p     a positive is kept while q < m_p: easy ones drop out
-m_n     a negative of a class in P_i is kept while q > m_n; of a class in N_i, while q > m_nn.
-        The comparisons are strict, made anew at each step ("dynamic"), and carry no gradient
+m_p     a positive is kept if q < m_p: easy ones are left out
+m_n     a negative of a class in P_i is kept if q > m_n; of a class in N_i, if q > m_nn.
+        The comparisons are strict, are made in each step ("dynamic"), and have no gradient
 
     loss (Eq. 6) = 1/B * sum over kept (b, c) of   (1-q)^g * -log q        where c is b's class
                                                      q^g   * -log(1-q)     elsewhere
 
-What the paper leaves open. Eq. 1-2 and Eq. 5 both print sigma: the sigmoid, and the exponent, here
-`focal_gamma`. Eq. 6 divides by the number of samples, not by that of the kept terms (`norm`); that
-is a factor of about C on the step, and `train.clip_norm` is there should it diverge. A batch with
-nothing kept has loss 0 and a gradient of 0. A client is judged by its model after its own latest
-training. FedABC_wi of the ablation is m_p 1, m_n 0, m_nn 0, focal_gamma 0.
+What the paper leaves open:
+- It prints sigma for two things: the sigmoid in Eq. 1 and 2, and the exponent in Eq. 5, which is
+  `focal_gamma` here.
+- Eq. 6 divides by the number of samples, not by the number of kept terms (`norm` has both). This
+  makes a step about C times as long; set `train.clip_norm` if training diverges.
+- A batch of which nothing is kept has a loss and a gradient of 0.
+- A client is evaluated by its model after its own last training.
+
+FedABC_wi, the paper's ablation, is `m_p: 1`, `m_n: 0`, `m_nn: 0` and `focal_gamma: 0`.
 """
 
 from __future__ import annotations

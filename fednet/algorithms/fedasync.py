@@ -7,10 +7,10 @@ alpha   mixing weight                     s      see `fednet.algorithms.stalenes
 
     alpha_t = alpha s(t - tau);    x_t = (1 - alpha_t) x_{t-1} + alpha_t x_new
 
-Each reply is an update of its own (`schedule.buffer: 1`). Folded together with others, as in a
-round, they are mixed in one after the other; FLGo's public implementation takes the mean of what
-each alone would give, and adds no proximal term. Staleness is counted from 0, for a reply that no
-other has overtaken. Buffers of the model are mixed alike.
+Each reply makes an update of its own (`schedule.buffer: 1`). In a synchronous round, the replies
+are mixed in one after the other. FLGo's public implementation takes the mean of what each reply
+alone would give, and has no proximal term. The staleness is 0 if no other update came since the
+reply's model was sent. The model's buffers are mixed in the same way.
 """
 
 from __future__ import annotations

@@ -7,11 +7,13 @@ eta_g  server rate            s        1 / sqrt(1 + tau), see `fednet.algorithms
 
     x <- x + eta_g / K  sum over the buffer of s(tau_i) Delta_i
 
-The sum is divided by K, not by the sum of the weights: a buffer of stale replies steps less far.
-Clipping, as in the paper's private runs, is `privacy.clip`. Departs from the paper: a client whose
-update waits in the buffer is not asked again before the buffer is applied. Buffers of the model are
-averaged and carry no staleness. FLGo's public implementation has no s, and the clients' learning
-rate in the place of eta_g; the paper has both as here.
+The sum is divided by K, not by the sum of the weights: a buffer of stale replies makes a shorter
+step. `privacy.clip` clips updates as the paper's private runs do. The model's own buffers
+(BatchNorm) are averaged without regard to staleness.
+
+Departs from the paper: a client whose update waits in the buffer is not asked again before the
+buffer is applied. FLGo's public implementation has no s, and uses the clients' learning rate as
+eta_g; the paper has both as here.
 """
 
 from __future__ import annotations

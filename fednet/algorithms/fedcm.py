@@ -4,9 +4,9 @@
 w      global model        Delta  the last round's mean step, per unit of eta_l and local step
 alpha  weight of a client's own gradient in v = alpha g + (1 - alpha) Delta
 
-Departs from the paper: its server step eta_g on the normalised Delta is written eta_g on the mean
-update, where the paper's eta_g is eta_g * eta_l * K; K_i differ, so each client's update is
-normalised by its own.
+Departs from the paper: the server steps along the clients' mean update with eta_g. The paper steps
+along the normalised Delta, and its eta_g is eta_g * eta_l * K here. Clients take different numbers
+of steps K_i, so each update is normalised by its own K_i.
 """
 
 from __future__ import annotations

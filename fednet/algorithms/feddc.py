@@ -9,15 +9,17 @@ K, v   iterations of the condensation, and the norm its gradient is clipped to (
 A participant trains theta_i and uploads it with S_i; the server averages and then fine-tunes the
 mean on S (Eq. 7).
 
-What the paper leaves open. v, the start and the real batch: 1, noise, 256, as measured or in the
-reference of the matching. The paper condenses anew at every participation; since D_i does not
-change, a client here condenses once and uploads the same S_i again (`condense: every` does as
-printed, at a cost of hours on a CPU). S is not balanced where classes are absent (`ft_balance:
-class` weighs them equally). The fine-tuning batch exceeds |S| = 100, so that an epoch is one
-full-batch step, Eq. 7 literally; its learning rate is the clients' unless given.
+What the paper leaves open:
+- v is 1, images start as noise, and a real batch has 256 images: measured, or taken from the
+  reference code of the matching.
+- The paper condenses at every participation. D_i does not change, so a client here condenses once
+  and uploads the same S_i each time. `condense: every` does as printed, which takes hours on a CPU.
+- S is not balanced if some clients lack classes; `ft_balance: class` gives all classes one weight.
+- The fine-tuning batch is larger than |S| = 100, so that an epoch is one full-batch step, as Eq. 7
+  says. Its learning rate is the clients' unless it is set.
 
-Of a class of which a client has one image, S_i holds that image, recognisably (docs/runs.md):
-`cond_min` withholds classes of which there are fewer.
+If a client has one image of a class, S_i shows that image recognisably (docs/runs.md): `cond_min`
+leaves out the classes of which a client has fewer images.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """FedDC+: Kim and Choi, JCSE 2022 (doi:10.5626/JCSE.2022.16.1.52): FedDC with momentum and weight
 decay in the optimizer that makes the condensed images, and nowhere else. See `feddc`.
 
-Weight decay is added after the clipping, as the optimizer does; the momentum lives through one
+Weight decay is added after the clipping, as torch's SGD does. The momentum starts at 0 with each
 condensation.
 """
 

@@ -10,14 +10,14 @@ m    participants
     u_j = (lambda + ||D_j|| / ||r_j||) r_j                    Eq. 3, line 19
     Delta_t = (1/m) sum u_j,  w <- w - eta_g Delta_t          Eq. 4, lines 21-22
 
-Where the paper is silent: with G = 0 (round 1) nothing is projected, and the ratio is 1; a residual
-of at most 1e-6 of D_j is rounding noise and counts as u_j = 0; eta_g is eta_l unless set; products
-and norms are over the whole vector, in float64. `projection` and `scaling` switch off the two
-halves of the method, for ablation: without both it is FedAvg.
+What the paper leaves open: with G = 0 (round 1) nothing is projected, and the ratio is 1; a
+residual of at most 1e-6 of D_j is rounding noise and counts as u_j = 0; eta_g is eta_l unless it is
+set; products and norms are over the whole vector, in float64. `projection: false` and `scaling:
+false` switch off one half of the method each; without both it is FedAvg.
 
-In two passes over an update: with c_j = <D_j, G> / <G, G> and f_j = lambda + ||D_j|| / ||r_j||, it
-is ||r_j||^2 = ||D_j||^2 - c_j^2 <G, G>, and Delta_t = (sum f_j D_j - (sum f_j c_j) G) / m, so that
-G is subtracted once, of the sum.
+The code never computes r_j. With c_j = <D_j, G> / <G, G> and f_j = lambda + ||D_j|| / ||r_j||,
+||r_j||^2 = ||D_j||^2 - c_j^2 <G, G> and Delta_t = (sum f_j D_j - (sum f_j c_j) G) / m: G is
+subtracted once, from the sum.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ ICLR 2023 (arXiv:2301.09604), Algorithm 1.
 w  global model    Delta_i = w - w_i    D  mean Delta_i    m  participants
 eta_g = max(1, sum_i ||Delta_i||^2 / (2 m (||D||^2 + eps)))
 
-The model that is judged is (w^{t+1} + w^t) / 2 (after round 1: w^1); clients always get w^{t+1}
+The model that is evaluated is (w^{t+1} + w^t) / 2 (after round 1: w^1); clients always get w^{t+1}
 itself. Norms are over trainable parameters. eps follows the square of the learning rate's decay, as
 Delta_i does. `eps_mode: times_m` is the authors' code, `weighting: samples` its weighted form of
 both sums.

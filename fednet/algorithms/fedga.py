@@ -6,15 +6,16 @@ g_i   gradient of client i's mean loss at w
 g     mean of g_i over the participants
 beta  displacement: client i starts its local training from w - beta (g - g_i)
 
-`mode: exact` takes two trips a round, gradients first, then training. `mode: stale` takes one: g_i
-is the client's own pseudo-gradient of its last training, (start - w_i) / (eta_l tau_i), and g the
-server's mean of those of the last round; a client without one is not displaced. tau_i is K_i; with
-momentum it is the effective number of steps, without which g_i would be too long by about
-1 / (1 - rho).
+`mode: exact` has two exchanges a round: gradients first, then training. `mode: stale` has one: g_i
+is the client's pseudo-gradient of its last training, (start - w_i) / (eta_l tau_i), and g is the
+server's mean of those of the last round. A client that has not trained yet is not displaced. tau_i
+is K_i; under momentum rho it is the effective number of steps, since g_i would otherwise be too
+long by about 1 / (1 - rho).
 
-Departs from the paper in stale mode: displacements then do not sum to 0 over the participants, so
-the mean of the models and the mean of what training did differ. The latter is used, since otherwise
-beta > eta_l tau_i would feed each displacement back into g, enlarged.
+Departs from the paper in stale mode: the displacements of the participants then do not sum to 0, so
+that the mean of the models and the mean of the local updates differ. The server uses the mean of
+the updates (start - w_i). With the mean of the models, each displacement would return in the next
+g, and enlarged if beta > eta_l tau_i.
 """
 
 from __future__ import annotations

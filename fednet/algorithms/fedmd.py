@@ -6,10 +6,10 @@ f_k   model of client k, which never leaves it      d_j  subset of D_0 of round 
 f_k(d_j)  class scores (logits), (n_j, C)           f~   their mean: the consensus
 
     transfer learning: f_k is trained on D_0, then on D_k, before its first round
-    round: f_k sends f_k(d_j); the server means them; f_k learns to give f~ on d_j (digest: mean
-    absolute difference of the scores), then trains on D_k (revisit)
+    round: client k sends f_k(d_j); the server averages the scores to f~; f_k is trained to give f~
+    on d_j (digest: mean absolute difference of the scores), then on D_k (revisit)
 
-The subset's draw is the run's, so that its indices do not cross; D_0 crosses once, with a client's
+Both sides draw d_j from the run's seed, so that no indices cross; D_0 crosses once, with a client's
 first task. Digest and transfer learning are plain SGD at the run's learning rate; the paper trains
 to convergence with Adam. The mean over clients is uniform, as printed.
 """

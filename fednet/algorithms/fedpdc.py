@@ -6,13 +6,16 @@ p_i       accuracy of w_i on S_s, 0..1: the weight of w_i in the next global mod
 p_send_i  what a participant is sent: its p_i of the round before, or 1 if it took no part in it
 lambda_n  weight of the penalty in round n (from 1): a constant, or 0.5 n (Eq. 9)
 
-What the paper leaves open. The penalty lambda (1 - p) of Eq. 6/8 does not depend on w, so it has no
-gradient: `literal` trains as FedAvg does, whatever lambda is, and the reported loss is the
-cross-entropy, so that losses of two lambdas can be compared. Two readings act:
-`prox`, + lambda (1 - p) / 2 ||w - w^t||^2, from which the paper's own proof (A.1) starts, and
-`scale`, (1 + lambda (1 - p)) CE. Each w_i is measured once, after training (section IV-A's order);
-the figure serves this round's mean and the next round's message. Were all p_i 0, they count
-alike. Algorithm 3's 0.5 t and Eq. 9's 0.5 n differ by the origin of the count: n is used.
+What the paper leaves open:
+- The penalty lambda (1 - p) of Eq. 6 and 8 does not depend on w, so its gradient is 0. `penalty:
+  literal` therefore trains as FedAvg does, whatever lambda is, and reports the cross-entropy as its
+  loss, so that the losses of two lambdas can be compared. Two other readings have an effect:
+  `prox` adds lambda (1 - p) / 2 ||w - w^t||^2, from which the paper's proof (A.1) starts; `scale`
+  makes the loss (1 + lambda (1 - p)) CE.
+- Each w_i is evaluated once, after training (the order of section IV-A). This p_i weighs it in the
+  round's mean and is sent to the client in the next round. If all p_i are 0, all models count the
+  same.
+- Algorithm 3 has 0.5 t and Eq. 9 has 0.5 n, which differ in where the count starts: n is used.
 """
 
 from __future__ import annotations

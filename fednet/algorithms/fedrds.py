@@ -8,16 +8,21 @@ sigma_k  the weight of the regulariser; constant through a round
 
     loss = CE + sigma_k / 2 ||w - w^t||^2,  over private and shared samples
 
-What the paper leaves open. Eq. 4 has sigma_k = exp(s cos(v_k, w^t)), in [0.37, 2.72], while section
-4.7 tunes a fixed sigma and finds 0.01 best: both cannot be. `fixed`, the default, is that constant,
-sigma0; `eq4` is Eq. 4 as printed; `scaled` is sigma0 exp(s cos). In runs cos stays between 0.947
-and 0.9999, so that neither rule is dynamic: `eq4` is about 2.7 and `scaled` 0.027, always. s =
-sigma_sign: +1 as printed; -1 pulls harder on clients that differ. At the first participation v_k =
-w^t, so cos = 1. The shared draw is "the same data" in the paper, which may mean one draw for all
-clients (`shared_draw: same`) or data of the same pool: here each client's draw is its own. n_k in
-the mean counts shared samples too. "Pre-trained model" (step 3) is `pretrain_epochs` on D' at the
-server, none by default. The ablations of Fig. 6 are options: data.public.fraction 0 is
-regularisation alone, sigma_mode fixed with sigma0 0 is data sharing alone.
+What the paper leaves open:
+- sigma_k. Eq. 4 has sigma_k = exp(s cos(v_k, w^t)), in [0.37, 2.72], but section 4.7 tunes a fixed
+  sigma and finds 0.01 best; both cannot hold. `sigma_mode: fixed`, the default, is that constant,
+  sigma0; `eq4` is Eq. 4 as printed; `scaled` is sigma0 exp(s cos). In runs cos stays between 0.947
+  and 0.9999, so that sigma_k hardly changes: it is about 2.7 with `eq4` and 0.027 with `scaled`.
+- s is `sigma_sign`: +1 as printed; with -1, clients whose model differs more are pulled harder. At
+  a client's first participation v_k = w^t, so cos = 1.
+- Clients share "the same data" in the paper, which may mean one draw for all clients
+  (`shared_draw: same`) or draws from one pool. By default each client has a draw of its own.
+- n_k in the mean counts shared samples too.
+- The "pre-trained model" of step 3 is trained for `pretrain_epochs` on D' at the server, none by
+  default.
+
+The ablations of Fig. 6 are options: `data.public.fraction: 0` is regularisation alone, `sigma_mode:
+fixed` with `sigma0: 0` is data sharing alone.
 """
 
 from __future__ import annotations

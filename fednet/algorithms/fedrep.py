@@ -3,14 +3,14 @@ ICML 2021 (arXiv:2102.07078), Algorithm 1.
 
 phi  representation (base), shared        h_i  head of client i, which never crosses
 
-A participant first takes `head_epochs` epochs on h_i with phi frozen, then `body_epochs` on phi
-with h_i frozen. Where the run counts steps (`train.steps`), these are divided between the two in
-the ratio of the epochs.
+A participant first trains h_i for `head_epochs` epochs with phi frozen, then phi for `body_epochs`
+with h_i frozen. If the run counts steps (`train.steps`), these are divided between the two in the
+ratio of the epochs.
 
-What the paper leaves open. The defaults follow the authors' code: of the E local epochs one is the
-body's, the others the head's (at least one). Frozen means an optimizer of its own for each phase:
-with one optimizer, momentum and weight decay would go on moving what is frozen. Averaged by samples
-as in the code (the paper: uniform).
+The defaults follow the authors' code: of the E local epochs one is the body's, the others the
+head's (at least one). Each of the two has an optimizer of its own: with one optimizer, momentum and
+weight decay would also move the frozen part. Clients are weighted by samples, as in the code; the
+paper's mean is uniform.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """FedRoD: Chen and Chao, "On Bridging Generic and Personalized Federated Learning for Image
 Classification", ICLR 2022 (arXiv:2107.00778), with the linear P-head.
 
-h    features: what the head gets        P_i    personal head of client i: never crosses
+h    features: the input of the head     P_i    personal head of client i: never crosses
 G    generic head, shared                n_i,c  training samples of class c on client i
 z_G  = G(h(x))                           gamma  exponent of the prior
 
@@ -10,10 +10,11 @@ z_G  = G(h(x))                           gamma  exponent of the prior
     generic prediction: argmax z_G;  personal prediction: argmax z_G + P_i(h(x));
     both without the prior
 
-What the paper leaves open. A class the client lacks has log 0 = -inf, which takes it out of the
-softmax: the loss stays finite and its logit gets no gradient. Both losses see the same h, so one
-step on their sum is a step on each. P starts at zero (personal = generic at first), or as a copy of
-G. The hypernetwork mode is not built.
+What the paper leaves open: a class that the client lacks has log 0 = -inf, which removes it from
+the softmax, so that the loss is finite and its logit gets no gradient. Both losses see the same h,
+so one step on their sum is a step on each. P starts at zero, so that personal and generic
+predictions are the same at first, or as a copy of G (`p_init: copy`). There is no hypernetwork
+mode.
 """
 
 from __future__ import annotations

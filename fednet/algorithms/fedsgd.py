@@ -5,9 +5,9 @@ w    global model
 g_i  gradient of client i's mean loss over its whole local set at w
 eta  `train.lr`
 
-One gradient a round, no local step: epochs and batch size say only how the gradient is computed,
-not what it is. `train.clip_norm` clips g_i and `train.weight_decay` adds wd * w to it, as one step
-of SGD would. Buffers stay as they are, since the gradient is taken in eval mode.
+A client computes one gradient a round and takes no local step: epochs have no effect, and the batch
+size changes nothing but rounding. `train.clip_norm` clips g_i and `train.weight_decay` adds wd * w
+to it, as one step of SGD would. Buffers do not change, since the gradient is computed in eval mode.
 """
 
 from __future__ import annotations

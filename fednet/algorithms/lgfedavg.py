@@ -4,11 +4,11 @@ Representations", 2020 (arXiv:2001.01523), Algorithm 1.
 theta^g    the upper layers, shared
 theta^l_i  the lower layers of client i: its local representation
 
-Departs from the authors' code, which with its released CIFAR command shares the convolutions, the
-opposite of the paper's text: the text is followed, and the last `global_layers` Linear layers are
-shared. Training starts from scratch, not from a model pretrained by FedAvg, unless `model.weights`
-names one. A client meets new global layers at its next participation. No complete global model
-exists, so only personalised figures are reported.
+Departs from the authors' code, whose released CIFAR command shares the convolutions, the opposite
+of the paper's text. This follows the text: the last `global_layers` Linear layers are shared.
+Training starts from scratch, not from a model pretrained by FedAvg, unless `model.weights` names
+one. A client gets the new global layers with its next task. There is no complete global model, so
+only personal models are evaluated.
 """
 
 from __future__ import annotations

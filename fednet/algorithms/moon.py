@@ -9,10 +9,10 @@ tau    temperature         mu   weight of the contrastive loss         s  cosine
     l_con = -log( e^{s(z, z_glob)/tau} / (e^{s(z, z_glob)/tau} + e^{s(z, z_prev)/tau}) ),
     loss = CE + mu * l_con
 
-What the paper leaves open. A client without a previous model (its first participation) has l_con =
-0, as the authors' code does in its first round. The feature is the projection's output where the
-model has one, else the penultimate layer's; it is flattened, never squeezed, so a batch of one
-sample works. One previous model is kept.
+What the paper leaves open: a client without a previous model (at its first participation) has
+l_con = 0, as in the first round of the authors' code. The feature is the output of the projection
+if the model has one, else of the penultimate layer. It is flattened, not squeezed, so that a batch
+of one sample works. A client keeps one previous model.
 """
 
 from __future__ import annotations

@@ -5,19 +5,25 @@ x  global model    c  server variate    c_i  client variate    y    local model
 K  local steps     N  all clients       S    participants      tau  effective local steps under
 eta_l, eta_g       local and server rate                            momentum
 
-Departs from the paper: buffers (BatchNorm statistics) are averaged and carry no variate; with
-momentum rho the divisor of option II is tau(K, rho) instead of K, without which c_i is too large by
-about 1 / (1 - rho) and the method diverges. `correction: post` is the other consistent variant: a
-plain momentum step, then y <- y - eta_l (c - c_i), divisor K. With option I its c_i is one plain
-gradient, while momentum moves y by about 1 / (1 - rho) of them a step: that pair is refused.
+Departures from the paper:
+- Buffers (BatchNorm statistics) are averaged and have no variate.
+- Under momentum rho, option II divides by tau(K, rho) instead of K. Divided by K, c_i would be too
+  large by about 1 / (1 - rho), and the method diverges.
+- `correction: post` is another consistent variant: a plain momentum step, then
+  y <- y - eta_l (c - c_i), divided by K. Option I together with `post` and momentum is refused: its
+  c_i is one plain gradient, but momentum moves y by about 1 / (1 - rho) gradients a step.
 
-What others do, so that it can be switched on: `divisor: steps` divides by K under momentum too.
-`weighting: samples` weighs each y - x by its client's samples, as FedAvg does; the paper's mean is
-plain. `variates: random` starts c and every c_i at one network's random initial weights instead of
-0; `mean_over: participants` divides c's change by |S| and not by N, so that c is N / |S| times too
-large. The last three, with `correction: post`, option II and momentum, are the SCAFFOLD of
-NIID-Bench (Li et al., ICDE 2022, arXiv:2102.02079: experiments.py) as it was until August 2022,
-when |S| was mended (its issue #12).
+Options that follow other implementations:
+- `divisor: steps` divides by K under momentum too.
+- `weighting: samples` weighs each y - x by its client's samples, as FedAvg does; the paper's mean
+  is plain.
+- `variates: random` starts c and every c_i at one network's random initial weights instead of 0.
+- `mean_over: participants` divides the change of c by |S| instead of N, so that c is N / |S| times
+  too large.
+
+The last three, with `correction: post`, option II and momentum, are the SCAFFOLD of NIID-Bench (Li
+et al., ICDE 2022, arXiv:2102.02079: experiments.py) as it was until August 2022, when the divisor
+|S| was corrected (its issue #12).
 """
 
 from __future__ import annotations
