@@ -666,7 +666,7 @@ def test_sets_may_come_as_a_mapping_from_python(written):
         (
             {
                 "algorithm": "toy-public",
-                "data": {"dataset": "site", "shape": [4], "public": {"samples": 5}},
+                "data": {"dataset": "site", "shape": [4]},
             },
             "data.dataset: toy-public needs samples held out for the server; with site the sites "
             "have them all.",
@@ -859,11 +859,39 @@ def test_what_is_said_of_sites_data_is_checked_before_they_come(more, says):
     keys = {"shape": "[4]", "classes": "3"} | {more.partition(":")[0]: more.partition(": ")[2]}
     data = ", ".join(f"{key}: {value}" for key, value in keys.items())
     with pytest.raises(ConfigError, match=says):
-        from_text(f"{head}data: {{dataset: site, partition: toy-deal, {data}}}\n", "c.yaml")
+        from_text(f"{head}data: {{dataset: site, {data}}}\n", "c.yaml")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("partition", {"scheme": "toy-deal"}),
+        ("partition", {"alpha": 0.1}),
+        ("partition", {"seed": 3}),
+        ("validation", 0.1),
+        ("public", {"samples": 5}),
+        ("client_test", "none"),
+        ("baseline_pool", "full"),
+        ("feature_noise", 0.1),
+    ],
+)
+def test_what_divides_a_runs_data_is_refused_where_sites_bring_theirs(key, value):
+    data = {"dataset": "site", "shape": [4], "classes": 3}
+    with pytest.raises(ConfigError, match=f"here: data.{key}: says how a run divides its data"):
+        from_mapping({**PARTS, "data": {**data, key: value}}, where="here")
+    plain = configuration.to_mapping(from_mapping({**PARTS, "data": data}))
+    assert from_mapping(plain) == from_mapping({**PARTS, "data": data})  # its own defaults pass
+
+
+def test_another_configurations_division_does_not_stay_where_sites_bring_their_data(tmp_path):
+    (tmp_path / "c.yaml").write_text(f"{HEAD}".replace("toy-deal}", "toy-deal, validation: 0.2}"))
+    sites = "data={dataset: site, shape: [4], classes: 3}"
+    for changes in ([sites], ["data.dataset=site", "data.shape=[4]", "data.classes=3"]):
+        assert load(tmp_path / "c.yaml", changes).data.validation == 0
 
 
 def test_sites_data_take_the_options_of_what_reads_them_and_any_of_a_dataset_of_their_own():
     for more in ({"size": 32, "grey": True}, {"format": "a-sites-own", "anything": [1]}):
-        data = {"dataset": "site", "shape": [4], "classes": 3, "partition": "toy-deal", **more}
+        data = {"dataset": "site", "shape": [4], "classes": 3, **more}
         made = from_mapping({**PARTS, "data": data})
         assert made.data.options == {"shape": [4], "classes": 3, **more}

@@ -91,6 +91,22 @@ class PublicSection(Section, frozen=True, kw_only=True):
     """A share of the pool, in its class proportions. [share; data/division]"""
 
 
+SITE = "site"
+"""The dataset that each client brings."""
+
+DIVIDES = (
+    "partition",
+    "validation",
+    "public",
+    "client_test",
+    "baseline_pool",
+    "feature_noise",
+)
+"""Keys of `data` that say how a run divides its data; none has a meaning where sites bring their
+own.
+"""
+
+
 class DataSection(Section, frozen=True, kw_only=True):
     """The data. The dataset's options stand beside `dataset`: `fednet list keys data`."""
 
@@ -169,6 +185,11 @@ class TrainSection(Section, frozen=True, kw_only=True):
     """So many clients of one process are trained as one, which many small models on a GPU gain by;
     other bits than each by itself, the same each time. 1: each by itself.
     [clients; client/packing]"""
+
+    @property
+    def depends_on_rounds(self) -> bool:
+        """Whether a round's rate depends on how many rounds the run has."""
+        return call(self.schedule)[0] == "cosine"
 
     def lr_at(self, round: int, rounds: int) -> float:
         """The local learning rate of a round (from 1): constant; cosine: lr * (1 + cos(pi (t-1)/T))

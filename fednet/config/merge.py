@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fednet.config.learning import DataSection
+from fednet.config.learning import DIVIDES, SITE, DataSection
 from fednet.config.tree import Node
 from fednet.errors import ConfigError
 
@@ -55,12 +55,12 @@ def merge(base: Node, over: Node, path: str = "") -> Node:
     selector = SELECTORS.get(path, "")
     old, new = kept.get(selector), over.value.get(selector)
     if old is not None and new is not None and old.value != new.value:
-        # Of another dataset only the old one's own options go: the partition and the splits stay.
-        kept = {
-            k: n
-            for k, n in kept.items()
-            if path == "data" and k in DataSection.__struct_encode_fields__
-        }
+        # Of another dataset only the old one's own options go: the partition and the splits stay,
+        # where it is one that the run divides.
+        stay = set(DataSection.__struct_encode_fields__) if path == "data" else set()
+        if new.value == SITE:
+            stay -= set(DIVIDES)
+        kept = {k: n for k, n in kept.items() if k in stay}
     for key, node in over.value.items():
         rival = RIVALS.get(key, "") if not path else ""
         if rival and rival not in over.value:

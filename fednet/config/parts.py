@@ -12,7 +12,7 @@ import msgspec
 
 from fednet import ids, loading, registry
 from fednet.config import fit
-from fednet.config.learning import DataSection, ModelSection
+from fednet.config.learning import SITE, DataSection, ModelSection
 from fednet.config.sections import Config
 from fednet.config.tree import Node, Refuse, at
 from fednet.errors import ConfigError, FednetError, unknown
@@ -40,8 +40,8 @@ class NoOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     """The options of a part that has none."""
 
 
-# The dataset that each client brings, and what reads it where the configuration does not say.
-SITE, READERS = "site", ("folder", "arrays")
+# What reads the data that a site brings, where the configuration does not say.
+READERS = ("folder", "arrays")
 # Arguments that fednet fills in itself, by kind of part: the configuration cannot give them.
 GIVEN = {
     "dataset": {"root", "seed", *DataSection.__struct_encode_fields__},
@@ -175,10 +175,11 @@ def complete(config: Config, tree: Node) -> Config:
     model = msgspec.structs.replace(model, others=_others(config, top.get("model")))
     data, partition = config.data, config.data.partition
     options = fill(data, "dataset", data.dataset, data_tree, "data")
-    partition = _with(
-        partition,
-        fill(partition, "partitioner", partition.scheme, partition_tree, "data.partition"),
-    )
+    if data.dataset != SITE:  # nothing is divided there
+        partition = _with(
+            partition,
+            fill(partition, "partitioner", partition.scheme, partition_tree, "data.partition"),
+        )
     get(registry.task, config.task, top.get("task"), "task", "")
     return config.replace(
         algorithm=algorithm,

@@ -71,18 +71,13 @@ def load_site(section: DataSection, directory: Path | str | None, seed: int = 0)
 def declared(section: DataSection) -> tuple[tuple[int, ...], int | None]:
     """(input shape, C) that the configuration declares for every site: options shape, and classes
     (a number, a list of names in order, or null for values). Raises ConfigError where the shape is
-    missing, or where noise is asked for that nobody would add.
+    missing.
     """
     given = options(section)
     if not given.get("shape"):
         raise ConfigError(
             "data (dataset 'site'): say the shape of a sample and the number of classes, such as "
             "{dataset: site, shape: [3, 32, 32], classes: 10}."
-        )
-    if getattr(section, "feature_noise", 0.0):
-        raise ConfigError(
-            "data.feature_noise: is added to samples that the run divides; sites' own data are "
-            "left as they are. Leave it out."
         )
     classes = given.get("classes")
     return tuple(int(s) for s in given["shape"]), len(classes) if isinstance(

@@ -99,7 +99,9 @@ def check_code(config: Config, code: Path) -> None:
 
 
 def check_resumable(old: Config, new: Config) -> None:
-    """Raises ConfigError that lists the keys in which a resumed run would differ."""
+    """Raises ConfigError that lists the keys in which a resumed run would differ, or where the
+    rounds that are done would have had other learning rates.
+    """
     before, after = _flat(configuration.to_mapping(old)), _flat(configuration.to_mapping(new))
     changed = sorted(
         k
@@ -113,6 +115,13 @@ def check_resumable(old: Config, new: Config) -> None:
             f"--resume: {', '.join(changed)} differ from the run's own configuration; a resumed "
             f"run may change only "
             f"{', '.join(k for k in MAY_CHANGE if k not in ('name', 'load'))} and where it runs."
+        )
+    if old.rounds != new.rounds and new.train.depends_on_rounds:
+        raise ConfigError(
+            f"--resume: train.schedule: {new.train.schedule} gives each round its rate by the "
+            f"number of all rounds, so what was trained for {old.rounds} rounds cannot become a run of "
+            f"{new.rounds}. Go on with rounds={old.rounds}; or begin a run of another name, perhaps "
+            f"from this one's model (--set model.weights=RUN/model.safetensors)."
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from fednet.data.federation import Federation
 from fednet.data.partitioners.dirichlet_client import _dealt, dirichlet_client, sizes
 from fednet.data.partitioners.labels import labels
 from fednet.data.partitioners.mixture import mixture
-from fednet.data.site import declared
 from fednet.data.skew import measures
 from fednet.errors import ConfigError
 from fednet.seeds import rng
@@ -163,12 +161,6 @@ def test_noise_grows_from_none_at_the_first_client_to_sigma_at_the_last():
     train, test = noisy.site(3).train[0], noisy.site(3).test[0]
     assert not torch.equal(train[:10], test)
     assert test.std().item() == pytest.approx(1.2, rel=0.1)
-
-
-def test_noise_in_data_that_the_run_does_not_divide_is_refused():
-    section = SimpleNamespace(options={"shape": [4], "classes": 2}, feature_noise=0.1)
-    with pytest.raises(ConfigError, match="feature_noise"):
-        declared(section)
 
 
 def test_a_reflected_border_is_the_image_mirrored():

@@ -8,6 +8,7 @@ import msgspec
 
 from fednet import registry
 from fednet.config import parts
+from fednet.config.learning import DIVIDES, SITE, DataSection
 from fednet.config.parts import Method
 from fednet.config.rules import schedules, surroundings
 from fednet.config.sections import Config
@@ -21,6 +22,7 @@ def check(config: Config, tree: Node) -> None:
     c, refuse = config, refuser(tree)
     _cohort(c, refuse)
     _lost(c, refuse)
+    _sites(c, refuse)
     _apart(c, refuse)
     _measured(c, refuse)
     _training(c, refuse)
@@ -67,6 +69,20 @@ def _cohort(c: Config, refuse: Refuse) -> None:
         )
     if c.round.ask is not None and (c.round.select_extra or c.round.first is not None):
         raise refuse("round.ask", "select_extra or first is given too; keep one of them.")
+
+
+def _sites(c: Config, refuse: Refuse) -> None:
+    """Where sites bring their own data, nothing is divided."""
+    if c.data.dataset != SITE:
+        return
+    plain = DataSection()
+    for key in DIVIDES:
+        if getattr(c.data, key) != getattr(plain, key):
+            raise refuse(
+                f"data.{key}",
+                "says how a run divides its data; with dataset: site each site brings its own, "
+                "which are left as they are. Leave it out.",
+            )
 
 
 def _apart(c: Config, refuse: Refuse) -> None:
@@ -293,14 +309,14 @@ def check_method(config: Config, tree: Node) -> set[str]:
 def _public(c: Config, method: Method, refuse: Refuse) -> None:
     """A method that needs public samples has them."""
     name = c.algorithm.name
+    if method.needs_public and c.data.dataset == SITE:
+        raise refuse(
+            "data.dataset",
+            f"{name} needs samples held out for the server; with site the sites have them all.",
+        )
     if method.needs_public and not (c.data.public.samples or c.data.public.fraction):
         raise refuse(
             "data.public",
             f"{name} needs samples held out for the server; set data.public.samples or "
             f"data.public.fraction.",
-        )
-    if method.needs_public and c.data.dataset == "site":
-        raise refuse(
-            "data.dataset",
-            f"{name} needs samples held out for the server; with site the sites have them all.",
         )
