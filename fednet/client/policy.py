@@ -17,6 +17,7 @@ import msgspec
 
 from fednet import config as configuration
 from fednet import ids as numbers
+from fednet import places as paths
 from fednet import registry
 from fednet.client import texts
 from fednet.config import Config, LinkSection, ModelSection
@@ -314,7 +315,7 @@ def policy(
         if flag and said is False:
             raise ConfigError(f"--{name}: the policy {file} says {name}: false.")
     named = (read_.data,) if isinstance(read_.data, str) else read_.data
-    places = tuple(file.parent / Path(p).expanduser() for p in named)
+    places = tuple(file.parent / paths.expanded(p, f"{file}: data") for p in named)
     if data is None and len(places) == 1:
         data = places[0]
     elif data is not None and places and not _below(data, places):

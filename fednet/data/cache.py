@@ -13,7 +13,6 @@ import hashlib
 import logging
 import math
 import mmap
-import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 import torch
 
+from fednet import places
 from fednet.files import appear, clear_asides, unfinished
 from fednet.pages import copy_on_write
 
@@ -34,11 +34,6 @@ log = logging.getLogger(__name__)
 SMALL_BYTES = 256 << 20  # of a set whose pages stay where they were read
 # By where their values begin.
 _mapped: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()
-
-
-def home() -> Path:
-    """The user's cache: $XDG_CACHE_HOME/fednet, or ~/.cache/fednet."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fednet"
 
 
 def once(
@@ -56,7 +51,7 @@ def once(
     name = hashlib.sha256("\n".join(str(f) for f in (shape, dtype, *facts)).encode()).hexdigest()[
         :32
     ]
-    file = home() / "images" / f"{name}.npy"
+    file = places.cache() / "images" / f"{name}.npy"
     try:
         # Without the lock, for which a cache that others fill would have to be writable.
         if (kept := _kept(file)) is not None:

@@ -6,10 +6,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fednet import loading, seeds
+from fednet import loading, places, seeds
 from fednet.data.augment import check
 from fednet.data.base import Data
-from fednet.data.cache import home
 from fednet.data.options import call, mapping
 from fednet.descriptors import named
 from fednet.errors import DataError, why
@@ -63,9 +62,10 @@ def options(section: DataSection) -> JsonDict:
 
 def place(section: DataSection | None, root: Path | str | None) -> Path:
     """Where the files lie. Raises DataError where that is a named pipe or a device."""
-    found = root or getattr(section, "root", None) or os.environ.get("FEDNET_DATA") or home()
+    given = root or getattr(section, "root", None) or os.environ.get("FEDNET_DATA")
+    found = places.cache() if not given else places.expanded(given, "data.root")
     try:
-        return named(Path(found).expanduser(), there=False)
+        return named(found, there=False)
     except OSError as wrong:
         raise DataError(
             f"data.root (or --data): {why(wrong)}; expected the folder where datasets lie."

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fednet import places
 from fednet.config.parts import READERS
 from fednet.data.base import Data, digest_of
 from fednet.data.federation import Federation
@@ -37,7 +38,7 @@ def load_site(section: DataSection, directory: Path | str | None, seed: int = 0)
         raise ConfigError(
             "data.dataset: site wants each client to name its own data, with --data DIR."
         )
-    root = Path(directory).expanduser()
+    root = places.expanded(directory, "--data")
     if not root.exists():
         raise DataError(f"--data {root}: there is no such folder or file.")
     given = options(section)

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fednet import loading
+from fednet import loading, places
 from fednet.config import Config
 from fednet.errors import CannotGoOn, ConfigError, lacking
 from fednet.server.hosting import Hosting
@@ -77,7 +77,8 @@ class Worker:
 
         # Ray shows an actor the GPU it may use, and no other
         here = "cpu" if device == "cpu" else "cuda"
-        state = self._directory / "state" if shared else Path.home() / ".fednet" / "ray-state"
+        own = "~/.fednet/ray-state"
+        state = self._directory / "state" if shared else places.expanded(own, "clients' states")
         try:
             return max(
                 0,

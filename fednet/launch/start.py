@@ -119,9 +119,9 @@ def check_resumable(old: Config, new: Config) -> None:
     if old.rounds != new.rounds and new.train.depends_on_rounds:
         raise ConfigError(
             f"--resume: train.schedule: {new.train.schedule} gives each round its rate by the "
-            f"number of all rounds, so what was trained for {old.rounds} rounds cannot become a run of "
-            f"{new.rounds}. Go on with rounds={old.rounds}; or begin a run of another name, perhaps "
-            f"from this one's model (--set model.weights=RUN/model.safetensors)."
+            f"number of all rounds, so a run of {old.rounds} rounds cannot become one of "
+            f"{new.rounds}. Go on with rounds={old.rounds}; or begin a run of another name, "
+            f"perhaps from this one's model (--set model.weights=RUN/model.safetensors)."
         )
 
 

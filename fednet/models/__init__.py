@@ -24,7 +24,7 @@ from pathlib import Path
 
 import msgspec
 
-from fednet import capacity, registry, seeds
+from fednet import capacity, places, registry, seeds
 from fednet.config import ModelSection
 from fednet.config.fit import fit
 from fednet.config.parts import declared_options
@@ -198,7 +198,7 @@ def load(module: nn.Module, path: str | Path) -> nn.Module:
 
     from fednet.tensors.layout import first_names
 
-    file = Path(path).expanduser()
+    file = places.expanded(path, "model.weights")
     source = f"model.weights: {str(path)!r}"
     if file.suffix != ".safetensors":
         raise ConfigError(f"{source} is not a .safetensors file, the only format that is read.")

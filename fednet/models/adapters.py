@@ -28,7 +28,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fednet import capacity, seeds
+from fednet import capacity, places, seeds
 from fednet.config.learning import AdaptersSection
 from fednet.descriptors import named
 from fednet.errors import ConfigError, nearest
@@ -227,7 +227,7 @@ def read_peft(module: nn.Module, folder: Path | str) -> nn.Module:
     from safetensors.torch import load_file
 
     source = f"model.adapters.weights: {str(folder)!r}"
-    about, tensors = (Path(folder).expanduser() / name for name in FILES)
+    about, tensors = (places.expanded(folder, "model.adapters.weights") / name for name in FILES)
     try:
         said = json.loads(named(about).read_text(encoding="utf-8"))
         given = load_file(named(tensors))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
-from fednet import capacity
+from fednet import capacity, places
 from fednet.data import cache
 from fednet.data.base import Data
 from fednet.errors import ConfigError
@@ -75,7 +75,7 @@ def _fits(samples: int, shape: tuple[int, ...], classes: int) -> None:
     pixels = n * one * (1 if len(shape) == 3 else 4)
     capacity.ask(8 * (classes * one + 3 * n), what)  # means, and labels while they are shuffled
     if samples * one >= SHARED_FROM:
-        capacity.ask_disk(pixels, cache.home(), what)
+        capacity.ask_disk(pixels, places.cache(), what)
     else:
         capacity.ask(pixels, what)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from fednet import descriptors
 from fednet.config import Config
+from fednet.errors import ConfigError, why
 from fednet.files import write_record
 from fednet.server.peers.admission import beat_seconds, check_bind, keyring_of, patience
 from fednet.server.peers.budget import at_once
@@ -59,7 +60,26 @@ def listen(config: Config, bind: str, keys: Path | None, insecure: bool) -> ZmqS
     descriptors.keep_back()
     keyring = keyring_of(config, keys)
     check_bind(bind, config.security.curve, insecure)
+    if bind.startswith(("tcp://127.", "tcp://localhost:")):
+        check_loopback()
     return ZmqServer(bind, keyring=keyring, max_each=at_once(config.clients))
+
+
+def check_loopback() -> None:
+    """Raises ConfigError where this machine's network has no loopback, so that no process could
+    reach a server there.
+    """
+    with socket.socket() as server, socket.socket() as client:
+        client.settimeout(5.0)
+        try:
+            server.bind(("127.0.0.1", 0))
+            server.listen()
+            client.connect(server.getsockname())
+        except OSError as wrong:
+            raise ConfigError(
+                f"this machine's network has no loopback: 127.0.0.1 cannot be reached "
+                f"({why(wrong)}). Switch it on (ip link set lo up), or use fednet run --in-process."
+            ) from None
 
 
 def listening(
