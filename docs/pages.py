@@ -14,6 +14,7 @@ from types import ModuleType
 
 import grimp
 
+from fednet import registry
 from fednet.cli import client, server
 from fednet.cli.common import Parser
 from fednet.cli.main import FILES, VERBS
@@ -48,6 +49,39 @@ same, and `fednet --version` the release.
 | `FEDNET_SERVE` | DIR of `fednet serve`, `--at` of what speaks with it |
 | `FEDNET_LOG` | no flag: `debug`, `info`, `warning` or `error` has what modules log written to stderr; `debug` also the whole traceback of an error |
 """  # noqa: E501
+
+
+METHODS = """\
+# Methods
+
+`python docs/pages.py` writes this page from what the methods declare. `fednet list algorithms` prints
+the same list and shows which model of each method is evaluated, the global one or the personal ones;
+`fednet list algorithms --model resnet18_gn` prints the cost in MB.
+
+*Down* and *up* are per client and round, before compression. |w| is the size of the whole model; |base|
+and |g| are the sizes of the part of it that is shared. C is the number of classes, C_i those of client i,
+c\\*h\\*w the numbers of one image, d the size of a feature vector, n_j a number of samples.
+"""  # noqa: E501
+
+
+def methods() -> str:
+    """docs/methods.md: one row a method, from its declarations."""
+    lines = [
+        *METHODS.splitlines(),
+        "",
+        "| method | what it does | down | up | server keeps | client keeps | paper |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for entry in registry.algorithm.entries():
+        cells = [
+            f"`{entry.name}`",
+            entry.summary.rstrip("."),
+            *entry.facts.get("cost", ("|w|", "|w|")),
+            *entry.facts.get("keeps", ("w", "-")),
+            entry.facts["paper"],
+        ]
+        lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def configuration() -> str:
@@ -169,6 +203,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "architecture.md": architecture,
     "commands.md": commands,
     "configuration.md": configuration,
+    "methods.md": methods,
 }
 
 
