@@ -187,25 +187,38 @@ def test_the_summary_has_the_metrics_of_the_files_to_the_last_byte(tmp_path):
     assert found.summary.provenance["fednet"]
 
 
-@pytest.mark.parametrize("clients", ["auto", "all"])
-def test_each_byte_is_in_one_round_or_after_the_last(tmp_path, clients):
-    found = open_run(run(tmp_path, evaluate={"clients": clients}))
-    after = found.summary["bytes"]["after"]
+def agree(found):
+    """That each byte is in the record of one round or after the last; returns the rows after it."""
+    whole = found.summary["bytes"]
     for way in ("up", "down"):
         rounds = sum(r[f"bytes_{way}"] for r in found.rounds)
-        assert rounds + after[way] == sum(w.bytes for w in found.wire if w.direction == way)
-    last = [w for w in found.wire if w.final]
-    assert {w.purpose for w in last} == {"evaluate"}
-    # every client is asked and answers once
-    assert sorted(w.client for w in last if w.direction == "up") == [0, 1, 2]
-    goodbyes = sum(w.bytes for w in found.wire if w.type == "end")
-    assert sum(after.values()) == sum(w.bytes for w in last) + goodbyes
-    # no curve has that evaluation
-    spent = sum(w.bytes for w in found.wire if not w.final)
-    assert costs.cost(found, "mb")[found.rounds[-1].round] == pytest.approx(spent / 1e6, abs=1e-4)
-    whole = found.summary["bytes"]
+        everything = sum(w.bytes for w in found.wire if w.direction == way)
+        assert rounds + whole["after"][way] == everything == whole[way]
     parts = (*whole["useful"].values(), *(found.summary.wasted or {}).values(), whole["connection"])
     assert sum(parts) == whole["total"]
+    # no curve has an evaluation that came after the last round
+    spent = sum(w.bytes for w in found.wire if not w.final)
+    assert costs.cost(found, "mb")[found.rounds[-1].round] == pytest.approx(spent / 1e6)
+    return [w for w in found.wire if w.final]
+
+
+@pytest.mark.parametrize("wire", ["messages", "sums"])
+@pytest.mark.parametrize("clients", ["auto", "all"])
+def test_each_byte_is_in_one_round_or_after_the_last(tmp_path, clients, wire):
+    found = open_run(run(tmp_path, evaluate={"clients": clients}, record={"wire": wire}))
+    last = agree(found)
+    assert {(w.purpose, w.round) for w in last} == {("evaluate", 2)}
+    asked = [w.messages or 1 for w in last if w.direction == "down" and w.type == "evaluate"]
+    assert sum(asked) == 3  # every client, once
+    goodbyes = sum(w.bytes for w in found.wire if w.type == "end")
+    after = found.summary["bytes"]["after"]
+    assert sum(after.values()) == sum(w.bytes for w in last) + goodbyes
+
+
+def test_bytes_of_a_run_that_was_given_more_rounds_agree_too(tmp_path):
+    run(tmp_path, evaluate={"clients": "auto"})
+    found = open_run(run(tmp_path, evaluate={"clients": "auto"}, rounds=3, resume=True))
+    assert {w.round for w in agree(found)} == {2, 3}
 
 
 def test_a_summary_that_was_not_written_any_more_is_written_on_resume(tmp_path):

@@ -133,10 +133,10 @@ def summary_rows(summary: JsonMapping) -> list[tuple[str, str]]:
     if judged.get("never_took_part"):
         taken = dict(summary.get("personal_of_participants") or {}).get("personal")
         row(f"{own} of those who took part", None if taken is None else percent(taken))
-        row("never took part", f"{judged['never_took_part']} of the clients judged")
+        row("never took part", f"{judged['never_took_part']} of the clients evaluated")
     if judged and judged["clients"] < judged["of"]:
-        found = f"{judged['clients']} of {judged['of']}"
-        row("clients judged", f"{found}; the others were not there, or not drawn (evaluate.most)")
+        found = f"{judged['clients']} of {judged['of']}; the others were not there, or not drawn"
+        row("clients evaluated", f"{found} (evaluate.most)")
     sent = summary.get("bytes")
     if isinstance(sent, Mapping):
         for way in ("down", "up"):

@@ -195,7 +195,7 @@ def _tasks(run: Run) -> tuple[str, str, str]:
         sum(len(r[name]) for r in rounds) for name in ("selected", "completed", "dropped")
     )
     said = f"{dropped} dropped"
-    if rest := asked - completed - dropped:
+    if (rest := asked - completed - dropped) > 0:
         said += f", {rest} in void rounds or not finished"
     void = sum(bool(r.void) for r in rounds)
     return f"{completed} / {asked}", "tasks completed", f"{said}, {void} void rounds"
