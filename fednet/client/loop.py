@@ -263,6 +263,7 @@ class ClientLoop:
             self.transport = prepared.shape(self.transport, self._connected)
         ours = self.protocol.tasks
         ours.beside = prepared.beside
+        ours.largest = prepared.largest
         return [
             *self.protocol.at_once(self.slots.total),
             *self.protocol.ready(prepared.layout, prepared.sites),

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from fednet.training.setting import Pair
 
 
+NAMES = 1 << 16  # bytes beside the tensors of a payload, such as the head of a .safetensors file
+
+
 class Preparer:
     """Makes a client process ready for the run that a server tells it of. asked: whom it serves,
     whatever the server says. state: the folder of its clients' states; reset: begin anew where one
@@ -86,6 +89,7 @@ class Preparer:
             packing,
             together=max(1, min(config.train.pack, len(ids))),
             beside=config.schedule.mode != "sync",
+            largest=payload_bound(data.experiment),
         )
 
     def _data(self, config: Config, ids: Sequence[int]) -> SiteData:
@@ -156,6 +160,39 @@ class Preparer:
             )
             for card, device in enumerate(self.devices)
         ]
+
+
+def payload_bound(experiment: Experiment) -> Callable[[m.Key], int]:
+    """How many bytes a task's payload may have, by its key and what the run declares: with what a
+    client is sent once, and the model that training starts from, which come with its first task.
+    """
+    from fednet.models import bytes_of
+
+    method = experiment.algorithm
+    setting = experiment.setting
+    base = NAMES + 2 * bytes_of(setting.blank) if experiment.base_comes else NAMES
+
+    def largest(key: m.Key) -> int:
+        kinds = []
+        if key.purpose == "evaluate":
+            kinds.append(experiment.evaluation)
+        elif key.phase < len(method.exchanges):
+            kinds.append(method.exchanges[key.phase].down)
+        if method.Enrolment is not None:
+            kinds.append(method.Enrolment)
+        total = base
+        for kind in kinds:
+            bounds = experiment.bounds(kind, key.client, key.round)
+            for name, field in kind.fields.items():
+                # An evaluation's is not compressed.
+                sizes = [
+                    codec.size_of(field.kind, field.form, bounds.get(name), key.round)[1]
+                    for codec in (experiment.down, experiment.exact)
+                ]
+                total += max(sizes)
+        return total
+
+    return largest
 
 
 class SiteData:

@@ -29,6 +29,7 @@ from fednet.errors import (
 from fednet.loading import raised
 from fednet.protocol import client_instructions as p
 from fednet.protocol.client import ClientProtocol
+from fednet.protocol.client_tasks import MOST
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
 
@@ -55,7 +56,7 @@ class Prepared:
     """What a client process has made ready for one run: a workplace a device. shape: puts the
     clients' emulated links before a transport, told whether its connection stands. packing,
     together: where clients are trained as one, and how many tasks a device then has. beside:
-    rounds overlap.
+    rounds overlap. largest(key): bytes of a task's payload at most.
     """
 
     workplaces: Sequence[Workplace]
@@ -65,6 +66,7 @@ class Prepared:
     packing: Packing | None = None
     together: int = 1
     beside: bool = False
+    largest: Callable[[m.Key], int] = lambda key: MOST
 
 
 class TaskWork:

@@ -93,6 +93,7 @@ class ClientProtocol:
 
     def __post_init__(self) -> None:
         self.tasks = ClientTasks(self.room, self.part)
+        self.tasks.slots = self.slots
 
     # -- the transport's events --------------------------------------------------------------------
     def opened(self, now: float) -> list[Instruction]:
@@ -222,6 +223,7 @@ class ClientProtocol:
     def at_once(self, slots: int) -> list[Instruction]:
         """From now on this process can do so many tasks at once."""
         changed, self.slots = slots != self.slots, slots
+        self.tasks.slots = slots
         if not changed or self.state not in TAKEN_IN:
             return []
         return self._marked([Out(m.Slots(slots=slots))])

@@ -27,6 +27,8 @@ from fednet.wire import messages as m
 from fednet.wire.codec import Body
 from fednet.wire.messages import Key
 
+MOST = 1 << 62  # bytes: no bound
+
 
 @dataclass(slots=True)
 class Incoming:
@@ -44,12 +46,16 @@ class OutgoingReply:
 
 class ClientTasks:
     """The tasks of the clients that this process hosts. room(): bytes of memory that a payload may
-    take; part: bytes of a payload's parts, but the last.
+    take; part: bytes of a payload's parts, but the last. largest(key): bytes of a task's payload at
+    most, by what the run declares; slots: tasks that are worked on at once. All tasks together have
+    what these, one that is ahead and one that is called off can take.
     """
 
     def __init__(self, room: Callable[[], int], part: int) -> None:
         self._room, self._part = room, part
         self.beside = False  # a task of a later round leaves other clients' tasks be
+        self.largest: Callable[[Key], int] = lambda key: MOST
+        self.slots = 1
         self.incoming: dict[Key, Incoming] = {}
         self.working: set[Key] = set()
         self.outgoing: dict[Key, OutgoingReply] = {}
@@ -120,6 +126,12 @@ class ClientTasks:
         return [Cancelled(k) for k in working]
 
     def _begun(self, task: m.Task, body: memoryview | None) -> list[Instruction]:
+        most = self.largest(task.key)
+        if task.size > most:
+            reason = f"a payload of {task.size} bytes; this run declares {most} at most"
+            return [Booked("down", task.key, False), Out(m.Failed(key=task.key, reason=reason))]
+        if self._held_with(task) > (self.slots + 2) * most:
+            return self._no_room(task, "what this client takes beside its other tasks")
         if body is not None or task.size == 0:
             return self._given(task, memoryview(bytearray(body or b"")))
         if task.size > (room := self._room()):
@@ -131,6 +143,11 @@ class ClientTasks:
             return self._no_room(task, "this machine")
         coming = self.incoming[task.key] = Incoming(task, whole, Receiving(task.size, self._part))
         return self._grant(coming)
+
+    def _held_with(self, task: m.Task) -> int:
+        """Bytes of this payload and of all that are here or under way."""
+        arriving = sum(coming.task.size for coming in self.incoming.values())
+        return arriving + sum(self._tasks[key].size for key in self.working) + task.size
 
     def _no_room(self, task: m.Task, where: str) -> list[Instruction]:
         """Another process may have it, or this one later: it is not done here, and said so."""

@@ -262,6 +262,25 @@ def test_a_payload_that_memory_cannot_hold_is_not_waited_for(tmp_path, exp):
     assert not server.said(m.Pull)
 
 
+def test_a_payload_beyond_what_the_run_declares_is_not_asked_for(tmp_path, exp):
+    """Four tasks of 300 MB for a model of a few hundred bytes."""
+    server, field = Liar(told(), ids=[0, 1, 2, 3]), "x"
+
+    def announced(round: int, client: int, size: int) -> m.Task:
+        form = [m.Field(field, "state", size, size)]
+        return m.Task(key=m.Key(round, 0, 0, client), form=form, size=size, check=b"")
+
+    with site(server, tmp_path, ids="0-3"):
+        server.listen(lambda: server.said(m.Ready))
+        for client in range(4):
+            server.say(announced(1, client, 300_000_000))
+        server.listen(lambda: len(server.said(m.Failed)) == 4)
+        assert all("this run declares" in failed.reason for failed in server.said(m.Failed))
+        assert not server.said(m.Pull)
+        server.say(*task(exp, m.Key(1, 0, 1, 0)))
+        server.listen(lambda: server.said(m.Reply))
+
+
 def test_what_a_server_writes_forges_no_line(tmp_path):
     config = told().replace("name: hostile", 'name: "x\\nall is well\\u202e"')
     assert config != told()

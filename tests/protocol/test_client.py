@@ -180,6 +180,24 @@ def test_memory_for_a_payload_is_asked_for_before_it_is_taken():
     assert [type(i) for i in c.received(task(3 * m.PART), None, 0.0)] == [Out]
 
 
+def test_all_payloads_together_take_no_more_than_the_tasks_at_work_and_two_more():
+    """Of two slots, four payloads of the largest size."""
+    c = ready(slots=2)
+    c.tasks.largest = lambda key: 2 * m.PART
+    (failed,) = sent(c.received(task(2 * m.PART + 1), None, 0.0), m.Failed)
+    assert failed.reason == "a payload of 2097153 bytes; this run declares 2097152 at most"
+    assert not failed.again
+    for attempt in range(4):
+        one = msgspec.structs.replace(task(2 * m.PART), key=key(attempt=attempt))
+        assert not sent(c.received(one, None, 0.0), m.Failed)
+    last = msgspec.structs.replace(task(1), key=key(attempt=4))
+    (failed,) = sent(c.received(last, memoryview(b"x"), 0.0), m.Failed)
+    assert "beside its other tasks" in failed.reason
+    assert failed.again
+    c.received(m.Cancel(run="r", inc=1, key=key(attempt=0)), None, 0.0)
+    assert not sent(c.received(last, memoryview(b"x"), 0.0), m.Failed)
+
+
 def test_task_that_fits_into_no_machine_is_failed():
     (failed,) = sent(ready(room=lambda: 1 << 63).received(task(1 << 62), None, 0.0), m.Failed)
     assert "does not fit into this machine" in failed.reason
