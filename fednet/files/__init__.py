@@ -18,6 +18,8 @@ from fednet.files.records import (
     line,
     plain_line,
     read_record,
+    read_text,
+    read_value,
     unchecked,
     write_record,
 )
@@ -52,6 +54,8 @@ __all__ = [
     "read_lines",
     "read_record",
     "read_rows",
+    "read_value",
+    "read_text",
     "repair",
     "unchecked",
     "unfinished",

@@ -60,6 +60,7 @@ def read_rows(
     decode: Callable[[bytes], T],
     end: int | None = None,
     many: Callable[[bytes], list[T]] | None = None,
+    seen: Callable[[bytes], object] | None = None,
 ) -> Iterator[T]:
     """The records of a file of lines. A last line without its end is being written, or was torn by
     a crash, and is left out. Raises StateError for any other line that is not as it was written.
@@ -67,6 +68,7 @@ def read_rows(
     none at all. decode: of a line's text, into what it is to be read as; its
     msgspec.ValidationError is a StateError that names the line. end: bytes of the file after which
     nothing is read. many: of the text of several lines, checks and all, in one step.
+    seen: given the text of all lines that are read, once.
     """
 
     def blocks() -> Iterator[Iterable[T]]:
@@ -74,6 +76,8 @@ def read_rows(
         bare: bool | None = None  # whether this file's lines carry no check
         with reaching(lambda: named(path).open("rb")) as file:
             for block in _blocks(file, end):
+                if seen is not None:
+                    seen(block)
                 if bare is None:
                     bare = old and not carries_check(block[: block.index(b"\n")])
                 found = None if many is None else _together(block, bare, many)

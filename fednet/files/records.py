@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import xxhash
@@ -14,6 +15,8 @@ from fednet.descriptors import named, reaching
 from fednet.errors import StateError
 from fednet.files.whole import Buffer, write_aside
 from fednet.plain import JsonDict, plain
+
+T = TypeVar("T")
 
 CHECK_BYTES = 16
 _CHECK = b',"check":"'
@@ -88,6 +91,31 @@ def read_record(path: Path, remedy: str, by_hand: type | None = None) -> JsonDic
         return decoded(unchecked(text))
     except (ValueError, RecursionError) as broken:
         raise StateError(f"{path}: not what was written there ({broken}); {remedy}.") from broken
+
+
+def read_text(path: Path, remedy: str) -> str:
+    """A small file of text: a mark, an order. Raises StateError where it is no text or
+    says nothing, and FileNotFoundError. remedy: what the reader of that error can do.
+    """
+    try:
+        text = reaching(named(path).read_bytes).decode()
+    except UnicodeDecodeError as broken:
+        raise StateError(f"{path}: is no text ({broken.reason}); {remedy}.") from None
+    if not text.strip():
+        raise StateError(f"{path}: is empty; {remedy}.")
+    return text
+
+
+def read_value(path: Path, kind: type[T], remedy: str) -> T:
+    """A small file of JSON, as a lock or a claim is. Raises StateError where it holds no such
+    value, and FileNotFoundError. remedy: what the reader of that error can do.
+    """
+    text = reaching(named(path).read_bytes)
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as broken:
+        what = str(broken) if text else "it is empty"
+        raise StateError(f"{path}: not what was written there ({what}); {remedy}.") from None
 
 
 def decoded(text: bytes) -> JsonDict:

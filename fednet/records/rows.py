@@ -314,6 +314,8 @@ class Summary(Row, kw_only=True):
     estimates: JsonDict | None = None
     privacy: JsonDict | None = None
     provenance: JsonDict | None = None
+    # By file of records: its bytes, and the digest of them, see `sealed`.
+    records: dict[str, JsonDict] | None = None
 
 
 FILES: dict[str, type[Row]] = {"rounds": Round, "clients": Client, "wire": Wire, "events": Event}

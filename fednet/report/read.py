@@ -23,9 +23,8 @@ import numpy as np
 from fednet.config import tree
 from fednet.descriptors import named
 from fednet.errors import ConfigError, StateError, lacking, unknown
-from fednet.files import read_rows
 from fednet.plain import JsonDict, meet
-from fednet.records import FILES, Client, Event, Round, Row, Summary, Wire
+from fednet.records import FILES, Client, Event, Round, Row, Summary, Wire, sealed
 from fednet.records.table import OWN
 from fednet.wire import book
 
@@ -36,17 +35,6 @@ if TYPE_CHECKING:
     from fednet.config import Config
 
 F = TypeVar("F", bound=Callable[..., object])
-R = TypeVar("R", bound=Row)
-
-
-def lines(path: Path, kind: type[R], end: int | None = None) -> Iterator[R]:
-    """The rows of a file of lines, up to a byte; none where it is not there. A last line that is
-    being written is left out. Raises StateError for a line that is not as it was written, and for a
-    field of another type.
-    """
-    if not path.exists():
-        return iter(())
-    return read_rows(path, True, kind.decoder(), end, kind.together())
 
 
 @dataclass(frozen=True)
@@ -91,13 +79,7 @@ class Run:
     @cached_property
     def summary(self) -> Summary:
         """Empty while the run is live."""
-        path = self.dir / "summary.json"
-        try:
-            return msgspec.json.decode(named(path).read_bytes(), type=Summary)
-        except FileNotFoundError:
-            return Summary()
-        except msgspec.DecodeError as error:
-            raise StateError(f"{path}: {error}.") from None
+        return sealed.read_summary(self.dir)
 
     @cached_property
     def partition(self) -> JsonDict:
@@ -109,7 +91,7 @@ class Run:
         """The rows of `NAME.jsonl`, one at a time. kind: with some of their fields alone."""
         files = book.parts(self.dir) if name == "wire" else [(self.dir / f"{name}.jsonl", None)]
         return itertools.chain.from_iterable(
-            lines(path, kind or FILES[name], end) for path, end in files
+            sealed.rows(self.dir, path, kind or FILES[name], end) for path, end in files
         )
 
     def messages(self) -> Iterator[Wire]:

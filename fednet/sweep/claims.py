@@ -8,7 +8,6 @@ holds.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -17,9 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
+
 from fednet.errors import CannotGoOn
 from fednet.experiment.lock import started_at
-from fednet.files import write_aside, write_first
+from fednet.files import read_value, write_aside, write_first
 from fednet.launch.parent import die_with_parent
 
 SILENT_S = 120.0  # a holder on another machine that has not touched its claim for so long is gone
@@ -46,8 +47,7 @@ class Claim:
 
     def add(self, pid: int) -> None:
         """A process that works for this one: while it lives the work is not free."""
-        known = json.loads(self.path.read_text(encoding="utf-8"))["processes"]
-        write_aside(self.path, _said([*known, _identity(pid)]))
+        write_aside(self.path, _said([*_read(self.path).processes, _identity(pid)]))
 
     # More than twenty arguments, of as many types, which Popen checks.
     def start(self, words: Sequence[str], log: IO[bytes], **more: Any) -> subprocess.Popen[bytes]:
@@ -94,8 +94,8 @@ def holder(folder: Path, work: str) -> str | None:
     held = _claims(folder, work)
     if not held or not _live(held[-1]):
         return None
-    said = json.loads(held[-1].read_text(encoding="utf-8"))
-    return f"{said['host']}, process {said['processes'][0]['pid']}"
+    said = _read(held[-1])
+    return f"{said.host}, process {said.processes[0].pid}"
 
 
 def _claims(folder: Path, work: str) -> list[Path]:
@@ -106,11 +106,11 @@ def _claims(folder: Path, work: str) -> list[Path]:
 
 
 def _live(path: Path) -> bool:
-    said = json.loads(path.read_text(encoding="utf-8"))
-    if not said["processes"]:
+    said = _read(path)
+    if not said.processes:
         return False
-    if said["host"] == socket.gethostname():
-        return any(_identity(p["pid"]) == p for p in said["processes"])
+    if said.host == socket.gethostname():
+        return any(_identity(p.pid) == p for p in said.processes)
     # By the file system's own clock, which the holder's touch was told by too.
     probe = path.parent / f".clock.{socket.gethostname()}.{os.getpid()}"
     probe.touch()
@@ -119,9 +119,28 @@ def _live(path: Path) -> bool:
     return age < SILENT_S
 
 
-def _identity(pid: int) -> dict[str, int | str | None]:
-    return {"pid": pid, "started": started_at(pid)}
+class Process(msgspec.Struct, frozen=True):
+    """started: as the system says it, since ids are used again."""
+
+    pid: int
+    started: str | None
 
 
-def _said(processes: Sequence[dict[str, int | str | None]]) -> str:
-    return json.dumps({"host": socket.gethostname(), "processes": list(processes)})
+class Holding(msgspec.Struct, frozen=True):
+    """What stands in a claim: whose it is."""
+
+    host: str
+    processes: list[Process]
+
+
+def _read(path: Path) -> Holding:
+    """Raises StateError where it is not what was written."""
+    return read_value(path, Holding, "delete it where no process works there any more")
+
+
+def _identity(pid: int) -> Process:
+    return Process(pid, started_at(pid))
+
+
+def _said(processes: Sequence[Process]) -> bytes:
+    return msgspec.json.encode(Holding(socket.gethostname(), list(processes)))

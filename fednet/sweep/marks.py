@@ -19,8 +19,10 @@ from fednet import config as configuration
 from fednet import loading, registry
 from fednet.descriptors import named
 from fednet.errors import ConfigError
+from fednet.files import read_text
 from fednet.plain import JsonDict
 
+AGAIN = "delete it, and the same command does that run again"
 REFUSED = 2  # exit status: the configuration or the data are at fault, and may be mended
 TORN = 5  # exit status of a cell: what an earlier start left cannot be gone on with
 # That tables are made from.
@@ -79,8 +81,8 @@ def state_now(task: RunSpec) -> str:
 def _mark(task: RunSpec) -> tuple[str, list[str]] | None:
     for word in ("done", "failed"):
         path = task.books / f"{task.name}.{word}"
-        if path.exists() and (said := path.read_text(encoding="utf-8").split()):
-            return word, said
+        if path.exists():
+            return word, read_text(path, AGAIN).split()
     return None
 
 
@@ -89,7 +91,9 @@ def ended(folder: Path) -> list[Path]:
     no longer stands last, by name, as do all where no order was left.
     """
     order = folder / ".cells" / "order"
-    names = order.read_text(encoding="utf-8").splitlines() if order.exists() else []
+    names = []
+    if order.exists():
+        names = read_text(order, "the sweep's command writes it anew").splitlines()
     place = {name: i for i, name in enumerate(names)}
     done = (mark.stem for mark in (folder / ".cells").glob("*.done"))
     return [folder / n for n in sorted(done, key=lambda n: (place.get(n, len(place)), n))]

@@ -4,6 +4,7 @@ which of them `select` chooses.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 import signal
@@ -16,10 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fednet.errors import CannotGoOn, ConfigError, Stopped, stops
+from fednet.descriptors import named
+from fednet.errors import CannotGoOn, ConfigError, StateError, Stopped, stops
 from fednet.experiment.rundir import writable
-from fednet.files import read_lines, write_aside, write_json
-from fednet.sweep import claims
+from fednet.files import read_lines, read_text, write_aside, write_json
+from fednet.records import sealed
+from fednet.sweep import claims, marks
 from fednet.sweep.grid import GridCell, Sweep, cells, check, share
 from fednet.sweep.progress import SweepProgress
 
@@ -62,7 +65,8 @@ def plan(sweep: Sweep, out: str | Path, only: str | None = None) -> str:
 def state(folder: Path, cell: GridCell) -> str:
     books = folder / ".cells"
     if (books / f"{cell.name}.done").exists():
-        return "done"
+        damage = _damage(books, cell)
+        return f"to be done again: {damage}" if damage else "done"
     if who := claims.holder(books, cell.name):
         return f"running ({who})"
     if (books / f"{cell.name}.failed").exists():
@@ -130,6 +134,10 @@ def run(
         if _is_done(books, cell, hashes[cell.name]):  # by the one that held it until now
             held.release()
             return None
+        if (books / f"{cell.name}.done").exists():
+            say(f"    {_damage(books, cell)}")
+            aside = marks.set_aside(marks.RunSpec({"name": cell.name}, folder))
+            say(f"    {cell.name} is done again; what there was of it is in {aside}")
         say(progress.begins(number, cell.name))
         return Running(cell, held, line(sweep, cell, out, extra), books / f"{cell.name}.log")
 
@@ -151,22 +159,42 @@ def run(
 
 
 def _is_done(books: Path, cell: GridCell, sha256: str) -> bool:
+    """Whether the cell is done, and what it left is what its tables are to be made from."""
     path = books / f"{cell.name}.done"
     if not path.exists():
         return False
-    if path.read_text(encoding="utf-8").strip() != sha256:
+    if read_text(path, marks.AGAIN).splitlines()[0] != sha256:
         raise ConfigError(
             f"{books.parent / cell.name} was run under another configuration; give the sweep "
             f"another `name` or --out."
         )
-    return True
+    return not _damage(books, cell)
+
+
+def _damage(books: Path, cell: GridCell) -> str:
+    """What is wrong with the records of a cell whose mark says that it is done; "" for nothing."""
+    run = books.parent / cell.name
+    said = read_text(books / f"{cell.name}.done", marks.AGAIN).splitlines()
+    try:
+        sealed.check(run, marks.RECORDS)
+    except StateError as broken:
+        return str(broken)
+    if len(said) > 1 and said[1] != _digest(run / "summary.json"):
+        return f"{run / 'summary.json'}: not what the run left there."
+    return ""
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(named(path).read_bytes()).hexdigest()
 
 
 def _settle(books: Path, one: Running, status: int, sha256: str) -> None:
     bad = books / f"{one.cell.name}.failed"
     bad.unlink(missing_ok=True)
     if status == 0:
-        write_aside(books / f"{one.cell.name}.done", sha256 + "\n")
+        summary = books.parent / one.cell.name / "summary.json"
+        seal = f"{_digest(summary)}\n" if summary.exists() else ""
+        write_aside(books / f"{one.cell.name}.done", f"{sha256}\n{seal}")
     elif not one.stopped(status):
         write_aside(bad, f"{status}\n")
 

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import signal
 import sys
 
 import pytest
 
 from fednet.cli.main import main
-from fednet.errors import CannotGoOn, ConfigError, Stopped
+from fednet.errors import CannotGoOn, ConfigError, StateError, Stopped
 from fednet.sweep import claims, pool, running
 from fednet.sweep import grid as sweep
 from fednet.sweep.marks import ended
@@ -42,6 +44,7 @@ def stand_in(code):
         where = running.home(s, out) / cell.name
         head = f"import pathlib, sys; cell = {cell.name!r}; seed = {cell.seed}\n"
         head += f"run = pathlib.Path({str(where)!r}); run.mkdir(exist_ok=True)\n"
+        head += "(run / 'summary.json').write_text('{}')\n"
         return [sys.executable, "-c", head + code]
 
     return line
@@ -296,3 +299,42 @@ def test_a_sweep_draws_one_page_over_its_cells_and_none_of_them_its_own(tmp_path
 def test_a_device_that_no_run_can_have_is_refused_before_any_begins():
     with pytest.raises(ConfigError, match="--device 'gpu': expected auto, cpu"):
         pool.work([], 1, "gpu")
+
+
+def test_a_done_cell_whose_run_is_gone_or_changed_is_done_again(path, tmp_path):
+    s = sweep.load(path)
+    home, ran = running.home(s, tmp_path), tmp_path / "ran"
+    note = f"open({str(ran)!r}, 'a').write(cell + ' ')"
+    cells = [c.name for c in sweep.cells(s)]
+    running.run(s, tmp_path, line=stand_in(note))
+    shutil.rmtree(home / cells[0])
+    (home / cells[1] / "summary.json").write_text('{"rounds": 3}')
+    (home / cells[2] / "rounds.jsonl").write_text("")
+    seal = {"records": {"rounds.jsonl": {"bytes": 10, "xxh3": "0"}}}
+    (home / cells[2] / "summary.json").write_text(json.dumps(seal))
+    plan = running.plan(s, tmp_path)
+    assert plan.count("to be done again") == 3
+    assert "summary.json is missing" in plan
+    said: list[str] = []
+    ran.unlink()
+    running.run(s, tmp_path, line=stand_in(note), say=said.append)
+    assert ran.read_text().split() == cells[:3]
+    assert len([text for text in said if "is done again; what there was of it is in" in text]) == 3
+    kept = home / ".cells" / f"{cells[1]}.changed1" / "summary.json"
+    assert kept.read_text() == '{"rounds": 3}'
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xfe", b'{"host": "a"'], ids=["empty", "bytes", "half"]
+)
+@pytest.mark.parametrize("what", ["done", "claim.0"])
+def test_a_damaged_mark_or_claim_is_an_error_that_names_it(path, tmp_path, what, content):
+    s = sweep.load(path)
+    running.run(s, tmp_path, line=stand_in(""))
+    name = sweep.cells(s)[0].name
+    file = running.home(s, tmp_path) / ".cells" / f"{name}.{what}"
+    file.write_bytes(content)
+    if what != "done":
+        file.with_name(f"{name}.done").unlink()
+    with pytest.raises((StateError, ConfigError), match=re.escape(str(file)) + "|another config"):
+        running.run(s, tmp_path, line=stand_in(""))
