@@ -21,7 +21,7 @@ IMAGES = {
     "public": {"samples": 12},
 }
 FAST = {"iterations": 1, "ft_epochs": 1, "ipc": 1}
-CHAINS = {"state": ["qsgd(8)"], "delta": ["topk(0.2)", "fp16"], "control": ["bf16"]}
+CHAINS = {"state": ["qsgd(8)"], "delta": ["ef", "topk(0.2)", "fp16"], "control": ["bf16"]}
 
 
 def method(name):
