@@ -68,7 +68,6 @@ class Preparer:
         own_folder(root)
         _take(self.hold, root, ids)
         data = self._data(config, ids)
-        data.experiment.spoken(welcome.speaks, "up")
         packing = _packing(config, data.experiment, loop)
         workplaces = self._workplaces(config, root, data, packing)
         everyone = len(ids) == config.clients

@@ -236,13 +236,6 @@ BESIDE = {
 SELECTOR = {"model": "name", "algorithm": "name", "dataset": "dataset", "partitioner": "scheme"}
 
 
-def own_defaults(name: str, kind: str) -> JsonDict:
-    """The defaults of a part's own options, of those that have one."""
-    declared = declared_options(getattr(registry, kind).get(name), kind)
-    fields = msgspec.structs.fields(declared) if declared is not None else ()
-    return {f.encode_name: msgspec.to_builtins(_default(f)) for f in fields if not f.required}
-
-
 def own_options(section: str) -> dict[str, list[str]]:
     """The own options, with type and default, of each part that a section of `BESIDE` may name."""
     kind, found = BESIDE[section], dict[str, list[str]]()

@@ -212,30 +212,6 @@ def _value(value: object) -> object:
     return value
 
 
-def to_yaml(config: Config, defaults: bool = True) -> str:
-    """What `config.yaml` of a run holds; `load` reads it back to an equal configuration. defaults:
-    with the keys, of fednet's own and of its parts, that stand at their default.
-    """
-    whole = to_mapping(config)
-    if defaults:
-        return dump(whole)
-    plain = to_mapping(Config())
-    for place, kind in parts.BESIDE.items():
-        given, known = whole, plain
-        for key in place.split("."):
-            given, known = given[key], known[key]
-        own = parts.own_defaults(given[parts.SELECTOR[kind]], kind)
-        known.update({k: _value(v) for k, v in own.items()})
-    return dump(_beyond(whole, plain))
-
-
-def _beyond(whole: JsonDict, plain: JsonMapping) -> JsonDict:
-    """What differs from `plain`, or is not in it; and names of parts, which their options need."""
-    found: JsonDict = {}
-    for key, value in whole.items():
-        inner = plain.get(key)
-        if isinstance(value, dict) and isinstance(inner, dict) and value != inner:
-            found[key] = _beyond(value, inner)
-        elif key not in plain or value != inner or key in ("name", "scheme", "dataset"):
-            found[key] = value
-    return found
+def to_yaml(config: Config) -> str:
+    """What `config.yaml` of a run holds; `load` reads it back to an equal configuration."""
+    return dump(to_mapping(config))

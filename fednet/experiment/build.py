@@ -81,12 +81,6 @@ class Experiment:
     def shared(self) -> Layout:
         return self.setting.shared
 
-    def spoken(self, version: int, way: str) -> Experiment:
-        """This, where all that is encoded from here on can be read by who speaks that version."""
-        if version < compress.PACKED:
-            object.__setattr__(self, way, getattr(self, way).older())
-        return self
-
     @functools.cached_property
     def exact(self) -> Codec:
         """What comes down to be judged is judged as it is: only lossless compressors apply."""

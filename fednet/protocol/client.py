@@ -112,7 +112,6 @@ class ClientProtocol:
             versions=self.versions,
             files=self.files,
             holding=self.tasks.held(),
-            speaks=m.SPEAKS,
         )
         return self._marked([Out(join)])
 
@@ -244,10 +243,10 @@ class ClientProtocol:
         ]
 
     def _welcomed(self, welcome: m.Welcome) -> list[Instruction]:
-        if not m.SPEAKS[0] <= welcome.speaks <= m.SPEAKS[1]:
+        if welcome.speaks != m.PROTOCOL:
             raise RemoteProtocolError(
                 f"a welcome in version {welcome.speaks} of the protocol; this client speaks "
-                f"{m.SPEAKS[0]} to {m.SPEAKS[1]}"
+                f"version {m.PROTOCOL}"
             )
         # A resume may have changed it.
         again = (welcome.run, welcome.config, frozenset(welcome.ids)) == (

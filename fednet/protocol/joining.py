@@ -15,21 +15,20 @@ from fednet.protocol.rules import Forget, Note
 from fednet.protocol.tasks import Tasks
 from fednet.protocol.turn import Refusals, Turn
 from fednet.wire import messages as m
-from fednet.wire.frames import common
 from fednet.wire.messages import Key
 
 
 @dataclass(frozen=True, slots=True)
 class JoinTerms:
-    """What a worker has to fit. clients: there are ids 0 to clients - 1. welcome(ids, session,
-    speaks): the answer to a join in that version of the protocol. may_speak_for(user, client):
+    """What a worker has to fit. clients: there are ids 0 to clients - 1. welcome(ids,
+    session): the answer to a join. may_speak_for(user, client):
     whether that key may. files: that it must have loaded, with their SHA-256; versions: of what
     computes here; layout: of the server's model; class_names: digest of the names of the classes,
     "" where the configuration gives none.
     """
 
     clients: int
-    welcome: Callable[[list[int], str, int], m.Welcome]
+    welcome: Callable[[list[int], str], m.Welcome]
     may_speak_for: Callable[[str | None, int], bool]
     files: Mapping[str, str]
     versions: Mapping[str, str]
@@ -37,14 +36,12 @@ class JoinTerms:
     class_names: str = ""
 
 
-def foreign(speaks: tuple[int, int], release: str) -> str:
+def foreign(speaks: int, release: str) -> str:
     """Why two sides do not understand each other, and what to do."""
-    theirs, mine = (f"{a} to {b}" if a < b else str(b) for a, b in (speaks, m.SPEAKS))
-    which = "an older" if speaks[1] < m.SPEAKS[0] else "a newer"
     named = f" (fednet {m.clean(release)})" if release else ""
     return (
-        f"join: the client is of {which} release{named} and speaks protocol {theirs}, this server "
-        f"{mine}; a release talks with the one before it: install the same on both sides."
+        f"join: the client{named} speaks version {speaks} of the protocol, this server version "
+        f"{m.PROTOCOL}; install the same release of fednet on both sides."
     )
 
 
@@ -160,10 +157,7 @@ class Joining:
         if old is not None and old.conn is not None:
             self._turn.say(Forget(old.conn, hang_up=True))
         worker = self._roster.enter(conn, join, ids, user, self._turn.now)
-        speaks = common(join.speaks)
-        assert speaks is not None  # else it was refused
-        worker.speaks = speaks
-        self._turn.send(conn, self._terms.welcome(sorted(ids), worker.session, speaks))
+        self._turn.send(conn, self._terms.welcome(sorted(ids), worker.session))
         self._turn.note(
             "joined" if old is None else "rejoined",
             worker=worker.name,
@@ -180,7 +174,7 @@ class Joining:
     def _never(self, join: m.Join, ids: frozenset[int], user: str | None) -> str:
         """Why this server can never let that worker in, or ""."""
         terms = self._terms
-        if common(join.speaks) is None:
+        if join.speaks != m.PROTOCOL:
             return foreign(join.speaks, join.versions.get("fednet", ""))
         bad = sorted(i for i in ids if not 0 <= i < terms.clients)
         if bad or not ids:

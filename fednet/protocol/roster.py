@@ -33,7 +33,6 @@ class Worker:
     host: str = ""
     pid: int = 0
     device: str = ""
-    speaks: int = m.SPEAKS[1]
     ready: bool = False
     # it sat on a task: until it answers one, others that host the same clients are asked first
     stalled: bool = False

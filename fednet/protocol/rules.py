@@ -60,9 +60,9 @@ class Job(msgspec.Struct, frozen=True):
     worker that had the client's last task can do it, as long as that is here; where it cannot, the
     client is lost, not wrong. leaves: None where the client is there for as long as it takes; pace:
     how long its device takes, at each hand-out. round: of this task, where tasks of several rounds
-    are under way at a time; 0: the phase's. needs: the version of the protocol in which it is
-    written; based: whether the model that training starts from is in it. anew(older, based): the
-    same, written so.
+    are under way at a time; 0: the phase's. with_base(): the same task
+    with the model that training starts from before its payload, for a worker that lacks that model;
+    None where this task has it, or needs none.
     """
 
     client: int
@@ -81,23 +81,7 @@ class Job(msgspec.Struct, frozen=True):
     leaves: Leaves | None = None
     pace: Sequence[Fault] = ()
     round: int = 0
-    needs: int = 0
-    based: bool = False
-    anew: Callable[[bool, bool], Job] | None = None
-
-    def for_who_speaks(self, version: int) -> Job:
-        """The job as a worker gets it that speaks that version of the protocol."""
-        if self.anew is None or version >= self.needs:
-            return self
-        return msgspec.structs.replace(self.anew(True, self.based), anew=self.anew)
-
-    def with_base(self) -> Job | None:
-        """The job for a worker that lacks the model that training starts from; None where this job
-        has that model already.
-        """
-        if self.anew is None or self.based:
-            return None
-        return msgspec.structs.replace(self.anew(not self.needs, True), anew=self.anew)
+    with_base: Callable[[], Job] | None = None
 
     def cut(self, direction: str, part: int) -> int | None:
         """Bytes of its payload, in whole parts, that cross before the client is gone; None: all."""

@@ -30,7 +30,7 @@ class ServerProtocol:
     """Feed it `received`, `closed`, `tick`, and the engine's `begin`, `accept`, `reject`, `finish`;
     do what it returns.
 
-    welcome(ids, session, speaks): the answer to a join in that version of the protocol.
+    welcome(ids, session): the answer to a join.
     may_speak_for(user, client): whether that key may.
     declared(key, form): raises RemoteProtocolError for a reply that is not of the form and size
     that the method declares. versions: of what computes here. rules: until a phase gives its own.
@@ -42,7 +42,7 @@ class ServerProtocol:
         run: str,
         incarnation: int,
         clients: int,
-        welcome: Callable[[list[int], str, int], m.Welcome],
+        welcome: Callable[[list[int], str], m.Welcome],
         now: float,
         *,
         files: Mapping[str, str] | None = None,

@@ -232,8 +232,7 @@ class Tasks:
 
     def _hand(self, w: Work, worker: Worker) -> None:
         assert worker.conn is not None
-        job, turn = w.job.for_who_speaks(worker.speaks), self._turn
-        w.job = job
+        job, turn = w.job, self._turn
         self.put(w, WorkStatus.HANDED)
         w.worker, w.conn = worker.name, worker.conn
         w.down = Sending(job.body, turn.part, until=job.cut("down", turn.part))

@@ -115,9 +115,9 @@ class Transfers:
             or w.status not in WITH_WORKER
         ):
             return "late"
-        if failed.base and (job := w.job.with_base()) is not None:
+        if failed.base and w.job.with_base is not None:
             self._tasks.take_back(w, "given out again")
-            w.job = job
+            w.job = w.job.with_base()
             self._tasks.assign()
             return ""
         if failed.lacks:

@@ -25,7 +25,6 @@ from fednet.server.spool import Spool, Spooled
 from fednet.training.hosts import ServerHost
 from fednet.training.samples import batch_count
 from fednet.wire.codec import Body, Encoded
-from fednet.wire.compress import PACKED
 from fednet.wire.messages import Fault, Field, Key, Purpose
 from fednet.wire.payload import Payload, weights_of
 from fednet.wire.sending import Past
@@ -118,8 +117,6 @@ class Asking:
         self.world = clock.world if clock is not None else worlds.of(self.config)
         self.samples = samples
         self.sent = sent
-        self._codec = experiment.down  # of the newest version, whoever joins
-        self._newer = self._codec.older() != self._codec
         self._rounds = self.config.schedule.mode == "sync"
 
     def prepared(
@@ -152,39 +149,29 @@ class Asking:
         if enrolment is not None:
             phase.enrolled.add(client)
         given = None if enrolment is None else self.experiment.down.encode(enrolment)
-        newer, comes = self._newer, self.experiment.base_comes
+        parts = [encoded] if given is None else [given, encoded]
+        form: Sequence[Field] = [f for part in parts for f in part.form]
+        enrol, body = 0, encoded.body
+        if given is not None:
+            enrol, body = len(given.form), Body([s for part in parts for s in part.body.segments])
+            check = body.check()
 
-        def written(job: Job, older: bool, based: bool) -> Job:
-            """The job with its payload. older: as an earlier release writes it; based: with the
-            model that training starts from.
-            """
-            parts = [encoded] if given is None else [given, encoded]
-            if older:
-                parts = [self._codec.rewritten(part, phase.round) for part in parts]
-            form: Sequence[Field] = [f for part in parts for f in part.form]
-            enrol = 0 if given is None else len(given.form)
-            body, known = encoded.body, check
-            if len(parts) > 1 or older:
-                body = Body([s for part in parts for s in part.body.segments])
-                known = body.check()
-            if based:
-                form, body, known, enrol = with_base(self.experiment, form, body, known, enrol)
+        def behind_base(job: Job) -> Job:
+            """The job with the model that training starts from before its payload."""
+            form, body, check, enrol = with_base(
+                self.experiment, job.form, job.body, job.check, job.enrol
+            )
             return structs.replace(
-                job,
-                form=form,
-                body=body,
-                check=known,
-                enrol=enrol,
-                needs=PACKED if newer and not older else 0,
-                based=based,
+                job, form=form, body=body, check=check, enrol=enrol, with_base=None
             )
 
-        first = comes and not start and index == 0
-        job = Job(client, (), Body(), b"", start=start, state=state, keep=keep)
-        job = self.struck(phase, written(job, older=False, based=first))
-        if not (newer or comes):
-            return job
-        return structs.replace(job, anew=lambda older, based: written(job, older, based))
+        job = Job(client, form, body, check, start=start, state=state, keep=keep, enrol=enrol)
+        if not self.experiment.base_comes:
+            return self.struck(phase, job)
+        if not start and index == 0:
+            return self.struck(phase, behind_base(job))
+        job = self.struck(phase, job)
+        return structs.replace(job, with_base=lambda: behind_base(job))
 
     def _encoded(self, phase: Phase, down: Payload, client: int) -> tuple[Encoded, bytes]:
         """(what goes down, its digest); encoded anew only where it is not what went down last."""

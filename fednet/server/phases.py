@@ -357,8 +357,7 @@ class Phases:
                 state=states.get(c, ""),
                 keep=keep.get(c, ""),
                 judge=final,
-                based=based,
-                anew=(lambda _, based: job(c, based)) if exp.base_comes else None,
+                with_base=(lambda: job(c, True)) if exp.base_comes and not based else None,
             )
 
         def initial(c: int) -> Job:

@@ -155,20 +155,19 @@ class Session:
         from fednet.wire import messages as m
 
         config, endpoint = self._config_of_clients(), self.endpoint
-        texts = as_sent(config)
+        text = as_sent(config)
         return ServerProtocol(
             self.run_id,
             self.incarnation,
             config.clients,
-            lambda ids, session, speaks: m.Welcome(
+            lambda ids, session: m.Welcome(
                 run=self.run_id,
                 inc=self.incarnation,
                 session=session,
-                name=self.experiment.spoken(speaks, "down").config.name,
-                config=texts[speaks == m.SPEAKS[1]],
+                name=config.name,
+                config=text,
                 ids=ids,
                 beat_s=endpoint.beat_s,
-                speaks=speaks,
             ),
             time.monotonic(),
             files=loading.loaded(),

@@ -91,30 +91,6 @@ class Codec:
         """Whether a chain needs both ends to remember."""
         return any(chain.shared for chain in self.chains.values())
 
-    def older(self) -> Codec:
-        """The codec that writes as the release before did, for a peer of that release."""
-        chains = {kind: chain.older() for kind, chain in self.chains.items()}
-        return Codec(self.layout, chains, self.buffers, self.exempt)
-
-    def rewritten(self, encoded: Encoded, round: int) -> Encoded:
-        """What this encoded, as `older` would have."""
-        form: list[Field] = []
-        segments: list[memoryview] = []
-        at = 0
-        for got, field in zip(encoded.form, encoded.seen.fields.values(), strict=True):
-            data = encoded.body.slice(at, at + got.size)
-            at += got.size
-            chain = self.chains.get(field.kind)
-            if chain is not None and field.form in ("tensors", "parameters"):
-                layout = self.crossing(field.form)
-                rest = got.size - (layout.nbytes - 4 * layout.sizes[0])
-                segments.append(chain.rewritten(data[:rest], layout.sizes[0], round))
-                data = data[rest:]
-                got = Field(got.name, got.kind, len(segments[-1]) + len(data), got.raw, got.parts)
-            form.append(got)
-            segments.append(data)
-        return Encoded(tuple(form), Body(segments), encoded.seen)
-
     def crossing(self, form: str) -> Layout:
         """The layout of a field: parameters only, or with buffers where these cross."""
         return self.layout if form == "tensors" and self.buffers else self.layout.parameters
@@ -217,7 +193,7 @@ class Codec:
                 )
             bound = got.size if bounds is None else bounds.get(name)
             low, high = self.size_of(field.kind, field.form, bound, round)
-            if not low <= got.size <= high and not self._was(field, got.size, round):
+            if not low <= got.size <= high:
                 raise RemoteProtocolError(
                     f"field {name}: {got.size} bytes, expected "
                     f"{low if low == high else f'{low} to {high}'}"
@@ -229,14 +205,6 @@ class Codec:
                 raise RemoteProtocolError(
                     f"field {name}: {got.raw} bytes before compression, expected {raw}"
                 )
-
-    def _was(self, field: payloads.Field, size: int, round: int) -> bool:
-        """Whether it is what the release before makes of such a field."""
-        chain = self.chains.get(field.kind)
-        if chain is None or field.form not in ("tensors", "parameters"):
-            return False
-        low, high = self.older().size_of(field.kind, field.form, None, round)
-        return low <= size <= high
 
     def size_of(self, kind: str, form: str, bound: int | None, round: int = 0) -> tuple[int, int]:
         """(smallest, largest) bytes of a field; equal where the declaration fixes them. round: see

@@ -39,7 +39,6 @@ ORDER = (
     "the order is one of ef, noef, ef21, diana, dgc, delta, one of topk, randk, threshold, "
     "powersgd, one of fp16, bf16, int8, int4, qsgd, sign, zstd, each at most once."
 )
-PACKED = 3  # the version of the protocol since which indices are packed (wire/indices.py)
 LENGTH = 4  # bytes that say how long what follows is, before it was shortened
 
 
@@ -88,32 +87,6 @@ class Chain:
 
     def __str__(self) -> str:
         return "[" + ", ".join(self.text) + "]"
-
-    def older(self) -> Chain:
-        """The chain that writes as the release before did, for a peer that speaks no later version
-        of the protocol.
-        """
-        found = None if self.select is None else self.select.older()
-        return self if found is None else dataclasses.replace(self, select=found)
-
-    def rewritten(self, data: memoryview, numel: int, round: int = 0) -> memoryview:
-        """What it, or `older`, made of numel values, as `older` writes the same."""
-        select = self._select(round)
-        if select is None or select.older() is None:
-            return data
-        head, view = data[: self._head], data[self._head :]
-        expected = self._raw(numel, select)
-        try:
-            if self.lossless is not None:
-                view = self._lengthened(view, numel, select, expected)
-        except RemoteProtocolError:
-            return data
-        if len(view) != expected:
-            return data
-        k = select.left(view, numel)
-        cut = select.head(numel, k)
-        raw = select.rewritten(view[:cut], numel, k) + view[cut:]
-        return memoryview(bytes(head) + (self.lossless.encode(raw) if self.lossless else raw))
 
     def plain(self) -> Chain:
         """Only what loses nothing and remembers nothing of it."""
@@ -201,21 +174,9 @@ class Chain:
         self, data: bytes | bytearray | memoryview, numel: int, round: int = 0
     ) -> torch.Tensor:
         """(numel,) float32. Raises RemoteProtocolError for what `encode` cannot have made of numel
-        values. What the release before wrote is read too.
+        values.
         """
         view, select = memoryview(data).cast("B"), self._select(round)
-        older = None if select is None else select.older()
-        if older is None or not self.fixed:
-            try:
-                return self._decode(view, numel, select)
-            except RemoteProtocolError:
-                if older is None:
-                    raise
-                return self._decode(view, numel, older)
-        is_older = len(view) == self._raw(numel, older) != self._raw(numel, select)
-        return self._decode(view, numel, older if is_older else select)
-
-    def _decode(self, view: memoryview, numel: int, select: Reduce | None) -> torch.Tensor:
         expected = self._raw(numel, select)
         if self.lossless is not None:
             view = self._lengthened(view, numel, select, expected)

@@ -5,9 +5,9 @@ Its last field `c` is the CRC-32 of all its bytes before those four, as a big-en
 header that was damaged on its way must never be taken for another one. A peer may leave it out;
 payloads have digests of their own (`check`).
 
-Versions of the protocol live together: a field that this side does not know is passed over, and one
-that is not there has its default. Which versions two sides have in common is settled by the join,
-which every version reads, as it does a refusal; so `v` says only who wrote a header.
+Both sides say their version of the protocol at the join, and unlike ones are refused there; `v`
+says which version wrote a header. A field that this side does not know is passed over, and one that
+is not there has its default.
 
 The ids of a join and its answer travel as ranges: `[[0, 49999], 70000]`.
 """
@@ -29,7 +29,6 @@ from fednet.ids import expanded, ranges
 from fednet.plain import JsonDict
 from fednet.wire import messages as m
 
-EVERYBODYS = 1  # what every version can read is marked so
 # Items of a list in a header at most: an announced list takes its memory before its items are
 # there.
 MAX_LIST = 1 << 16
@@ -119,7 +118,6 @@ class _Decoder:
         try:
             if isinstance(fields.get("ids"), list):
                 fields["ids"] = expanded(fields["ids"], m.MAX_IDS)
-            fields = {**m.BEFORE.get(kind, {}), **fields}
             message = msgspec.convert(fields, kind, builtin_types=(bytes,))
         except (ValueError, RecursionError) as broken:  # msgspec's are ValueErrors
             raise RemoteProtocolError(m.clean(f"{tag}: {broken}")) from broken
@@ -137,12 +135,6 @@ def _no_ext(code: int, data: bytes) -> None:
     raise ValueError(f"extension type {code}")
 
 
-def common(theirs: tuple[int, int]) -> int | None:
-    """The newest version that both sides speak; None where there is none."""
-    newest = min(theirs[1], m.SPEAKS[1])
-    return newest if newest >= max(theirs[0], m.SPEAKS[0]) else None
-
-
 decode_from_client = _Decoder(m.FROM_CLIENT)
 decode_from_server = _Decoder(m.FROM_SERVER)
 
@@ -151,7 +143,6 @@ def encode(message: m.Message) -> bytes:
     """The header frame of a message. Raises LocalProtocolError for one that no receiver would
     take.
     """
-    version = EVERYBODYS if isinstance(message, m.Refuse) else m.SPEAKS[1]
     if isinstance(message, (m.Join, m.Welcome)):
         fields: JsonDict = msgspec.to_builtins(message, builtin_types=(bytes,))
         fields["ids"] = ranges(fields["ids"])
@@ -161,7 +152,7 @@ def encode(message: m.Message) -> bytes:
     # A map of two fields more: up to 15 stand in its first byte.
     many, begin = (packed[0] & 0x0F, 1) if packed[0] < 0x90 else (packed[2], 3)
     size = bytes((0x82 + many,)) if many < 14 else bytes((0xDE, 0, many + 2))
-    header = b"%b\xa1v%c%b%b" % (size, version, packed[begin:], _CHECKED)
+    header = b"%b\xa1v%c%b%b" % (size, m.PROTOCOL, packed[begin:], _CHECKED)
     header += _sum(header)
     if len(header) > m.MAX_HEADER:
         raise LocalProtocolError(

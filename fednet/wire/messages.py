@@ -14,9 +14,7 @@ import msgspec
 
 from fednet.files import CHECK_BYTES
 
-# The versions of the protocol that this release speaks, from the oldest to its own: a release talks
-# with the one before it.
-SPEAKS = (2, 3)
+PROTOCOL = 1  # its version, which both sides say at the join
 PART = 1 << 20  # bytes of one body frame at most
 MAX_HEADER = 1 << 18  # bytes of one header frame at most
 MAX_IDS = 1 << 20  # clients of one process at most
@@ -116,8 +114,7 @@ class SiteFacts(msgspec.Struct, frozen=True, array_like=True):
 class Join(Message, tag="join", frozen=True):
     """The first message of a connection. `worker`: this process's random name; `session`: the token
     that the server gave this process earlier, if any; `ids` or `share` (k of n) say whom it hosts;
-    `holding`: tasks it still has; `speaks`: the versions of the protocol that it knows, which
-    version 1 did not say.
+    `holding`: tasks it still has; `speaks`: its version of the protocol.
     """
 
     worker: Id
@@ -131,7 +128,7 @@ class Join(Message, tag="join", frozen=True):
     versions: Annotated[dict[Name, Name], msgspec.Meta(max_length=32)] = {}
     files: Annotated[dict[Text, Name], msgspec.Meta(max_length=256)] = {}
     holding: Annotated[list[Key], msgspec.Meta(max_length=4096)] = []
-    speaks: tuple[Index, Index] = SPEAKS
+    speaks: Index = PROTOCOL
 
 
 class Ready(Message, tag="ready", frozen=True):
@@ -201,8 +198,8 @@ class Leave(Message, tag="leave", frozen=True):
 # -- from the server -------------------------------------------------------------------------------
 class Welcome(Message, tag="welcome", frozen=True):
     """Accepted. `run` names the client's folder for this run; the configuration travels as YAML;
-    `ids`: whom this process hosts; `beat_s`: seconds between beats; `speaks`: the version of the
-    protocol for this connection.
+    `ids`: whom this process hosts; `beat_s`: seconds between beats; `speaks`: the server's
+    version of the protocol.
     """
 
     run: RunId
@@ -211,7 +208,7 @@ class Welcome(Message, tag="welcome", frozen=True):
     config: Annotated[str, msgspec.Meta(max_length=MAX_HEADER)]
     ids: list[Index]
     beat_s: Annotated[float, msgspec.Meta(ge=MIN_BEAT_S, le=3600)] = 2.0
-    speaks: Index = SPEAKS[1]
+    speaks: Index = PROTOCOL
 
 
 class Refuse(Message, tag="refuse", frozen=True):
@@ -280,11 +277,6 @@ class Part(Message, tag="part", frozen=True):
 FROM_CLIENT = (Join, Ready, Alive, Progress, Slots, Reply, Failed, Leave, Pull, Part)
 FROM_SERVER = (Welcome, Refuse, Task, Cancel, End, Alive, Pull, Part)
 BEATS = (Alive, Progress, Slots)  # heartbeats: nothing but a sign of life may come of them
-# What is meant by an older side that leaves a field out, where that is not its default.
-BEFORE: dict[type[Message], dict[str, object]] = {
-    Join: {"speaks": [1, 1]},
-    Welcome: {"speaks": 1},
-}
 WITH_BODY = (Reply, Task, Part)
 
 

@@ -63,7 +63,7 @@ class Mallory:
 
 
 def raw(**fields) -> bytes:
-    return msgpack.packb({"v": m.SPEAKS[1], **fields})
+    return msgpack.packb({"v": m.PROTOCOL, **fields})
 
 
 class Liar:
@@ -74,7 +74,7 @@ class Liar:
     def __init__(self, config: str, **welcome) -> None:
         self.transport = ZmqServer("tcp://127.0.0.1:*")
         self.welcome = {"run": "r", "inc": 1, "name": "n", "config": config, "ids": [0]}
-        self.welcome |= {"speaks": m.SPEAKS[1], **welcome}
+        self.welcome |= {"speaks": m.PROTOCOL, **welcome}
         self.conn = b""
         self.heard: list[tuple[m.Message, memoryview | None]] = []
 

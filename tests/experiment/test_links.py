@@ -169,7 +169,7 @@ def test_while_a_reply_waits_for_its_link_the_worker_gets_its_next_client():
         "run",
         1,
         4,
-        lambda ids, session, speaks: m.Welcome(
+        lambda ids, session: m.Welcome(
             run="run", inc=1, session=session, name="n", config="", ids=ids
         ),
         0.0,

@@ -151,7 +151,7 @@ class Server:
             "run",
             1,
             4,
-            lambda ids, session, speaks: m.Welcome(
+            lambda ids, session: m.Welcome(
                 run="run", inc=1, session=session, name="n", config="c", ids=ids
             ),
             0.0,

@@ -52,7 +52,7 @@ def test_what_is_left_of_a_deadline_is_told_as_of_now():
         "run",
         1,
         2,
-        lambda ids, session, speaks: m.Welcome(
+        lambda ids, session: m.Welcome(
             run="run", inc=1, session=session, name="n", config="", ids=ids
         ),
         0.0,

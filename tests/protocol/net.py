@@ -121,7 +121,7 @@ class Net:
             "run",
             1,
             clients,
-            lambda ids, session, speaks: m.Welcome(
+            lambda ids, session: m.Welcome(
                 run="run", inc=1, session=session, name="n", config="c", ids=ids, beat_s=1.0
             ),
             0.0,

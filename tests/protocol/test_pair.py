@@ -258,7 +258,7 @@ def test_long_task_asked_for_again_after_a_restart_goes_on_after_a_cut():
         "run",
         2,
         1,
-        lambda ids, session, speaks: m.Welcome(
+        lambda ids, session: m.Welcome(
             run="run", inc=2, session=session, name="n", config="c", ids=ids
         ),
         0.0,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from msgspec.structs import replace
 
@@ -43,8 +41,8 @@ def server(clients: int = 4, **options) -> ServerProtocol:
         "r",
         1,
         clients,
-        lambda ids, session, speaks: m.Welcome(
-            run="r", inc=1, session=session, name="n", config="c", ids=ids, speaks=speaks
+        lambda ids, session: m.Welcome(
+            run="r", inc=1, session=session, name="n", config="c", ids=ids
         ),
         0.0,
         layout="L",
@@ -142,28 +140,16 @@ def test_join_that_can_never_be_let_in_is_refused_for_good(join, reason):
     assert s.workers == {}
 
 
-@pytest.mark.parametrize(
-    ("speaks", "says"),
-    [
-        ((1, 1), r"an older release \(fednet 0\.0\.9\) and speaks protocol 1, this server 2 to 3"),
-        ((4, 6), r"a newer release \(fednet 0\.0\.9\) and speaks protocol 4 to 6, this server 2"),
-    ],
-)
-def test_a_client_without_a_version_in_common_is_refused_with_what_to_do(speaks, says, monkeypatch):
-    monkeypatch.setattr(m, "SPEAKS", (2, 3))
+@pytest.mark.parametrize("speaks", [0, m.PROTOCOL + 1])
+def test_a_client_of_another_version_of_the_protocol_is_refused_in_one_sentence(speaks):
     s = server()
     out = say(s, b"1", m.Join(worker="w", ids=[0], speaks=speaks, versions={"fednet": "0.0.9"}))
-    assert re.search(says, refusal(out))
-    assert "install the same on both sides" in refusal(out)
+    assert refusal(out) == (
+        f"join: the client (fednet 0.0.9) speaks version {speaks} of the protocol, this server "
+        f"version {m.PROTOCOL}; install the same release of fednet on both sides."
+    )
     assert [x.final for x in sent(out, m.Refuse)] == [True]
-
-
-@pytest.mark.parametrize(("speaks", "chosen"), [((1, 2), 2), ((2, 3), 3), ((3, 9), 3)])
-def test_the_newest_version_in_common_is_spoken(speaks, chosen, monkeypatch):
-    monkeypatch.setattr(m, "SPEAKS", (2, 3))
-    s = server()
-    out = say(s, b"1", m.Join(worker="w", ids=[0], speaks=speaks))
-    assert [x.speaks for x in sent(out, m.Welcome)] == [chosen]
+    assert s.workers == {}
 
 
 def test_one_process_cannot_host_more_clients_than_are_bounded():
@@ -592,31 +578,18 @@ def test_client_whose_state_no_worker_has_failed():
     assert of(out, Resolved) == [Resolved(0, 0, "failed: state lost: not here")]
 
 
-def written(older, based):
-    """Three bytes anew: [as an older release reads them][with what training starts from]."""
-    body, needs = Body([bytes([older, based, 7])]), 0 if older else m.SPEAKS[1]
-    of_it = job(0, 3, start="1-0-0")
-    return replace(of_it, body=body, needs=needs, based=based, anew=written)
-
-
 def bodies(out):
     return [bytes(i.body) for i in of(out, Send) if isinstance(i.message, m.Task)]
 
 
 def test_who_lacks_the_model_that_training_starts_from_is_sent_it_once():
-    s = begun([written(False, False)], rules=Rules(silent=None))
+    plain = job(0, 3, start="1-0-0")
+    whole = replace(plain, body=Body([b"all"]))
+    s = begun([replace(plain, with_base=lambda: whole)], rules=Rules(silent=None))
     failed = m.Failed(run="r", inc=1, key=key(0), reason="no base", lacks=True, base=True)
-    assert bodies(say(s, b"1", failed, 1.0)) == [b"\0\1\7"]
+    assert bodies(say(s, b"1", failed, 1.0)) == [b"all"]
     failed = m.Failed(run="r", inc=1, key=key(0, 1), reason="no base", lacks=True, base=True)
     assert of(say(s, b"1", failed, 2.0), Resolved) == [Resolved(0, 1, "failed: no base")]
-
-
-def test_a_worker_that_speaks_an_older_version_is_handed_what_it_can_read(monkeypatch):
-    monkeypatch.setattr(m, "SPEAKS", (1, 4))
-    s = server()
-    s.begin(1, 0, "train", [written(False, True)], Rules(silent=None), 0.0)
-    out = ready(s, b"1", "older", [0], speaks=(1, 3))
-    assert bodies(out) == [b"\1\1\7"]
 
 
 def given_to(out):

@@ -87,7 +87,7 @@ def io_of(stack, tmp_path, transport, clients, pump=None, curve=False) -> tuple[
         "run",
         1,
         clients,
-        lambda ids, session, speaks: m.Welcome(
+        lambda ids, session: m.Welcome(
             run="run", inc=1, session=session, name="n", config="x" * 2000, ids=ids
         ),
         time.monotonic(),

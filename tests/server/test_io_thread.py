@@ -82,7 +82,7 @@ class Both:
             "run",
             1,
             2,
-            lambda ids, session, speaks: m.Welcome(
+            lambda ids, session: m.Welcome(
                 run="run", inc=1, session=session, name="n", config="", ids=ids, beat_s=0.2
             ),
             time.monotonic(),
@@ -280,9 +280,8 @@ def test_one_process_keeps_the_same_books_as_sockets(tmp_path):
         for book in (both.rows, both.loop.book.rows)
     ]
     assert books[0] == books[1]
-    # A connection each way; by client a task, a reply, an evaluation, the pulls of two transfers;
-    # but the second client's task needs none, since its payload is the first one's.
-    assert len(books[0]) == 2 + 2 * 5 - 1
+    # A connection each way; by client a task, a reply, an evaluation, the pulls of two transfers.
+    assert len(books[0]) == 2 + 2 * 5
     assert all(r["useful"] for r in both.rows if r["type"] in keyed[:-1])
 
 

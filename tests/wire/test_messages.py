@@ -66,7 +66,7 @@ FROM_SERVER = [
 
 
 def header(**fields) -> bytes:
-    return msgpack.packb({"v": m.SPEAKS[1], **fields})
+    return msgpack.packb({"v": m.PROTOCOL, **fields})
 
 
 def refused(frames, match="", decode=decode_from_client) -> str:
@@ -97,16 +97,6 @@ def test_what_a_later_release_adds_is_passed_over_and_what_is_missing_has_its_de
     }
     message, _ = decode_from_client([msgpack.packb({**later, "colour": [1, {"a": 2}]})])
     assert message == m.Reply(run="r", key=KEY, form=[], size=0)
-
-
-def test_a_join_of_before_the_versions_were_said_is_of_the_first():
-    message, _ = decode_from_client([msgpack.packb({"v": 1, "t": "join", "worker": "w"})])
-    assert message.speaks == (1, 1)
-
-
-def test_a_refusal_is_marked_as_one_that_every_release_reads():
-    assert msgpack.unpackb(encode(m.Refuse(reason="no")))["v"] == 1
-    assert msgpack.unpackb(encode(m.End()))["v"] == m.SPEAKS[1]
 
 
 def test_a_hundred_thousand_ids_fit_into_a_header():

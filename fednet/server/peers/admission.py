@@ -53,20 +53,19 @@ class Sent(dict[int, "Tensors"]):
         return Past(self.remembered, {}, f"client {key.client}/up/{key.phase}/", key.round)
 
 
-def as_sent(config: Config) -> list[str]:
-    """The configuration as clients are sent it when they join: without what stands at its default,
-    and whole. An older client does not know every key, and need not where it is at that. Raises
-    ConfigError where it is longer than what any would take.
+def as_sent(config: Config) -> str:
+    """The configuration as clients are sent it when they join. Raises ConfigError where it is
+    longer than what any would take.
     """
-    texts = [to_yaml(config, defaults=whole) for whole in (False, True)]
-    size = len(texts[-1].encode())
+    text = to_yaml(config)
+    size = len(text.encode())
     if size > MAX_CONFIG:
         raise ConfigError(
             f"the configuration has {size} bytes as a client is sent it, every default filled in; "
             f"{MAX_CONFIG} cross at most. link.per_client takes ranges of ids, and a division of "
             f"the data, a trace or a part of your own a file."
         )
-    return texts
+    return text
 
 
 def beat_seconds(config: Config) -> float:

@@ -9,7 +9,6 @@ RemoteProtocolError for what it cannot make sense of.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -155,14 +154,6 @@ class Reduce(Part):
         """(n,) from what came before the numbers, and these."""
         raise NotImplementedError
 
-    def older(self) -> Reduce | None:
-        """This part as an earlier release wrote it; None where none did, or it is the same."""
-        return None
-
-    def rewritten(self, head: memoryview, n: int, k: int) -> bytes:
-        """What comes before k numbers, as `older` writes that."""
-        raise NotImplementedError
-
     def fitted(self, shapes: tuple[tuple[int, ...], ...]) -> Reduce:
         """This part for vectors that hold tensors of these shapes, one behind the other."""
         return self
@@ -175,40 +166,23 @@ class Reduce(Part):
 class Select(Reduce):
     """Keeps some of the values, and sends where they stand."""
 
-    _plain = False  # 4 bytes an index, as protocol 2 had it
-
     def select(self, x: Floats) -> Indices:
         """(count(n),) ascending indices into x, (n,)."""
         raise NotImplementedError
 
     def head(self, n: int, k: int) -> int:
-        return 4 * k if self._plain else indices.nbytes(n, k)
+        return indices.nbytes(n, k)
 
     def reduce(
         self, x: Floats, rng: np.random.Generator, memory: Memory | None
     ) -> tuple[bytes, Floats]:
         kept = self.select(x)
-        where = (
-            kept.astype("<u4", copy=False).tobytes() if self._plain else indices.pack(kept, x.size)
-        )
-        return where, x[kept]
+        return indices.pack(kept, x.size), x[kept]
 
     def expand(self, head: memoryview, numbers: Floats, n: int) -> Floats:
-        if self._plain:
-            found = indices.ascending(np.frombuffer(head, dtype="<u4").astype(np.int64), n)
-        else:
-            found = indices.unpack(head, n, numbers.size)
         out = np.zeros(n, dtype=np.float32)
-        out[found] = numbers
+        out[indices.unpack(head, n, numbers.size)] = numbers
         return out
-
-    def rewritten(self, head: memoryview, n: int, k: int) -> bytes:
-        return indices.unpack(head, n, k).astype("<u4").tobytes()
-
-    def older(self) -> Reduce | None:
-        plain = copy.copy(self)
-        plain._plain = True
-        return None if self._plain else plain
 
 
 class Values(Part):

@@ -5,7 +5,7 @@ import numpy as np
 from fednet.errors import ConfigError, RemoteProtocolError
 from fednet.registry import compressor
 from fednet.wire import indices
-from fednet.wire.compressors.base import Floats, Indices, Memory, Reduce, Select
+from fednet.wire.compressors.base import Floats, Indices, Memory, Select
 
 COUNT = 4  # bytes
 
@@ -52,6 +52,3 @@ class Threshold(Select):
 
     def expand(self, head: memoryview, numbers: Floats, n: int) -> Floats:
         return super().expand(head[COUNT:], numbers, n)
-
-    def older(self) -> Reduce | None:
-        return None  # there was none
