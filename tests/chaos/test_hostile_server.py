@@ -325,6 +325,25 @@ def test_noise_is_not_taken_off_by_asking_twice(tmp_path, exp):
     assert len(rows) == 2
 
 
+def test_a_broadcast_that_was_damaged_is_trained_on_by_nobody(tmp_path, exp):
+    """It is asked for again, and then answered."""
+    server = Liar(told())
+    with site(server, tmp_path):
+        server.listen(lambda: server.said(m.Ready))
+        asked, body = task(exp, m.Key(1, 0, 1, 0))
+        damaged = bytearray(body)
+        damaged[len(body) // 2] ^= 1  # of a weight
+        server.say(asked, bytes(damaged))
+        server.listen(lambda: server.said(m.Failed) or server.said(m.Reply))
+        (failed,) = server.said(m.Failed)
+        assert failed.again
+        assert "damaged on its way" in failed.reason
+        assert not server.said(m.Reply)
+        again, body = task(exp, m.Key(1, 0, 2, 0))
+        server.say(again, body)
+        server.listen(lambda: server.said(m.Reply))
+
+
 # -- secure aggregation ----------------------------------------------------------------------------
 SECURE = {"privacy": {"secagg": {"protocol": "secagg", "clip": 8.0, "threshold": 0.51}}}
 
@@ -432,6 +451,16 @@ def test_the_policy_has_the_last_word(tmp_path):
     budget = "privacy: {clip: 1.0, noise: 2.0}"
     assert "noise 0 at the server" in says(budget)
     assert "noise 4 at the server" in says(budget, privacy={"clip": 1.0, "noise": 4.0})
+    assert "noise of at least 2 times the bound" in says(
+        budget, privacy={"clip": 1.0, "noise": 1.9, "where": "client"}
+    )
+    # Of several models the largest counts, whoever has it.
+    large = {"name": "mlp", "hidden": [5000, 4]}
+    small = {"name": "mlp", "hidden": [4]}
+    for first, other in ((large, small), (small, large)):
+        assert "the model of this run has 0.4 MB; the policy's max_model_mb is 0.1" in says(
+            "max_model_mb: 0.1", algorithm="fedproto", model=[first, {**other, "clients": "1"}]
+        )
     assert "privacy.clip: the policy's is 1" in says(
         budget, privacy={"clip": 5.0, "noise": 4.0, "where": "client"}
     )
