@@ -224,6 +224,7 @@ class Session:
         sent = Sent()
         accounts = Accounts(self._settled, self._enter)
         accounts.undecided(self.undecided)
+        self.endpoint.listen()
         self.io = ServerIO(
             self.protocol,
             self.endpoint.transport,

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 
 import pytest
@@ -50,6 +51,40 @@ def test_idle_connections_leave_a_server_the_descriptors_of_its_files(tmp_path):
                 server,
                 second,
             )
+        finally:
+            for one in crowd:
+                one.close()
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(60) == 4, server.said()
+
+
+def greeted(crowd: list[socket.socket], address: str, many: int) -> None:
+    """Connections that send the first byte of a greeting, as fast as the server takes them."""
+    host, port = address.removeprefix("tcp://").split(":")
+    while len(crowd) < many:
+        one = socket.socket()
+        one.settimeout(5)
+        try:
+            one.connect((host, int(port)))
+            one.sendall(b"\xff")
+        except OSError:
+            one.close()  # nothing listens yet, or it was hung up on
+            time.sleep(0.001)
+            continue
+        crowd.append(one)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors")
+def test_strangers_do_not_end_a_server_that_is_starting(tmp_path):
+    """They connect from the moment at which the address is known."""
+    rounds, crowd = tmp_path / "run" / "rounds.jsonl", []
+    with Processes(tmp_path) as started:
+        server = started.server(sets=("clients=4", "rounds=1000000", PATIENT), prefix=THOUSAND)
+        until(lambda: (tmp_path / "run" / "server.json").exists(), "the address", server)
+        try:
+            greeted(crowd, join.read_server(tmp_path / "run")[0], 1100)
+            worker = started.client("0-3")
+            until(lambda: len(lines(rounds)) >= 3, "rounds among strangers", server, worker)
         finally:
             for one in crowd:
                 one.close()

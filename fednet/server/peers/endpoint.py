@@ -37,6 +37,7 @@ class Endpoint:
     a worker is to be heard of. rules: until the first phase opens; None: the protocol's own. pump:
     does the work of clients in this process; None: they have processes of their own. announce:
     called with the server's events and its incarnation, once there is a place to record them.
+    listen: called once all is built: until then strangers would take the descriptors of files.
     leave: called at the end, after the last message has gone out. alone: others start the clients,
     whenever they do.
     """
@@ -47,6 +48,7 @@ class Endpoint:
     rules: Rules | None = None
     pump: Callable[[], bool] | None = None
     announce: Callable[[Events, int], None] = lambda events, incarnation: None
+    listen: Callable[[], None] = nothing
     leave: Callable[[], None] = nothing
     alone: bool = False
 
@@ -62,7 +64,7 @@ def listen(config: Config, bind: str, keys: Path | None, insecure: bool) -> ZmqS
     check_bind(bind, config.security.curve, insecure)
     if bind.startswith(("tcp://127.", "tcp://localhost:")):
         check_loopback()
-    return ZmqServer(bind, keyring=keyring, max_each=at_once(config.clients))
+    return ZmqServer(bind, keyring=keyring, max_each=at_once(config.clients), later=True)
 
 
 def check_loopback() -> None:
@@ -125,5 +127,6 @@ def listening(
         beat_seconds(config),
         patience(config),
         announce=announce,
+        listen=transport.listen,
         alone=note is not None,
     )

@@ -8,6 +8,7 @@ unknown peer, and with `ROUTER_MANDATORY` blocks on a full one: messages wait in
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections.abc import Callable
 
@@ -62,7 +63,8 @@ class ZmqServer:
     With a `keyring`, CURVE: a key that it does not allow never completes the handshake, and
     `Received.user` is the key that was proved. max_connections, max_each: at a time, and of each
     key or, without CURVE, each address. Raises ConfigError if the address cannot be bound.
-    `refusals` counts what was refused, by reason.
+    `refusals` counts what was refused, by reason. later: nobody can connect before `listen`; the
+    port is this process's from now on.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class ZmqServer:
         max_each: int | None = None,
         max_unfinished_bytes: int = MAX_UNFINISHED_BYTES,
         on_refused: Refused | None = None,
+        later: bool = False,
     ) -> None:
         check_address(address)
         self.keyring, self.on_refused = keyring, on_refused
@@ -95,12 +98,11 @@ class ZmqServer:
                 )
                 self._access.guard(router)
             self._monitor = monitor_of(self._context, router)
-            router.bind(address)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise ConfigError(f"cannot bind {address!r}: {why(error)}.") from None
-        self._router = router
-        self.address = router.get_string(zmq.LAST_ENDPOINT)
+        self._router, self.address = router, address
+        self._held: socket.socket | None = None
         self._waker = Waker()
         self._poller = zmq.Poller()
         sources = [router, self._monitor, self._waker.fd]
@@ -114,6 +116,43 @@ class ZmqServer:
             max_each,
             max_unfinished_bytes,
         )
+        if later and address.startswith("tcp://"):
+            self._hold()
+        else:
+            self.listen()
+
+    def _hold(self) -> None:
+        """Takes the port, so that no other process can, and lets nobody connect to it."""
+        host, port = self.address.removeprefix("tcp://").rsplit(":", 1)
+        six = host.startswith("[")
+        name = host.strip("[]")
+        held = socket.socket(socket.AF_INET6 if six else socket.AF_INET)
+        try:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind(("" if name == "*" else name, 0 if port == "*" else int(port)))
+        except socket.gaierror:  # an interface, whose name only libzmq knows
+            held.close()
+            return
+        except OSError as error:
+            held.close()
+            self._context.destroy(linger=0)
+            raise ConfigError(f"cannot bind {self.address!r}: {error.strerror}.") from None
+        self._held = held
+        shown = "0.0.0.0" if name == "*" else host
+        self.address = f"tcp://{shown}:{held.getsockname()[1]}"
+
+    def listen(self) -> None:
+        """From now on others can connect. Raises ConfigError if the address cannot be bound."""
+        try:
+            self._router.bind(self.address)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise ConfigError(f"cannot bind {self.address!r}: {why(error)}.") from None
+        finally:
+            if self._held is not None:
+                self._held.close()
+                self._held = None
+        self.address = self._router.get_string(zmq.LAST_ENDPOINT)
         self._read_monitor()
 
     def poll(self, timeout_s: float | None) -> list[Event]:
@@ -167,6 +206,8 @@ class ZmqServer:
         if self._closed:
             return
         self._closed = True
+        if self._held is not None:
+            self._held.close()
         until = time.monotonic() + linger_s
         while self._blocked and time.monotonic() < until:
             self._retry()
