@@ -179,8 +179,8 @@ def proxied(parser: argparse.ArgumentParser) -> None:
         action=Proxy,
         default=argparse.SUPPRESS,
         metavar="URL",
-        help="reach the server through socks5://HOST:PORT or http://HOST:PORT, with "
-        "USER:PASSWORD@ before HOST where it asks for them [FEDNET_PROXY]",
+        help="reach the server through the proxy socks5://HOST:PORT, with USER:PASSWORD@ before "
+        "HOST where it asks for them [FEDNET_PROXY]",
     )
 
 

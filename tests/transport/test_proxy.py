@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import socket
 import threading
 from contextlib import ExitStack, suppress
@@ -17,14 +16,13 @@ from fednet.transport.zeromq.dealer import ZmqClient
 from fednet.transport.zeromq.router import ZmqServer
 
 HIDDEN = {"server.hidden": "127.0.0.1"}  # names that the proxy alone knows
-PAIR = base64.b64encode(b"site:se cret").decode()
 
 
 class Middle:
-    """A proxy of one kind, which counts what passes."""
+    """A SOCKS5 proxy that asks for a user and password, and counts what passes."""
 
-    def __init__(self, kind: str, port: int = 0) -> None:
-        self.kind, self.asked, self.passed = kind, [], 0
+    def __init__(self, port: int = 0) -> None:
+        self.asked, self.passed = [], 0
         self.listener = socket.create_server(("127.0.0.1", port))
         self.port = self.listener.getsockname()[1]
         threading.Thread(target=self._serve, daemon=True).start()
@@ -38,7 +36,7 @@ class Middle:
             threading.Thread(target=self._one, args=(conn,), daemon=True).start()
 
     def _one(self, conn: socket.socket) -> None:
-        where = self._http(conn) if self.kind == "http" else self._socks(conn)
+        where = self._socks(conn)
         if where is None:
             conn.close()
             return
@@ -46,17 +44,6 @@ class Middle:
         there = socket.create_connection((HIDDEN.get(where[0], where[0]), where[1]))
         for a, b in ((conn, there), (there, conn)):
             threading.Thread(target=self._pump, args=(a, b), daemon=True).start()
-
-    def _http(self, conn):
-        head = b""
-        while b"\r\n\r\n" not in head:
-            head += conn.recv(4096)
-        if f"Proxy-Authorization: Basic {PAIR}".encode() not in head:
-            conn.sendall(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n")
-            return None
-        conn.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
-        host, _, port = head.split()[1].decode().rpartition(":")
-        return host, int(port)
 
     def _socks(self, conn):
         def take(n):
@@ -105,16 +92,15 @@ def events(end, kind):
 
 
 @pytest.mark.parametrize("curve", [False, True], ids=["plain", "curve"])
-@pytest.mark.parametrize("kind", ["http", "socks5"])
-def test_messages_go_both_ways_through_a_proxy(kind, curve, tmp_path, monkeypatch):
+def test_messages_go_both_ways_through_a_proxy(curve, tmp_path, monkeypatch):
     keys = keyring = None
     if curve:
         files = lab(tmp_path / "keys", 1)
         keyring, keys = Keyring(tmp_path / "keys"), load(files[0])
     with ExitStack() as stack:
-        middle = Middle(kind)
+        middle = Middle()
         stack.callback(middle.close)
-        monkeypatch.setenv(proxy.VARIABLE, f"{kind}://site:se%20cret@127.0.0.1:{middle.port}")
+        monkeypatch.setenv(proxy.VARIABLE, f"socks5://site:se%20cret@127.0.0.1:{middle.port}")
         server = ZmqServer("tcp://127.0.0.1:0", keyring=keyring)
         stack.callback(server.close, 0.0)
         results = []
@@ -142,24 +128,22 @@ def test_messages_go_both_ways_through_a_proxy(kind, curve, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("kind", "who", "says"),
+    ("who", "says"),
     [
-        ("http", "", "answers CONNECT {target} with '407 Proxy Authentication Required'"),
-        ("socks5", "", "wants a user and password, or another way to prove who asks"),
-        ("socks5", "site:wrong@", "refuses that user and password"),
-        ("http", None, "cannot be reached (Connect call failed"),
-        ("socks5", None, "cannot be reached (Connect call failed"),
+        ("", "wants a user and password, or another way to prove who asks"),
+        ("site:wrong@", "refuses that user and password"),
+        (None, "cannot be reached (Connect call failed"),
     ],
 )
-def test_why_a_proxy_does_not_connect_is_said_and_it_is_tried_again(kind, who, says, monkeypatch):
+def test_why_a_proxy_does_not_connect_is_said_and_it_is_tried_again(who, says, monkeypatch):
     """who: what the client says of itself; None: the proxy is down, and comes back."""
     with ExitStack() as stack:
-        middle = Middle(kind)
+        middle = Middle()
         stack.callback(middle.close)
         if who is None:
             middle.close()
         known = "site:se%20cret@" if who is None else who
-        monkeypatch.setenv(proxy.VARIABLE, f"{kind}://{known}127.0.0.1:{middle.port}")
+        monkeypatch.setenv(proxy.VARIABLE, f"socks5://{known}127.0.0.1:{middle.port}")
         server = ZmqServer("tcp://127.0.0.1:0")
         stack.callback(server.close, 0.0)
         said = []
@@ -169,17 +153,25 @@ def test_why_a_proxy_does_not_connect_is_said_and_it_is_tried_again(kind, who, s
             client.poll(0.05)
             if said:
                 break
-        target = server.address.removeprefix("tcp://")
-        here = f"the proxy at 127.0.0.1:{middle.port}"
-        assert said[0].startswith(f"{here} {says.format(target=target)}")
+        assert said[0].startswith(f"the proxy at 127.0.0.1:{middle.port} {says}")
         if who is None:
-            again = Middle(kind, middle.port)
+            again = Middle(middle.port)
             stack.callback(again.close)
             events(client, Opened)
 
 
-def test_what_is_no_proxy_is_refused_without_its_password():
-    for wrong in ("ftp://u:secret@h:1", "socks5://h", "h:1", "http://:80", "http://h:x"):
-        with pytest.raises(ConfigError, match="expected socks5://HOST:PORT") as refused:
-            proxy.read(wrong)
-        assert "secret" not in str(refused.value)
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("ftp://u:secret@h:1", "h:1: expected socks5://HOST:PORT"),
+        ("socks5://h", "expected socks5://HOST:PORT"),
+        ("socks5://h:x", "expected socks5://HOST:PORT"),
+        ("h:1", "expected socks5://HOST:PORT"),
+        ("http://u:secret@h:3128", "h:3128: HTTP proxies are not supported; expected socks5://"),
+    ],
+)
+def test_what_is_no_socks5_proxy_is_refused_in_a_sentence_without_its_password(wrong, says):
+    with pytest.raises(ConfigError) as refused:
+        proxy.read(wrong)
+    assert says in str(refused.value)
+    assert "secret" not in str(refused.value)
