@@ -278,7 +278,10 @@ def check_of(tree: str, tensors: Mapping[str, torch.Tensor]) -> str:
 def read_state(path: Path, kind: type[K], store: Rows | None = None) -> K:
     """Reads what `write_state` wrote. Raises StateError for a torn or foreign file."""
     tree, tensors = read_tree(path)
-    value = load(kind, tree, tensors, store)
+    try:
+        value = load(kind, tree, tensors, store)
+    except StateError as other:
+        raise StateError(f"{path}: {other}") from other
     if not isinstance(value, kind):
         raise StateError(f"{path}: holds a {type(value).__name__}, expected a {kind.__qualname__}.")
     return value

@@ -1,14 +1,17 @@
 """One process at a time works on a run's directory, and on a client's states.
 
-`flock` decides, and the system takes it back from a process that ends in whatever way. On a shared
-file system it may reach this machine alone. So the locked file names its holder, by a token that is
-drawn anew each time: who takes the lock writes its own over what stood there, and a holder that
-finds another's token writes no checkpoint any more.
+`flock` decides, and the system takes it back from a process that ends in whatever way. It is kept
+by the processes that a holder has forked: a run stays locked until they have ended too (which the
+package `filelock` does not do: it lets go in a forked child). On a shared file system it may reach
+this machine alone. So the locked file names its holder, by a token that is drawn each time: who
+takes the lock writes its own over what was there, and a holder that finds another's token writes no
+checkpoint any more.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import secrets
@@ -19,27 +22,20 @@ from pathlib import Path
 
 import msgspec
 
-from fednet.descriptors import named, reaching, synced
-from fednet.errors import CannotGoOn, ConfigError, why
-from fednet.files import opened
+from fednet.descriptors import synced
+from fednet.errors import CannotGoOn, ConfigError, StateError, why
+from fednet.files import opened, read_value
 
 log = logging.getLogger(__name__)
 
-try:
-    import fcntl
-except ImportError:  # on Windows, where the token alone tells who was the last to take it
-    fcntl = None  # type: ignore[assignment]
-
-ENDING_S = 10.0
-"""The processes that a holder has started keep its lock; once it has ended, they may take so long
-to end too.
-"""
+ENDING_S = 10.0  # for so long the processes that a holder started may take to end after it
+REMEDY = "delete it where no process works there any more"
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands in a locked file. started: of the process, see `started_at`. boot: which start of
-    the machine the process belongs to. group: of processes that may work side by side; ids: clients
-    it hosts.
+    """What is in a locked file. started: of the process, see `started_at`. boot: which start of the
+    machine the process belongs to. group: of processes that may work side by side; ids: clients it
+    hosts.
     """
 
     host: str
@@ -53,12 +49,8 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def lives(self) -> bool:
         """Whether its process is known to live: it is one of this machine's."""
-        return (
-            self.host == socket.gethostname()
-            and self.boot == _boot()
-            and self.started is not None
-            and started_at(self.pid) == self.started
-        )
+        here = self.host == socket.gethostname() and self.boot == _boot()
+        return here and self.started is not None and started_at(self.pid) == self.started
 
     @property
     def gone(self) -> bool:
@@ -76,8 +68,8 @@ class Lock:
         self.path, self._file, self.holder = path, file, holder
 
     def check(self) -> None:
-        """Raises CannotGoOn where another process has taken it since: no lock of the file system's
-        had kept that one away.
+        """Raises CannotGoOn where another process has taken it since, which no lock of the file
+        system had kept away.
         """
         now = read(self.path)
         if now is None or now.token != self.holder.token:
@@ -88,40 +80,36 @@ class Lock:
             )
 
     def release(self) -> None:
-        """The file goes with it, where it is still this process's; a process that this one has
-        forked leaves it alone.
+        """Deletes the file, where it is still this process's; a process that this one has forked
+        leaves it alone.
         """
         if os.getpid() != self.holder.pid:
             return
-        now = read(self.path)
+        now = _read_any(self.path)
         if now is not None and now.token == self.holder.token:
-            with contextlib.suppress(PermissionError):  # Windows deletes no file that is open
-                self.path.unlink(missing_ok=True)
+            self.path.unlink(missing_ok=True)
         os.close(self._file)
 
 
-def take(path: Path, group: str = "", ids: list[int] | None = None) -> Lock:
+def take(path: Path, group: str = "", ids: Sequence[int] = ()) -> Lock:
     """Locks that file, which is made if need be. Raises ConfigError that names the process that
-    holds it.
+    holds it. What it says although nobody holds it is written over, damaged or not.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + ENDING_S
     while True:
         file = opened(path, os.O_RDWR | os.O_CREAT, 0o644)
-        if not _locked(file):
-            os.close(file)
-            held = read(path)
-            if (held is None or held.gone) and time.monotonic() < end:
-                time.sleep(0.02)  # it is being written, or the holder's own processes are ending
-                continue
-            raise ConfigError(_in_use(path, held))
-        if _is(file, path):  # else its holder has let go of it, and deleted it, in between
+        locked, held = _locked(file), _read_any(path)
+        if locked and _is(file, path) and not (held is not None and held.lives):
             break
         os.close(file)
-    held = read(path)
-    if held is not None and held.lives:
-        os.close(file)
-        raise ConfigError(_in_use(path, held))
+        if locked and held is not None and held.lives:
+            raise ConfigError(_in_use(path, held))
+        # It is being written or deleted, or the holder's own processes are ending.
+        if not locked and ((held is not None and not held.gone) or time.monotonic() >= end):
+            raise ConfigError(_in_use(path, held))
+        if not locked:
+            time.sleep(0.02)
     mine = me(group, ids)
     text = msgspec.json.encode(mine)
     try:
@@ -138,23 +126,33 @@ def take(path: Path, group: str = "", ids: list[int] | None = None) -> Lock:
 
 
 def read(path: Path) -> Holder | None:
-    """Who holds that file, or held it when it ended; None where it says nobody."""
+    """Who holds that file, or held it when it ended; None where it says nobody, as while it is
+    being made. Raises StateError where it is damaged.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if path.stat().st_size:
+            return read_value(path, Holder, REMEDY)
+    return None
+
+
+def _read_any(path: Path) -> Holder | None:
+    """The same; None where it is damaged: then the lock itself says whether anybody holds it."""
     try:
-        return msgspec.json.decode(reaching(named(path).read_bytes), type=Holder)
-    except (FileNotFoundError, msgspec.DecodeError):
+        return read(path)
+    except StateError as damaged:
+        log.warning("%s", damaged)
         return None
 
 
-def me(group: str = "", ids: list[int] | None = None) -> Holder:
-    pid = os.getpid()
+def me(group: str = "", ids: Sequence[int] = ()) -> Holder:
     return Holder(
         host=socket.gethostname(),
-        pid=pid,
-        started=started_at(pid),
+        pid=os.getpid(),
+        started=started_at(os.getpid()),
         boot=_boot(),
         token=secrets.token_hex(8),
         group=group,
-        ids=ids or [],
+        ids=list(ids),
     )
 
 
@@ -163,33 +161,16 @@ def started_at(pid: int) -> str | None:
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
-        return None if Path("/proc/self/stat").exists() else _exists(pid)
+        return None
     fields = text.rpartition(")")[2].split()
     return None if fields[0] == "Z" else fields[19]
 
 
-def _exists(pid: int) -> str | None:
-    """Where the system has no /proc."""
-    if fcntl is None:  # signal 0 is no mere question on Windows
-        return "?" if pid == os.getpid() else None
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return None
-    except PermissionError:
-        pass
-    return "?"
-
-
 def _boot() -> str:
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return ""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def _locked(file: int) -> bool:
-    if fcntl is None:
-        return True
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -198,6 +179,7 @@ def _locked(file: int) -> bool:
 
 
 def _is(file: int, path: Path) -> bool:
+    """Whether its holder has not let go of it, and deleted it, in between."""
     try:
         return os.path.samestat(os.fstat(file), path.stat())
     except FileNotFoundError:
@@ -231,7 +213,8 @@ def holding(directory: Path) -> Iterator[None]:
 
 def refuse_held(directory: Path) -> None:
     """Raises ConfigError that names the process, not this one, that is known to hold it."""
-    if (held := read(directory / "lock")) is not None and held.lives and held.pid != os.getpid():
+    held = read(directory / "lock")
+    if held is not None and held.lives and held.pid != os.getpid():
         raise ConfigError(_in_use(directory / "lock", held))
 
 
@@ -273,9 +256,15 @@ class StatesHold:
         locks = folder / "locks"
         locks.mkdir(parents=True, exist_ok=True)
         with _alone(locks):
-            for held in _holders(locks):
-                _refuse_shared(folder, held, ids, self._group)
-            clear(set(ids).difference(*(held.ids for held in _holders(locks))))
+            others = _holders(locks)
+            for held in others:
+                common = sorted(set(ids) & set(held.ids))
+                if common and not (self._group and held.group == self._group):
+                    raise ConfigError(
+                        f"--state: the state of client {common[0]} in {folder} is in use by "
+                        f"{held}; give this one a folder of its own, or stop that one."
+                    )
+            clear(set(ids).difference(*(held.ids for held in others)))
             self._lock = take(locks / f"{secrets.token_hex(8)}.lock", self._group, sorted(ids))
             self._clear = clear
 
@@ -310,41 +299,27 @@ def alone(file: int) -> Iterator[None]:
     """Inside, no other process of this machine is inside with that file. A process that is forked
     meanwhile holds nothing up.
     """
-    if fcntl is not None:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    fcntl.flock(file, fcntl.LOCK_EX)
     try:
         yield
     finally:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_UN)
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _holders(locks: Path) -> list[Holder]:
-    """Who holds the locks of this folder; those that nobody holds any more are deleted."""
-    found = ((path, read(path)) for path in sorted(locks.glob("*.lock")))
-    return [held for path, held in found if not _free(path, held) and held is not None]
-
-
-def _free(path: Path, held: Holder | None) -> bool:
-    """Whether nobody holds that lock any more; it is deleted then."""
-    try:
-        file = opened(path, os.O_RDWR)
-    except FileNotFoundError:
-        return True
-    try:
-        free = _locked(file) and not (held is not None and held.lives)
-        if free:
-            path.unlink(missing_ok=True)
-        return free
-    finally:
-        os.close(file)
-
-
-def _refuse_shared(folder: Path, held: Holder, ids: Sequence[int], group: str) -> None:
-    if group and held.group == group:
-        return
-    if common := sorted(set(ids) & set(held.ids)):
-        raise ConfigError(
-            f"--state: the state of client {common[0]} in {folder} is in use by {held}; give this "
-            f"one a folder of its own, or stop that one."
-        )
+    """Who holds the locks of this folder; those that nobody holds any more are deleted. Raises
+    StateError for one that is held and damaged: whose clients are meant cannot be told.
+    """
+    found = []
+    for path in sorted(locks.glob("*.lock")):
+        with contextlib.suppress(FileNotFoundError):
+            file = opened(path, os.O_RDWR)
+            try:
+                held = _read_any(path)
+                if _locked(file) and not (held is not None and held.lives):
+                    path.unlink(missing_ok=True)
+                elif (held := read(path)) is not None:
+                    found.append(held)
+            finally:
+                os.close(file)
+    return found

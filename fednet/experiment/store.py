@@ -202,8 +202,8 @@ def read_client(path: Path, client_state: type[State]) -> tuple[Record, str]:
             }
         )
         return kept, str(tree["sha256"])
-    except (AttributeError, KeyError, TypeError) as broken:
-        raise StateError(f"{path}: not a client's state ({broken}).") from broken
+    except (AttributeError, KeyError, TypeError, StateError) as broken:
+        raise StateError(f"{path}: not this client's state ({broken}); {LOST}.") from broken
 
 
 AT_ONCE = 1 << 20  # bytes of a row up to which writing it costs less than handing it to a thread

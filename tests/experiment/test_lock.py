@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from fednet.errors import CannotGoOn, ConfigError
+from fednet.errors import CannotGoOn, ConfigError, StateError
 from fednet.experiment import lock
 from fednet.experiment.rundir import claim
 
@@ -202,3 +202,45 @@ def test_a_hold_on_states_that_were_deleted_ends_and_makes_no_folder_again(tmp_p
     shutil.rmtree(tmp_path / "state")
     hold.release()
     assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b'{"host": "a', b"[]"])
+def test_a_damaged_lock_that_nobody_holds_is_taken_and_one_that_is_held_is_named(
+    tmp_path, monkeypatch, content
+):
+    monkeypatch.setattr(lock, "ENDING_S", 0.0)
+    (tmp_path / "run").mkdir()
+    path = tmp_path / "run" / "lock"
+    path.write_bytes(content)
+    for look in (lambda: lock.read(path), lambda: lock.refuse_held(tmp_path / "run")):
+        with pytest.raises(StateError, match=rf"{re.escape(str(path))}: not .*delete it where"):
+            look()
+    with lock.holding(tmp_path / "run"):
+        lock.check(tmp_path / "run")
+        path.write_bytes(content)
+        with pytest.raises(StateError, match=re.escape(str(path))):
+            lock.check(tmp_path / "run")
+        with pytest.raises(ConfigError, match="in use by another process"):
+            lock.take(path)
+    states = tmp_path / "state"
+    hold = lock.StatesHold()
+    hold.take(states, [0])
+    (file,) = (states / "locks").glob("*.lock")
+    file.write_bytes(content)
+    with pytest.raises(StateError, match=re.escape(str(file))):
+        lock.StatesHold().take(states, [1])
+
+
+def test_a_run_stays_locked_until_what_its_holder_forked_has_ended(tmp_path, monkeypatch):
+    fork = HOLD.replace("    print(", "    import os\n    os.fork() and print(")
+    words = [sys.executable, "-c", fork, str(tmp_path / "run")]
+    monkeypatch.setattr(lock, "ENDING_S", 0.0)
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"held\n"
+        process.kill()
+        process.wait()
+        with pytest.raises(ConfigError, match="which has ended, had started"):
+            lock.take(tmp_path / "run" / "lock")
+        process.stdin.close()  # what it forked ends
+        monkeypatch.setattr(lock, "ENDING_S", 60.0)
+        lock.take(tmp_path / "run" / "lock").release()

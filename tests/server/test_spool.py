@@ -288,3 +288,19 @@ def test_a_large_payload_that_is_not_what_was_received_is_not_found(tmp_path):
     # As after a power cut: the file's place on the disk was another reply's.
     (tmp_path / "round-1" / "0-3-train.bin").write_bytes(LARGE[::-1])
     assert Spool(tmp_path).found(1, 0) == {}
+
+
+@pytest.mark.parametrize("purpose", ["train", "evaluate"])
+def test_a_damaged_evaluation_is_asked_for_again_as_a_damaged_training_is(tmp_path, purpose):
+    first = Spool(tmp_path)
+    for client in (3, 4):
+        for what in ("evaluate", "train"):
+            sealed(first, Key(1, 0, 0, client, what), f"{what} of {client}".encode())
+    log = log_of(tmp_path)
+    text = f"{purpose} of 3".encode()
+    log.write_bytes(log.read_bytes().replace(text, text[:-1] + b"2"))
+    # The other of the two came from the same task, which is to be done again.
+    assert found(Spool(tmp_path)) == {
+        (4, "evaluate"): b"evaluate of 4",
+        (4, "train"): b"train of 4",
+    }

@@ -225,7 +225,8 @@ class Spool:
     # -- reading -----------------------------------------------------------------------------------
     def found(self, round: int, phase: int) -> dict[tuple[int, str], Spooled]:
         """The sealed replies of a phase whose payloads are as they were received, by client and
-        purpose. Raises StateError where a whole seal is not what was written.
+        purpose: of a client whose training or evaluation is not, neither, so that it is asked for
+        both again. Raises StateError where a whole seal is not what was written.
         """
         with self._lock:
             if round in self._logs:
@@ -252,7 +253,9 @@ class Spool:
             )
             for s, at in vouched
         )
-        return {(r.key.client, r.key.purpose): r for r in replies if r.intact()}
+        found = {(r.key.client, r.key.purpose): r for r in replies}
+        damaged = {client for (client, _), r in found.items() if not r.intact()}
+        return {name: r for name, r in found.items() if name[0] not in damaged}
 
     def sealed(self) -> set[Key]:
         """The replies that were checked, of all rounds that no checkpoint holds."""
