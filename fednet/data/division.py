@@ -1,7 +1,8 @@
-"""`split`: which samples are whose.
+"""`split`: which client has which samples.
 
 In this order, each from its own random stream: the server's public samples leave the training pool,
-then the validation samples, then the pool is divided over the clients, then the test set.
+then the validation samples, then the pool is divided over the clients, then the test set. Public
+and validation samples never come from the test set, and no client has any of them.
 """
 
 from __future__ import annotations
@@ -9,19 +10,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from fednet.data import client_test, public
 from fednet.data.base import Data, said_of
 from fednet.data.federation import Federation
-from fednet.data.options import call, mapping
+from fednet.data.options import call
 from fednet.errors import ConfigError, DataError
 from fednet.loading import place
 from fednet.options import takes
-from fednet.plain import JsonDict
+from fednet.plain import JsonDict, part_of
 from fednet.registry import partitioner
 from fednet.seeds import rng
 from fednet.tensors import Inputs
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from fednet.config.learning import DataSection
 
 log = logging.getLogger(__name__)
-Which = Literal["like_train", "merge_split", "none"]
 
 
 def split(
@@ -43,9 +42,11 @@ def split(
     `baseline_pool: full` leaves these samples in the pool. Raises ConfigError for what cannot be
     met.
     """
-    scheme, options, own_seed = _scheme(section)
-    seed = seed if own_seed is None else int(own_seed)
-    tests: Which = getattr(section, "client_test", "like_train")
+    scheme, tests = section.partition.scheme, section.client_test
+    # An option given as null is left to the partitioner's default.
+    options = {k: v for k, v in section.partition.options.items() if v is not None}
+    if section.partition.seed is not None:
+        seed = section.partition.seed
     y = data.labels()
     pool = np.arange(data.n_train)
     held = _public(section, y, seed, uses_public)
@@ -60,7 +61,7 @@ def split(
     where = f"data.partition (scheme {scheme!r})"
     parts = _partition(part, where, options, data, pool, clients, seed)
     table = _table(data.labels(), parts, data.table_classes)
-    noise: JsonDict = {"feature_noise": getattr(section, "feature_noise", 0.0), "seed": seed}
+    noise: JsonDict = {"feature_noise": section.feature_noise, "seed": seed}
     if tests == "merge_split":
         return replace(_cut(data, parts, held, validation, seed, scheme), **noise)
     if tests == "none":
@@ -70,34 +71,54 @@ def split(
     return Federation(data, _sorted(parts), _sorted(own), validation, held, scheme, **noise)
 
 
-def _scheme(section: DataSection) -> tuple[str, JsonDict, int | None]:
-    """(scheme, its options, its seed). An option given as null is left to the partitioner's
-    default.
-    """
-    partition = mapping(section.partition)
-    partition.update(mapping(partition.pop("options", None)))
-    scheme, seed = partition.pop("scheme", "dirichlet"), partition.pop("seed", None)
-    return scheme, {k: v for k, v in partition.items() if v is not None}, seed
-
-
 def _public(section: DataSection, y: np.ndarray, seed: int, uses_public: bool) -> np.ndarray:
-    wanted = mapping(getattr(section, "public", None))
-    samples, fraction = int(wanted.get("samples") or 0), float(wanted.get("fraction") or 0.0)
-    pool = getattr(section, "baseline_pool", "same")
-    if not (samples or fraction) or (not uses_public and pool == "full"):
+    samples, fraction = section.public.samples, section.public.fraction
+    if not (samples or fraction) or (not uses_public and section.baseline_pool == "full"):
         return np.empty(0, dtype=np.int64)
     draw = rng(seed, "public")
-    held = public.balanced(y, samples, draw) if samples else public.stratified(y, fraction, draw)
+    held = balanced(y, samples, draw) if samples else stratified(y, fraction, draw)
     if not len(held):
         raise ConfigError(f"data.public.fraction: {fraction} of {len(y)} samples is not one.")
     return held
 
 
 def _validation(section: DataSection, y: np.ndarray, pool: np.ndarray, seed: int) -> np.ndarray:
-    share = float(getattr(section, "validation", 0.0) or 0.0)
-    if not share:
+    if not section.validation:
         return np.empty(0, dtype=np.int64)
-    return np.asarray(pool[public.stratified(y[pool], share, rng(seed, "validation"))])
+    draw = rng(seed, "validation")
+    return np.asarray(pool[stratified(y[pool], section.validation, draw)])
+
+
+def balanced(y: np.ndarray, samples: int, rng: np.random.Generator) -> np.ndarray:
+    """`samples` indices into y, the same number of each class (FedPDC); the remainder goes to the
+    first classes. Raises ConfigError where a class has too few.
+    """
+    classes = np.unique(y)
+    chosen = []
+    for k, c in enumerate(classes):
+        wanted = samples // len(classes) + (k < samples % len(classes))
+        of_class = np.flatnonzero(y == c)
+        if wanted > len(of_class):
+            raise ConfigError(
+                f"data.public.samples: {samples} wants {wanted} of class {c}, which has "
+                f"{len(of_class)}."
+            )
+        chosen.append(rng.permutation(of_class)[:wanted])
+    return np.sort(np.concatenate(chosen))
+
+
+def stratified(y: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:
+    """floor(fraction * n) indices into y in y's class proportions (FedRDS), by largest remainders;
+    of equal remainders the first class.
+    """
+    classes, counts = np.unique(y, return_counts=True)
+    total = part_of(fraction, len(y))
+    exact = counts * total
+    sizes = exact // len(y)
+    missing = total - int(sizes.sum())
+    sizes[np.argsort(-(exact % len(y)), kind="stable")[:missing]] += 1
+    chosen = [rng.permutation(np.flatnonzero(y == c))[:size] for c, size in zip(classes, sizes)]
+    return np.sort(np.concatenate(chosen))
 
 
 def _partition(
@@ -169,7 +190,25 @@ def _tests(
         made = call(part.test, given, own, "data.partition")
         if made is not None:
             return list(made)
-    return client_test.like_train(table, y, rng(seed, "client_test"))
+    return like_train(table, y, rng(seed, "client_test"))
+
+
+def like_train(train: np.ndarray, y_test: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """The test set, each class cut in proportion to what the clients have of it; every test sample
+    is used once.
+
+    train: (N, C) training samples by client and class. The cuts floor(cumsum(n_ic) * test_c / n_c)
+    are computed in whole numbers: the cumsum of floats could end just under one and lose a sample.
+    A class that no client trains on is cut by the clients' sizes.
+    """
+    parts: list[list[np.ndarray]] = [[] for _ in train]
+    for c in range(train.shape[1]):
+        of_class = rng.permutation(np.flatnonzero(y_test == c))
+        share = train[:, c] if train[:, c].any() else train.sum(axis=1)
+        cuts = np.cumsum(share) * len(of_class) // max(1, int(share.sum()))
+        for part, piece in zip(parts, np.split(of_class, cuts[:-1])):
+            part.append(piece)
+    return [np.concatenate(pieces) for pieces in parts]
 
 
 def _merged(data: Data) -> Data:
@@ -197,13 +236,16 @@ def _cut(
     seed: int,
     scheme: str,
 ) -> Federation:
-    """merge_split: each client's part cut 75/25. The data are laid out anew, so that no test sample
-    is a training sample: data.train holds what is trained on (or public, or validation), data.test
-    what the clients are tested on.
+    """merge_split: 75 % of each client's part, at least one sample, is for training, and the rest
+    for testing. The data are laid out again, so that no test sample is a training sample:
+    data.train holds what is trained on (or public, or validation), data.test what the clients are
+    tested on.
     """
-    cuts = [
-        client_test.cut(part, rng(seed, "client_test", client=i)) for i, part in enumerate(parts)
-    ]
+    cuts = []
+    for i, part in enumerate(parts):
+        shuffled = rng(seed, "client_test", client=i).permutation(part)
+        n = max(1, len(part) * 3 // 4)
+        cuts.append((shuffled[:n], shuffled[n:]))
     test = np.sort(np.concatenate([t for _, t in cuts]))
     train = np.setdiff1d(np.arange(data.n_train), test)
     laid = data.replace(train=data.take(train), test=data.take(test), groups=None)

@@ -1,4 +1,4 @@
-"""Who holds what, and one client's slice of it."""
+"""Which client has which samples, and what one client trains and is evaluated on."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import numpy as np
 import torch
 
 from fednet.data.base import Data, Split
-from fednet.data.skew import noise
 from fednet.plain import JsonDict
-from fednet.seeds import rng
+from fednet.seeds import rng, torch_rng
 from fednet.tensors import Inputs, to_device
 
 
@@ -30,9 +29,7 @@ class Site:
     part: np.ndarray  # indices into data.train
     own_test: np.ndarray  # indices into data.test
     device: torch.device
-    change: Callable[[Inputs, str], Inputs] | None = (
-        None  # of this client's inputs: see data/skew.py
-    )
+    change: Callable[[Inputs, str], Inputs] | None = None  # of this client's inputs: see `noise`
 
     @property
     def train(self) -> tuple[Inputs, torch.Tensor]:
@@ -105,7 +102,7 @@ class Federation:
     data: may be laid out differently from what was loaded (merge_split): indices are into this one.
     parts: into data.train, one array a client. tests: into data.test, likewise (empty arrays for
     `client_test: none`). validation, public: into data.train. feature_noise: of the last client, as
-    `data.skew.noise` has it; seed: of its draws.
+    `noise` has it; seed: of its draws.
     """
 
     data: Data
@@ -202,6 +199,42 @@ class Federation:
             if len(indices)
             else None
         )
+
+
+def noise(
+    data: Data, sigma: float, seed: int, client: int, clients: int
+) -> Callable[[Inputs, str], Inputs] | None:
+    """Feature skew: what adds Gaussian noise of standard deviation sigma * client / (clients - 1)
+    to a client's inputs, so that the first has none and the last sigma; None where there is none.
+
+    The levels are those of the code of Li et al., ICDE 2022 (arXiv:2102.02079: `--noise`), whose
+    section IV calls sigma i / N a variance. sigma: in units of 0..1 for uint8 images (before mean
+    and std), else of the inputs themselves; whole numbers are left alone. Drawn once for each
+    sample, before any augmentation: it is a property of the client's data, its own test split
+    included. That code draws it anew each time that a sample is loaded, after the augmentation, and
+    judges the global model on as many copies of the test set, with the noise of each client; here
+    the server's test set has none.
+    What is called takes (inputs, `train` or `test`).
+    """
+    level = sigma * client / max(1, clients - 1)
+    if level == 0:
+        return None
+
+    def one(x: torch.Tensor, which: str, name: str = "") -> torch.Tensor:
+        if not x.is_floating_point():
+            return x
+        draws = torch_rng(seed, f"feature_noise/{which}/{name}", client=client)
+        added = torch.randn(x.shape, generator=draws).mul_(level)
+        if data.std is not None and x.ndim > 1 and x.shape[1] == len(data.std):
+            added.div_(torch.tensor(data.std).view(1, -1, *([1] * (x.ndim - 2))))
+        return x + added.to(x.device)
+
+    def changed(x: Inputs, which: str) -> Inputs:
+        if isinstance(x, dict):
+            return {name: one(part, which, name) for name, part in x.items()}
+        return one(x, which)
+
+    return changed
 
 
 def balanced_test(data: Data, seed: int) -> np.ndarray:

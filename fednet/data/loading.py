@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fednet import loading, places, seeds
 from fednet.data.augment import check
 from fednet.data.base import Data
-from fednet.data.options import call, mapping
+from fednet.data.options import call
 from fednet.descriptors import named
 from fednet.errors import DataError, why
 from fednet.plain import JsonDict
@@ -25,15 +25,15 @@ def load(section: DataSection, root: Path | str | None = None, seed: int = 0) ->
     root: else section.root, else $FEDNET_DATA, else the user's cache. Raises ConfigError for an
     unknown dataset or option, DataError where the files are not there or not what was declared.
     """
-    download = bool(getattr(section, "download", False))
-    data = made(section.dataset, options(section), place(section, root), download, seed)
-    if not data.n_test and getattr(section, "client_test", None) != "merge_split":
+    root = place(section, root)
+    data = made(section.dataset, section.options, root, section.download, seed)
+    if not data.n_test and section.client_test != "merge_split":
         raise DataError(
             f"data.dataset: {section.dataset} has no test samples. Give it some, or cut them "
             "from each client's own with data.client_test: merge_split."
         )
-    check(getattr(section, "augment", "none"), data)
-    if not getattr(section, "normalise", True):
+    check(section.augment, data)
+    if not section.normalise:
         data = data.replace(mean=None, std=None)
     return data
 
@@ -55,14 +55,9 @@ def made(name: str, given: JsonDict, root: Path, download: bool, seed: int) -> D
     return data
 
 
-def options(section: DataSection) -> JsonDict:
-    """The dataset's own options: section.options."""
-    return mapping(getattr(section, "options", None))
-
-
 def place(section: DataSection | None, root: Path | str | None) -> Path:
     """Where the files lie. Raises DataError where that is a named pipe or a device."""
-    given = root or getattr(section, "root", None) or os.environ.get("FEDNET_DATA")
+    given = root or (section and section.root) or os.environ.get("FEDNET_DATA")
     found = places.cache() if not given else places.expanded(given, "data.root")
     try:
         return named(found, there=False)

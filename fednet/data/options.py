@@ -8,7 +8,7 @@ Parameters that fednet itself fills (`root`, `download`, `seed`, ...) are not op
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -16,22 +16,9 @@ import msgspec
 from fednet.config.fit import fit
 from fednet.config.tree import wrap
 from fednet.options import options_of
-from fednet.plain import JsonDict, JsonMapping
+from fednet.plain import JsonMapping
 
 T = TypeVar("T")
-
-
-def mapping(section: object) -> JsonDict:
-    """A part of the configuration, as a plain dict: a mapping, a msgspec struct, or any object with
-    attributes.
-    """
-    if section is None:
-        return {}
-    if isinstance(section, Mapping):
-        return dict(section)
-    if isinstance(section, msgspec.Struct):
-        return msgspec.structs.asdict(section)
-    return dict(vars(section))
 
 
 def call(part: Callable[..., T], given: JsonMapping, options: JsonMapping, path: str) -> T:

@@ -13,7 +13,7 @@ from fednet import places
 from fednet.config.parts import READERS
 from fednet.data.base import Data, digest_of
 from fednet.data.federation import Federation
-from fednet.data.loading import made, options
+from fednet.data.loading import made
 from fednet.errors import ConfigError, DataError, unknown
 from fednet.plain import JsonDict
 
@@ -41,7 +41,7 @@ def load_site(section: DataSection, directory: Path | str | None, seed: int = 0)
     root = places.expanded(directory, "--data")
     if not root.exists():
         raise DataError(f"--data {root}: there is no such folder or file.")
-    given = options(section)
+    given = section.options
     shape, classes = declared(section)
     name, own = _format(given.get("format"), root)
     own |= {k: v for k, v in given.items() if k not in DECLARED}
@@ -53,7 +53,7 @@ def load_site(section: DataSection, directory: Path | str | None, seed: int = 0)
             own.setdefault("mean", [0.5] * shape[0])
             own.setdefault("std", [0.25] * shape[0])
     data = made(name, own, root, False, seed)
-    if not getattr(section, "normalise", True):
+    if not section.normalise:
         data = data.replace(mean=None, std=None)
     if data.outputs != outputs(section) and classes is None:
         raise DataError(
@@ -74,7 +74,7 @@ def declared(section: DataSection) -> tuple[tuple[int, ...], int | None]:
     (a number, a list of names in order, or null for values). Raises ConfigError where the shape is
     missing.
     """
-    given = options(section)
+    given = section.options
     if not given.get("shape"):
         raise ConfigError(
             "data (dataset 'site'): say the shape of a sample and the number of classes, such as "
@@ -88,7 +88,7 @@ def declared(section: DataSection) -> tuple[tuple[int, ...], int | None]:
 
 def class_names(section: DataSection) -> str:
     """Digest of the names of the classes that the configuration lists, "" where it lists none."""
-    names = options(section).get("classes")
+    names = section.options.get("classes")
     return digest_of(map(str, names)) if isinstance(names, (list, tuple)) else ""
 
 
@@ -96,7 +96,7 @@ def outputs(section: DataSection) -> int:
     """Numbers that a model gives for each sample: C, or the declared width of the targets (option
     `targets`, 1 if not given) where they are values.
     """
-    classes, width = declared(section)[1], options(section).get("targets", 1)
+    classes, width = declared(section)[1], section.options.get("targets", 1)
     if not isinstance(width, int) or width < 1:
         raise ConfigError(f"data.targets: expected a whole number >= 1, got {width!r}.")
     return width if classes is None else classes

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from fednet.data.skew import measures
 from fednet.report.drawing import canvas, details
 
 INCHES = (0.32, 0.34)  # of paper for a client, and for a class
@@ -30,6 +29,28 @@ def rows(table: np.ndarray, names: Sequence[str] | None = None) -> list[list[str
         *(line(str(i), counts) for i, counts in enumerate(table)),
         line("all", table.sum(axis=0)),
     ]
+
+
+def measures(table: np.ndarray) -> dict[str, float]:
+    """How skewed a division is. table: (N, C) samples by client and class, each client with some.
+
+    emd: mean over the clients of sum_c |p_i(c) - p(c)|, between 0 and 2 (the earth mover's
+    distance of Zhao et al. 2018, arXiv:1806.00582, between classes equally far apart). hellinger:
+    mean distance of p_i and p, between 0 and 1. classes: mean of exp(entropy of p_i), a client's
+    effective number of classes, between 1 and C. gini: of the clients' sizes, 0 where
+    all hold the same, (N - 1) / N where one holds all.
+    """
+    held = table.sum(axis=1, keepdims=True)
+    p_i, p = table / held, table.sum(axis=0) / table.sum()
+    entropy = -np.sum(p_i * np.log(p_i, out=np.zeros_like(p_i), where=p_i > 0), axis=1)
+    sizes = np.sort(held[:, 0])
+    ranks = np.arange(1, len(sizes) + 1)
+    return {
+        "emd": float(np.abs(p_i - p).sum(axis=1).mean()),
+        "hellinger": float(np.sqrt(((np.sqrt(p_i) - np.sqrt(p)) ** 2).sum(axis=1) / 2).mean()),
+        "classes": float(np.exp(entropy).mean()),
+        "gini": float((2 * ranks - len(sizes) - 1) @ sizes / (len(sizes) * sizes.sum())),
+    }
 
 
 def skew(table: np.ndarray) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from types import SimpleNamespace as Section
 
 import numpy as np
 import pytest
@@ -11,16 +10,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fednet.config.learning import DataSection, PartitionSection, PublicSection
 from fednet.data import Data, Federation, split
 from fednet.errors import ConfigError
 
 
-def section(scheme="iid", tests="like_train", validation=0.0, public=None, pool="same", **options):
-    return Section(
-        partition={"scheme": scheme, "seed": None, **options},
+def section(
+    scheme="iid",
+    tests="like_train",
+    validation=0.0,
+    public=None,
+    pool="same",
+    seed=None,
+    **options,
+):
+    return DataSection(
+        partition=PartitionSection(scheme=scheme, seed=seed, options=options),
         client_test=tests,
         validation=validation,
-        public=public or {"samples": 0, "fraction": 0.0},
+        public=PublicSection(**(public or {})),
         baseline_pool=pool,
     )
 

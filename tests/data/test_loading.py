@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace as Section
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ import torch
 from PIL import Image
 
 from fednet import registry
+from fednet.config.learning import DataSection, PartitionSection, PublicSection
 from fednet.data import Data, cache, load, load_site, pairs, split
 from fednet.data.datasets import folder
 from fednet.data.datasets.digits import bilinear
@@ -22,14 +22,7 @@ from fednet.errors import ConfigError, DataError
 
 
 def section(name, **options):
-    return Section(
-        dataset=name,
-        root=None,
-        download=False,
-        augment="none",
-        client_test="like_train",
-        options=options,
-    )
+    return DataSection(dataset=name, options=options)
 
 
 @pytest.fixture
@@ -475,17 +468,15 @@ def test_an_exported_partition_is_read_back_as_it_was(tmp_path):
     import json
 
     d = load(section("digits"))
-    base = {
-        "client_test": "like_train",
-        "validation": 0.0,
-        "public": {"samples": 20},
-        "baseline_pool": "same",
-    }
-    first = split(d, Section(partition={"scheme": "dirichlet", "alpha": 0.5}, **base), 4, 0)
+
+    def divided(scheme, **options):
+        partition = PartitionSection(scheme=scheme, options=options)
+        public = PublicSection(samples=20)
+        return split(d, DataSection(partition=partition, public=public), 4, 0)
+
+    first = divided("dirichlet", alpha=0.5)
     (tmp_path / "parts.json").write_text(json.dumps(first.export()))
-    again = split(
-        d, Section(partition={"scheme": "file", "path": str(tmp_path / "parts.json")}, **base), 4, 0
-    )
+    again = divided("file", path=str(tmp_path / "parts.json"))
     assert [again.sha256(i) for i in range(4)] == [first.sha256(i) for i in range(4)]
     assert all((a == b).all() for a, b in zip(again.tests, first.tests))
 

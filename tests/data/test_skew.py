@@ -16,8 +16,8 @@ from fednet.data.federation import Federation
 from fednet.data.partitioners.dirichlet_client import _dealt, dirichlet_client, sizes
 from fednet.data.partitioners.labels import labels
 from fednet.data.partitioners.mixture import mixture
-from fednet.data.skew import measures
 from fednet.errors import ConfigError
+from fednet.report.partition import measures
 from fednet.seeds import rng
 
 

@@ -257,12 +257,21 @@ def test_a_split_without_rows_on_disk_is_refused_in_a_sentence(tmp_path):
 
 def test_text_and_missing_values_are_named_by_column_and_row(tmp_path):
     for column, values, said in (
-        ("x", ["cat", "dog"], "'x' of row 0 holds 'cat'; expected numbers"),
         ("label", [0, None], "'label' of row 1 lacks a value"),
         ("x", [[0.0, 1.0], [None, 1.0]], "'x' of row 1 lacks a value"),
     ):
         with pytest.raises(DataError, match=said):
             Data(train=_rows(**{column: values}), classes=2)
+    text = pytest.importorskip("datasets").Dataset.from_dict({"x": ["a", "b"], "label": [0, 1]})
+    with pytest.raises(DataError, match="'x' of row 0 holds 'a'; expected numbers"):
+        Data(train=text, classes=2)
+
+
+def test_labels_of_text_are_numbered_in_sorted_order(tmp_path):
+    data = hf(
+        _written(tmp_path, train=_rows(label=["dog", "cat"])), False, path="set", splits=["train"]
+    )
+    assert (data.names, data.train[1].tolist()) == (("cat", "dog"), [1, 0])
 
 
 def test_labels_that_are_true_or_false_are_classes_0_and_1(tmp_path):
