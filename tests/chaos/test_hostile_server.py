@@ -479,6 +479,19 @@ def test_max_samples_of_a_policy_holds_for_each_client_of_a_process(tmp_path):
     assert "the data of this run have 16 samples; the policy's max_samples is 10" in said
 
 
+def test_the_model_is_tried_on_the_data_of_each_client_of_a_process(tmp_path):
+    """Client 1 has two labels a sample."""
+    for client, y in ((0, np.arange(8) % 2), (1, np.arange(16).reshape(8, 2) % 2)):
+        place = tmp_path / "data" / f"client-{client}"
+        place.mkdir(parents=True)
+        x = np.zeros((8, 4), np.float32)
+        np.savez(place / "data.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    liar = Liar(told(data={"dataset": "site", "shape": [4], "classes": 2}), ids=[0, 1])
+    own = Policy(data=tmp_path / "data", places=(tmp_path / "data",))
+    said = refused(liar, tmp_path / "state", ids="0-1", policy=own)
+    assert said.startswith("client 1: task: classification cannot compare outputs of shape (2, 2)")
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
