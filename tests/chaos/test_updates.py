@@ -4,6 +4,8 @@ whoever dies.
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from fednet.experiment.faults import POINTS
 from tests.chaos.test_resume import crashes
 from tests.federation import Federation
+from tests.processes import until
 
 # MOON's clients keep a state of their own. Client 3 is slow: its task is under way through several
 # updates, and through every crash.
@@ -104,3 +107,93 @@ def test_a_client_process_that_is_killed_gives_its_tasks_to_the_next(
         fed.client("2-3")
         fed.finish()
         assert told(fed) == undisturbed
+
+
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "async": {"mode": "async", "buffer": 2},
+    "semi-sync": {"mode": "semi-sync", "every": 0.2},
+}
+KILLED = ("server", "worker", "client", "all")
+
+
+def long_run(schedule: str, clock: str) -> dict[str, Any]:
+    """A run of all clients, with a server that waits for `min_results` of them for ever."""
+    # On the virtual clock whoever is killed comes back in time: no bit changes.
+    closed = 20.0 if clock == "virtual" else 0.6
+    return {
+        **ASYNC,
+        "schedule": SCHEDULES[schedule],
+        "participation": 1.0,
+        "rounds": 24,
+        "link": ASYNC["link"] if clock == "virtual" else {"clock": "real"},
+        "round": {
+            "join": None,
+            "min_results": 2,
+            "void_rounds": 99,
+            "lost": {"closed": closed, "silent": 20.0},
+        },
+    }
+
+
+def kill(fed: Federation, killed: str) -> None:
+    """Ends processes in the middle of the run; whoever nobody else starts again is started."""
+    if killed == "worker":
+        fed.supervisor(workers=2)
+    else:
+        clients = {ids: fed.client(ids) for ids in ("0-2", "3")}
+        fed.server()
+    until(lambda: len(fed.rounds()) >= 2, fed, fed.last)
+    if killed == "worker":
+        os.kill(int(fed.events("joined")[-1]["pid"]), signal.SIGKILL)
+    if killed in ("server", "all"):
+        os.kill(fed.last.pid, signal.SIGKILL)
+        assert fed.status() == -signal.SIGKILL
+    for ids in {"client": ["0-2"], "all": ["0-2", "3"]}.get(killed, []):
+        fed.lose(clients[ids])
+        fed.client(ids)
+    if killed in ("server", "all"):
+        fed.server(resume=True)
+    if killed == "worker":
+        assert fed.status() == 0, fed.output()
+    else:
+        fed.finish()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("killed", KILLED)
+@pytest.mark.parametrize("clock", ["virtual", "real"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_whoever_is_killed_every_client_is_asked_again(
+    tmp_path: Path, schedule: str, clock: str, killed: str
+) -> None:
+    from tests.server.test_rounds import run
+
+    with Federation(tmp_path / "killed", **long_run(schedule, clock)) as fed:
+        kill(fed, killed)
+        records = fed.rounds()
+        assert [r["round"] for r in records] == list(range(1, 25))
+        assert {c for r in records[-12:] for c in r["selected"]} == {0, 1, 2, 3}
+        assert not fed.events("not_asked")
+        fed.check(killed=0 if killed == "server" else 4)
+    # The third clock: the order that the run has on record, or that of the virtual clock.
+    faults = {"replay": str(fed.path)} if clock == "real" else {}
+    with Federation(tmp_path / "calm", faults=faults, **fed.mapping) as calm:
+        run(calm.out, **calm.mapping)
+    assert calm.hashes() == fed.hashes()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120)
+def test_clients_that_are_all_gone_for_a_while_are_asked_again(tmp_path: Path) -> None:
+    """Their tasks are counted out while the server waits for clients."""
+    with Federation(tmp_path, **long_run("async", "real")) as fed:
+        victim = fed.client("0-3")
+        fed.server()
+        fed.until(lambda: len(fed.rounds()) >= 2)
+        fed.lose(victim)
+        fed.until(lambda: len(fed.events("away")) == 1)
+        fed.client("0-3")
+        fed.finish()
+        assert {c for r in fed.rounds()[-12:] for c in r["selected"]} == {0, 1, 2, 3}
+        assert not fed.events("not_asked")

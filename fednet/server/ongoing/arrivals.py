@@ -164,9 +164,10 @@ class Replayed(Arrivals):
 
     def given(self, client: int) -> None:
         task = self.tasks[client]
-        if (client, task.round) not in self._counted:
-            task.wanted, task.out = False, "not counted"
-        super().given(client)
+        if (client, task.round) in self._counted:
+            return super().given(client)
+        # The record says when it ended: `next` returns that.
+        task.wanted, task.over, task.out = False, True, "not counted"
 
     def due(self, at: float) -> Sequence[Give | Update]:
         return self.schedule.close(at)

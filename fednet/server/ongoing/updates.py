@@ -211,7 +211,9 @@ class Updates:
             aggregation.add(client, reply)
             if reply.reported:
                 round.reports[client] = dict(reply.reported)
-        rounds.finish(round, aggregation)
+        if not rounds.finish(round, aggregation):
+            # Its clients are free again: by the record a replay knows that, too.
+            round.dropped |= dict.fromkeys(phase.done, "the update was void")
         record.completed = [c for c in update.came if c in record.completed]
         record.staleness = [update.staleness(c) for c in record.completed]
         round.judged = rounds.phases.judged(phase)

@@ -251,3 +251,40 @@ def test_what_ended_while_clients_are_awaited_is_kept_for_the_updates(
     assert max(looks) > 3  # clients were awaited in the middle of the run
     for client in range(4):
         assert any(client in r["completed"] for r in records[-4:])
+
+
+def test_a_client_that_lost_a_task_and_completed_a_later_one_is_replayed(tmp_path: Path) -> None:
+    lost = [
+        {"round": t, "client": c, "kind": "drop_before_sending"} for t in (1, 2) for c in (0, 1)
+    ]
+    real = {
+        "link": {"clock": "real"},
+        "schedule": {"mode": "semi-sync", "every": 0.05},
+        "participation": 1.0,
+        "round": {"lost": {"closed": 0.02}},
+    }
+    path, first = run(tmp_path / "first", faults={"schedule": lost}, **real)
+    dropped = {int(c): r["round"] for r in first for c in r["dropped"]}
+    assert set(dropped) == {0, 1}
+    for client, round in dropped.items():
+        assert any(client in r["completed"] for r in first if r["round"] > round)
+    _, again = run(tmp_path / "again", faults={"replay": str(path)}, **real)
+    assert hashes(again) == hashes(first)
+
+
+def test_replies_of_a_void_update_are_on_record_and_replayed(tmp_path: Path) -> None:
+    """Two of three replies are lost, where an update needs two."""
+    lost = [{"round": 2, "client": c, "kind": "drop_before_sending"} for c in (0, 1)]
+    virtual = {
+        "schedule": {"mode": "semi-sync", "every": 0.1},
+        "participation": 1.0,
+        "round": {"min_results": 2, "lost": {"closed": 0.05}},
+    }
+    path, first = run(tmp_path / "first", faults={"schedule": lost}, **virtual)
+    (void,) = [r for r in first if r["void"]]
+    assert void["dropped"]["2"] == "the update was void"
+    assert void["completed"] == []
+    assert any(2 in r["completed"] for r in first if r["round"] > void["round"])
+    real = {"link": {"clock": "real"}, "faults": {"replay": str(path)}}
+    _, again = run(tmp_path / "again", **virtual, **real)
+    assert hashes(again) == hashes(first)
