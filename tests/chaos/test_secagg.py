@@ -202,3 +202,24 @@ def test_a_server_holds_no_single_vector_in_memory_spool_or_checkpoint(tmp_path,
         assert "weights <f4" in here
     else:
         assert here == set()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("exchange", range(STEPS["secagg"]))
+def test_a_client_that_is_awaited_for_ever_is_not_awaited_once_another_is_in_its_place(
+    tmp_path, exchange
+):
+    """Its keys are gone with it: it has dropped out of the round, and the next has it again."""
+    late = strikes((1, 1, exchange), kind="delay", seconds=60)
+    patience = {"round": {"lost": {"closed": None}}}
+    with Federation(tmp_path / "killed", **{**masked("secagg", **late), **patience}) as fed:
+        for ids in ("0", "2-3"):
+            fed.client(ids)
+        one = fed.client("1")
+        fed.server()
+        fed.until(lambda: fed.events("fault"))
+        fed.lose(one)
+        fed.client("1")
+        fed.finish()
+        assert not any(r["void"] for r in fed.rounds())
+        assert fed.rounds()[1]["completed"] == [0, 1, 2, 3]

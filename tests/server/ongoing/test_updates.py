@@ -153,7 +153,7 @@ def test_the_order_of_a_virtual_clock_can_be_replayed_on_the_real_one(tmp_path: 
 
 
 def test_a_run_of_rounds_is_no_record_of_updates(tmp_path: Path) -> None:
-    path, _ = run(tmp_path / "first", schedule="sync")
+    path, _ = run(tmp_path / "first", schedule="sync", algorithm="fedavg")
     with pytest.raises(ConfigError, match=re.escape("was made with schedule: sync")):
         run(tmp_path / "again", faults={"replay": str(path)}, link={"clock": "real"})
 
