@@ -187,11 +187,10 @@ def test_with_nothing_stale_an_update_is_a_round(tmp_path: Path) -> None:
     """As many in a buffer as train at once, all of one speed."""
     same = {"link": {"clock": "virtual", "step_ms": 10}, "participation": 1.0, "rounds": 3}
     whole = {"mode": "async", "buffer": 4}
-    for method in ("fedavg", "fedbuff"):
-        one = run(tmp_path / method, algorithm=method, schedule="sync", **same)[1]
-        two = run(tmp_path / f"{method}-async", algorithm=method, schedule=whole, **same)[1]
-        assert hashes(two) == hashes(one)
-        assert [set(r["staleness"]) for r in two] == [{0}] * 3
+    _, one = run(tmp_path / "sync", algorithm="fedavg", schedule="sync", **same)
+    _, two = run(tmp_path / "async", algorithm="fedavg", schedule=whole, **same)
+    assert hashes(two) == hashes(one)
+    assert [set(r["staleness"]) for r in two] == [{0}] * 3
 
 
 @pytest.mark.parametrize("schedule", [{"mode": "async", "buffer": 2}, {"mode": "semi-sync"}])
