@@ -68,6 +68,8 @@ def test_the_prediction_is_what_crosses(tmp_path, name, wire):
     assert len(records) == 2
     for record in records:
         assert record["predicted"] == record["useful"]
+        if registry.algorithm.get(name).own_schedule:
+            continue  # a reply counts in a later update than that in which its task was sent
         assert record["predicted"] == measured([r for r in book if r["round"] == record["round"]])
     assert done["predicted"] == done["useful"] == added(records, "predicted") == measured(book)
     assert done["predicted_is"] == "exact"
