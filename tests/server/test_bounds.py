@@ -11,6 +11,7 @@ import pytest
 from fednet.algorithms.base import Run
 from fednet.algorithms.fedavg import FedAvg
 from tests.rooms import hashes, lines, run
+from tests.server.test_sites import data, go
 
 MARK = 12345.0  # the loss by which the failing client's reply is known
 BOUNDS = {
@@ -108,3 +109,17 @@ def test_a_reply_that_fails_counts_among_those_that_set_the_bound(
     assert hashes(found) == hashes(expected)
     for row in lines(found / "rounds.jsonl"):
         assert REFUSED["auto"] in row["dropped"][str(malicious)]
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_share_by_the_sites_own_word_is_bounded_though_one_of_three_replies_fails(
+    tmp_path, monkeypatch, failing
+):
+    """Of the two that are left, with 20 samples and 300, neither may weigh more than the other."""
+    largest = 1 if failing == 2 else 2
+    for client in range(3):
+        data(tmp_path / "data", client, 300 if client == largest else 20)
+    federation(monkeypatch, failing=failing, malicious=-1, by="fold")
+    for row in lines(go(tmp_path, tmp_path / "data") / "rounds.jsonl"):
+        (warning,) = row["algorithm"]["warnings"]
+        assert warning.startswith(f"client {largest}'s samples count as 20: round.max_share")
