@@ -25,6 +25,15 @@ _GROUPS = (
 )
 
 
+def require_linux() -> None:
+    """Raises ConfigError where processes of a federation cannot run: they need Linux."""
+    if sys.platform != "linux":
+        raise ConfigError(
+            f"a federation of several processes runs on Linux alone, and this system is "
+            f"{sys.platform}; here there is fednet run --in-process."
+        )
+
+
 def processors() -> int:
     """Those of this machine that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -72,8 +81,6 @@ def keep_freed() -> bool:
     by page: for a model of 45 MB each copy then costs ten times as long as the copying itself
     (35 ms against 3 ms where this was measured).
     """
-    if sys.platform != "linux":
-        return False
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # another C library

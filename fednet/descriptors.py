@@ -11,17 +11,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import stat
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
-
-try:
-    import resource
-except ImportError:  # Windows, where sockets are no descriptors
-    resource = None  # type: ignore[assignment]
 
 MOST = 1 << 20
 """Some systems allow a thousand times as many, and programs that are started then try them all."""
@@ -41,8 +37,6 @@ _beyond: int | None = None  # the limit without what is kept back
 
 def limit(raised: bool = False) -> int:
     """How many there may be. raised: as many as the system lets this process, from now on."""
-    if resource is None:
-        return MOST
     soft, most = _limits()
     if raised and soft < most and _set(most):
         soft = most
@@ -60,9 +54,8 @@ def count() -> int:
 def keep_back() -> None:
     """From now on this process has `KEPT` fewer than the system lets it, but for `reaching`."""
     global _beyond
-    if resource is not None:
-        _beyond = limit(raised=True)
-        _set(_beyond - min(KEPT, _beyond // 8))
+    _beyond = limit(raised=True)
+    _set(_beyond - min(KEPT, _beyond // 8))
 
 
 def reaching(opens: Callable[[], Opened]) -> Opened:

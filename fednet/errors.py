@@ -155,12 +155,13 @@ def signal_name(number: int) -> str:
 
 
 def stops() -> list[signal.Signals]:
-    """The signals that ask for a clean stop. Windows has neither SIGUSR1 nor SIGHUP, and what
-    `nohup` started is to go on where its terminal is closed, by which SIGHUP comes.
+    """The signals that ask for a clean stop. What `nohup` started goes on where its terminal is
+    closed, by which SIGHUP comes.
     """
-    names = ("SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP")
-    known = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    return [s for s in known if s.name != "SIGHUP" or signal.getsignal(s) != signal.SIG_IGN]
+    found = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        found.append(signal.SIGHUP)
+    return found
 
 
 @contextlib.contextmanager

@@ -7,8 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from fednet import capacity, data, models
+from fednet.client import join
+from fednet.client.policy import Policy
 from fednet.config import from_mapping
 from fednet.errors import ConfigError
+from fednet.launch import start
 
 
 def test_a_model_that_memory_cannot_hold_is_refused_with_the_figure_and_not_built():
@@ -66,3 +69,17 @@ def test_disk_is_asked_where_a_folder_is_to_lie(tmp_path, monkeypatch):
     capacity.ask_disk(10**9, tmp_path / "not" / "yet", "as much")
     with pytest.raises(ConfigError, match=r"more takes 2\.0 GB in .*; 1\.0 GB are free"):
         capacity.ask_disk(2 * 10**9, tmp_path / "not" / "yet", "more")
+
+
+@pytest.mark.parametrize("who", ["run", "server", "client"])
+def test_several_processes_are_refused_where_the_system_is_not_linux(who, tmp_path, monkeypatch):
+    monkeypatch.setattr(capacity.sys, "platform", "darwin")
+    launch = start.Launch(tmp_path, start.Silent(), lambda directory: None, [])
+    asked = {
+        "run": lambda: start.run_command(from_mapping({}), launch),
+        "server": lambda: start.serve(from_mapping({}), launch, bind="tcp://127.0.0.1:0"),
+        "client": lambda: join.main(join.Options("0", Policy(), server="tcp://127.0.0.1:1")),
+    }
+    with pytest.raises(ConfigError, match=r"runs on Linux alone, .* is darwin; .*--in-process"):
+        asked[who]()
+    assert list(tmp_path.iterdir()) == []

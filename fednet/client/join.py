@@ -81,6 +81,7 @@ def main(options: Options) -> int:
     """
     from fednet.experiment.placement import place
 
+    capacity.require_linux()
     asked = ids.parse(options.ids)
     loading.load_parts(options.load)
     capacity.keep_freed()

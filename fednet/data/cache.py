@@ -9,6 +9,7 @@ see `let_go`.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import logging
 import math
@@ -19,11 +20,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 import torch
 
 from fednet import places
@@ -145,11 +141,8 @@ def let_go(x: torch.Tensor) -> None:
 
 @contextlib.contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Inside, no other process of this machine is inside for the same folder, where the system has
-    locks of that kind: Windows has none.
-    """
+    """Inside, no other process of this machine is inside for the same folder."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".fednet.lock", "w") as lock:
-        if fcntl is not None:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -21,7 +21,7 @@ Buffer = bytes | bytearray | memoryview
 # -- opening ---------------------------------------------------------------------------------------
 # What lies in place of a file of one's own, a link or a pipe, is an error and never written to, nor
 # waited for.
-OWN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+OWN = os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 def opened(path: Path | str, flags: int, mode: int = 0o666) -> int:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fednet import capacity, loading
 from fednet import config as configuration
-from fednet import loading
 from fednet.config import Config
 from fednet.errors import ConfigError, FednetError
 from fednet.experiment import lock
@@ -167,6 +167,7 @@ def serve(
     data: Path | None = None,
 ) -> int:
     """`fednet-server`. Returns the exit status; raises FednetError with one."""
+    capacity.require_linux()
     with contextlib.ExitStack() as ending:
         directory = ending.enter_context(own_directory(config, launch.out, launch.resume))
         # What is wrong with keys or address is said before anything in the directory is changed.
@@ -195,6 +196,8 @@ def run_command(
     """`fednet run`. on: "ray" for workers of a cluster. Returns the exit status; raises FednetError
     with one.
     """
+    if not in_process:
+        capacity.require_linux()
     with open_directory(config, launch.out, launch.resume) as (config, directory, finished):
         if finished:
             return _left(launch, directory)

@@ -398,8 +398,7 @@ def _renew() -> None:
 
 _second: list[ThreadPoolExecutor] = []
 _renew()
-if hasattr(os, "register_at_fork"):  # a forked process has no thread but the one that forked
-    os.register_at_fork(after_in_child=_renew)
+os.register_at_fork(after_in_child=_renew)  # a forked process has only the thread that forked
 
 
 def quotient(total: torch.Tensor, divisor: float) -> torch.Tensor:

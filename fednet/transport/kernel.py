@@ -31,8 +31,6 @@ def await_words(listening: int) -> None:
     """A connection to the socket with that descriptor is one only once its peer has said something,
     as every peer of ours does at once: who says nothing takes no descriptor, for so long.
     """
-    if not hasattr(socket, "TCP_DEFER_ACCEPT"):  # Linux has it
-        return
     borrowed = socket.socket(fileno=listening)
     try:
         borrowed.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, SILENT_S)
