@@ -45,8 +45,8 @@ def own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def said(**data: Any) -> str:
     """As it comes from a server."""
-    partition = data.pop("partition", {"scheme": "iid"})
-    made = {**SMALL, "data": {"partition": partition, **data}}
+    divided = {} if data["dataset"] == "site" else {"partition": {"scheme": "iid"}}
+    made = {**SMALL, "data": {**divided, **data}}
     return configuration.to_yaml(configuration.from_mapping(made, where="here"))
 
 
