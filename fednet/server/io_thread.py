@@ -33,7 +33,7 @@ from fednet.protocol.server import ServerProtocol
 from fednet.server.outbox import Outbox, Resolution, Told
 from fednet.server.peers.clock import ListeningClock
 from fednet.server.peers.events import QUIET_S, Events
-from fednet.server.peers.hearing import Hearing
+from fednet.server.peers.limits import Limits
 from fednet.server.spool import Spool, Spooled
 from fednet.transport.base import Closed, Received, ServerTransport, pause
 from fednet.wire import messages as m
@@ -76,7 +76,7 @@ class ServerIO:
         self._commands: queue.SimpleQueue[Callable[[float], None]] = queue.SimpleQueue()
         self._resolutions: deque[Resolution] = deque()  # of these, not asked for yet
         self._tick_at = self._shown_at = self._booked = 0.0
-        self._hearing = Hearing(protocol, transport, link, events, self._receive, self._closed)
+        self._limits = Limits(protocol, transport, link, events, self._receive, self._closed)
         self._now = ListeningClock()
         self._closing = threading.Event()
         self._gone: threading.Event | None = None
@@ -220,11 +220,11 @@ class ServerIO:
                 self._log.tell("first_task", {"round": self.protocol.round})
             self._at("broadcasting", self.protocol.round)
             self._out.tasks = False
-        came = self.transport.poll(0.0 if self._out.unfinished else self._hearing.wait(timeout_s))
+        came = self.transport.poll(0.0 if self._out.unfinished else timeout_s)
         self._now.listened(not self.inline, alone=timeout_s is None)
         for event in came:
-            self._hearing.came(event)
-        moved = self._hearing.strangers() or bool(came) or moved
+            self._limits.came(event)
+        moved = bool(came) or moved
         if self._gone is not None and all(w.conn is None for w in self.protocol.workers.values()):
             self._gone.set()
         now = self._now()
@@ -284,7 +284,7 @@ class ServerIO:
             self.link.joined(conn)
             self.link.settle_counted(NOBODY)
         key: m.Key | None = getattr(message, "key", None)
-        if stray and key is not None and not self._hearing.worth_a_row(conn, stray, key):
+        if stray and key is not None and not self._limits.worth_a_row(conn, stray, key):
             self.link.refused(conn, frames)
         else:
             self.link.book(conn, message, body, frames, stray)

@@ -139,4 +139,5 @@ def greetings(address: str) -> None:
 ATTACKS = {f.__name__: f for f in (joins, bombs, beats, rounds, frames, idle, greetings)}
 
 if __name__ == "__main__":
+    print(flush=True)  # whoever started it knows that it is under way
     ATTACKS[sys.argv[1]](sys.argv[2])

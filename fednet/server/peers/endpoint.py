@@ -16,7 +16,7 @@ from fednet.config import Config
 from fednet.errors import ConfigError, why
 from fednet.files import write_record
 from fednet.server.peers.admission import beat_seconds, check_bind, keyring_of, patience
-from fednet.server.peers.budget import at_once
+from fednet.server.peers.limits import at_once
 from fednet.transport.base import reached_at
 
 if TYPE_CHECKING:

@@ -12,11 +12,10 @@ import zmq
 from fednet import descriptors
 from fednet.protocol.server import ServerProtocol
 from fednet.server.io_thread import Events, ServerIO
-from fednet.server.peers import budget
-from fednet.server.peers.budget import Allowance, Peers, Strangers
+from fednet.server.peers import limits
+from fednet.server.peers.limits import Rate
 from fednet.server.spool import Spool
 from fednet.transport import keys
-from fednet.transport.base import Closed, Received
 from fednet.transport.framing import connection_bytes, framing
 from fednet.transport.inproc import Inproc
 from fednet.transport.zeromq.router import ZmqServer
@@ -28,57 +27,21 @@ from fednet.wire.link import Link
 LIMIT_S = 60.0
 
 
-def test_an_allowance_is_spent_and_comes_back_with_time():
-    allowance = Allowance(0.1, 0.5, now=0.0)
-    allowance.spend(0.7, 0.0)
-    assert allowance.left(0.0) == pytest.approx(-0.2)
-    assert allowance.wait(1.0) == pytest.approx(1.0)
-    assert allowance.left(100.0) == 0.5
+def test_messages_are_counted_by_who_sends_them_and_come_back_with_time():
+    """Two a second, five at once."""
+    rate = Rate(2.0, 5.0)
+    assert [rate.allows("one", 10.0) for _ in range(7)] == [True] * 5 + [False] * 2
+    assert rate.allows("another", 10.0)
+    assert [rate.allows("one", 11.0) for _ in range(3)] == [True, True, False]
+    assert [rate.allows("one", 99.0) for _ in range(6)] == [True] * 5 + [False]
 
 
-def test_strangers_are_heard_in_order_and_not_beyond_their_time():
-    strangers = Strangers(time.monotonic())
-    first, second = Received(b"a", (b"1",)), Received(b"b", (b"2",))
-    assert strangers.put(first)
-    assert strangers.put(second)
-    assert strangers.put(Closed(b"a"))
-    assert strangers.next(time.monotonic(), hurried=True) is first
-    strangers.spent(budget.STRANGERS_AT_ONCE_S + 1.0)
-    assert strangers.next(time.monotonic(), hurried=True) is None
-    assert 1.0 < strangers.wait(time.monotonic()) <= 1.1 / budget.STRANGERS_SHARE
-    assert strangers.next(time.monotonic(), hurried=False) is second  # nobody is kept waiting
-    assert b"a" in strangers
-    assert strangers.next(time.monotonic(), hurried=False) == Closed(b"a")
-    assert b"a" not in strangers
-    assert strangers.wait(time.monotonic()) is None
-
-
-def test_what_waits_of_strangers_is_bounded_by_connection_and_in_bytes():
-    strangers = Strangers(0.0)
-    assert all(strangers.put(Received(b"a", (b"",))) for _ in range(budget.WAITING))
-    assert not strangers.put(Received(b"a", (b"",)))
-    assert strangers.put(Received(b"b", (bytes(budget.WAITING_BYTES),)))
-    assert not strangers.put(Received(b"c", (b"x",)))
-    assert b"c" not in strangers
-
-
-def test_messages_of_no_use_cost_the_connection_that_sends_most_of_them():
-    peers = Peers(2)
-    assert not any(peers.useless(b"flood", "key", 0.0) for _ in range(budget.USELESS))
-    assert not peers.useless(b"flood", "key", 0.0)
-    assert peers.useless(b"flood", "key", budget.PEER_AT_ONCE_S)
-    assert not peers.useless(b"honest", "key", 0.0)
-    assert not peers.useless(b"other", "another key", budget.PEER_AT_ONCE_S / 2)
-
-
-def test_joins_of_a_key_are_bounded_and_those_of_another_are_not_its_own():
-    peers = Peers(3)
-    heard = sum(peers.first("key") for _ in range(2 * budget.FIRST_AT_ONCE))
-    assert budget.FIRST_AT_ONCE + 6 <= heard < 2 * budget.FIRST_AT_ONCE
-    assert peers.first("another key")
-    for n in range(budget.PEERS):
-        peers.first(str(n))
-    assert len(peers._first) == budget.PEERS
+def test_no_more_peers_are_remembered_than_there_is_room_for():
+    rate = Rate(1.0, 1.0)
+    for n in range(2 * limits.PEERS):
+        assert rate.allows(n, 0.0)
+    assert not rate.allows(2 * limits.PEERS - 1, 0.0)
+    assert rate.allows(0, 0.0)  # forgotten
 
 
 def io_of(stack, tmp_path, transport, clients, pump=None, curve=False) -> tuple[ServerIO, list]:
@@ -185,7 +148,7 @@ def test_a_flood_of_heartbeats_is_hung_up_on_and_its_bytes_are_booked(tmp_path):
             sent += 200
             honest.send([beat])
             io._step(0.0)
-        assert sent > budget.USELESS
+        assert sent > limits.USELESS_AT_ONCE
         assert honest.conn == kept
         io._step(0.0)
         beats = sum(r["count"] for r in rows if r["type"] in ("beat", "refused"))
