@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from fednet import places
 from fednet.algorithms.scaffold import Scaffold
 from fednet.algorithms.state import write_state
 from fednet.data import cache
@@ -83,7 +84,7 @@ def test_what_a_killed_process_was_writing_is_cleared_by_the_next(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cache, "home", lambda: tmp_path)
+    monkeypatch.setattr(places, "cache", lambda: tmp_path)
     folder = tmp_path / "images"
     folder.mkdir()
     killed(lambda: work(folder))
