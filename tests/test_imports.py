@@ -113,8 +113,6 @@ def reached(graph: dict[str, set[str]], start: str) -> set[str]:
 
 # Still to be mended.
 KNOWN_CIRCLES = [
-    {"fednet.algorithms.base", "fednet.algorithms.returned"},
-    {"fednet.experiment.build", "fednet.experiment.settled", "fednet.experiment.trial"},
     {"fednet.client.work", "fednet.client.workplace"},
     {"fednet.server.accounts", "fednet.server.asking"},
     {"fednet.server.ongoing.updates", "fednet.server.rounds"},

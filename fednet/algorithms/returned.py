@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping
 from numbers import Real
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol, TypeVar
 
 from fednet.algorithms.state import ALLOWED, State, foreign
 from fednet.errors import ConfigError, FednetError
@@ -14,10 +14,16 @@ from fednet.tensors import Layout, Tensors
 from fednet.wire.packing import undeclared
 from fednet.wire.payload import Payload
 
-if TYPE_CHECKING:
-    from fednet.algorithms.base import Algorithm
-
 S = TypeVar("S", bound=State)
+
+
+class Declared(Protocol):
+    """What the checks read of a method (`base.Algorithm`)."""
+
+    Server: type[State]
+    Client: type[State]
+    Fold: type[State]
+    model_field: str | None
 
 
 # -- what each function returns: None, or what was expected ----------------------------------------
@@ -26,7 +32,7 @@ def _a(kind: type | tuple[type, ...], expected: str) -> Check:
 
 
 def _payload(expected: str, optional: bool = False) -> Check:
-    def check(method: Algorithm, given: Given, found: object) -> str | None:
+    def check(method: Declared, given: Given, found: object) -> str | None:
         if isinstance(found, Payload):
             return undeclared(found)
         return None if optional and found is None else expected
@@ -35,7 +41,7 @@ def _payload(expected: str, optional: bool = False) -> Check:
 
 
 def _state(which: str) -> Check:
-    def check(method: Algorithm, given: Given, found: object) -> str | None:
+    def check(method: Declared, given: Given, found: object) -> str | None:
         kind = getattr(method, which)
         others = {method.Server, method.Client, method.Fold} - {kind}
         if not isinstance(found, State) or type(found) in others:
@@ -53,7 +59,7 @@ def _kept(state: State) -> str | None:
     return None if found is None else f"{ALLOWED} as {found}"
 
 
-def _pair(method: Algorithm, given: Given, found: object) -> str | None:
+def _pair(method: Declared, given: Given, found: object) -> str | None:
     state, up = found if isinstance(found, tuple) and len(found) == 2 else (None, None)
     if isinstance(state, method.Client) and isinstance(up, Payload):
         return _kept(state) or undeclared(up) or _partly(up, given[3].shared)
@@ -78,7 +84,7 @@ def _partly(up: Payload, shared: Layout) -> str | None:
     return None
 
 
-def _refusal(method: Algorithm, given: Given, found: object) -> str | None:
+def _refusal(method: Declared, given: Given, found: object) -> str | None:
     pair = isinstance(found, tuple) and list(map(type, found)) == [str, str]
     return None if pair or found is None else "(key, sentence), or None"
 

@@ -8,12 +8,11 @@ the run.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from msgspec import structs
 from torch import nn
 
 from fednet import models, seeds
@@ -22,20 +21,18 @@ from fednet.config import Config
 from fednet.data import Data
 from fednet.data.base import named, said_of
 from fednet.errors import ConfigError, DataError, FednetError
-from fednet.experiment.judging import asked
 from fednet.files import digest
 from fednet.loading import place
 from fednet.models.adapters import adapted, merged
 from fednet.tensors import Inputs, Layout
 from fednet.training.evaluation import other_width
-from fednet.training.samples import FEW, length
+from fednet.training.samples import length
 from fednet.training.scratch import replaced, unmoved
 from fednet.training.tasks.classification import Classification, class_axis
 from fednet.wire.compress import Chain
 from fednet.wire.compressors.dgc import DGC
 
 if TYPE_CHECKING:
-    from fednet.experiment.build import Experiment
     from fednet.training.setting import Setting
     from fednet.training.tasks import Task
 
@@ -479,63 +476,3 @@ def _hint(x: Inputs) -> str:
             "them."
         )
     return ""
-
-
-# -- what a run says once at its start -------------------------------------------------------------
-def remarks(experiment: Experiment) -> Iterator[str]:
-    """What the configuration comes to on its data, one sentence each."""
-    config = experiment.config
-    yield from experiment.remarks
-    few = small_last_batches(experiment)
-    if few:
-        done = {"auto": "left out", "drop": "left out", "merge": "merged with the one before"}
-        what = done.get(config.train.last_batch, "trained on, and may spoil the running statistics")
-        yield (
-            f"under BatchNorm the last batch of {few} of {config.clients} clients has only "
-            f"{FEW} samples or 1; it is {what} (train.last_batch: {config.train.last_batch})."
-        )
-    if config.schedule.mode == "async" and experiment.algorithm.own_schedule:
-        yield (
-            f"{config.algorithm.name} has no rounds: {config.cohort_size} clients train at a time "
-            f"and every {config.buffer} replies are an update (schedule: async)."
-        )
-    judged = asked(config)
-    if config.evaluate.every and config.evaluate.clients != "none" and len(judged) < config.clients:
-        yield (
-            f"an evaluation of all asks {len(judged)} of {config.clients} clients, drawn from the "
-            f"seed (evaluate.most)."
-        )
-    yield from without_effect(config)
-
-
-def without_effect(config: Config) -> Iterator[str]:
-    """What is set beside a protection, an attack or a clock that is not. It is no error: a sweep
-    may give it to all of its cells.
-    """
-    privacy, faults, link = config.privacy, config.faults, config.link
-    for where, section, key, keys in (
-        ("aggregation", config.aggregation, "rule", ()),
-        ("privacy", privacy, "noise", ("where", "delta")),
-        ("privacy.secagg", privacy.secagg, "protocol", ()),
-        ("faults.malicious", faults.malicious, "clients", ()),
-        ("link", link, "clock", ("step_ms",)),
-    ):
-        given, plain = structs.asdict(section), structs.asdict(type(section)())
-        set_ = [k for k in keys or given if given[k] != plain[k]]
-        if given[key] == plain[key] and set_:
-            named = " and ".join(f"{where}.{k}" for k in set_)
-            have = "have" if len(set_) > 1 else "has"
-            yield f"{named} {have} no effect, since {where}.{key} is {given[key]}."
-
-
-def small_last_batches(experiment: Experiment) -> int:
-    """Clients whose epochs end with a batch, not their only one, of at most FEW samples, where the
-    model has BatchNorm.
-    """
-    size, federation = experiment.config.train.batch_size, experiment.federation
-    if federation is None or not any(own.batch_norm for own in experiment.settings):
-        return 0
-    return sum(
-        len(p) > size and 0 < len(p) % size <= FEW and experiment.setting_of(client).batch_norm
-        for client, p in enumerate(federation.parts)
-    )

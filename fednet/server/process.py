@@ -325,7 +325,7 @@ class Session:
 
     def begin(self, rounds: Rounds) -> None:
         """Records that this process started, and puts back what the checkpoint holds."""
-        from fednet.experiment.trial import remarks
+        from fednet.server.remarks import remarks
 
         resumed, n = self.resumed, self.incarnation
         here = {**determinism.versions(), "device": str(rounds.host.device)}

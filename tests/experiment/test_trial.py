@@ -17,7 +17,6 @@ from fednet.cli.main import main
 from fednet.config import from_mapping
 from fednet.data.base import Data
 from fednet.errors import ConfigError, DataError, FednetError
-from fednet.experiment import trial
 from fednet.experiment.build import build
 from fednet.tensors import Tensors
 from fednet.training.innermost import laid
@@ -402,29 +401,6 @@ def test_a_run_that_cannot_start_ends_with_status_2(tmp_path, capsys):
     lazy = ["--set", "task=regression", "--in-process", "--quiet", "--out", str(tmp_path)]
     assert main(["run", *SMALL, *lazy]) == 2
     assert "regression compares outputs" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"aggregation": {"bound": 1.0}}, ["aggregation.bound has no effect", "rule is mean"]),
-        (
-            {"privacy": {"secagg": {"counts": "masked", "bits": 20}}},
-            ["privacy.secagg.bits and privacy.secagg.counts have no effect", "protocol is none"],
-        ),
-        ({"faults": {"malicious": {"strength": 2.0}}}, ["malicious.strength has", "clients is 0"]),
-        ({"privacy": {"clip": 1.0, "where": "client"}}, ["privacy.where has", "noise is 0"]),
-        ({"link": {"step_ms": "uniform(1, 2)"}}, ["link.step_ms has", "clock is real"]),
-        ({"aggregation": {"rule": "norm_bound", "bound": 1.0}}, []),
-        ({"privacy": {"clip": 1.0, "noise": 1.0, "where": "client"}}, []),
-        ({"privacy": {"secagg": {"protocol": "secagg", "clip": 1.0}}}, []),
-        ({"link": {"clock": "virtual", "step_ms": 3.0}}, []),
-    ],
-)
-def test_what_is_set_beside_a_protection_or_a_clock_that_is_not_is_remarked_on(given, says):
-    said = " ".join(trial.without_effect(from_mapping(given)))
-    assert all(words in said for words in says)
-    assert bool(said) == bool(says)
 
 
 # -- a task of one's own ---------------------------------------------------------------------------

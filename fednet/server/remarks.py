@@ -1,0 +1,78 @@
+"""What a run should know of its own configuration, one sentence each, when it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import structs
+
+from fednet.config import Config
+from fednet.experiment.build import Experiment
+from fednet.experiment.judging import asked
+from fednet.training.samples import FEW
+
+LAST_BATCH = {"auto": "left out", "drop": "left out", "merge": "merged with the one before"}
+
+
+def remarks(experiment: Experiment) -> Iterator[str]:
+    """The remarks of the data and the trial, then those of the configuration."""
+    config = experiment.config
+    yield from experiment.remarks
+    few = clients_with_small_last_batch(experiment)
+    if few:
+        kept = "trained on, and may spoil the running statistics"
+        done = LAST_BATCH.get(config.train.last_batch, kept)
+        yield (
+            f"under BatchNorm the last batch of {few} of {config.clients} clients has only "
+            f"{FEW} samples or 1; it is {done} (train.last_batch: {config.train.last_batch})."
+        )
+    if config.schedule.mode == "async" and experiment.algorithm.own_schedule:
+        yield (
+            f"{config.algorithm.name} has no rounds: {config.cohort_size} clients train at a time "
+            f"and every {config.buffer} replies are an update (schedule: async)."
+        )
+    evaluated = asked(config)
+    all_asked = len(evaluated) == config.clients
+    if config.evaluate.every and config.evaluate.clients != "none" and not all_asked:
+        yield (
+            f"an evaluation of all asks {len(evaluated)} of {config.clients} clients, drawn from "
+            f"the seed (evaluate.most)."
+        )
+    yield from without_effect(config)
+
+
+def without_effect(config: Config) -> Iterator[str]:
+    """Keys that have no effect because the protection, attack or clock they belong to is off.
+
+    They are no error: a sweep may give them to all of its cells.
+    """
+    privacy, faults, link = config.privacy, config.faults, config.link
+    for where, section, switch, keys in (
+        ("aggregation", config.aggregation, "rule", ()),
+        ("privacy", privacy, "noise", ("where", "delta")),
+        ("privacy.secagg", privacy.secagg, "protocol", ()),
+        ("faults.malicious", faults.malicious, "clients", ()),
+        ("link", link, "clock", ("step_ms",)),
+    ):
+        given = structs.asdict(section)
+        default = structs.asdict(type(section)())
+        changed = [key for key in keys or given if given[key] != default[key]]
+        if given[switch] == default[switch] and changed:
+            named = " and ".join(f"{where}.{key}" for key in changed)
+            have = "have" if len(changed) > 1 else "has"
+            yield f"{named} {have} no effect, since {where}.{switch} is {given[switch]}."
+
+
+def clients_with_small_last_batch(experiment: Experiment) -> int:
+    """How many clients' epochs end with a batch of at most FEW samples that is not their only one,
+    if the model has BatchNorm.
+    """
+    size, federation = experiment.config.train.batch_size, experiment.federation
+    if federation is None or not any(own.batch_norm for own in experiment.settings):
+        return 0
+    return sum(
+        len(part) > size
+        and 0 < len(part) % size <= FEW
+        and experiment.setting_of(client).batch_norm
+        for client, part in enumerate(federation.parts)
+    )
