@@ -26,7 +26,7 @@ from fednet.errors import CannotGoOn, ConfigError, complain, speaker, stops, tim
 from fednet.experiment import determinism
 from fednet.experiment.lock import StatesHold
 from fednet.files import read_record
-from fednet.protocol import client_instructions as p
+from fednet.protocol import client as p
 from fednet.protocol.client import ClientProtocol
 from fednet.transport.base import reached_at
 

@@ -15,7 +15,7 @@ from fednet.client.slots import Cpu, Slots
 from fednet.client.threads import Threads
 from fednet.client.work import OWN_FAULTS, Call, Prepared, TaskWork
 from fednet.errors import CannotGoOn, RemoteProtocolError
-from fednet.protocol import client_instructions as p
+from fednet.protocol import client as p
 from fednet.protocol.client import TAKEN_IN, ClientProtocol
 from fednet.transport.base import ClientTransport, Closed, Opened, Received
 from fednet.transport.framing import connection_bytes, framing

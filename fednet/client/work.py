@@ -27,9 +27,8 @@ from fednet.errors import (
     without_paths,
 )
 from fednet.loading import raised
-from fednet.protocol import client_instructions as p
-from fednet.protocol.client import ClientProtocol
-from fednet.protocol.client_tasks import MOST
+from fednet.protocol import client as p
+from fednet.protocol.client import MOST, ClientProtocol
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
 

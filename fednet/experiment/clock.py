@@ -15,8 +15,7 @@ from fednet import seeds
 from fednet import world as worlds
 from fednet.config import Config
 from fednet.experiment import links
-from fednet.protocol.rules import LEFT, Job, Leaves
-from fednet.protocol.work import message_of
+from fednet.protocol.tasks import LEFT, Job, Leaves, message_of
 from fednet.transport.framing import framing
 from fednet.transport.shaped import LinkShape
 from fednet.wire import messages as m

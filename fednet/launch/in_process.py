@@ -35,9 +35,8 @@ def endpoint(config: Config, directory: Path, device: str, data: Path | None) ->
     from fednet.client.policy import Policy
     from fednet.client.prepare import Preparer
     from fednet.client.slots import Slots, card_of
-    from fednet.protocol.client import ClientProtocol
-    from fednet.protocol.client_instructions import TurnedAway
-    from fednet.protocol.rules import Rules
+    from fednet.protocol.client import ClientProtocol, TurnedAway
+    from fednet.protocol.tasks import Rules
     from fednet.transport.inproc import Inproc
 
     network = Inproc(config.seed)

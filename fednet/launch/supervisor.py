@@ -283,7 +283,7 @@ class Supervisor:
 
     def _worker_died(self, device: str, pid: int, status: int) -> None:
         """A worker that a signal ended while it was at a task is the server's to count, by task
-        (`protocol.rules.DEATHS`); all others are counted here.
+        (`protocol.tasks.DEATHS`); all others are counted here.
         """
         self._look()
         ready = pid in self.ready

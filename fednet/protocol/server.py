@@ -1,29 +1,34 @@
 """The server's side of the protocol: a state machine without I/O.
 
 Events and the time go in, instructions come out: all times are seconds on the caller's clock,
-handed in as `now`. Who is let in is in `joining`, who is there in `roster`, what each was
-handed in `tasks`, how long is waited for it in `patience`, how payloads cross in `transfers`, what
-is refused in `turn`.
+handed in as `now`. Who is there is in `workers`, what each was handed and how long is waited for it
+in `tasks`, how a payload crosses in `transfers`, what an event is answered with in `instructions`.
 
-What a peer may make the server hold or send is bounded: one join a connection, what `transfers`
-says of payloads, and a connection whose messages keep belonging to nothing is hung up on.
+What a peer may make the server hold or send is bounded: one join a connection; a form is checked
+before a byte of its body is asked for; parts are granted within a window and a budget; each part of
+a task is sent once a hand-out; a connection whose messages keep belonging to nothing is hung up on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from fednet.errors import RemoteProtocolError
-from fednet.protocol.joining import Joining, JoinTerms, Sites
-from fednet.protocol.patience import Patience
-from fednet.protocol.roster import Roster, Worker
-from fednet.protocol.rules import SLOTS, Forget, Instruction, Job, Rules
-from fednet.protocol.tasks import Tasks
-from fednet.protocol.transfers import Transfers
-from fednet.protocol.turn import Refusals, Turn
-from fednet.protocol.work import Work, WorkStatus
+import msgspec
+
+from fednet.errors import ConfigError, RemoteProtocolError
+from fednet.ids import Ids
+from fednet.protocol.instructions import Arrived, Forget, Instruction, Refusals, Store, Turn
+from fednet.protocol.tasks import WITH_WORKER, Job, Patience, Rules, Tasks, Work, WorkStatus
+from fednet.protocol.transfers import Receiving
+from fednet.protocol.workers import SLOTS, Roster, Sites, Worker
 from fednet.wire import messages as m
 from fednet.wire.messages import Field, Key
+
+BUDGET = 64  # parts granted to all senders together
+# A grant of which no part has come for so long does not count: a few who send nothing must not use
+# up the budget of all.
+UNUSED_S = 2.0
+ANSWERED = (WorkStatus.ARRIVING, WorkStatus.ARRIVED, WorkStatus.DONE)
 
 
 class ServerProtocol:
@@ -62,17 +67,14 @@ class ServerProtocol:
         self._refusals = Refusals(self._turn, self._roster.worker_of)
         self._tasks = Tasks(self._turn, self._roster, self._refusals, rules or Rules())
         self._patience = Patience(self._turn, self._roster, self._tasks)
-        terms = JoinTerms(
-            clients,
-            welcome,
-            self._may,
-            dict(files or {}),
-            dict(versions or {}),
-            layout,
-            class_names,
-        )
-        self._joining = Joining(self._turn, self._roster, self._refusals, self._tasks, terms)
-        self._transfers = Transfers(self._turn, self._roster, self._tasks, declared)
+        self._welcome = welcome
+        self._files, self._versions = dict(files or {}), dict(versions or {})
+        self._layout, self._declared = layout, declared
+        self.sites = Sites(class_names)
+        # By client, whose replies come in: those that may be asked for more, in the order in which
+        # they came to it; and those that were asked for parts which have not come.
+        self._wanting: dict[int, Work] = {}
+        self._asked: dict[int, Work] = {}
 
     # -- what is known -----------------------------------------------------------------------------
     @property
@@ -107,11 +109,6 @@ class ServerProtocol:
     @property
     def refused(self) -> int:
         return self._refusals.count
-
-    @property
-    def sites(self) -> Sites:
-        """What sites said of their data."""
-        return self._joining.sites
 
     def present(self) -> frozenset[int]:
         """Ids hosted by a worker that is ready."""
@@ -240,7 +237,7 @@ class ServerProtocol:
         self._turn.now = now
         try:
             stray = (
-                self._joining.join(conn, message, user)
+                self._join(conn, message, user)
                 if isinstance(message, m.Join)
                 else self._from_worker(conn, message, body)
             )
@@ -289,7 +286,7 @@ class ServerProtocol:
                 self._tasks.replace(worker, self.present())
         self._patience.expire()
         self._tasks.assign()
-        self._transfers.grant()
+        self._grant()
         return self._turn.take()
 
     def _away(self, worker: Worker, why: str, patience: float | None) -> None:
@@ -319,7 +316,7 @@ class ServerProtocol:
             self._turn.send(conn, m.Alive())
             return ""
         if isinstance(message, m.Ready):
-            return self._joining.ready(conn, worker, message)
+            return self._ready(conn, worker, message)
         if isinstance(message, m.Leave):
             self._leave(conn, worker)
             return ""
@@ -332,13 +329,13 @@ class ServerProtocol:
             self._tasks.leave_out(worker, key.client)
             raise RemoteProtocolError(f"this key may not speak for client {key.client} any more")
         if isinstance(message, m.Reply):
-            return self._transfers.reply(conn, worker, message, body)
+            return self._reply(conn, worker, message, body)
         if isinstance(message, m.Part):
-            return self._transfers.part(conn, message, body)
+            return self._part(conn, message, body)
         if isinstance(message, m.Pull):
-            return self._transfers.pull(conn, worker, message)
+            return self._pull(conn, worker, message)
         assert isinstance(message, m.Failed)
-        return self._transfers.failed(worker, message)
+        return self._failed(worker, message)
 
     def _beat(self, worker: Worker, beat: m.Message) -> None:
         tasks = self._tasks
@@ -359,3 +356,311 @@ class ServerProtocol:
         self._roster.left(conn, worker)
         self._away(worker, "left", self.rules.closed)
         self._tasks.give_on(worker)
+
+    # -- joining: each returns why the message was refused, or "" --------------------------------
+    def _join(self, conn: bytes, join: m.Join, user: str | None) -> str:
+        """Lets a worker in, anew or back."""
+        if self._roster.has_joined(conn):
+            raise RemoteProtocolError("join: this connection has joined already")
+        try:
+            ids = frozenset(
+                Ids("{}/{}".format(*join.share), share=join.share).resolve(self.clients)
+                if join.share is not None
+                else join.ids
+            )
+        except (ConfigError, ZeroDivisionError) as broken:
+            self._refusals.tell(conn, f"join: {broken}", "join", final=True)
+            return "refused"
+        old = self._roster.workers.get(join.worker)
+        reason, final = self._never(join, ids, user), True
+        if not reason:
+            reason, final = self._not_now(join, user, old), False
+        if reason:
+            self._refusals.tell(conn, reason, "join", final)
+            known = {i for i in ids if i < self.clients}
+            self._roster.refused(known, reason.removeprefix("join: "))
+            return "refused"
+        if old is not None and old.conn is not None:
+            self._turn.say(Forget(old.conn, hang_up=True))
+        worker = self._roster.enter(conn, join, ids, user, self._turn.now)
+        self._turn.send(conn, self._welcome(sorted(ids), worker.session))
+        self._turn.note(
+            "joined" if old is None else "rejoined",
+            worker=worker.name,
+            clients=sorted(ids),
+            host=worker.host,
+            pid=worker.pid,
+            device=worker.device,
+            versions=join.versions,
+            **differs(join.versions, self._versions),
+        )
+        self._pick_up(worker, set(join.holding), join.inc == self._turn.incarnation)
+        return ""
+
+    def _never(self, join: m.Join, ids: frozenset[int], user: str | None) -> str:
+        """Why this server can never let that worker in, or ""."""
+        if join.speaks != m.PROTOCOL:
+            return foreign(join.speaks, join.versions.get("fednet", ""))
+        bad = sorted(i for i in ids if not 0 <= i < self.clients)
+        if bad or not ids:
+            known = f"this federation has ids 0 to {self.clients - 1}."
+            return f"join: client id {bad[0] if bad else 'missing'}; {known}"
+        if len(ids) > m.MAX_IDS:  # by a share
+            return (
+                f"join: {len(ids)} clients in one process, at most {m.MAX_IDS} are allowed; "
+                "start several with --id K/N."
+            )
+        if missing := [f for f, sha in self._files.items() if sha not in join.files.values()]:
+            return (
+                f"join: this federation needs {', '.join(missing)} loaded on the client too "
+                "(--load), with the same content."
+            )
+        if strangers := sorted(i for i in ids if not self._may(user, i)):
+            return f"join: this key may not speak for client {strangers[0]}."
+        return ""
+
+    def _not_now(self, join: m.Join, user: str | None, old: Worker | None) -> str:
+        """Why that worker may be let in later at most, or "". old: a worker of that name."""
+        if old is not None:
+            here = old.conn is not None and old.gone_at is None
+            taken = old.user != user or (here and old.session != join.session)
+            return "join: a worker of that name is connected." if taken else ""
+        if not self._roster.room(lambda: {w.worker for w in self._tasks.open()}):
+            return f"join: {self._roster.limit} workers are connected already."
+        return ""
+
+    def _ready(self, conn: bytes, worker: Worker, ready: m.Ready) -> str:
+        """Data and model are in place there."""
+        if self._layout and ready.layout != self._layout:
+            self._refusals.tell(
+                conn,
+                "ready: the model built there has other tensors than the server's; the same "
+                "configuration, files and torch are needed on both sides.",
+                "ready",
+                final=True,
+            )
+            return "refused"
+        if unlike := self.sites.unlike(ready.sites):
+            self._refusals.tell(conn, unlike, "ready", final=True)
+            return "refused"
+        self._turn.say(*self.sites.take(worker, ready.sites))
+        if worker.ready:
+            return ""
+        self._roster.ready(worker)
+        self._turn.note("ready", **worker.named())
+        self._supersede(worker)
+        return ""
+
+    def _pick_up(self, worker: Worker, holding: set[Key], ours: bool) -> None:
+        """A worker is back: what it still holds goes on, what it lost on the way is handed out
+        anew. ours: this server handed out what it holds, and can tell what is not wanted any more;
+        of an earlier one's tasks it may ask again.
+        """
+        kept: set[Key] = set()
+        for w in self._tasks.held_by(worker):
+            if w.job.client not in worker.ids:
+                self._tasks.take_back(w, "lost", lost=True)
+            elif self._tasks.key(w) not in holding:
+                self._tasks.take_back(w, "lost", lost=True, same_attempt=True)
+            else:
+                kept.add(self._tasks.key(w, "train"))
+                self._tasks.restart_upload(w)  # it announces its reply anew
+                if w.job.client not in worker.queue:
+                    worker.queue.append(w.job.client)
+                    self._roster.recount(worker)
+        for key in sorted(holding) if ours else ():
+            if msgspec.structs.replace(key, purpose="train") not in kept:
+                self._turn.call_off(worker.conn or b"", key)
+
+    def _supersede(self, worker: Worker) -> None:
+        """A process started anew is ready: it need not wait until its forerunner is given up."""
+        for gone in self._roster.away_workers():
+            if gone is not worker and gone.ids <= worker.ids:
+                self._turn.note("superseded", **gone.named(), by=worker.name)
+            self._tasks.replace(gone, worker.ids)
+        self._tasks.assign()
+
+    # -- payloads: each returns why the message belongs to nothing that is under way, or "" --------
+    def _reply(self, conn: bytes, worker: Worker, reply: m.Reply, body: memoryview | None) -> str:
+        """A reply, whole or announced."""
+        key, tasks, turn = reply.key, self._tasks, self._turn
+        w = tasks.current(key)
+        if (
+            w is None
+            or w.worker != worker.name
+            or w.status is not WorkStatus.HANDED
+            or reply.inc != turn.incarnation
+        ):
+            state = "doubled" if w is not None and w.status in ANSWERED else "late"
+            turn.note(state, client=key.client, round=key.round, worker=worker.name)
+            if reply.size > self._turn.part and state == "late":
+                turn.call_off(conn, key)
+            return state
+        cut = w.job.short(reply.size)
+        ends = (reply.size, cut if reply.size <= turn.part else reply.size)
+        agrees = sum(f.size for f in reply.form) == reply.size and (
+            len(body) in ends if body is not None else not 0 < reply.size <= turn.part
+        )
+        # Evaluated within the training task: small, beside the reply, gates nothing.
+        if key.purpose != tasks.purpose:
+            if key.purpose != "evaluate" or not w.job.judge or not agrees or body is None:
+                raise RemoteProtocolError(
+                    f"an evaluation of client {key.client} that was not asked for"
+                )
+            if w.judge_conn:
+                return "doubled"
+            self._declared(key, reply.form)
+            w.judge_conn = conn
+            turn.say(Store(key, 0, body, reply.size), self._arrived(w, reply, worker))
+            return ""
+        try:
+            if not agrees:
+                raise RemoteProtocolError("reply: announced sizes do not agree")
+            self._declared(key, reply.form)
+        except RemoteProtocolError as broken:
+            tasks.refuse(w, str(broken), True)
+            return "refused"
+        tasks.put(w, WorkStatus.ARRIVING)
+        w.runs(turn.now)  # though one before it was dropped without a word, and seems to
+        w.reply, w.up_conn, w.moved = reply, conn, turn.now
+        w.up = Receiving(reply.size, turn.part, until=w.job.cut("up", turn.part), short=cut)
+        tasks.start_next(worker, key.client)
+        if body is not None and len(body) < reply.size:
+            w.up.ended = True
+        elif body is not None or reply.size == 0:
+            turn.say(Store(key, 0, body if body is not None else memoryview(b""), reply.size))
+            self._whole(w, reply, worker)
+        else:
+            self._wanting[key.client] = w
+            self._grant()
+        tasks.assign(worker)
+        return ""
+
+    def _failed(self, worker: Worker, failed: m.Failed) -> str:
+        """The worker could not do its task."""
+        w = self._tasks.current(failed.key)
+        self._turn.note(
+            "failed",
+            client=failed.key.client,
+            round=failed.key.round,
+            purpose=failed.key.purpose,
+            worker=worker.name,
+            reason=failed.reason,
+        )
+        if (
+            w is None
+            or failed.key.purpose != self._tasks.purpose
+            or w.worker != worker.name
+            or w.status not in WITH_WORKER
+        ):
+            return "late"
+        if failed.base and w.job.with_base is not None:
+            self._tasks.take_back(w, "given out again")
+            w.job = w.job.with_base()
+            self._tasks.assign()
+            return ""
+        if failed.lacks:
+            self._tasks.elsewhere(w, worker, failed)
+            return ""
+        self._tasks.refuse(w, failed.reason, failed.again, "damaged" if failed.again else "failed")
+        return ""
+
+    def _part(self, conn: bytes, part: m.Part, body: memoryview | None) -> str:
+        """The next part of a reply that was announced."""
+        w = self._tasks.current(part.key)
+        if w is None or w.up is None or w.reply is None or w.status is not WorkStatus.ARRIVING:
+            return "late"
+        if part.key.purpose != self._tasks.purpose or w.up_conn != conn:
+            return "late"
+        if w.up.cut_off(part.index, body):
+            w.heard = w.moved = self._turn.now
+            return ""
+        try:
+            start = w.up.take(part.index, body)
+        except RemoteProtocolError as broken:
+            self._tasks.refuse(w, str(broken), True)
+            return ""
+        if start is None or body is None:
+            return "doubled"
+        self._turn.say(Store(part.key, start, body, w.reply.size))
+        w.waited += self._turn.now - max(w.moved, w.asked)
+        w.heard = w.moved = self._turn.now
+        if w.up.whole:
+            self._whole(w, w.reply, self._roster.workers[w.worker])
+        else:
+            self._wanting.setdefault(part.key.client, w)
+            self._asked[part.key.client] = w
+        self._grant()
+        return ""
+
+    def _whole(self, w: Work, reply: m.Reply, worker: Worker) -> None:
+        self._tasks.put(w, WorkStatus.ARRIVED)
+        self._turn.say(self._arrived(w, reply, worker))
+
+    def _arrived(self, w: Work, reply: m.Reply, worker: Worker) -> Arrived:
+        return Arrived(
+            reply.key,
+            reply.form,
+            reply.size,
+            reply.check,
+            reply.state,
+            reply.kept,
+            reply.seconds,
+            worker.name,
+            tuple(reply.split),
+            self._turn.now - w.since,
+            reply.reported,
+        )
+
+    def _grant(self) -> None:
+        """Grants parts to those whose replies are coming in, whoever waits longest first, within
+        the window and the budget.
+        """
+        turn, free = self._turn, BUDGET
+        for client, w in list(self._asked.items()):  # no more than the budget
+            ahead = w.up.ahead if w.up is not None and w.status is WorkStatus.ARRIVING else 0
+            if not ahead or turn.now - w.moved >= UNUSED_S:
+                del self._asked[client]
+            else:
+                free -= ahead
+        while free > 0 and self._wanting:
+            client, w = next(iter(self._wanting.items()))
+            up = w.up if w.status is WorkStatus.ARRIVING else None
+            began = up is not None and not up.ahead
+            granted = up.grant(free) if up is not None else None
+            if granted is None:
+                del self._wanting[client]
+                continue
+            first, count = granted
+            turn.send(w.up_conn, m.Pull(key=self._tasks.key(w), first=first, count=count))
+            w.asked = turn.now if began else w.asked
+            self._asked[client] = w
+            free -= count
+
+    def _pull(self, conn: bytes, worker: Worker, pull: m.Pull) -> str:
+        """The worker asks for parts of its task."""
+        w, turn = self._tasks.current(pull.key), self._turn
+        if w is None or w.down is None or w.status is not WorkStatus.HANDED:
+            return "late"
+        if pull.key.purpose != self._tasks.purpose or w.worker != worker.name or w.conn != conn:
+            return "late"
+        parts = w.down.pulled(pull.first, pull.count)
+        for index, data in parts or ():
+            turn.send(conn, m.Part(key=pull.key, index=index), data)
+        return "" if parts is not None else "doubled"
+
+
+def foreign(speaks: int, release: str) -> str:
+    """Why two sides do not understand each other, and what to do."""
+    named = f" (fednet {m.clean(release)})" if release else ""
+    return (
+        f"join: the client{named} speaks version {speaks} of the protocol, this server version "
+        f"{m.PROTOCOL}; install the same release of fednet on both sides."
+    )
+
+
+def differs(theirs: Mapping[str, str], mine: Mapping[str, str]) -> dict[str, object]:
+    """What a worker runs in another version than the server: its bits may be others."""
+    names = sorted(name for name in mine if theirs.get(name, mine[name]) != mine[name])
+    differing = [f"{name} {theirs[name]}, here {mine[name]}" for name in names]
+    return {"differs": differing} if differing else {}

@@ -1,212 +1,135 @@
-"""How payloads cross: in parts that the receiver asks for, a task's down and its reply's up.
-
-What a peer may make the server hold or send is bounded: a form is checked before a byte of its body
-is asked for, parts are granted within a window and a budget, and each part of a task goes out once
-a hand-out.
+"""A payload that crosses in parts, at its two ends: the receiver grants, the sender sends what was
+granted, and both know how far it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from fednet.errors import RemoteProtocolError
-from fednet.protocol.roster import Roster, Worker
-from fednet.protocol.rules import BUDGET, UNUSED_S, Arrived, Store
-from fednet.protocol.tasks import Tasks
-from fednet.protocol.turn import Turn
-from fednet.protocol.window import Receiving
-from fednet.protocol.work import WITH_WORKER, Work, WorkStatus
-from fednet.wire import messages as m
-from fednet.wire.messages import Field, Key
+from fednet.wire.codec import Body
 
-ANSWERED = (WorkStatus.ARRIVING, WorkStatus.ARRIVED, WorkStatus.DONE)
+WINDOW = 4  # parts that a receiver grants to one sender ahead of those that have come
 
 
-class Transfers:
-    """What is done with a message returns why it belongs to nothing that is under way, or "".
-    declared(key, form): raises RemoteProtocolError for a reply that is not of the form and size
-    that the method declares.
+def before_cut(size: int, share: float) -> int:
+    """Bytes of an upload of `size` that cross before a planned cut at that share of it: of all of
+    them, all but one, since nothing is lost of an upload that is whole.
+    """
+    return max(0, min(int(share * size), size - 1))
+
+
+@dataclass(slots=True)
+class Receiving:
+    """size: bytes of the payload; part: of each of its parts, but the last. got, granted: parts.
+    until: bytes after which nothing more is asked for, because the sender is then gone. short:
+    bytes at which a planned fault may cut it, None: none is planned; ended: it has.
     """
 
-    def __init__(
-        self,
-        turn: Turn,
-        roster: Roster,
-        tasks: Tasks,
-        declared: Callable[[Key, Sequence[Field]], None],
-    ) -> None:
-        self._turn, self._roster, self._tasks, self._declared = turn, roster, tasks, declared
-        # By client, whose replies come in: those that may be asked for more, in the order in which
-        # they came to it; and those that were asked for parts which have not come.
-        self._wanting: dict[int, Work] = {}
-        self._asked: dict[int, Work] = {}
+    size: int
+    part: int
+    got: int = 0
+    granted: int = 0
+    until: int | None = None
+    short: int | None = None
+    ended: bool = False
 
-    # -- up ----------------------------------------------------------------------------------------
-    def reply(self, conn: bytes, worker: Worker, reply: m.Reply, body: memoryview | None) -> str:
-        """A reply, whole or announced."""
-        key, tasks, turn = reply.key, self._tasks, self._turn
-        w = tasks.current(key)
-        if (
-            w is None
-            or w.worker != worker.name
-            or w.status is not WorkStatus.HANDED
-            or reply.inc != turn.incarnation
-        ):
-            state = "doubled" if w is not None and w.status in ANSWERED else "late"
-            turn.note(state, client=key.client, round=key.round, worker=worker.name)
-            if reply.size > self._turn.part and state == "late":
-                turn.call_off(conn, key)
-            return state
-        cut = w.job.short(reply.size)
-        ends = (reply.size, cut if reply.size <= turn.part else reply.size)
-        agrees = sum(f.size for f in reply.form) == reply.size and (
-            len(body) in ends if body is not None else not 0 < reply.size <= turn.part
-        )
-        # Evaluated within the training task: small, beside the reply, gates nothing.
-        if key.purpose != tasks.purpose:
-            if key.purpose != "evaluate" or not w.job.judge or not agrees or body is None:
-                raise RemoteProtocolError(
-                    f"an evaluation of client {key.client} that was not asked for"
-                )
-            if w.judge_conn:
-                return "doubled"
-            self._declared(key, reply.form)
-            w.judge_conn = conn
-            turn.say(Store(key, 0, body, reply.size), self._arrived(w, reply, worker))
-            return ""
-        try:
-            if not agrees:
-                raise RemoteProtocolError("reply: announced sizes do not agree")
-            self._declared(key, reply.form)
-        except RemoteProtocolError as broken:
-            tasks.refuse(w, str(broken), True)
-            return "refused"
-        tasks.put(w, WorkStatus.ARRIVING)
-        w.runs(turn.now)  # though one before it was dropped without a word, and seems to
-        w.reply, w.up_conn, w.moved = reply, conn, turn.now
-        w.up = Receiving(reply.size, turn.part, until=w.job.cut("up", turn.part), short=cut)
-        tasks.start_next(worker, key.client)
-        if body is not None and len(body) < reply.size:
-            w.up.ended = True
-        elif body is not None or reply.size == 0:
-            turn.say(Store(key, 0, body if body is not None else memoryview(b""), reply.size))
-            self._whole(w, reply, worker)
-        else:
-            self._wanting[key.client] = w
-            self.grant()
-        tasks.assign(worker)
-        return ""
+    @property
+    def parts(self) -> int:
+        return -(-self.size // self.part)
 
-    def failed(self, worker: Worker, failed: m.Failed) -> str:
-        """The worker could not do its task."""
-        w = self._tasks.current(failed.key)
-        self._turn.note(
-            "failed",
-            client=failed.key.client,
-            round=failed.key.round,
-            purpose=failed.key.purpose,
-            worker=worker.name,
-            reason=failed.reason,
-        )
-        if (
-            w is None
-            or failed.key.purpose != self._tasks.purpose
-            or w.worker != worker.name
-            or w.status not in WITH_WORKER
-        ):
-            return "late"
-        if failed.base and w.job.with_base is not None:
-            self._tasks.take_back(w, "given out again")
-            w.job = w.job.with_base()
-            self._tasks.assign()
-            return ""
-        if failed.lacks:
-            self._tasks.elsewhere(w, worker, failed)
-            return ""
-        self._tasks.refuse(w, failed.reason, failed.again, "damaged" if failed.again else "failed")
-        return ""
+    @property
+    def ahead(self) -> int:
+        """Parts that were granted and have not come."""
+        return self.granted - self.got
 
-    def part(self, conn: bytes, part: m.Part, body: memoryview | None) -> str:
-        """The next part of a reply that was announced."""
-        w = self._tasks.current(part.key)
-        if w is None or w.up is None or w.reply is None or w.status is not WorkStatus.ARRIVING:
-            return "late"
-        if part.key.purpose != self._tasks.purpose or w.up_conn != conn:
-            return "late"
-        if w.up.cut_off(part.index, body):
-            w.heard = w.moved = self._turn.now
-            return ""
-        try:
-            start = w.up.take(part.index, body)
-        except RemoteProtocolError as broken:
-            self._tasks.refuse(w, str(broken), True)
-            return ""
-        if start is None or body is None:
-            return "doubled"
-        self._turn.say(Store(part.key, start, body, w.reply.size))
-        w.waited += self._turn.now - max(w.moved, w.asked)
-        w.heard = w.moved = self._turn.now
-        if w.up.whole:
-            self._whole(w, w.reply, self._roster.workers[w.worker])
-        else:
-            self._wanting.setdefault(part.key.client, w)
-            self._asked[part.key.client] = w
-        self.grant()
-        return ""
+    @property
+    def whole(self) -> bool:
+        return self.got >= self.parts
 
-    def _whole(self, w: Work, reply: m.Reply, worker: Worker) -> None:
-        self._tasks.put(w, WorkStatus.ARRIVED)
-        self._turn.say(self._arrived(w, reply, worker))
+    @property
+    def cut(self) -> bool:
+        came = self.got * self.part
+        return self.until is not None and came >= self.until and not self.whole
 
-    def _arrived(self, w: Work, reply: m.Reply, worker: Worker) -> Arrived:
-        return Arrived(
-            reply.key,
-            reply.form,
-            reply.size,
-            reply.check,
-            reply.state,
-            reply.kept,
-            reply.seconds,
-            worker.name,
-            tuple(reply.split),
-            self._turn.now - w.since,
-            reply.reported,
-        )
+    def grant(self, most: int = WINDOW) -> tuple[int, int] | None:
+        """(the first, how many) of the parts to ask for now; None while enough are on their way."""
+        last = self.parts if self.until is None else min(self.parts, -(-self.until // self.part))
+        count = min(WINDOW - self.ahead, last - self.granted, most)
+        if count <= 0 or self.ahead > WINDOW // 2 or self.ended:
+            return None
+        first, self.granted = self.granted, self.granted + count
+        return first, count
 
-    def grant(self) -> None:
-        """Grants parts to those whose replies are coming in, whoever waits longest first, within
-        the window and the budget.
+    def cut_off(self, index: int, body: memoryview | None) -> bool:
+        """Whether this is the part in which the planned cut falls: the last that comes."""
+        start = self.got * self.part
+        if body is None or index != self.got or index >= self.granted:
+            return False
+        if self.short is None or start + len(body) != self.short or len(body) >= self.part:
+            return False
+        self.granted, self.ended = self.got, True
+        return True
+
+    def take(self, index: int, body: memoryview | None) -> int | None:
+        """Where in the payload a part that came belongs; None for one that has come already. Raises
+        RemoteProtocolError for one that was not awaited: nothing has changed then.
         """
-        turn, free = self._turn, BUDGET
-        for client, w in list(self._asked.items()):  # no more than the budget
-            ahead = w.up.ahead if w.up is not None and w.status is WorkStatus.ARRIVING else 0
-            if not ahead or turn.now - w.moved >= UNUSED_S:
-                del self._asked[client]
-            else:
-                free -= ahead
-        while free > 0 and self._wanting:
-            client, w = next(iter(self._wanting.items()))
-            up = w.up if w.status is WorkStatus.ARRIVING else None
-            began = up is not None and not up.ahead
-            granted = up.grant(free) if up is not None else None
-            if granted is None:
-                del self._wanting[client]
-                continue
-            first, count = granted
-            turn.send(w.up_conn, m.Pull(key=self._tasks.key(w), first=first, count=count))
-            w.asked = turn.now if began else w.asked
-            self._asked[client] = w
-            free -= count
+        if index < self.got:
+            return None
+        length, start = 0 if body is None else len(body), self.got * self.part
+        expected = min(self.part, self.size - start)
+        if body is None or index != self.got or index >= self.granted or length != expected:
+            raise RemoteProtocolError(
+                f"part {index} of {length} bytes, expected part {self.got} of {expected}"
+            )
+        self.got += 1
+        return start
 
-    # -- down --------------------------------------------------------------------------------------
-    def pull(self, conn: bytes, worker: Worker, pull: m.Pull) -> str:
-        """The worker asks for parts of its task."""
-        w, turn = self._tasks.current(pull.key), self._turn
-        if w is None or w.down is None or w.status is not WorkStatus.HANDED:
-            return "late"
-        if pull.key.purpose != self._tasks.purpose or w.worker != worker.name or w.conn != conn:
-            return "late"
-        parts = w.down.pulled(pull.first, pull.count)
-        for index, data in parts or ():
-            turn.send(conn, m.Part(key=pull.key, index=index), data)
-        return "" if parts is not None else "doubled"
+
+@dataclass(slots=True)
+class Sending:
+    """sent: parts. until: bytes after which nothing more is sent, a planned fault."""
+
+    body: Body
+    part: int
+    sent: int = 0
+    until: int | None = None
+
+    @property
+    def parts(self) -> int:
+        return self.body.parts(self.part)
+
+    @property
+    def inline(self) -> bool:
+        """Whether it crosses beside its announcement."""
+        return self.body.size <= self.part
+
+    @property
+    def whole(self) -> bool:
+        return self.sent >= self.parts and (self.until is None or self.until >= self.body.size)
+
+    @property
+    def cut(self) -> bool:
+        return self.until is not None and self.sent * self.part >= self.until
+
+    def all(self) -> memoryview:
+        """What crosses beside the announcement."""
+        return self.body.whole()[: self.until]
+
+    def pulled(self, first: int, count: int) -> list[tuple[int, memoryview]] | None:
+        """(index, bytes) of each part that the receiver asks for; None if it had these already.
+        Raises RemoteProtocolError for what it may not ask for.
+        """
+        if first + count <= self.sent:
+            return None
+        if first != self.sent or first + count > self.parts or count > WINDOW:
+            raise RemoteProtocolError(
+                f"pull of parts {first} to {first + count - 1}; {self.sent} of {self.parts} were "
+                f"sent"
+            )
+        self.sent += count
+        last = self.body.size if self.until is None else self.until
+        found = [(i, self.body.part(i, self.part)) for i in range(first, self.sent)]
+        sent = [(i, data[: max(0, last - i * self.part)]) for i, data in found]
+        return [(i, data) for i, data in sent if len(data)]

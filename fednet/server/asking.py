@@ -17,7 +17,7 @@ from fednet.experiment.build import Experiment
 from fednet.experiment.clock import VirtualClock, task_bytes
 from fednet.experiment.faults import Faults, drops
 from fednet.plain import JsonDict
-from fednet.protocol.rules import LEFT, Job, Leaves
+from fednet.protocol.tasks import LEFT, Job, Leaves
 from fednet.server.accounts import Accounts
 from fednet.server.peers.admission import Sent
 from fednet.server.results import accuracies

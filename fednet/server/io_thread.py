@@ -18,7 +18,7 @@ from fednet.errors import FednetError, RemoteProtocolError
 from fednet.files import digest
 from fednet.loading import WrongPart
 from fednet.plain import JsonDict
-from fednet.protocol.rules import (
+from fednet.protocol.instructions import (
     Arrived,
     Forget,
     Instruction,

@@ -11,7 +11,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable
 
-from fednet.protocol.rules import Resolved, Send
+from fednet.protocol.instructions import Resolved, Send
 from fednet.server.spool import Spool, Spooled
 from fednet.wire import messages as m
 from fednet.wire.link import Link, Outgoing

@@ -25,7 +25,8 @@ from fednet.experiment.faults import Faults
 from fednet.experiment.judging import Judgement, asked, judgements
 from fednet.experiment.rundir import RunDirectory
 from fednet.ids import as_text
-from fednet.protocol.rules import LEFT, STATE_LOST, Instruction, Job, Resolved, Rules
+from fednet.protocol.instructions import Instruction, Resolved
+from fednet.protocol.tasks import LEFT, STATE_LOST, Job, Rules
 from fednet.server.accounts import Accounts
 from fednet.server.asking import Asking, Phase, with_base
 from fednet.server.io_thread import ServerIO

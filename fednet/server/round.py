@@ -17,7 +17,7 @@ from fednet.experiment.clock import VirtualClock
 from fednet.experiment.store import RowStore
 from fednet.ids import as_text
 from fednet.plain import JsonDict
-from fednet.protocol.rules import STATE_LOST
+from fednet.protocol.tasks import STATE_LOST
 from fednet.server.accounts import nothing
 from fednet.server.phases import Phase
 from fednet.server.results import accuracies

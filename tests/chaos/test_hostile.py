@@ -24,7 +24,7 @@ from fednet.experiment import build as experiment
 from fednet.experiment.judging import JUDGED, Judgement
 from fednet.launch.in_process import run_in_process
 from fednet.launch.start import Silent
-from fednet.protocol.rules import REFUSALS
+from fednet.protocol.instructions import REFUSALS
 from fednet.server.hosting import Hosting
 from fednet.server.peers.endpoint import listen, listening
 from fednet.server.process import host_rounds

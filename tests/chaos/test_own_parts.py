@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fednet.protocol.rules import DEATHS
+from fednet.protocol.tasks import DEATHS
 from tests.federation import Federation
 
 HEAD = """

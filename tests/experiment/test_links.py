@@ -7,9 +7,9 @@ import pytest
 from fednet.errors import ConfigError
 from fednet.experiment import links
 from fednet.experiment.clock import VirtualClock
-from fednet.protocol.rules import Job, Rules, Send
+from fednet.protocol.instructions import Send
 from fednet.protocol.server import ServerProtocol
-from fednet.protocol.work import WorkStatus
+from fednet.protocol.tasks import Job, Rules, WorkStatus
 from fednet.server.results.timing import TIMES, fitted, taken
 from fednet.transport.shaped import LinkShape
 from fednet.wire import messages as m

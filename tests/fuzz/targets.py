@@ -25,10 +25,11 @@ from fednet.algorithms.state import dump, read_state
 from fednet.errors import ConfigError, RemoteProtocolError, StateError
 from fednet.experiment.store import read_client
 from fednet.files import checked
-from fednet.protocol import client_instructions as c
-from fednet.protocol import rules as s
+from fednet.protocol import client as c
+from fednet.protocol import instructions as s
 from fednet.protocol.client import ClientProtocol
 from fednet.protocol.server import ServerProtocol
+from fednet.protocol.tasks import Job, Rules
 from fednet.server.checkpoint import Checkpoints
 from fednet.server.spool import LOG, Spool
 from fednet.tensors import Tensors
@@ -126,9 +127,9 @@ def payload_seeds() -> list[bytes]:
 FORM = [m.Field("x", "state", 12, 12)]
 
 
-def _job(client: int) -> s.Job:
+def _job(client: int) -> Job:
     body = Body([bytes(12)])
-    return s.Job(client, FORM, body, body.check(), judge=True)
+    return Job(client, FORM, body, body.check(), judge=True)
 
 
 def _key(client: int, attempt: int = 0, purpose: Any = "train") -> m.Key:
@@ -170,7 +171,7 @@ class Server:
                 0,
                 "train",
                 [_job(i) for i in range(4)],
-                s.Rules(closed=1.0, silent=None, stalled=5.0),
+                Rules(closed=1.0, silent=None, stalled=5.0),
                 0.0,
             )
         )

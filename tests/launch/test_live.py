@@ -9,8 +9,8 @@ import torch
 
 import fednet
 from fednet.experiment import build as experiment
-from fednet.protocol.rules import Job, Rules
 from fednet.protocol.server import ServerProtocol
+from fednet.protocol.tasks import Job, Rules
 from fednet.report import status
 from fednet.wire import messages as m
 from fednet.wire.codec import Body

@@ -7,10 +7,11 @@ from __future__ import annotations
 from collections import deque
 
 from fednet.errors import RemoteProtocolError
-from fednet.protocol import client_instructions as c
-from fednet.protocol import rules as s
+from fednet.protocol import client as c
+from fednet.protocol import instructions as s
 from fednet.protocol.client import ClientProtocol
 from fednet.protocol.server import ServerProtocol
+from fednet.protocol.tasks import Job, Rules
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
 from fednet.wire.ledger import Ledger
@@ -28,9 +29,9 @@ def form(size: int, kind: str = "state") -> list[m.Field]:
     return [m.Field("x", kind, size, size)]
 
 
-def job(client: int, size: int = 5, cost: int = 0, **more) -> s.Job:
+def job(client: int, size: int = 5, cost: int = 0, **more) -> Job:
     body = Body([bytes([client]) * size])
-    return s.Job(client, form(size), body, body.check(), cost, **more)
+    return Job(client, form(size), body, body.check(), cost, **more)
 
 
 class Site:
@@ -196,13 +197,13 @@ class Net:
     def begin(
         self,
         jobs,
-        rules: s.Rules | None = None,
+        rules: Rules | None = None,
         round: int = 1,
         purpose: str = "train",
         phase: int = 0,
     ) -> None:
         self.resolved.clear()
-        self.do(self.server.begin(round, phase, purpose, jobs, rules or s.Rules(), self.now))
+        self.do(self.server.begin(round, phase, purpose, jobs, rules or Rules(), self.now))
 
     # -- the wires ---------------------------------------------------------------------------------
     def site(self, name: str, ids, slots: int = 1, join: bool = True) -> Site:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from fednet.protocol.client_instructions import Cancelled
-from fednet.protocol.rules import Resolved, Rules, Settle, Stray
+from fednet.protocol.client import Cancelled
+from fednet.protocol.instructions import Resolved, Settle, Stray
+from fednet.protocol.tasks import Rules
 from fednet.wire import messages as m
 from tests.protocol import test_client as client_side
 from tests.protocol.net import job

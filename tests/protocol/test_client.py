@@ -6,14 +6,18 @@ import msgspec
 import pytest
 
 from fednet.errors import RemoteProtocolError
-from fednet.protocol.client import MOST_SILENCE, SILENCE, SLOW_S, ClientProtocol, Standing
-from fednet.protocol.client_instructions import (
+from fednet.protocol.client import (
+    MOST_SILENCE,
+    SILENCE,
+    SLOW_S,
     Booked,
     Cancelled,
+    ClientProtocol,
     Ended,
     Given,
     Out,
     Reconnect,
+    Standing,
     Stray,
     TurnedAway,
     Welcomed,

@@ -10,9 +10,8 @@ from types import MethodType
 import msgspec
 import pytest
 
-from fednet.protocol.handing import _bound_to, _may_try
-from fednet.protocol.rules import Rules, Send
-from fednet.protocol.work import WorkStatus
+from fednet.protocol.instructions import Send
+from fednet.protocol.tasks import Rules, WorkStatus, _bound_to, _may_try
 from fednet.wire import messages as m
 from tests.protocol.net import form, job
 from tests.protocol.test_server import ready, say, server

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fednet.protocol.rules import LEFT, Leaves
+from fednet.protocol.tasks import LEFT, Leaves
 from fednet.wire import messages as m
 from tests.protocol.net import PART, Net, job
 

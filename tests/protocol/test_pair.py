@@ -11,8 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec.structs import replace
 
 from fednet.protocol.client import Standing
-from fednet.protocol.rules import Rules
-from fednet.protocol.work import WITH_WORKER
+from fednet.protocol.tasks import WITH_WORKER, Rules
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
 from tests.protocol.net import PART, Net, form, job

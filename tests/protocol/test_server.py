@@ -6,28 +6,21 @@ import pytest
 from msgspec.structs import replace
 
 from fednet.errors import RemoteProtocolError
-from fednet.protocol.rules import (
-    CALM,
-    CLAIMS,
-    DEATHS,
-    FLOOR,
+from fednet.protocol.instructions import (
     REFUSALS,
-    SLOTS,
     STRIKES,
-    TRIES,
-    UNUSED_S,
     Arrived,
     Forget,
     Note,
     Resolved,
-    Rules,
     Send,
     Settle,
     Store,
     Stray,
 )
-from fednet.protocol.server import ServerProtocol
-from fednet.protocol.work import WorkStatus
+from fednet.protocol.server import UNUSED_S, ServerProtocol
+from fednet.protocol.tasks import CALM, CLAIMS, DEATHS, FLOOR, TRIES, Rules, WorkStatus
+from fednet.protocol.workers import SLOTS
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
 from fednet.wire.messages import MAX_IDS

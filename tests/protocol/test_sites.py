@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from fednet.errors import RemoteProtocolError
-from fednet.protocol.joining import Sites
+from fednet.protocol.workers import Sites
 from fednet.wire.messages import SiteFacts
 
 WORKER = SimpleNamespace(name="w", ids={0, 1, 2})

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from fednet.errors import RemoteProtocolError
-from fednet.protocol.window import WINDOW, Receiving, Sending, before_cut
-from fednet.protocol.work import ENDED, TABLE, Work, WorkStatus, to
+from fednet.protocol.tasks import ENDED, TABLE, Work, WorkStatus, to
+from fednet.protocol.transfers import WINDOW, Receiving, Sending, before_cut
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
 from tests.protocol.net import PART, job

@@ -17,7 +17,7 @@ from fednet.config import (
     RoundSection,
 )
 from fednet.experiment.clock import VirtualClock
-from fednet.protocol.rules import Leaves
+from fednet.protocol.tasks import Leaves
 
 
 def clock(**round: object) -> VirtualClock:

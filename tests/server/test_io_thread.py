@@ -18,8 +18,9 @@ from fednet.client.work import Prepared
 from fednet.client.workplace import Answer
 from fednet.loading import WrongPart
 from fednet.protocol.client import ClientProtocol
-from fednet.protocol.rules import Job, Resolved, Rules, Send
+from fednet.protocol.instructions import Resolved, Send
 from fednet.protocol.server import ServerProtocol
+from fednet.protocol.tasks import Job, Rules
 from fednet.server import outbox
 from fednet.server.io_thread import Events, ServerIO
 from fednet.server.peers import clock

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fednet.protocol.rules import Resolved, Send
+from fednet.protocol.instructions import Resolved, Send
 from fednet.server import outbox
 from fednet.server.outbox import Outbox, Told
 from fednet.wire import messages as m

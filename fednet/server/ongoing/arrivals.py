@@ -13,7 +13,7 @@ from fednet.errors import CannotGoOn
 from fednet.experiment.clock import VirtualClock, reply_bytes
 from fednet.experiment.faults import Faults, Replay
 from fednet.plain import JsonDict
-from fednet.protocol.rules import LEFT
+from fednet.protocol.tasks import LEFT
 from fednet.server.io_thread import ServerIO
 from fednet.server.ongoing.schedule import Give, Order, Schedule, Update
 from fednet.server.ongoing.underway import PendingTask, PendingTasks

@@ -14,7 +14,7 @@ import torch
 
 from fednet.algorithms.state import State
 from fednet.plain import JsonMapping
-from fednet.protocol.rules import Job
+from fednet.protocol.tasks import Job
 from fednet.records.manifest import UnderWay
 from fednet.server.asking import Asking, Phase
 from fednet.server.checkpoint import Checkpoints

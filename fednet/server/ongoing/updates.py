@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from fednet.config import Config
 from fednet.experiment import selection
-from fednet.protocol.rules import STATE_LOST, Instruction
+from fednet.protocol.instructions import Instruction
+from fednet.protocol.tasks import STATE_LOST
 from fednet.server.asking import Phase
 from fednet.server.ongoing.arrivals import Arrivals, Replayed, VirtualArrivals
 from fednet.server.ongoing.schedule import Give, Schedule, Update

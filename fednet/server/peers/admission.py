@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from fednet.config import Config, TrainSection, to_yaml
 from fednet.errors import ConfigError
-from fednet.protocol.rules import Rules
+from fednet.protocol.tasks import Rules
 from fednet.transport.zeromq.sockets import check_address
 from fednet.wire.messages import MAX_HEADER, MIN_BEAT_S, Field, Key
 

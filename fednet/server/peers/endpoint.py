@@ -20,7 +20,7 @@ from fednet.server.peers.limits import at_once
 from fednet.transport.base import reached_at
 
 if TYPE_CHECKING:
-    from fednet.protocol.rules import Rules
+    from fednet.protocol.tasks import Rules
     from fednet.server.peers.events import Events
     from fednet.transport.base import ServerTransport
     from fednet.transport.keys import Keyring

@@ -11,7 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from fednet.protocol.rules import REFUSALS
+from fednet.protocol.instructions import REFUSALS
 from fednet.protocol.server import ServerProtocol
 from fednet.server.peers.events import Events
 from fednet.transport.base import Closed, Event, Opened, Received, ServerTransport

@@ -1,4 +1,5 @@
-"""Who is there: the workers, the connections they speak over, and the clients they host.
+"""Who is there: the workers, the connections they speak over, the clients they host, and what sites
+say of their data.
 
 A worker (a client process hosting one or many ids) is connecting -> welcomed -> ready, and away
 when its connection is closed or its heartbeat silent.
@@ -8,13 +9,16 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from fednet.errors import RemoteProtocolError
 from fednet.ids import ranges
-from fednet.protocol.rules import SLOTS
+from fednet.plain import JsonMapping
+from fednet.protocol.instructions import Note
 from fednet.wire import messages as m
 
+SLOTS = 64  # tasks that one process is taken to work on at once, whatever it says
 REFUSED = "refused: "  # before the reason for which a client's process was not let in
 
 
@@ -314,8 +318,78 @@ def _site(clients: list[int], known: Absence, offset: float, connected: bool) ->
     }
 
 
-def differs(theirs: Mapping[str, str], mine: Mapping[str, str]) -> dict[str, object]:
-    """What a worker runs in another version than the server: its bits may be others."""
-    names = sorted(name for name in mine if theirs.get(name, mine[name]) != mine[name])
-    differing = [f"{name} {theirs[name]}, here {mine[name]}" for name in names]
-    return {"differs": differing} if differing else {}
+class Sites:
+    """What sites say of the data that they bring (`data.dataset: site`), which nobody can check.
+
+    A client's samples count as many as its site declared when it first joined the run, however many
+    it says later: else a site could give itself more weight in the middle of a run. One whose data
+    grew may go on with them, and weighs what it did; one that has fewer now weighs less.
+
+    All sites have the same names of classes in the same order, or one number would stand for two
+    classes: those of the configuration, else those of the first site that has any.
+
+    declared: samples to train on by client, at its first join; an earlier server's are put back by
+    `recall`. names: digest of the names that the configuration gives, "" where it gives none.
+    """
+
+    def __init__(self, names: str = "") -> None:
+        self.declared: dict[int, int] = {}
+        self._facts: dict[int, m.SiteFacts] = {}
+        self._names, self._named_by = names, "the server's configuration"
+
+    def get(self, client: int) -> m.SiteFacts | None:
+        """What was said last."""
+        return self._facts.get(client)
+
+    def recall(self, notes: Iterable[JsonMapping]) -> None:
+        """notes: the fields of the notes `declared`, in their order."""
+        for note in notes:
+            for client, n in note["samples"].items():
+                self.declared.setdefault(int(client), n)
+            for client, names in note.get("names", {}).items():
+                self._name(int(client), names)
+
+    def _name(self, client: int, names: str) -> None:
+        if not self._names:
+            self._names, self._named_by = names, f"client {client}"
+
+    def unlike(self, facts: Sequence[m.SiteFacts]) -> str:
+        """Why these sites cannot take part with the others, or ""."""
+        names, named_by = self._names, self._named_by
+        for said in facts:
+            if names and said.names and said.names != names:
+                return (
+                    f"ready: the classes of client {said.client} have other names than those of "
+                    f"{named_by}, or another order: the same number would stand for two classes. "
+                    f"Name them alike at all sites, and all in order in the server's configuration "
+                    f"(data.classes: [...]) where a site lacks some."
+                )
+            if said.names and not names:
+                names, named_by = said.names, f"client {said.client}"
+        return ""
+
+    def take(self, worker: Worker, facts: Sequence[m.SiteFacts]) -> list[Note]:
+        """Notes what is new. Raises RemoteProtocolError for clients of another worker."""
+        new, changed, names = dict[str, int](), dict[str, int](), dict[str, str]()
+        for said in facts:
+            if said.client not in worker.ids:
+                raise RemoteProtocolError(
+                    f"facts of client {said.client}, which this worker does not host"
+                )
+            before = self._facts.get(said.client)
+            last = self.declared.get(said.client) if before is None else before.train
+            if last is None:
+                new[str(said.client)] = said.train
+                if said.names:
+                    names[str(said.client)] = said.names
+            elif last != said.train:
+                changed[str(said.client)] = said.train
+        self._facts.update((said.client, said) for said in facts)
+        who = {"worker": worker.name}
+        declared = {"samples": new, **({"names": names} if names else {})}
+        self.recall([declared])
+        notes = [Note("declared", {**who, **declared})] if new else []
+        if changed:
+            first = {c: self.declared[int(c)] for c in changed}
+            notes.append(Note("data_changed", {**who, "samples": changed, "first": first}))
+        return notes

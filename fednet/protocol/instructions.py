@@ -1,25 +1,110 @@
-"""One event's turn at the server's side: when it is, and what is to be done about it; and what is
-said to a peer that sends what cannot be used. All parts of that side share these.
+"""What the server's side of the protocol answers an event with; one event's turn, which collects
+that; and what is said to a peer that sends what cannot be used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from fednet.protocol.rules import (
-    REFUSALS,
-    STRIKES,
-    Forget,
-    Instruction,
-    Note,
-    Resolved,
-    Send,
-    Stray,
-)
+from fednet.plain import JsonDict
 from fednet.wire import messages as m
-from fednet.wire.messages import Key
+from fednet.wire.ledger import Direction
+from fednet.wire.messages import Field, Key, Message
+
+STRIKES = 256  # messages of a connection that belong to nothing, before it is hung up on
+REFUSALS = 16  # that a connection is answered with
+
+
+# -- instructions: several a message, so of the kind of class that is made soonest -----------------
+
+
+class Send(msgspec.Struct, frozen=True):
+    conn: bytes
+    message: Message
+    body: memoryview | None = None
+
+
+class Stray(msgspec.Struct, frozen=True):
+    """The message just received belongs to nothing that is under way: it is billed, and not used.
+    Comes first.
+    """
+
+    reason: str
+
+
+class Store(msgspec.Struct, frozen=True):
+    """Bytes of a reply's payload of `size` bytes, in order: to be appended at `offset`."""
+
+    key: Key
+    offset: int
+    data: memoryview
+    size: int
+
+
+class Arrived(msgspec.Struct, frozen=True):
+    """A reply is whole. The caller checks it and answers with `accept` or `reject`."""
+
+    key: Key
+    form: Sequence[Field]
+    size: int
+    check: bytes
+    state: str
+    kept: bool
+    seconds: float
+    worker: str
+    split: Sequence[float] = ()
+    taken_s: float = 0.0  # since its worker was free for it
+    reported: Mapping[str, float] = {}
+
+
+class Resolved(msgspec.Struct, frozen=True):
+    """A client's part in this phase is over. reason: "" if its reply counts, else why it does
+    not.
+    """
+
+    client: int
+    attempt: int
+    reason: str = ""
+
+
+class Settle(msgspec.Struct, frozen=True):
+    """A payload's bytes are known to have been useful or not."""
+
+    conn: bytes
+    direction: Direction
+    key: Key
+    useful: bool
+    reason: str = ""
+    staleness: int | None = None  # of a reply
+    arrived: bool = False  # the task was answered, so that nothing of it was lost
+
+    @property
+    def more(self) -> JsonDict:
+        """What its rows say beside."""
+        said: JsonDict = {"reason": self.reason} if self.reason else {}
+        said |= {} if self.staleness is None else {"staleness": self.staleness}
+        return {**said, "lost": None} if self.arrived else said
+
+
+class Note(msgspec.Struct, frozen=True):
+    """Something for the run's events."""
+
+    event: str
+    fields: JsonDict = {}
+
+
+class Forget(msgspec.Struct, frozen=True):
+    """The connection is of no further use: its queue may be dropped, or the connection itself be
+    ended.
+    """
+
+    conn: bytes
+    hang_up: bool = False
+
+
+Instruction = Send | Stray | Store | Arrived | Resolved | Settle | Note | Forget
 
 
 class Turn:
