@@ -81,6 +81,20 @@ def methods() -> str:
             entry.facts["paper"],
         ]
         lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
+    lines += [
+        "",
+        "## Options",
+        "",
+        "An option is written beside the method's name: `algorithm: {name: fedprox, mu: 0.1}`.",
+        "`fednet list keys algorithm.fedprox` prints the same.",
+        "",
+        "| method | option | type | default | what it does |",
+        "|---|---|---|---|---|",
+    ]
+    for name, options in declared.options("algorithm").items():
+        for o in options:
+            row = (f"`{name}`", f"`{o.path}`", o.type, f"`{o.default}`", o.about)
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -98,8 +112,8 @@ def configuration() -> str:
         "`python docs/pages.py` writes this page from the declarations in `fednet/config`;",
         "`fednet list keys [PREFIX]` shows the same, and below `algorithm`, `model`, `data` and",
         "`data.partition` the options of each method, model, dataset and partition, which stand",
-        "beside its name. What they mean is said where the part is: `python -m pydoc",
-        "fednet.algorithms.feddc`, `fednet.data.datasets.hf`.",
+        "beside its name. [Methods](methods.md#options) describes those of the methods; those of",
+        "other parts are described where the part is: `python -m pydoc fednet.data.datasets.hf`.",
         "",
         "A file may say `extends: OTHER.yaml`, a path beside it, and is laid on that one, and",
         "`--set` on both: key by key; another method (model, dataset, scheme, ...) takes none of",

@@ -43,6 +43,7 @@ class FedAvgM(Algorithm):
 
     class Config(AlgorithmConfig):
         beta: Fraction = 0.9
+        """Server momentum."""
 
     # What goes to a client; its type says under which kind the ledger books it.
     class Down(Payload):

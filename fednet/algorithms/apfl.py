@@ -54,7 +54,11 @@ class APFL(Algorithm):
 
     class Config(AlgorithmConfig):
         alpha: Fraction = 0.5
+        """Share of the local model in the personal mixture alpha v + (1 - alpha) w; the start value
+        if adaptive.
+        """
         adaptive: bool = False
+        """Whether each client learns its own alpha: one gradient step per round."""
         weighting: Literal["samples", "uniform"] = "samples"
 
     class Down(Payload):

@@ -98,7 +98,15 @@ OwnConfig = Any  # `Config`: see above
 
 
 class AlgorithmConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """A method's hyper-parameters, under the paper's names, with the paper's defaults."""
+    """A method's hyper-parameters, under the paper's names, with the paper's defaults. The string
+    below each says what it does, with its symbol; an option that many methods have is described
+    once, in `described`.
+    """
+
+    described: ClassVar[dict[str, str]] = {
+        "weighting": "Weights of the clients' models or updates in the mean: samples: by their "
+        "numbers of training samples; uniform: all the same."
+    }
 
 
 @dataclass(frozen=True, slots=True)

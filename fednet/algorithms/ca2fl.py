@@ -46,7 +46,8 @@ class CA2FL(Algorithm):
     weighs_staleness = True
 
     class Config(AlgorithmConfig):
-        server_lr: Positive = 1.0  # eta
+        server_lr: Positive = 1.0
+        """Server learning rate eta: the step along the calibrated mean update."""
 
     class Down(Payload):
         x: Weights

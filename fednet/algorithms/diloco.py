@@ -47,8 +47,10 @@ class DiLoCo(Algorithm):
     asynchronous = True
 
     class Config(AlgorithmConfig):
-        outer_lr: Positive = 0.7  # eta
-        outer_momentum: Fraction = 0.9  # mu
+        outer_lr: Positive = 0.7
+        """Outer (server) learning rate eta."""
+        outer_momentum: Fraction = 0.9
+        """Nesterov momentum mu of the outer optimizer."""
         weighting: Literal["samples", "uniform"] = "uniform"
 
     class Down(Payload):

@@ -42,7 +42,10 @@ class Ditto(Algorithm):
 
     class Config(AlgorithmConfig, rename={"lambda_": "lambda"}):
         lambda_: NonNegative = 1.0
-        personal_epochs: Count | None = None  # as many epochs or steps as the run's, if not given
+        """Strength of the pull of the personal model v_k to the global model w; 0: none."""
+        personal_epochs: Count | None = None
+        """Epochs of training of the personal model per round; null: the epochs or steps of the run.
+        """
         weighting: Literal["samples", "uniform"] = "samples"
 
     class Down(Payload):

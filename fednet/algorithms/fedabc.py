@@ -58,11 +58,26 @@ class FedABC(Algorithm):
     classes_only = True
 
     class Config(AlgorithmConfig):
-        m_p: Fraction = 0.75  # MNIST's; CIFAR-10: 0.85, 0.2, 0.3
+        m_p: Fraction = 0.75
+        """A positive sample is used if its probability q is below this; 1: all. The paper: 0.75 for
+        MNIST, 0.85 for CIFAR-10.
+        """
         m_n: Fraction = 0.25
+        """A negative sample of a class that the client has is used if q is above this; 0: all.
+        CIFAR-10: 0.2.
+        """
         m_nn: Fraction = 0.3
+        """A negative sample of a class that the client lacks is used if q is above this; 0: all.
+        CIFAR-10: 0.3.
+        """
         focal_gamma: NonNegative = 2.0
+        """Focal exponent sigma of Eq. 5: how much hard samples count more than easy ones; 0: all
+        the same.
+        """
         norm: Norm = "samples"
+        """What the loss is divided by: the batch's samples (Eq. 6), the terms kept, or samples
+        times classes.
+        """
         weighting: Literal["samples", "uniform"] = "samples"
 
     class Down(Payload):

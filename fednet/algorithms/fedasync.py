@@ -44,8 +44,13 @@ class FedAsync(Algorithm):
 
     class Config(AlgorithmConfig):
         alpha: Fraction = 0.6
+        """Mixing weight of a reply that is not stale."""
         rho: NonNegative = 0.005
-        staleness: Staleness = "poly(0.5)"  # the paper's hinge: hinge(10, 4)
+        """Strength of the local proximal term rho/2 ||x - x_tau||^2; 0: none."""
+        staleness: Staleness = "poly(0.5)"
+        """Factor s of alpha by staleness t - tau: constant, poly(a) or hinge(a, b); the paper's
+        hinge is hinge(10, 4).
+        """
 
     class Down(Payload):
         x: Weights

@@ -46,8 +46,10 @@ class FedBuff(Algorithm):
     weighs_staleness = True
 
     class Config(AlgorithmConfig):
-        server_lr: Positive = 1.0  # eta_g
+        server_lr: Positive = 1.0
+        """Server learning rate eta_g."""
         staleness: Staleness = "poly(0.5)"
+        """Weight of a reply by its staleness: constant, poly(a) or hinge(a, b)."""
 
     class Down(Payload):
         x: Weights

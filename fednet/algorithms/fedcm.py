@@ -40,7 +40,11 @@ class FedCM(Algorithm):
 
     class Config(AlgorithmConfig):
         alpha: Fraction = 0.1
-        server_lr: Positive = 1.0  # eta_g
+        """Share of the client's own gradient in each local step; the rest is the last global
+        direction Delta.
+        """
+        server_lr: Positive = 1.0
+        """Server learning rate eta_g."""
 
     class Down(Payload):
         x: Weights

@@ -62,20 +62,42 @@ class FedDC(Algorithm):
     classes_only = True
 
     class Config(AlgorithmConfig):
-        iterations: Count = 500  # K
+        iterations: Count = 500
+        """Iterations K of the condensation of a client's images."""
         cond_lr: Positive = 3.0
+        """Learning rate of the condensed images."""
         cond_momentum: Fraction = 0.0
+        """Momentum of the condensation."""
         cond_weight_decay: NonNegative = 0.0
-        clip_v: Positive | None = 1.0  # v of Eq. 8; null: no clipping
-        match: Literal["dc", "layer"] = "dc"  # layer: Eq. 6 as printed, one cosine a layer
+        """Weight decay of the condensation."""
+        clip_v: Positive | None = 1.0
+        """Norm v that the images' gradient is clipped to (Eq. 8); null: no clipping."""
+        match: Literal["dc", "layer"] = "dc"
+        """How gradients are compared: dc as in the dataset condensation code, layer as Eq. 6 prints
+        it, one cosine per layer.
+        """
         init: Literal["noise", "real"] = "noise"
+        """What condensed images start as: noise, or one real image of the class."""
         real_batch: AtLeastOne = 256
+        """Real samples per class in each iteration."""
         condense: Literal["once", "every"] = "once"
-        cond_min: AtLeastOne = 1  # real samples a class needs to get an image
+        """When a client condenses: once, at its first participation, or every time as the paper
+        prints (hours on a CPU).
+        """
+        cond_min: AtLeastOne = 1
+        """Real samples that a client needs of a class to send an image of it; one image of one
+        sample shows that sample.
+        """
         ft_epochs: Count = 10
-        ft_lr: NonNegative | None = None  # null: the clients' learning rate of the round
+        """Epochs of the server's fine-tuning on all condensed images; 0: none."""
+        ft_lr: NonNegative | None = None
+        """Learning rate of the fine-tuning; null: the clients' of the round."""
         ft_batch: AtLeastOne = 256
+        """Batch size of the fine-tuning, in images."""
         ft_balance: Literal["none", "class"] = "none"
+        """Weights of the images in fine-tuning: none: all the same; class: every class counts the
+        same.
+        """
         weighting: Literal["samples", "uniform"] = "samples"
 
     class Down(Payload):

@@ -47,7 +47,11 @@ class FedDecorr(Algorithm):
 
     class Config(AlgorithmConfig):
         beta: NonNegative = 0.1
+        """Strength of the regulariser; 0.1 belongs to `form: code`."""
         form: Literal["code", "paper"] = "code"
+        """The regulariser: code, of the authors' code; paper, as printed, about n times as small
+        (n: batch size).
+        """
         weighting: Literal["samples", "uniform"] = "samples"
 
     class Down(Payload):

@@ -50,8 +50,11 @@ class FedDF(Algorithm):
 
     class Config(AlgorithmConfig):
         distill_epochs: Count = 1
+        """Epochs of distillation over the public samples per round; 0: none."""
         distill_lr: Positive = 0.01
+        """Learning rate of the distillation."""
         distill_batch: Count = 128
+        """Batch size of the distillation, in samples."""
         weighting: Literal["samples", "uniform"] = "samples"
 
     class Down(Payload):

@@ -57,11 +57,16 @@ class FedDPC(Algorithm):
     keeps = ("w, Delta_{t-1}", "-")
 
     class Config(AlgorithmConfig):
-        lam: float = msgspec.field(default=1.0, name="lambda")  # may be negative
-        server_lr: Positive | None = None  # eta_g; None: eta_l
+        lam: float = msgspec.field(default=1.0, name="lambda")
+        """Added to the adaptive factor of each residual (Eq. 3); may be negative."""
+        server_lr: Positive | None = None
+        """Server learning rate eta_g; null: the clients' of the round."""
         projection: bool = True
+        """Whether updates lose their projection on the last global update (Eq. 2)."""
         scaling: bool = True
-        max_ratio: Positive | None = None  # bound on ||D_j|| / ||r_j||
+        """Whether residuals are scaled by lambda + ||D_j|| / ||r_j|| (Eq. 3)."""
+        max_ratio: Positive | None = None
+        """Upper bound of ||D_j|| / ||r_j||; null: none."""
 
     class Down(Payload):
         x: Weights

@@ -41,7 +41,8 @@ class FedDyn(Algorithm):
     summed = {"x": "plain"}
 
     class Config(AlgorithmConfig):
-        alpha: Positive = 0.01  # the paper tunes it over {0.1, 0.01, 0.001}
+        alpha: Positive = 0.01
+        """Strength of the dynamic regulariser; the paper tunes it over 0.1, 0.01 and 0.001."""
 
     class Down(Payload):
         x: Weights

@@ -41,7 +41,11 @@ class FedExP(Algorithm):
 
     class Config(AlgorithmConfig):
         eps: NonNegative = 1e-3
+        """Constant epsilon in the denominator of the server step."""
         eps_mode: Literal["plain", "times_m"] = "plain"
+        """plain: epsilon as printed; times_m: epsilon times the number of participants, as the
+        authors' code.
+        """
         weighting: Literal["uniform", "samples"] = "uniform"
 
     class Down(Payload):

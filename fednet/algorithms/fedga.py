@@ -52,7 +52,12 @@ class FedGA(Algorithm):
 
     class Config(AlgorithmConfig):
         beta: NonNegative = 0.1
+        """Displacement of each client's start along the difference to the mean gradient; 0: FedAvg.
+        """
         mode: Literal["exact", "stale"] = "exact"
+        """exact: two exchanges per round, gradients first; stale: one, with the gradients of each
+        client's last training.
+        """
 
     class Ask(Payload):  # exact, trip 1
         x: Weights

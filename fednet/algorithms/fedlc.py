@@ -46,7 +46,11 @@ class FedLC(Algorithm):
 
     class Config(AlgorithmConfig):
         tau: NonNegative = 1.0
+        """Strength of the calibration by class counts; 0: plain cross-entropy."""
         denominator: Literal["all", "others"] = "all"
+        """The classes in the softmax's sum: all, or the others without the sample's own (pairwise
+        margin).
+        """
         weighting: Literal["samples", "uniform"] = "samples"
 
     class Down(Payload):

@@ -66,11 +66,16 @@ class FedMD(Algorithm):
     model_field = None
 
     class Config(AlgorithmConfig):
-        subset: Fraction = 1.0  # of D_0, in a round
-        public_epochs: Count = 1  # of transfer learning
+        subset: Fraction = 1.0
+        """Share of the public samples D_0 that is used per round."""
+        public_epochs: Count = 1
+        """Epochs on the public samples before a client's first round."""
         private_epochs: Count = 1
+        """Epochs on its own samples before a client's first round."""
         digest_epochs: Count = 1
-        batch: Count = 64  # of what is trained on public samples
+        """Epochs per round in which a client fits the consensus scores."""
+        batch: Count = 64
+        """Batch size of training on public samples."""
 
     class Enrolment(Payload):
         samples: Shared

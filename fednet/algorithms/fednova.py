@@ -61,8 +61,12 @@ class FedNova(Algorithm):
     sgd_only = True
 
     class Config(AlgorithmConfig):
-        mu: NonNegative = 0.0  # of the local proximal term
+        mu: NonNegative = 0.0
+        """Strength of the local proximal term; 0: none."""
         tau_eff: Literal["norm", "steps"] = "norm"
+        """Effective steps of the server update: norm, the mean of ||a_i||_1; steps, the mean of
+        K_i, as the authors' code if mu > 0.
+        """
         weighting: Literal["samples", "uniform"] = "samples"
 
     class Down(Payload):

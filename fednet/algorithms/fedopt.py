@@ -52,7 +52,9 @@ class FedAvgM(Algorithm):
 
     class Config(AlgorithmConfig):
         beta: Fraction = 0.9
+        """Server momentum."""
         server_lr: Positive = 1.0
+        """Server learning rate eta."""
         weighting: Literal["samples", "uniform"] = "samples"
 
     class Down(Payload):
@@ -93,9 +95,13 @@ class Adaptive(Algorithm):
 
     class Config(AlgorithmConfig):
         server_lr: Positive = 0.01
+        """Server learning rate eta."""
         beta_1: Fraction = 0.9
+        """Decay of the server's first moment (momentum)."""
         beta_2: Fraction = 0.99
+        """Decay of the server's second moment v."""
         tau: Positive = 1e-3
+        """Adaptivity tau, added to sqrt(v); v starts at tau^2."""
         weighting: Literal["samples", "uniform"] = "samples"
 
     class Down(Payload):
@@ -149,8 +155,11 @@ class FedAdagrad(Adaptive):
 
     class Config(AlgorithmConfig):
         server_lr: Positive = 0.1
+        """Server learning rate eta."""
         beta_1: Fraction = 0.0
+        """Decay of the server's first moment (momentum)."""
         tau: Positive = 1e-3
+        """Adaptivity tau, added to sqrt(v); v starts at tau^2."""
         weighting: Literal["samples", "uniform"] = "samples"
 
     def second(self, v, square):

@@ -48,12 +48,22 @@ class FedPDC(Algorithm):
     uses_public = True
 
     class Config(AlgorithmConfig, rename={"lambda_": "lambda"}):
-        # Eq. 6; the best of the paper's {0.1, 1, 5, 10}
         lambda_: NonNegative | Literal["adaptive"] = 10.0
+        """Weight of the penalty (Eq. 6), the best of the paper's 0.1, 1, 5, 10; adaptive: 0.5 n in
+        round n (Eq. 9).
+        """
         penalty: Literal["literal", "prox", "scale"] = "literal"
-        # latest: p_send_i is i's last known p_i, however old.
+        """The penalty's reading: literal has no gradient; prox adds lambda (1 - p) / 2 ||w -
+        w^t||^2; scale multiplies the loss by 1 + lambda (1 - p).
+        """
         remember: Literal["previous", "latest"] = "previous"
+        """Which accuracy p_i a client is sent: previous: of the round before, else 1; latest: its
+        last known, however old.
+        """
         weighting: Literal["accuracy", "samples", "uniform"] = "accuracy"
+        """Weights of the local models in the mean: accuracy on the public set (Eq. 4), samples, or
+        uniform.
+        """
 
     class Down(Payload):
         x: Weights

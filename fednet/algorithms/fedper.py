@@ -40,7 +40,8 @@ class FedPer(Algorithm):
     asynchronous = True
 
     class Config(AlgorithmConfig):
-        personal_layers: Count = 1  # last Linear layers that stay at the client; 0 is FedAvg
+        personal_layers: Count = 1
+        """Number of last Linear layers that stay at the client; 0: FedAvg."""
         weighting: Literal["samples", "uniform"] = "samples"
 
     class Down(Payload):

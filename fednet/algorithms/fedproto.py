@@ -75,10 +75,14 @@ class FedProto(Algorithm):
     model_field = None
     shared_state = ("c", "known")
 
-    class Config(AlgorithmConfig):
+    class Config(AlgorithmConfig, rename={"lambda_": "lambda"}):
         lambda_: NonNegative = 1.0
+        """Weight of the prototype term in the local loss; 0: local training alone."""
         weighting: Literal["samples", "uniform"] = "samples"
         predict: Literal["prototypes", "own_prototypes", "head"] = "prototypes"
+        """How a client predicts: by the nearest of all prototypes, of those of its own classes
+        (own_prototypes), or by its model's head.
+        """
 
     class Down(Payload):
         c: Prototypes  # (C, d); zeros where unknown

@@ -35,6 +35,7 @@ class FedProx(Algorithm):
 
     class Config(AlgorithmConfig):
         mu: NonNegative = 0.01
+        """Strength of the proximal term mu/2 ||w - w^t||^2; 0: FedAvg."""
         weighting: Literal["samples", "uniform"] = "samples"
 
     class Down(Payload):

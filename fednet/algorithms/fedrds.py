@@ -69,12 +69,20 @@ class FedRDS(Algorithm):
     uses_public = True
 
     class Config(AlgorithmConfig):
-        alpha: Fraction = 0.5  # of D', to each client
+        alpha: Fraction = 0.5
+        """Share of the server's samples D' that each client gets once."""
         sigma_mode: Literal["fixed", "eq4", "scaled"] = "fixed"
+        """The regulariser's weight sigma_k: fixed: sigma0; eq4: exp(s cos(v_k, w^t)); scaled:
+        sigma0 times that.
+        """
         sigma0: NonNegative = 0.01
+        """The constant in sigma_k; 0 with fixed: no regulariser."""
         sigma_sign: Literal[1, -1] = 1
-        shared_draw: Literal["random", "same"] = "random"  # same: one subset for all clients
+        """Sign s in the exponent; 1 as printed; -1: clients that drifted more are pulled harder."""
+        shared_draw: Literal["random", "same"] = "random"
+        """random: each client gets its own draw of D'; same: all get the same."""
         pretrain_epochs: Count = 0
+        """Epochs that the server trains the first model on D'."""
         weighting: Literal["samples", "uniform"] = "samples"
 
     class Enrolment(Payload):

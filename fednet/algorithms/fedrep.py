@@ -48,9 +48,12 @@ class FedRep(Algorithm):
     asynchronous = True
 
     class Config(AlgorithmConfig):
-        head_epochs: Count | None = None  # tau_h; default: train.epochs - 1, at least 1
-        body_epochs: Count = 1  # tau_phi
-        personal_layers: Count = 1  # last Linear layers that are the head
+        head_epochs: Count | None = None
+        """Epochs tau_h of the head per round; null: train.epochs - 1, at least 1."""
+        body_epochs: Count = 1
+        """Epochs tau_phi of the shared body per round."""
+        personal_layers: Count = 1
+        """Number of last Linear layers that are the personal head."""
         weighting: Literal["samples", "uniform"] = "samples"
 
     class Down(Payload):

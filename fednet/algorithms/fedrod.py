@@ -57,8 +57,11 @@ class FedRoD(Algorithm):
 
     class Config(AlgorithmConfig):
         gamma: NonNegative = 1.0
+        """Exponent of the class prior in the balanced softmax; 0: plain softmax."""
         p_init: Literal["zeros", "copy"] = "zeros"
-        train_p: bool = True  # false: the generic half alone
+        """What the personal head starts as: zeros, or a copy of the generic head."""
+        train_p: bool = True
+        """Whether the personal head is trained; false: the generic model alone."""
         weighting: Literal["samples", "uniform"] = "samples"
 
     class Down(Payload):

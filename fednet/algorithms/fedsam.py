@@ -46,6 +46,7 @@ class FedSAM(Algorithm):
 
     class Config(AlgorithmConfig):
         rho: NonNegative = 0.05
+        """Radius of the neighbourhood in which the worst point is sought; 0: FedAvg."""
         weighting: Literal["samples", "uniform"] = "samples"
 
     class Down(Payload):

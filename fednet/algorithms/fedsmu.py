@@ -52,11 +52,16 @@ class FedSMU(Algorithm):
     keeps = ("w", "m_i")
 
     class Config(AlgorithmConfig):
-        server_lr: Positive = 0.015  # gamma_1
-        server_lr_decay: Fraction = 1.0  # its factor from round to round
-        decay: NonNegative = 0.01  # gamma_2
+        server_lr: Positive = 0.015
+        """Global rate gamma_1."""
+        server_lr_decay: Fraction = 1.0
+        """Factor of gamma_1 from round to round; 1: constant, the authors' code: 0.9988."""
+        decay: NonNegative = 0.01
+        """Weight decay gamma_2 at the server."""
         beta_1: Fraction = 0.9
+        """Weight of the momentum in the sign that is sent."""
         beta_2: Fraction = 0.9
+        """Decay of the client's momentum m_i."""
 
     class Down(Payload):
         x: Weights

@@ -36,6 +36,7 @@ class FedVARP(Algorithm):
 
     class Config(AlgorithmConfig):
         server_lr: Positive = 1.0
+        """Server learning rate."""
 
     class Down(Payload):
         x: Weights

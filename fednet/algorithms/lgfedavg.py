@@ -43,8 +43,8 @@ class LGFedAvg(Algorithm):
     asynchronous = True
 
     class Config(AlgorithmConfig):
-        # Last Linear layers; 0 shares nothing (local-only), all is FedAvg.
         global_layers: Count | Literal["all"] = 2
+        """Number of last Linear layers that are shared; 0: none (local training), all: FedAvg."""
         weighting: Literal["samples", "uniform"] = "samples"
 
     class Down(Payload):

@@ -35,8 +35,8 @@ class Local(Algorithm):
     has_global = False
 
     class Config(AlgorithmConfig):
-        # own: each client starts from a model of its own seed.
         init: Literal["shared", "own"] = "shared"
+        """shared: all clients start from the same model; own: each from a model of its own seed."""
 
     class Enrolment(Payload):
         x: Weights

@@ -54,10 +54,14 @@ class Moon(Algorithm):
     asynchronous = True
 
     class Config(AlgorithmConfig):
-        mu: NonNegative = 1.0  # the authors advise 5 for CIFAR-10
+        mu: NonNegative = 1.0
+        """Weight of the contrastive loss; the authors advise 5 for CIFAR-10; 0: FedAvg."""
         tau: Positive = 0.5
-        # penultimate: what the projection gets.
+        """Temperature of the contrastive loss."""
         feature: Literal["projection", "penultimate"] = "projection"
+        """The features compared: the projection's output if there is one, or its input
+        (penultimate).
+        """
         weighting: Literal["samples", "uniform"] = "samples"
 
     class Down(Payload):

@@ -55,9 +55,13 @@ class PFedMe(Algorithm):
 
     class Config(AlgorithmConfig, rename={"lambda_": "lambda", "k": "K"}):
         k: Positive = 5
+        """Steps K on one minibatch for the personal model theta_i."""
         lambda_: Positive = 15.0
+        """Strength of the pull of theta_i to the local model w_i."""
         eta: Positive = 0.005
+        """Learning rate of w_i."""
         beta: Positive = 1.0
+        """Weight of the clients' mean in the new global model; 1: the mean itself."""
         weighting: Literal["uniform", "samples"] = "uniform"
 
     class Down(Payload):

@@ -42,6 +42,7 @@ class QFedAvg(Algorithm):
 
     class Config(AlgorithmConfig):
         q: NonNegative = 1.0
+        """How much clients with a higher loss count more; 0: FedAvg."""
 
     class Down(Payload):
         x: Weights

@@ -59,13 +59,26 @@ class Scaffold(Algorithm):
     sgd_only = True
 
     class Config(AlgorithmConfig):
-        server_lr: Positive = 1.0  # eta_g
-        option: Literal["II", "I"] = "II"  # I: c_i+ is the full local gradient at x, one more pass
+        server_lr: Positive = 1.0
+        """Server learning rate eta_g."""
+        option: Literal["II", "I"] = "II"
+        """How c_i is updated: II from the local update; I from the full local gradient at x, one
+        more pass over the data.
+        """
         correction: Literal["grad", "post"] = "grad"
-        weighting: Literal["uniform", "samples"] = "uniform"  # of dy; c is always updated uniformly
+        """grad: c - c_i is added to each gradient; post: y moves by it after each momentum step."""
+        weighting: Literal["uniform", "samples"] = "uniform"
+        """Weights of the clients' y - x in the mean; c is always updated uniformly."""
         divisor: Literal["tau", "steps"] = "tau"
-        variates: Literal["zero", "random"] = "zero"  # that c and c_i start at
-        mean_over: Literal["all", "participants"] = "all"  # clients, of c's change
+        """What option II divides by: tau, the effective steps under momentum, or the number of
+        steps K.
+        """
+        variates: Literal["zero", "random"] = "zero"
+        """What c and c_i start as: zero, or a network's random initial weights, as in NIID-Bench.
+        """
+        mean_over: Literal["all", "participants"] = "all"
+        """What the change of c is divided by: the number of all clients N, or of the participants.
+        """
 
     class Down(Payload):
         x: Weights

@@ -5,10 +5,14 @@ paper and cost; and the configuration's keys.
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from fednet import registry
 from fednet.cli.common import everywhere, table
 from fednet.errors import ConfigError, unknown
+
+if TYPE_CHECKING:
+    from fednet.config.keys import DocumentedKey
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -75,30 +79,38 @@ def run(args: argparse.Namespace) -> int:
 
 def _keys(prefix: str | None) -> int:
     """The keys at and below a prefix, which stands where other lists have a CONFIG."""
-    from fednet.config.keys import keys
-    from fednet.config.parts import BESIDE, own_options
+    from fednet.config.keys import keys, options
+    from fednet.config.parts import BESIDE
 
     found = keys(prefix or "")
-    if not found:
-        section, _, name = str(prefix).rpartition(".")
-        of_parts = own_options(section) if section in BESIDE else {}
-        if name in of_parts:  # such as algorithm.fedprox
-            for option in of_parts[name] or [f"{name} has no options of its own"]:
-                print(option)
-            return 0
-        top = str(prefix).partition(".")[0]
-        known = {k.path for k in keys(top)} or {k.path.partition(".")[0] for k in keys()}
-        raise ConfigError(unknown("key", str(prefix), known | {f"{section}.{p}" for p in of_parts}))
     for key in found:
-        unit = "" if key.unit == "-" else f" [{key.unit}]"
-        print(f"{key.path}: {key.type}; default {key.default}{unit}; read by {key.reader}")
-        print(f"    {key.about}")
+        _print_key(key.path, key)
     if prefix in BESIDE:
-        print(f"\nin {prefix}, of one part alone:")
-        for part, options in own_options(prefix).items():
-            for option in options:
-                print(f"{part}: {option}")
-    return 0
+        print(f"\nin {prefix}, options of one part alone:")
+        for part, own in options(prefix).items():
+            for option in own:
+                _print_key(f"{part}.{option.path}", option)
+    if found:
+        return 0
+    section, _, name = str(prefix).rpartition(".")
+    parts = options(section) if section in BESIDE else {}
+    if name in parts:  # such as algorithm.fedprox
+        for option in parts[name]:
+            _print_key(option.path, option)
+        if not parts[name]:
+            print(f"{name} has no options of its own")
+        return 0
+    top = str(prefix).partition(".")[0]
+    known = {k.path for k in keys(top)} or {k.path.partition(".")[0] for k in keys()}
+    raise ConfigError(unknown("key", str(prefix), known | {f"{section}.{p}" for p in parts}))
+
+
+def _print_key(path: str, key: DocumentedKey) -> None:
+    unit = "" if key.unit == "-" else f" [{key.unit}]"
+    reader = "" if key.reader == "-" else f"; read by {key.reader}"
+    print(f"{path}: {key.type}; default {key.default}{unit}{reader}")
+    if key.about:
+        print(f"    {key.about}")
 
 
 def _declared(entry: registry.Entry) -> tuple[tuple[str, str], tuple[str, str]]:

@@ -13,7 +13,9 @@ from typing import get_args, get_origin
 
 import msgspec
 
+from fednet import registry
 from fednet.config.fit import describe
+from fednet.config.parts import BESIDE, declared_options
 from fednet.config.sections import Config
 
 # How the text of a key ends: its unit, and the module below fednet/ that reads it.
@@ -40,6 +42,43 @@ def keys(prefix: str = "") -> list[DocumentedKey]:
     """The keys at and below a dotted prefix, in the order of the sections."""
     found = _below(Config, "")
     return [k for k in found if not prefix or k.path == prefix or k.path.startswith(f"{prefix}.")]
+
+
+def options(section: str) -> dict[str, list[DocumentedKey]]:
+    """The options of each part that a section of `BESIDE` may name; methods describe theirs."""
+    kind = BESIDE[section]
+    parts: registry.Registry = getattr(registry, kind)
+    found: dict[str, list[DocumentedKey]] = {}
+    for name in parts.names():
+        declared = declared_options(parts.get(name), kind)
+        fields = msgspec.structs.fields(declared) if declared is not None else ()
+        texts = _described(declared) if kind == "algorithm" and declared is not None else {}
+        found[name] = [
+            DocumentedKey(
+                path=f.encode_name,
+                type=describe(f.type),
+                default="(needed)" if f.required else _shown(f),
+                unit="-",
+                about=texts.get(f.name, ""),
+                reader="-",
+            )
+            for f in fields
+        ]
+    return found
+
+
+def _described(kind: type) -> dict[str, str]:
+    """The texts of a method's options: its own, those of the Config that it extends, those that
+    many methods share.
+    """
+    found: dict[str, str] = dict(getattr(kind, "described", {}))
+    for owner in reversed(kind.__mro__):
+        if issubclass(owner, msgspec.Struct) and owner is not msgspec.Struct:
+            try:
+                found |= _texts(owner)
+            except (OSError, TypeError):  # a class whose source is not in a file has none
+                continue
+    return found
 
 
 def sections() -> dict[str, str]:

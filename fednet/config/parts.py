@@ -236,31 +236,6 @@ BESIDE = {
 SELECTOR = {"model": "name", "algorithm": "name", "dataset": "dataset", "partitioner": "scheme"}
 
 
-def own_options(section: str) -> dict[str, list[str]]:
-    """The own options, with type and default, of each part that a section of `BESIDE` may name."""
-    kind, found = BESIDE[section], dict[str, list[str]]()
-    parts = getattr(registry, kind)
-    for name in parts.names():
-        declared = declared_options(parts.get(name), kind)
-        found[name] = [
-            f"{f.encode_name}: {fit.describe(f.type)}; "
-            + ("needed" if f.required else f"default {_plain(f)}")
-            for f in (msgspec.structs.fields(declared) if declared is not None else ())
-        ]
-    return found
-
-
-def _default(field: msgspec.structs.FieldInfo) -> object:
-    return field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
-
-
-def _plain(field: msgspec.structs.FieldInfo) -> object:
-    made = _default(field)
-    if made is None or isinstance(made, bool):
-        return {None: "null", True: "true", False: "false"}[made]
-    return made
-
-
 # -- unlike models at clients: `model: [{name: lenet5, clients: 0-4}, {name: mlp, clients: 5-9}]`
 def model_owners(config: Config) -> dict[int, int]:
     """Which of `model.others`, from 0, each client has; not those that have the first model."""

@@ -34,7 +34,7 @@ def parts(module, x):
 
 def test_two_rounds_recomputed_in_float64():
     f = whole_batches(rounds=2)
-    run = f.run("fedproto", lambda_=2.0)
+    run = f.run("fedproto", **{"lambda": 2.0})
     reference = Reference(f)
     first = [reference.descend(reference.start, k, 1) for k in range(4)]
     sums, counts = 0, 0
@@ -134,7 +134,7 @@ def test_state_that_is_shared_must_be_declared_on_both_sides_and_on_the_way():
 
 def test_without_prototypes_weight_it_is_training_alone():
     f = whole_batches()
-    proto, alone = f.run("fedproto", lambda_=0.0), f.run("local", init="shared")
+    proto, alone = f.run("fedproto", **{"lambda": 0.0}), f.run("local", init="shared")
     for k in range(4):
         assert same(proto.clients[k].w, alone.clients[k].x)
 

@@ -138,7 +138,7 @@ def test_the_options_of_a_part_that_was_loaded_stand_with_the_others(tmp_path, c
     )
     loaded = ["--load", str(tmp_path / "lists_net.py")]
     assert main(["list", "keys", "data.partition", *loaded]) == 0
-    assert "lists-sorted: shuffled: a float; default 0.5" in capsys.readouterr().out
+    assert "lists-sorted.shuffled: a float; default 0.5" in capsys.readouterr().out
 
 
 def test_partition_shows_and_exports_what_each_client_holds(tmp_path, capsys):
@@ -175,23 +175,26 @@ def test_partition_shows_the_division_that_the_method_runs_with(tmp_path):
 @pytest.mark.parametrize(
     ("section", "line"),
     [
-        ("algorithm", "fedprox: mu: "),
-        ("model", "mlp: hidden: "),
-        ("data", "synthetic: samples: "),
-        ("data.partition", "dirichlet: alpha: "),
+        ("algorithm", "fedprox.mu: "),
+        ("model", "mlp.hidden: "),
+        ("data", "synthetic.samples: "),
+        ("data.partition", "dirichlet.alpha: "),
     ],
 )
 def test_a_parts_own_options_stand_with_the_keys_of_its_section(section, line, capsys):
     assert main(["list", "keys", section]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert f"in {section}, of one part alone:" in said
+    assert f"in {section}, options of one part alone:" in said
     assert any(x.startswith(line) and "default" in x for x in said), said
 
 
 @pytest.mark.parametrize(
     ("part", "lines"),
     [
-        ("algorithm.fedprox", ["mu: a float >= 0; ", "weighting: one of "]),
+        (
+            "algorithm.fedprox",
+            ["mu: a float >= 0; ", "    Strength of ", "weighting: one of ", "    Weights of "],
+        ),
         ("data.partition.dirichlet", ["alpha: a float; default 0.3", "min_samples: ", "cap: "]),
         ("data.digits", ["digits has no options of its own"]),
     ],

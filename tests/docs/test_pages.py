@@ -8,7 +8,7 @@ import pytest
 
 import fednet
 from fednet.cli.main import main
-from fednet.config.keys import DocumentedKey, keys
+from fednet.config.keys import DocumentedKey, keys, options
 from fednet.records import FILES, Summary
 from fednet.server.peers.events import LOUD
 
@@ -48,6 +48,33 @@ def test_every_key_has_its_type_default_unit_and_text():
         *found
     }
     assert found["schedule.mode"].default == "sync"  # a section, where faults.schedule is a list
+
+
+def test_every_option_of_every_method_has_a_text():
+    found = options("algorithm")
+    assert {"fedavg", "fedabc", "feddcplus"} <= {*found}
+    bare = [f"{method}.{o.path}" for method, own in found.items() for o in own if not o.about]
+    assert bare == []
+    # FedDC+ has FedDC's options, and its own text is the inherited one
+    inherited, own = ({o.path: o for o in found[name]} for name in ("feddc", "feddcplus"))
+    assert own["iterations"] == inherited["iterations"]
+    assert (own["cond_momentum"].default, inherited["cond_momentum"].default) == ("0.9", "0.0")
+    assert own["cond_momentum"].about == inherited["cond_momentum"].about
+
+
+def test_options_of_a_users_own_method_are_listed_with_their_texts(tmp_path, capsys):
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from fednet.algorithms.base import Algorithm, AlgorithmConfig\n"
+        "from fednet.registry import algorithm\n"
+        '@algorithm("own-method")\n'
+        "class Own(Algorithm):\n"
+        "    class Config(AlgorithmConfig):\n"
+        "        mu: float = 0.5\n"
+        '        """Strength of the pull."""\n'
+    )
+    assert main(["list", "keys", "algorithm.own-method", "--load", str(file)]) == 0
+    assert capsys.readouterr().out == "mu: a float; default 0.5\n    Strength of the pull.\n"
 
 
 @pytest.mark.parametrize("key", keys(), ids=lambda k: k.path)
