@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from fednet.plain import JsonDict, JsonMapping
 from fednet.sweep.grid import Values
@@ -98,20 +97,3 @@ def lay(below: JsonMapping, over: JsonMapping) -> JsonDict:
         else:
             out[key] = value
     return out
-
-
-# A cell's further fields, by name, handed on to `Cell`, whose types they have.
-Rest = Any
-
-
-def make(
-    paper: str, table: str, base: JsonMapping, over: Iterable[JsonMapping], **rest: Rest
-) -> Cell:
-    """A cell whose configuration is the base with each of `over` laid on it, under the cell's own
-    name.
-    """
-    config = dict(base)
-    for layer in over:
-        config = lay(config, layer)
-    cell = Cell(paper=paper, table=table, config=config, **rest)
-    return replace(cell, config={**config, "name": cell.name})

@@ -17,8 +17,6 @@ from fednet.config.tree import compose, wrap
 from fednet.errors import ConfigError, unknown
 from fednet.papers import mini as small
 from fednet.papers.cell import Cell
-from fednet.papers.choices import OWN as OPEN
-from fednet.papers.choices import variants
 from fednet.papers.mini import mini
 from fednet.plain import JsonDict, JsonMapping
 from fednet.registry import algorithm
@@ -197,7 +195,7 @@ def _wanted(cells: Sequence[Cell], asked: Request, added: Iterable[str]) -> set[
     """
     if asked.only is None:
         return None
-    opened = dict.fromkeys(v.method for c in cells for v in variants(c))
+    opened = dict.fromkeys(v.method for c in cells for v in papers.choices(c))
     there = [*dict.fromkeys(c.method for c in cells), *(opened if asked.open else ()), *added]
     there = list(dict.fromkeys(there))
     wanted, left = set[str](), list(asked.only)
@@ -232,8 +230,10 @@ def _of_methods(cells: Sequence[Cell], wanted: Collection[str] | None) -> list[C
 
 def _open(cells: Sequence[Cell], asked: bool, wanted: Collection[str] | None) -> list[Cell]:
     """What the paper leaves open: of its own method, or what is named of it."""
-    found = [v for c in cells for v in variants(c)] if asked else []
-    return [v for v in found if wanted is None or {v.method, OPEN[v.paper]} & {*wanted}]
+    found = [v for c in cells for v in papers.choices(c)] if asked else []
+    return [
+        v for v in found if wanted is None or {v.method, papers.own_method(v.paper)} & {*wanted}
+    ]
 
 
 def _column(cell: Cell) -> tuple[str, str, str]:

@@ -179,7 +179,7 @@ def listing() -> str:
         lines.append((name, f"{len(cells):3d} cells", ", ".join(datasets), caption))
     lines += [
         (name, MEASURED.get(name, "  no runs"), "", f"prints {what}")
-        for name, what in papers.NO_RUNS.items()
+        for name, what in papers.no_runs().items()
     ]
     wide = [max(len(line[i]) for line in lines) for i in range(3)]
     return "\n".join(

@@ -118,7 +118,7 @@ def random(payload: type[P], layout: Layout, draws: np.random.Generator) -> P:
 
 def report() -> str:
     """The paper's column `total_server` beside ours."""
-    printed = papers.printed()["feddpc"]["tables"]["table1"]
+    printed = papers.paper("feddpc")["tables"]["table1"]
     column = printed["columns"].index("total_server")
     algorithms = {
         **METHODS,

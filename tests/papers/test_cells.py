@@ -14,7 +14,6 @@ import json
 from pathlib import Path
 
 from fednet import papers
-from fednet.papers.choices import variants
 from fednet.papers.mini import mini
 
 LIST = Path(__file__).parent / "cells.json"
@@ -25,7 +24,7 @@ def digest(cell: papers.Cell) -> str:
     grids counts, that of a configuration's keys does not.
     """
     made = [cell, mini(cell)]
-    for choice in variants(cell):
+    for choice in papers.choices(cell):
         made += [choice, mini(choice)]
     fields = [
         {

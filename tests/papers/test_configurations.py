@@ -34,12 +34,6 @@ def test_every_cell_is_a_valid_configuration_and_keeps_what_it_says(table):
                 assert checked[section] == said
 
 
-@pytest.mark.parametrize("table", papers.with_results())
-def test_the_base_of_a_table_is_a_runnable_configuration_by_itself(table):
-    loaded = config.load(papers.folder() / f"{table}.yaml")
-    assert config.to_mapping(loaded) == config.to_mapping(config.from_mapping(papers.base(table)))
-
-
 @pytest.mark.parametrize("paper", papers.NAMES)
 def test_what_is_said_to_be_taken_where_a_paper_is_silent_is_what_its_cells_have(paper):
     checked = 0

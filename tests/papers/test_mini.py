@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 from fednet import config, papers
-from fednet.papers.choices import variants
 from fednet.papers.mini import COHORT, LONG, RATE, mini
 
 
@@ -75,11 +74,11 @@ def test_a_mini_keeps_the_ratio_of_local_work_and_of_who_takes_part():
 def test_what_a_paper_leaves_open_is_a_valid_variant_of_its_own_method_that_differs_in_one_thing(
     table,
 ):
-    own = [c for c in papers.cells(table) if variants(c)]
+    own = [c for c in papers.cells(table) if papers.choices(c)]
     assert {c.method for c in own} == {papers.NAMES[table.partition("/")[0]]}
-    names = [v.name for c in own for v in variants(c)]
+    names = [v.name for c in own for v in papers.choices(c)]
     assert len(set(names)) == len(names)
-    for found in variants(own[0]):
+    for found in papers.choices(own[0]):
         made, plain = (
             config.to_mapping(config.from_mapping(c.config, c.name)) for c in (found, own[0])
         )
@@ -91,7 +90,7 @@ def test_what_a_paper_leaves_open_is_a_valid_variant_of_its_own_method_that_diff
 def test_a_choice_is_paired_with_the_method_as_it_is_taken(table):
     """Nothing but the method differs: without the public set it would train on another pool."""
     for cell in papers.cells(table):
-        for other in variants(cell):
+        for other in papers.choices(cell):
             # Momentum is one of the things that are said to be wrong in SCAFFOLDs.
             own = {"train"} if "momentum=0" in other.method else set()
             changed = {k for k in cell.config if other.config[k] != cell.config[k]}

@@ -42,7 +42,7 @@ def job(*words):
 def test_the_list_has_every_table_of_every_paper(capsys):
     assert main(["reproduce", "--list"]) == 0
     said = capsys.readouterr().out
-    assert all(name in said for name in [*papers.with_results(), *papers.NO_RUNS])
+    assert all(name in said for name in [*papers.with_results(), *papers.no_runs()])
 
 
 def test_cells_are_chosen_by_dataset_setting_and_method():

@@ -4,7 +4,7 @@ have, or that was run here, their figures and ours.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -18,7 +18,7 @@ HEAD = """\
 # What the field's numbers come to
 
 Written by `fednet reproduce --results` from `results/` and the figures in
-`fednet/papers/field.yaml`; do not edit. What is said in prose stands in `remarks.yaml`. `±` is the
+`fednet/papers/`; do not edit. What is said in prose stands in `remarks.yaml`. `±` is the
 standard deviation over seeds; a figure of ours without it is of one seed.
 """
 SOURCES = {  # of the printed figures, where that is not the paper that the table is named after
@@ -34,7 +34,7 @@ def page(folder: Path) -> str:
     parts = [HEAD, *([prose] if (prose := str(remarks.get("field", "")).strip()) else [])]
     for paper in papers.FIELD:
         for name in (n for n in papers.with_results() if n.startswith(f"{paper}/")):
-            lines = list(_table(name, folder / "results"))
+            lines = list(_table(name, folder / "results", remarks.get("elsewhere", [])))
             caption = papers.caption(name)
             parts += ["", f"## {name}", "", f"{caption[0].upper()}{caption[1:]}.", "", *lines]
             if not lines:
@@ -42,7 +42,7 @@ def page(folder: Path) -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _table(name: str, books: Path) -> Iterator[str]:
+def _table(name: str, books: Path, elsewhere: Sequence[JsonMapping]) -> Iterator[str]:
     """A line a source and a column of the table, the methods side by side."""
     cells = papers.cells(name)
     stem = name.replace("/", "-")
@@ -65,7 +65,7 @@ def _table(name: str, books: Path) -> Iterator[str]:
         ]
         sources += [
             (str(e["source"]), {m: _figure(v) for m, v in e["values"].items()})
-            for e in papers.elsewhere()
+            for e in elsewhere
             if (e["table"], e["variant"], e["heterogeneity"]) == (name, *column[1:])
         ]
         for scale, found in ours.items():

@@ -136,7 +136,7 @@ def page(folder: Path) -> str:
         for text in sorted(books.glob(f"{paper}-*.txt")):
             name = text.stem.replace("-", "/", 1)
             lines.append(
-                f"| | [{name}](RESULTS.md#{name.replace('/', '')}): {papers.NO_RUNS[name]}.<br>"
+                f"| | [{name}](RESULTS.md#{name.replace('/', '')}): {papers.no_runs()[name]}.<br>"
                 f"Measured, without runs.<br>`fednet reproduce {name}` |"
             )
         if lines:

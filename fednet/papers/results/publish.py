@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from fednet import papers
 from fednet.files import write_aside
 from fednet.papers.cell import Cell
 from fednet.papers.job import Reproduction
@@ -18,6 +17,11 @@ from fednet.report.read import Run, open_run
 from fednet.sweep import marks
 from fednet.sweep.marks import RunSpec
 
+LOSSES = (  # figures of the papers with panels of training loss
+    *(f"feddpc/{t}" for t in ("table2", "figure3", "figure4", "figure5", "figure6")),
+    *(f"fedrds/{t}" for t in ("table3", "figure4")),
+    "fedrds/text_section43",
+)
 # Whose accuracy by class is drawn: Figures 2 and 5 of FedDC.
 BY_CLASS = dict.fromkeys(("feddc/table1", "feddc/figure2_text"), ("FedAvg", "FedDC"))
 LOCAL = ("fedabc/figure2",)  # whose pictures are of the clients' local models, by class
@@ -101,7 +105,7 @@ def publish(job: Reproduction, out: Path) -> list[Path]:
     curves = reproduction.read_csv(points)
     said = MINI if job.scale == "mini" else ""
     drawn = [overlay.draw(curves, out / f"{job.stem}.svg", said)]
-    if job.table in papers.LOSSES:
+    if job.table in LOSSES:
         drawn.append(overlay.draw(curves, out / f"{job.stem}-loss.svg", said, "train_loss"))
     return [*written, *(path for path in drawn if path is not None), *pages(job, out, runs)]
 

@@ -28,6 +28,7 @@ from fednet.papers import settled
 from fednet.papers.job import Reproduction
 from fednet.papers.mini import MINI, SAID
 from fednet.papers.results import field, gallery, ranking, rendering, reproduction, sweeps
+from fednet.papers.results.publish import LOSSES
 from fednet.plain import JsonDict, JsonMapping
 from fednet.report.drawing import overlay
 
@@ -123,7 +124,7 @@ def write(folder: Path) -> Path:
             "",
             f"## {title}",
             "",
-            str(papers.printed()[paper]["title"]),
+            str(papers.paper(paper)["title"]),
             "",
             str(remarks.get(paper, "")).strip(),
             "",
@@ -132,10 +133,7 @@ def write(folder: Path) -> Path:
             " ".join(
                 [
                     "Doubtful in print:",
-                    *(
-                        f"{slip[0].upper()}{slip[1:]}."
-                        for slip in papers.printed()[paper]["anomalies"]
-                    ),
+                    *(f"{slip[0].upper()}{slip[1:]}." for slip in papers.paper(paper)["anomalies"]),
                 ]
             ),
         ]
@@ -223,7 +221,7 @@ def _table(name: str, books: Path) -> list[str]:
         if curves.exists():
             points, said = reproduction.read_csv(curves), MINI if scale == "mini" else ""
             drawn = [overlay.draw(points, books / f"{stem}.svg", said)]
-            if name in papers.LOSSES:
+            if name in LOSSES:
                 drawn.append(overlay.draw(points, books / f"{stem}-loss.svg", said, "train_loss"))
             parts += ["", *(f"![{name}](results/{d.name})" for d in drawn if d is not None)]
         swept = sweeps.draw(

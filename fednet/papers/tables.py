@@ -1,0 +1,234 @@
+"""The papers' tables, from one YAML file a paper.
+
+    title, settings, anomalies   what the paper states, and what is doubtful in print
+    base                         the configuration that all cells start from
+    changes                      words -> what they change in it
+    grids                        words -> dotted key -> the values that a search tries
+    mini                         words -> what the mini scale leaves as it says here
+    open                         label -> a choice that the paper leaves open, or an ablation of it,
+                                 as a change of the paper's own method
+    own                          that method's name, where it is not the paper's
+    tables                       by name
+
+A cell has four words: method, dataset, heterogeneity, variant (any of them may be empty). A line
+whose key is `A & B` counts for the cells that have both words, `all` for every cell. All lines that
+count are applied, in their order, those of the paper before those of the table.
+
+    caption                      what the table is about
+    no_runs                      why there are no runs behind it; then nothing else is needed
+    base, changes, mini          as of the paper, for this table
+    grids                        instead of the paper's
+    at                           the words that all cells share
+    by                           which words the levels of `cells` are; `variant heterogeneity` is
+                                 two words, parted at the space. Where nothing is printed: for each
+                                 level its words, of which every combination is a cell
+    columns                      the last level's words, where its figures are a list
+    measures                     what is measured (see `Cell`); the first is what the table is about
+    versus, target_round,        see `Cell`; these three and `measures` may be given by words, of
+    by_search                    which the last that counts is taken
+    cells                        the figures: one, or a list with one for each measure
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fednet.errors import ConfigError, unknown
+from fednet.papers.cell import DATASETS, Cell, lay
+from fednet.plain import JsonDict, JsonMapping
+
+NAMES = {
+    "fedpdc": "FedPDC",
+    "fedabc": "FedABC",
+    "feddc": "FedDC",
+    "feddpc": "FedDPC",
+    "fedrds": "FedRDS",
+    "niidbench": "NIID-Bench",
+    "mcmahan": "McMahan et al.",
+    "pflib": "PFLlib",
+    "fedsmu": "FedSMU",
+    "gas": "GAS",
+}
+FIELD = ("niidbench", "mcmahan", "pflib", "fedsmu", "gas")  # what the field compares with
+WORDS = ("method", "dataset", "heterogeneity", "variant")
+
+
+@functools.cache
+def paper(key: str) -> JsonDict:
+    """The description of a paper (`fedpdc`, ...). Not to be changed."""
+    path = Path(__file__).parent / f"{key}.yaml"
+    found: JsonDict = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return found
+
+
+def with_results() -> list[str]:
+    """The tables and figures that have runs: `fedpdc/table2`, ..., `gas/table1`."""
+    return [
+        f"{key}/{name}"
+        for key in NAMES
+        for name, table in paper(key)["tables"].items()
+        if "no_runs" not in table
+    ]
+
+
+def no_runs() -> dict[str, str]:
+    """The tables without runs, and what they print."""
+    return {
+        f"{key}/{name}": str(table["no_runs"])
+        for key in NAMES
+        for name, table in paper(key)["tables"].items()
+        if "no_runs" in table
+    }
+
+
+def table(name: str) -> JsonDict:
+    """The description of a table that has runs, such as `feddpc/table2`. Raises ConfigError for
+    another name.
+    """
+    key, _, title = _known(name).partition("/")
+    found: JsonDict = paper(key)["tables"][title]
+    return found
+
+
+def caption(name: str) -> str:
+    """What the table is about, in the paper's words where it has some."""
+    return str(table(name)["caption"])
+
+
+def own_method(key: str) -> str:
+    """The method of a paper whose open choices `choices` makes; "" where it has none."""
+    described = paper(key)
+    return str(described.get("own", NAMES[key])) if "open" in described else ""
+
+
+def cells(name: str) -> list[Cell]:
+    """Every cell of a table such as `feddpc/table2`, in the order of its runs. Raises ConfigError
+    for a name that is none of `with_results()`.
+    """
+    key, _, title = _known(name).partition("/")
+    described = table(name)
+    made = []
+    for words, figures in _printed(described):
+        label = words["method"].removeprefix(f"{own_method(key)} ")
+        if label in paper(key).get("open", {}):
+            whole = _cell(key, title, {**words, "method": own_method(key)}, figures)
+            made.append(_choice(whole, label))
+        else:
+            made.append(_cell(key, title, words, figures))
+    return made
+
+
+def choices(cell: Cell) -> list[Cell]:
+    """What the cell's paper leaves open, contradicts itself on, or ablates, as variants of the
+    cell; none where the cell is not of the paper's own method.
+    """
+    if cell.method != own_method(cell.paper):
+        return []
+    return [_choice(cell, label) for label in paper(cell.paper)["open"]]
+
+
+def _choice(cell: Cell, label: str) -> Cell:
+    other = replace(
+        cell,
+        method=f"{cell.method} {label}",
+        figures=dict.fromkeys(cell.figures),
+        grids={},
+    )
+    config = lay(cell.config, paper(cell.paper)["open"][label])
+    return replace(other, config={**config, "name": other.name})
+
+
+def _cell(key: str, title: str, words: Mapping[str, str], figures: list[Any]) -> Cell:
+    described, own = paper(key), paper(key)["tables"][title]
+    config = lay(described["base"], own.get("base", {}))
+    config = lay(config, {"data": {"dataset": DATASETS[words["dataset"]]}})
+    kept: JsonDict = {}
+    for source in (described, own):
+        for change in _counting(source.get("changes", {}), words):
+            config = lay(config, change)
+        for change in _counting(source.get("mini", {}), words):
+            kept = lay(kept, change)
+    grids: JsonDict = {}
+    for more in _counting(own.get("grids", described.get("grids", {})), words):
+        grids |= more
+    measures = _last(own["measures"], words)
+    figures = figures + [None] * (len(measures) - len(figures))
+    cell = Cell(
+        paper=key,
+        table=title,
+        config=config,
+        figures=dict(zip(measures, figures, strict=True)),
+        grids=grids,
+        versus=_last(own.get("versus"), words),
+        target_round=_last(own.get("target_round"), words),
+        kept=kept,
+        by_search=bool(_last(own.get("by_search"), words)),
+        **words,
+    )
+    return replace(cell, config={**config, "name": cell.name})
+
+
+def _printed(table: JsonMapping) -> Iterator[tuple[dict[str, str], list[Any]]]:
+    """(words, figures) of each cell of a table, in the table's order."""
+    shared = {**dict.fromkeys(WORDS, ""), **table.get("at", {})}
+    levels = table["by"]
+    if isinstance(levels, Mapping):
+        for combination in itertools.product(*levels.values()):
+            yield {**shared, **dict(zip(levels, combination, strict=True))}, []
+        return
+    for values, found in _leaves(table["cells"], len(levels), table.get("columns")):
+        words = dict(shared)
+        for level, value in zip(levels, values, strict=True):
+            names = level.split(" ")
+            parts = value.split(" ", len(names) - 1)
+            words |= dict(zip(names, parts, strict=True))
+        yield words, found if isinstance(found, list) else [found]
+
+
+def _leaves(tree: Any, depth: int, columns: list[str] | None) -> Iterator[tuple[list[str], Any]]:
+    """(the names on the way, what is there) at a depth of a tree of mappings, whose last level may
+    be a list under the names of the columns; a list may end early.
+    """
+    if depth == 0:
+        yield [], tree
+        return
+    if depth == 1 and columns:
+        if len(tree) > len(columns):
+            raise ValueError(f"{tree} has more figures than the columns {columns}")
+        tree = dict(zip(columns, tree))
+    for name, below in tree.items():
+        for names, leaf in _leaves(below, depth - 1, columns):
+            yield [name, *names], leaf
+
+
+def _counting(lines: JsonMapping, words: Mapping[str, str]) -> list[Any]:
+    """The values of the lines whose words the cell has."""
+    have = {"all", *words.values()}
+    return [value for key, value in lines.items() if have >= set(key.split(" & "))]
+
+
+def _last(given: Any, words: Mapping[str, str]) -> Any:
+    """A value that may be given by words: then the last that counts, None where none does."""
+    if not isinstance(given, Mapping):
+        return given
+    counting = _counting(given, words)
+    return counting[-1] if counting else None
+
+
+def _known(name: str) -> str:
+    """The table's name as it is written here, whatever its case."""
+    known = with_results()
+    found = next((k for k in known if k.lower() == name.lower()), None)
+    if found is not None:
+        return found
+    for other, why in no_runs().items():
+        if other.lower() == name.lower():
+            raise ConfigError(f"{other} has no runs behind it: it prints {why}.")
+    raise ConfigError(unknown("table", name, known))
