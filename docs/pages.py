@@ -46,7 +46,7 @@ same, and `fednet --version` the release.
 | `FEDNET_SERVER` | `--bind` of a server, `--server` of a client |
 | `FEDNET_KEYS` | `--keys` |
 | `FEDNET_PROXY` | `--proxy` |
-| `FEDNET_SERVE` | DIR of `fednet serve`, `--at` of what speaks with it |
+| `FEDNET_SERVE` | DIR of `fednet serve`, `--at` of `fednet queue` |
 | `FEDNET_LOG` | no flag: `debug`, `info`, `warning` or `error` has what modules log written to stderr; `debug` also the whole traceback of an error |
 """  # noqa: E501
 

@@ -26,9 +26,7 @@ VERBS = {
     "frontier": "accuracy against bytes, a point a chain of compressors",
     "reproduce": "the runs behind one table of a paper, the paper's figure beside ours",
     "serve": "one long-lived server with a queue of runs, and a page about them",
-    "submit": "put a run into the queue of a served folder",
-    "queue": "what is in the queue of a served folder",
-    "cancel": "stop a run of a served folder, or take it out of the queue",
+    "queue": "submit runs to a folder of `fednet serve`, list and cancel them",
     "status": "what a live or dead run is doing",
     "verify": "whether two runs are the same to the bit, and where not",
     "doctor": "whether this machine is ready",
@@ -38,7 +36,11 @@ VERBS = {
 }
 FILES = {"list": "listing"}
 # Commands of earlier versions, and what to do instead.
-GONE = {"bench": "benchmarks are for developers: run `python -m tests.bench` in a clone"}
+GONE = {
+    "bench": "benchmarks are for developers: run `python -m tests.bench` in a clone",
+    "submit": "write `fednet queue submit`",
+    "cancel": "write `fednet queue cancel`",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -5,13 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fednet.cli.common import data_argument, device_argument, path_argument
 from fednet.errors import ConfigError, speaker
-
-if TYPE_CHECKING:
-    from fednet.serve.queue import Queue
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -47,30 +43,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def place() -> Path:
     return Path(os.environ.get("FEDNET_SERVE") or "serve")
-
-
-def served(parser: argparse.ArgumentParser) -> None:
-    """Which server is asked, of those who ask one."""
-    parser.add_argument(
-        "--at",
-        type=Path,
-        default=place(),
-        metavar="DIR",
-        help="the folder that is served [FEDNET_SERVE, else serve]",
-    )
-
-
-def queued(folder: Path) -> Queue:
-    """What was submitted there. Raises ConfigError where nothing was, and nobody serves."""
-    from fednet.serve.queue import Queue
-
-    queue = Queue(folder)
-    if not queue.there:
-        raise ConfigError(
-            f"--at {folder}: expected a folder that fednet serve works through, or that something "
-            f"was submitted to."
-        )
-    return queue
 
 
 def run(args: argparse.Namespace) -> int:

@@ -155,7 +155,7 @@ class Handler(BaseHTTPRequestHandler):
             if self.where == "/submit":
                 config = configuration.from_text(given.get("config", ""), "the form")
                 if config.load:
-                    raise ConfigError("load: files are named by fednet submit only.")
+                    raise ConfigError("load: files are named by fednet queue submit only.")
                 self.server.queue.submit(config)
             elif self.where == "/cancel" and re.fullmatch(NUMBER, given.get("number", "")):
                 self.server.queue.cancel(int(given["number"]))

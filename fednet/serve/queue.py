@@ -94,7 +94,7 @@ class Queue:
         """Raises ConfigError where there is none."""
         path = self._path(number)
         if not path.exists():
-            raise ConfigError(f"{self.folder}: there is no run {number}; see fednet queue.")
+            raise ConfigError(f"{self.folder}: there is no run {number}; see fednet queue list.")
         return self._read(path)
 
     def submit(self, config: Config) -> QueuedRun:

@@ -72,7 +72,9 @@ class Runner:
             entry.state, entry.said = "cancelled", ""
         elif status not in (0, ConfigError.exit_status):  # what was not refused can go on
             at = shlex.quote(str(self.queue.folder))
-            entry.said = f"{said} It goes on by: fednet submit --at {at} --resume {entry.number}"
+            entry.said = (
+                f"{said} To continue it: fednet queue submit --at {at} --resume {entry.number}"
+            )
         self.queue.write(entry)
         self._say(f"run {entry.number}: {entry.name} is {entry.state} {entry.said}".rstrip())
 

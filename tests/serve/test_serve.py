@@ -51,18 +51,18 @@ def test_runs_stand_in_the_order_in_which_they_were_submitted_with_a_name_of_the
         queue.cancel(9)
 
 
-@pytest.mark.parametrize("words", [["queue"], ["cancel", "1"], ["submit", "--resume", "1"]])
+@pytest.mark.parametrize("words", [["list"], ["cancel", "1"], ["submit", "--resume", "1"]])
 def test_a_folder_to_which_nothing_was_submitted_is_no_empty_queue(words, tmp_path, capsys):
     """What was mistyped is said, and is not made."""
     for folder in (tmp_path / "typo", tmp_path):
-        assert main([*words, "--at", str(folder)]) == 2
-        assert f"--at {folder}: expected a folder that fednet serve" in capsys.readouterr().err
+        assert main(["queue", *words, "--at", str(folder)]) == 2
+        assert f"--at {folder}: nothing was submitted there" in capsys.readouterr().err
     assert not [*tmp_path.iterdir()]
 
 
 def test_a_folder_that_is_served_has_an_empty_queue_before_anything_is_submitted(tmp_path, capsys):
     with lock.holding(tmp_path):
-        assert main(["queue", "--at", str(tmp_path)]) == 0
+        assert main(["queue", "list", "--at", str(tmp_path)]) == 0
     assert capsys.readouterr().out.split() == ["run", "name", "state", "said"]
 
 
@@ -103,20 +103,27 @@ def test_those_that_submit_at_the_same_time_each_get_a_number(tmp_path):
 
 def test_the_commands_submit_list_and_cancel(tmp_path, capsys):
     at = ["--at", str(tmp_path)]
-    assert main(["submit", *at, "--set", "name=mine", "--set", "rounds=3", "--quiet"]) == 0
+    assert main(["queue", "submit", *at, "--set", "name=mine", "--set", "rounds=3", "--quiet"]) == 0
     assert capsys.readouterr().out == "1\n"
-    assert main(["queue", *at]) == 0
-    assert f"nobody serves {tmp_path}: fednet serve" in capsys.readouterr().out
+    assert main(["queue", "list", *at]) == 0
+    assert f"No server is running for {tmp_path}: `fednet serve" in capsys.readouterr().out
     with lock.holding(tmp_path):
-        assert main(["queue", *at]) == 0
-        assert "nobody serves" not in capsys.readouterr().out
-    assert main(["cancel", "1", *at]) == 0
-    assert main(["queue", *at]) == 0
+        assert main(["queue", "list", *at]) == 0
+        assert "No server is running" not in capsys.readouterr().out
+    assert main(["queue", "cancel", "1", *at]) == 0
+    assert main(["queue", "list", *at]) == 0
     said = capsys.readouterr().out
     assert "mine-1  cancelled" in said
-    assert "nobody serves" not in said
-    assert main(["submit", *at, "--set", "ronds=3"]) == 2
+    assert "No server is running" not in said
+    assert main(["queue", "submit", *at, "--set", "ronds=3"]) == 2
     assert len(Queue(tmp_path).entries()) == 1
+
+
+@pytest.mark.parametrize("verb", ["submit", "cancel"])
+def test_the_earlier_commands_name_the_one_to_use(verb, tmp_path, capsys):
+    assert main([verb, "1", "--at", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"fednet {verb}: write `fednet queue {verb}`.\n"
+    assert not [*tmp_path.iterdir()]
 
 
 class Site:
@@ -316,7 +323,7 @@ def test_clients_stay_from_run_to_run_and_a_killed_server_goes_on_with_what_ther
 
         def submit(name, rounds):
             sets = [w for s in (*SMALL, f"name={name}", f"rounds={rounds}") for w in ("--set", s)]
-            assert main(["submit", "--at", str(queue.folder), *sets, "--quiet"]) == 0
+            assert main(["queue", "submit", "--at", str(queue.folder), *sets, "--quiet"]) == 0
 
         def rounds(name):
             return len(lines(queue.runs / name / "rounds.jsonl"))
@@ -403,7 +410,7 @@ def test_of_a_run_that_is_killed_the_queue_says_by_what(tmp_path, monkeypatch, n
     monkeypatch.setattr(runner, "_wait", killed)
     runner._one(queue.entry(1))
     assert queue.entry(1).state == "failed"
-    assert queue.entry(1).said.startswith(f"ended by {name}. It goes on by: fednet submit")
+    assert queue.entry(1).said.startswith(f"ended by {name}. To continue it: fednet queue submit")
 
 
 def test_a_run_that_was_stopped_from_outside_goes_on_by_the_command_that_the_queue_names(
@@ -418,11 +425,11 @@ def test_a_run_that_was_stopped_from_outside_goes_on_by_the_command_that_the_que
     ends = [(4, "stopped: SIGTERM; go on with --resume."), (2, "no such data.")]
     monkeypatch.setattr(runner, "_server", lambda entry: ends.pop(0))
     runner._one(queue.entry(1))
-    command = queue.entry(1).said.split("It goes on by: fednet ")[1]
+    command = queue.entry(1).said.split("To continue it: fednet ")[1]
     runner._one(queue.entry(2))
     assert queue.entry(2).said == "no such data."
     assert main([*shlex.split(command), "--set", "rounds=3"]) == 2
-    assert "without CONFIG, --set or --load" in capsys.readouterr().err
+    assert "leave out CONFIG, --set and --load" in capsys.readouterr().err
     assert main(shlex.split(command)) == 0
     assert (queue.entry(1).state, queue.entry(1).said) == ("waiting", "")
     assert runner._next().number == 1
