@@ -26,8 +26,8 @@ from fednet.client import join
 from fednet.client.policy import Policy
 from fednet.launch.start import Silent, listen, listening, run_in_process
 from fednet.records import Round
-from fednet.server.hosting import Hosting
 from fednet.server.process import host_rounds
+from fednet.server.watch import Hosting
 
 CLIENTS = 20
 FIRST, LAST = 4, 11  # rounds that are profiled

@@ -42,7 +42,7 @@ CONTEXT.set_forkserver_preload(
         "fednet.data.loading",
         "fednet.client.join",
         "fednet.server.rounds",
-        "fednet.server.results.summary",
+        "fednet.server.summary",
         "fednet.transport.zeromq.dealer",
         "fednet.transport.zeromq.router",
         *(f"fednet.cli.{module}" for module in ("main", "run", "server", "client")),

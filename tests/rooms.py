@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fednet import config as configuration
 from fednet.launch import start
-from fednet.server.hosting import Hosting
+from fednet.server.watch import Hosting
 from tests.processes import Processes, lines
 
 __all__ = ["SMALL", "hashes", "lines", "merged", "processes", "run", "small", "summary"]

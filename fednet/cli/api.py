@@ -17,12 +17,12 @@ from fednet.cli.common import quickstart
 from fednet.errors import CannotGoOn, ConfigError, FednetError, Stopped
 from fednet.experiment.rundir import runs_of, taken_back
 from fednet.plain import JsonMapping, meeting
-from fednet.server.signals import while_stopping
+from fednet.server.watch import while_stopping
 
 if TYPE_CHECKING:
     from fednet.records import Round
     from fednet.report.read import Run
-    from fednet.server.hosting import Watcher
+    from fednet.server.watch import Watcher
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ def _here(
     from fednet.cli.display import Display
     from fednet.launch.in_process import run_in_process
     from fednet.launch.start import open_directory, refusable
-    from fednet.server.hosting import Hosting
+    from fednet.server.watch import Hosting
 
     display = Display(quiet)
     with open_directory(config, out, resume) as (config, directory, finished):

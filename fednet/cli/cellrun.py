@@ -31,7 +31,7 @@ def _run(args: argparse.Namespace, words: list[str]) -> int:
     from fednet.errors import CannotGoOn, StateError, complain
     from fednet.launch.in_process import run_in_process
     from fednet.launch.start import open_directory
-    from fednet.server.hosting import Hosting
+    from fednet.server.watch import Hosting
     from fednet.sweep.marks import TORN
 
     wanted = configuration.load(args.config, args.set, args.load)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from prometheus_client import Counter, Gauge
 
     from fednet.records.rows import Row
-    from fednet.server.hosting import Watcher
+    from fednet.server.watch import Watcher
 
 MOST_SITES = 1000  # that are served, the absent ones first of all
 _ADDRESS = re.compile(r"(?:(?P<host>\[[0-9a-fA-F:.]+\]|[^:\s\[\]]+):|:)?(?P<port>\d{1,5})")

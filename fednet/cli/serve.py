@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from fednet.serve import page
     from fednet.serve.queue import Queue
     from fednet.serve.runner import Runner
-    from fednet.server.peers.admission import check_bind
+    from fednet.server.endpoint import check_bind
     from fednet.transport.keys import Keyring
     from fednet.transport.zeromq.router import ZmqServer
 

@@ -210,9 +210,9 @@ class EvaluateSection(Section, frozen=True, kw_only=True):
     """Who is judged, on what, and how often."""
 
     every: Count = 1
-    """0: never; else the run's last round is judged too. [rounds; server/results/stopping]"""
+    """0: never; else the run's last round is judged too. [rounds; server/round]"""
     global_: bool = msgspec.field(default=True, name="global")
-    """Judge the global model on the server's test set. [-; server/results/judging]"""
+    """Judge the global model on the server's test set. [-; server/judging]"""
     clients: Literal["auto", "all", "none"] = "auto"
     """Whose global and personal model is judged on its own test split; auto: participants within
     their task, all at the end. [-; server/asking]"""

@@ -16,16 +16,16 @@ class LostSection(Section, frozen=True, kw_only=True):
 
     closed: NonNegative | None = 3.0
     """How long it may take to come back after its connection closed; null: for ever, but where
-    another process hosts the same client, for as long as `silent`. [s; server/peers/admission]"""
+    another process hosts the same client, for as long as `silent`. [s; server/endpoint]"""
     silent: Positive | None = 10.0
     """How long its heartbeat may be silent; null: for ever. [s; server/phases]"""
     beat: Annotated[float, msgspec.Meta(ge=0.1, le=3600)] | None = None
     """How often a client says that it is there; null: each 2 s, or twice while `closed` and four
     times while `silent` pass; of N clients no oftener than each N / 1000 s, up to the latter. One
-    that has not heard of its server for 8 beats connects anew. [s; server/peers/admission]"""
+    that has not heard of its server for 8 beats connects anew. [s; server/endpoint]"""
     stalled: Positive | None = 300.0
     """How long its task may make no progress although its process is heard of, before it is given
-    to another that hosts the same client. [s; server/peers/admission]"""
+    to another that hosts the same client. [s; server/endpoint]"""
 
 
 class ScheduleSection(Section, frozen=True, kw_only=True):
@@ -81,7 +81,7 @@ class RoundSection(Section, frozen=True, kw_only=True):
     """The largest part of a mean by samples that one client may have, where sites bring their own
     data also of the mean of their accuracies; auto: half, where sites bring their own data and
     three or more replied, else no bound, for the server then knows the counts.
-    [share; server/shares]"""
+    [share; server/postprocessors]"""
 
     def join_s(self, alone: bool = False) -> float | None:
         """Seconds; None: for ever. alone: nobody has come yet, and others start the clients."""
@@ -95,11 +95,11 @@ class StopSection(Section, frozen=True, kw_only=True):
 
     accuracy: Taken | None = None
     """Reached by the global model, or by the clients' where there is none. [share;
-    server/results/stopping]"""
+    server/round]"""
     megabytes: Positive | None = None
-    """Spent, both ways. [10^6 bytes; server/results/stopping]"""
+    """Spent, both ways. [10^6 bytes; server/round]"""
     seconds: Positive | None = None
-    """Passed, on the run's clock. [s; server/results/stopping]"""
+    """Passed, on the run's clock. [s; server/round]"""
 
 
 class CheckpointSection(Section, frozen=True, kw_only=True):
@@ -108,7 +108,7 @@ class CheckpointSection(Section, frozen=True, kw_only=True):
     every: AtLeast1 = 1
     """A crash loses at most so many. [rounds; server/rounds]"""
     best: bool = True
-    """Keep the best model too, as best.safetensors. [-; server/results/judging]"""
+    """Keep the best model too, as best.safetensors. [-; server/judging]"""
     fsync: bool = False
     """Guard against power loss too. [-; server/process]"""
 
@@ -124,7 +124,7 @@ class RecordSection(Section, frozen=True, kw_only=True):
     evaluation alone. [-; server/rounds]"""
     tensors: bool = True
     """Whether a round's record has the SHA-256 of each tensor, by which `fednet verify` names the
-    first that differs; false: that of the whole model alone. [-; server/results/judging]"""
+    first that differs; false: that of the whole model alone. [-; server/judging]"""
 
 
 class WireSection(Section, frozen=True, kw_only=True):
@@ -140,14 +140,14 @@ class SecuritySection(Section, frozen=True, kw_only=True):
     """Who may connect, and what is believed."""
 
     curve: bool = False
-    """Encrypt and authenticate with CURVE. [-; server/peers/admission]"""
+    """Encrypt and authenticate with CURVE. [-; server/endpoint]"""
     keys: str | None = None
     """The directory of the server's keys; null: --keys of a server; of `fednet run`, keys made for
-    this run. [-; server/peers/admission]"""
+    this run. [-; server/endpoint]"""
     max_norm: Literal["auto"] | Positive | None = "auto"
     """An update of a larger Euclidean norm is refused; auto: what is a thousand times larger than
     the shared model and than most replies of its round; null: no bound.
-    [-; server/peers/admission]"""
+    [-; server/inbox]"""
 
 
 class SecaggSection(Section, frozen=True, kw_only=True):

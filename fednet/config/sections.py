@@ -82,7 +82,7 @@ class Config(Section, frozen=True, kw_only=True):
     privacy: PrivacySection = PrivacySection()
     track: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = ()
     """Who else gets each round's numbers, in a store of files in the run's directory.
-    [-; server/process]"""
+    [-; server/tracking]"""
     report: bool = True
     """Figures and page at the end. [-; cli/sweep]"""
 

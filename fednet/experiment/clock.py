@@ -22,7 +22,7 @@ from fednet.wire import messages as m
 from fednet.wire.frames import encode
 
 if TYPE_CHECKING:
-    from fednet.server.spool import Spooled
+    from fednet.server.inbox import Spooled
 
 
 class VirtualClock:

@@ -25,6 +25,7 @@ __all__ = [
     "Judgement",
     "Stopwatch",
     "asked",
+    "evaluation_due",
     "evaluation_payload",
     "judgements",
     "keeps_local",
@@ -39,6 +40,12 @@ class GlobalModel(Payload):
     """
 
     x: Weights
+
+
+def evaluation_due(config: Config, round: int) -> bool:
+    """Whether a round is evaluated."""
+    every = config.evaluate.every
+    return every > 0 and (round % every == 0 or round == config.rounds)
 
 
 def evaluation_payload(method: type[Algorithm], latest: bool) -> type[Payload]:

@@ -13,9 +13,9 @@ from fednet.config import Config
 from fednet.errors import ConfigError
 from fednet.experiment import determinism, placement
 from fednet.records import Summary
-from fednet.server.hosting import Hosting
-from fednet.server.peers.endpoint import Endpoint
+from fednet.server.endpoint import Endpoint
 from fednet.server.process import host_rounds
+from fednet.server.watch import Hosting
 
 # Neither side hears the other while it works, and neither can be gone.
 SLOW_BEAT_S = 3600.0

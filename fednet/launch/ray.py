@@ -25,7 +25,7 @@ from typing import Any
 from fednet import loading, places
 from fednet.config import Config
 from fednet.errors import CannotGoOn, ConfigError, lacking
-from fednet.server.hosting import Hosting
+from fednet.server.watch import Hosting
 
 log = logging.getLogger(__name__)
 
@@ -252,8 +252,7 @@ def run_on_ray(config: Config, directory: Path, how: Hosting, workers: int | Non
     this machine names, or starts a local one. Raises ConfigError without Ray, and where other hosts
     would be reached without CURVE.
     """
-    from fednet.server.peers.admission import run_keys
-    from fednet.server.peers.endpoint import listen, listening
+    from fednet.server.endpoint import listen, listening, run_keys
     from fednet.server.process import host_rounds
 
     (directory / "server.json").unlink(missing_ok=True)

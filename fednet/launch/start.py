@@ -22,13 +22,12 @@ from fednet.files import write_aside
 from fednet.launch.in_process import run_in_process
 from fednet.launch.supervisor import Supervisor
 from fednet.plain import JsonDict, JsonMapping
-from fednet.server.hosting import Hosting
-from fednet.server.peers.endpoint import listen, listening
+from fednet.server.endpoint import listen, listening
 from fednet.server.process import host_rounds
-from fednet.server.signals import stopped_early
+from fednet.server.watch import Hosting, stopped_early
 
 if TYPE_CHECKING:
-    from fednet.server.hosting import Watcher
+    from fednet.server.watch import Watcher
 
 # On resume.
 MAY_CHANGE = ("rounds", "stop", "round", "evaluate", "name", "load", "track", "report")

@@ -38,11 +38,9 @@ from fednet.experiment.faults import struck
 from fednet.experiment.rundir import log_to
 from fednet.launch.parent import die_with_parent, go_first
 from fednet.records.manifest import read_manifest
-from fednet.server.hosting import Hosting
-from fednet.server.peers.admission import run_keys
-from fednet.server.peers.endpoint import listen, listening
+from fednet.server.endpoint import listen, listening, run_keys
 from fednet.server.process import host_rounds
-from fednet.server.signals import early, while_stopping
+from fednet.server.watch import Hosting, early, while_stopping
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -130,8 +128,8 @@ class Supervisor:
 
         import fednet.client.join
         import fednet.data.loading
-        import fednet.server.results.summary
         import fednet.server.rounds
+        import fednet.server.summary
         import fednet.training.hosts
         import fednet.transport.zeromq.dealer
         import fednet.transport.zeromq.router  # noqa: F401

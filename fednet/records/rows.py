@@ -202,7 +202,7 @@ class Client(Row, kw_only=True):
 
 class Wire(Row, kw_only=True):
     """A line of wire.jsonl: a message, its bytes by kind, and whether it was of use. count: of
-    several like it; number: of its account, see `fednet.server.flight`; worker: whose heartbeats
+    several like it; number: of its account, see `fednet.server.books`; worker: whose heartbeats
     they are; reason: why it was of no use; lost: it may not have arrived; staleness: updates since
     the model that it started from, of a reply that was folded where training waits for nobody.
     final: of the evaluation after the last round. messages: how many rows this one is the sum of,
@@ -272,7 +272,7 @@ class Event(Row, kw_only=True):
 
 
 class Summary(Row, kw_only=True):
-    """summary.json: what the server says of the run (`fednet.server.results.summary`), and its
+    """summary.json: what the server says of the run (`fednet.server.summary`), and its
     metrics (`fednet.report.metrics.summarise`).
     """
 

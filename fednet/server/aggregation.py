@@ -25,11 +25,10 @@ from fednet.errors import FednetError, RemoteProtocolError, RoundVoid, no_memory
 from fednet.experiment import privacy
 from fednet.experiment.build import Experiment
 from fednet.loading import WrongPart, raised
-from fednet.server import postprocessors
+from fednet.server import exports, postprocessors
 from fednet.server.asking import Phase
+from fednet.server.inbox import Spooled
 from fednet.server.postprocessors import Summary, norm
-from fednet.server.results import exports
-from fednet.server.spool import Spooled
 from fednet.training.hosts import ServerHost
 from fednet.wire.payload import Payload, run_of, weights_of
 

@@ -16,12 +16,11 @@ from fednet.algorithms.state import State
 from fednet.experiment.build import Experiment
 from fednet.experiment.clock import VirtualClock, task_bytes
 from fednet.experiment.faults import Faults, drops
+from fednet.experiment.judging import evaluation_due
 from fednet.plain import JsonDict
 from fednet.protocol.tasks import LEFT, Job, Leaves
-from fednet.server.accounts import Accounts
-from fednet.server.peers.admission import Sent
-from fednet.server.results import accuracies
-from fednet.server.spool import Spool, Spooled
+from fednet.server.books import Accounts
+from fednet.server.inbox import Sent, Spool, Spooled
 from fednet.training.hosts import ServerHost
 from fednet.training.samples import batch_count
 from fednet.wire.codec import Body, Encoded
@@ -250,7 +249,7 @@ class Asking:
 
     def _judges(self, round: int, index: int) -> bool:
         """Whether the clients of an exchange judge what they trained."""
-        due = accuracies.due(self.config, round) and self.config.evaluate.clients == "auto"
+        due = evaluation_due(self.config, round) and self.config.evaluate.clients == "auto"
         return due and index == self.method.main_exchange
 
     def cost(self, client: int, index: int) -> int:

@@ -9,10 +9,12 @@ checkpoint holds yet lie in the spool beside it, as they came.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
+import torch
 
 from fednet.algorithms.state import PerClient, S, State, content_sha256, read_state, write_state
 from fednet.errors import StateError
@@ -20,6 +22,7 @@ from fednet.experiment.store import RowStore
 from fednet.files import clear_asides, read_lines, read_record, write_record
 from fednet.plain import plain
 from fednet.records.manifest import ANEW, FORMATS, RunProgress, read_manifest
+from fednet.tensors import Layout, Slot, Tensors
 
 
 class Checkpoints:
@@ -135,3 +138,65 @@ def _per_client(value: object) -> Iterator[PerClient]:
     elif isinstance(value, tuple):
         for one in value:
             yield from _per_client(one)
+
+
+class Residuals(State):
+    """What compressed broadcasts have left out so far, by field; and what compressors remember at
+    both ends: (field, rows by client), a pair for each length. also: (name, another under which the
+    same stands in `down`), where an earlier release wrote it.
+    """
+
+    down: dict[str, torch.Tensor]
+    also: tuple[tuple[str, str], ...] = ()
+    rows: tuple[tuple[str, PerClient], ...] = ()
+
+
+class Memories:
+    """Writes down what compressors remember, a client's as a row on disk: what is the same as at
+    the last checkpoint is not written again, nor what several clients have in common.
+    """
+
+    OF = re.compile(r"client ([0-9]+)/(.*)")
+
+    def __init__(self, store: RowStore) -> None:
+        self._store = store
+        self._known: dict[int, tuple[torch.Tensor, str]] = {}  # by identity: and its row's name
+
+    def written(self, all: Mapping[str, torch.Tensor]) -> Residuals:
+        """What `read` makes the same of, for the next checkpoint."""
+        down: dict[str, torch.Tensor] = {}
+        rows: dict[tuple[str, int], dict[int, str]] = {}
+        known = {}
+        for name, value in all.items():
+            whose = self.OF.fullmatch(name)
+            if whose is None or value.dim() != 1 or value.dtype != torch.float32:
+                down[name] = value
+                continue
+            at = id(value)
+            if at not in known:
+                known[at] = self._known.get(at) or (value, self._store.write(_as_row(value)))
+            rows.setdefault((whose[2], len(value)), {})[int(whose[1])] = known[at][1]
+        self._known = known
+        kept = ((f, PerClient(_layout(n), of, self._store)) for (f, n), of in rows.items())
+        return Residuals(down, (), tuple(kept))  # type: ignore[call-arg]
+
+    def read(self, found: Residuals) -> dict[str, torch.Tensor]:
+        """Raises StateError where a row is gone, or another."""
+        by_row: dict[str, torch.Tensor] = {}
+        all = found.down | {name: found.down[same] for name, same in found.also}
+        for name, kept in found.rows:
+            for client, row in kept.names.items():
+                if row not in by_row:
+                    by_row[row] = kept[client].vector.clone()
+                all[f"client {client}/{name}"] = by_row[row]
+        self._known = {id(value): (value, row) for row, value in by_row.items()}
+        return all
+
+
+def _layout(n: int) -> Layout:
+    return Layout((Slot("h", (n,), "parameter"),))
+
+
+def _as_row(value: torch.Tensor) -> Tensors:
+    none = torch.empty(0), torch.empty(0, dtype=torch.int64)
+    return Tensors(_layout(len(value)), value, *none)

@@ -27,11 +27,11 @@ from fednet.experiment.rundir import RunDirectory
 from fednet.ids import as_text
 from fednet.protocol.instructions import Instruction, Resolved
 from fednet.protocol.tasks import LEFT, STATE_LOST, Job, Rules
-from fednet.server.accounts import Accounts
 from fednet.server.asking import Asking, Phase, with_base
-from fednet.server.io_thread import ServerIO
-from fednet.server.peers.admission import patience
-from fednet.server.spool import Spooled
+from fednet.server.books import Accounts
+from fednet.server.endpoint import patience
+from fednet.server.inbox import Spooled
+from fednet.server.io import ServerIO
 from fednet.training.evaluation import Counts
 
 log = logging.getLogger(__name__)

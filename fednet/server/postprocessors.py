@@ -9,7 +9,7 @@
 
 A review sees every reply that could be read, also of clients that are left out by now: one that
 fails cannot take away a bound that the others are held to. (An update's norm that the configuration
-gives as a number is checked as the reply arrives, in peers/admission.py.)
+gives as a number is checked as the reply arrives, in inbox.py.)
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from fednet.config import Config, PrivacySection
 from fednet.experiment import privacy
 from fednet.experiment.build import Experiment
 from fednet.robust import stack
-from fednet.server.shares import ENOUGH, lowered, share_of_one
 from fednet.wire.payload import Payload, run_of
 
 if TYPE_CHECKING:
     from fednet.server.asking import Phase
+
 
 OUTLIER = 1e3
 
@@ -213,3 +213,35 @@ class Noising(Postprocessor):
 def norm(value: Tensors) -> float:
     """The Euclidean norm of its parameters."""
     return math.sqrt(value.square)
+
+
+ENOUGH = 3  # replies: of fewer none can have less than half
+
+
+def share_of_one(experiment: Experiment, replies: int) -> float | None:
+    """The largest part that one client may have in a mean by samples (`round.max_share`); None:
+    there is no bound.
+    """
+    share = experiment.config.round.max_share
+    if share == "auto":
+        return 0.5 if experiment.federation is None and replies >= ENOUGH else None
+    return share
+
+
+def lowered(counts: Mapping[int, int], share: float) -> dict[int, int]:
+    """The counts that have to be lowered so that none is more than `share` of their sum, or of an
+    equal part where so few cannot have less.
+    """
+    share = max(share, 1 / max(1, len(counts)))
+    ordered = sorted(counts.items(), key=lambda item: item[1])
+    high: list[int] = []
+    rest = sum(counts.values())
+    most = share * rest
+    while ordered and ordered[-1][1] > most:
+        client, n = ordered.pop()
+        high.append(client)
+        rest -= n
+        left = 1 - share * len(high)
+        most = share * rest / left if left > 1e-9 else float(ordered[-1][1] if ordered else n)
+    cap = max(1, math.floor(most))
+    return {c: cap for c in high if counts[c] > cap}

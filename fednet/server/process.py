@@ -20,10 +20,10 @@ from fednet.experiment import determinism, lock, placement
 from fednet.experiment.rundir import RunDirectory, check_records, clear_run, cut, left, log_to
 from fednet.files import read_lines, write_aside, write_json
 from fednet.records import Summary
-from fednet.server.hosting import Hosting
-from fednet.server.peers.admission import Sent, as_sent, checker, declared, judges
-from fednet.server.peers.endpoint import Endpoint
-from fednet.server.signals import on_stop, stop_later, stopped_early, thrice_kills
+from fednet.server.endpoint import Endpoint, as_sent
+from fednet.server.inbox import Sent, checker, declared
+from fednet.server.judging import judges
+from fednet.server.watch import Hosting, on_stop, stop_later, stopped_early, thrice_kills
 
 if TYPE_CHECKING:
     from fednet.algorithms.state import State
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from fednet.protocol.server import ServerProtocol
     from fednet.records import Round
     from fednet.records.manifest import RunProgress
-    from fednet.server.accounts import Accounts
-    from fednet.server.round import Residuals
+    from fednet.server.books import Accounts
+    from fednet.server.checkpoint import Residuals
     from fednet.server.rounds import Parts, Rounds
     from fednet.wire.ledger import Row, Tally
     from fednet.wire.link import Link
@@ -44,7 +44,7 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
     """Everything the server does in one process of its own; returns the summary. endpoint: how it
     reaches its clients; its transport is closed at the end.
     """
-    from fednet.server.results.summary import finish, write
+    from fednet.server.summary import finish, write
 
     with stopped_early():
         switches = determinism.settle(config.train)
@@ -86,7 +86,7 @@ class Session:
 
     def __init__(self, config: Config, directory: Path, endpoint: Endpoint, how: Hosting) -> None:
         from fednet.experiment import build, privacy
-        from fednet.server.peers.events import Events, said
+        from fednet.server.io import Events, said
 
         self.config, self.directory, self.endpoint, self.how = config, directory, endpoint, how
         self._books()
@@ -105,7 +105,7 @@ class Session:
     def _books(self) -> None:
         """What earlier server processes of this run left, cut to the last checkpoint."""
         from fednet.server.checkpoint import Checkpoints
-        from fednet.server.spool import Spool
+        from fednet.server.inbox import Spool
 
         directory, fsync = self.directory, self.config.checkpoint.fsync
         clear_run(directory)
@@ -129,7 +129,7 @@ class Session:
         self.incarnation = self.checkpoints.incarnation(directory / "events.jsonl")
 
     def _resume(self) -> None:
-        from fednet.server.round import Residuals
+        from fednet.server.checkpoint import Residuals
 
         self.resumed: tuple[State, RunProgress, Residuals | None] | None = None
         self.run_id = secrets.token_hex(8)
@@ -180,7 +180,7 @@ class Session:
         )
 
     def _link(self) -> Link:
-        from fednet.server.flight import Flight
+        from fednet.server.books import Flight
         from fednet.transport.framing import connection_bytes, framing
         from fednet.wire import book
         from fednet.wire.ledger import Ledger
@@ -207,10 +207,10 @@ class Session:
     def rounds(self) -> Rounds:
         """The rounds over all of this, which `begin` starts and `close` ends."""
         from fednet.experiment.faults import Faults, struck
-        from fednet.server.accounts import Accounts
-        from fednet.server.io_thread import ServerIO
-        from fednet.server.results.track import Trackers
+        from fednet.server.books import Accounts
+        from fednet.server.io import ServerIO
         from fednet.server.rounds import Rounds
+        from fednet.server.tracking import Trackers
         from fednet.server.watch import Watch
 
         exp, config = self.experiment, self.config
@@ -253,8 +253,8 @@ class Session:
         """What the rounds are made with."""
         from fednet.experiment.clock import VirtualClock
         from fednet.server.asking import Asking
+        from fednet.server.judging import Judge
         from fednet.server.phases import Phases
-        from fednet.server.results.judging import Judge
         from fednet.server.rounds import Parts
         from fednet.training.hosts import ServerHost
 

@@ -2,95 +2,37 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Container, Mapping
+import functools
+import math
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from fednet import records
-from fednet.algorithms.base import State, Tensors
-from fednet.algorithms.state import PerClient
+from fednet.algorithms.base import State
+from fednet.algorithms.secure import Secure
 from fednet.config import Config
 from fednet.errors import Forgotten
+from fednet.experiment.build import Experiment
 from fednet.experiment.clock import VirtualClock
-from fednet.experiment.store import RowStore
+from fednet.experiment.judging import SPLIT
 from fednet.ids import as_text
+from fednet.models.base import BASE
 from fednet.plain import JsonDict
 from fednet.protocol.tasks import STATE_LOST
-from fednet.server.accounts import nothing
-from fednet.server.phases import Phase
-from fednet.server.results import accuracies
-from fednet.server.results.timing import TIMES
-from fednet.tensors import Layout, Slot
+from fednet.records.manifest import RunProgress
+from fednet.server.asking import Phase
+from fednet.server.books import nothing
+from fednet.server.inbox import Spooled
 from fednet.training.evaluation import Counts
-from fednet.wire.ledger import Kinds
+from fednet.wire.ledger import Kinds, add_kinds
 from fednet.wire.messages import clean
 from fednet.wire.payload import Run
 
+# Of what the clients do, the seconds of the one that came last count.
+TIMES = ("training", "encoding", "sending", "waiting", "aggregating", "evaluating", "recording")
 SHOWN = 3  # clients left out whose reasons are shown for a round
-
-
-class Residuals(State):
-    """What compressed broadcasts have left out so far, by field; and what compressors remember at
-    both ends: (field, rows by client), a pair for each length. also: (name, another under which the
-    same stands in `down`), where an earlier release wrote it.
-    """
-
-    down: dict[str, torch.Tensor]
-    also: tuple[tuple[str, str], ...] = ()
-    rows: tuple[tuple[str, PerClient], ...] = ()
-
-
-class Memories:
-    """Writes down what compressors remember, a client's as a row on disk: what is the same as at
-    the last checkpoint is not written again, nor what several clients have in common.
-    """
-
-    OF = re.compile(r"client ([0-9]+)/(.*)")
-
-    def __init__(self, store: RowStore) -> None:
-        self._store = store
-        self._known: dict[int, tuple[torch.Tensor, str]] = {}  # by identity: and its row's name
-
-    def written(self, all: Mapping[str, torch.Tensor]) -> Residuals:
-        """What `read` makes the same of, for the next checkpoint."""
-        down: dict[str, torch.Tensor] = {}
-        rows: dict[tuple[str, int], dict[int, str]] = {}
-        known = {}
-        for name, value in all.items():
-            whose = self.OF.fullmatch(name)
-            if whose is None or value.dim() != 1 or value.dtype != torch.float32:
-                down[name] = value
-                continue
-            at = id(value)
-            if at not in known:
-                known[at] = self._known.get(at) or (value, self._store.write(_as_row(value)))
-            rows.setdefault((whose[2], len(value)), {})[int(whose[1])] = known[at][1]
-        self._known = known
-        kept = ((f, PerClient(_layout(n), of, self._store)) for (f, n), of in rows.items())
-        return Residuals(down, (), tuple(kept))  # type: ignore[call-arg]
-
-    def read(self, found: Residuals) -> dict[str, torch.Tensor]:
-        """Raises StateError where a row is gone, or another."""
-        by_row: dict[str, torch.Tensor] = {}
-        all = found.down | {name: found.down[same] for name, same in found.also}
-        for name, kept in found.rows:
-            for client, row in kept.names.items():
-                if row not in by_row:
-                    by_row[row] = kept[client].vector.clone()
-                all[f"client {client}/{name}"] = by_row[row]
-        self._known = {id(value): (value, row) for row, value in by_row.items()}
-        return all
-
-
-def _layout(n: int) -> Layout:
-    return Layout((Slot("h", (n,), "parameter"),))
-
-
-def _as_row(value: torch.Tensor) -> Tensors:
-    none = torch.empty(0), torch.empty(0, dtype=torch.int64)
-    return Tensors(_layout(len(value)), value, *none)
 
 
 @dataclass(frozen=True)
@@ -218,23 +160,6 @@ class Round:
         few = f"{void} rounds in a row had fewer than {config.round.min_results} results"
         return few + "".join(f" ({first})" for first in whose[:1])
 
-    def client_lines(self) -> list[JsonDict]:
-        """The round's lines of clients.jsonl: of whom there is something to say."""
-        rows: dict[int, dict[str, Counts]] = {c: {} for c in self.reports}
-        rows |= self.judged
-        done = self.main.done
-        return [
-            accuracies.client_row(
-                self.number,
-                c,
-                verdict,
-                self.runs.get(c),
-                reply=done.get(c),
-                reported=self.reports.get(c),
-            ).line()
-            for c, verdict in sorted(rows.items())
-        ]
-
 
 def remembered(
     residuals: Mapping[str, torch.Tensor], phase: Phase, kept: Container[int] = ()
@@ -247,3 +172,105 @@ def remembered(
     if not gone and not ahead:
         return residuals
     return {k: v for k, v in residuals.items() if not k.startswith(gone)} | ahead
+
+
+def predict(
+    experiment: Experiment, phase: Phase, server: object, completed: Iterable[int], sums: Kinds
+) -> None:
+    """Adds what an exchange's messages should amount to, from the declarations, for the clients
+    that completed it. server: its state as the exchange had it.
+    """
+    if not experiment.predictable:
+        return
+    method = experiment.algorithm
+    predicted = functools.partial(experiment.predicted, round=phase.round)
+    exchange, clients = method.exchanges[phase.index], list(completed)
+    if experiment.base is not None and phase.index == 0:
+        first = sum(1 for c in clients if not phase.start[c])
+        add_kinds(sums["down"], {BASE: first * experiment.base.raw} if first else {})
+    if not experiment.sized_by_client:  # one stands for all
+        enrolled = [c for c in clients if c in phase.enrolled]
+        for way, kind, who in (
+            ("down", exchange.down, clients),
+            ("up", exchange.up, clients),
+            ("down", method.Enrolment, enrolled),
+        ):
+            each = predicted(kind, way, who[0]) if who and kind is not None else {}
+            add_kinds(sums[way], {name: len(who) * n for name, n in each.items()})
+        return
+    for client in clients:
+        exact = method.exact(server, phase.round, client) if isinstance(method, Secure) else None
+        add_kinds(sums["down"], predicted(exchange.down, "down", client, exact))
+        add_kinds(sums["up"], predicted(exchange.up, "up", client, exact))
+        if client in phase.enrolled and method.Enrolment is not None:
+            add_kinds(sums["down"], predicted(method.Enrolment, "down", client))
+
+
+def add_phase(
+    seconds: dict[str, float], took: float, encoding: float, replies: Iterable[Spooled]
+) -> None:
+    """Adds what a phase took, `encoding` of it before its tasks went out. Its last client's task
+    tells in what: its own training, evaluating and encoding; sending, down and up, is what else
+    passed between hand-out and arrival; all before the hand-out, and what its site did besides, is
+    waiting.
+    """
+    seconds["encoding"] += encoding
+    left = max(0.0, took - encoding)
+    last = max((r for r in replies if r.split), key=lambda r: r.arrived, default=None)
+    if last is not None:
+        left -= taken(
+            seconds, dict(zip(SPLIT, last.split)) | {"sending": last.taken_s - last.seconds}, left
+        )
+    seconds["waiting"] += left
+
+
+def taken(into: dict[str, float], shares: dict[str, float], limit: float) -> float:
+    """Adds shares of a time, none below 0 and no more than `limit` together; a client says what it
+    likes. Returns their sum.
+    """
+    total = 0.0
+    for name, share in shares.items():
+        part = min(max(share, 0.0), limit - total) if math.isfinite(share) else 0.0
+        into[name] += part
+        total += part
+    return total
+
+
+def fitted(seconds: dict[str, float], elapsed: float, early: float) -> dict[str, float]:
+    """The split of a round that began `early` seconds before it counts: what its clients had the
+    time for then is left out, first of waiting.
+    """
+    out = dict(seconds)
+    for name in ("waiting", "sending", "training", "encoding", "evaluating"):
+        cut = min(early, out[name])
+        out[name] -= cut
+        early -= cut
+    out["waiting"] = max(0.0, out["waiting"] + elapsed - sum(out.values()))
+    return out
+
+
+def reached(config: Config, progress: RunProgress) -> str | None:
+    """Why the run need not go on; None where it must."""
+    stop = config.stop
+    spent = sum(progress.totals.get(way, 0) for way in ("up", "down"))
+    if stop.accuracy is not None and progress.best is not None and progress.best >= stop.accuracy:
+        return f"{progress.best_of} accuracy {progress.best:.4f} reached".lstrip()
+    if stop.megabytes is not None and spent >= stop.megabytes * 1e6:
+        return f"{spent / 1e6:.4g} MB spent"
+    seconds = progress.virtual if config.link.clock == "virtual" else progress.seconds
+    if stop.seconds is not None and seconds >= stop.seconds:
+        return f"{seconds:.4g} s spent"
+    return None
+
+
+def may_overlap(config: Config) -> bool:
+    """Whether a round may start before the one before it is judged: not where what is found may end
+    the run, and not where the clients are asked for it in a phase of its own.
+    """
+    stop, evaluate = config.stop, config.evaluate
+    return (
+        stop.accuracy is None
+        and stop.megabytes is None
+        and stop.seconds is None
+        and not (evaluate.every and evaluate.clients == "all")
+    )

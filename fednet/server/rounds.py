@@ -29,21 +29,18 @@ from fednet.experiment.store import on_disk
 from fednet.ids import as_text
 from fednet.plain import JsonDict
 from fednet.records.manifest import RunProgress
-from fednet.server.accounts import Accounts, predict
+from fednet.server import exports
 from fednet.server.aggregation import Aggregation
 from fednet.server.asking import Phase
-from fednet.server.checkpoint import Checkpoints
-from fednet.server.io_thread import ServerIO
+from fednet.server.books import Accounts
+from fednet.server.checkpoint import Checkpoints, Memories, Residuals
+from fednet.server.inbox import Spool
+from fednet.server.io import ServerIO, said
+from fednet.server.judging import Judge, client_lines
 from fednet.server.ongoing.underway import kept
 from fednet.server.ongoing.updates import Updates
-from fednet.server.peers.events import said
 from fednet.server.phases import Phases
-from fednet.server.results import exports
-from fednet.server.results.judging import Judge
-from fednet.server.results.stopping import may_overlap, reached
-from fednet.server.results.timing import add_phase, fitted
-from fednet.server.round import Carried, Memories, Residuals, Round
-from fednet.server.spool import Spool
+from fednet.server.round import Carried, Round, add_phase, fitted, may_overlap, predict, reached
 from fednet.server.watch import Attendance, Watch
 from fednet.training.hosts import ServerHost
 from fednet.wire import book
@@ -293,7 +290,7 @@ class Rounds:
         self.record(round, model, judged_at)
         self.judge.stopped(round, progress)
         each = self.config.record.clients == "each"
-        lines = {"rounds": [round.record.line()], "clients": round.client_lines() if each else []}
+        lines = {"rounds": [round.record.line()], "clients": client_lines(round) if each else []}
         due = round.number % self.config.checkpoint.every == 0 or round.number == self.config.rounds
         keep = self.save if due or self.parts.watch.requested else self._append
         keep(lines)

@@ -1,25 +1,137 @@
 """While the server waits: whether someone asked it to stop; status.json and the display; who is
-there for a round to begin.
+there for a round to begin. What signals do to a server, and what it is started with.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import signal
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
 
 from fednet.config import Config
-from fednet.errors import CannotGoOn, Stopped
+from fednet.errors import Asked, CannotGoOn, Stopped, ask, signal_name, stops
 from fednet.experiment import selection
 from fednet.experiment.faults import Replay
 from fednet.experiment.rundir import RunDirectory, write_status
 from fednet.ids import ranges
-from fednet.plain import JsonDict
-from fednet.server.io_thread import ServerIO
+from fednet.plain import JsonDict, JsonMapping
+from fednet.records.rows import Round, Row
+from fednet.server.io import ServerIO
 from fednet.world import World
 
-if TYPE_CHECKING:
-    from fednet.server.hosting import Watcher
+
+class Watcher(Protocol):
+    """Who is told of a run while it goes: `cli.display.Display`, `launch.start.Silent`."""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *what: object) -> None: ...
+
+    def round_started(self, round: int, rounds: int, cohort: Sequence[int], /) -> None: ...
+
+    def progress(self, info: JsonMapping, /) -> None:
+        """Whom the round waits for: `waiting` and `arrived`, see `ServerIO.snapshot`."""
+        ...
+
+    def round_done(self, record: Row, /) -> None: ...
+
+    def note(self, text: str, /) -> None: ...
+
+    def warn(self, text: str, /) -> None:
+        """What is said with --quiet too."""
+        ...
+
+    def finished(self, summary: JsonMapping, /) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Hosting:
+    """display: shows the run while it goes. command: the words that started it, for the summary.
+    data: where data lie. until: on the monotonic clock, when to stop. callback: called with the
+    record of each round.
+    """
+
+    display: Watcher
+    command: Sequence[str] = ()
+    device: str = "auto"
+    data: Path | None = None
+    until: float | None = None
+    callback: Callable[[Round], None] | None = None
+
+
+Handler = Callable[[int, FrameType | None], None]
+Before = Handler | int | signal.Handlers | None  # what a signal did
+
+
+def stop_later(watch: Watch, number: int, _: FrameType | None) -> None:
+    """Once there is something to be saved: the rounds look for this."""
+    watch.requested = signal_name(number), number == signal.SIGINT
+
+
+def on_stop(handler: Handler) -> dict[int, Before]:
+    """What the signals that ask for a stop do from now on; returns what they did."""
+    before: dict[int, Before] = {}
+    for number in stops():
+        with contextlib.suppress(ValueError):  # in a thread of a caller's own, who has the signals
+            before[number] = signal.signal(number, handler)
+    return before
+
+
+@contextlib.contextmanager
+def while_stopping(handler: Handler) -> Iterator[None]:
+    """As `on_stop`, and afterwards they do again what they did."""
+    before = on_stop(handler)
+    try:
+        yield
+    finally:
+        for number, was in before.items():
+            signal.signal(number, was)
+
+
+TOGETHER_S = 0.3
+"""One press of Ctrl-C may come twice: from the terminal, and passed on by whoever started this
+process.
+"""
+
+
+def thrice_kills(handler: Handler) -> Handler:
+    """Does what `handler` does, but the third Ctrl-C ends what is going on where it stands: a
+    method's own part may never come to its end.
+    """
+    presses = list[float]()
+
+    def on(number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if number == signal.SIGINT and (not presses or now - presses[-1] > TOGETHER_S):
+            presses.append(now)
+        if len(presses) >= 3:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            raise KeyboardInterrupt
+        handler(number, frame)
+
+    return on
+
+
+@contextlib.contextmanager
+def stopped_early() -> Iterator[None]:
+    """Before there is anything to be saved, a request to stop is Stopped once it comes out here."""
+    try:
+        with while_stopping(ask):
+            yield
+    except Asked as asked:
+        raise early(asked) from None
+
+
+def early(asked: Asked) -> Stopped:
+    """Of a run, of which there may be a checkpoint."""
+    return Stopped(f"{asked}; go on with --resume.", asked.exit_status == 130)
+
 
 LOOK_S = 0.2  # how often a request to stop is looked for
 

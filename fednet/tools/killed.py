@@ -89,7 +89,7 @@ def _run(
     from fednet.files import read_lines
     from fednet.launch.in_process import run_in_process
     from fednet.launch.start import Silent, open_directory
-    from fednet.server.hosting import Hosting
+    from fednet.server.watch import Hosting
 
     config = from_mapping({**SMALL, **changes}, where="fednet check")
     with open_directory(config, out, resume=resume) as (own, directory, _):

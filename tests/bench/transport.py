@@ -163,7 +163,7 @@ def main(folder: Path) -> Iterator[str]:
 
 if __name__ == "__main__":
     from fednet.launch import start
-    from fednet.server.hosting import Hosting
+    from fednet.server.watch import Hosting
 
     wanted = configuration.load(Path(sys.argv[1]), [])
     with start.open_directory(wanted, Path(sys.argv[2]), False) as (chosen, directory, _):

@@ -14,7 +14,7 @@ import pytest
 import fednet
 from fednet.client.judging import ClientJudge
 from fednet.errors import RemoteProtocolError
-from fednet.server.results.accuracies import pooled
+from fednet.server.judging import pooled
 from fednet.training.evaluation import Counts
 from fednet.training.samples import batch_count, batches
 from fednet.wire import messages as m

@@ -25,9 +25,9 @@ from fednet.experiment.judging import JUDGED, Judgement
 from fednet.launch.in_process import run_in_process
 from fednet.launch.start import Silent
 from fednet.protocol.instructions import REFUSALS
-from fednet.server.hosting import Hosting
-from fednet.server.peers.endpoint import listen, listening
+from fednet.server.endpoint import listen, listening
 from fednet.server.process import host_rounds
+from fednet.server.watch import Hosting
 from fednet.tensors import Tensors
 from fednet.wire import messages as m
 from fednet.wire.frames import encode

@@ -27,9 +27,8 @@ from fednet.experiment.rundir import check_records, cut
 from fednet.experiment.store import ClientStore, Record, on_disk
 from fednet.files import Lines, digest, read_lines, write_record
 from fednet.records.manifest import RunProgress
-from fednet.server.checkpoint import Checkpoints
-from fednet.server.round import Memories, Residuals
-from fednet.server.spool import Spool
+from fednet.server.checkpoint import Checkpoints, Memories, Residuals
+from fednet.server.inbox import Spool
 from fednet.tensors import Layout, Slot, Tensors
 from fednet.wire import messages as m
 from fednet.wire.codec import Body

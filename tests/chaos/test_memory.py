@@ -31,7 +31,7 @@ from fednet.client import join
 from fednet.experiment import build as experiment
 from fednet.launch.in_process import run_in_process
 from fednet.launch.start import Silent
-from fednet.server.hosting import Hosting
+from fednet.server.watch import Hosting
 from fednet.tensors import Tensors
 from fednet.transport import keys, strangers
 from fednet.transport.base import MAX_FRAME_BYTES

@@ -16,7 +16,7 @@ from fednet.experiment.faults import POINTS
 from fednet.report import costs
 from fednet.report.read import open_run
 from fednet.server.checkpoint import Checkpoints
-from fednet.server.spool.log import Log, sealed_in
+from fednet.server.inbox import Log, sealed_in
 from tests.federation import Federation
 
 

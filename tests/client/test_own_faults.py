@@ -11,7 +11,7 @@ import pytest
 
 from fednet.algorithms.fedavg import FedAvg
 from fednet.errors import without_paths
-from fednet.server.signals import TOGETHER_S, thrice_kills
+from fednet.server.watch import TOGETHER_S, thrice_kills
 from fednet.wire import messages as m
 from tests.chaos.mallory import Liar
 from tests.chaos.test_hostile_server import (

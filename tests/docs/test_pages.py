@@ -10,7 +10,7 @@ import fednet
 from fednet.cli.main import main
 from fednet.config.keys import DocumentedKey, keys, options
 from fednet.records import FILES, Summary
-from fednet.server.peers.events import LOUD
+from fednet.server.io import LOUD
 
 PACKAGE = Path(fednet.__file__).parent
 

@@ -11,7 +11,7 @@ from fednet.algorithms.scaffold import Scaffold
 from fednet.errors import CannotGoOn, StateAbsent, StateError, Stopped
 from fednet.experiment import build
 from fednet.experiment.store import ClientStore, Record
-from fednet.server.results import exports
+from fednet.server import exports
 from tests.rooms import lines, run, small
 
 PRIVATE = {"privacy": {"clip": 1.0, "noise": 2.0, "delta": 1e-3}, "rounds": 3}

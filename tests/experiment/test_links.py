@@ -10,7 +10,7 @@ from fednet.experiment.clock import VirtualClock
 from fednet.protocol.instructions import Send
 from fednet.protocol.server import ServerProtocol
 from fednet.protocol.tasks import Job, Rules, WorkStatus
-from fednet.server.results.timing import TIMES, fitted, taken
+from fednet.server.round import TIMES, fitted, taken
 from fednet.transport.shaped import LinkShape
 from fednet.wire import messages as m
 from fednet.wire.codec import Body

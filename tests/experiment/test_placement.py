@@ -11,7 +11,7 @@ from fednet.errors import ConfigError
 from fednet.experiment import placement
 from fednet.launch.ray import Fleet, gpu_share
 from fednet.launch.start import Silent
-from fednet.server.hosting import Hosting
+from fednet.server.watch import Hosting
 
 
 def test_one_worker_a_core_but_at_most_one_a_client(monkeypatch):

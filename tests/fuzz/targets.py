@@ -31,7 +31,7 @@ from fednet.protocol.client import ClientProtocol
 from fednet.protocol.server import ServerProtocol
 from fednet.protocol.tasks import Job, Rules
 from fednet.server.checkpoint import Checkpoints
-from fednet.server.spool import LOG, Spool
+from fednet.server.inbox import LOG, Spool
 from fednet.tensors import Tensors
 from fednet.transport import keys
 from fednet.wire import messages as m

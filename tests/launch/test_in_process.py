@@ -32,7 +32,7 @@ def test_a_task_longer_than_the_heartbeats_patience_loses_nobody(tmp_path):
 
 
 def test_a_run_that_is_over_waits_for_nobody(tmp_path, monkeypatch):
-    monkeypatch.setattr("fednet.server.io_thread.SNAPSHOT_S", 0.0)
+    monkeypatch.setattr("fednet.server.io.SNAPSHOT_S", 0.0)
     section = {
         "name": "over",
         "rounds": 1,

@@ -17,8 +17,7 @@ from fednet.config import Config
 from fednet.errors import CannotGoOn, ConfigError, Stopped, stops
 from fednet.launch.supervisor import Supervisor
 from fednet.server import process
-from fednet.server.hosting import Hosting
-from fednet.server.signals import stopped_early
+from fednet.server.watch import Hosting, stopped_early
 from tests.processes import Processes, lines, small, until
 
 # Saves what is done when it is asked to, which takes it longer than the asker waits unasked.

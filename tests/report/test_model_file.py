@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import fednet
 from fednet.algorithms.state import read_named
 from fednet.errors import StateError
-from fednet.server.results.exports import save_model
+from fednet.server.exports import save_model
 from tests.rooms import run, summary
 
 
@@ -75,7 +75,7 @@ def test_a_digest_covers_every_kind_of_tensor_and_what_is_said_beside(tmp_path: 
 def test_a_models_file_has_the_same_bytes_each_time(tmp_path):
     import torch
 
-    from fednet.server.results.exports import save_model
+    from fednet.server.exports import save_model
 
     named = {"a": torch.arange(3.0), "b": torch.ones(2, 2)}
     about = {"trained": "a", "lacks": "b", "beside": "ä"}

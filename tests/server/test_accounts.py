@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fednet.records.manifest import RunProgress
-from fednet.server.accounts import Accounts
+from fednet.server.books import Accounts
 from fednet.wire.ledger import Row, Tally
 from fednet.wire.messages import Key
 

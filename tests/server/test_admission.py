@@ -10,7 +10,8 @@ import torch
 from fednet.algorithms.base import Payload, Weights
 from fednet.config import from_mapping
 from fednet.errors import ConfigError, RemoteProtocolError
-from fednet.server.peers.admission import Sent, as_sent, checker
+from fednet.server.endpoint import as_sent
+from fednet.server.inbox import Sent, checker
 from fednet.tensors import Layout, Slot, Tensors
 from fednet.wire import messages as m
 from fednet.wire.codec import Codec

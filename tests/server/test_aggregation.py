@@ -11,8 +11,8 @@ from fednet.algorithms.base import Run, Samples
 from fednet.algorithms.fedavg import FedAvg
 from fednet.algorithms.feddc import FedDC
 from fednet.errors import CannotGoOn
+from fednet.server.postprocessors import lowered
 from fednet.server.rounds import Rounds
-from fednet.server.shares import lowered
 from tests.rooms import hashes, lines, run, summary
 
 LIAR = 1

@@ -8,8 +8,7 @@ import pytest
 
 from fednet import config
 from fednet.errors import ConfigError
-from fednet.server.peers.admission import beat_seconds
-from fednet.server.peers.endpoint import listening
+from fednet.server.endpoint import beat_seconds, listening
 
 
 def beat(**lost: object) -> float:

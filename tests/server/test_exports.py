@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from fednet.algorithms.feddc import FedDC
 from fednet.experiment import build
 from fednet.experiment.store import ClientStore, Record
-from fednet.server.results import exports
+from fednet.server import exports
 from fednet.tensors import Layout, Slot, Tensors
 from fednet.wire.payload import Run, Samples
 from tests.rooms import small

@@ -7,7 +7,6 @@ from __future__ import annotations
 import signal
 import threading
 import time
-import types
 from contextlib import ExitStack
 
 import msgspec
@@ -21,10 +20,9 @@ from fednet.protocol.client import ClientProtocol
 from fednet.protocol.instructions import Resolved, Send
 from fednet.protocol.server import ServerProtocol
 from fednet.protocol.tasks import Job, Rules
-from fednet.server import outbox
-from fednet.server.io_thread import Events, ServerIO
-from fednet.server.peers import clock
-from fednet.server.spool import Spool
+from fednet.server import io as server_io
+from fednet.server.inbox import Spool
+from fednet.server.io import Events, ServerIO
 from fednet.transport import keys
 from fednet.transport.base import Received
 from fednet.transport.framing import connection_bytes, framing
@@ -315,7 +313,7 @@ def test_a_pause_of_the_server_is_no_silence_of_its_workers(tmp_path, monkeypatc
     both.phase(10)
     io, (worker,) = both.io, both.io.protocol.workers.values()
     io.inline = False
-    monkeypatch.setattr(clock, "time", types.SimpleNamespace(monotonic=lambda: at))
+    monkeypatch.setattr(server_io.ListeningClock, "monotonic", staticmethod(lambda: at))
     at += 60
     io._step(0.0)
     at += 3600
@@ -329,18 +327,18 @@ def test_a_pause_of_the_server_is_no_silence_of_its_workers(tmp_path, monkeypatc
 
 def test_a_pause_is_over_for_what_the_server_does_before_it_listens_again_too(monkeypatch):
     at = 100.0
-    monkeypatch.setattr(clock, "time", types.SimpleNamespace(monotonic=lambda: at))
-    now = clock.ListeningClock()
+    monkeypatch.setattr(server_io.ListeningClock, "monotonic", staticmethod(lambda: at))
+    now = server_io.ListeningClock()
     now.listened()
     before, at = now(), at + 3600
-    assert now() == before + clock.PAUSE_S  # a command that waited for it
+    assert now() == before + server_io.PAUSE_S  # a command that waited for it
     now.listened()
-    assert now() == before + clock.PAUSE_S
+    assert now() == before + server_io.PAUSE_S
     at += 60
     now.listened(alone=True)  # nobody was waited for: all of it counts
-    assert now() == before + clock.PAUSE_S + 60
+    assert now() == before + server_io.PAUSE_S + 60
     at += 3600  # somebody came, and the server is at something else
-    assert now() == before + 2 * clock.PAUSE_S + 60
+    assert now() == before + 2 * server_io.PAUSE_S + 60
 
 
 def test_a_disk_that_blocks_while_clients_join_makes_none_of_them_silent(tmp_path, monkeypatch):
@@ -353,7 +351,7 @@ def test_a_disk_that_blocks_while_clients_join_makes_none_of_them_silent(tmp_pat
         nonlocal at
         at += 60
 
-    monkeypatch.setattr(clock, "time", types.SimpleNamespace(monotonic=lambda: at))
+    monkeypatch.setattr(server_io.ListeningClock, "monotonic", staticmethod(lambda: at))
     monkeypatch.setattr(io._out, "_flush", blocked)
     while not protocol.present():
         both.loop.step(0.0)
@@ -372,7 +370,7 @@ def test_a_disk_that_blocks_does_not_put_off_the_next_look_at_deadlines(tmp_path
         at += 5
         return []
 
-    monkeypatch.setattr(clock, "time", types.SimpleNamespace(monotonic=lambda: at))
+    monkeypatch.setattr(server_io.ListeningClock, "monotonic", staticmethod(lambda: at))
     monkeypatch.setattr(io.protocol, "tick", blocked)
     io._tick(io._now())
     assert io._tick_at <= io._now()
@@ -380,7 +378,7 @@ def test_a_disk_that_blocks_does_not_put_off_the_next_look_at_deadlines(tmp_path
 
 def test_rounds_that_wait_for_a_command_are_not_left_alone_meanwhile(tmp_path, monkeypatch):
     """Several replies come to be told just as the command is done: those of the round ahead."""
-    monkeypatch.setattr(outbox, "ALONE_S", 10 * LIMIT_S)
+    monkeypatch.setattr(server_io, "ALONE_S", 10 * LIMIT_S)
     network = Inproc()
     io = Both(tmp_path, network.server(), network.client(), inline=False).io
     replied = [Resolved(0, 0), Resolved(1, 0)]
@@ -438,7 +436,7 @@ def test_flood_of_refusals_is_a_line_and_a_count(monkeypatch):
         lambda event, fields: notes.append((event, fields.get("reason"), fields.get("count")))
     )
     at = 100.0
-    monkeypatch.setattr("fednet.server.peers.events.time.monotonic", lambda: at)
+    monkeypatch.setattr("fednet.server.io.time.monotonic", lambda: at)
     for n in range(50):
         events.tell("refused", {"what": "frame", "reason": f"noise {n}", "worker": ""})
     events.tell("refused", {"what": "join", "reason": "no", "worker": ""})

@@ -11,10 +11,9 @@ import zmq
 
 from fednet import descriptors
 from fednet.protocol.server import ServerProtocol
-from fednet.server.io_thread import Events, ServerIO
-from fednet.server.peers import limits
-from fednet.server.peers.limits import Rate
-from fednet.server.spool import Spool
+from fednet.server import io as server_io
+from fednet.server.inbox import Spool
+from fednet.server.io import Events, Rate, ServerIO
 from fednet.transport import keys
 from fednet.transport.framing import connection_bytes, framing
 from fednet.transport.inproc import Inproc
@@ -38,9 +37,9 @@ def test_messages_are_counted_by_who_sends_them_and_come_back_with_time():
 
 def test_no_more_peers_are_remembered_than_there_is_room_for():
     rate = Rate(1.0, 1.0)
-    for n in range(2 * limits.PEERS):
+    for n in range(2 * server_io.PEERS):
         assert rate.allows(n, 0.0)
-    assert not rate.allows(2 * limits.PEERS - 1, 0.0)
+    assert not rate.allows(2 * server_io.PEERS - 1, 0.0)
     assert rate.allows(0, 0.0)  # forgotten
 
 
@@ -148,7 +147,7 @@ def test_a_flood_of_heartbeats_is_hung_up_on_and_its_bytes_are_booked(tmp_path):
             sent += 200
             honest.send([beat])
             io._step(0.0)
-        assert sent > limits.USELESS_AT_ONCE
+        assert sent > server_io.USELESS_AT_ONCE
         assert honest.conn == kept
         io._step(0.0)
         beats = sum(r["count"] for r in rows if r["type"] in ("beat", "refused"))

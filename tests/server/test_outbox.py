@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from fednet.protocol.instructions import Resolved, Send
-from fednet.server import outbox
-from fednet.server.outbox import Outbox, Told
+from fednet.server import io
+from fednet.server.io import Outbox, Told
 from fednet.wire import messages as m
 
 KEY = m.Key(1, 0, 0, 3)
@@ -78,7 +78,7 @@ def test_an_account_is_settled_only_once_its_message_has_left():
     assert made.calls == ["books", ("left", b"c", 3)]
 
 
-@pytest.mark.parametrize(("messages", "nbytes"), [(outbox.TOGETHER, 10), (1, outbox.LARGE_BYTES)])
+@pytest.mark.parametrize(("messages", "nbytes"), [(io.TOGETHER, 10), (1, io.LARGE_BYTES)])
 def test_neither_many_messages_nor_a_large_one_keep_others_waiting(messages, nbytes):
     made = All()
     made.send(b"c", 3)
@@ -90,27 +90,27 @@ def test_neither_many_messages_nor_a_large_one_keep_others_waiting(messages, nby
 
 def test_the_rounds_are_told_once_nothing_more_has_come_or_it_is_much():
     made = All()
-    for client in range(outbox.MUCH - 1):
+    for client in range(io.MUCH - 1):
         made.box.resolved(PHASE, Resolved(client, 0))
         made.box.conclude(more=True)
     assert made.box.unfinished
     assert not [c for c in made.calls if isinstance(c, list)]
-    made.box.resolved(PHASE, Resolved(outbox.MUCH - 1, 0))
+    made.box.resolved(PHASE, Resolved(io.MUCH - 1, 0))
     made.box.conclude(more=True)
-    assert made.calls[-1] == [(PHASE, client) for client in range(outbox.MUCH)]
-    made.box.resolved(PHASE, Resolved(outbox.MUCH, 0))
+    assert made.calls[-1] == [(PHASE, client) for client in range(io.MUCH)]
+    made.box.resolved(PHASE, Resolved(io.MUCH, 0))
     made.box.conclude()
-    assert made.calls[-1] == [(PHASE, outbox.MUCH)]
+    assert made.calls[-1] == [(PHASE, io.MUCH)]
     assert not made.box.unfinished
 
 
 def test_what_a_rounds_opening_leads_to_leaves_in_turns_and_in_order():
-    made, many = All(), 2 * outbox.TOGETHER + 1
+    made, many = All(), 2 * io.TOGETHER + 1
     for client in range(many):
         made.send(b"c", client)
     made.box.conclude()
     left = [c[2] for c in made.calls if c[0] == "left"]
-    assert left == list(range(outbox.TOGETHER))
+    assert left == list(range(io.TOGETHER))
     assert made.box.unfinished
     made.calls.clear()
     made.box.before_settling(b"c", m.Key(1, 0, 0, 0))  # has left: the others may wait
@@ -118,14 +118,14 @@ def test_what_a_rounds_opening_leads_to_leaves_in_turns_and_in_order():
     made.box.conclude()
     assert made.box.unfinished
     made.box.before_settling(b"c", m.Key(1, 0, 0, many - 1))
-    assert [c[2] for c in made.calls if c[0] == "left"] == list(range(outbox.TOGETHER, many))
+    assert [c[2] for c in made.calls if c[0] == "left"] == list(range(io.TOGETHER, many))
     assert not made.box.unfinished
 
 
 def test_a_large_reply_is_told_at_once():
     made = All()
     made.box.resolved(PHASE, Resolved(3, 0))
-    made.box.heard(outbox.LARGE_BYTES)
+    made.box.heard(io.LARGE_BYTES)
     assert made.calls[-1] == [(PHASE, 3)]
 
 
@@ -137,7 +137,7 @@ def test_an_evaluation_is_no_reply_that_came_in():
 
 
 def test_the_rounds_are_left_alone_with_several_replies_until_they_ask(monkeypatch):
-    monkeypatch.setattr(outbox, "ALONE_S", 60.0)
+    monkeypatch.setattr(io, "ALONE_S", 60.0)
     told, several = Told(inline=False), [(PHASE, Resolved(c, 0)) for c in (3, 4)]
     turn = (lambda: told.put(several), told.leave_alone, lambda: told.put(several[:1]))
     hears = threading.Thread(target=lambda: [step() for step in turn])
@@ -158,8 +158,8 @@ def test_nobody_waits_for_rounds_that_are_at_something_else(monkeypatch):
         told.put(found)
         told.leave_alone()
         told.leave_alone()  # nothing more was told
-    assert waits == [outbox.ALONE_S]
-    monkeypatch.setattr(outbox, "ALONE_S", 60.0)
+    assert waits == [io.ALONE_S]
+    monkeypatch.setattr(io, "ALONE_S", 60.0)
     alone = Told(inline=True)
     alone.put(several)
     alone.leave_alone()

@@ -19,9 +19,9 @@ from fednet.errors import CannotGoOn
 from fednet.experiment.store import ClientStore
 from fednet.launch import start
 from fednet.server.checkpoint import Checkpoints
-from fednet.server.hosting import Hosting
+from fednet.server.inbox import Spool
 from fednet.server.rounds import Rounds
-from fednet.server.spool import Spool
+from fednet.server.watch import Hosting
 
 VIRTUAL = {"clock": "virtual", "step_ms": 10, "up_mbps": 8.0}
 

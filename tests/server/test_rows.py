@@ -15,8 +15,7 @@ from fednet.errors import StateError
 from fednet.experiment import store
 from fednet.experiment.store import RowStore, on_disk
 from fednet.records.manifest import RunProgress
-from fednet.server.checkpoint import Checkpoints
-from fednet.server.round import Memories, Residuals
+from fednet.server.checkpoint import Checkpoints, Memories, Residuals
 from fednet.tensors import Layout, Slot, Tensors
 from tests.rooms import run
 

@@ -12,7 +12,7 @@ from fednet import config as configuration
 from fednet.algorithms.fedavg import FedAvg
 from fednet.errors import ConfigError, FednetError, Stopped
 from fednet.launch import start
-from fednet.server.hosting import Hosting
+from fednet.server.watch import Hosting
 from tests.rooms import SMALL, lines
 
 SITE = {"dataset": "site", "shape": [4], "classes": 2}

@@ -6,12 +6,12 @@ import pytest
 
 from fednet.errors import StateError
 from fednet.files import checked, digest
-from fednet.server.spool import LOG, Spool, store
-from fednet.server.spool import reply as replies
+from fednet.server import inbox
+from fednet.server.inbox import LOG, Spool
 from fednet.wire.messages import Field, Key
 
 KEY = Key(1, 0, 0, 3)
-LARGE = bytes(range(256)) * (1 + store.SMALL_BYTES // 256)
+LARGE = bytes(range(256)) * (1 + inbox.SMALL_BYTES // 256)
 
 
 def whole(spool, key, data, part=None):
@@ -98,7 +98,7 @@ def test_a_file_is_not_written_over_while_something_holds_its_bytes(tmp_path):
 @pytest.mark.parametrize("part", [None, 1000])
 @pytest.mark.parametrize("data", [b"payload" * 200, LARGE], ids=["small", "large"])
 def test_beyond_what_may_be_held_replies_are_on_disk_alone(tmp_path, monkeypatch, data, part):
-    monkeypatch.setattr(replies, "HELD_BYTES", len(data))
+    monkeypatch.setattr(inbox, "HELD_BYTES", len(data))
     spool = Spool(tmp_path)
     first, second = (sealed(spool, Key(1, 0, 0, c), data, part) for c in (1, 2))
     assert first.memory is not None
@@ -109,7 +109,7 @@ def test_beyond_what_may_be_held_replies_are_on_disk_alone(tmp_path, monkeypatch
 
 
 def test_what_nobody_asked_for_makes_room_when_its_round_is_over(tmp_path, monkeypatch):
-    monkeypatch.setattr(replies, "HELD_BYTES", 7)
+    monkeypatch.setattr(inbox, "HELD_BYTES", 7)
     spool = Spool(tmp_path)
     sealed(spool, KEY, b"payload")
     spool.clear(1)

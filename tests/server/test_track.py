@@ -7,8 +7,8 @@ import pytest
 from fednet.config import from_mapping
 from fednet.errors import ConfigError
 from fednet.records import Round
-from fednet.server.results import track
-from fednet.server.results.track import Trackers, numbers
+from fednet.server import tracking
+from fednet.server.tracking import Trackers, numbers
 
 ROUND = Round(
     round=3,
@@ -56,7 +56,7 @@ def test_one_that_fails_is_left_out_said_once_and_the_others_go_on(tmp_path, mon
         raise RuntimeError("cannot begin")
 
     kinds = {"a": (lambda r, c: bad, "a"), "b": (lambda r, c: good, "b"), "c": (broken, "c")}
-    monkeypatch.setattr(track, "KINDS", kinds)
+    monkeypatch.setattr(tracking, "KINDS", kinds)
     trackers = Trackers(asked("a", "b", "c"), tmp_path, said.append)
     trackers.round(ROUND)
     trackers.round(ROUND)
@@ -72,7 +72,7 @@ def test_one_that_is_not_installed_is_named_with_its_package(tmp_path, monkeypat
     def absent(run, config):
         raise ImportError
 
-    monkeypatch.setattr(track, "KINDS", {"mlflow": (absent, "mlflow")})
+    monkeypatch.setattr(tracking, "KINDS", {"mlflow": (absent, "mlflow")})
     with pytest.raises(ConfigError, match="track: mlflow needs the package mlflow"):
         Trackers(asked("mlflow"), tmp_path, print)
 

@@ -10,8 +10,7 @@ import pytest
 
 from fednet import config as configuration
 from fednet.errors import CannotGoOn
-from fednet.server import watch
-from fednet.server.peers import endpoint
+from fednet.server import endpoint, watch
 
 
 class Clock:

@@ -14,11 +14,11 @@ from fednet.experiment.clock import VirtualClock, reply_bytes
 from fednet.experiment.faults import Faults, Replay
 from fednet.plain import JsonDict
 from fednet.protocol.tasks import LEFT
-from fednet.server.io_thread import ServerIO
+from fednet.server.inbox import Spooled
+from fednet.server.io import ServerIO
 from fednet.server.ongoing.schedule import Give, Order, Schedule, Update
 from fednet.server.ongoing.underway import PendingTask, PendingTasks
 from fednet.server.phases import POLL_S
-from fednet.server.spool import Spooled
 
 Event = tuple[float, int | None, str]
 """(second, client, why no reply comes of its task); client None: no task ends then."""

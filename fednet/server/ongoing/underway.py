@@ -18,7 +18,7 @@ from fednet.protocol.tasks import Job
 from fednet.records.manifest import UnderWay
 from fednet.server.asking import Asking, Phase
 from fednet.server.checkpoint import Checkpoints
-from fednet.server.spool import Spooled
+from fednet.server.inbox import Spooled
 from fednet.wire.codec import Body
 from fednet.wire.messages import Field
 from fednet.wire.payload import Payload

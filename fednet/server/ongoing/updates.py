@@ -23,8 +23,7 @@ from fednet.server.asking import Phase
 from fednet.server.ongoing.arrivals import Arrivals, Replayed, VirtualArrivals
 from fednet.server.ongoing.schedule import Give, Schedule, Update
 from fednet.server.ongoing.underway import PendingTask, PendingTasks
-from fednet.server.results.stopping import may_overlap, reached
-from fednet.server.round import Round
+from fednet.server.round import Round, may_overlap, reached
 
 if TYPE_CHECKING:
     from fednet.server.rounds import Rounds

@@ -14,7 +14,7 @@ import pytest
 from fednet.errors import CannotGoOn, ConfigError
 from fednet.report import costs
 from fednet.report.read import open_run
-from fednet.server.io_thread import ServerIO
+from fednet.server.io import ServerIO
 from fednet.server.watch import Watch
 from tests.rooms import lines
 from tests.server.test_rounds import hashes, rounds

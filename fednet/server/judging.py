@@ -1,29 +1,37 @@
-"""What a round's model is worth: on the server's test set, and to the clients."""
+"""What a round's model is worth: on the server's test set, and to the clients; and its hashes, as
+the records have them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from fednet import records
-from fednet.algorithms.base import Tensors
-from fednet.algorithms.state import State
+from fednet.algorithms.base import Algorithm, Tensors
+from fednet.algorithms.state import PerClient, State, content_sha256
 from fednet.experiment.build import Experiment
-from fednet.experiment.judging import asked
+from fednet.experiment.judging import asked, evaluation_due
 from fednet.experiment.rundir import RunDirectory
 from fednet.files import read_lines
 from fednet.plain import JsonDict
+from fednet.records import Client
 from fednet.records.manifest import RunProgress
 from fednet.robust.stack import alike
+from fednet.server import exports
+from fednet.server.inbox import Spooled
 from fednet.server.phases import Phases
-from fednet.server.results import accuracies, exports
-from fednet.server.results.hashes import model_hashes
-from fednet.server.results.stopping import reached
-from fednet.server.round import Carried, Round
-from fednet.server.shares import share_of_one
+from fednet.server.postprocessors import lowered, share_of_one
+from fednet.server.round import Carried, Round, reached
 from fednet.tensors import combine
-from fednet.training.evaluation import Counts
+from fednet.training.evaluation import Counts, evaluate
 from fednet.training.hosts import ServerHost
 from fednet.training.setting import Pair
+from fednet.wire.payload import Run
+
+if TYPE_CHECKING:
+    from fednet.training.setting import Pair
 
 
 class Judge:
@@ -80,8 +88,8 @@ class Judge:
         weights = dict.fromkeys(round.runs, 1.0)
         if not alike(self.config):
             weights = self.method.weights(round.after.server, round.runs)
-        record.set(**accuracies.losses(round.runs, weights))
-        due = accuracies.due(self.config, round.number)
+        record.set(**losses(round.runs, weights))
+        due = evaluation_due(self.config, round.number)
         model = self.newest(round.after.server, measured=due)
         if not due:
             return model
@@ -89,7 +97,7 @@ class Judge:
         if section.clients == "all":
             round.judged = self._ask_all(round.number, model, round.after, keep, final=False)
         if round.judged:
-            record.client_accuracy = accuracies.pooled(round.judged, self._share(len(round.judged)))
+            record.client_accuracy = pooled(round.judged, self._share(len(round.judged)))
             if "personal" in record.client_accuracy:
                 record.own_model = self.own_model
         return model
@@ -105,7 +113,7 @@ class Judge:
         """Where the run ends with this round, which is not the last of its configuration, and was
         not judged: its global model is judged all the same, as the one that the run leaves.
         """
-        if not self.config.evaluate.every or accuracies.due(self.config, round.number):
+        if not self.config.evaluate.every or evaluation_due(self.config, round.number):
             return
         if reached(self.config, progress) is None:
             return
@@ -120,7 +128,7 @@ class Judge:
         if not self.method.has_global or not section.global_ or model is None:
             return
         if self._test is not None:
-            found = accuracies.global_scores(
+            found = global_scores(
                 self.host, model, self._test, self._validation, section.batch_size
             )
             record.set(**found)
@@ -160,7 +168,7 @@ class Judge:
         took_part = {c for row in rows for c in row["completed"]}
         judged = self._ask_all(round, self.newest(carried.server), carried, keep, final=True)
         return [
-            accuracies.client_row(round, c, v, final=True, took_part=c in took_part).line()
+            client_row(round, c, v, final=True, took_part=c in took_part).line()
             for c, v in sorted(judged.items())
         ]
 
@@ -186,3 +194,148 @@ class Judge:
             values[question.roles.weights] = model
         down = question(**values)
         return self._phases.evaluation(round, down, carried.versions, carried.states, keep, final)
+
+
+def global_scores(
+    host: ServerHost, model: Tensors, test: Pair, validation: Pair | None, batch_size: int
+) -> JsonDict:
+    """The fields of a line of rounds.jsonl. validation: None where nothing is held out for it."""
+    module = host.model(model)
+    counts = evaluate(module, test, host.task, batch_size)
+    found = {
+        "test_loss": counts.mean_loss,
+        "test_accuracy": counts.accuracy,
+        "correct_by_class": counts.table[0].tolist(),
+        "total_by_class": counts.table[1].tolist(),
+    }
+    if validation is not None:
+        found["validation_accuracy"] = evaluate(module, validation, host.task, batch_size).accuracy
+    return found
+
+
+def pooled(
+    judged: Mapping[int, Mapping[str, Counts]], share: float | None = None
+) -> dict[str, float]:
+    """Accuracy over all test samples of the evaluated clients (not a mean of accuracies), by the
+    model that was evaluated. share: the largest part that one client may have in it, where the
+    sizes of test sets are the sites' own word.
+    """
+    by_name: dict[str, dict[int, Counts]] = {}
+    for client, verdict in sorted(judged.items()):
+        for name, counts in verdict.items():
+            by_name.setdefault(name, {})[client] = counts
+    found = {}
+    for name, clients in by_name.items():
+        sizes = {c: counts.n for c, counts in clients.items()}
+        weights = sizes if share is None else sizes | lowered(sizes, share)
+        right = {c: Fraction(int(counts.table[0].sum()), counts.n) for c, counts in clients.items()}
+        total = sum(weights[c] * right[c] for c in clients)
+        found[name] = float(total / sum(weights.values()))
+    return found
+
+
+def losses(runs: Mapping[int, Run], weights: Mapping[int, float]) -> dict[str, float]:
+    """A round's mean training loss over its clients: weighted by samples, plainly, and, as
+    `train_loss`, by these weights, as their models are weighed.
+    """
+
+    def mean(weights: Mapping[int, float]) -> float | None:
+        total = sum(weights[i] for i in runs)
+        summed = sum(weights[i] * run.loss for i, run in sorted(runs.items()))
+        return summed / total if total else None
+
+    found = {
+        "train_loss": mean(weights),
+        "train_loss_by_samples": mean({i: run.n for i, run in runs.items()}),
+        "train_loss_by_clients": mean(dict.fromkeys(runs, 1.0)),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def client_lines(round: Round) -> list[JsonDict]:
+    """The round's lines of clients.jsonl: of each client that evaluated or reported something."""
+    rows: dict[int, dict[str, Counts]] = {c: {} for c in round.reports}
+    rows |= round.judged
+    lines = []
+    for client, verdict in sorted(rows.items()):
+        row = client_row(
+            round.number,
+            client,
+            verdict,
+            round.runs.get(client),
+            reply=round.main.done.get(client),
+            reported=round.reports.get(client),
+        )
+        lines.append(row.line())
+    return lines
+
+
+def client_row(
+    round: int,
+    client: int,
+    verdict: dict[str, Counts],
+    run: Run | None = None,
+    *,
+    final: bool = False,
+    took_part: bool | None = None,
+    reply: Spooled | None = None,
+    reported: Mapping[str, float] | None = None,
+) -> Client:
+    """A line of clients.jsonl: what a client's models are worth, and, where it trained in this
+    round, what that took.
+    """
+    worker = reply.worker if reply is not None and reply.worker else {}
+    judged = verdict.get("personal") or next(iter(verdict.values()), None)
+    row = Client(
+        round=round,
+        client=client,
+        final=final or None,
+        took_part=took_part,
+        test_samples=judged.n if judged is not None else None,
+        reported=dict(reported) if reported else None,
+        seconds=reply.seconds if reply is not None else None,
+        host=worker.get("host"),
+        device=worker.get("device"),
+    )
+    if run is not None:
+        row.set(samples=run.n, train_loss=run.loss, steps=run.steps)
+    for name, counts in verdict.items():
+        row.set(
+            **{
+                f"accuracy_{name}": counts.accuracy,
+                f"correct_{name}": int(counts.table[0].sum()),
+                f"tested_{name}": counts.n,
+            }
+        )
+    return row
+
+
+def judges(exp: Experiment, device: str) -> tuple[Pair | None, Pair | None]:
+    """The server's test set and validation set as model inputs, where it has them and judges by
+    them.
+    """
+    if exp.federation is None or not exp.config.evaluate.every:
+        return None, None
+    data = exp.federation.data
+    test = (data.inputs(data.test[0], device), data.test[1].to(device)) if data.n_test else None
+    held = exp.federation.validation_data()
+    return test, (
+        held.inputs(held.train[0], device),
+        held.train[1].to(device),
+    ) if held is not None else None
+
+
+def model_hashes(method: Algorithm, server: State) -> tuple[str, dict[str, str]]:
+    """(`model_sha256`, hashes by tensor) of the shared model. Of a method that keeps none, the hash
+    is that of the whole state, its rows by what they hold, and there are no tensors to name.
+    """
+    shared = method.shared_model(server)
+    if shared is not None:
+        by_name = shared.tensor_sha256()
+        return combine(by_name.values()), by_name
+    rows: JsonDict = {
+        name: PerClient(value.layout, dict(value))
+        for name, value in vars(server).items()
+        if isinstance(value, PerClient)
+    }
+    return content_sha256(server.replace(**rows)), {}

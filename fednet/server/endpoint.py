@@ -1,10 +1,12 @@
 """The server's end of the network, as its process uses it: over ZeroMQ by `listening`; to clients
-of the same process by `launch.in_process`.
+of the same process by `launch.in_process`. Which addresses and keys may be used.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import shutil
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,19 +14,121 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fednet import descriptors
-from fednet.config import Config
+from fednet.config import Config, to_yaml
 from fednet.errors import ConfigError, why
 from fednet.files import write_record
-from fednet.server.peers.admission import beat_seconds, check_bind, keyring_of, patience
-from fednet.server.peers.limits import at_once
+from fednet.protocol.tasks import Rules
 from fednet.transport.base import reached_at
+from fednet.transport.zeromq.sockets import check_address
+from fednet.wire.messages import MAX_HEADER, MIN_BEAT_S
 
 if TYPE_CHECKING:
-    from fednet.protocol.tasks import Rules
-    from fednet.server.peers.events import Events
+    from fednet.server.io import Events
     from fednet.transport.base import ServerTransport
     from fednet.transport.keys import Keyring
     from fednet.transport.zeromq.router import ZmqServer
+
+
+BEATS = 1000  # a second, of all clients, were each a process of its own
+MAX_CONFIG = MAX_HEADER - (1 << 12)  # bytes: what else its message says stands beside it
+LOOPBACK = ("127.", "localhost", "[::1]")
+
+
+def as_sent(config: Config) -> str:
+    """The configuration as clients are sent it when they join. Raises ConfigError where it is
+    longer than what any would take.
+    """
+    text = to_yaml(config)
+    size = len(text.encode())
+    if size > MAX_CONFIG:
+        raise ConfigError(
+            f"the configuration has {size} bytes as a client is sent it, every default filled in; "
+            f"{MAX_CONFIG} cross at most. link.per_client takes ranges of ids, and a division of "
+            f"the data, a trace or a part of your own a file."
+        )
+    return text
+
+
+def beat_seconds(config: Config) -> float:
+    """How often a worker is to be heard of. Where there may be thousands, less often, as far as
+    `round.lost.silent` lets it: their beats would take the time of what they reply.
+    """
+    lost = config.round.lost
+    if lost.beat is not None:
+        return lost.beat
+    most = 60.0 if lost.silent is None else lost.silent / 4
+    often = min(2.0, most, math.inf if lost.closed is None else lost.closed / 2)
+    return max(MIN_BEAT_S, often, min(config.clients / BEATS, most))
+
+
+def patience(config: Config) -> Rules:
+    """How long is waited for whom, from the first connection on."""
+    section = config.round
+    return Rules(
+        closed=section.lost.closed,
+        silent=section.lost.silent,
+        join=section.join_s(),
+        stalled=section.lost.stalled,
+    )
+
+
+def check_bind(
+    bind: str, curve: bool, insecure: bool, keyed: str = "security.curve: true and --keys DIR"
+) -> None:
+    """Before anything is made: what an address may be. keyed: what asks for keys. Raises
+    ConfigError.
+    """
+    check_address(bind)
+    scheme, _, rest = bind.partition("://")
+    if scheme != "tcp" or curve or insecure or rest.startswith(LOOPBACK):
+        return
+    raise ConfigError(
+        f"--bind {bind}: beyond loopback anyone could take part; use CURVE keys ({keyed}), or "
+        f"--insecure."
+    )
+
+
+def keyring_of(config: Config, keys: Path | None) -> Keyring | None:
+    if not config.security.curve:
+        if keys is not None:  # whoever gives keys believes that they are used
+            raise ConfigError(
+                f"--keys {keys}: is given while security.curve is false; add --set "
+                f"security.curve=true."
+            )
+        return None
+    from fednet.transport.keys import Keyring
+
+    where = keys or (Path(config.security.keys) if config.security.keys else None)
+    if where is None:
+        raise ConfigError(
+            "security.curve: true needs the server's keys: --keys DIR or security.keys (make them "
+            "by: fednet keys server DIR)."
+        )
+    return Keyring(where)
+
+
+def run_keys(config: Config, directory: Path) -> Path | None:
+    """The CURVE keys of a run whose server and workers are in one hand: those that the
+    configuration names, as `fednet keys lab` lays them, or new ones in the run's directory.
+    """
+    if not config.security.curve:
+        return None
+    from fednet.transport import keys
+
+    if config.security.keys:
+        given = Path(config.security.keys)
+        keys.load(given / "clients" / "all.key")  # an error now rather than in each worker
+        return given
+    folder = directory / "keys"
+    if not (folder / "clients" / "all.key").exists():
+        shutil.rmtree(folder, ignore_errors=True)  # half made by one that was interrupted
+        server = keys.make_server_keys(folder)
+        keys.allow(
+            folder,
+            range(config.clients),
+            keys.make_client_keys(folder / "clients" / "all.key", server),
+        )
+    return folder
 
 
 def nothing() -> None:
@@ -57,6 +161,7 @@ def listen(config: Config, bind: str, keys: Path | None, insecure: bool) -> ZmqS
     """Binds the server's address, before anything of the run is changed. Raises ConfigError where
     that cannot be.
     """
+    from fednet.server.io import at_once
     from fednet.transport.zeromq.router import ZmqServer
 
     descriptors.keep_back()

@@ -19,14 +19,8 @@ from fednet.files import write_json
 from fednet.plain import JsonDict, JsonMapping, plain
 from fednet.records import Round, Summary, sealed
 from fednet.report import metrics, open_run
-from fednet.server.results.exports import (
-    keep_adapters,
-    keep_class_means,
-    keep_personal,
-    save_model,
-)
-from fednet.server.results.hashes import model_hashes
-from fednet.server.results.judging import Judge
+from fednet.server.exports import keep_adapters, keep_class_means, keep_personal, save_model
+from fednet.server.judging import Judge, model_hashes
 from fednet.server.rounds import Rounds
 from fednet.tensors import Tensors
 

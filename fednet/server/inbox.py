@@ -1,0 +1,700 @@
+"""The replies of the rounds that are under way: checked as they arrive, kept in memory and on disk.
+
+A small reply stays in memory until it is accumulated; for a server that comes after this one it is
+in the round's one log, which is only ever appended to. A large one has a file of its own: it comes
+in many parts, which are written once, as they come; and it is checked and accumulated where its
+bytes then are, in the system's cache. A file that a round is done with is written over by a later
+one, unless something still reads it: that costs a tenth of writing a new one, whose pages the
+system would have to find and clear first (3 ms against 12 to 40 ms for 45 MB where this was
+measured). Decoded replies wait for the sum, `HELD_BYTES` of all together.
+
+A record of the log is a line of JSON that ends with the digest of its text (see `files`), and
+behind it as many bytes of payload as it says are `inline`. The last record may be torn, by a crash
+or a full disk: it counts for nothing, and the next server cuts it off. Any other that is not as it
+was written is an error; a payload that is not, by the digest in its record, is asked for again.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from fednet.buffers import lend
+from fednet.config import TrainSection
+from fednet.descriptors import reaching
+from fednet.errors import StateError
+from fednet.files import OWN, checked, digest, opened, unchecked, write_all
+from fednet.pages import is_read, pages
+from fednet.plain import JsonDict
+from fednet.wire.messages import Field, Key
+from fednet.wire.payload import Payload
+
+if TYPE_CHECKING:
+    import torch
+
+    from fednet.experiment.build import Experiment
+    from fednet.tensors import Tensors
+    from fednet.wire.payload import Payload, Run, Samples
+    from fednet.wire.sending import Past
+
+
+LOG = "replies.log"
+
+
+class Seal(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What vouches for a spooled reply, see `spool.Spooled`. inline: bytes of its payload that
+    follow here. broken: nothing vouches for it any more, the payload is being written over.
+    """
+
+    key: Key
+    form: list[Field] = []
+    check: bytes = b""
+    state: str = ""
+    kept: bool = False
+    task: tuple[bytes, str] = (b"", "")
+    seconds: float = 0.0
+    worker: JsonDict = {}
+    split: list[float] = []
+    taken_s: float = 0.0
+    reported: dict[str, float] = {}
+    inline: int = 0
+    broken: bool = False
+
+
+class Sealed(NamedTuple):
+    """at: where its payload begins, in the log."""
+
+    seal: Seal
+    at: int
+
+
+class Log:
+    """The log of a round, to be written to. Not for several threads."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        whole = _end(sealed_in(path))
+        self._file = opened(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.ftruncate(self._file, whole)
+        self._size = whole  # with what is not written yet
+        self._unwritten: list[bytes | memoryview] = []
+
+    def add(self, seal: Seal, payload: bytes | memoryview) -> int:
+        """Where the payload begins. It is on the disk once `flush` has returned."""
+        text = checked(_encode(seal))
+        self._unwritten += [text, payload]
+        at = self._size + len(text)
+        self._size = at + len(payload)
+        return at
+
+    def flush(self) -> None:
+        if self._unwritten:
+            data, self._unwritten = b"".join(self._unwritten), []
+            write_all(self._file, data)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def sealed_in(log: Path) -> list[Sealed]:
+    """The whole records of a log, in order. Raises StateError for one that is not as it was
+    written.
+    """
+    found: list[Sealed] = []
+    if not log.exists():
+        return found
+    size = log.stat().st_size
+    with reaching(lambda: log.open("rb")) as file:
+        for number in range(1, size + 1):
+            text = file.readline()
+            if not text.endswith(b"\n"):
+                break
+            try:
+                seal = _decode(unchecked(text))
+            except (ValueError, RecursionError) as broken:
+                raise StateError(
+                    f"{log}: record {number} is not what was written there ({broken}); without "
+                    f"this file, the clients of its round are asked again."
+                ) from broken
+            at = file.tell()
+            if seal.inline < 0 or at + seal.inline > size:
+                break
+            found.append(Sealed(seal, at))
+            file.seek(at + seal.inline)
+    return found
+
+
+def _end(found: list[Sealed]) -> int:
+    """Bytes of whole records."""
+    return found[-1].at + found[-1].seal.inline if found else 0
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Seal).decode
+
+
+HELD_BYTES = 256 << 20  # of payloads in memory that are not folded yet
+
+
+class HeldMemory:
+    """How much is held of each round's payloads. For several threads."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, int] = {}  # bytes, by round
+        self._lock = threading.Lock()
+
+    def take(self, round: int, size: int) -> bool:
+        """Whether there is room for so much more; it counts as held then."""
+        with self._lock:
+            if sum(self._held.values()) + size > HELD_BYTES:
+                return False
+            self._held[round] = self._held.get(round, 0) + size
+            return True
+
+    def give(self, round: int, size: int) -> None:
+        with self._lock:
+            if round in self._held:
+                self._held[round] -= size
+
+    def clear(self, round: int) -> None:
+        """Nobody will ask for what is held of that round."""
+        with self._lock:
+            self._held.pop(round, None)
+
+
+@dataclass(slots=True)
+class Spooled:
+    """A reply that is whole. `path` and `at` say where its payload lies on the disk, once it was
+    sealed and the spool flushed; `task`: the digest of what it answers, and the version of the
+    client's state that it started from. held: the payload, where it came whole and is small, or
+    `payload`, as it was decoded; memory: in which it counts as held, and may stay.
+    """
+
+    key: Key
+    form: tuple[Field, ...]
+    path: str
+    check: bytes
+    state: str
+    kept: bool
+    task: tuple[bytes, str]
+    seconds: float = 0.0
+    worker: JsonDict = field(default_factory=dict)
+    split: tuple[float, ...] = ()  # of `seconds`: training, evaluating, encoding
+    taken_s: float = 0.0  # from the hand-out to the whole reply
+    arrived: float = 0.0  # when, on this process's clock
+    reported: dict[str, float] = field(default_factory=dict)  # by the method, of its client
+    at: int = 0
+    held: memoryview | None = None
+    payload: Payload | None = None
+    memory: HeldMemory | None = None
+
+    @property
+    def size(self) -> int:
+        return sum(f.size for f in self.form)
+
+    def body(self) -> memoryview:
+        """Its payload, the caller's own: to write to it changes no file, nor what who asks again
+        gets.
+        """
+        if (held := self.let_go()) is not None:
+            return held
+        if not self.at:  # a file of its own
+            return self.view()
+        data = lend(self.size).data
+        file = opened(self.path, os.O_RDONLY)
+        try:
+            read = os.preadv(file, [data], self.at)
+        finally:
+            os.close(file)
+        if read != len(data):
+            raise StateError(f"{self.path}: {read} bytes could be read of {len(data)}.")
+        return data
+
+    def decoded(self) -> Payload | None:
+        """Its payload as it was decoded, the caller's own: once, as `body`; None where it has to be
+        decoded.
+        """
+        payload = self.payload
+        if payload is not None:
+            self.let_go()
+        return payload
+
+    def let_go(self) -> memoryview | None:
+        """What was held is so no more."""
+        held, self.held, self.payload = self.held, None, None
+        if self.memory is not None:
+            self.memory.give(self.key.round, self.size)
+            self.memory = None
+        return held
+
+    def intact(self) -> bool:
+        """Whether its payload is as it was received: a power cut may have lost it, or left an
+        earlier one's bytes in its place.
+        """
+        if not os.path.exists(self.path):
+            return False
+        if not self.at and os.path.getsize(self.path) != self.size:  # a file of its own
+            return False
+        return digest([self.view()]) == self.check
+
+    def view(self) -> memoryview:
+        """Its payload as memory or the system has it already: to be let go of at once."""
+        if self.held is not None:
+            return self.held
+        if not self.size:  # which cannot be mapped
+            return memoryview(b"")
+        whole = pages(self.path)
+        if len(whole) < self.at + self.size:
+            raise StateError(f"{self.path}: {len(whole)} bytes, {self.at + self.size} were there.")
+        return whole[self.at : self.at + self.size]
+
+
+SMALL_BYTES = 64 << 10  # of a payload that lies in the log: at most
+SPARE_BYTES = 1 << 30  # of files that wait to be written over
+
+
+@dataclass(slots=True)
+class _Upload:
+    """A payload that is coming in. file: its descriptor, of a large one. memory: in which it
+    counts as held.
+    """
+
+    size: int
+    memory: HeldMemory | None
+    got: int = 0
+    file: int | None = None
+    held: memoryview | None = None
+
+    def add(self, data: memoryview) -> None:
+        if self.file is not None:
+            write_all(self.file, data)
+        if self.held is None and len(data) == self.size:
+            self.held = data  # whole at once, in memory that is the receiver's to keep
+        elif self.held is not None:
+            self.held[self.got : self.got + len(data)] = data
+        self.got += len(data)
+
+
+class Spool:
+    """`checkpoint/round-T/`: `replies.log` with the seals of the round's replies and what is small
+    of them (see `seals`), `PHASE-CLIENT-PURPOSE.bin` with the payload of each large one; in
+    `checkpoint/spare/` files to write over.
+
+    One thread writes; `found`, `clear` and `close` may be called by another. What was sealed is on
+    the disk once `flush` has returned.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._uploads: dict[Key, _Upload] = {}
+        self._sealed: dict[int, set[str]] = {}  # by round: names of replies that a seal vouches for
+        self._logs: dict[int, Log] = {}  # by round
+        self._memory = HeldMemory()
+        self._over: list[Spooled] = []  # for whose payloads there is no room in memory
+        self._spares: list[str] = []
+        self._named = 0
+        self._lock = threading.Lock()
+        shutil.rmtree(folder / "spare", ignore_errors=True)  # an earlier server's
+
+    def _path(self, key: Key) -> str:
+        """A reply's file, as text: to put paths together costs more than a small reply."""
+        return f"{self.folder}/round-{key.round}/{_name(key)}.bin"
+
+    # -- writing -----------------------------------------------------------------------------------
+    def store(self, key: Key, offset: int, data: memoryview, size: int) -> None:
+        """Bytes of a payload of that size, in order; offset 0 starts it anew."""
+        if offset == 0:
+            self.abandon(key)
+            self._uploads[key] = self._begin(key, size, data)
+        upload = self._uploads[key]
+        if upload.got != offset:
+            raise StateError(
+                f"spool of client {key.client}: {upload.got} bytes are there, the next come at "
+                f"{offset}"
+            )
+        upload.add(data)
+
+    def _begin(self, key: Key, size: int, first: memoryview) -> _Upload:
+        """What an earlier attempt or a spare has in a file is written over. first: what comes of it
+        now.
+        """
+        # Before a byte of it changes: half of it must not be taken for the whole.
+        if _name(key) in self._sealed.get(key.round, ()):
+            self._unseal(key)
+        upload = _Upload(size, self._memory if self._memory.take(key.round, size) else None)
+        if len(first) < size <= SMALL_BYTES:
+            upload.held = lend(size).data
+        if size > SMALL_BYTES:
+            path = self._path(key)
+            with self._lock:
+                self._log(key.round)  # and the folder
+                if os.path.exists(path) and is_read(path):
+                    os.unlink(path)
+                if self._spares and not os.path.exists(path):
+                    os.replace(self._spares.pop(), path)
+                upload.file = opened(path, os.O_RDWR | os.O_CREAT | OWN)
+        return upload
+
+    def _log(self, round: int) -> Log:
+        if round not in self._logs:
+            self._logs[round] = Log(self.folder / f"round-{round}" / LOG)
+        return self._logs[round]
+
+    def abandon(self, key: Key) -> None:
+        """No more of this payload comes. What is there of it may be overwritten by a later attempt
+        already.
+        """
+        with self._lock:
+            upload = self._uploads.pop(key, None)
+        if upload is not None and upload.file is not None:
+            os.close(upload.file)
+        if upload is not None and upload.memory is not None:
+            upload.memory.give(key.round, upload.size)
+
+    def whole(
+        self,
+        key: Key,
+        form: Sequence[Field],
+        check: bytes,
+        state: str,
+        kept: bool,
+        task: tuple[bytes, str],
+        seconds: float,
+        worker: JsonDict,
+    ) -> Spooled:
+        """The payload is complete: it can be read, but counts for a resume only once `seal` was
+        called.
+        """
+        with self._lock:
+            upload = self._uploads.pop(key)
+        if upload.file is not None:
+            if os.fstat(upload.file).st_size != upload.got:  # what was there before was longer
+                os.truncate(upload.file, upload.got)
+            os.close(upload.file)
+        return Spooled(
+            key,
+            tuple(form),
+            self._path(key),
+            check,
+            state,
+            kept,
+            task,
+            seconds,
+            worker,
+            held=upload.held,
+            memory=upload.memory,
+        )
+
+    def seal(self, reply: Spooled) -> None:
+        """The reply was checked: a resume folds it without asking again, once `flush` was
+        called.
+        """
+        inline = reply.size <= SMALL_BYTES
+        seal = Seal(
+            key=reply.key,
+            form=list(reply.form),
+            check=reply.check,
+            state=reply.state,
+            kept=reply.kept,
+            task=reply.task,
+            seconds=reply.seconds,
+            worker=reply.worker,
+            split=list(reply.split),
+            taken_s=reply.taken_s,
+            reported=reply.reported,
+            inline=reply.size if inline else 0,
+        )
+        with self._lock:
+            log = self._log(reply.key.round)
+            at = log.add(seal, reply.held if inline and reply.held is not None else b"")
+        if inline:
+            reply.path, reply.at = str(log.path), at
+        self._sealed.setdefault(reply.key.round, set()).add(_name(reply.key))
+        if reply.payload is not None:
+            reply.held = None  # one of the two is enough
+        if reply.memory is None:
+            self._over.append(reply)
+
+    def flush(self) -> None:
+        """What was sealed is with the operating system, and what may not be held is on disk
+        alone.
+        """
+        with self._lock:
+            for log in self._logs.values():
+                log.flush()
+        for reply in self._over:
+            reply.let_go()
+        self._over.clear()
+
+    def _unseal(self, key: Key) -> None:
+        with self._lock:
+            log = self._log(key.round)
+            log.add(Seal(key=key, broken=True), b"")
+            log.flush()
+        self._sealed[key.round].remove(_name(key))
+
+    def revoke(self, reply: Spooled) -> None:
+        """The reply was checked and is of no use after all: nothing vouches for it any more."""
+        if _name(reply.key) in self._sealed.get(reply.key.round, ()):
+            self._unseal(reply.key)
+
+    def discard(self, reply: Spooled) -> None:
+        """The payload is of no use, and was never sealed."""
+        reply.let_go()
+        if reply.size > SMALL_BYTES:
+            os.unlink(reply.path)
+
+    # -- reading -----------------------------------------------------------------------------------
+    def found(self, round: int, phase: int) -> dict[tuple[int, str], Spooled]:
+        """The sealed replies of a phase whose payloads are as they were received, by client and
+        purpose: of a client whose training or evaluation is not, neither, so that it is asked for
+        both again. Raises StateError where a whole seal is not what was written.
+        """
+        with self._lock:
+            if round in self._logs:
+                self._logs[round].flush()
+        log = self.folder / f"round-{round}" / LOG
+        vouched = [s for s in _last(sealed_in(log)) if s.seal.key.phase == phase]
+        # Whatever became of the payloads: the next ones are others.
+        self._sealed.setdefault(round, set()).update(_name(s.seal.key) for s in vouched)
+        replies = (
+            Spooled(
+                s.key,
+                tuple(s.form),
+                str(log) if s.inline else self._path(s.key),
+                s.check,
+                s.state,
+                s.kept,
+                s.task,
+                s.seconds,
+                s.worker,
+                tuple(s.split),
+                s.taken_s,
+                reported=s.reported,
+                at=at if s.inline else 0,
+            )
+            for s, at in vouched
+        )
+        found = {(r.key.client, r.key.purpose): r for r in replies}
+        damaged = {client for (client, _), r in found.items() if not r.intact()}
+        return {name: r for name, r in found.items() if name[0] not in damaged}
+
+    def sealed(self) -> set[Key]:
+        """The replies that were checked, of all rounds that no checkpoint holds."""
+        logs = self.folder.glob(f"round-*/{LOG}")
+        return {found.seal.key for log in logs for found in _last(sealed_in(log))}
+
+    # -- the end of rounds -------------------------------------------------------------------------
+    def clear(self, up_to: int, under_way: Collection[tuple[int, int]] = ()) -> None:
+        """Lets go of rounds that are over. under_way: (round, client) of their tasks that may still
+        be answered.
+        """
+        rounds = {round for round, _ in under_way}
+        for folder in self.folder.glob("round-*"):
+            round = int(folder.name.split("-")[1])
+            if round <= up_to:
+                self._spare(folder, {c for r, c in under_way if r == round})
+            if round <= up_to and round not in rounds:
+                with self._lock:
+                    log = self._logs.pop(round, None)
+                    self._sealed.pop(round, None)
+                    self._memory.clear(round)
+                    shutil.rmtree(folder)
+                if log is not None:
+                    log.close()
+
+    def close(self) -> None:
+        """Closes the files: no other round comes to this process."""
+        with self._lock:
+            for log in self._logs.values():
+                log.close()
+            self._logs, self._spares = {}, []
+            shutil.rmtree(self.folder / "spare", ignore_errors=True)
+
+    def _spare(self, round: Path, but: Collection[int]) -> None:
+        """Moves a round's payloads to where later ones take their files from, but those of these
+        clients.
+        """
+        place = self.folder / "spare"
+        place.mkdir(exist_ok=True)
+        with self._lock:
+            busy = {self._path(key) for key in self._uploads}  # a late one's, not called off yet
+            size = sum(os.path.getsize(p) for p in self._spares)
+            for path in map(str, round.glob("*.bin")):
+                if int(os.path.basename(path).split("-")[1]) in but or path in busy:
+                    continue
+                self._named += 1
+                name = str(place / f"{self._named}.bin")
+                if not is_read(path) and (size := size + os.path.getsize(path)) <= SPARE_BYTES:
+                    os.replace(path, name)
+                    self._spares.append(name)
+
+
+def _name(key: Key) -> str:
+    return f"{key.phase}-{key.client}-{key.purpose}"
+
+
+def _last(found: list[Sealed]) -> list[Sealed]:
+    """The replies whose last seal says that they are whole: of several seals of one reply the last
+    counts.
+    """
+    by_name = {_name(s.seal.key): s for s in found}
+    return [s for s in by_name.values() if not s.seal.broken]
+
+
+STEPS = 100
+
+
+HUGE = 1.8e19  # the square of a larger norm is no float32
+
+
+class Sent(dict[int, "Tensors"]):
+    """The weights that each client was sent with its last task. remembered: what the phase that was
+    opened last began with of what compressors remember. The phases write both, the checks of
+    replies read them.
+    """
+
+    remembered: Mapping[str, torch.Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.remembered = {}
+
+    def past(self, key: Key) -> Past:
+        """To check a reply with: what follows from it is not remembered."""
+        from fednet.wire.sending import Past
+
+        return Past(self.remembered, {}, f"client {key.client}/up/{key.phase}/", key.round)
+
+
+def declared(exp: Experiment) -> Callable[[Key, Sequence[Field]], None]:
+    """Refuses a reply whose form and sizes are not what the method declares, before its body is
+    asked for.
+    """
+    from fednet.experiment.judging import Judgement
+
+    def check(key: Key, form: Sequence[Field]) -> None:
+        kind = Judgement if key.purpose == "evaluate" else exp.algorithm.exchanges[key.phase].up
+        exp.up.check(kind, form, exp.bounds(kind, key.client, key.round), key.round)
+
+    return check
+
+
+def checker(
+    exp: Experiment,
+    sent: Sent,
+    samples: Callable[[int], int | None],
+    tested: Callable[[int], tuple[int, int]],
+) -> Callable[[Spooled, memoryview], Payload | None]:
+    """What a reply must be, beyond its form: finite values, samples as this federation has them, no
+    more of them than there can be, and an update within `security.max_norm`. What passes, the
+    methods can fold; it is returned where they would be given the very same. samples(client): how
+    many it may have trained on, by the partition or as its site declared; None: not known.
+    tested(client): labels or values that it may have tested a model on, in its own test set and in
+    the balanced one.
+    """
+    from fednet.errors import RemoteProtocolError
+    from fednet.experiment.judging import Judgement
+    from fednet.experiment.privacy import updates
+    from fednet.tensors import Tensors
+    from fednet.wire.payload import Samples, run_of
+    from fednet.wire.sending import ANEW
+
+    reference = exp.setting.initial.select(exp.shared)
+    as_it_is = {exchange.up for exchange in exp.algorithm.exchanges if exp.up.alone(exchange.up)}
+
+    def check(reply: Spooled, body: memoryview) -> Payload | None:
+        key = reply.key
+        past = sent.past(key) if exp.up.chains else ANEW
+        kind = Judgement if key.purpose == "evaluate" else exp.algorithm.exchanges[key.phase].up
+        payload = exp.up.decode(kind, reply.form, body, reference, reference, True, past)
+        if isinstance(payload, Judgement):
+            payload.check(exp.setting.counts_width, *tested(key.client))
+            return None
+        made = payload if kind in as_it_is else None
+        for name in payload.fields:
+            value = getattr(payload, name)
+            if isinstance(value, Tensors):
+                exp.up.finite(value, name)
+                # the mean, or the next training, would leave the finite numbers: one peer could end
+                # everybody's run
+                if not math.isfinite(value.square):
+                    raise RemoteProtocolError(
+                        f"field {name}: a norm above {HUGE:.2g}, where float32 ends"
+                    )
+            if isinstance(value, Samples):
+                _check_samples(value, name, exp)
+        run = run_of(payload)
+        most_samples = samples(key.client)
+        if run is not None and most_samples is not None:
+            _check_run(run, most_samples, exp.config.train)
+        most = exp.config.security.max_norm
+        if isinstance(most, float) and key.purpose == "train":
+            x = sent.get(key.client)
+            if x is not None:  # a compressed state is a difference to x
+                payload = exp.up.decode(kind, reply.form, body, x, reference, False, past)
+            for name, _, norm in updates(payload, x):
+                if norm > most:
+                    raise RemoteProtocolError(
+                        f"{name} is an update of norm {norm:.4g}; security.max_norm allows {most:g}"
+                    )
+        return made
+
+    return check
+
+
+def _check_samples(value: Samples, name: str, exp: Experiment) -> None:
+    """Samples are as those of this federation: of its shape, in a mapping only where its own are,
+    with one label each below `classes`.
+    """
+    from fednet.errors import RemoteProtocolError
+
+    classes, labels, x = exp.setting.classes, value.y, value.x
+    mapped = exp.data is not None and isinstance(exp.data.train[0], dict)
+    if isinstance(x, dict) != mapped:
+        raise RemoteProtocolError(
+            f"field {name}: samples {'in' if isinstance(x, dict) else 'without'} a mapping, unlike "
+            f"this federation's"
+        )
+    if not isinstance(x, dict) and tuple(x.shape[1:]) != tuple(exp.input_shape):
+        raise RemoteProtocolError(
+            f"field {name}: samples of shape {tuple(x.shape[1:])}, expected "
+            f"{tuple(exp.input_shape)}"
+        )
+    if not classes:
+        return
+    if labels.dim() != 1 or labels.is_floating_point():
+        raise RemoteProtocolError(
+            f"field {name}: labels of shape {tuple(labels.shape)} and type {labels.dtype}, "
+            f"expected one whole number a sample"
+        )
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        raise RemoteProtocolError(
+            f"field {name}: labels from {int(labels.min())} to {int(labels.max())}, expected 0 to "
+            f"{classes - 1}"
+        )
+
+
+def _check_run(run: Run, samples: int, train: TrainSection) -> None:
+    """No more samples than the client has, and no more steps than `STEPS` passes in batches of one
+    would take for each pass that the configuration asks for: methods may train more than once.
+    """
+    from fednet.errors import RemoteProtocolError
+
+    if run.n > samples:
+        raise RemoteProtocolError(f"it says it has {run.n} samples; there are {samples} for it")
+    most = STEPS * max(train.steps or 0, max(1, train.epochs) * max(1, samples))
+    if run.steps > most:
+        raise RemoteProtocolError(
+            f"it says it took {run.steps} steps; {most} would be {STEPS} times those "
+            f"of its configuration"
+        )

@@ -1,1 +1,0 @@
-"""Peers, known and unknown: who is let in and heard, what they cost, what is noted of them."""
