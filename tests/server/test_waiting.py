@@ -56,7 +56,7 @@ def test_a_run_that_starts_its_clients_itself_waits_for_a_minute(monkeypatch):
 
 def test_fednet_server_is_one_whose_clients_others_start(tmp_path):
     config = configuration.from_mapping({})
-    transport = SimpleNamespace(keyring=None)
+    transport = SimpleNamespace(keyring=None, listen=lambda: None)
     assert endpoint.listening(config, tmp_path, transport, print).alone
     assert not endpoint.listening(config, tmp_path, transport).alone
 
@@ -76,7 +76,7 @@ def test_how_clients_join_names_a_place_they_can_reach_and_the_keys_that_they_ne
 ):
     said: list[str] = []
     monkeypatch.setattr(endpoint.socket, "gethostname", lambda: "here")
-    transport = SimpleNamespace(keyring=keyring, address=address)
+    transport = SimpleNamespace(keyring=keyring, address=address, listen=lambda: None)
     made = endpoint.listening(configuration.from_mapping({}), tmp_path, transport, said.append)  # type: ignore[arg-type]
     made.announce(SimpleNamespace(), 1)  # type: ignore[arg-type]
     assert said[0].endswith(f"fednet-client --id K --server {end}")
