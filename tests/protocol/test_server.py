@@ -487,6 +487,44 @@ def test_a_client_that_is_waited_for_is_listed_with_the_seconds_until_it_is_drop
     assert [row["deadline_s"] for row in s.waiting()] == [20.0]  # it went before that
 
 
+def test_a_task_that_begins_while_its_client_is_away_waits_for_what_is_left_of_its_patience():
+    s, rules = begun(rules=Rules(closed=3.0)), Rules(closed=3.0)
+    s.closed(b"1", 1.0)
+    assert of(s.begin(2, 0, "train", [job(0)], rules, 2.0), Resolved) == []
+    assert of(s.tick(3.9), Resolved) == []
+    assert of(s.tick(4.0), Resolved) == [Resolved(0, 0, "lost: connection closed")]
+    # What begins later does not wait for it, until it is back.
+    out = s.begin(3, 0, "train", [job(0)], rules, 9.0)
+    assert of(out, Resolved) == [Resolved(0, 0, "lost: connection closed")]
+    ready(s, b"2", "w", [0], 9.0)
+    assert given_to(s.begin(4, 0, "train", [job(0)], rules, 9.0)) == [b"2"]
+
+
+def test_a_client_that_may_be_away_for_ever_is_never_lost():
+    s, rules = begun(rules=Rules(closed=None)), Rules(closed=None)
+    s.closed(b"1", 1.0)
+    assert of(s.begin(2, 0, "train", [job(0)], rules, 2.0), Resolved) == []
+    assert of(s.tick(1e6), Resolved) == []
+    assert [row["deadline_s"] for row in s.waiting()] == [None]
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_a_worker_that_leaves_is_announced_and_its_tasks_go_to_others(others):
+    s = begun(rules=Rules(closed=3.0))
+    if others:
+        ready(s, b"2", "v", [0])
+    out = say(s, b"1", m.Leave(run="r", inc=1), 1.0)
+    notes = {n.event: n.fields for n in of(out, Note)}
+    assert (notes["left"]["worker"], notes["left"]["clients"]) == ("w", [0, 1, 2, 3])
+    assert (notes["away"]["worker"], notes["away"]["why"]) == ("w", "left")
+    assert given_to(s.tick(1.0)) == ([b"2"] if others else [])
+    assert s.present() == ({0} if others else set())
+    # It is not there for what comes later.
+    assert given_to(s.begin(2, 0, "train", [job(1)], s.rules, 1.5)) == []
+    assert "before a join" in refusal(say(s, b"1", m.Alive(run="r", inc=1), 2.0))
+    assert of(s.tick(4.0), Resolved) == [Resolved(1, 0, "lost: left")]
+
+
 def test_silent_worker_is_called_off_and_its_clients_are_lost_at_once():
     s = begun(rules=Rules(closed=None, silent=10.0))
     out = s.tick(10.1)
@@ -708,13 +746,13 @@ def test_parts_of_a_task_are_sent_once():
     s.begin(2, 0, "train", [type(job(0))(0, form(size), body, 0)], Rules(), 0.0)
     k = key(round=2)
     pull = m.Pull(run="r", inc=1, key=k, first=0, count=4)
-    assert len(sent(say(s, b"1", pull), m.Part)) == 4
-    for again in (
-        pull,
-        m.Pull(run="r", inc=1, key=k, first=4, count=3),
-        m.Pull(run="r", inc=1, key=k, first=1 << 40, count=1),
-    ):
-        assert sent(say(s, b"1", again), m.Part) == []
+    out = say(s, b"1", pull)
+    assert [type(i) for i in out] == [Send] * 4  # of use, so none of it is stray
+    assert say(s, b"1", pull) == [Stray("doubled")]
+    for first, count in ((4, 3), (1 << 40, 1)):
+        out = say(s, b"1", m.Pull(run="r", inc=1, key=k, first=first, count=count))
+        assert out[0] == Stray("refused")
+        assert sent(out, m.Part) == []
     assert len(sent(say(s, b"1", m.Pull(run="r", inc=1, key=k, first=4, count=2)), m.Part)) == 2
 
 
@@ -784,6 +822,33 @@ def test_worker_that_stalled_is_given_work_only_where_no_other_hosts_the_client_
     say(s, b"h", reply(key=k), 21.0, memoryview(b"abc"))
     s.accept(k, 21.0)
     assert not s.workers["hoarder"].stalled
+
+
+def test_a_task_goes_back_to_the_worker_that_sat_on_it_once_no_other_hosts_its_client():
+    s = hoarded()
+    s.tick(10.0)
+    for conn in (b"h", b"good"):
+        say(s, conn, beat(), 11.0)
+    assert s.work[0].worker == "good"
+    s.closed(b"good", 12.0)
+    assert {i.conn for i in of(s.tick(15.0), Send) if isinstance(i.message, m.Task)} == {b"h"}
+
+
+def test_a_worker_that_failed_tries_again_once_all_others_have_failed_or_make_no_progress():
+    s = server()
+    for conn, name in ((b"1", "a"), (b"2", "b"), (b"3", "c")):
+        ready(s, conn, name, [0])
+
+    def failed(conn, attempt):
+        said = m.Failed(run="r", inc=1, key=key(0, attempt), reason="broken", again=True)
+        return given_to(say(s, conn, said, 1.0))
+
+    assert given_to(s.begin(1, 0, "train", [job(0)], Rules(stalled=5.0), 0.0)) == [b"1"]
+    assert failed(b"1", 0) == [b"2"]
+    for conn in (b"1", b"2", b"3"):
+        say(s, conn, m.Alive(run="r", inc=1), 6.0)
+    assert given_to(s.tick(6.0)) == [b"3"]  # b makes no progress
+    assert failed(b"3", 2) == [b"3"]  # nobody is left who did neither: whoever had it last
 
 
 def test_task_that_stalls_everywhere_goes_round_and_is_waited_for_twice_as_long_each_time():
