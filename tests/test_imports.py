@@ -113,7 +113,6 @@ def reached(graph: dict[str, set[str]], start: str) -> set[str]:
 
 # Still to be mended.
 KNOWN_CIRCLES = [
-    {"fednet.client.work", "fednet.client.workplace"},
     {"fednet.server.ongoing.updates", "fednet.server.rounds"},
     {
         "fednet.report.drawing.canvas",

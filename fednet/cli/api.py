@@ -52,7 +52,7 @@ def run(
 
         chosen = _chosen(config, set, load)
         if in_process:  # what a run's first moments import, and with it their Structs
-            import fednet.client.prepare
+            import fednet.client.preparing
             import fednet.launch.start
             import fednet.server.rounds  # noqa: F401
     folder = places.runs() if out is None else Path(out)

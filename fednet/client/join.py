@@ -20,8 +20,8 @@ import msgspec
 from fednet import capacity, ids, loading
 from fednet.client.loop import ClientLoop, given_up
 from fednet.client.policy import Policy
-from fednet.client.prepare import Explained, Explainer, Preparer
-from fednet.client.slots import MOST, Slots, card_of
+from fednet.client.preparing import Explained, Explainer, Preparer
+from fednet.client.slots import MOST, Slots, memory_of
 from fednet.errors import CannotGoOn, ConfigError, complain, speaker, stops, timed, why
 from fednet.experiment import determinism
 from fednet.experiment.lock import StatesHold
@@ -102,7 +102,7 @@ def main(options: Options) -> int:
         finder=None if options.run is None else RunFinder(options.run),
         faults=options.policy.faults,
         slots=Slots(
-            [card_of(device, options.launched.share) for device in devices],
+            [memory_of(device, options.launched.share) for device in devices],
             len(asked.listed) or MOST,
         ),
     )
@@ -130,7 +130,7 @@ def _until_over(
         states.release()
     if isinstance(end, p.TurnedAway):
         raise ConfigError(f"the server refused this client: {end.reason}")
-    if lacking := loop.work.lacking:
+    if lacking := loop.tasks.lacking:
         complain(
             timed(
                 f"fednet-client: the last tasks of client(s) {ids.as_text(lacking)} were not done "

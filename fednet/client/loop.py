@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from fednet.client.book import Book
-from fednet.client.slots import Cpu, Slots
-from fednet.client.threads import Threads
-from fednet.client.work import OWN_FAULTS, Call, Prepared, TaskWork
+from fednet.client.books import Book
+from fednet.client.slots import CpuMemory, Slots, Threads
+from fednet.client.tasks import OWN_ERRORS, Call, Prepared, Tasks
 from fednet.errors import CannotGoOn, RemoteProtocolError
 from fednet.protocol import client as p
 from fednet.protocol.client import TAKEN_IN, ClientProtocol
@@ -84,9 +83,9 @@ class ClientLoop:
         self._results: queue.SimpleQueue[Call] = queue.SimpleQueue()
         self._found_at, self._connected = 0.0, False
         self._leaving = False
-        self.slots = slots or Slots([Cpu()], 1)
+        self.slots = slots or Slots([CpuMemory()], 1)
         self._threads = Threads(self.slots, inline, self._tell_slots)
-        self.work = TaskWork(protocol, self._threads, self._later, inline=inline, faults=faults)
+        self.tasks = Tasks(protocol, self._threads, self._later, inline=inline, faults=faults)
 
     # -- the loop ----------------------------------------------------------------------------------
     def run(
@@ -100,8 +99,8 @@ class ClientLoop:
         welcome = alone
         while self.ended is None:
             self.step(min(0.5, self.protocol.beat_s / 2))
-            if self.work.broken is not None:
-                raise self.work.broken
+            if self.tasks.error is not None:
+                raise self.tasks.error
             if self.protocol.state in TAKEN_IN:
                 welcome = time.monotonic()
             elif give_up_s is not None and time.monotonic() - welcome > give_up_s:
@@ -128,7 +127,7 @@ class ClientLoop:
         anything moved.
         """
         moved = False
-        for event in self.transport.poll(self.work.within(timeout_s)):
+        for event in self.transport.poll(self.tasks.until_due(timeout_s)):
             moved = True
             now = time.monotonic()
             if isinstance(event, Opened):
@@ -146,7 +145,7 @@ class ClientLoop:
         while not self._results.empty():
             moved = True
             self._do(self._results.get()())
-        for call in self.work.due():
+        for call in self.tasks.take_due():
             self._do(call())
         if self._inline and self._threads.waiting:
             moved = True
@@ -171,7 +170,7 @@ class ClientLoop:
             self.transport.reconnect(address)
 
     def close(self) -> None:
-        self.work.stop()
+        self.tasks.stop()
         self._threads.close()
         self.link.closed(HERE)
         self.transport.close(1.0)
@@ -204,7 +203,7 @@ class ClientLoop:
                 if i.task.key.round != self._round:  # heartbeats: one line a round
                     self.link.settle_counted(HERE, round=self._round)
                     self._round = i.task.key.round
-                self.work.give(i)
+                self.tasks.add(i)
             elif isinstance(i, p.Welcomed):
                 self._welcomed(i)
             elif isinstance(i, p.Booked):
@@ -216,7 +215,7 @@ class ClientLoop:
                     **({} if i.whole else {"reason": "cut short"}),
                 )
             elif isinstance(i, p.Cancelled):
-                self.work.cancel(i.key)
+                self.tasks.cancel(i.key)
             elif isinstance(i, p.Ended):
                 if i.over:
                     self.ended = i
@@ -229,8 +228,8 @@ class ClientLoop:
 
     def _welcomed(self, event: p.Welcomed) -> None:
         self.link.ledger.incarnation = event.welcome.inc
-        if not event.again or self.work.prepared is None:
-            self._threads.put(lambda card: self._get_ready(event.welcome))
+        if not event.again or self.tasks.prepared is None:
+            self._threads.put(lambda device: self._get_ready(event.welcome))
 
     # -- work --------------------------------------------------------------------------------------
     def _later(self, call: Call) -> None:
@@ -242,17 +241,17 @@ class ClientLoop:
     def _get_ready(self, welcome: m.Welcome) -> None:
         try:
             prepared = self._prepare(self, welcome)
-        except OWN_FAULTS as broken:
+        except OWN_ERRORS as broken:
             # Raised again in the thread that runs the loop, which ends the process; but what a part
             # of the user's own raised must not end it as if all were well.
             ends = not isinstance(broken, Exception)
             raised = f"a part of your own raised {type(broken).__name__}: {broken}"
-            self.work.broken = CannotGoOn(raised) if ends else broken
+            self.tasks.error = CannotGoOn(raised) if ends else broken
             self._later(list)
             return
-        self.work.prepared = prepared
-        self.slots.together(prepared.together)
-        self._threads.open()
+        self.tasks.prepared = prepared
+        self.slots.pack(prepared.together)
+        self._threads.start()
         # Another server may have welcomed this process meanwhile: what is ready here is not what
         # that one asked for.
         self._later(lambda: self._now_ready(prepared) if self.protocol.run == welcome.run else [])

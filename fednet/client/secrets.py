@@ -2,7 +2,7 @@
 alone: with the process it is gone, and its clients have dropped out.
 
 Another process, or this one started anew, has other keys: what left before is in the site's account
-on disk (`book.Masked`).
+on disk (`books.Masked`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 
 from fednet import secagg
-from fednet.client.book import Masked
+from fednet.client.books import Masked
 from fednet.errors import LeftRound
 from fednet.secagg import SecureClient, Terms
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from fednet import config as configuration
-from fednet.client.packing import Packing
+from fednet.client.slots import Packing
 from fednet.errors import ConfigError, unknown
 from fednet.experiment import build, determinism, placement
 from fednet.plain import JsonDict, JsonMapping
@@ -92,7 +92,7 @@ class Clients:
         self.data = [self.built.divided.site(k, device).train for k in range(m)]
         self.scratches = [self.built.scratch(device) for _ in range(m)]
         self.start = self.built.setting.initial.to(device)
-        self.packing = Packing(m, self.built.setting.task, lambda card: m)
+        self.packing = Packing(m, self.built.setting.task, lambda device: m)
         self.pool = ThreadPoolExecutor(m)
 
     def apart(self) -> float:
@@ -115,7 +115,7 @@ class Clients:
 
     def _in_pack(self, k: int) -> None:
         with self.packing.at_work(0):
-            self._in_stream(k, self.packing.at(0))
+            self._in_stream(k, self.packing.on(0))
 
     def _in_stream(self, k: int, pack: Pack | None = None) -> None:
         if self.device == "cpu":

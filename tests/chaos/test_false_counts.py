@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fednet
-from fednet.client.judging import ClientJudge
+from fednet.client.evaluation import ClientEvaluation
 from fednet.errors import RemoteProtocolError
 from fednet.server.judging import pooled
 from fednet.training.evaluation import Counts
@@ -43,10 +43,10 @@ LIES: list[tuple[np.ndarray, str]] = [
 
 
 def lying(told: np.ndarray) -> Callable[..., Any]:
-    honest = ClientJudge.within
+    honest = ClientEvaluation.within
 
-    def within(self: Any, state: Any, x: Any, record: Any, host: Any) -> Any:
-        judged = honest(self, state, x, record, host)
+    def within(self: Any, exp: Any, state: Any, x: Any, record: Any, host: Any) -> Any:
+        judged = honest(self, exp, state, x, record, host)
         if host.client_id == LIAR:
             judged["personal"] = Counts(told, 0.0, 1)
         return judged
@@ -72,7 +72,7 @@ def test_counts_beyond_a_clients_test_set_are_refused_and_end_no_run(
     mapping = federation.settings(
         algorithm="fedper", rounds=2, data={"classes": 3}, stop={"accuracy": 0.999}
     )
-    monkeypatch.setattr(ClientJudge, "within", lying(told))
+    monkeypatch.setattr(ClientEvaluation, "within", lying(told))
     run = fednet.run(mapping, out=tmp_path, in_process=True)
     assert [r.round for r in run.rounds] == [1, 2]
     assert [r.client_accuracy["personal"] for r in run.rounds] == honest_others(run, "personal")

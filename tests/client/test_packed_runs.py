@@ -10,8 +10,7 @@ import threading
 import pytest
 import torch
 
-from fednet.client import packing
-from fednet.client.workplace import Workplace
+from fednet.client.worker import Worker
 from fednet.errors import ConfigError
 from fednet.training import packed
 from tests import rooms
@@ -39,7 +38,7 @@ def lanes(monkeypatch):
         assert n == 3
         descend(some, n, task)
 
-    monkeypatch.setattr(packing.packed, "descend", counted)
+    monkeypatch.setattr(packed, "descend", counted)
     return found
 
 
@@ -95,7 +94,7 @@ def test_the_same_bits_where_memory_was_short_for_a_pack(tmp_path, monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory.")
         descend(some, n, task)
 
-    monkeypatch.setattr(packing.packed, "descend", crowded)
+    monkeypatch.setattr(packed, "descend", crowded)
     assert rooms.hashes(rooms.run(tmp_path / "short", **RUN)) == expected
     assert short
 
@@ -107,15 +106,15 @@ def test_nobody_waits_in_a_pack_for_a_task_that_memory_was_short_for_before_it_c
 ):
     run = rooms.merged(RUN, {"rounds": 1, "participation": tasks_in_a_round})
     expected = rooms.hashes(rooms.run(tmp_path / "room", **run))
-    do, turns, waits = Workplace.do, itertools.count(), threading.Barrier(short)
+    work, turns, waits = Worker.work, itertools.count(), threading.Barrier(short)
 
     def crowded(self, task, *rest):
         if next(turns) < short:
             waits.wait(20.0)  # both at the same limit: it is lowered once
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return do(self, task, *rest)
+        return work(self, task, *rest)
 
-    monkeypatch.setattr(Workplace, "do", crowded)
+    monkeypatch.setattr(Worker, "work", crowded)
     assert rooms.hashes(rooms.run(tmp_path / "short", **run)) == expected
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from fednet.client.packing import Packing
+from fednet.client.slots import Packing
 from fednet.training import packable, packed
 
 LIMIT_S = 20.0  # nothing is expected to take so long: it bounds a test that would hang
@@ -36,7 +36,7 @@ class Scene:
         self.broken: BaseException | None = None
         self.held: threading.Event | None = None  # a pack that runs until this is set
         self.running = threading.Event()
-        self.packing = Packing(n, None, lambda card: limit)
+        self.packing = Packing(n, None, lambda device: limit)
         self.threads: list[threading.Thread] = []
         self.ends: dict[int, Any] = {}
         monkeypatch.setattr(packable, "check_lane", lambda task, lane: None)
@@ -57,15 +57,15 @@ class Scene:
             )
 
     def task(
-        self, name: int, *lanes: Lane, card: int = 0, first: Callable[[], Any] = lambda: None
+        self, name: int, *lanes: Lane, device: int = 0, first: Callable[[], Any] = lambda: None
     ) -> None:
         """Starts a task that is due already: it does `first`, then each descent."""
 
         def work() -> None:
-            with self.packing.at_work(card):
+            with self.packing.at_work(device):
                 try:
                     first()
-                    self.ends[name] = [self.packing.descend(card, lane) for lane in lanes]  # type: ignore[arg-type]
+                    self.ends[name] = [self.packing.descend(device, lane) for lane in lanes]  # type: ignore[arg-type]
                 except BaseException as broken:
                     self.ends[name] = broken
 
@@ -202,11 +202,11 @@ def test_what_ends_a_pack_is_said_to_each_by_an_exception_of_its_own(scene):
     assert len({id(end) for end in s.ends.values()}) == 3
 
 
-def test_each_card_has_packs_of_its_own(scene):
+def test_each_device_has_packs_of_its_own(scene):
     s = scene(4, limit=2)
     s.due(4)
     for k in range(4):
-        s.task(k, Lane(k), card=k % 2)
+        s.task(k, Lane(k), device=k % 2)
     assert sorted(s.over()) == [[0, 2], [1, 3]]
 
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from fednet.client import join
-from fednet.client import workplace as site
 from fednet.client.policy import Policy
+from fednet.client.worker import Worker
 from fednet.experiment import placement
 from tests.chaos.mallory import LIMIT_S
 from tests.chaos.test_hostile import CONFIG, in_thread, serve
@@ -27,16 +27,16 @@ def test_clients_that_do_not_fit_wait_and_the_bits_are_the_same(tmp_path, monkey
     alone = serve(tmp_path / "alone", None)
     monkeypatch.setattr(placement, "place", lambda device: ["cpu", "cpu"])
     # Room for four, says the first; there is none for two.
-    monkeypatch.setattr(join, "card_of", lambda device, share: Fake(100, 20))
-    do, changed, at_work, done, short = (
-        site.Workplace.do,
+    monkeypatch.setattr(join, "memory_of", lambda device, share: Fake(100, 20))
+    work, changed, at_work, done, short = (
+        Worker.work,
         threading.Condition(),
         Counter(),
         Counter(),
         [],
     )
 
-    def crowded(self, task, body, progress, cancelled):
+    def crowded(self, task, body, step):
         with changed:
             at_work[self] += 1
             changed.notify_all()
@@ -50,13 +50,13 @@ def test_clients_that_do_not_fit_wait_and_the_bits_are_the_same(tmp_path, monkey
         try:
             if full:
                 raise torch.OutOfMemoryError("CUDA out of memory.")
-            return do(self, task, body, progress, cancelled)
+            return work(self, task, body, step)
         finally:
             with changed:
                 at_work[self] -= 1
                 done[self] += 1
 
-    monkeypatch.setattr(site.Workplace, "do", crowded)
+    monkeypatch.setattr(Worker, "work", crowded)
     directory = tmp_path / "shared"
     server, served = in_thread(lambda: serve(directory, "tcp://127.0.0.1:*"))
     limit = time.monotonic() + LIMIT_S

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from fednet.client.prepare import explanation
+from fednet.client.preparing import explanation
 from fednet.config import from_mapping
 from fednet.experiment.build import build
 from tests.processes import Processes, lines

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fednet.algorithms.base import Payload, Weights
-from fednet.client.prepare import Preparer
+from fednet.client.preparing import Preparer
 from fednet.errors import ConfigError, Stopped
 from fednet.experiment import build as experiment
 from fednet.experiment.store import read_client
@@ -271,7 +271,7 @@ def test_a_client_that_lost_what_came_down_last_is_out_for_a_round_and_then_gets
         if record["round"] == 2:
             shutil.rmtree(next((tmp_path / "r" / "state").glob("*/client-1")))
 
-    with patch("fednet.client.prepare.Preparer", partial(Preparer, reset=True)):
+    with patch("fednet.client.preparing.Preparer", partial(Preparer, reset=True)):
         directory = run(tmp_path, callback=forgets, **changes)
     rows = lines(directory / "rounds.jsonl")
     assert [r["completed"] for r in rows] == [[0, 1, 2]] * 2 + [[0, 2]] + [[0, 1, 2]] * 3

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fednet import models
-from fednet.client.base_model import split_base_model, with_base_model
+from fednet.client.worker import split_base_model, with_base_model
 from fednet.errors import BaseAbsent, ConfigError
 from fednet.experiment import build
 from fednet.models.base import packed, unpacked

@@ -120,7 +120,7 @@ def test_nothing_is_computed_before_the_configuration_is_known():
         "fednet.cli.server",
         "fednet.cli.client",
         "fednet.server.process",
-        "fednet.client.prepare",
+        "fednet.client.preparing",
         "fednet.experiment.build",
         "fednet.launch.supervisor",
         "fednet.training.hosts",

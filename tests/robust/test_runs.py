@@ -57,20 +57,6 @@ def test_flipped_labels_are_what_a_malicious_client_trains_on(tmp_path, honest):
     assert made < 0.2 < honest - 0.5
 
 
-def test_without_leave_to_strike_faults_a_client_stays_honest():
-    from types import SimpleNamespace
-
-    from fednet.client.workplace import Workplace
-    from fednet.config import from_mapping
-
-    config = from_mapping({"algorithm": "fedavg", "faults": {"malicious": {"clients": 1.0}}})
-    for faults in (True, False):
-        place = object.__new__(Workplace)
-        place.experiment = SimpleNamespace(config=config)
-        place.policy = SimpleNamespace(faults=faults)
-        assert place._lies(0) is faults
-
-
 @pytest.mark.long
 def test_attackers_and_rules_have_the_same_bits_in_any_placement(tmp_path):
     attack = {"attack": "alie"}

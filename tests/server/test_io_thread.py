@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from fednet.client.loop import ClientLoop
-from fednet.client.work import Prepared
-from fednet.client.workplace import Answer
+from fednet.client.tasks import Prepared
+from fednet.client.worker import Outgoing
 from fednet.loading import WrongPart
 from fednet.protocol.client import ClientProtocol
 from fednet.protocol.instructions import Resolved, Send
@@ -48,10 +48,10 @@ class Work:
     def forget(self):
         pass
 
-    def do(self, task, body, progress, cancelled):
+    def work(self, task, body, step):
         def answer(key, payload, kind):
             b = Body([payload])
-            return Answer(
+            return Outgoing(
                 m.Reply(
                     key=key,
                     form=[m.Field("x", kind, len(payload), len(payload))],

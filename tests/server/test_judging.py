@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -12,12 +10,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fednet
-from fednet.client.policy import Policy
-from fednet.client.workplace import Workplace
-from fednet.errors import ConfigError
 from fednet.experiment import build
 from fednet.experiment.judging import asked
-from fednet.experiment.store import ClientStore
 from fednet.tensors import Tensors
 from fednet.training.hosts import SiteHost
 from tests.rooms import lines, merged, run, small, summary
@@ -414,16 +408,3 @@ def test_what_a_method_reports_of_a_client_is_in_its_line(tmp_path, judging):
     assert ("accuracy_personal" in rows[0] and rows[0]["accuracy_personal"] is not None) == (
         judging == "auto"
     )
-
-
-def test_a_site_that_lets_no_statistics_out_reports_nothing(tmp_path):
-    experiment = build.build(small(), None)
-    store = ClientStore(tmp_path, experiment.algorithm.Client)
-    host = SimpleNamespace(reported={"sigma": 0.5})
-    for allow, found in ((None, {"sigma": 0.5}), (("state", "accuracy"), {})):
-        place = Workplace(experiment, store, None, policy=Policy(allow=allow))
-        assert place._reported(host) == found
-    place = Workplace(experiment, store, None)
-    host.reported = {str(k): 1.0 for k in range(17)}
-    with pytest.raises(ConfigError, match="reports 17 numbers of a client in a round; expected at"):
-        place._reported(host)

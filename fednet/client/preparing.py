@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from fednet import places
 from fednet.client.loop import ClientLoop
 from fednet.client.policy import Policy, leaving
-from fednet.client.work import Prepared
+from fednet.client.tasks import Prepared
 from fednet.config import Config
 from fednet.errors import ConfigError, DataError, FednetError, StateError
 from fednet.experiment import determinism
@@ -24,8 +24,8 @@ from fednet.ids import Ids
 from fednet.wire import messages as m
 
 if TYPE_CHECKING:
-    from fednet.client.packing import Packing
-    from fednet.client.workplace import Workplace
+    from fednet.client.slots import Packing
+    from fednet.client.worker import Worker
     from fednet.data.base import Data
     from fednet.data.federation import Federation, Site
     from fednet.experiment.build import Experiment
@@ -69,19 +69,19 @@ class Preparer:
         _take(self.hold, root, ids)
         data = self._data(config, ids)
         packing = _packing(config, data.experiment, loop)
-        workplaces = self._workplaces(config, root, data, packing)
+        workers = self._workers(config, root, data, packing)
         everyone = len(ids) == config.clients
         book = root / (f"wire-{loop.protocol.worker}.jsonl" if everyone else "wire.jsonl")
         loop.book.open(book, config.record.wire == "sums")
-        for workplace in workplaces:
-            workplace.warm()
+        for worker in workers:
+            worker.warm()
         facts = data.facts()
         self.say(
             f"joined {welcome.name} as client{'s' if len(ids) > 1 else ''} "
             f"{_listed(ids)} on {', '.join(self.devices)}"
         )
         return Prepared(
-            workplaces,
+            workers,
             data.experiment.digest,
             facts,
             links.shaper(config),
@@ -131,12 +131,12 @@ class Preparer:
         self.policy.check_samples(data.n_train + data.n_test)
         return data
 
-    def _workplaces(
+    def _workers(
         self, config: Config, root: Path, data: SiteData, packing: Packing | None
-    ) -> list[Workplace]:
-        from fednet.client.book import MASKED, Masked, account_of, configuration_of
+    ) -> list[Worker]:
+        from fednet.client.books import MASKED, Masked, account_of, configuration_of
         from fednet.client.secrets import Secrets
-        from fednet.client.workplace import Workplace
+        from fednet.client.worker import Worker
         from fednet.experiment.store import ClientStore
 
         store = ClientStore(root, data.experiment.algorithm.Client)
@@ -145,19 +145,19 @@ class Preparer:
         if config.privacy.secagg.protocol != "none":
             secrets = Secrets(Masked(root.parent / MASKED), configuration_of(config))
         return [
-            Workplace(
+            Worker(
                 data.experiment,
                 store,
                 functools.partial(data.site, device=device),
                 device,
                 state_lost=self.reset,
                 balanced=functools.partial(data.balanced, device) if data.has_balanced else None,
-                pack=packing.at(card) if packing is not None else None,
+                pack=packing.on(number) if packing is not None else None,
                 policy=self.policy,
                 answers=answers,
                 secrets=secrets,
             )
-            for card, device in enumerate(self.devices)
+            for number, device in enumerate(self.devices)
         ]
 
 
@@ -231,7 +231,7 @@ class SiteData:
 
 def _packing(config: Config, experiment: Experiment, loop: ClientLoop) -> Packing | None:
     """Where clients come together to be trained as one; None where each is trained by itself."""
-    from fednet.client.packing import Packing
+    from fednet.client.slots import Packing
 
     if config.train.pack <= 1:
         return None
@@ -290,7 +290,7 @@ def own_folder(root: Path) -> None:
     """Raises StateError where the folder of a run holds what no client process has written, or has
     the name of one of the site's accounts: a server names it, and files in it are cut and deleted.
     """
-    from fednet.client.book import ANSWERS, MASKED
+    from fednet.client.books import ANSWERS, MASKED
 
     if root.name.casefold() in (ANSWERS, MASKED):
         raise StateError(

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fednet.client import book
-from fednet.client.book import Answers, Book, account_of
+from fednet.client import books
+from fednet.client.books import Answers, Book, account_of
 from fednet.config import PrivacySection
 from fednet.errors import ConfigError, StateError
 from fednet.experiment.privacy import Noise, Question, epsilon
@@ -58,7 +58,7 @@ def test_no_process_writes_while_another_one_cuts_a_line_off(tmp_path, monkeypat
         at.write_bytes(b"")
 
     path.write_bytes(b'{"round":1,"cl')
-    monkeypatch.setattr(book, "repair", cut)
+    monkeypatch.setattr(books, "repair", cut)
     opened(path).close()
     assert found == [path]
 

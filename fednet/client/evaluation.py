@@ -1,0 +1,180 @@
+"""A client's evaluations: within its training task, or when all clients are asked."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+
+from fednet.algorithms.base import Algorithm, Payload, Tensors
+from fednet.experiment.build import Experiment
+from fednet.experiment.judging import JUDGED, Judgement
+from fednet.experiment.store import ClientStore, Record
+from fednet.loading import WrongPart, place
+from fednet.training.evaluation import Counts, other_width
+from fednet.training.hosts import SiteHost
+from fednet.training.setting import Pair
+from fednet.wire import messages as m
+from fednet.wire.payload import weights_of
+
+
+class ClientEvaluation:
+    """Evaluates the models of a device's clients. Any thread may call it.
+
+    keeps_local: whether clients keep their last local models. balanced() returns a test set with as
+    many samples of each class, None where there is none; after_load() is called once it is loaded.
+    may_lack: a local model that is missing is done without.
+    """
+
+    def __init__(
+        self,
+        store: ClientStore,
+        keeps_local: bool,
+        balanced: Callable[[], Pair] | None,
+        after_load: Callable[[], None],
+        may_lack: bool,
+    ) -> None:
+        self._store = store
+        self._keeps_local = keeps_local
+        self._balanced = balanced
+        self._after_load = after_load
+        self._may_lack = may_lack
+        self._lock = threading.Lock()
+        self._balanced_set: Pair | None = None
+
+    def within(
+        self, exp: Experiment, state: object, x: Tensors | None, record: Record, host: SiteHost
+    ) -> dict[str, Counts | None]:
+        """Evaluates the model that came down and the client's own, within its training task."""
+        method = exp.algorithm
+        trained = host.initial if host.trained is None else host.trained
+        own = method.personal(state, trained, host)
+        found: dict[str, Counts | None] = {}
+        if x is not None and method.has_global:
+            found["global"] = host.evaluate(_calibrated(exp, x, record, host))
+        # Where nobody knows what came of the training, the initial model is not evaluated for it.
+        if own is not host.initial:
+            found["personal"] = host.evaluate(own)
+        return found
+
+    def asked(
+        self,
+        exp: Experiment,
+        task: m.Task,
+        body: memoryview,
+        record: Record,
+        start: str,
+        host: SiteHost,
+        progress: Callable[[str, int, int], None],
+    ) -> dict[str, Counts | None]:
+        """Evaluates a client's models where all clients are asked: at the run's end, or each round
+        with `evaluate.clients: all`. A client that never took part is evaluated by the newest
+        shared model, beside the initial values of what is not shared.
+        """
+        method = exp.algorithm
+        section = exp.config.evaluate
+        down = exp.exact.decode(exp.evaluation, task.form, body, fill=fill_buffers(exp, record))
+        progress("evaluating", 0, 0)
+        state = method.init_client(host.initial) if record.algorithm is None else record.algorithm
+        local = self._store.local(task.key.client, start, self._may_lack)
+        newest = weights_of(down)
+        if section.shared == "latest":
+            state = method.with_latest(state, down)
+        if newest is not None and (exp.config.model.buffers == "local" or exp.federation is None):
+            newest = _calibrated(exp, newest, record, host)
+        whole = local if local is not None else _merged(host.initial, newest, host)
+        found: dict[str, Counts | None] = {}
+        if method.has_global and newest is not None:
+            found["global"] = host.evaluate(newest)
+        elif section.shared == "latest":
+            whole = _merged(whole, newest, host)
+        if not self._keeps_local and not method.personalised:
+            return found
+        personal = method.personal(state, whole, host)
+        found["personal"] = host.evaluate(personal)
+        if task.judge and self._balanced is not None:
+            # Drift: the same personal model on a balanced test set of all.
+            found["balanced"] = host.evaluate(personal, self._load_balanced())
+        if task.judge and section.finetune:
+            # A personal model beside the local one goes on from itself.
+            if isinstance(personal, Tensors) and personal is not whole:
+                personal = host.train(personal).x
+            else:
+                tuned = host.train(_merged(whole, newest, host)).x
+                personal = method.personal(state, tuned, host)
+            found["finetuned"] = host.evaluate(personal)
+            if self._balanced is not None:
+                found["finetuned_balanced"] = host.evaluate(personal, self._load_balanced())
+        return found
+
+    def _load_balanced(self) -> Pair:
+        with self._lock:
+            if self._balanced_set is None:
+                assert self._balanced is not None
+                self._balanced_set = self._balanced()
+                self._after_load()
+            return self._balanced_set
+
+
+def evaluation_reply(exp: Experiment, found: Mapping[str, Counts | None]) -> Payload:
+    """Returns these counts as they travel."""
+    width = exp.setting.counts_width
+    counts = np.zeros((len(JUDGED), 2, width), dtype=np.int64)
+    losses = np.zeros(len(JUDGED))
+    for row, name in enumerate(JUDGED):
+        of = found.get(name)
+        if of is None or not of.n:
+            continue
+        if of.table.shape[1] != width:
+            raise other_width(exp.setting.task, width, of.table.shape[1])
+        counts[row] = of.table
+        losses[row] = of.loss
+    return Judgement(counts=torch.from_numpy(counts), losses=torch.from_numpy(losses))  # type: ignore[call-arg]
+
+
+def set_trained(method: Algorithm, up: Payload, host: SiteHost, wanted: bool) -> None:
+    """Sets `host.trained` from what the method sends, where a training loop of its own did not set
+    it. wanted: the client is evaluated by it. Raises WrongPart if it is wanted and not known.
+    """
+    if host.trained is not None:
+        return
+    sent = weights_of(up)
+    if sent is not None and sent.layout == host.layout:
+        host.trained = sent.to(host.device)
+        return
+    changed = [name for name in up.fields if isinstance(getattr(up, name), Tensors)]
+    if wanted and changed and type(method).personal is Algorithm.personal:
+        raise WrongPart(
+            f"local of {type(method).__name__} ({place(type(method).local)}) sends {changed[0]}, "
+            f"not the whole model, and did not train by host.train: nobody knows the client's "
+            f"model, by which it is judged. Set host.trained = fednet.Tensors.of(module), or "
+            f"evaluate.keep_local: never"
+        )
+
+
+def fill_buffers(exp: Experiment, record: Record) -> Tensors:
+    """Returns buffers for what comes without: the client's own, or the initial ones."""
+    own = record.own(exp.setting.initial)
+    return exp.agreed if own is None else own.select(exp.shared)
+
+
+def _calibrated(exp: Experiment, x: Tensors, record: Record, host: SiteHost) -> Tensors:
+    """Returns the shared model with BatchNorm statistics to evaluate it by, where it comes without:
+    the client's own, or, before it has any, those of its training samples (at least two).
+    """
+    has_own = exp.config.model.buffers == "local" and record.buffers is not None
+    if not exp.uncalibrated or has_own or host.n < 2:
+        return x
+    return host.recalibrated(x).select(x.layout)
+
+
+def _merged(whole: Tensors, newest: Tensors | None, host: SiteHost) -> Tensors:
+    """Returns a whole model with the newest shared part in its place; the buffers that do not cross
+    are the client's own.
+    """
+    if newest is None:
+        return whole
+    rest = host.rest if whole is host.initial else whole
+    return rest.to(host.device).merge(newest.to(host.device))

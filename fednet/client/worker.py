@@ -1,0 +1,364 @@
+"""A worker does the tasks of a process's clients on one device: it takes a task and its payload,
+and returns the encoded replies. It knows of no socket and no clock.
+
+`Worker.work` is a whole task, from top to bottom.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from fednet import seeds
+from fednet.algorithms.returned import finite
+from fednet.algorithms.secure import Secure
+from fednet.algorithms.state import State
+from fednet.client.books import Answers
+from fednet.client.device import Device
+from fednet.client.evaluation import (
+    ClientEvaluation,
+    evaluation_reply,
+    fill_buffers,
+    set_trained,
+)
+from fednet.client.policy import Policy
+from fednet.client.secrets import Secrets
+from fednet.data.federation import Site
+from fednet.descriptors import named
+from fednet.errors import (
+    BaseAbsent,
+    ConfigError,
+    RemoteProtocolError,
+    StateAbsent,
+    StateError,
+)
+from fednet.experiment import privacy
+from fednet.experiment.build import Experiment
+from fednet.experiment.judging import Stopwatch, keeps_local
+from fednet.experiment.store import ClientStore, Record
+from fednet.files import digest, write_aside
+from fednet.models.base import BASE, unpacked
+from fednet.robust import attacks
+from fednet.tensors import Tensors
+from fednet.training.hosts import SiteHost
+from fednet.training.lanes import Pack
+from fednet.training.setting import Pair
+from fednet.wire import messages as m
+from fednet.wire.codec import Body, Encoded
+from fednet.wire.messages import Key
+from fednet.wire.payload import Payload, weights_of
+from fednet.wire.sending import Past
+
+Step = Callable[[str, int, int], None]  # is given a stage of a task, and how far it is in it
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A reply, and its payload."""
+
+    reply: m.Reply
+    body: Body
+
+
+class Worker:
+    """Does tasks on one device, with one scratch model a thread. Any thread may call it.
+
+    site(client) returns a client's data. With state_lost a client whose state is missing starts
+    again from nothing. balanced() returns a test set with as many samples of each class; None
+    where there is none. pack trains clients together. policy says what may leave; without one,
+    everything. answers is the account of what leaves with noise. secrets are the clients' keys in
+    secure aggregation, which all workers of a process share.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        store: ClientStore,
+        site: Callable[[int], Site],
+        device: str = "cpu",
+        *,
+        state_lost: bool = False,
+        balanced: Callable[[], Pair] | None = None,
+        pack: Pack | None = None,
+        policy: Policy | None = None,
+        answers: Answers | None = None,
+        secrets: Secrets | None = None,
+    ) -> None:
+        config = experiment.config
+        self.experiment = experiment
+        self.store = store
+        self.pack = pack
+        self.policy = policy or Policy()
+        self.device = Device(device, site, lambda *at: self.experiment.scratch(*at))
+        self.keeps_local = keeps_local(config, experiment.algorithm.personalised)
+        self._state_lost = state_lost
+        self._secrets = secrets
+        self._account = answers.account if answers else None
+        self._noise = privacy.noise_of(
+            config,
+            "client",
+            store.root / "noise.key",
+            drawn=answers is not None and answers.of(store.root.name),
+        )
+        self._evaluation = ClientEvaluation(
+            store, self.keeps_local, balanced, self.device.settle, state_lost
+        )
+        self._lock = threading.Lock()
+        # Digest, kind and form of the last payload whose values were found finite: the same
+        # payload of another client is not searched again.
+        self._finite: tuple[bytes, type[Payload], Sequence[m.Field]] | None = None
+
+    def warm(self) -> None:
+        """Builds the scratch model before the first task."""
+        if not self.experiment.base_comes:
+            self.device.warm(self.experiment.setting)
+
+    def forget(self) -> None:
+        """Frees the memory of the device that no task uses."""
+        self.device.forget()
+
+    # -- a task ------------------------------------------------------------------------------------
+    def work(self, task: m.Task, body: memoryview, step: Step) -> list[Outgoing]:
+        """Does a task. Returns its replies: an evaluation comes before the training it belongs to.
+
+        step(stage, done, of) is called as the task goes on, and what it raises ends the task.
+        Raises RemoteProtocolError for a damaged payload, StateError where the client's state is
+        not here, ConfigError for what this site does not let out.
+        """
+        watch = Stopwatch(step)
+        if digest([body]) != task.check:
+            raise RemoteProtocolError("the payload was damaged on its way")
+        task, body, base = split_base_model(self.experiment, task, body)
+        exp = self._complete(base)
+        config, method, key = exp.config, exp.algorithm, task.key
+        record, start = self._load(task)
+        made: list[tuple[Key, Encoded]] = []
+        state_sha256, kept = "", False
+
+        with self.device.stream():
+            host = self._host(exp, key, record, step)
+            step("loading", 0, 0)
+            if key.purpose != "train":
+                found = self._evaluation.asked(exp, task, body, record, start, host, watch.turn)
+                made.append((key, exp.up.encode(evaluation_reply(exp, found))))
+            else:
+                past = record.past(f"down/{key.phase}/", key.round)
+                state, down = self._decode(exp, task, body, record, host, past)
+                x = weights_of(down)
+                reference = exp.agreed if x is None else x
+                main = key.phase == method.main_exchange
+
+                host.secrets = self._secrets
+                watch.turn("training", 0, 0)
+                state, up = method.local(key.phase, state, down, host)
+                set_trained(method, up, host, wanted=main and self.keeps_local)
+
+                if self._malicious(key.client):
+                    up = attacks.spoiled(up, reference, config, key.round, key.client)
+                finite(up, exp.up.exempt)
+                if config.privacy.clip is not None:
+                    asked = privacy.Question.of(config, self.store.root.name, task, record, body)
+                    own = privacy.at_client(config)
+                    up = privacy.protect(up, x, own, self._noise, asked, self._account)
+                if isinstance(method, Secure):
+                    up = method.masked(key.phase, up, down, x, host)
+
+                watch.turn("encoding", 0, 0)
+                encoded = exp.up.encode(
+                    up,
+                    lambda name: seeds.rng(
+                        config.seed, f"compress/up/{key.phase}/{name}", key.round, key.client
+                    ),
+                    past.next,
+                    reference,
+                    past=dataclasses.replace(past, where=f"{key.phase}/"),
+                )
+                if task.judge and main:
+                    watch.turn("evaluating", 0, 0)
+                    found = self._evaluation.within(exp, state, x, record, host)
+                    evaluated = exp.up.encode(evaluation_reply(exp, found))
+                    made.append((msgspec.structs.replace(key, purpose="evaluate"), evaluated))
+                if main or not method.in_memory:
+                    watch.turn("saving", 0, 0)
+                    next_record = Record(algorithm=state, residuals=past.next or None)
+                    state_sha256, kept = self._save(task, start, next_record, host.trained, main)
+                made.append((key, encoded))
+            self.device.settle()
+            watch.turn("over", 0, 0)
+
+        for _, encoded in made:
+            self.policy.check_leaves(field.kind for field in encoded.form)
+        reported = self._reported(host)
+        return [
+            Outgoing(
+                m.Reply(
+                    key=of,
+                    form=list(encoded.form),
+                    size=encoded.body.size,
+                    check=encoded.body.check(),
+                    state=state_sha256 if of.purpose == "train" else "",
+                    kept=kept and of.purpose == "train",
+                    seconds=watch.seconds,
+                    split=watch.split,
+                    reported=reported if of.purpose == "train" else {},
+                ),
+                encoded.body,
+            )
+            for of, encoded in made
+        ]
+
+    def _complete(self, base: memoryview | None) -> Experiment:
+        """Returns the experiment, with the base model in it if the server sends that."""
+        with self._lock:
+            if self.experiment.hollow:
+                self.experiment = with_base_model(self.experiment, self.store.root, base)
+            return self.experiment
+
+    def _load(self, task: m.Task) -> tuple[Record, str]:
+        """Returns what the client kept, and of which version that is. A client that starts again
+        has kept nothing, of version "".
+        """
+        try:
+            found = self.store.load(task.key.client, task.start, task.state)
+            return found or Record(), task.start
+        except StateError as missing:
+            # What only the last evaluation needs is no reason not to train.
+            needed = self._needs_state or task.key.purpose != "train"
+            if not self._state_lost and (needed or not isinstance(missing, StateAbsent)):
+                raise
+            return Record(), ""
+
+    @property
+    def _needs_state(self) -> bool:
+        """Whether training starts from what the client kept: the method's state, its own buffers,
+        or what its compressed uploads left out.
+        """
+        exp = self.experiment
+        return (
+            bool(dataclasses.fields(exp.algorithm.Client))  # type: ignore[arg-type]
+            or exp.down.shared
+            or any(chain.remembers for chain in exp.up.chains.values())
+            or exp.config.model.buffers == "local"
+        )
+
+    def _host(self, exp: Experiment, key: Key, record: Record, step: Step) -> SiteHost:
+        setting = exp.setting_of(key.client)
+        site = self.device.site(key.client)
+        inputs, labels = site.train
+        if exp.config.faults.malicious.attack == "label_flip" and self._malicious(key.client):
+            labels = attacks.labels(labels, exp.setting.classes)
+        return SiteHost(
+            setting,
+            self.device.scratch(setting),
+            key.client,
+            key.round,
+            key.phase,
+            train=(inputs, labels),
+            test=site.test,
+            rest=record.own(setting.initial),
+            progress=lambda done, of: step("training", done, of),
+            pack=self.pack,
+        )
+
+    def _malicious(self, client: int) -> bool:
+        """Whether a planned fault makes this client malicious, and this site allows such faults."""
+        return self.policy.faults and client in attacks.malicious(self.experiment.config)
+
+    def _decode(
+        self,
+        exp: Experiment,
+        task: m.Task,
+        body: memoryview,
+        record: Record,
+        host: SiteHost,
+        past: Past,
+    ) -> tuple[State, Payload]:
+        """Returns the client's state, which an enrolment in the task changes, and the broadcast."""
+        method = exp.algorithm
+        state = method.init_client(host.initial) if record.algorithm is None else record.algorithm
+        fill = fill_buffers(exp, record)
+        cut = sum(field.size for field in task.form[: task.enrol])
+        if task.enrol:
+            assert method.Enrolment is not None
+            form = task.form[: task.enrol]
+            enrolment = exp.down.decode(method.Enrolment, form, body[:cut], fill=fill)
+            state = method.enrolled(state, enrolment, host)
+        kind = method.exchanges[task.key.phase].down
+        form = task.form[task.enrol :]
+        same = (task.check, kind, form)
+        down = exp.down.decode(kind, form, body[cut:], exp.agreed, fill, self._finite == same, past)
+        if exp.down.alone(kind) and not cut:
+            self._finite = same
+        return state, down
+
+    def _save(
+        self, task: m.Task, start: str, record: Record, trained: Tensors | None, main: bool
+    ) -> tuple[str, bool]:
+        """Writes the client's next version, before its reply leaves. trained: its whole local
+        model. Returns the SHA-256 of the record, and whether anything is kept.
+        """
+        key = task.key
+        if self.experiment.config.model.buffers == "local" and trained is not None:
+            record = record.replace(buffers=trained.buffers, counters=trained.counters)
+        new_local = self.keeps_local and main and trained is not None
+        # With a base model a version also says that the client has had what is sent once.
+        keep = new_local or not record.empty or self.experiment.base_comes
+        if keep:
+            model = None
+            if new_local and trained is not None:
+                model = trained.to("cpu")
+            elif self.keeps_local:
+                model = self.store.local(key.client, start, self._state_lost)
+            self.store.save(key.client, key.version, record, model)
+            self.store.prune(key.client, key.version, (start, task.keep))
+        return record.sha256(), keep
+
+    def _reported(self, host: SiteHost) -> dict[str, float]:
+        """Returns the numbers that the method reported of the client, if statistics may leave.
+        Raises ConfigError where they are too many.
+        """
+        if len(host.reported) > m.REPORTS:
+            raise ConfigError(
+                f"{self.experiment.config.algorithm.name} reports {len(host.reported)} numbers of "
+                f"a client in a round; expected at most {m.REPORTS}."
+            )
+        allowed = self.policy.allow
+        return host.reported if allowed is None or "statistics" in allowed else {}
+
+
+# -- the base model, where the server sends it (`model.base: server`) ------------------------------
+def split_base_model(
+    experiment: Experiment, task: m.Task, body: memoryview
+) -> tuple[m.Task, memoryview, memoryview | None]:
+    """Splits the base model off the payload of a client's first task.
+
+    Returns (the task without it, its payload, the base model's bytes or None if it did not come).
+    """
+    if not experiment.base_comes or not task.enrol or task.form[0].kind != BASE:
+        return task, body, None
+    size = task.form[0].size
+    rest = msgspec.structs.replace(
+        task, form=list(task.form[1:]), enrol=task.enrol - 1, size=task.size - size
+    )
+    return rest, body[size:], body[:size]
+
+
+def with_base_model(experiment: Experiment, root: Path, sent: memoryview | None) -> Experiment:
+    """Returns the experiment with the base model that was sent, or else with the one in `root`,
+    where it is kept under its digest for all clients of the process and for the next process.
+
+    Raises BaseAbsent if it is in neither place, ConfigError if it is another model.
+    """
+    path = root / f"base-{experiment.config.model.sha256}.safetensors"
+    kept = path.exists()
+    if sent is None and not kept:
+        raise BaseAbsent(f"the base model is not in {root}; the server is asked to send it again.")
+    data = named(path).read_bytes() if kept else bytes(sent or b"")
+    complete = experiment.starting_from(unpacked(data))
+    if not kept:
+        write_aside(path, data)
+    return complete

@@ -1,0 +1,139 @@
+"""What a site answers to the tasks of a server, and when it needs what its clients kept."""
+
+from __future__ import annotations
+
+import shutil
+from typing import ClassVar
+
+import pytest
+
+from fednet import config as configuration
+from fednet import registry
+from fednet.algorithms.base import AlgorithmConfig, Payload, Weights
+from fednet.algorithms.fedavg import FedAvg
+from fednet.client.policy import Policy
+from fednet.errors import StateError
+from fednet.experiment import build
+from fednet.wire import messages as m
+from tests.chaos.mallory import Liar
+from tests.chaos.test_hostile_server import (
+    exp,  # noqa: F401  # a fixture
+    site,
+    task,
+    told,
+)
+from tests.rooms import lines, run
+
+ATTACK = {"malicious": {"clients": 1.0, "attack": "sign_flip", "strength": 2.0}}
+
+
+def answer(exp, folder, config=None, policy=None):  # noqa: F811
+    """Returns what a site answers to its first task: a reply with its payload, or a failure."""
+    server = Liar(config or told())
+    with site(server, folder, policy=policy):
+        server.listen(lambda: server.said(m.Ready))
+        server.say(*task(exp, m.Key(1, 0, 0, 0)))
+        server.listen(lambda: server.said(m.Reply) or server.said(m.Failed))
+    return next(found for found in server.heard if isinstance(found[0], (m.Reply, m.Failed)))
+
+
+def test_a_damaged_payload_is_refused_though_the_same_came_whole_before(tmp_path, exp):  # noqa: F811
+    server = Liar(told())
+    with site(server, tmp_path):
+        server.listen(lambda: server.said(m.Ready))
+        sound, body = task(exp, m.Key(1, 0, 0, 0))
+        server.say(sound, body)
+        server.listen(lambda: server.said(m.Reply))
+        damaged = bytes([body[0] ^ 1]) + body[1:]
+        server.say(task(exp, m.Key(2, 0, 0, 0))[0], damaged)
+        server.listen(lambda: server.said(m.Failed))
+    (failed,) = server.said(m.Failed)
+    assert failed.key == m.Key(2, 0, 0, 0)
+    assert failed.reason == "the payload was damaged on its way"
+    assert failed.again
+
+
+def test_a_client_is_malicious_only_where_its_site_allows_planned_faults(tmp_path, exp):  # noqa: F811
+    honest = answer(exp, tmp_path / "honest")
+    careful = answer(exp, tmp_path / "careful", told(faults=ATTACK), Policy())
+    allowed = answer(exp, tmp_path / "allowed", told(faults=ATTACK), Policy(faults=True))
+    assert bytes(careful[1]) == bytes(honest[1])
+    assert len(allowed[1]) == len(honest[1])
+    assert bytes(allowed[1]) != bytes(honest[1])
+
+
+def test_a_method_that_reports_too_many_numbers_fails_its_task(tmp_path, exp, monkeypatch):  # noqa: F811
+    honest = FedAvg.local
+
+    def local(self, phase, client, down, host):
+        host.report(**{f"n{k}": 0.5 for k in range(m.REPORTS + 1)})
+        return honest(self, phase, client, down, host)
+
+    monkeypatch.setattr(FedAvg, "local", local)
+    failed, _ = answer(exp, tmp_path)
+    assert failed.reason.startswith("fedavg reports 17 numbers of a client in a round; expected at")
+
+
+class Quiet(FedAvg):
+    """FedAvg that sends no statistics of its own, and reports a number of each client."""
+
+    summed: ClassVar = {"x": "plain"}
+
+    class Config(AlgorithmConfig):
+        weighting: str = "uniform"
+
+    class Up(Payload):
+        x: Weights
+
+    def local(self, phase, client, down, host):
+        host.report(sigma=0.5)
+        return client, self.Up(x=host.train(down.x).x)
+
+
+@pytest.mark.parametrize(
+    ("allow", "reported"),
+    [(None, {"sigma": 0.5}), (("state", "statistics"), {"sigma": 0.5}), (("state",), {})],
+)
+def test_a_site_that_lets_no_statistics_out_reports_nothing(tmp_path, monkeypatch, allow, reported):
+    monkeypatch.setitem(registry.algorithm._parts, "quiet", Quiet)
+    config = told(algorithm="quiet", evaluate={"clients": "none"})
+    quiet = build.build(configuration.from_text(config, "the test"))
+    reply, _ = answer(quiet, tmp_path, config, Policy(allow=allow))
+    assert reply.reported == reported
+
+
+TOPK = {"state": ["topk(0.1)"]}
+NORM = {"name": "mlp", "hidden": [8], "norm": "batch"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "needed"),
+    [
+        ({}, False),
+        ({"algorithm": {"name": "scaffold"}}, True),
+        ({"wire": {"up": TOPK}}, True),
+        ({"wire": {"down": TOPK}}, False),
+        ({"model": NORM}, False),
+        ({"model": {**NORM, "buffers": "local"}}, True),
+    ],
+    ids=["nothing", "the method's", "left out", "the server's", "buffers", "own buffers"],
+)
+def test_a_client_that_lost_what_it_kept_trains_unless_training_starts_from_it(
+    tmp_path, changes, needed
+):
+    def lose(record):
+        if record.round == 1:
+            (folder,) = (tmp_path / "r" / "state").glob("*/client-1")
+            shutil.rmtree(folder)
+
+    # Every client keeps its local model, which the last evaluation alone would need.
+    evaluate = {"clients": "auto", "keep_local": "always", "every": 100}
+
+    def both_rounds():
+        return run(tmp_path, callback=lose, rounds=2, evaluate=evaluate, **changes)
+
+    if needed:
+        with pytest.raises(StateError, match="client 1: its state of round 1 is not in"):
+            both_rounds()
+    else:
+        assert lines(both_rounds() / "rounds.jsonl")[1]["completed"] == [0, 1, 2]
