@@ -180,7 +180,7 @@ class TrainSection(Section, frozen=True, kw_only=True):
     modules without any stand still (eval mode, their buffers as they were). []: all.
     [-; models/trained]"""
     threads: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
-    """Of torch, for each client. [threads; client/prepare]"""
+    """Of torch, for each client. [threads; client/preparing]"""
     pack: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     """So many clients of one process are trained as one, which many small models on a GPU gain by;
     other bits than each by itself, the same each time. 1: each by itself.
