@@ -114,13 +114,6 @@ def reached(graph: dict[str, set[str]], start: str) -> set[str]:
 # Still to be mended.
 KNOWN_CIRCLES = [
     {"fednet.server.ongoing.updates", "fednet.server.rounds"},
-    {
-        "fednet.report.drawing.canvas",
-        "fednet.report.drawing.figures",
-        "fednet.report.drawing.marks",
-        "fednet.report.metrics",
-        "fednet.report.world.there",
-    },
 ]
 
 

@@ -11,8 +11,7 @@ import pytest
 from fednet.cli import words
 from fednet.errors import ConfigError
 from fednet.records import FILES, METRICS, Client, Event, Metric, Round, Summary, Wire, table
-from fednet.report import costs, metrics, open_run, page, tables
-from fednet.report.drawing import plots
+from fednet.report import costs, figures, metrics, open_run, page, tables
 from tests.report.fake_run import write
 from tests.rooms import run
 
@@ -146,7 +145,7 @@ def test_a_line_of_the_table_brings_a_metric_to_every_display(tmp_path, epsilon,
     assert [c.text for t, c in zip(made.columns, made.cells[0]) if t.title == "privacy spent"] == [
         "1.5000"
     ]
-    assert "Privacy spent" in plots.figure([found], tmp_path / "f.svg", y="epsilon")
+    assert "Privacy spent" in figures.figure([found], tmp_path / "f.svg", y="epsilon")
 
 
 def test_an_unknown_metric_names_the_known_ones(tmp_path):
@@ -170,11 +169,11 @@ def test_every_accuracy_names_its_model(tmp_path, own):
     for r in found.rounds:
         r.own_model = own
     named = f"{own} accuracy on clients' tests"
-    assert named.capitalize() in plots.figure([found], tmp_path / "f.svg", y="personal_accuracy")
+    assert named.capitalize() in figures.figure([found], tmp_path / "f.svg", y="personal_accuracy")
     assert own in [c.title for c in tables.table([found]).columns]
     text = page.render([found])
     assert f"<span>{own} accuracy</span>" in text
-    assert f"{named.capitalize()}, client by client" in html.unescape(text)
+    assert f"{named.capitalize()}, by client" in html.unescape(text)
 
 
 def test_the_summary_has_the_metrics_of_the_files_to_the_last_byte(tmp_path):

@@ -1,4 +1,4 @@
-"""Final, best and mean last accuracy, rounds, MB and seconds to each target, over seeds."""
+"""A table of accuracies, and of rounds, MB and seconds to each target, over seeds."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=values.numbers,
         default=[],
         metavar="A,B",
-        help="accuracies to reach, such as 0.6,0.7",
+        help="target accuracies, such as 0.6,0.7",
     )
     parser.add_argument(
-        "--by", choices=["mb", "rounds", "seconds"], help="show the cost in this alone"
+        "--by",
+        choices=["mb", "rounds", "seconds"],
+        help="show costs to targets in this unit only",
     )
     counted_and_labelled(parser)
     parser.add_argument(

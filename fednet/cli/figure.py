@@ -1,4 +1,4 @@
-"""One figure fit for a paper: PDF with embedded TrueType, colour-blind safe, distinct in grey."""
+"""One figure fit for a paper: PDF with embedded TrueType, readable in grey and if colour-blind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--x", choices=["mb", "rounds", "seconds"], default="rounds", help="[rounds]"
     )
-    parser.add_argument("--y", default="accuracy", choices=names(), help="what is drawn [accuracy]")
+    parser.add_argument("--y", default="accuracy", choices=names(), help="the metric [accuracy]")
     counted_and_labelled(parser)
     parser.add_argument(
         "--out",
@@ -26,10 +26,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fednet.report.drawing import plots
+    from fednet.report import figures
 
     runs = opened(args.runs)
-    caption = plots.figure(
+    caption = figures.figure(
         runs, args.out, args.x, args.y, args.width, bytes=args.bytes, labels=args.label
     )
     print(caption)

@@ -95,8 +95,7 @@ def _shown(
     args: argparse.Namespace, home: Path, runs: dict[str, list[Path]], items: dict[str, list[str]]
 ) -> None:
     """The table, the picture and its numbers, of the cells that are done."""
-    from fednet.report import open_run
-    from fednet.report.drawing import frontier
+    from fednet.report import frontier, open_run
     from fednet.sweep import chains
 
     points, of = [], None

@@ -1,4 +1,4 @@
-"""Who holds what: samples per client per class, as a table and a bubble chart."""
+"""How the data are divided: samples of each client by class, as a table and a bubble chart."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     config = configured(args)
     from fednet import data as rooms
     from fednet import registry
-    from fednet.report import partition
+    from fednet.report import figures, partition
 
     data = rooms.load(config.data, config.data.root, config.seed)
     uses_public = registry.algorithm.get(config.algorithm.name).uses_public
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         table(header, rows, right=range(1, len(header)))
         print(partition.skew(counts))
     if args.out:
-        partition.bubble(counts, data.names, args.out)
+        figures.partition_file(counts, data.names, args.out)
     if args.export:
         # What `partition: {scheme: file, path: ...}` reads back.
         made = {

@@ -1,4 +1,4 @@
-"""One self-contained HTML page over one or several runs."""
+"""One self-contained HTML page about one or several runs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ def runs_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def opened(paths: Sequence[Path]) -> list[Run]:
-    """The runs that are named; of a sweep's folder, all its cells that are done, as it names
-    them.
-    """
+    """The named runs; of a sweep's folder, all its cells that are done."""
     from fednet.report import open_run
     from fednet.sweep import marks
 
@@ -34,20 +32,20 @@ def opened(paths: Sequence[Path]) -> list[Run]:
 
 
 def counted_and_labelled(parser: argparse.ArgumentParser) -> None:
-    """--bytes and --label, of what lays runs beside one another."""
+    """--bytes and --label, of the commands that compare runs."""
     parser.add_argument(
         "--bytes",
         choices=["total", "up", "down", "useful"],
         default="total",
-        help="which bytes MB counts: all that were spent, one direction of them, or each payload "
-        "that was of use, once [total]",
+        help="which bytes count as MB: all, those of one direction, or those of messages that "
+        "were used, each counted once [total]",
     )
     parser.add_argument(
         "--label",
         action="append",
         default=[],
         metavar="TEXT",
-        help="what a method is called; once for each, in the order of its first run",
+        help="name of a method; once for each, in the order of their first runs",
     )
 
 
@@ -57,9 +55,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=values.new_file("html"),
         metavar="FILE.html",
-        help="where to [the run's report.html; report.html for several]",
+        help="file to write [the run's report.html; report.html for several]",
     )
-    parser.add_argument("--quiet", action="store_true", help="say nothing but errors")
+    parser.add_argument("--quiet", action="store_true", help="print errors only")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _availability(config: Config, out: Path | None, quiet: bool) -> None:
     from fednet import world
-    from fednet.report.world import traces
+    from fednet.report import traces
 
     made = world.of(config)
     assert made.presence is not None
@@ -96,7 +96,7 @@ def _availability(config: Config, out: Path | None, quiet: bool) -> None:
 
 def _devices(config: Config, out: Path | None, quiet: bool) -> None:
     from fednet import world
-    from fednet.report.world import traces
+    from fednet.report import traces
 
     made = world.of(config)
     assert made.pace is not None
@@ -114,7 +114,7 @@ def _devices(config: Config, out: Path | None, quiet: bool) -> None:
 
 def _links(config: Config, out: Path | None, quiet: bool) -> None:
     from fednet import world
-    from fednet.report.world import traces
+    from fednet.report import traces
 
     pairs = [pair for c in range(config.clients) if (pair := world.links(config, c)) is not None]
     if out is not None:

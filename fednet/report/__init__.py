@@ -24,10 +24,9 @@ def open_run(path: str | Path) -> Run:
 
 def finish(run_dir: str | Path) -> None:
     """Writes `figures/` and `report.html`. May be called again: the same files come out."""
-    from fednet.report import condensed, page, read
-    from fednet.report.drawing import canvas, plots
+    from fednet.report import canvas, condensed, figures, page, read
 
     run = read.open_run(run_dir)
     condensed.draw(run.dir, run.dir / "figures" / "condensed.png")
-    drawn = canvas.save(plots.of_run(run), run.dir / "figures")
+    drawn = canvas.save(figures.of_run(run), run.dir / "figures")
     page.write([run], run.dir / "report.html", drawn)

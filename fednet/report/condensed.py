@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from fednet.descriptors import named
-from fednet.report.drawing.canvas import canvas, saved
+from fednet.report import style
+from fednet.report.canvas import canvas, saved
 
 if TYPE_CHECKING:
     import torch  # a page of a run without such images is made without it
@@ -54,7 +55,7 @@ def grid(
     panels = [images_by_client] if beside is None else [images_by_client, beside]
     rows, widths = len(class_means), [1 + len(p) for p in panels]
     size, h, w = (1.2 + 0.62 * sum(widths), 0.8 + 0.62 * rows), *class_means.shape[-2:]
-    with canvas(size, **{"figure.constrained_layout.use": True, "axes.grid": False}) as figure:
+    with canvas(size, **style.FITTED, **{"axes.grid": False}) as figure:
         axes = figure.subplots(1, len(panels), width_ratios=widths, squeeze=False)[0]
         for axis, panel, title in zip(axes, panels, titles):
             axis.imshow(mosaic(panel, class_means), interpolation="nearest")

@@ -1,7 +1,7 @@
 """What a run cost: its bytes from `wire.jsonl`, its rounds and its seconds.
 
-MB is 10^6 bytes, counted over all messages, spent for use or not: both directions, all clients,
-after compression, framing included.
+MB is 10^6 bytes of all messages, used or wasted: both directions, all clients, after compression,
+protocol overhead included.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ from fednet.wire.book import counts, newest
 
 BYTES = ("total", "up", "down", "useful")
 COSTS = ("rounds", "mb", "seconds")
-AFTER = 1 << 62  # stands for a round in sums of the evaluation after the last one
+CLOCKS = {"seconds": "wall clock", "seconds_virtual": "virtual clock"}  # fields of a round
+SENT = {
+    "total": "sent by and to all clients",
+    "up": "sent by all clients",
+    "down": "sent to all clients",
+    "useful": "of messages that were used, each counted once, by and to all clients",
+}
+AFTER = 1 << 62  # the round number of the evaluation after the last round
 
 
 @dataclass(frozen=True)
@@ -256,7 +263,60 @@ def cost(run: Run, by: str, bytes: str = "total") -> dict[int, float]:
     return out
 
 
-# -- bytes: predicted against measured -------------------------------------------------------------
+def axis(by: str, bytes: str = "total", clock: str = "seconds") -> str:
+    """The label of an axis of costs. clock: a key of CLOCKS."""
+    if by == "rounds":
+        return "round"
+    if by == "seconds":
+        return f"seconds ({CLOCKS[clock]})"
+    ways = {"total": "up and down", "useful": "used, up and down"}
+    return f"MB sent ({ways.get(bytes, bytes)})"
+
+
+def counted(bytes: str) -> str:
+    """What MB means."""
+    return f"MB = 10^6 bytes {SENT[bytes]}, after compression, including protocol overhead"
+
+
+def time_split(run: Run) -> tuple[list[int], dict[str, list[float]]]:
+    """(rounds, {phase: seconds per round}), by the run's clock; the rest of a round is `other`."""
+    key = seconds_key(run)
+    rounds = [r.round for r in run.rounds]
+    whole = [float(r[key] or 0.0) for r in run.rounds]
+    parts: list[dict[str, float]] = [r[f"{key}_by_phase"] or {} for r in run.rounds]
+    phases = list(dict.fromkeys(p for by_phase in parts for p in by_phase))
+    table = {p: [float(by_phase.get(p, 0.0)) for by_phase in parts] for p in phases}
+    if not table:
+        return rounds, {"all": whole} if any(whole) else {}
+    rest = [max(0.0, s - sum(v[i] for v in table.values())) for i, s in enumerate(whole)]
+    if max(rest) > 0.01 * max(whole):
+        table["other"] = rest
+    return rounds, table
+
+
+# -- bytes: by kind, wasted, predicted against measured --------------------------------------------
+def bytes_by_kind(run: Run) -> tuple[list[int], dict[str, dict[str, list[int]]]]:
+    """(rounds, {direction: {kind: bytes per round}}). Round 0 is what was sent before the first;
+    the evaluation after the last round is left out.
+    """
+    book = ledger(run)
+    rounds = sorted({t for t, _, _ in book.rows} - {AFTER})
+    table: dict[str, dict[str, list[int]]] = {"up": {}, "down": {}}
+    for way, by_kind in table.items():
+        for kind in book.kinds:
+            values = [book.rows.get((t, way, kind), 0) for t in rounds]
+            if any(values):
+                by_kind[kind] = values
+    return rounds, table
+
+
+def wasted(run: Run) -> dict[str, int]:
+    """Bytes of payloads, and of the requests for them, that were not used or whose round was
+    repeated, by reason, the largest first.
+    """
+    return dict(sorted(ledger(run).wasted.items(), key=lambda item: (-item[1], item[0])))
+
+
 def kinds_of(run: Run) -> dict[str, dict[str, int]]:
     """Spent bytes by direction and kind."""
     book = ledger(run)

@@ -1,4 +1,6 @@
-"""Which runs are seeds of one thing, and whether two things were compared fairly."""
+"""Which runs differ in the seed only, whether two of them are comparable, and their settings in
+words.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,11 @@ import msgspec
 from fednet.config import WHERE
 from fednet.errors import ConfigError
 from fednet.plain import JsonDict
+from fednet.records import metric
+from fednet.report import costs
 from fednet.report.read import Run
 
-# What does not change what a run computes, or changes with every run.
+# Keys that do not change what a run computes, or that change with every run.
 ASIDE = (
     "name",
     "seed",
@@ -27,14 +31,13 @@ ASIDE = (
 )
 
 
-LONG = 48  # characters: a longer label gives way to the name of the group's first run
+LONG = 48  # characters: instead of a longer label, the name of the group's first run
+SHOWN = 3  # values in which runs differ, in a line about all of them
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in the seed only. `label` says what sets them apart from the other
-    groups.
-    """
+    """Runs that differ in the seed only. label: in what they differ from the other groups."""
 
     label: str
     runs: tuple[Run, ...]
@@ -43,11 +46,16 @@ class Group:
     def seeds(self) -> list[int]:
         return [r.seed for r in self.runs]
 
+    @property
+    def clock(self) -> str:
+        """A key of `costs.CLOCKS`."""
+        return costs.seconds_key(self.runs[0])
+
 
 def group(runs: Iterable[Run], labels: Sequence[str] = ()) -> list[Group]:
-    """The runs by everything but the seed, in the order of their first run, each group in order of
-    seeds. labels: of the groups, in this order, in place of what sets them apart. Raises
-    ConfigError for another number of them.
+    """Groups the runs by everything except the seed, in the order of their first runs; each group
+    is in the order of seeds. labels: of the groups, instead of their own. Raises ConfigError for
+    another number of labels.
     """
     found: dict[bytes, list[Run]] = {}
     for run in runs:
@@ -81,10 +89,8 @@ def _aside(key: str) -> bool:
 
 def _labels(firsts: Sequence[Run]) -> list[str]:
     """The algorithm's name, and each other setting in which the groups differ: "fedprox mu=0.1
-    alpha=0.3".
-
-    A setting that only one algorithm has (mu) is named where that algorithm itself stands with
-    several values.
+    alpha=0.3". A setting of one algorithm (mu) is named only if groups of this algorithm differ in
+    it.
     """
     configs = [{k: v for k, v in flat(r.config).items() if not _aside(k)} for r in firsts]
     labels = []
@@ -98,7 +104,7 @@ def _labels(firsts: Sequence[Run]) -> list[str]:
         text = " ".join(words)
         labels.append(text if len(text) <= LONG else run.name)
     taken: dict[str, int] = {}
-    # The same label twice: runs that differ in what one of them leaves out.
+    # Two groups have the same label if they differ in a key that one of them leaves out.
     for i, text in enumerate(labels):
         taken[text] = taken.get(text, 0) + 1
         if taken[text] > 1:
@@ -114,21 +120,19 @@ def word(value: object) -> str:
 
 
 def pairs(a: Group, b: Group) -> list[tuple[Run, Run]]:
-    """Runs of one seed. Of several runs of a seed in a group the first stands."""
+    """Pairs of runs with the same seed. Of several runs with one seed in a group, the first."""
     theirs = {r.seed: r for r in reversed(b.runs)}
     mine = {r.seed: r for r in reversed(a.runs)}
     return [(mine[s], theirs[s]) for s in sorted(mine) if s in theirs]
 
 
 def unpaired(a: Run, b: Run) -> list[str]:
-    """What makes two runs of one seed no pair: the partition, the initial weights, the
-    participants.
-    """
+    """In what two runs of one seed differ that should be the same in a pair."""
     reasons = []
     if a.partition_sha256 != b.partition_sha256:
-        reasons.append("their partitions differ")
+        reasons.append("data partitions")
     if _initial(a) != _initial(b):
-        reasons.append("their initial weights differ")
+        reasons.append("initial weights")
     theirs = {r.round: r.selected for r in b.rounds}
     apart = [
         r.round
@@ -136,10 +140,119 @@ def unpaired(a: Run, b: Run) -> list[str]:
         if r.round in theirs and sorted(r.selected) != sorted(theirs[r.round])
     ]
     if apart:
-        reasons.append(f"their participants differ from round {apart[0]}")
+        reasons.append(f"participants from round {apart[0]} on")
     return reasons
 
 
 def _initial(run: Run) -> tuple[object, object, object]:
-    """What the initial weights are drawn from."""
+    """What the initial weights depend on."""
     return run.config.get("model"), run.config.get("data", {}).get("dataset"), run.seed
+
+
+def clocks(groups: Sequence[Group]) -> list[str]:
+    """The clocks by which these runs measure time: keys of `costs.CLOCKS`."""
+    return sorted({g.clock for g in groups})
+
+
+def titled(groups: Sequence[Group], y: str) -> str:
+    """The label of a metric, which names the model whose accuracy it is, in each of these runs."""
+    owns = sorted({r.own_model for g in groups for r in g.runs})
+    return metric(y).titled(" or ".join(owns))
+
+
+# -- settings in words -----------------------------------------------------------------------------
+def setting(runs: Sequence[Run]) -> str:
+    """The experiment in a line: "digits, dirichlet alpha=0.3, 10 clients, participation 0.5,
+    lenet5, 1 local epoch". If runs differ in one of these, all values of it.
+    """
+    return ", ".join(in_common([_setting(r) for r in runs]))
+
+
+def in_common(found: Sequence[Sequence[str]]) -> list[str]:
+    """Joins several lists of the same number of words to one: a word that differs becomes all its
+    values, SHOWN of them at most. An empty word is left out.
+    """
+    words = []
+    for place in zip(*found):
+        each = [word or "none" for word in dict.fromkeys(place)]
+        if each == ["none"]:
+            continue
+        more = [f"{len(each) - SHOWN} others"] if len(each) > SHOWN else []
+        words.append(" / ".join([*each[:SHOWN], *more]))
+    return words
+
+
+def _setting(run: Run) -> list[str]:
+    """The words of a run's setting, the same number of them for each run."""
+    c = run.config
+    data, train = c.get("data", {}), c.get("train", {})
+    if c.get("clients_per_round"):
+        cohort = f"{c['clients_per_round']} clients per round"
+    else:
+        cohort = f"participation {c.get('participation')}"
+    if train.get("steps"):
+        work = _plural(train["steps"], "local step")
+    else:
+        work = _plural(train.get("epochs", 1), "local epoch")
+    return [
+        str(data.get("dataset") or ""),
+        _partition(data),
+        f"{c.get('clients')} clients",
+        cohort,
+        str(c.get("model", {}).get("name") or ""),
+        work,
+        f"learning rate {word(train['lr'])}" if train.get("lr") else "",
+    ]
+
+
+def _plural(count: object, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def dataset(run: Run) -> str:
+    name = str(run.config.get("data", {}).get("dataset") or "unknown data")
+    return "the sites' own data" if name == "site" else name
+
+
+def _partition(data: JsonDict) -> str:
+    """How the data are divided between clients. Sites that bring their own data keep them."""
+    if data.get("dataset") == "site":
+        return "each site's own data"
+    partition = data.get("partition", {})
+    words = [str(partition.get("scheme") or "")]
+    for key in ("alpha", "per_client"):
+        if partition.get(key) is not None:
+            words.append(f"{key}={word(partition[key])}")
+    return " ".join(words).strip()
+
+
+def link(runs: Sequence[Run]) -> str:
+    """The links as configured: "virtual clock, up 10 Mbit/s, down 50 Mbit/s, 20 ms latency"."""
+    return in_common([[_link(r)] for r in runs])[0]
+
+
+def _link(run: Run) -> str:
+    c = run.config.get("link", {})
+    shaped = []
+    for way, key in (("up", "up_mbps"), ("down", "down_mbps")):
+        if c.get(key):
+            shaped.append(f"{way} {word(c[key])} Mbit/s")
+    for what, key in (("latency", "latency_ms"), ("jitter", "jitter_ms")):
+        if c.get(key):
+            shaped.append(f"{word(c[key])} ms {what}")
+    if c.get("profile"):
+        shaped.append(f"profile {c['profile']}")
+    if c.get("trace"):
+        shaped.append(f"trace {word(c['trace'])}")
+    if c.get("per_client"):
+        shaped.append("other links for some clients")
+    return ", ".join([f"{c.get('clock', 'real')} clock", *(shaped or ["unlimited bandwidth"])])
+
+
+def differing(runs: Sequence[Run]) -> dict[str, list[object]]:
+    """The settings in which the runs differ, by dotted key."""
+    configs = [flat(r.config) for r in runs]
+    keys = sorted(set().union(*configs))
+    return {
+        k: [c.get(k) for c in configs] for k in keys if len({repr(c.get(k)) for c in configs}) > 1
+    }

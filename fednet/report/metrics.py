@@ -1,8 +1,8 @@
-"""What a run comes to, in numbers: pure functions of its files.
+"""The numbers of a run: pure functions of its files.
 
 Accuracies are 0..1; a_t is the test accuracy after round t, on evaluated rounds only. MB is 10^6
-bytes, counted over all messages of `wire.jsonl`, spent for use or not: both directions, all
-clients, after compression, framing included.
+bytes of all messages, used or wasted: both directions, all clients, after compression, protocol
+overhead included.
 """
 
 from __future__ import annotations
@@ -17,9 +17,14 @@ import numpy as np
 
 from fednet.errors import ConfigError, unknown
 from fednet.plain import JsonDict
-from fednet.records import JUDGED, Client, Round, Summary, metric, names
-from fednet.report.costs import cost, seconds_key, summed
+from fednet.records import JUDGED, Client, Round, Row, Summary, metric, names
+from fednet.report import costs
+from fednet.report.costs import cost, seconds_key
 from fednet.report.read import Run, once
+from fednet.world.energy import estimate
+
+TARGETS = tuple(k / 100 for k in (50, 60, 70, 75, 80, 85, 90, 95, 97, 99))
+LAST = 4  # of the targets that were reached, so many are reported
 
 
 # -- curves ----------------------------------------------------------------------------------------
@@ -210,6 +215,130 @@ def personal(run: Run) -> JsonDict | None:
     }
 
 
+# -- who took part, who was evaluated --------------------------------------------------------------
+@dataclass(frozen=True)
+class Participation:
+    """grid: (clients, rounds) int8, codes that `words` explains: 0 not selected, 1 completed, 2
+    selected, and neither completed nor dropped in this round (it is still training, or the round
+    was discarded), from 3 on dropped, for reasons[code - 3].
+    """
+
+    rounds: list[int]
+    grid: np.ndarray
+    reasons: list[str]
+
+    @property
+    def words(self) -> list[str]:
+        return ["not selected", "completed", "not finished", *self.reasons]
+
+
+@once
+def participation(run: Run) -> Participation:
+    n = max(
+        [int(run.config.get("clients", 0)), *(1 + c for r in run.rounds for c in r.selected or ())]
+    )
+    reasons = sorted({str(why) for r in run.rounds for why in (r.dropped or {}).values()})
+    grid = np.zeros((n, len(run.rounds)), np.int8)
+    for j, r in enumerate(run.rounds):
+        grid[list(r.selected or ()), j] = 2
+        grid[list(r.completed or ()), j] = 1
+        for client, why in (r.dropped or {}).items():
+            grid[int(client), j] = 3 + reasons.index(str(why))
+    return Participation([r.round for r in run.rounds], grid, reasons)
+
+
+class _Accuracy(Row, kw_only=True, gc=False):
+    """Of a client's record, what is drawn."""
+
+    round: int = 0
+    client: int = -1
+    accuracy_global: float | None = None
+    accuracy_received: float | None = None
+    accuracy_personal: float | None = None
+
+
+@once
+def accuracy_by_client(run: Run) -> tuple[str, list[int], list[int], np.ndarray] | None:
+    """(which, clients, rounds, (clients, rounds) accuracy, NaN where not evaluated), clients by
+    their last accuracy.
+
+    Of the personal models where the method has them, else of the global model, as received or at
+    the end, on each client's own test split.
+    """
+    judged = ("personal", "received", "global")
+    which = next((w for w in judged if latest(run, w)), None)
+    if which is None:
+        return None
+    field, last = f"accuracy_{which}", latest(run, which)
+    clients = sorted(last, key=lambda c: (-getattr(last[c], field), c))
+    rows = {c: i for i, c in enumerate(clients)}
+    # (row, round, accuracy) of each record; at the end of a large run some clients are not judged
+    found = np.fromiter(
+        (
+            (rows[r.client], r.round, value)
+            for r in run.lines("clients", _Accuracy)
+            if (value := getattr(r, field)) is not None and r.client in rows
+        ),
+        np.dtype((np.float64, 3)),
+    )
+    rounds, columns = np.unique(found[:, 1].astype(int), return_inverse=True)
+    table = np.full((len(clients), len(rounds)), np.nan)
+    table[found[:, 0].astype(int), columns] = found[:, 2]
+    return which, clients, rounds.tolist(), table
+
+
+def last_of(table: np.ndarray) -> np.ndarray:
+    """(rows,) the last value of each row that is no NaN."""
+    return np.asarray([row[~np.isnan(row)][-1] for row in table])
+
+
+def accuracy_by_class(run: Run) -> tuple[list[int], np.ndarray] | None:
+    """(rounds, (C, rounds)) of the rounds that were evaluated."""
+    found = [(r.round, a) for r in run.rounds if (a := class_accuracy(r)) is not None]
+    return ([t for t, _ in found], np.stack([a for _, a in found], axis=1)) if found else None
+
+
+def class_names(run: Run, n: int) -> list[str]:
+    names = run.partition.get("names") or []
+    return [str(x) for x in names] if len(names) == n else [str(i) for i in range(n)]
+
+
+# -- the world around a run ------------------------------------------------------------------------
+def to_accuracy(run: Run) -> list[dict[str, float]]:
+    """The highest targets that were reached: accuracy, rounds, mb and seconds to the first round
+    that was there.
+    """
+    values = curve(run)
+    found = [(a, t) for a in TARGETS if (t := reached(values, a)) is not None][-LAST:]
+    if not found:
+        return []
+    mb, seconds = cost(run, "mb"), cost(run, "seconds")
+    return [
+        {"accuracy": a, "rounds": float(t), "mb": mb[t], "seconds": seconds[t]} for a, t in found
+    ]
+
+
+def estimates(run: Run) -> JsonDict | None:
+    """Energy and CO2e; None where nothing says what the devices are."""
+    devices, link = run.config.get("devices") or {}, run.config.get("link") or {}
+    if devices.get("trace") is None:
+        return None
+    carrier = link.get("trace") or link.get("profile")
+    up, down = (sum(getattr(r, f"bytes_{way}") for r in run.rounds) for way in ("up", "down"))
+    training = math.fsum(r.training_s or 0.0 for r in run.rounds)
+    return estimate(carrier, up, down, training, float(devices.get("watts") or 3.0))
+
+
+def _world(run: Run) -> JsonDict:
+    """What `summary.json` has of the cost to an accuracy, waste and energy."""
+    found = {
+        "to_accuracy": to_accuracy(run),
+        "wasted": costs.wasted(run),
+        "estimates": estimates(run),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
 # -- all of it -------------------------------------------------------------------------------------
 def summary(run: Run) -> Summary:
     """A run's summary as it stands in `summary.json`; of a run that has none yet, its metrics up to
@@ -263,7 +392,7 @@ def summarise(run: Run, prediction: Mapping[str, Mapping[str, int]] | None = Non
         }
     if own := personal(run):
         out["personal_spread"] = {k: v for k, v in own.items() if k not in ("pfl", "drift")}
-    out["bytes"] = summed(run, prediction)
+    out["bytes"] = costs.summed(run, prediction)
     seconds = [float(r.seconds) for r in run.rounds if r.seconds is not None]
     phases: dict[str, float] = defaultdict(float)
     for r in run.rounds:
@@ -278,9 +407,7 @@ def summarise(run: Run, prediction: Mapping[str, Mapping[str, int]] | None = Non
         out["seconds_virtual"] = math.fsum(float(r.seconds_virtual or 0) for r in run.rounds)
     if losses := curve(run, "train_loss"):
         out["train_loss"] = losses[-1][1]
-    from fednet.report.world.there import summarised
-
-    return out | summarised(run)
+    return out | _world(run)
 
 
 # -- over seeds ------------------------------------------------------------------------------------
@@ -302,13 +429,13 @@ def band(runs: Sequence[Run], x: str, y: str, bytes: str) -> dict[str, list[floa
     Keys: round, x, mean, low, high.
     """
     curves = [dict(curve(r, y)) for r in runs]
-    costs = [cost(r, x, bytes) for r in runs]
+    spent = [cost(r, x, bytes) for r in runs]
     shared = sorted(set.intersection(*(set(c) for c in curves))) if curves else []
     out: dict[str, list[float]] = {k: [] for k in ("round", "x", "mean", "low", "high")}
     for t in shared:
         m, half = interval([c[t] for c in curves])
         out["round"].append(t)
-        out["x"].append(math.fsum(c[t] for c in costs) / len(costs))
+        out["x"].append(math.fsum(c[t] for c in spent) / len(spent))
         out["mean"].append(m)
         out["low"].append(m - (half or 0.0))
         out["high"].append(m + (half or 0.0))

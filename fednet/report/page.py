@@ -1,5 +1,5 @@
-"""`fednet report`: one self-contained HTML page over one or several runs. No network, dark and
-light.
+"""`fednet report`: one self-contained HTML page about one or several runs, without network access,
+for light and dark.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from fednet.errors import ConfigError
 from fednet.files import write_aside
 from fednet.plain import JsonDict
 from fednet.records import Summary, shown
-from fednet.report import condensed, costs, metrics, tables
-from fednet.report.drawing import canvas, details, figures, plots
-from fednet.report.drawing.canvas import Drawn, Figure
-from fednet.report.groups import Group, flat, group
+from fednet.report import canvas, condensed, costs, figures, groups, metrics, style, tables
+from fednet.report.canvas import Drawn, Figure
+from fednet.report.figures import size
+from fednet.report.groups import Group
 from fednet.report.read import Run
-from fednet.report.world import there
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 ROWS = 200  # of the partition's table at most
-Chart = Callable[[Figure], Markup]
+CLASSES = 40  # columns of it at most
+RUNS = 12  # with details at most
+Chart = Callable[[Figure], JsonDict]
 
 
 def write(
@@ -40,8 +41,8 @@ def write(
     drawn: Mapping[str, Drawn] | None = None,
     said: str = "",
 ) -> Path:
-    """Writes the page, aside and then into place. drawn: figures of a single run, by name, that
-    need not be drawn again; said: what stands above all else. Raises ConfigError for no runs.
+    """Writes the page aside and moves it into place. drawn: figures of a single run that have been
+    drawn already, by name; said: a line at the top. Raises ConfigError for no runs.
     """
     path = Path(out)
     text = render(runs, drawn, said)
@@ -51,7 +52,7 @@ def write(
 
 
 def templates() -> Environment:
-    """Where `page.jinja` and what other pages share with it are."""
+    """The templates in this folder."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     return Environment(
@@ -69,68 +70,242 @@ def render(
     said: str = "",
     again: int = 0,
 ) -> str:
-    """The page as text. again: seconds after which what is not finished is asked for again, where
-    somebody serves it.
+    """The page as text. again: seconds after which the page of a live run reloads, if it is
+    served; 0: never.
     """
     if not runs:
         raise ConfigError("report: expected at least one run directory.")
-    groups = group(runs)
+    found = groups.group(runs)
     several = len(runs) > 1
+    firsts = [g.runs[0] for g in found][:RUNS]  # details are of the first seed of each group
     numbers = itertools.count()
 
-    def chart(figure: Figure) -> Markup:
-        known = (drawn or {}).get(figure.name)
-        return canvas.inline(figure, known or canvas.draw(figure), f"f{next(numbers)}-")
+    def chart(figure: Figure) -> JsonDict:
+        known = (drawn or {}).get(figure.name) or canvas.draw(figure)
+        svg = canvas.inline(figure, known, f"f{next(numbers)}-")
+        return {"title": figure.title, "note": figure.note, "svg": svg}
 
     return (
         templates()
         .get_template("page.jinja")
         .render(
-            title=_title(runs, groups),
-            setting=figures.setting(runs),
-            link=figures.link(runs),
+            title=_title(runs, found),
+            names=[r.name for r in runs],
+            setting=groups.setting(runs),
+            link=groups.link(runs),
             several=several,
             said=said,
             again=again,
-            tiles=_tiles(runs[0]) if not several else [],
+            tiles=[] if several else _tiles(runs[0]),
             live=[r.name for r in runs if not r.finished],
             comparison=_comparison(runs) if several else None,
-            curves=_curves(groups, chart),
-            axes=[figures.axis(x, told_by=clock) for x, clock in _axes(groups)],
-            legend=_names(groups) if several else "",
-            details=[_details(r, chart) for r in _shown(groups)],
-            hidden=len(runs) - len(_shown(groups)),
-            differences=figures.differences(runs) if several else {},
-            names=[r.name for r in runs],
-            side_by_side=_side_by_side(_shown(groups)),
+            curves=_curves(found, chart),
+            axes=[costs.axis(x, clock=clock) for x, clock in _axes(found)],
+            legend=_legend(found) if several else "",
+            details=[_details(r, chart) for r in firsts],
+            hidden=len(runs) - len(firsts),
+            differences=groups.differing(runs) if several else {},
+            side_by_side=_side_by_side(firsts),
         )
     )
 
 
-def _title(runs: Sequence[Run], groups: Sequence[Group]) -> str:
-    if len(runs) == 1:
-        return runs[0].name
-    if len(groups) < 5:
-        return " vs ".join(dict.fromkeys(g.label for g in groups))
-    return f"{len(groups)} methods"
+# -- above: what it is, and the most important numbers ---------------------------------------------
+def _title(runs: Sequence[Run], found: Sequence[Group]) -> str:
+    """The methods and the data."""
+    methods = list(dict.fromkeys(g.label for g in found))
+    what = " vs ".join(methods) if len(methods) < 5 else f"{len(methods)} methods"
+    data = list(dict.fromkeys(groups.dataset(r) for r in runs))
+    return f"{what} on {', '.join(data)}" if len(data) < 3 else f"{what} on {len(data)} datasets"
 
 
-def _names(groups: Sequence[Group]) -> Markup:
-    """Buttons with a line as the series is drawn, which hide it and show it."""
+def _tiles(run: Run) -> list[tuple[str, str, str]]:
+    """(value, name, note) of the numbers at the top of the page."""
+    s = metrics.summary(run)
+    curve = metrics.curve(run)
+    tiles, a, (ending, of) = [], s["accuracy"], metrics.last(curve)
+    if a["final"] is not None:
+        tiles += [
+            (_percent(a["final"]), "final global accuracy", f"after {curve[-1][0]} rounds"),
+            (_percent(a["best"]), "best global accuracy", f"in round {a['best_round']}"),
+            (_percent(ending), "mean global accuracy", f"of the last {of} evaluated rounds"),
+        ]
+    if own := metrics.personal(run):
+        note = f"on clients' tests; worst 10 % of clients: {_percent(own['worst_tenth'])}"
+        if own["drift"] is not None:
+            note += f"; on class-balanced tests: {_percent(own['drift'])}"
+        tiles.append((_percent(own["pfl"]), f"{run.own_model} accuracy", note))
+    return [*tiles, _sent(run, s), _time(s), _tasks(run)]
+
+
+def _sent(run: Run, s: Summary) -> tuple[str, str, str]:
+    spent, book = s["bytes"], costs.ledger(run)
+    total = book.sum() or 1
+    wasted = f"{100 * sum(book.wasted.values()) / total:.2g} % wasted"
+    joins = f"{100 * book.connection / total:.2g} % joining and heartbeats"
+    note = f"down {size(spent['down'])}, up {size(spent['up'])}; {wasted}, {joins}"
+    return size(spent["total"]), "sent in total", note
+
+
+def _time(s: Summary) -> tuple[str, str, str]:
+    """By the run's clock."""
+    rounds = max(1, s["rounds"])
+    if (virtual := s.get("seconds_virtual")) is not None:
+        note = f"{virtual / rounds:.3g} s per round; computed in {_span(s['seconds'])}"
+        return _span(virtual), "virtual time", note
+    return _span(s["seconds"]), "wall-clock time", f"{s['seconds_per_round'] or 0:.3g} s per round"
+
+
+def _tasks(run: Run) -> tuple[str, str, str]:
+    """How many of the selected clients completed their task, so that their replies counted."""
+    rounds = run.rounds
+    selected, completed, dropped = (
+        sum(len(r[name]) for r in rounds) for name in ("selected", "completed", "dropped")
+    )
+    parts = [f"{dropped} dropped"]
+    if (rest := selected - completed - dropped) > 0:
+        parts.append(f"{rest} not finished or in discarded rounds")
+    if discarded := sum(bool(r.void) for r in rounds):
+        parts.append(f"{discarded} discarded round{'' if discarded == 1 else 's'}")
+    return f"{completed} / {selected}", "tasks completed", ", ".join(parts)
+
+
+def _comparison(runs: Sequence[Run]) -> JsonDict:
+    """The table of several runs, with the highest target that all of them reach."""
+    best = [b[0] for r in runs if (b := metrics.best(metrics.curve(r)))]
+    target = int(100 * min(best)) / 100 if len(best) == len(runs) else 0.0
+    made = tables.table(runs, [target] if target else [])
+    head, *rows = tables.grid(made)
+    return {
+        "head": head,
+        "rows": rows[: len(made.groups)],
+        "differences": rows[len(made.groups) :],
+        "notes": made.notes,
+    }
+
+
+# -- curves ----------------------------------------------------------------------------------------
+def _curves(found: Sequence[Group], chart: Chart) -> list[JsonDict]:
+    """For each metric that was recorded, a chart for each axis."""
+    made = []
+    for m in shown("page"):
+        charts = [
+            {"place": place, **chart(f)}
+            for place, (x, clock) in enumerate(_axes(found))
+            for f in figures.curve(found, x, m.name, clock=clock)
+        ]
+        if charts:
+            made.append({"name": groups.titled(found, m.name), "charts": charts})
+    return made
+
+
+def _axes(found: Sequence[Group]) -> list[tuple[str, str]]:
+    """(axis, clock): each clock has an axis of its own."""
+    clocks = groups.clocks(found)
+    return [("rounds", clocks[0]), ("mb", clocks[0]), *(("seconds", clock) for clock in clocks)]
+
+
+def _legend(found: Sequence[Group]) -> Markup:
+    """A button for each group, with its line, which hides it and shows it again."""
     out = []
-    for i, g in enumerate(groups):
-        dash = " ".join(map(str, figures.DASHES[i % 8]))
+    for place, g in enumerate(found):
+        dashes = style.line(place)["dashes"]
+        dash = "" if dashes[0] is None else " ".join(map(str, dashes))
         out.append(
-            f'<button type="button" data-toggle="{i}" aria-pressed="true">'
+            f'<button type="button" data-toggle="{place}" aria-pressed="true">'
             f'<svg viewBox="0 0 28 10" class="swatch"><path d="M0 5L28 5" stroke-width="2" '
-            f'style="stroke:var(--c{i % 8})" stroke-dasharray="{dash}"/></svg>'
+            f'style="stroke:var(--c{place % 8})" stroke-dasharray="{dash}"/></svg>'
             f"{html.escape(f'{g.label} (n={len(g.runs)})')}</button>"
         )
     return Markup(f'<div class="legend">{"".join(out)}</div>')
 
 
+# -- run by run ------------------------------------------------------------------------------------
+def _details(run: Run, chart: Chart) -> JsonDict:
+    provenance = groups.flat(run.summary.provenance or {})
+    images = sorted((run.dir / "figures").glob("condensed*.png"))
+    return {
+        "name": run.name,
+        "algorithm": run.algorithm,
+        "seed": run.seed,
+        "cards": [chart(f) for f in figures.details(run)],
+        "condensed": [(p.stem, _data_url(p)) for p in images],
+        "world": _world(run),
+        "table": _table(run),
+        "provenance": {
+            k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in provenance.items()
+        },
+        "repeat": f"fednet run {shlex.quote(_from_here(run.dir / 'config.yaml'))}",
+        "config": (run.dir / "config.yaml").read_text(encoding="utf-8"),
+        "model": run.summary.model_sha256,
+    }
+
+
+def _world(run: Run) -> list[JsonDict]:
+    """Tables of the cost to an accuracy, of waste and of energy, those that the run has."""
+    clock = costs.seconds_key(run)
+    made: list[JsonDict] = []
+    if reached := metrics.to_accuracy(run):
+        made.append(
+            {
+                "title": "Cost to reach an accuracy",
+                "head": ("global accuracy", "rounds", "MB", costs.axis("seconds", clock=clock)),
+                "rows": [
+                    (
+                        f"{100 * r['accuracy']:g} %",
+                        f"{r['rounds']:g}",
+                        _short(r["mb"]),
+                        _short(r["seconds"]),
+                    )
+                    for r in reached
+                ],
+                "note": "The first evaluated round at or above the accuracy. MB include all "
+                "messages.",
+            }
+        )
+    if wasted := costs.wasted(run):
+        note = "Payloads that were not used or whose round was repeated, and the requests for them."
+        if clock == "seconds_virtual":
+            note += (
+                " On the virtual clock a reply that arrives after its round has closed is counted "
+                "in full, although a real link would have carried only a part of it by then."
+            )
+        rows = [(why, _short(n / 1e6)) for why, n in wasted.items()]
+        made.append(
+            {"title": "Wasted traffic", "head": ("reason", "MB"), "rows": rows, "note": note}
+        )
+    if used := metrics.estimates(run):
+        made.append(
+            {
+                "title": "Energy and CO2e (estimates)",
+                "head": ("used by", "kJ"),
+                "rows": [(what, _short(j / 1e3)) for what, j in used["joules"].items()],
+                "note": f"In total {used['kwh']:.3g} kWh and {used['co2e_g']:.3g} g CO2e. "
+                f"Estimated from constants (fednet/world/energy.py), not measured: "
+                f"{used['watts']:g} W per device, links: {used['carrier']}.",
+            }
+        )
+    return made
+
+
+def _table(run: Run) -> JsonDict | None:
+    """The training samples of each client by class."""
+    counts = run.counts
+    if counts is None or counts.ndim != 2:
+        return None
+    hashes = [h[:12] for h in run.partition_sha256[:ROWS]]
+    return {
+        "names": metrics.class_names(run, counts.shape[1])[:CLASSES],
+        "rows": [
+            (i, int(held.sum()), held[:CLASSES].tolist(), hashes[i] if i < len(hashes) else "")
+            for i, held in enumerate(counts[:ROWS])
+        ],
+        "left": max(0, len(counts) - ROWS),
+    }
+
+
 def _side_by_side(runs: Sequence[Run]) -> str | None:
-    """The condensed images of the first two runs that sent any, in one picture, as a data URL."""
+    """The condensed images of the first two runs that have any, in one picture, as a data URL."""
     pair = [r for r in runs if (r.dir / "condensed" / "means.safetensors").exists()][:2]
     if len(pair) < 2:
         return None
@@ -148,216 +323,18 @@ def _data_url(picture: Path) -> str:
     return "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()
 
 
-def _shown(groups: Sequence[Group]) -> list[Run]:
-    """One run a group: the first seed stands for its group in what cannot be overlaid."""
-    return [g.runs[0] for g in groups][:12]
-
-
-def _tiles(run: Run) -> list[tuple[str, str, str]]:
-    """(value, what, note) of the numbers one wants first."""
-    s = metrics.summary(run)
-    curve = metrics.curve(run)
-    tiles, a, (ending, of) = [], s["accuracy"], metrics.last(curve)
-    if a["final"] is not None:
-        tiles += [
-            (_percent(a["final"]), "final global accuracy", f"after {curve[-1][0]} rounds"),
-            (_percent(a["best"]), "best global accuracy", f"in round {a['best_round']}"),
-            (_percent(ending), f"global, mean of the last {of}", "evaluated rounds"),
-        ]
-    if own := metrics.personal(run):
-        drift = f", drift {_percent(own['drift'])}" if own["drift"] is not None else ""
-        tiles.append(
-            (
-                _percent(own["pfl"]),
-                f"{run.own_model} accuracy",
-                f"worst tenth {_percent(own['worst_tenth'])}{drift}",
-            )
-        )
-    b = s["bytes"]
-    said = f"↓ {_size(b['down'])} ↑ {_size(b['up'])}, {_shares(run)}"
-    tiles.append((_size(b["total"]), "communicated", said))
-    return [*tiles, _time(s), _tasks(run)]
-
-
-def _time(s: Summary) -> tuple[str, str, str]:
-    """By the run's clock."""
-    rounds = max(1, s["rounds"])
-    if (virtual := s.get("seconds_virtual")) is not None:
-        said = f"{virtual / rounds:.3g} virtual s a round; {_span(s['seconds'])} wall-clock"
-        return _span(virtual), "virtual time", said
-    return _span(s["seconds"]), "wall-clock", f"{s['seconds_per_round'] or 0:.3g} s a round"
-
-
-def _tasks(run: Run) -> tuple[str, str, str]:
-    """How many of those asked completed their task, so that their replies counted."""
-    rounds = run.rounds
-    asked, completed, dropped = (
-        sum(len(r[name]) for r in rounds) for name in ("selected", "completed", "dropped")
-    )
-    said = f"{dropped} dropped"
-    if (rest := asked - completed - dropped) > 0:
-        said += f", {rest} in void rounds or not finished"
-    void = sum(bool(r.void) for r in rounds)
-    return f"{completed} / {asked}", "tasks completed", f"{said}, {void} void rounds"
-
-
-def _shares(run: Run) -> str:
-    """What of the bytes was no payload that was of use."""
-    book = costs.ledger(run)
-    total = book.sum() or 1
-    nothing = sum(book.wasted.values())
-    return f"{100 * nothing / total:.2g} % wasted, {100 * book.connection / total:.2g} % connection"
-
-
-def _comparison(runs: Sequence[Run]) -> JsonDict:
-    best = [b[0] for r in runs if (b := metrics.best(metrics.curve(r)))]
-    # What the least of them just reaches.
-    target = int(100 * min(best)) / 100 if len(best) == len(runs) else 0.0
-    made = tables.table(runs, [target] if target else [])
-    rows = [
-        [g.label, len(g.runs), *(c.text for c in cells)]
-        for g, cells in zip(made.groups, made.cells)
-    ]
-    apart = [
-        [
-            f"{g.label} − {made.groups[0].label}",
-            max((len(c.got) for c in cells), default=0),
-            *(c.text for c in cells),
-        ]
-        for g, cells in zip(made.groups[1:], made.differences)
-    ]
-    return {
-        "head": ["method", "n", *(c.title for c in made.columns)],
-        "rows": rows,
-        "differences": apart,
-        "notes": made.notes,
-    }
-
-
-def _curves(groups: Sequence[Group], chart: Chart) -> list[JsonDict]:
-    """The overlaid curves: for each quantity that was recorded, a chart for each axis."""
-    found = []
-    for m in shown("page"):
-        charts = [
-            {"place": place, "svg": chart(f)}
-            for place, (x, clock) in enumerate(_axes(groups))
-            for f in plots.curve(groups, x, m.name, told_by=clock)
-        ]
-        if charts:
-            found.append({"name": figures.titled(groups, m.name), "charts": charts})
-    return found
-
-
-def _axes(groups: Sequence[Group]) -> list[tuple[str, str]]:
-    """(axis, clock): each clock has seconds of its own."""
-    clocks = figures.clocks(groups)
-    of_seconds = [("seconds", clock) for clock in clocks]
-    return [(x, clocks[0]) for x in figures.AXES if x != "seconds"] + of_seconds
-
-
-def _details(run: Run, chart: Chart) -> JsonDict:
-    """What is shown run by run."""
-    notes = {"bytes": _bytes, "clients": _worst, "classes": _spread, "partition": _sizes}
-    cards = [
-        {"title": f.title, "svg": chart(f), "note": notes.get(f.name, lambda run: "")(run)}
-        for f in details.of_run(run)
-    ]
-    said = run.summary.provenance or {}
-    repeat = f"fednet run {shlex.quote(_from_here(run.dir / 'config.yaml'))}"
-    return {
-        "name": run.name,
-        "algorithm": run.algorithm,
-        "seed": run.seed,
-        "cards": cards,
-        "condensed": _condensed(run),
-        "world": there.tables(run),
-        "table": _table(run),
-        "provenance": {
-            k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in flat(said).items()
-        },
-        "repeat": repeat,
-        "config": (run.dir / "config.yaml").read_text(encoding="utf-8"),
-        "model": run.summary.model_sha256,
-    }
-
-
 def _from_here(path: Path) -> str:
     """The path as a command in this directory takes it."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
-def _bytes(run: Run) -> str:
-    """What a reader must know of the bytes by kind."""
-    after = costs.ledger(run).sum(round=costs.AFTER)
-    said = f"Beside these, {_size(after)} for the evaluation after the last round." if after else ""
-    return " ".join(text for text in (said, _prediction(run)) if text)
-
-
-def _prediction(run: Run) -> str:
-    said = costs.predicted(run, run.summary.predicted)
-    if not said:
-        return ""
-    off = sum(abs(v["difference"]) for way in said.values() for v in way.values())
-    if off == 0:
-        return "Useful payload bytes equal the prediction exactly."
-    return f"Useful payload differs from the prediction by {off:,} bytes."
-
-
-def _worst(run: Run) -> str:
-    found = figures.client_accuracy(run)
-    assert found is not None
-    last = figures.last_of(found[3])
-    return f"Mean {last.mean():.4f}, worst {last.min():.4f}; dashed: the mean over clients."
-
-
-def _spread(run: Run) -> str:
-    found = metrics.class_stability(run)
-    assert found is not None
-    return f"Class spread {100 * found['class_spread']:.2f} points, mean over rounds."
-
-
-def _sizes(run: Run) -> str:
-    assert run.counts is not None
-    sizes = run.counts.sum(1)
-    return (
-        f"{sizes.sum():,} samples; the smallest client holds {sizes.min():,}, the largest "
-        f"{sizes.max():,}."
-    )
-
-
-def _table(run: Run) -> JsonDict | None:
-    counts = run.counts
-    if counts is None or counts.ndim != 2:
-        return None
-    rows = [
-        (
-            i,
-            int(r.sum()),
-            [int(v) for v in r],
-            (run.partition_sha256[i][:12] if i < len(run.partition_sha256) else ""),
-        )
-        for i, r in enumerate(counts[:ROWS])
-    ]
-    return {
-        "names": figures.class_names(run, counts.shape[1])[:40],
-        "rows": [(i, n, v[:40], h) for i, n, v, h in rows],
-        "left": max(0, len(counts) - ROWS),
-    }
-
-
-def _condensed(run: Run) -> list[tuple[str, str]]:
-    """(name, data URL) of the condensed images that were drawn."""
-    found = sorted((run.dir / "figures").glob("condensed*.png"))
-    return [(p.stem, _data_url(p)) for p in found]
-
-
+# -- numbers as text -------------------------------------------------------------------------------
 def _percent(v: float | None) -> str:
     return "–" if v is None or np.isnan(v) else f"{100 * v:.2f} %"
 
 
-def _size(n: float) -> str:
-    unit, name = next((u for u in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if n >= u[0]), (1.0, "B"))
-    return f"{n / unit:.3g} {name}"
+def _short(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 def _span(seconds: float) -> str:

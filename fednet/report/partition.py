@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
-
-from fednet.report.drawing import canvas, details
-
-INCHES = (0.32, 0.34)  # of paper for a client, and for a class
 
 
 def rows(table: np.ndarray, names: Sequence[str] | None = None) -> list[list[str]]:
@@ -61,13 +55,3 @@ def skew(table: np.ndarray) -> str:
         f"over clients); {found['classes']:.2f} effective classes a client of {table.shape[1]}; "
         f"Gini of sizes {found['gini']:.3f}"
     )
-
-
-def bubble(table: np.ndarray, names: Sequence[str] | None, path: Path | str) -> None:
-    """Draws clients against classes, a circle's area proportional to its samples, into `path`
-    (.png, .svg or .pdf).
-    """
-    made = details.bubbles(table, [str(n) for n in names or range(table.shape[1])])
-    width, height = (inches * n for inches, n in zip(INCHES, table.shape))
-    size = (min(40.0, max(5.0, 1.2 + width)), min(40.0, max(3.0, 1.2 + height)))
-    canvas.write(replace(made, size=size), [Path(path)])

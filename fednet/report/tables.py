@@ -1,7 +1,7 @@
-"""`fednet compare`: methods side by side, over seeds.
+"""`fednet compare`: a table of methods, each over its seeds.
 
-A cell is the mean over seeds and the half-width of its 95 % t-interval. Where some seeds never
-reach a target, the cell says which did, and no mean is made of those that did.
+A cell is the mean over seeds and the half-width of its 95 % confidence interval. If some seeds
+never reach a target, the cell says which ones reached it, and has no mean.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import csv
 import functools
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fednet.errors import ConfigError, unknown
 from fednet.records import metric, shown
 from fednet.report import costs, metrics
-from fednet.report.drawing import figures
 from fednet.report.groups import Group, group, pairs, unpaired
 from fednet.report.read import Run
 
@@ -26,9 +25,7 @@ FORMATS = ("table", "csv", "md", "latex")
 
 @dataclass(frozen=True)
 class TableCell:
-    """Values over seeds, and how they read. None: never reached; of a difference: one of the pair
-    never got there.
-    """
+    """Values over seeds, and their text. None: not reached; in a difference: by one of the pair."""
 
     values: tuple[float | None, ...]
     digits: int = 4
@@ -42,12 +39,12 @@ class TableCell:
     def text(self) -> str:
         if not self.values:
             return "-"
-        none, of = ("none", "pairs") if self.difference else ("never", "seeds")
         if not self.got:
-            return none
+            return "-" if self.difference else "not reached"
         if len(self.got) < len(self.values):
-            each = ", ".join(none if v is None else self._one(v) for v in self.values)
-            return f"{len(self.got)} of {len(self.values)} {of}: {each}"
+            each = ", ".join("-" if v is None else self._one(v) for v in self.values)
+            noun = "pairs" if self.difference else "seeds"
+            return f"{len(self.got)} of {len(self.values)} {noun} ({each})"
         mean, half = metrics.interval(self.got)
         return self._one(mean) + ("" if half is None else f" ±{half:.{self.digits}f}")
 
@@ -57,13 +54,15 @@ class TableCell:
 
 @dataclass(frozen=True)
 class Column:
-    """A number of each run. `cost`: less is better, and it may never be reached."""
+    """A number of each run. cost: less is better, and the target may not be reached. applies: to
+    which runs.
+    """
 
     title: str
     of: Callable[[Run], float | None]
     digits: int = 4
     cost: bool = False
-    applies: Callable[[Run], bool] = lambda run: True  # to which runs it does
+    applies: Callable[[Run], bool] = lambda run: True
 
 
 @dataclass(frozen=True)
@@ -71,10 +70,8 @@ class Table:
     columns: tuple[Column, ...]
     groups: tuple[Group, ...]
     cells: tuple[tuple[TableCell, ...], ...]  # (groups, columns)
-    differences: tuple[
-        tuple[TableCell, ...], ...
-    ]  # (groups - 1, columns): paired, each less the first
-    notes: tuple[str, ...] = field(default=())
+    differences: tuple[tuple[TableCell, ...], ...]  # (groups - 1, columns): to the first, paired
+    notes: tuple[str, ...]
 
 
 def compare(
@@ -85,9 +82,9 @@ def compare(
     format: str = "table",
     labels: Sequence[str] = (),
 ) -> str:
-    """The comparison as text. by: rounds | mb | seconds, None for all three; bytes: total | up |
-    down | useful; format: table | csv | md | latex; labels: of the methods. Raises ConfigError for
-    an unknown name or no runs.
+    """The comparison as text. by: rounds | mb | seconds, None: all three; bytes: total | up | down
+    | useful; format: table | csv | md | latex; labels: of the methods. Raises ConfigError for an
+    unknown name or no runs.
     """
     if format not in FORMATS:
         raise ConfigError(unknown("format", format, FORMATS))
@@ -127,12 +124,12 @@ def _columns(
     bytes: str,
     further: Sequence[str],
 ) -> tuple[Column, ...]:
-    """further: names of metrics whose last value is a column of its own. Clocks by which the runs
-    tell their time have a column each, since their seconds are not the same.
+    """further: names of metrics whose last value is a column. Seconds of different clocks are in
+    different columns.
     """
     clocks = sorted({costs.seconds_key(r) for r in runs})
-    ends = {metrics.last(metrics.curve(r))[1] for r in runs if metrics.curve(r)} or {0}
-    many = f"{min(ends)}" if len(ends) == 1 else f"{min(ends)}-{max(ends)}"
+    ends = sorted({metrics.last(metrics.curve(r))[1] for r in runs if metrics.curve(r)} or {0})
+    many = f"{ends[0]}" if len(ends) == 1 else f"{ends[0]}-{ends[-1]}"
     columns = [
         Column("final global", lambda r: metrics.final(metrics.curve(r))),
         Column("best global", lambda r: (metrics.best(metrics.curve(r)) or (None,))[0]),
@@ -169,13 +166,13 @@ def _columns(
 
 
 def _own_models(runs: Sequence[Run]) -> list[str]:
-    """What clients' own models are in the runs that have their accuracy: `local`, `personal`."""
+    """The kinds of the clients' own models, `local` or `personal`, in runs with their accuracy."""
     return sorted({r.own_model for r in runs if metrics.personal(r)})
 
 
 def _tested(run: Run) -> bool:
-    """Whether it has a curve that could reach a target: of a method without a global model, or
-    where none was judged, it is not known when, or whether.
+    """Whether the run has a curve that could reach a target: its method has a global model, and
+    that was evaluated.
     """
     return bool(metrics.curve(run))
 
@@ -194,8 +191,8 @@ def _values(g: Group, column: Column) -> list[float | None]:
 
 
 def _difference(first: Group, g: Group, column: Column) -> TableCell:
-    """Each run less the first group's run of its seed. A pair of which one never got there has no
-    difference.
+    """Each run minus the first group's run of its seed. A pair of which one run did not reach the
+    target has no difference.
     """
     found: list[float | None] = []
     for a, b in pairs(first, g):
@@ -212,62 +209,63 @@ def _difference(first: Group, g: Group, column: Column) -> TableCell:
 def _notes(
     groups: Sequence[Group], runs: Sequence[Run], targets: Sequence[float], bytes: str
 ) -> list[str]:
-    notes = []
-    seen: set[str] = set()
+    notes: list[str] = []
     for g in groups[1:]:
         both = pairs(groups[0], g)
         if len(both) < max(len(g.runs), len(groups[0].runs)):
             notes.append(
-                f"warning: {g.label} and {groups[0].label} share {len(both)} seed(s) of "
-                f"{groups[0].seeds} and {g.seeds}; differences are over these."
+                f"warning: {g.label} and {groups[0].label} have {len(both)} seeds in common "
+                f"(of {g.seeds} and {groups[0].seeds}); their difference is over these."
             )
         for a, b in both:
             for why in unpaired(a, b):
-                text = (
-                    f"warning: {g.label} and {groups[0].label} are not paired "
-                    f"at seed {a.seed}: {why}."
+                notes.append(
+                    f"warning: {g.label} and {groups[0].label} used different {why} (seed "
+                    f"{a.seed}), so their difference is not a paired comparison."
                 )
-                if text not in seen:
-                    notes.append(text)
-                seen.add(text)
     for g in groups:
         if len(set(g.seeds)) < len(g.seeds):
             notes.append(
-                f"warning: {g.label} has several runs of one seed; their spread is not that over "
-                f"seeds."
+                f"warning: {g.label} has several runs with the same seed; the interval is not over "
+                f"seeds alone."
             )
     live = [r.name for r in runs if not r.finished]
     if live:
         notes.append(f"warning: not finished: {', '.join(live)}.")
-    again = [r.name for r in runs if costs.ledger(r).servers > 1]
-    if again and bytes != "useful":
+    resumed = [r.name for r in runs if costs.ledger(r).servers > 1]
+    if resumed and bytes != "useful":
         notes.append(
-            f"warning: {', '.join(again)} went on after a stop or a crash: what was spent twice "
-            f"counts twice in MB; --bytes useful counts each payload once."
+            f"warning: {', '.join(resumed)} {'was' if len(resumed) == 1 else 'were'} resumed, so "
+            f"repeated traffic is counted twice. Use --bytes useful to count each payload once."
         )
     if (own := _own_models(runs)) and len(own) > 1:
         local = [g.label for g in groups if g.runs[0].own_model == "local"]
         notes.append(
-            f"local/personal: the local models of {', '.join(local)}, the personal ones of the "
-            f"others, on the clients' own tests."
+            f"local/personal: accuracy on the clients' own test data, of the local models of "
+            f"{', '.join(local)} and of the personal models of the others."
         )
-    clocks = {costs.seconds_key(r) for r in runs}
-    if targets:
-        text = "A target is the first evaluated round whose global accuracy is at or above it, "
-        text += "unsmoothed; "
-        text += "s are of the wall clock; " if "seconds" in clocks else ""
-        text += "virtual s of the virtual clock; " if "seconds_virtual" in clocks else ""
-        notes.append(f"{text}{figures.counted(bytes)}.")
     notes.append(
-        "Mean over seeds ± half a 95 % t-interval; differences are paired by seed, over the first "
-        "method."
+        "global: accuracy of the global model, 0 to 1, on the server's test set; last: the mean of "
+        "so many last evaluated rounds."
     )
-    return notes
+    if targets:
+        clocks = {costs.seconds_key(r) for r in runs}
+        text = "Targets: the first evaluated round at or above the global accuracy (no smoothing). "
+        if "seconds" in clocks:
+            text += "s = wall-clock seconds. "
+        if "seconds_virtual" in clocks:
+            text += "virtual s = seconds of the virtual clock. "
+        notes.append(f"{text}{costs.counted(bytes)}.")
+    notes.append("Mean over seeds ± half-width of the 95 % confidence interval (Student t).")
+    if len(groups) > 1:
+        notes[-1] += " The last rows are differences to the first method, paired by seed."
+    return list(dict.fromkeys(notes))
 
 
-# -- how it is written -----------------------------------------------------------------------------
-def _grid(t: Table) -> list[list[str]]:
-    rows = [["method", "n", *(c.title for c in t.columns)]]
+# -- as text --------------------------------------------------------------------------------------
+def grid(t: Table) -> list[list[str]]:
+    """The head, a row for each group, and a row for each difference."""
+    rows = [["method", "seeds", *(c.title for c in t.columns)]]
     for g, cells in zip(t.groups, t.cells):
         rows.append([g.label, str(len(g.runs)), *(c.text for c in cells)])
     for g, cells in zip(t.groups[1:], t.differences):
@@ -277,7 +275,7 @@ def _grid(t: Table) -> list[list[str]]:
 
 
 def as_table(t: Table) -> str:
-    rows = _grid(t)
+    rows = grid(t)
     widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
     lines = [
         "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(r, widths)))
@@ -291,7 +289,7 @@ def as_table(t: Table) -> str:
 
 
 def as_md(t: Table) -> str:
-    head, *rows = _grid(t)
+    head, *rows = grid(t)
     lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
     lines += ["| " + " | ".join(r) + " |" for r in rows]
     return "\n".join([*lines, "", *(f"{n}  " for n in t.notes)]) + "\n"
@@ -299,7 +297,7 @@ def as_md(t: Table) -> str:
 
 def as_latex(t: Table) -> str:
     """A booktabs tabular. The notes are comments."""
-    head, *rows = _grid(t)
+    head, *rows = grid(t)
     body = [" & ".join(_tex(c) for c in r) + r" \\" for r in rows]
     if t.differences:
         body.insert(len(t.groups), r"\midrule")
@@ -334,7 +332,7 @@ def _tex(text: str) -> str:
 
 
 def as_csv(t: Table) -> str:
-    """One line a group and column: means and half-widths are empty where some seeds never reached
+    """One line for each group and column. Mean and half-width are empty if some seeds did not reach
     the target.
     """
     out = io.StringIO()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fednet.cli.main import main
-from fednet.report.world import traces
+from fednet.report import traces
 from fednet.world import Presence
 
 

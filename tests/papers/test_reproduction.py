@@ -16,7 +16,7 @@ from fednet.papers.results import (
     rendering,
     reproduction,
 )
-from fednet.report.drawing import overlay
+from fednet.report import overlay
 from fednet.report.read import open_run
 from fednet.sweep import marks
 from tests.report import fake_run

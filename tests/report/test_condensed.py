@@ -76,5 +76,5 @@ def test_two_runs_with_condensed_images_stand_side_by_side_on_one_page(tmp_path)
             metadata={"names": '["cat", "dog"]'},
         )
         runs.append(open_run(folder))
-    assert "side by side" in page.render(runs)
+    assert "Condensed images of two methods" in page.render(runs)
     assert "side by side" not in page.render(runs[:1])

@@ -70,16 +70,16 @@ def test_who_is_still_at_work_has_not_completed_its_task(tmp_path):
     run.rounds[0].set(completed=[0, 1], dropped={"2": "late"})  # client 3 goes on
     value, note = tiles(run)["tasks completed"]
     assert value == "6 / 8"
-    assert note == "1 dropped, 1 in void rounds or not finished, 0 void rounds"
+    assert note == "1 dropped, 1 not finished or in discarded rounds"
 
 
 def test_the_time_of_a_virtual_run_is_by_its_clock(tmp_path):
     run = open_run(write(tmp_path / "a", rounds=2, link={"clock": "virtual"}))
-    assert tiles(run)["wall-clock"] == ("4 s", "2 s a round")
+    assert tiles(run)["wall-clock time"] == ("4 s", "2 s per round")
     for r in run.rounds:
         r.seconds_virtual = 450.0
     value, note = tiles(open_run_again(run))["virtual time"]
-    assert (value, note) == ("15.0 min", "450 virtual s a round; 4 s wall-clock")
+    assert (value, note) == ("15.0 min", "450 s per round; computed in 4 s")
 
 
 def open_run_again(run):
@@ -92,7 +92,7 @@ def test_a_clean_run_wastes_nothing(tmp_path):
     run = open_run(write(tmp_path / "a", rounds=1, clients=2, share=1.0))
     # 2 joins of 64 bytes and a row of heartbeats of 20; 2 tasks of 1050 and 2 replies of 1074
     share = 100 * (2 * 64 + 20) / (2 * 64 + 20 + 2 * 1050 + 2 * 1074)
-    assert f"0 % wasted, {share:.2g} % connection" in tiles(run)["communicated"][1]
+    assert f"0 % wasted, {share:.2g} % joining and heartbeats" in tiles(run)["sent in total"][1]
 
 
 def test_the_header_of_several_runs_names_what_they_differ_in(tmp_path):
@@ -102,7 +102,7 @@ def test_the_header_of_several_runs_names_what_they_differ_in(tmp_path):
     made = [("a", {"data": divided(0.3)}), ("b", {"data": divided(1.0), "link": {"trace": "lte"}})]
     text = page.render([open_run(write(tmp_path / name, **more)) for name, more in made])
     assert "digits, dirichlet alpha=0.3 / dirichlet alpha=1, 6 clients, participation 0.5" in text
-    assert "Link: real clock, unshaped / real clock, trace lte" in text
+    assert "Link: real clock, unlimited bandwidth / real clock, trace lte" in text
 
 
 def test_seconds_of_two_clocks_are_two_axes(tmp_path):
@@ -114,7 +114,7 @@ def test_seconds_of_two_clocks_are_two_axes(tmp_path):
         r.seconds_virtual = 90.0
     text = page.render([real, virtual])
     axes = re.findall(r'data-x="\d"[^>]*>([^<]*)<', text)
-    assert axes[2:] == ["seconds, wall clock", "seconds, virtual clock"]
+    assert axes[2:] == ["seconds (wall clock)", "seconds (virtual clock)"]
     for axis, name in ((2, "clock=real"), (3, "clock=virtual")):
         pane = text.split(f'data-pane="0-{axis}"')[1].split("</svg>")[0]
         hover = json.loads(html.unescape(re.search(r'data-hover="([^"]*)"', pane)[1]))
@@ -151,17 +151,17 @@ def test_one_run_shows_its_numbers_and_the_command_that_repeats_it(runs, pages):
     text = pages[0].read_text()
     assert f"{100 * runs[0].rounds[-1].test_accuracy:.2f} %" in text
     assert f">fednet run {runs[0].dir}/config.yaml<" in text
-    assert "Side by side" not in text
+    assert "Comparison" not in text
 
 
 def test_several_runs_are_overlaid_with_bands_and_compared(pages):
     text = pages[1].read_text()
-    assert "Side by side" in text
+    assert "Comparison" in text
     assert (
         text.count('class="series band"') == 2 * 3 * 5
     )  # two methods, three axes, five quantities
     assert "fedavg (n=2)" in text
-    assert "2 further run(s)" in text
+    assert "2 more runs" in text
 
 
 def test_condensed_images_are_on_the_page(tmp_path):
@@ -183,7 +183,7 @@ def test_a_run_without_any_evaluation_has_a_page(tmp_path):
     path = write(tmp_path / "a", accuracy=[None, None], rounds=2)
     for name in ("clients.jsonl", "partition.json", "summary.json", "wire.jsonl"):
         (path / name).unlink()
-    assert "Who took part" in page.render([open_run(path)])
+    assert "Participation" in page.render([open_run(path)])
 
 
 def test_a_run_that_has_only_begun_has_a_page(tmp_path):

@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fednet.report.partition import bubble, rows
+from fednet.report.figures import partition_file
+from fednet.report.partition import rows
 
 TABLE = np.array([[3, 0], [1, 4]])
 
@@ -19,6 +20,6 @@ def test_rows_show_samples_by_client_and_class_with_their_sums():
 
 @pytest.mark.parametrize("ending", ["png", "svg"])
 def test_the_bubble_chart_is_drawn(tmp_path, ending):
-    bubble(TABLE, None, tmp_path / f"p.{ending}")
+    partition_file(TABLE, None, tmp_path / f"p.{ending}")
     start = (tmp_path / f"p.{ending}").read_bytes()[:8]
     assert start.startswith(b"\x89PNG" if ending == "png" else b"<?xml")

@@ -8,8 +8,8 @@ import tracemalloc
 
 import pytest
 
-from fednet.report import costs, page, read
-from fednet.report.drawing import details, figures
+from fednet.records import sealed
+from fednet.report import costs, figures, metrics, page
 from fednet.report.read import open_run
 from tests.report.fake_run import jsonl, write
 from tests.report.fake_run import row as wire_row
@@ -26,15 +26,15 @@ def large(tmp_path_factory):
 def test_the_book_is_read_once_for_all_that_a_page_shows_of_it(large, monkeypatch):
     opened = []
 
-    def counting(path, *more):
+    def counting(run, path, *more):
         opened.append(path.name)
-        return read_rows(path, *more)
+        return rows(run, path, *more)
 
-    read_rows = read.read_rows
-    monkeypatch.setattr(read, "read_rows", counting)
+    rows = sealed.rows
+    monkeypatch.setattr(sealed, "rows", counting)
     run = open_run(large)
     page._tiles(run)
-    page._details(run, lambda figure: "")  # all but the drawing
+    page._details(run, lambda figure: {})  # all but the drawing
     assert opened.count("wire.jsonl") == opened.count("rounds.jsonl") == 1
     assert "wire" not in run.__dict__  # its rows passed one at a time
 
@@ -84,7 +84,7 @@ def test_what_a_message_says_of_its_use_keeps_it_apart(tmp_path):
 def test_records_of_clients_pass_one_at_a_time(tmp_path):
     run = open_run(write(tmp_path / "a", rounds=5, clients=4, personalised=True))
     page._tiles(run)
-    list(details.of_run(run))
+    list(figures.details(run))
     assert "clients" not in run.__dict__
 
 
@@ -93,7 +93,7 @@ def test_who_is_not_judged_at_the_end_of_a_large_run_has_no_line_in_the_figure(t
     rows = [r.line() for r in open_run(path).clients]
     end = [{**r, "final": True} for r in rows if r["round"] == 2 and r["client"] in (1, 3)]
     jsonl(path / "clients.jsonl", [*rows, *end])
-    which, clients, rounds, table = figures.client_accuracy(open_run(path))
+    which, clients, rounds, table = metrics.accuracy_by_client(open_run(path))
     assert (which, sorted(clients), rounds) == ("personal", [1, 3], [1, 2])
     own = {(r["client"], r["round"]): r["accuracy_personal"] for r in rows}
     assert table.tolist() == [[own[c, 1], own[c, 2]] for c in clients]
@@ -101,10 +101,10 @@ def test_who_is_not_judged_at_the_end_of_a_large_run_has_no_line_in_the_figure(t
 
 def test_figures_make_no_row_and_no_cell_that_a_page_does_not_show(large):
     run = open_run(large)
-    list(details.of_run(run))  # what the run keeps: its rows, its grids of numbers
+    list(figures.details(run))  # what the run keeps: its rows, its grids of numbers
     tracemalloc.start()
     try:
-        made = {f.name: f for f in details.of_run(run)}
+        made = {f.name: f for f in figures.details(run)}
         held = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

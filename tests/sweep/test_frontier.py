@@ -11,8 +11,8 @@ from fednet.cli import frontier as verb
 from fednet.cli import main
 from fednet.config import from_mapping
 from fednet.errors import ConfigError
-from fednet.report.drawing import frontier
-from fednet.report.drawing.frontier import Point
+from fednet.report import frontier
+from fednet.report.frontier import Point
 from fednet.sweep import chains
 
 CONFIG = """

@@ -11,8 +11,7 @@ from fednet.papers.job import Reproduction
 from fednet.papers.mini import MINI, SAID
 from fednet.papers.results import measures, rendering, reproduction
 from fednet.plain import JsonDict
-from fednet.report import costs, local, metrics, page
-from fednet.report.drawing import overlay
+from fednet.report import costs, metrics, overlay, page
 from fednet.report.read import Run, open_run
 from fednet.sweep import marks
 from fednet.sweep.marks import RunSpec
@@ -151,7 +150,7 @@ def locals_of(runs: Mapping[str, Run], folder: Path, name: str, said: str) -> li
     """A picture a method of its clients' local models."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = [
-        local.draw(
+        overlay.draw_local(
             run, folder / f"{name}-{m.lower()}-local.png", "; ".join(filter(None, (m, said)))
         )
         for m, run in runs.items()

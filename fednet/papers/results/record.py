@@ -30,7 +30,7 @@ from fednet.papers.mini import MINI, SAID
 from fednet.papers.results import field, gallery, ranking, rendering, reproduction, sweeps
 from fednet.papers.results.publish import LOSSES
 from fednet.plain import JsonDict, JsonMapping
-from fednet.report.drawing import overlay
+from fednet.report import overlay
 
 # Of the pictures beside a table, those that the paper has too.
 SHOWN = {

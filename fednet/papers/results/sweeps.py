@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from fednet.papers.results import ranking
 from fednet.plain import JsonMapping
-from fednet.report.drawing.canvas import Figure, write
-from fednet.report.drawing.figures import COLOURS, DASHES, MARKERS
+from fednet.report import style
+from fednet.report.canvas import Figure, write
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as MplFigure
@@ -70,17 +70,15 @@ def draw(rows: Sequence[JsonMapping], table: str, path: Path, said: str = "") ->
             for k, (name, line) in enumerate(lines.items()):
                 ax.plot(
                     *zip(*line),
-                    color=COLOURS[k % 8],
-                    dashes=DASHES[k % 8] or (None, None),
-                    marker=MARKERS[k % 8],
                     markersize=4,
                     linewidth=1.2,
                     label=name,
+                    **style.line(k),
                 )
             ax.set_xscale(kind)
             ax.set_xlabel(label)
             ax.legend(fontsize=6)
         axes[0].set_ylabel("best test accuracy, %")
 
-    write(Figure(path.stem, said, (), tuple, onto, (max(4.5, 3.2 * len(drawn)), 2.9)), [path])
+    write(Figure(path.stem, said, "", (), tuple, onto, (max(4.5, 3.2 * len(drawn)), 2.9)), [path])
     return path

@@ -95,7 +95,7 @@ def sweep(
 # -- the picture -----------------------------------------------------------------------------------
 def picture(records: Sequence[JsonMapping], out: Path) -> Path:
     """Rounds an hour over latency and loss, and over rate and dropout, a row a setting."""
-    from fednet.report.drawing.canvas import canvas, saved
+    from fednet.report.canvas import canvas, saved
 
     settings = sorted({bool(r["wide"]) for r in records})
     with canvas((9.0, 3.4 * len(settings)), **{"figure.constrained_layout.use": True}) as fig:

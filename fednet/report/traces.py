@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fednet.report.drawing import figures
-from fednet.report.drawing.canvas import canvas, saved
+from fednet.report import style
+from fednet.report.canvas import canvas, saved
 from fednet.world import Pace, Presence, Rates
 
 if TYPE_CHECKING:
@@ -71,9 +71,9 @@ def draw_presence(presence: Sequence[Presence], out: Path, start: float) -> Path
     at, here = present(presence, start)
     lengths = np.sort([b - a for p in presence for a, b in p.spells])
     shares = np.sort([p.share() for p in presence])
-    with canvas((9.0, 6.0), **{"figure.constrained_layout.use": True}) as fig:
+    with canvas((9.0, 6.0), **style.FITTED) as fig:
         axes = fig.subplot_mosaic([["here", "here"], ["lengths", "shares"]])
-        axes["here"].plot(at / 3600, here, color=figures.COLOURS[0])
+        axes["here"].plot(at / 3600, here, color=style.COLOURS[0])
         axes["here"].set(xlabel="hours from the start", ylabel="clients there", ylim=(0, None))
         _share_of(axes["lengths"], lengths, "length of a spell, s", log=True)
         _share_of(axes["shares"], 100 * shares, "% of its time that a client is there")
@@ -81,7 +81,7 @@ def draw_presence(presence: Sequence[Presence], out: Path, start: float) -> Path
 
 
 def draw_paces(paces: Sequence[Pace], out: Path) -> Path:
-    with canvas((4.5, 3.2), **{"figure.constrained_layout.use": True}) as fig:
+    with canvas((4.5, 3.2), **style.FITTED) as fig:
         steps = np.sort([1e3 * p.step_s for p in paces])
         _share_of(fig.subplots(), steps, "a training step, ms", log=bool(steps[0] > 0))
         return _saved(fig, out)
@@ -91,12 +91,12 @@ def draw_links(links: Sequence[tuple[Rates, Rates]], out: Path) -> Path:
     """Draws the rates of the first clients' links second by second, and how often each rate is had
     of all.
     """
-    with canvas((9.0, 5.6), **{"figure.constrained_layout.use": True}) as fig:
+    with canvas((9.0, 5.6), **style.FITTED) as fig:
         axes = fig.subplots(2, 2, width_ratios=(2, 1))
         for row, (name, which) in zip(axes, (("down", 0), ("up", 1))):
             for i, pair in enumerate(links[:SHOWN]):
                 mbps = pair[which].mbps[:300]
-                row[0].plot(mbps, color=figures.COLOURS[i % 8], linewidth=0.8)
+                row[0].plot(mbps, color=style.COLOURS[i % 8], linewidth=0.8)
             row[0].set(xlabel="second", ylabel=f"{name}, Mbit/s", ylim=(0, None))
             all_of = np.sort(np.concatenate([pair[which].mbps for pair in links]))
             _share_of(row[1], np.maximum(all_of, 1e-3), f"{name}, Mbit/s", log=True)

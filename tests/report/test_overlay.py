@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 import fednet
-from fednet.report import local, open_run
+from fednet.report import open_run, overlay
 
 
 def test_accuracy_by_class_is_that_of_each_clients_last_local_model(tmp_path):
@@ -27,14 +27,14 @@ def test_accuracy_by_class_is_that_of_each_clients_last_local_model(tmp_path):
         "train": {"lr": 0.1, "epochs": 3, "batch_size": 16},
     }
     run = open_run(fednet.run(None, set=sets, in_process=True, out=tmp_path).dir)
-    clients, rates = local.table(run)
+    clients, rates = overlay.local_accuracy(run)
     assert clients == [0, 1, 2, 3]
     assert rates.shape == (4, 4)
     held = run.counts
     # each client holds one class, and is best at it
     assert all(held[k].argmax() == rates[k].argmax() for k in clients)
     assert bool(np.isfinite(rates).all())
-    path = local.draw(run, tmp_path / "local.png", "a title")
+    path = overlay.draw_local(run, tmp_path / "local.png", "a title")
     assert path.stat().st_size > 1000
     assert torch.get_num_threads() >= 1
 
@@ -44,5 +44,5 @@ def test_a_run_without_local_models_has_no_picture(tmp_path):
     run = open_run(fednet.run(None, set=sets, in_process=True, out=tmp_path).dir)
     for path in (run.dir / "personal").glob("*"):
         path.unlink()
-    assert local.table(run) is None
-    assert local.draw(run, tmp_path / "none.png", "") is None
+    assert overlay.local_accuracy(run) is None
+    assert overlay.draw_local(run, tmp_path / "none.png", "") is None

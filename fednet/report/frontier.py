@@ -1,4 +1,4 @@
-"""Accuracy against what crossed, a point a chain of compressors: which chains no other beats."""
+"""Accuracy against MB sent, one point for each chain of compressors, and the Pareto front."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fednet.errors import ConfigError
-from fednet.report.drawing.canvas import canvas, saved, write_csv
-from fednet.report.drawing.figures import COLOURS, MARKERS
+from fednet.report import style
+from fednet.report.canvas import canvas, saved, write_csv
 from fednet.report.read import Run
 
 if TYPE_CHECKING:
@@ -98,8 +98,7 @@ def draw(points: Sequence[Point], way: str, path: Path) -> None:
     """
     chosen = axes(points, way)
     height = max(3.2, 0.55 + 0.19 * len(points))
-    style = {"svg.fonttype": "path", "font.size": 8, "axes.labelsize": 8, "legend.fontsize": 7}
-    with canvas((2.2 + 3.1 * len(chosen), height), **style) as fig:
+    with canvas((2.2 + 3.1 * len(chosen), height), **style.PAPER) as fig:
         panels = fig.subplots(1, len(chosen), squeeze=False, sharey=True)[0]
         for ax, axis in zip(panels, chosen):
             _panel(ax, points, axis)
@@ -121,8 +120,8 @@ def _panel(ax: Axes, points: Sequence[Point], axis: str) -> None:
     steps = [(p.cost(axis), p.mean) for p in best]
     ax.step(*zip(*steps), where="post", color="#888888", linestyle="--", linewidth=1, zorder=1)
     for i, p in enumerate(points):
-        colour = COLOURS[i % len(COLOURS)]
-        marker = MARKERS[(i + i // len(COLOURS)) % len(MARKERS)]  # no two of 64 are alike
+        colour = style.COLOURS[i % 8]
+        marker = style.MARKERS[(i + i // 8) % 8]  # no two of 64 are alike
         ax.errorbar(
             p.cost(axis),
             p.mean,

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from fednet.report import open_run
-from fednet.report.drawing import details
-from fednet.report.world import there
+from fednet.report import costs, figures, metrics, open_run, page
 from tests.report import fake_run
 
 
@@ -39,7 +37,7 @@ def test_the_highest_accuracies_that_were_reached_with_what_they_took(tmp_path: 
     rows = [row(1, 0.4), row(2, 0.76), row(3, 0.74), row(4, 0.81)]
     wire = [message(t, 10**6, True) for t in (1, 2, 3, 4)]
     run = made(tmp_path, rows, wire)
-    assert there.to_accuracy(run) == [
+    assert metrics.to_accuracy(run) == [
         {"accuracy": a, "rounds": t, "mb": t, "seconds": 10.0 * t}
         for a, t in ((0.6, 2.0), (0.7, 2.0), (0.75, 2.0), (0.8, 4.0))
     ]
@@ -55,35 +53,35 @@ def test_bytes_of_no_use_stand_by_their_reason_the_most_first(tmp_path: Path) ->
         {**message(2, 9, False), "type": "beat", "kinds": {}},  # nobody could use it better
     ]
     run = made(tmp_path, [row(1, 0.4), row(2, 0.5)], wire)
-    assert list(there.wasted(run).items()) == [
+    assert list(costs.wasted(run).items()) == [
         ("left", 70),
         ("not among the first 2", 50),
         ("late", 7),
     ]
-    titles = [t["title"] for t in there.tables(run)]
-    assert titles == ["What it took to an accuracy", "Bytes spent for nothing"]
+    titles = [t["title"] for t in page._world(run)]
+    assert titles == ["Cost to reach an accuracy", "Wasted traffic"]
 
 
 def test_energy_is_estimated_where_devices_are_named_and_says_so(tmp_path: Path) -> None:
     rows = [row(1, 0.4, training_s=1800.0, bytes_up=5 * 10**8), row(2, 0.5, training_s=1800.0)]
     run = made(tmp_path, rows, [], devices={"trace": "phones", "watts": 2.0}, link={"trace": "lte"})
-    found = there.estimates(run)
+    found = metrics.estimates(run)
     assert found is not None
     assert found["joules"]["training"] == 7200
     assert found["joules"]["network"] == pytest.approx(0.5 * 0.12 * 3.6e6)
-    (table,) = [t for t in there.tables(run) if "estimates" in t["title"]]
+    (table,) = [t for t in page._world(run) if "estimates" in t["title"]]
     assert "not measured" in table["note"]
     other = tmp_path / "other"
     other.mkdir()
-    assert there.estimates(made(other, rows, [])) is None
+    assert metrics.estimates(made(other, rows, [])) is None
 
 
 def test_who_was_there_is_drawn_where_a_trace_says_it(tmp_path: Path) -> None:
     rows = [row(t, 0.5, here=5 - t, selected=[0, 1, 2], completed=[0, 1]) for t in (1, 2)]
     run = made(tmp_path, rows, [])
-    (figure,) = [f for f in details.of_run(run) if f.name == "there"]
+    (figure,) = [f for f in figures.details(run) if f.name == "there"]
     assert list(figure.rows()) == [(1, 4, 3, 2), (2, 3, 3, 2)]
     other = tmp_path / "other"
     other.mkdir()
     plain = made(other, [row(1, 0.5, selected=[0], completed=[0])], [])
-    assert not [f for f in details.of_run(plain) if f.name == "there"]
+    assert not [f for f in figures.details(plain) if f.name == "there"]

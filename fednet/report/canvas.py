@@ -1,8 +1,9 @@
-"""How a figure is drawn: as files for paper, and inside the page from the same drawing.
+"""Drawing a figure: into files, and from the same drawing into the page.
 
-Matplotlib is imported only where it draws. The same run gives the same files, byte for byte. On the
-page the colours are CSS variables, so that they follow it into the dark, a series can be hidden by
-its name, and what a pointer may ask is in `data-hover`, which the page's script reads.
+Matplotlib is imported only when something is drawn. The same run gives the same files, byte for
+byte. On the page the colours are CSS variables, which follow its light or dark theme, a series can
+be hidden by its name, and the values under the pointer are in `data-hover`, which the page's script
+reads.
 """
 
 from __future__ import annotations
@@ -22,56 +23,31 @@ from markupsafe import Markup
 
 from fednet.files import appear, unfinished, write_aside
 from fednet.plain import JsonMapping
-from fednet.report.drawing.figures import COLOURS
+from fednet.report import style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as MplFigure
 
 # So that the same run gives the same file.
 TIMELESS = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
-STYLE = {
-    "font.size": 10,
-    "axes.labelsize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#c8ccd2",
-    "grid.linewidth": 0.5,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-    "lines.linewidth": 1.6,
-    "pdf.fonttype": 42,
-    "ps.fonttype": 42,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "fednet",
-    "image.cmap": "cividis",
-    "image.interpolation": "none",
-}
 # Margins in inches. They are fixed: to fit them to each figure's text takes longer than to draw it.
 LEFT, RIGHT, BOTTOM, TITLE, LEGEND_ROW = 0.78, 0.15, 0.5, 0.34, 0.22
-BLANK = "#eeeff1"  # the ground of a grid of cells, where there is nothing
-ON_PAGE = {
-    **{colour.lower(): f"var(--c{i})" for i, colour in enumerate(COLOURS)},
-    "#000000": "var(--soft)",
-    "#ffffff": "var(--card)",
-    "#c8ccd2": "var(--line)",
-    BLANK: "var(--empty)",
-}
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure to be drawn. size: inches; rows(): the data it shows, under `columns`.
+    """A figure to be drawn. note: a sentence that says what it shows. size: inches. rows(): the
+    data it shows, under `columns`.
 
-    hover: what a pointer may ask of its first axes. kind `lines` has series `s` with their label,
+    hover: what the pointer shows in its first axes. Kind `lines` has series `s` with their label,
     x, value m and half band h; kind `heat` has cells `v` by row r and column c. legend: entries
-    above the axes, in rows of 4; left, right: margins in inches. rows are made where they are
-    asked for: a grid of many clients has millions, and a page needs none of them.
+    above the axes, in rows of 4. left, right: margins in inches. Rows are made only when they are
+    needed: a grid of many clients has millions, and a page needs none of them.
     """
 
     name: str
     title: str
+    note: str
     columns: Sequence[str]
     rows: Callable[[], Iterable[Sequence[object]]]
     draw: Callable[[MplFigure], object]
@@ -94,24 +70,23 @@ class Drawn:
 
 
 @contextmanager
-def canvas(size: tuple[float, float], **style: object) -> Iterator[MplFigure]:
-    """A figure without pyplot: nothing global, no display, no figure left open, and nothing of a
-    user's matplotlibrc.
+def canvas(size: tuple[float, float], **settings: object) -> Iterator[MplFigure]:
+    """A figure without pyplot and without the user's matplotlibrc: nothing is global, and no figure
+    is left open. settings: in addition to `style.BASE`.
     """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
 
-    # Names and values are matplotlib's own.
-    settings: Any = {**matplotlib.rcParamsDefault, **STYLE, **style}
-    with matplotlib.rc_context(settings):
+    rc: Any = {**matplotlib.rcParamsDefault, **style.BASE, **settings}
+    with matplotlib.rc_context(rc):
         fig = Canvas(figsize=size)
         FigureCanvasAgg(fig)
         yield fig
 
 
 def draw(figure: Figure, png: Path | None = None) -> Drawn:
-    """Draws a figure of one axes, titled, and with `png` into that file too."""
+    """Draws a figure of one axes with its title; also into the file `png`, if that is given."""
     width, height = figure.size
     top = TITLE + LEGEND_ROW * -(-figure.legend // 4)
     with canvas(figure.size) as fig:
@@ -149,10 +124,10 @@ def save(figures: Iterator[Figure], folder: Path) -> dict[str, Drawn]:
 
 
 def write(figure: Figure, paths: Sequence[Path]) -> list[Path]:
-    """One figure, titled, its margins fitted to its text, as files of the kinds that their names
+    """Writes one figure with its title and fitted margins, as files of the kinds that their names
     say.
     """
-    with canvas(figure.size, **{"figure.constrained_layout.use": True, "font.size": 9}) as fig:
+    with canvas(figure.size, **style.FITTED, **{"font.size": 9}) as fig:
         figure.draw(fig)
         fig.suptitle(figure.title, x=0.01, ha="left", fontsize=10, fontweight="bold")
         for path in paths:
@@ -161,7 +136,7 @@ def write(figure: Figure, paths: Sequence[Path]) -> list[Path]:
 
 
 def saved(fig: MplFigure, path: Path, dpi: int = 120) -> Path:
-    """Writes a drawing into a file of the kind that its name says."""
+    """Writes a drawing into a file; the ending of its name says the format."""
     made = io.BytesIO()
     kind = path.suffix.lower()
     fig.savefig(made, format=kind[1:], metadata=TIMELESS.get(kind), dpi=dpi)
@@ -179,13 +154,13 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object
 
 
 # -- on the page -----------------------------------------------------------------------------------
-STYLED = ("fill", "stroke", "stop-color")  # as attributes these take no CSS variable
+STYLED = ("fill", "stroke", "stop-color")  # CSS variables do not work in these attributes
 SERIES = re.compile(r"series-(\d+)(-band)?")
 
 
 def inline(figure: Figure, drawn: Drawn, own: str) -> Markup:
-    """The drawing as part of an HTML page: without its title, which the page has itself. own: what
-    its names begin with, which must differ between the drawings of a page.
+    """The drawing as part of an HTML page, without its title, which the page shows itself. own: a
+    prefix of its ids, different for each drawing of a page.
     """
     root = ET.fromstring(drawn.svg)
     for parent in list(root.iter()):
@@ -212,7 +187,7 @@ def inline(figure: Figure, drawn: Drawn, own: str) -> Markup:
 
 
 def _rename(element: ET.Element, own: str) -> None:
-    """One element of matplotlib's SVG: names of its own, short numbers, the page's colours."""
+    """Changes one element of matplotlib's SVG: unique ids, short numbers, the page's colours."""
     for key, value in list(element.attrib.items()):
         plain = key.rpartition("}")[2]
         if plain != key:
@@ -243,5 +218,5 @@ def _short(path: str) -> str:
     return " ".join(re.sub(r"\d+\.\d+", lambda v: f"{round(float(v[0]), 2):g}", path).split())
 
 
-def _coloured(style: str) -> str:
-    return re.sub(r"#[0-9a-f]{6}\b", lambda c: ON_PAGE.get(c[0], c[0]), style)
+def _coloured(css: str) -> str:
+    return re.sub(r"#[0-9a-f]{6}\b", lambda c: style.ON_PAGE.get(c[0], c[0]), css)

@@ -13,18 +13,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from fednet.descriptors import named
 from fednet.plain import JsonMapping
-from fednet.report import condensed
-from fednet.report.drawing import details as run_details
-from fednet.report.drawing.canvas import Figure, write
-from fednet.report.drawing.figures import COLOURS, DASHES, MARKERS
+from fednet.report import condensed, figures, style
+from fednet.report.canvas import Figure, write
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as MplFigure
 
     from fednet.report.read import Run
 
-XS = {"round": "round", "mb": "communicated MB"}
+BATCH = 512
+XS = {"round": "round", "mb": "MB sent"}
 PANEL = (2.7, 2.1)  # inches
 
 
@@ -89,13 +91,11 @@ def draw(
                     if points:
                         ax.plot(
                             *zip(*points),
-                            color=COLOURS[place % 8],
-                            dashes=DASHES[(place + place // 8) % 8] or (None, None),
-                            marker=MARKERS[place % 8],
                             markevery=max(1, len(points) // 6),
                             markersize=3,
                             linewidth=1.1,
                             label=name,
+                            **style.line(place),
                         )
                 ax.set_xlabel(label)
                 if column == 0:
@@ -114,7 +114,7 @@ def draw(
 
     size = (max(4.5, PANEL[0] * len(shown)), PANEL[1] * len(XS) + 0.9)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write(Figure(path.stem, said, (), tuple, onto, size), [path])
+    write(Figure(path.stem, said, "", (), tuple, onto, size), [path])
     return path
 
 
@@ -126,12 +126,12 @@ def details(
     them.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    found = [(f"{name}-partition", f) for f in run_details.partition(next(iter(runs.values())))]
+    found = [(f"{name}-partition", f) for f in figures.partition(next(iter(runs.values())))]
     found += [
         (f"{name}-{m.lower()}-classes", f)
         for m in classes
         if m in runs
-        for f in run_details.class_accuracy(runs[m])
+        for f in figures.class_accuracy(runs[m])
     ]
     written = [
         path
@@ -150,3 +150,64 @@ def details(
         if picture is not None:
             return [*written, picture]
     return written
+
+
+# -- local models ----------------------------------------------------------------------------------
+def local_accuracy(run: Run) -> tuple[list[int], np.ndarray] | None:
+    """(clients, accuracies): (clients, C) of each client's last local model on the whole test set,
+    NaN for a class without test samples; None where the run left no local models.
+    """
+    import torch
+    from safetensors.torch import load_file
+
+    from fednet import config, data, models
+
+    files = {
+        int(p.stem.removeprefix("client-")): p
+        for p in (run.dir / "personal").glob("client-*.safetensors")
+    }
+    settings = config.load(run.dir / "config.yaml")
+    if not files or settings.data.dataset == "site":
+        return None
+    found = data.load(settings.data, settings.data.root, settings.seed)
+    x, y = found.test
+    if not found.classes or y.ndim != 1:
+        return None
+    shape, seed = found.input_shape, settings.seed
+    total = torch.bincount(y, minlength=found.classes)
+    rows = []
+    for client in sorted(files):
+        section = config.parts.model_of(settings, client)
+        module = models.build(section, shape, found.classes, seed).eval()
+        module.load_state_dict(
+            load_file(named(files[client])), strict=settings.model.trainable == "*"
+        )
+        right = torch.zeros_like(total)
+        with torch.no_grad():
+            for start in range(0, len(y), BATCH):
+                some = y[start : start + BATCH]
+                guess = module(found.inputs(x[start : start + BATCH])).argmax(1)
+                right += torch.bincount(some[guess == some], minlength=found.classes)
+        rows.append((right / total).numpy())
+    return sorted(files), np.stack(rows)
+
+
+def draw_local(run: Run, path: Path, title: str) -> Path | None:
+    """Writes the picture, a line a client and a column a class; None where there is none to
+    draw.
+    """
+    found = local_accuracy(run)
+    if found is None:
+        return None
+    clients, rates = found
+
+    def onto(fig: MplFigure) -> None:
+        ax = fig.add_subplot()
+        image = ax.imshow(rates, aspect="auto", interpolation="nearest", vmin=0, vmax=1)
+        ax.grid(False)
+        ax.set(xlabel="class", ylabel="client")
+        ax.set_yticks(range(len(clients)), [str(c) for c in clients], fontsize=6)
+        fig.colorbar(image, label="test accuracy of the local model")
+
+    write(Figure(path.stem, title, "", (), tuple, onto), [path])
+    return path

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fednet.errors import ConfigError
-from fednet.report.drawing import canvas, details, figures, plots
+from fednet.report import canvas, figures, groups, metrics, style
 from fednet.report.groups import group
 from fednet.report.read import open_run
 from tests.report.fake_run import write
@@ -39,7 +39,7 @@ def rows(path):
 
 
 def test_every_figure_is_written_with_its_data(run, tmp_path):
-    canvas.save(plots.of_run(run), tmp_path / "f")
+    canvas.save(figures.of_run(run), tmp_path / "f")
     assert {p.name for p in (tmp_path / "f").iterdir()} == {
         f"{n}.{k}" for n in EVERY for k in ("svg", "png", "csv")
     }
@@ -56,7 +56,7 @@ def test_a_loss_that_is_not_finite_is_left_out_of_the_axis(run, tmp_path, bad, r
     for r in run.rounds:
         if r.round in rounds:
             r.train_loss = bad
-    canvas.save(plots.curve(group([run]), y="train_loss"), tmp_path / "f")
+    canvas.save(figures.curve(group([run]), y="train_loss"), tmp_path / "f")
     data = rows(tmp_path / "f" / "train_loss_rounds.csv")
     assert [float(r["mean"]) for r in data if int(r["round"]) not in rounds] == [
         r.train_loss for r in run.rounds if r.round not in rounds
@@ -64,7 +64,7 @@ def test_a_loss_that_is_not_finite_is_left_out_of_the_axis(run, tmp_path, bad, r
 
 
 def test_the_same_run_gives_the_same_files_whatever_a_users_matplotlibrc_says(run, tmp_path):
-    one, two = (next(plots.curve(group([run]))) for _ in range(2))
+    one, two = (next(figures.curve(group([run]))) for _ in range(2))
     for figure, name, width in ((one, "1.svg", 0.8), (two, "2.svg", 7)):
         with matplotlib.rc_context({"axes.linewidth": width, "font.family": "serif"}):
             canvas.write(figure, [tmp_path / name])
@@ -73,13 +73,13 @@ def test_the_same_run_gives_the_same_files_whatever_a_users_matplotlibrc_says(ru
 
 def test_a_run_without_evaluation_or_clients_has_the_other_figures(tmp_path):
     path = write(tmp_path / "a", accuracy=[None] * 3, rounds=3)
-    names = {f.name for f in plots.of_run(open_run(path))}
+    names = {f.name for f in figures.of_run(open_run(path))}
     assert names == {"bytes", "participation", "partition", "time"}
 
 
 def test_the_participation_grid_keeps_the_reason_of_a_drop(tmp_path):
     first, second = open_run(write(tmp_path / "whole", clients=4, rounds=1)).rounds[0].selected
-    p = figures.participation(
+    p = metrics.participation(
         open_run(write(tmp_path / "a", clients=4, rounds=1, drop={1: {second: "deadline"}}))
     )
     want = np.zeros((4, 1), np.int8)
@@ -91,7 +91,7 @@ def test_the_participation_grid_keeps_the_reason_of_a_drop(tmp_path):
 def test_who_was_asked_and_is_not_done_is_not_said_not_to_have_been_asked(tmp_path):
     run = open_run(write(tmp_path / "a", clients=4, rounds=1, share=1.0))
     run.rounds[0].completed = [0, 2, 3]
-    p = figures.participation(run)
+    p = metrics.participation(run)
     assert [p.words[code] for code in p.grid[:, 0]] == [
         "completed",
         "not finished",
@@ -106,18 +106,18 @@ def test_a_paper_figure_embeds_truetype_and_states_what_it_shows(tmp_path):
         for m in ("fedavg", "scaffold")
         for s in (0, 1)
     ]
-    caption = plots.figure(runs, tmp_path / "x.pdf", x="mb", width="86mm")
+    caption = figures.figure(runs, tmp_path / "x.pdf", x="mb", width="86mm")
     pdf = (tmp_path / "x.pdf").read_bytes()
     assert b"/FontFile2" in pdf
     assert b"/Type3" not in pdf
     for said in (
         "fedavg, scaffold",
-        "seed(s) 0, 1",
-        "95 % t-intervals",
+        "means over seeds 0, 1;",
+        "95 % confidence intervals",
         "6 clients",
-        "real clock, unshaped",
+        "real clock, unlimited bandwidth",
         "up and down",
-        "framing included",
+        "including protocol overhead",
     ):
         assert said in caption
     assert {r["label"] for r in rows(tmp_path / "x.csv")} == {"fedavg", "scaffold"}
@@ -136,12 +136,12 @@ def test_a_caption_says_what_the_configuration_has_written_as_words_too(tmp_path
             "profile": "choice(3g, 4g)",
         },
     )
-    assert figures.link([open_run(path)]) == (
+    assert groups.link([open_run(path)]) == (
         "virtual clock, up lognormal(10, 1) Mbit/s, down 20 Mbit/s, uniform(1, 9) ms latency, "
         "profile choice(3g, 4g)"
     )
-    assert "own alpha=by age" in figures.setting([open_run(path)])
-    assert plots.of_run(open_run(path))
+    assert "own alpha=by age" in groups.setting([open_run(path)])
+    assert figures.of_run(open_run(path))
 
 
 def test_a_caption_says_that_sites_have_data_of_their_own_and_that_links_follow_a_trace(tmp_path):
@@ -150,7 +150,7 @@ def test_a_caption_says_that_sites_have_data_of_their_own_and_that_links_follow_
         data={"dataset": "site", "partition": {"scheme": "dirichlet", "alpha": 0.3}},
         link={"trace": "lte"},
     )
-    caption = plots.figure([open_run(path)], tmp_path / "x.svg")
+    caption = figures.figure([open_run(path)], tmp_path / "x.svg")
     assert "each site's own data" in caption
     assert "dirichlet" not in caption
     assert "Link: real clock, trace lte." in caption
@@ -163,17 +163,17 @@ def test_seconds_of_two_clocks_are_not_drawn_on_one_axis(tmp_path):
     )
     for r in virtual.rounds:
         r.seconds_virtual = 90.0
-    with pytest.raises(ConfigError, match=r"clock=real are of the wall clock; .*a figure for each"):
-        plots.figure([real, virtual], tmp_path / "x.svg", x="seconds")
-    assert "seconds, virtual clock" in plots.figure([virtual], tmp_path / "x.svg", x="seconds")
+    with pytest.raises(ConfigError, match=r"clock=real \(wall clock\); .*a figure for each"):
+        figures.figure([real, virtual], tmp_path / "x.svg", x="seconds")
+    assert "seconds (virtual clock)" in figures.figure([virtual], tmp_path / "x.svg", x="seconds")
 
 
 @pytest.mark.parametrize("clients", [4, 40])
 def test_clients_in_another_order_are_named_or_have_no_numbers_at_all(tmp_path, clients):
     run = open_run(write(tmp_path / "a", clients=clients, rounds=2, share=1.0, personalised=True))
-    order = [str(c) for c in figures.client_accuracy(run)[1]]
+    order = [str(c) for c in metrics.accuracy_by_client(run)[1]]
     assert order != sorted(order, key=int)
-    for figure in details.of_run(run):
+    for figure in figures.details(run):
         if figure.name in ("clients", "clients_over_time"):
             drawn = matplotlib.figure.Figure()
             figure.draw(drawn)
@@ -185,8 +185,8 @@ def test_time_is_split_by_the_clock_of_the_run(tmp_path):
     run = open_run(write(tmp_path / "a", rounds=2, link={"clock": "virtual"}))
     for r in run.rounds:
         r.set(seconds_virtual=9.0, seconds_virtual_by_phase={"sending": 4.0, "training": 5.0})
-    (figure,) = [f for f in details.of_run(run) if f.name == "time"]
-    assert figure.title == "Where the time goes, virtual clock"
+    (figure,) = [f for f in figures.details(run) if f.name == "time"]
+    assert figure.title == "Time per round (virtual clock)"
     assert set(figure.rows()) == {
         (t, phase, s) for t in (1, 2) for phase, s in (("sending", 4.0), ("training", 5.0))
     }
@@ -205,19 +205,19 @@ def test_a_band_is_at_the_rounds_that_all_seeds_evaluated(tmp_path):
 def test_neighbouring_colours_differ_in_grey(run):
     grey = [
         0.299 * int(c[1:3], 16) + 0.587 * int(c[3:5], 16) + 0.114 * int(c[5:], 16)
-        for c in figures.COLOURS
+        for c in style.COLOURS
     ]
     assert min(abs(a - b) for a, b in pairwise(grey)) > 30
-    assert len(set(figures.DASHES)) == len(set(figures.MARKERS)) == len(figures.COLOURS)
+    assert len(set(style.DASHES)) == len(set(style.MARKERS)) == len(style.COLOURS)
 
 
 def test_wrong_axes_widths_and_files_are_refused(run, tmp_path):
     with pytest.raises(ConfigError, match="Did you mean 'seconds'"):
-        plots.figure([run], tmp_path / "x.pdf", x="second")
+        figures.figure([run], tmp_path / "x.pdf", x="second")
     with pytest.raises(ConfigError, match=r"expected a length such as 3\.4in"):
-        plots.figure([run], tmp_path / "x.pdf", width="wide")
+        figures.figure([run], tmp_path / "x.pdf", width="wide")
     with pytest.raises(ConfigError, match="unknown kind of file 'gif'"):
-        plots.figure([run], tmp_path / "x.gif")
+        figures.figure([run], tmp_path / "x.gif")
 
 
 def interrupted(self, target, **_):
@@ -236,7 +236,7 @@ def test_a_drawing_that_is_interrupted_leaves_what_was_there(run, tmp_path, monk
     path.parent.mkdir()
     path.write_text("old")
     with pytest.raises(KeyboardInterrupt):
-        plots.figure([run], path)
+        figures.figure([run], path)
     assert [(p.name, p.read_text()) for p in path.parent.iterdir()] == [(path.name, "old")]
 
 
@@ -253,6 +253,6 @@ def test_numbers_that_are_interrupted_leave_what_was_there(tmp_path):
 
 
 def test_drawing_leaves_no_global_figure(run, tmp_path):
-    canvas.write(next(plots.curve(group([run]))), [tmp_path / "x.svg"])
+    canvas.write(next(figures.curve(group([run]))), [tmp_path / "x.svg"])
     pyplot = sys.modules.get("matplotlib.pyplot")
     assert pyplot is None or not pyplot.get_fignums()

@@ -1,0 +1,707 @@
+"""The figures of runs: what each is called, shows and says, and how it is drawn.
+
+A figure is described once, as a `Figure`. `canvas` draws it into files and into the page.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fednet.errors import ConfigError, unknown
+from fednet.plain import JsonDict
+from fednet.records import metric, names
+from fednet.report import costs, groups, metrics, style
+from fednet.report.canvas import Figure, canvas, saved, write, write_csv
+from fednet.report.groups import Group
+from fednet.report.read import Run
+from fednet.report.style import COLOURS, HATCHES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure as MplFigure
+
+INCHES = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}
+BARS = 60  # at most in a figure: with more rounds, a bar is the mean of several
+HOVER = 40_000  # the largest grid, in cells, that shows its values under the pointer
+NAMED = 30  # the most ticks that have names
+
+
+def of_run(run: Run) -> Iterator[Figure]:
+    """The figures that this run has data for."""
+    for x in costs.COSTS:
+        yield from curve(groups.group([run]), x)
+    yield from details(run)
+
+
+def details(run: Run) -> Iterator[Figure]:
+    """The figures of one run that cannot be overlaid with those of another run."""
+    yield from traffic(run)
+    yield from time_split(run)
+    yield from participation(run)
+    yield from availability(run)
+    yield from client_accuracy(run)
+    yield from class_accuracy(run)
+    yield from partition(run)
+
+
+# -- curves over the rounds ------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Series:
+    """The curve of a group: its mean over n seeds with the 95 % interval. place: of the group among
+    all groups, which decides on its colour, dashes and marker.
+    """
+
+    label: str
+    n: int
+    place: int
+    round: list[int]
+    x: list[float]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+
+
+def curves(
+    of: Sequence[Group],
+    x: str = "rounds",
+    y: str = "accuracy",
+    bytes: str = "total",
+    clock: str | None = None,
+) -> list[Series]:
+    """One series for each group that was evaluated. clock: leaves out groups with another one."""
+    found = []
+    for place, g in enumerate(of):
+        if clock is not None and g.clock != clock:
+            continue
+        band: JsonDict = metrics.band(g.runs, x, y, bytes)
+        if band["round"]:
+            found.append(Series(g.label, len(g.runs), place, **band))
+    return found
+
+
+def curve(
+    of: Sequence[Group],
+    x: str = "rounds",
+    y: str = "accuracy",
+    bytes: str = "total",
+    clock: str | None = None,
+) -> Iterator[Figure]:
+    """The curves of all groups in one figure. clock: of the groups that are drawn if x is seconds;
+    needed if the groups have several.
+    """
+    if x == "seconds" and clock is None:
+        (clock,) = groups.clocks(of)
+    series = curves(of, x, y, bytes, clock if x == "seconds" else None)
+    if not series:
+        return
+    across = costs.axis(x, bytes, clock or "seconds")
+    label = groups.titled(of, y)
+
+    def draw(fig: MplFigure) -> None:
+        ax = fig.add_subplot()
+        for s in series:
+            name = f"{s.label} (n={s.n})" if any(o.n > 1 for o in series) else s.label
+            look = style.line(s.place)
+            ax.plot(
+                s.x,
+                s.mean,
+                markevery=max(1, len(s.x) // 8),
+                markersize=3.5,
+                label=name,
+                gid=f"series-{s.place}",
+                **look,
+            )
+            if s.n > 1:
+                band = ax.fill_between(
+                    s.x, s.low, s.high, color=look["color"], alpha=0.18, linewidth=0
+                )
+                band.set_gid(f"series-{s.place}-band")
+        ax.set(xlabel=across, ylabel=label)
+        ax.set_ylim(*_within(series, metric(y).share))
+        if x == "rounds":
+            _whole(ax.xaxis)
+        if len(series) > 1:
+            ax.legend(handlelength=3.2).set_gid("key")
+
+    note = f"The {label} in each round in which it was measured, not smoothed."
+    if any(s.n > 1 for s in series):
+        note += " Lines are means over seeds; bands are 95 % confidence intervals (Student t)."
+
+    rows = [
+        (s.label, s.n, t, a, m, lo, hi)
+        for s in series
+        for t, a, m, lo, hi in zip(s.round, s.x, s.mean, s.low, s.high)
+    ]
+    yield Figure(
+        f"{y}_{x}",
+        f"{label.capitalize()} against {across}",
+        note,
+        ("label", "seeds", "round", x, "mean", "low95", "high95"),
+        lambda: rows,
+        draw,
+        hover={"kind": "lines", "xl": across, "s": [_values(s) for s in series]},
+    )
+
+
+def _values(s: Series) -> JsonDict:
+    """What the pointer shows of a line."""
+    return {
+        "i": s.place,
+        "l": s.label,
+        "t": s.round,
+        "x": _digits(s.x),
+        "m": _digits(s.mean),
+        "h": _digits([b - m for b, m in zip(s.high, s.mean)]) if s.n > 1 else None,
+    }
+
+
+def _within(series: Sequence[Series], share: bool) -> tuple[float, float]:
+    """The range of y, from the means: a band that is so wide that it would flatten them is cut off,
+    and so is a loss that is not finite. share: values are 0..1.
+    """
+    means, lows, highs = (
+        [v for s in series for v in values(s) if math.isfinite(v)] or [0.0]
+        for values in (lambda s: s.mean, lambda s: s.low, lambda s: s.high)
+    )
+    span = (max(means) - min(means)) or 0.1
+    low = max(min(lows) - 0.05 * span, min(means) - 0.4 * span)
+    high = min(max(highs) + 0.05 * span, max(means) + 0.4 * span)
+    return (max(0.0, low), min(1.0, high)) if share else (low, high)
+
+
+# -- one run ---------------------------------------------------------------------------------------
+def traffic(run: Run) -> Iterator[Figure]:
+    rounds, table = costs.bytes_by_kind(run)
+    if not rounds:
+        return
+    kinds = list(dict.fromkeys(kind for way in table.values() for kind in way))
+    bars = {
+        (way, kind): _binned(rounds, np.asarray(values) / 1e6)
+        for way in ("up", "down")
+        for kind, values in table[way].items()
+    }
+
+    def draw(fig: MplFigure) -> None:
+        ax = fig.add_subplot()
+        base: JsonDict = {"up": 0.0, "down": 0.0}
+        for (way, kind), (x, height, wide) in bars.items():
+            place, sign = kinds.index(kind), 1 if way == "up" else -1
+            _bars(ax, x, sign * height, sign * base[way], place, wide, HATCHES[place % 6])
+            base[way] = base[way] + height
+        ax.axhline(0, color="black", linewidth=0.8)
+        ax.yaxis.set_major_formatter(lambda v, _: f"{abs(v):g}")
+        ax.set(xlabel="round", ylabel="MB per round:  down  |  up")
+        _legend(ax, [(COLOURS[i % 8], kind, HATCHES[i % 6]) for i, kind in enumerate(kinds)])
+
+    def rows() -> Iterator[tuple[object, ...]]:
+        for way, by_kind in table.items():
+            for kind, values in by_kind.items():
+                yield from ((t, way, kind, values[i]) for i, t in enumerate(rounds))
+
+    note = "MB sent by the clients (up) and to them (down) in each round, by their purpose."
+    if after := costs.ledger(run).sum(round=costs.AFTER):
+        note += f" The evaluation after the last round is not included ({size(after)})."
+    if predicted := costs.predicted(run, run.summary.predicted):
+        off = sum(abs(v["difference"]) for way in predicted.values() for v in way.values())
+        note += (
+            f" Measured and predicted payload differ by {off:,} bytes."
+            if off
+            else " The measured payload bytes match the prediction exactly."
+        )
+    yield Figure(
+        "bytes",
+        "Traffic per round",
+        note,
+        ("round", "direction", "kind", "bytes"),
+        rows,
+        draw,
+        hover=_stacked({f"{kind} {way}, MB": bar for (way, kind), bar in bars.items()}),
+        legend=len(kinds),
+    )
+
+
+def time_split(run: Run) -> Iterator[Figure]:
+    rounds, table = costs.time_split(run)
+    if not table:
+        return
+    clock = costs.CLOCKS[costs.seconds_key(run)]
+    bars = {phase: _binned(rounds, np.asarray(values)) for phase, values in table.items()}
+
+    def draw(fig: MplFigure) -> None:
+        ax = fig.add_subplot()
+        base: np.ndarray | float = 0.0
+        for place, (x, height, wide) in enumerate(bars.values()):
+            _bars(ax, x, height, base, place, wide)
+            base = base + height
+        ax.set(xlabel="round", ylabel=f"seconds per round ({clock})")
+        _legend(ax, [(COLOURS[i % 8], phase, "") for i, phase in enumerate(table)])
+
+    yield Figure(
+        "time",
+        f"Time per round ({clock})",
+        "Seconds that each round took, by what the time was spent on.",
+        ("round", "phase", "seconds"),
+        lambda: ((t, phase, v[i]) for phase, v in table.items() for i, t in enumerate(rounds)),
+        draw,
+        hover=_stacked({f"{phase}, s": bar for phase, bar in bars.items()}),
+        legend=len(table),
+    )
+
+
+def participation(run: Run) -> Iterator[Figure]:
+    p = metrics.participation(run)
+    if not p.grid.size:
+        return
+    words = p.words
+    dropped = [style.DROPPED[i % len(style.DROPPED)] for i in range(len(p.reasons))]
+    colours = [style.BLANK, COLOURS[0], style.UNFINISHED, *dropped]
+    # "not finished" is rare: it is in the legend only if there is one.
+    shown = [code for code in range(len(words)) if code != 2 or (p.grid == 2).any()]
+
+    def draw(fig: MplFigure) -> None:
+        from matplotlib.colors import ListedColormap
+
+        ax = fig.add_subplot()
+        ax.imshow(
+            np.ma.masked_equal(p.grid, 0),
+            cmap=ListedColormap(colours),
+            vmin=0,
+            vmax=len(colours) - 1,
+            aspect="auto",
+            extent=(p.rounds[0] - 0.5, p.rounds[-1] + 0.5, p.grid.shape[0] - 0.5, -0.5),
+        )
+        _ground(ax)
+        ax.set(xlabel="round", ylabel="client")
+        for axis in (ax.xaxis, ax.yaxis):
+            _whole(axis)
+        _legend(ax, [(colours[code], words[code], "") for code in shown])
+
+    def rows() -> Iterator[tuple[object, ...]]:
+        for t, codes in zip(p.rounds, p.grid.T):
+            yield from ((t, i, words[code]) for i, code in enumerate(codes.tolist()))
+
+    pointed = [*words[:3], *(f"dropped: {why}" for why in p.reasons)]
+    yield Figure(
+        "participation",
+        "Participation",
+        "Which clients were selected in each round, and which of them completed it.",
+        ("round", "client", "what"),
+        rows,
+        draw,
+        size=(6.0, min(7.0, 2.0 + 0.12 * p.grid.shape[0])),
+        hover=_cells(p.grid, range(p.grid.shape[0]), p.rounds, "client", words=pointed),
+        legend=len(shown),
+    )
+
+
+def availability(run: Run) -> Iterator[Figure]:
+    """Only of a run whose clients come and go by a trace."""
+    rows = [r for r in run.rounds if r.here is not None]
+    if not rows:
+        return
+    counts = {
+        "available": [r.here or 0 for r in rows],
+        "selected": [len(r.selected) for r in rows],
+        "completed": [len(r.completed) for r in rows],
+    }
+    rounds = [r.round for r in rows]
+
+    def draw(fig: MplFigure) -> None:
+        ax = fig.add_subplot()
+        for i, values in enumerate(counts.values()):
+            ax.plot(rounds, values, color=COLOURS[i], linestyle=("-", "--", ":")[i])
+        ax.set(xlabel="round", ylabel="clients", ylim=(0, None))
+        _whole(ax.xaxis)
+        _legend(ax, [(COLOURS[i], name, "") for i, name in enumerate(counts)])
+
+    yield Figure(
+        "there",
+        "Availability",
+        "How many clients were available, were selected and completed in each round.",
+        ("round", "there", "asked", "completed"),
+        lambda: zip(rounds, *counts.values()),
+        draw,
+        legend=len(counts),
+    )
+
+
+def client_accuracy(run: Run) -> Iterator[Figure]:
+    found = metrics.accuracy_by_client(run)
+    if found is None:
+        return
+    which, clients, rounds, table = found
+    last = metrics.last_of(table)
+    label = metric(f"{which}_accuracy" if which != "global" else "client_accuracy").titled(
+        run.own_model
+    )
+
+    def bars(fig: MplFigure) -> None:
+        ax = fig.add_subplot()
+        if len(clients) <= HOVER // 100:
+            _bars(ax, np.arange(len(clients)), last, 0.0, 0)
+        else:
+            ax.fill_between(range(len(clients)), last, step="mid", color=COLOURS[0])
+        ax.axhline(
+            last.mean(),
+            color=COLOURS[2],
+            dashes=(4, 2),
+            linewidth=1.2,
+            label=f"mean {last.mean():.3f}",
+        )
+        ax.set(xlabel="client, best first", ylabel=label, ylim=(0, 1))
+        ax.set_xlim(-0.5, len(clients) - 0.5)
+        _sorted_clients(ax.xaxis, clients)
+        ax.legend(loc="lower right", bbox_to_anchor=(1, 1))
+
+    yield Figure(
+        "clients",
+        f"{label.capitalize()}, by client",
+        f"The last evaluation of each client: mean {100 * last.mean():.2f} %, "
+        f"worst {100 * last.min():.2f} %.",
+        ("client", f"accuracy_{which}"),
+        lambda: zip(clients, last.tolist()),
+        bars,
+        hover=_cells(last[None], [label], clients, "", cl="client", w=label),
+        legend=1,
+    )
+
+    def rows() -> Iterator[tuple[object, ...]]:
+        for i, j in np.argwhere(~np.isnan(table)).tolist():
+            yield rounds[j], clients[i], table[i, j]
+
+    def over_time(fig: MplFigure) -> None:
+        ax = _shades(fig, table, rounds, "client, best first", "accuracy")
+        _sorted_clients(ax.yaxis, clients)
+
+    yield Figure(
+        "clients_over_time",
+        f"{label.capitalize()}, by client and round",
+        "A column is an evaluated round; blank cells are clients that were not evaluated in it.",
+        ("round", "client", f"accuracy_{which}"),
+        rows,
+        over_time,
+        hover=_cells(table, clients, rounds, "client", w=label),
+        right=0.3,
+    )
+
+
+def class_accuracy(run: Run) -> Iterator[Figure]:
+    found = metrics.accuracy_by_class(run)
+    if found is None:
+        return
+    rounds, table = found
+    classes = metrics.class_names(run, len(table))
+    stability = metrics.class_stability(run) or {}
+
+    def draw(fig: MplFigure) -> None:
+        ax = _shades(fig, table, rounds, "class", "global test accuracy")
+        _named(ax.yaxis, classes)
+
+    yield Figure(
+        "classes",
+        "Global test accuracy, by class",
+        "Accuracy of the global model on each class of the test set. Standard deviation between "
+        f"classes, mean over rounds: {100 * stability.get('class_spread', 0.0):.1f} percentage "
+        "points.",
+        ("round", "class", "accuracy"),
+        lambda: (
+            (t, classes[c], table[c, j]) for j, t in enumerate(rounds) for c in range(len(table))
+        ),
+        draw,
+        hover=_cells(table, classes, rounds, "class", w="global test accuracy"),
+        left=_room(classes),
+        right=0.3,
+    )
+
+
+def partition(run: Run) -> Iterator[Figure]:
+    counts = run.counts
+    if counts is not None and counts.ndim == 2 and counts.size:
+        yield bubbles(counts, metrics.class_names(run, counts.shape[1]))
+
+
+def bubbles(counts: np.ndarray, classes: Sequence[str]) -> Figure:
+    """counts: (N, C) training samples by client and class."""
+    n, c_all = counts.shape
+    held = counts.sum(1)
+
+    def draw(fig: MplFigure) -> None:
+        ax = fig.add_subplot()
+        i, c = np.nonzero(counts)
+        width, height = fig.get_size_inches()
+        across, down = 72 * (width - 0.9) / n, 72 * (height - 1.0) / c_all  # points of a cell
+        largest = min(180.0, (0.9 * max(6.0, min(across, down))) ** 2)
+        ax.scatter(
+            i,
+            c,
+            s=largest * counts[i, c] / max(1, counts.max()),
+            color=COLOURS[0],
+            alpha=0.75,
+            linewidth=0,
+            rasterized=len(i) > HOVER // 10,
+        )
+        ax.set(xlabel="client", ylabel="class", xlim=(-0.5, n - 0.5), ylim=(c_all - 0.5, -0.5))
+        _whole(ax.xaxis)
+        _named(ax.yaxis, classes)
+        text = f"{counts.sum():,} samples; the largest circle is {counts.max():,}"
+        ax.set_title(text, loc="right", fontsize=9)
+
+    def rows() -> Iterator[tuple[object, ...]]:
+        for i, by_class in enumerate(counts):
+            yield from ((i, classes[c], samples) for c, samples in enumerate(by_class.tolist()))
+
+    return Figure(
+        "partition",
+        "Data per client",
+        "Training samples of each class at each client: the area of a circle is their number. The "
+        f"smallest client has {held.min():,} samples, the largest {held.max():,}.",
+        ("client", "class", "samples"),
+        rows,
+        draw,
+        hover=_cells(counts.T, classes, range(n), "class", cl="client", w="samples"),
+        legend=1,
+        left=_room(classes),
+    )
+
+
+def partition_file(counts: np.ndarray, classes: Sequence[str] | None, path: Path | str) -> None:
+    """Draws clients against classes into `path` (.png, .svg or .pdf), larger for more of them."""
+    made = bubbles(counts, [str(n) for n in classes or range(counts.shape[1])])
+    width, height = 1.2 + 0.32 * counts.shape[0], 1.2 + 0.34 * counts.shape[1]
+    fitted = (min(40.0, max(5.0, width)), min(40.0, max(3.0, height)))
+    write(replace(made, size=fitted), [Path(path)])
+
+
+# -- fit for a paper -------------------------------------------------------------------------------
+def figure(
+    runs: Sequence[Run],
+    out: str | Path,
+    x: str = "rounds",
+    y: str = "accuracy",
+    width: float | str = 3.4,
+    bytes: str = "total",
+    labels: Sequence[str] = (),
+) -> str:
+    """`fednet figure`: one figure fit for a paper, and its data beside it as CSV. Returns the
+    caption. labels: of the lines.
+
+    PDF with embedded TrueType (type 42). width: inches, or a text such as 3.4in, 8.6cm, 86mm.
+    Raises ConfigError for an unknown axis, value, width or kind of file, or if no run was
+    evaluated.
+    """
+    path = Path(out)
+    if not runs:
+        raise ConfigError("figure: expected at least one run directory.")
+    for what, name, known in (
+        ("--x", x, costs.COSTS),
+        ("--y", y, names()),
+        ("--bytes", bytes, costs.BYTES),
+        ("kind of file", path.suffix[1:], ("pdf", "svg", "png", "eps")),
+    ):
+        if name not in known:
+            raise ConfigError(unknown(what, name, known))
+    inches = _inches(width)
+    found = groups.group(runs, labels)
+    clocks = groups.clocks(found)
+    if x == "seconds" and len(clocks) > 1:
+        each = []
+        for clock in clocks:
+            labels = [g.label for g in found if g.clock == clock]
+            each.append(f"{', '.join(labels)} ({costs.CLOCKS[clock]})")
+        raise ConfigError(
+            f"--x seconds: these runs measure time by different clocks: {'; '.join(each)}. Draw a "
+            f"figure for each clock."
+        )
+    made = next(curve(found, x, y, bytes), None)
+    if made is None:
+        raise ConfigError(
+            f"figure: none of the runs has {groups.titled(found, y)} in its rounds.jsonl."
+        )
+    settings = {**style.FITTED, **style.PAPER, "lines.linewidth": 1.2}
+    with canvas((inches, 0.68 * inches), **settings) as fig:
+        made.draw(fig)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        saved(fig, path, dpi=300)
+    write_csv(path.with_suffix(".csv"), made.columns, made.rows())
+    return caption(found, x, y, bytes)
+
+
+def caption(of: Sequence[Group], x: str, y: str, bytes: str = "total") -> str:
+    """What a reader must know of a figure: setting, seeds, band, links and which bytes count."""
+    across = costs.axis(x, bytes, of[0].clock)
+    runs = [r for g in of for r in g.runs]
+    text = f"{groups.titled(of, y).capitalize()} against {across}: "
+    text += f"{', '.join(g.label for g in of)}. {groups.setting(runs)}. {_seeds(of)}. "
+    text += f"Link: {groups.link(runs)}."
+    return f"{text} {costs.counted(bytes)}." if x == "mb" else text
+
+
+def _seeds(of: Sequence[Group]) -> str:
+    """How many runs a line is the mean of."""
+    if len({tuple(g.seeds) for g in of}) == 1:
+        seeds = ", ".join(map(str, of[0].seeds))
+        which = f"seed {seeds}" if len(of[0].seeds) == 1 else f"seeds {seeds}"
+    else:
+        which = "seeds " + "; ".join(f"{g.label}: {', '.join(map(str, g.seeds))}" for g in of)
+    if any(len(g.runs) > 1 for g in of):
+        return f"Lines are means over {which}; bands are 95 % confidence intervals (Student t)"
+    return f"One run per method ({which}), so no confidence band"
+
+
+def _inches(width: float | str) -> float:
+    width = width if isinstance(width, str) else f"{width}in"
+    found = re.fullmatch(r"\s*([0-9.]+)\s*(in|cm|mm|pt)\s*", width)
+    if not found or not 0.5 <= float(found[1]) * INCHES[found[2]] <= 40:
+        raise ConfigError(
+            f"--width {width}: expected a length such as 3.4in, 8.6cm, 86mm or 245pt, from 0.5 to "
+            f"40 inches."
+        )
+    return float(found[1]) * INCHES[found[2]]
+
+
+# -- what several of them are made of --------------------------------------------------------------
+def size(n: float) -> str:
+    """Bytes as a person reads them: 3.4 MB."""
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if n >= unit:
+            return f"{n / unit:.3g} {name}"
+    return f"{n:.3g} B"
+
+
+Bars = tuple[np.ndarray, np.ndarray, float]  # x, height, width
+
+
+def _binned(rounds: Sequence[int], values: np.ndarray) -> Bars:
+    """At most BARS bars; a bar of several rounds is their mean."""
+    k = -(-len(rounds) // BARS)
+    starts = range(0, len(rounds), k)
+    x = np.asarray([np.mean(rounds[i : i + k]) for i in starts])
+    return x, np.asarray([values[i : i + k].mean() for i in starts]), float(k)
+
+
+def _bars(
+    ax: Axes,
+    x: np.ndarray,
+    height: np.ndarray,
+    base: np.ndarray | float,
+    place: int,
+    wide: float = 1.0,
+    hatch: str = "",
+) -> None:
+    ax.bar(
+        x,
+        height,
+        bottom=base,
+        width=0.85 * wide,
+        color=COLOURS[place % 8],
+        hatch=hatch,
+        edgecolor="white",
+        linewidth=0.2,
+    )
+    ax.set_xlim(x[0] - 0.6 * wide, x[-1] + 0.6 * wide)
+    _whole(ax.xaxis)
+
+
+def _stacked(bars: dict[str, Bars]) -> JsonDict:
+    """What the pointer shows of stacked bars: all parts of the bar that it is at."""
+    series = [
+        {"l": label, "x": _digits(x.tolist()), "m": _digits(height.tolist())}
+        for label, (x, height, _) in bars.items()
+    ]
+    return {"kind": "lines", "xl": "round", "s": series}
+
+
+def _digits(values: Sequence[float]) -> list[float]:
+    return [float(f"{v:.5g}") for v in values]
+
+
+def _shades(
+    fig: MplFigure, table: np.ndarray, rounds: Sequence[int], ylabel: str, what: str
+) -> Axes:
+    """A grid of values 0..1, rows downwards; blank where nothing was evaluated."""
+    ax = fig.add_subplot()
+    image = ax.imshow(table, aspect="auto", vmin=0, vmax=1)
+    _ground(ax)
+    ax.set(xlabel="evaluated round", ylabel=ylabel)
+    _whole(ax.yaxis)
+    step = max(1, len(rounds) // 10)
+    ax.set_xticks(np.arange(0, len(rounds), step), [str(t) for t in rounds[::step]])
+    fig.colorbar(image, label=what)
+    return ax
+
+
+def _cells(
+    table: np.ndarray, rows: Sequence[object], columns: Sequence[object], what: str, **more: object
+) -> JsonDict | None:
+    """What the pointer shows of a grid (rows, columns) of counts, codes or rates: its cell by row
+    and column; None for a grid that is too large.
+    """
+    if len(rows) * len(columns) > HOVER:
+        return None
+    if table.dtype.kind in "iu":
+        values = table.tolist()
+    else:
+        values = [[None if math.isnan(v) else round(v, 4) for v in row] for row in table.tolist()]
+    labels = {"r": [str(r) for r in rows], "c": [str(c) for c in columns]}
+    return {"kind": "heat", "v": values, **labels, "rl": what, "cl": "round", **more}
+
+
+def _legend(ax: Axes, entries: Sequence[tuple[str, str, str]]) -> None:
+    """(colour, text, hatch) above the axes, four in a row."""
+    from matplotlib.patches import Patch
+
+    handles = [
+        Patch(
+            facecolor=colour,
+            label=text,
+            hatch=hatch,
+            edgecolor="white" if hatch else colour,
+            linewidth=0.4,
+        )
+        for colour, text, hatch in entries
+    ]
+    ax.legend(
+        handles=handles,
+        ncols=4,
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        borderaxespad=0.2,
+        handlelength=1.2,
+        columnspacing=1.2,
+    )
+
+
+def _ground(ax: Axes) -> None:
+    ax.grid(False)
+    ax.set_facecolor(style.BLANK)
+
+
+def _whole(axis: Axis) -> None:
+    """Ticks at whole numbers only."""
+    axis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]  # as AutoLocator has it
+
+
+def _named(axis: Axis, labels: Sequence[str]) -> None:
+    if len(labels) <= NAMED:
+        axis.set_ticks(np.arange(len(labels)), labels, fontsize=9)
+
+
+def _sorted_clients(axis: Axis, clients: Sequence[int]) -> None:
+    """The ids of clients that are not in the order of their ids. If there are too many to read,
+    there are no numbers: they would be ranks, and look like ids.
+    """
+    axis.set_ticks([])
+    _named(axis, [str(c) for c in clients])
+
+
+def _room(labels: Sequence[str]) -> float:
+    """The left margin, in inches, for names as long as these."""
+    return min(2.0, 0.5 + 0.075 * max(map(len, labels)))

@@ -1,0 +1,58 @@
+"""Colours, line styles and matplotlib's settings, for every figure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart. They alternate dark and light,
+# and each has a dash pattern and a marker, so that a grey print can be read too.
+COLOURS = ("#0072B2", "#E69F00", "#D55E00", "#56B4E9", "#009E73", "#CC79A7", "#5B5B5B", "#B8A500")
+DASHES = ((), (5, 2), (1.5, 1.5), (6, 2, 1.5, 2), (3, 1, 1, 1, 1, 1), (8, 3), (2, 3), (10, 2, 2, 2))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+HATCHES = ("", "//", "..", "xx", "\\\\", "++")
+BLANK = "#eeeff1"  # the background of a grid of cells
+UNFINISHED = "#BBBBBB"
+DROPPED = tuple(COLOURS[i] for i in (2, 1, 5, 7, 4, 3, 6))  # one for each reason
+
+BASE = {
+    "font.size": 10,
+    "axes.labelsize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#c8ccd2",
+    "grid.linewidth": 0.5,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "lines.linewidth": 1.6,
+    "pdf.fonttype": 42,
+    "ps.fonttype": 42,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fednet",
+    "image.cmap": "cividis",
+    "image.interpolation": "none",
+}
+# Margins are fitted to the text. This takes longer than drawing.
+FITTED = {"figure.constrained_layout.use": True}
+# A figure of a paper: small type, and letters as outlines in SVG.
+PAPER = {"svg.fonttype": "path", "font.size": 8, "axes.labelsize": 8, "legend.fontsize": 7}
+
+# What a colour is on the page, where it follows the light or dark theme.
+ON_PAGE = {
+    **{colour.lower(): f"var(--c{i})" for i, colour in enumerate(COLOURS)},
+    "#000000": "var(--soft)",
+    "#ffffff": "var(--card)",
+    "#c8ccd2": "var(--line)",
+    BLANK: "var(--empty)",
+}
+
+
+def line(place: int) -> dict[str, Any]:
+    """Matplotlib's arguments for the line of the method in this place. No two of 64 are alike."""
+    turn = place // len(COLOURS)
+    return {
+        "color": COLOURS[place % 8],
+        "dashes": DASHES[(place + turn) % 8] or (None, None),
+        "marker": MARKERS[place % 8],
+    }
