@@ -1,17 +1,17 @@
-"""What a site lets a server ask of it: from the client's command line and its policy file, which
-have the last word over anything that a server says.
+"""A site's policy: what a server may ask of the site. The client's command line and its policy file
+say it, and overrule anything that a server says.
 
-`Policy()` is the strict one of a client on its own. `Policy.local` is for the workers of `fednet
-run`: there the configuration is of the same hand as the client.
+`Policy()` is the strict one of a client on its own. `Policy.of_run` is for the clients of `fednet
+run`, whose configuration the same user wrote.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, get_args, get_origin
 
 import msgspec
 
@@ -19,9 +19,9 @@ from fednet import config as configuration
 from fednet import ids as numbers
 from fednet import places as paths
 from fednet import registry
-from fednet.client import texts
-from fednet.config import Config, LinkSection, ModelSection
+from fednet.config import Config, LinkSection, ModelSection, parts
 from fednet.config.fit import fit
+from fednet.config.parts import declared_options
 from fednet.config.tree import Node, compose
 from fednet.config.types import AtLeast1, Positive
 from fednet.descriptors import named
@@ -34,12 +34,18 @@ if TYPE_CHECKING:
     from fednet.experiment.build import Experiment
 
 MB = 1_000_000
+SECTIONS = {
+    "data": "dataset",
+    "data.partition": "partitioner",
+    "model": "model",
+    "algorithm": "algorithm",
+}  # of a configuration, in which a part of a site's own may be named: its kind
 
 
 class BudgetSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Differential privacy that this site insists on. clip: an update's norm at most; noise: its
-    multiplier at least, added here; epsilon at delta: what all answers of one client together may
-    spend, over all runs that its state directory has seen.
+    """The differential privacy that a site wants. clip: the largest norm of an update; noise: the
+    smallest noise multiplier, added here; epsilon at delta: what all answers of one client together
+    may spend, over all runs that its state directory has seen.
     """
 
     clip: Positive
@@ -51,8 +57,8 @@ class BudgetSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class PolicyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The keys of a policy file. data: folders or files that may be read. ids: clients that may be
     served. allow: kinds of payload that may leave. text: options of the site's own parts, whose
-    text the server may choose (see `texts`). What is left out is not limited by the file; `text`,
-    `download` and `faults` allow nothing until one says otherwise.
+    text the server may choose (see `check_text`). What is left out is not limited by the file;
+    `text`, `download` and `faults` allow nothing until one says otherwise.
     """
 
     ids: int | str | None = None
@@ -68,9 +74,9 @@ class PolicyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What a client process may do. data: where this site's data lie; places: below which a path
-    that the server names may be read; allow: None for every kind; local: the server's paths are
-    the user's own.
+    """What a client process may do. data: where this site's data are; places: folders below which a
+    path that the server names may be read; allow: None for every kind; local: the user of this
+    process wrote the server's configuration too.
     """
 
     ids: numbers.Ids | None = None
@@ -87,13 +93,13 @@ class Policy:
 
     @classmethod
     def of_run(cls, data: Path | None) -> Policy:
-        """The policy of a worker of `fednet run`: it follows what the server asks."""
+        """Returns the policy of a client of `fednet run`, which does what the server asks."""
         return cls(data=data, download=True, faults=True, local=True)
 
     # -- before a run ------------------------------------------------------------------------------
     def check_asked(self, asked: numbers.Ids) -> None:
-        """Raises ConfigError where --id names clients that the policy does not. What a share of all
-        clients comes to is known only when the server has said how many there are.
+        """Raises ConfigError if --id names clients that the policy does not. Which clients are in a
+        share is known only when the server has said how many there are.
         """
         if self.ids is not None and self.ids.share is None and asked.share is None:
             self._check_served(asked, asked.listed, self.ids.listed)
@@ -109,8 +115,8 @@ class Policy:
             )
 
     def check_ids(self, welcomed: Sequence[int], asked: numbers.Ids, config: Config) -> None:
-        """Raises ConfigError where the server says that this process hosts others than it asked
-        for, or some that the policy does not name.
+        """Raises ConfigError if the server makes this process host other clients than it asked for,
+        or some that the policy does not name.
         """
         wanted = asked.resolve(config.clients)
         if tuple(sorted(welcomed)) != wanted:
@@ -123,18 +129,19 @@ class Policy:
             self._check_served(asked, wanted, served)
 
     def read(self, text: str) -> Config:
-        """The configuration that a server sent. Raises ConfigError where it gives text to parts of
-        this site's own that may name a file here, before any of them sees it.
+        """Returns the configuration that a server sent. Raises ConfigError if it gives text to
+        parts of this site's own that may name a file here, before any of them sees it.
         """
         where = "the server's configuration"
         if self.local:
             return configuration.from_text(text, where)
-        look = functools.partial(texts.check, allowed=self.text)
-        return configuration.from_text(text, where, before=look)
+        check = functools.partial(check_text, allowed=self.text)
+        return configuration.from_text(text, where, before=check)
 
-    def settle(self, config: Config) -> Config:
-        """The server's configuration as it holds here: what it says of this machine's files is
-        replaced by what the site says, or refused before any file is looked at.
+    def applied_to(self, config: Config) -> Config:
+        """Returns the server's configuration as it holds here: what it says of this machine's files
+        is replaced by what the site says. Raises ConfigError, before any file is looked at, for
+        what the site refuses.
         """
         if self.local:
             return config
@@ -164,25 +171,28 @@ class Policy:
         )
 
     def check_samples(self, samples: int) -> None:
-        """Raises ConfigError where these are more than the site allows."""
+        """Raises ConfigError if these are more than the site allows."""
         if self.max_samples is not None and samples > self.max_samples:
-            raise self._too_many(samples)
+            raise ConfigError(
+                f"the data of this run have {samples} samples; the policy's max_samples is "
+                f"{self.max_samples}."
+            )
 
     def check_built(self, experiment: Experiment) -> None:
-        """Raises ConfigError where the model, the samples or what leaves is more than the site
+        """Raises ConfigError if the largest model, the samples or what leaves is more than the site
         allows.
         """
         from fednet.models import bytes_of
 
         if experiment.data is not None:
             self.check_samples(experiment.data.n_train + experiment.data.n_test)
-        settings = () if self.max_model_mb is None else experiment.settings
-        size = max((bytes_of(own.blank) for own in settings), default=0)
-        if self.max_model_mb is not None and size > self.max_model_mb * MB:
-            raise ConfigError(
-                f"the model of this run has {size / MB:,.1f} MB; the policy's max_model_mb is "
-                f"{self.max_model_mb:g}."
-            )
+        if self.max_model_mb is not None:
+            size = max(bytes_of(setting.blank) for setting in experiment.settings)
+            if size > self.max_model_mb * MB:
+                raise ConfigError(
+                    f"the model of this run has {size / MB:,.1f} MB; the policy's max_model_mb is "
+                    f"{self.max_model_mb:g}."
+                )
         for name, kind in leaving(experiment):
             if self.allow is not None and kind not in self.allow:
                 raise ConfigError(
@@ -250,15 +260,9 @@ class Policy:
                 f"{section.clip}."
             )
 
-    def _too_many(self, samples: object) -> ConfigError:
-        return ConfigError(
-            f"the data of this run have {samples} samples; the policy's max_samples is "
-            f"{self.max_samples}."
-        )
-
 
 def leaving(experiment: Experiment) -> list[tuple[str, str]]:
-    """(what, its kind) of everything that a client of this run sends up."""
+    """Returns (what, its kind) of everything that a client of this run sends up."""
     from fednet.experiment.judging import Judgement
 
     config, found = experiment.config, list[tuple[str, str]]()
@@ -271,17 +275,119 @@ def leaving(experiment: Experiment) -> list[tuple[str, str]]:
     return found
 
 
+# -- text for parts of the site's own --------------------------------------------------------------
+def check_text(config: Config, allowed: Collection[str]) -> None:
+    """Raises ConfigError for text that the server may not choose. allowed: keys for which it may.
+
+    What fednet's own parts do with their options is known: a path among them is named `path`, and
+    the policy looks after it. A dataset, model or method that the site has loaded may read a file
+    that any of its options names. So only the site gives text to one: in its file (as the option's
+    default, or in a `Literal`), or by letting the server choose (`text: [data.label]`).
+    """
+    for key, kind, name, options in _sections(config):
+        part = getattr(registry, kind).get(name)
+        if part.__module__.partition(".")[0] == "fednet":
+            continue
+        declared = declared_options(part, kind)
+        fields = {} if declared is None else {f.encode_name: f for f in _fields(declared)}
+        for option, value in options.items():
+            known = set[str]() if option not in fields else _texts_of(fields[option])
+            text = next((t for t in _texts(value) if t not in known), None)
+            if text is not None and f"{key}.{option}" not in allowed:
+                raise ConfigError(
+                    f"{key}.{option}: the server gives {text!r} to the {kind} {name!r}, a part of "
+                    f"this site's own; refused, since it may name a file here. A policy with "
+                    f"text: [{key}.{option}] lets the server choose it."
+                )
+
+
+def check_text_keys(keys: Collection[str], where: str) -> None:
+    """Raises ConfigError for a key of a policy's `text` that is no option of a part of the site's
+    own. where: the list, for the error.
+    """
+    known, free = set[str](), set[str]()
+    for section, kind in SECTIONS.items():
+        for part in getattr(registry, kind).own().values():
+            declared = declared_options(part, kind)
+            if declared is None:  # it takes any option
+                free.add(section)
+            else:
+                known |= {f"{section}.{field.encode_name}" for field in _fields(declared)}
+    for key in keys:
+        if key not in known and key.rpartition(".")[0] not in free:
+            if not known:
+                raise ConfigError(
+                    f"{where}: {key!r} is no option of a part of this site's own; load its file "
+                    f"with --load, or leave the key out."
+                )
+            raise ConfigError(f"{where}: {unknown('option', key, known)}")
+
+
+def _sections(config: Config) -> Iterator[tuple[str, str, str, JsonDict]]:
+    """Yields (key, kind of part, its name, its options)."""
+    data, model, algorithm = config.data, config.model, config.algorithm
+    scheme = data.partition.scheme
+    yield "data", "dataset", data.dataset, _but_path(data.options)
+    yield "data.partition", "partitioner", scheme, _but_path(data.partition.options)
+    for own in (parts.model_of(config, None), *map(parts.bare, model.others)):
+        yield "model", "model", own.pop("name"), own
+    yield "algorithm", "algorithm", algorithm.name, algorithm.options
+    inner = data.options.get("format") if data.dataset == "site" else None
+    if inner in registry.dataset.names():  # what reads the site's data there
+        from fednet.data.site import DECLARED
+
+        own = {k: v for k, v in data.options.items() if k not in DECLARED}
+        yield "data", "dataset", inner, own
+
+
+def _but_path(options: JsonDict) -> JsonDict:
+    """Returns the options without the one that the policy has looked at."""
+    return {k: v for k, v in options.items() if k != "path"}
+
+
+def _fields(declared: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    return msgspec.structs.fields(declared)
+
+
+def _texts_of(field: msgspec.structs.FieldInfo) -> set[str]:
+    """Returns the texts that the part's own file gives an option."""
+    default = field.default
+    if field.default_factory is not msgspec.NODEFAULT:
+        default = field.default_factory()
+    return {*_literals(field.type), *_texts(msgspec.to_builtins(default, enc_hook=str))}
+
+
+def _literals(hint: object) -> Iterator[str]:
+    if get_origin(hint) is Literal:
+        yield from (v for v in get_args(hint) if isinstance(v, str))
+    else:
+        for inner in get_args(hint):
+            yield from _literals(inner)
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from (*_texts(key), *_texts(inner))
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _texts(inner)
+
+
 # -- the file and the command line -----------------------------------------------------------------
 def read(path: Path) -> PolicyFile:
-    """A policy file. Raises ConfigError, for an unknown key with the nearest known one."""
+    """Reads a policy file. Raises ConfigError, for an unknown key with the nearest known one."""
     try:
         text = named(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as wrong:
-        raise ConfigError(f"--policy {path}: cannot be read ({_why(wrong)}).") from None
+        reason = getattr(wrong, "strerror", None) or wrong
+        raise ConfigError(f"--policy {path}: cannot be read ({reason}).") from None
     tree = compose(text, str(path))
     if tree.value is None:
         return PolicyFile()
-    _known(tree, PolicyFile, "")
+    _check_keys(tree, PolicyFile, "")
     made = fit(tree, PolicyFile, "")
     if made.ids is not None:
         numbers.parse(str(made.ids), f"{path}: ids")
@@ -296,25 +402,24 @@ def policy(
     download: bool = False,
     faults: bool = False,
 ) -> Policy:
-    """The policy file with the command line within it: a flag may narrow what the file says, and
-    one that contradicts it is an error. Names in either are looked up among what this process has
-    loaded. Raises ConfigError.
+    """Returns the policy of the file, narrowed by the command line. Names in either are looked up
+    among what this process has loaded. Raises ConfigError for a flag that contradicts the file.
     """
     check_kinds(allow or (), "--allow")
     if file is None:
         alone: tuple[Path, ...] = () if data is None else (data,)
         kinds = None if allow is None else tuple(allow)
         return Policy(data=data, places=alone, allow=kinds, download=download, faults=faults)
-    read_ = read(file)
-    check_kinds(read_.allow or (), f"{file}: allow")
-    texts.check_keys(read_.text, f"{file}: text")
-    for name, flag, said in (
-        ("download", download, read_.download),
-        ("faults", faults, read_.faults),
+    said = read(file)
+    check_kinds(said.allow or (), f"{file}: allow")
+    check_text_keys(said.text, f"{file}: text")
+    for name, flag, in_file in (
+        ("download", download, said.download),
+        ("faults", faults, said.faults),
     ):
-        if flag and said is False:
+        if flag and in_file is False:
             raise ConfigError(f"--{name}: the policy {file} says {name}: false.")
-    named = (read_.data,) if isinstance(read_.data, str) else read_.data
+    named = (said.data,) if isinstance(said.data, str) else said.data
     places = tuple(file.parent / paths.expanded(p, f"{file}: data") for p in named)
     if data is None and len(places) == 1:
         data = places[0]
@@ -322,20 +427,20 @@ def policy(
         raise ConfigError(f"--data {data}: the policy {file} names {_all(places)}.")
     elif data is not None and not places:
         places = (data,)
-    kinds = read_.allow
+    kinds = said.allow
     if allow is not None:
         kinds = tuple(k for k in allow if kinds is None or k in kinds)
     return Policy(
-        ids=None if read_.ids is None else numbers.parse(str(read_.ids), f"{file}: ids"),
+        ids=None if said.ids is None else numbers.parse(str(said.ids), f"{file}: ids"),
         data=data,
         places=places,
         allow=kinds,
-        text=read_.text,
-        download=download or bool(read_.download),
-        faults=faults or bool(read_.faults),
-        privacy=read_.privacy,
-        max_model_mb=read_.max_model_mb,
-        max_samples=read_.max_samples,
+        text=said.text,
+        download=download or bool(said.download),
+        faults=faults or bool(said.faults),
+        privacy=said.privacy,
+        max_model_mb=said.max_model_mb,
+        max_samples=said.max_samples,
     )
 
 
@@ -349,13 +454,13 @@ def check_kinds(given: Iterable[str], where: str) -> None:
             raise ConfigError(f"{where}: {unknown('kind of payload', kind, known)}")
 
 
-def _known(node: Node, kind: type[msgspec.Struct], path: str) -> None:
+def _check_keys(node: Node, kind: type[msgspec.Struct], path: str) -> None:
     keys = kind.__struct_fields__
     for key, child in node.value.items() if isinstance(node.value, dict) else ():
         if key not in keys:
             raise ConfigError(f"{child.key_at or child.at}: {unknown('key', path + key, keys)}")
         if key == "privacy":
-            _known(child, BudgetSection, "privacy.")
+            _check_keys(child, BudgetSection, "privacy.")
 
 
 def _below(path: Path, places: Iterable[Path]) -> bool:
@@ -367,13 +472,8 @@ def _all(places: Iterable[Path]) -> str:
 
 
 def _few(clients: Sequence[int]) -> str:
-    shown = ", ".join(str(c) for c in sorted(clients)[:5])
-    return (
-        f"client {shown}"
-        if len(clients) == 1
-        else f"clients {shown}" + (" ..." if len(clients) > 5 else "")
-    )
-
-
-def _why(wrong: Exception) -> str:
-    return wrong.strerror or str(wrong) if isinstance(wrong, OSError) else str(wrong)
+    if len(clients) == 1:
+        return f"client {clients[0]}"
+    shown = ", ".join(str(client) for client in sorted(clients)[:5])
+    more = " ..." if len(clients) > 5 else ""
+    return f"clients {shown}{more}"

@@ -264,7 +264,7 @@ def settled(welcome: m.Welcome, policy: Policy, asked: Ids) -> Config:
 
     config = received(policy.read(welcome.config))
     policy.check_ids(welcome.ids, asked, config)
-    return policy.settle(config)
+    return policy.applied_to(config)
 
 
 @contextlib.contextmanager

@@ -107,8 +107,8 @@ def test_other_text_is_refused_but_where_the_policy_lets_the_server_choose(
 def test_a_path_of_a_dataset_of_ones_own_lies_below_the_sites_data(tmp_path: Path) -> None:
     config = Policy().read(said(dataset="texts-anything", path="x.csv"))
     with pytest.raises(ConfigError, match="without --data"):
-        Policy().settle(config)
-    settled = policy(None, tmp_path, None).settle(config)
+        Policy().applied_to(config)
+    settled = policy(None, tmp_path, None).applied_to(config)
     assert settled.data.options["path"] == str(tmp_path / "x.csv")
 
 

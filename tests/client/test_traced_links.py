@@ -19,17 +19,17 @@ def test_a_shipped_link_is_read_nowhere_and_a_file_below_the_sites_own_folder(
     tmp_path: Path,
 ) -> None:
     policy = Policy(places=(tmp_path,))
-    assert policy.settle(named("lte")).link.trace == "lte"
+    assert policy.applied_to(named("lte")).link.trace == "lte"
     inside = str((tmp_path / "up").resolve())
-    assert policy.settle(named(["up", "lte"])).link.trace == (inside, "lte")
+    assert policy.applied_to(named(["up", "lte"])).link.trace == (inside, "lte")
 
 
 def test_a_file_elsewhere_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"link.trace: the server names '/etc/passwd'.*refused"):
-        Policy(places=(tmp_path,)).settle(named("/etc/passwd"))
+        Policy(places=(tmp_path,)).applied_to(named("/etc/passwd"))
     with pytest.raises(ConfigError, match=r"link.trace: .* started without --data"):
-        Policy().settle(named("up.csv"))
+        Policy().applied_to(named("up.csv"))
 
 
 def test_on_the_virtual_clock_a_site_reads_none() -> None:
-    assert Policy().settle(named("/etc/passwd", "virtual")).link.trace == "/etc/passwd"
+    assert Policy().applied_to(named("/etc/passwd", "virtual")).link.trace == "/etc/passwd"
