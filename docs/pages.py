@@ -64,6 +64,25 @@ c\\*h\\*w the numbers of one image, d the size of a feature vector, n_j a number
 """  # noqa: E501
 
 
+CONFIGURATION = """\
+# Configuration
+
+Every key with its type, default and unit, and what it does. `python docs/pages.py` writes this page from
+`fednet/config/schema.py`; `fednet list keys [PREFIX]` prints the same.
+
+- Methods, models, datasets and partitions have options of their own, written beside their name.
+  [Methods](methods.md#options) describes those of the methods; `fednet list keys model`, `data` and
+  `data.partition` list the others.
+- `extends: OTHER.yaml` reads that file first, relative to this one. This file replaces its keys one by one,
+  and `--set` replaces keys of both. If another method, model, dataset or partition is named, the options of
+  the earlier one are dropped.
+- `algorithm: fedprox` is short for `algorithm: {name: fedprox}`, likewise `model`, `data`, `data.partition`,
+  `availability` and `schedule`.
+- YAML is read strictly: a key that is written twice is an error, only `true` and `false` are booleans, and
+  `1e-3` is a number. Inside `{}` and `[]`, a value with a comma needs quotes: `{up_mbps: "lognormal(10, 1)"}`.
+"""  # noqa: E501
+
+
 def methods() -> str:
     """docs/methods.md: one row a method, from its declarations."""
     lines = [
@@ -105,31 +124,14 @@ def configuration() -> str:
     for key in declared.keys():  # noqa: SIM118 (a function)
         top = key.path.partition(".")[0]
         keys[top if top in about else ""].append(key)
-    lines = [
-        "# Configuration",
-        "",
-        "Every key with its type, default and unit, what it does, and the module that reads it.",
-        "`python docs/pages.py` writes this page from the declarations in `fednet/config`;",
-        "`fednet list keys [PREFIX]` shows the same, and below `algorithm`, `model`, `data` and",
-        "`data.partition` the options of each method, model, dataset and partition, which stand",
-        "beside its name. [Methods](methods.md#options) describes those of the methods; those of",
-        "other parts are described where the part is: `python -m pydoc fednet.data.datasets.hf`.",
-        "",
-        "A file may say `extends: OTHER.yaml`, a path beside it, and is laid on that one, and",
-        "`--set` on both: key by key; another method (model, dataset, scheme, ...) takes none of",
-        "the former's options along. `algorithm: fedprox` is short for `algorithm: {name:",
-        "fedprox}`, likewise `model`, `data`, `data.partition`, `availability` and `schedule`.",
-        "YAML is read strictly: a key that stands twice is an error, only `true` and `false` are",
-        "truth values, `1e-3` is a number; within `{}` and `[]` what has a comma of its own stands",
-        'in quotes (`{up_mbps: "lognormal(10, 1)"}`).',
-    ]
+    lines = CONFIGURATION.splitlines()
     for name, found in keys.items():
         lines += ["", f"## `{name}`" if name else "## The run", ""]
         lines += [about[name], ""] if name else []
-        lines += ["| key | type | default | unit | what it does | read by |"]
-        lines += ["|---|---|---|---|---|---|"]
+        lines += ["| key | type | default | unit | what it does |"]
+        lines += ["|---|---|---|---|---|"]
         for k in found:
-            cells = (f"`{k.path}`", k.type, f"`{k.default}`", k.unit, k.about, k.reader)
+            cells = (f"`{k.path}`", k.type, f"`{k.default}`", k.unit, k.about)
             lines.append("| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |")
     return "\n".join(lines) + "\n"
 

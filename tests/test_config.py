@@ -12,7 +12,7 @@ import pytest
 from fednet import config as configuration
 from fednet import loading, registry
 from fednet.algorithms.base import Algorithm
-from fednet.config import elsewhere, fit, from_mapping, from_text, load, to_mapping, to_yaml
+from fednet.config import fit, from_mapping, from_text, load, to_mapping, to_yaml
 from fednet.config.keys import keys as documented
 from fednet.config.keys import sections
 from fednet.config.tree import wrap
@@ -175,7 +175,6 @@ def test_options_of_parts_are_filled_in_and_written_beside_the_name():
         "base": "sites",
         "sha256": None,
         "adapters": None,
-        "trainable": "*",
         "clients": None,
         "others": [],
         "hidden": [3],
@@ -191,7 +190,7 @@ def test_options_of_parts_are_filled_in_and_written_beside_the_name():
         {"train": {"lr": 1e-7, "clip_norm": 1}},
         {"wire": {"up": {"delta": []}}},
         {"name": "no"},
-        {"model": {"name": "toy-net", "trainable": "1e-3"}},
+        {"model": {"name": "toy-net", "weights": "1e-3"}},
         {"link": {"per_client": {"0-2,5": {"up_mbps": 1}}}},
         {
             "faults": {
@@ -347,8 +346,9 @@ def test_no_number_of_times_asks_more_clients_than_there_are(written):
         ),
         ("load: a.py", "c.yaml:1: load: expected a list, each item text, got 'a.py'."),
         (
-            "model: {trainable: 3}",
-            "c.yaml:1: model.trainable: expected text, got 3. Put it in quotes to make it text.",
+            "model: {weights: 3}",
+            "c.yaml:1: model.weights: expected text or null, got 3. Put it in quotes to make it "
+            "text.",
         ),
         (
             "track: [wandbe]",
@@ -421,7 +421,7 @@ def test_unknown_key_is_answered_with_the_name_meant(written, text, meant):
         ("algorithm: {name: toy-avg, proximal_mu: 1}", "algorithm: {name: fedprox, mu: 0.1}."),
         ("times: 3", "fednet sweep CONFIG --seeds 0,1,2."),
         ("t: 3", "fednet sweep CONFIG --seeds 0,1,2."),
-        ("num_classes: 10", "fednet.Data(classes=...) of a dataset of your own."),
+        ("num_classes: 10", "for a dataset of your own fednet.Data(classes=...)."),
         ("client_drop_rate: 0.1", "faults.schedule, kind drop_before_sending."),
         ("min_evaluate_clients: 3", "evaluate.clients is auto, all or none."),
         ("min_evaluate_nodes: 3", "evaluate.clients is auto, all or none."),
@@ -437,14 +437,18 @@ def test_unknown_key_that_has_none_of_ours_is_answered_with_the_way(written, tex
 
 def test_what_a_foreign_name_is_answered_with_is_there():
     known = {key.path for key in documented()} | {*sections(), "data.partition.alpha"}
-    assert not {name: key for name, key in elsewhere.KEYS.items() if key not in known}
-    assert not elsewhere.KEYS.keys() & elsewhere.WAYS.keys()
+    foreign = fit.foreign()
+    assert len(foreign["keys"]) > 80
+    assert not {name: key for name, key in foreign["keys"].items() if key not in known}
+    assert not foreign["keys"].keys() & foreign["ways"].keys()
+    assert not foreign["gone"].keys() & known
 
 
-@pytest.mark.parametrize("key", ["share: false", "transport: tcp"])
+@pytest.mark.parametrize("key", sorted(fit.foreign()["gone"]))
 def test_a_key_that_is_gone_is_refused_in_a_sentence_that_says_so(key, written):
-    says = error(written(f"link:\n  {key}\n"))
-    assert says.startswith(f"c.yaml:2: link.{key.partition(':')[0]} is gone: ")
+    section, _, name = key.partition(".")
+    says = error(written(f"{section}:\n  {name}: 1\n"))
+    assert says.startswith(f"c.yaml:2: {key} is gone: ")
     assert "unknown key" not in says
 
 

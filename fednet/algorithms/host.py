@@ -16,7 +16,7 @@ from fednet.training.loop import Trained
 from fednet.wire.payload import Samples
 
 if TYPE_CHECKING:
-    from fednet.config.learning import TrainSection
+    from fednet.config.schema import TrainSection
     from fednet.data import Data
     from fednet.training.setting import Pair
     from fednet.training.tasks import Task

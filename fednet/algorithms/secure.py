@@ -49,7 +49,7 @@ from fednet.wire.payload import run_of
 
 if TYPE_CHECKING:
     from fednet.config import Config
-    from fednet.config.running import SecaggSection
+    from fednet.config.schema import SecaggSection
     from fednet.training.hosts import SiteHost
 
 # By step, the kind under which its question is booked: what is asked in a step was answered before.

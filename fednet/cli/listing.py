@@ -107,8 +107,7 @@ def _keys(prefix: str | None) -> int:
 
 def _print_key(path: str, key: DocumentedKey) -> None:
     unit = "" if key.unit == "-" else f" [{key.unit}]"
-    reader = "" if key.reader == "-" else f"; read by {key.reader}"
-    print(f"{path}: {key.type}; default {key.default}{unit}{reader}")
+    print(f"{path}: {key.type}; default {key.default}{unit}")
     if key.about:
         print(f"    {key.about}")
 

@@ -22,8 +22,8 @@ from fednet import registry
 from fednet.config import Config, LinkSection, ModelSection, parts
 from fednet.config.fit import fit
 from fednet.config.parts import declared_options
+from fednet.config.schema import AtLeast1, Positive
 from fednet.config.tree import Node, compose
-from fednet.config.types import AtLeast1, Positive
 from fednet.descriptors import named
 from fednet.errors import ConfigError, unknown
 from fednet.plain import JsonDict, JsonMapping

@@ -7,27 +7,6 @@ registry returns for its name. Importing this module imports no part and no torc
 
 from __future__ import annotations
 
-from fednet.config.conditions import (
-    PROFILES,
-    AvailabilitySection,
-    ClientLinkSection,
-    DevicesSection,
-    FaultKind,
-    FaultSection,
-    FaultsSection,
-    LinkSection,
-    ServerPoint,
-)
-from fednet.config.learning import (
-    WHERE,
-    AlgorithmSection,
-    DataSection,
-    EvaluateSection,
-    ModelSection,
-    PartitionSection,
-    PublicSection,
-    TrainSection,
-)
 from fednet.config.reading import (
     from_mapping,
     from_text,
@@ -36,18 +15,36 @@ from fednet.config.reading import (
     to_mapping,
     to_yaml,
 )
-from fednet.config.running import (
+from fednet.config.schema import (
+    PROFILES,
+    WHERE,
+    AlgorithmSection,
+    AvailabilitySection,
     CheckpointSection,
+    ClientLinkSection,
+    Config,
+    DataSection,
+    DevicesSection,
+    EvaluateSection,
+    FaultKind,
+    FaultSection,
+    FaultsSection,
+    LinkSection,
     LostSection,
+    ModelSection,
+    PartitionSection,
     PrivacySection,
+    PublicSection,
     RoundSection,
     ScheduleSection,
+    Section,
     SecuritySection,
+    ServerPoint,
     StopSection,
+    TrainSection,
     WireSection,
+    drawn,
 )
-from fednet.config.sections import Config
-from fednet.config.types import Section, drawn
 from fednet.options import call
 
 __all__ = [

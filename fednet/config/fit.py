@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 import re
 import types
 from collections.abc import Iterable, Sequence
+from importlib import resources
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
-from fednet.config import elsewhere
-from fednet.config.tree import Node, walk
+from fednet.config.tree import Node, compose, walk
 from fednet.errors import ConfigError, nearest
 
 T = TypeVar("T")
@@ -134,9 +135,9 @@ def keys(kind: Hint) -> list[str]:
 def unknown_key(node: Node, key: str, path: str, known: list[str]) -> ConfigError:
     """The error for a key that nobody reads, with the nearest that somebody does."""
     full = f"{path}.{key}" if path else key
-    if full in elsewhere.GONE:
-        return ConfigError(f"{node.key_at or node.at}: {full} is gone: {elsewhere.GONE[full]}")
-    way = elsewhere.WAYS.get(_plainly(key))
+    if gone := foreign()["gone"].get(full):
+        return ConfigError(f"{node.key_at or node.at}: {full} is gone: {gone}")
+    way = foreign()["ways"].get(_plainly(key))
     guess = None if way else _guess(key, path, known)
     hint = f" {way}" if way else f" Did you mean {guess}?" if guess else ""
     inside = (
@@ -145,6 +146,16 @@ def unknown_key(node: Node, key: str, path: str, known: list[str]) -> ConfigErro
         else f"; {path} has no options."
     )
     return ConfigError(f"{node.key_at or node.at}: unknown key {full}{inside}{hint}")
+
+
+@functools.cache
+def foreign() -> dict[str, dict[str, str]]:
+    """foreign.yaml: other frameworks' names of keys (`keys`: ours, `ways`: a sentence), and keys
+    that fednet once had (`gone`: a sentence).
+    """
+    file = resources.files("fednet.config") / "foreign.yaml"
+    made: dict[str, dict[str, str]] = compose(file.read_text(encoding="utf-8"), file.name).plain()
+    return made
 
 
 def _plainly(key: str) -> str:
@@ -160,10 +171,11 @@ def _likely(key: str, path: str, known: list[str]) -> str | None:
     low = _plainly(key)
     if low in known:
         return low
-    named = elsewhere.KEYS.get(f"{path}.{low}", elsewhere.KEYS.get(low))
+    others = foreign()["keys"]
+    named = others.get(f"{path}.{low}", others.get(low))
     if named and named != f"{path}.{key}":
         return named
-    from fednet.config.sections import homes  # a key of ours that stands in the wrong section
+    from fednet.config.schema import homes  # a key of ours that stands in the wrong section
 
     close = nearest(low, known) or _one_letter_off(low, known)
     at_home = [h for h in homes().get(low, []) if h != (f"{path}.{key}" if path else key)]
@@ -171,8 +183,8 @@ def _likely(key: str, path: str, known: list[str]) -> str | None:
         return at_home[0]
     if close is None:
         # Not the first that begins so: of another system's names that says nothing.
-        far = difflib.get_close_matches(low, elsewhere.KEYS, n=1, cutoff=0.6)
-        return elsewhere.KEYS[far[0]] if far else None
+        far = difflib.get_close_matches(low, others, n=1, cutoff=0.6)
+        return others[far[0]] if far else None
     return f"{path}.{close}" if path else close
 
 

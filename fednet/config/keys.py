@@ -1,5 +1,5 @@
-"""Every configuration key, from the declarations of the sections: type, default, unit, what it
-does, and the module that reads it.
+"""Every configuration key and every option of a method, from their declarations: type, default,
+unit, and what it does.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import msgspec
 from fednet import registry
 from fednet.config.fit import describe
 from fednet.config.parts import BESIDE, declared_options
-from fednet.config.sections import Config
+from fednet.config.schema import Config
 
-# How the text of a key ends: its unit, and the module below fednet/ that reads it.
-_END = re.compile(r"\[([^\[\];]+); ([a-z0-9_/]+)\]$")
+# How the text of a key that has a unit ends.
+_UNIT = re.compile(r"\[([^\[\]]+)\]$")
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentedKey:
     """One key.
 
-    path: dotted, `IDS` and `[i]` where the configuration has any number. unit: "-" where it has
-    none. reader: a module below fednet/, without its suffix.
+    path: dotted, with `IDS` and `[i]` for a mapping's and a list's any number of entries. unit: "-"
+    if it has none.
     """
 
     path: str
@@ -35,7 +35,6 @@ class DocumentedKey:
     default: str
     unit: str
     about: str
-    reader: str
 
 
 def keys(prefix: str = "") -> list[DocumentedKey]:
@@ -53,17 +52,7 @@ def options(section: str) -> dict[str, list[DocumentedKey]]:
         declared = declared_options(parts.get(name), kind)
         fields = msgspec.structs.fields(declared) if declared is not None else ()
         texts = _described(declared) if kind == "algorithm" and declared is not None else {}
-        found[name] = [
-            DocumentedKey(
-                path=f.encode_name,
-                type=describe(f.type),
-                default="(needed)" if f.required else _shown(f),
-                unit="-",
-                about=texts.get(f.name, ""),
-                reader="-",
-            )
-            for f in fields
-        ]
+        found[name] = [_documented(f.encode_name, f, texts.get(f.name, "")) for f in fields]
     return found
 
 
@@ -99,18 +88,24 @@ def _below(kind: type[msgspec.Struct], path: str) -> list[DocumentedKey]:
         here = f"{path}.{field.encode_name}" if path else field.encode_name
         inner = _struct(field.type)
         if field.name in said:
-            end = _END.search(said[field.name])
-            if end is None:
-                raise ValueError(f"{here}: its text does not end with [unit; reader].")
-            about = said[field.name][: end.start()].strip()
-            default = "(needed)" if field.required else _shown(field)
-            found.append(DocumentedKey(here, describe(field.type), default, end[1], about, end[2]))
+            found.append(_documented(here, field, said[field.name]))
         elif inner is None:
             raise ValueError(f"{here}: has no text.")
         if inner is not None:
             many = {tuple: "[i]", dict: ".IDS"}.get(get_origin(field.type), "")
             found += _below(inner, here + many)
     return found
+
+
+def _documented(path: str, field: msgspec.structs.FieldInfo, text: str) -> DocumentedKey:
+    unit = _UNIT.search(text)
+    return DocumentedKey(
+        path=path,
+        type=describe(field.type),
+        default="(needed)" if field.required else _shown(field),
+        unit=unit[1] if unit else "-",
+        about=_UNIT.sub("", text).strip(),
+    )
 
 
 def _texts(kind: type) -> dict[str, str]:

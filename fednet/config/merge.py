@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fednet.config.learning import DIVIDES, SITE, DataSection
+from fednet.config.schema import DIVIDES, SITE, DataSection
 from fednet.config.tree import Node
 from fednet.errors import ConfigError
 

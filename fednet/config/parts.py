@@ -12,8 +12,12 @@ import msgspec
 
 from fednet import ids, loading, registry
 from fednet.config import fit
-from fednet.config.learning import SITE, DataSection, ModelSection
-from fednet.config.sections import Config
+from fednet.config.schema import (
+    SITE,
+    Config,
+    DataSection,
+    ModelSection,
+)
 from fednet.config.tree import Node, Refuse, at
 from fednet.errors import ConfigError, FednetError, unknown
 from fednet.options import instance, options_of
@@ -314,7 +318,6 @@ def check_models(c: Config, refuse: Refuse) -> None:
         (c.model.base == "server", "model.base", "the server sends one model to all"),
         (c.model.sha256 is not None, "model.sha256", "it is that of one model"),
         (bool(c.train.only), "train.only", "it names tensors of one model"),
-        (c.model.trainable != "*", "model.trainable", "it names parameters of one model"),
     ):
         if broken:
             raise refuse(key, f"cannot be had with unlike models: {why}.")

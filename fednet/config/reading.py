@@ -10,7 +10,7 @@ import msgspec
 from fednet import loading
 from fednet.config import fit, parts, rules
 from fednet.config.merge import merge, put, spread
-from fednet.config.sections import Config
+from fednet.config.schema import Config
 from fednet.config.tree import Node, compose, dump, wrap
 from fednet.descriptors import named
 from fednet.errors import ConfigError, brief

@@ -27,7 +27,7 @@ from fednet.seeds import rng
 from fednet.tensors import Inputs
 
 if TYPE_CHECKING:
-    from fednet.config.learning import DataSection
+    from fednet.config.schema import DataSection
 
 log = logging.getLogger(__name__)
 

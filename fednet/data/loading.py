@@ -16,7 +16,7 @@ from fednet.plain import JsonDict
 from fednet.registry import dataset
 
 if TYPE_CHECKING:
-    from fednet.config.learning import DataSection
+    from fednet.config.schema import DataSection
 
 
 def load(section: DataSection, root: Path | str | None = None, seed: int = 0) -> Data:

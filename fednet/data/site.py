@@ -18,7 +18,7 @@ from fednet.errors import ConfigError, DataError, unknown
 from fednet.plain import JsonDict
 
 if TYPE_CHECKING:
-    from fednet.config.learning import DataSection
+    from fednet.config.schema import DataSection
 
 # The keys of `data:` that say what every site must hold; the rest are options of the dataset read
 # there.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fednet.config.learning import TrainSection
+from fednet.config.schema import TrainSection
 from fednet.errors import ConfigError
 from fednet.plain import JsonDict
 

@@ -37,7 +37,7 @@ if typing.TYPE_CHECKING:
     from torch import nn
 
 # Of the `model:` section, but not the model's: see config.py.
-ENGINE_KEYS = frozenset({"buffers", "trainable", "adapters", "base", "sha256", "clients", "others"})
+ENGINE_KEYS = frozenset({"buffers", "adapters", "base", "sha256", "clients", "others"})
 
 
 def section(settings: ModelSection) -> JsonDict:

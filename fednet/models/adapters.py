@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fednet import capacity, places, seeds
-from fednet.config.learning import AdaptersSection
+from fednet.config.schema import AdaptersSection
 from fednet.descriptors import named
 from fednet.errors import ConfigError, nearest
 from fednet.plain import JsonDict

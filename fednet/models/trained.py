@@ -1,5 +1,5 @@
-"""Which tensors of a model are trained, and so cross (`train.only`, `model.adapters`,
-`model.trainable`), and which of its modules stand still.
+"""Which tensors of a model are trained, and so sent (`train.only`, `model.adapters`), and which of
+its modules are frozen.
 
 Patterns are globs over the names of the state dict; a tied tensor is matched by any of its names. A
 module without a trained tensor is frozen as `requires_grad_(False)` and `eval()` together freeze
@@ -28,8 +28,7 @@ def layout_of(config: Config, module: nn.Module) -> Layout:
     """The layout of what is trained of a module. Raises ConfigError for a pattern that names
     nothing that can be.
     """
-    patterns = [p.strip() for p in config.model.trainable.split(",")]
-    whole = Layout.of(module, patterns)
+    whole = Layout.of(module)
     only = config.train.only
     if config.model.adapters is not None:
         only = (*only, ADAPTERS)

@@ -179,9 +179,7 @@ def local_accuracy(run: Run) -> tuple[list[int], np.ndarray] | None:
     for client in sorted(files):
         section = config.parts.model_of(settings, client)
         module = models.build(section, shape, found.classes, seed).eval()
-        module.load_state_dict(
-            load_file(named(files[client])), strict=settings.model.trainable == "*"
-        )
+        module.load_state_dict(load_file(named(files[client])))
         right = torch.zeros_like(total)
         with torch.no_grad():
             for start in range(0, len(y), BATCH):

@@ -98,7 +98,7 @@ def norm_bound(rows: torch.Tensor, bound: float | None) -> torch.Tensor:
     return total / len(rows)
 
 
-def geometric_median(rows: torch.Tensor, iterations: int, smoothing: float) -> torch.Tensor:
+def geometric_median(rows: torch.Tensor, iterations: int, smoothing: float = 1e-6) -> torch.Tensor:
     """Smoothed Weiszfeld steps from zero towards the point of the least sum of distances. RFA:
     Pillutla et al., IEEE TSP 2022 (arXiv:1912.13445), Algorithm 2 with equal weights; smoothing:
     its nu.

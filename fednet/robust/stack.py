@@ -93,11 +93,11 @@ class Stack:
             case "norm_bound":
                 return rules.norm_bound(updates, section.bound), everyone
             case "rfa":
-                made = rules.geometric_median(updates, section.iterations, section.smoothing)
+                made = rules.geometric_median(updates, section.iterations)
                 return made, everyone
             case "krum" | "multi_krum":
                 keep = 1 if section.rule == "krum" else m - f
-                chosen = rules.krum(updates, f, keep, 2 if section.closest == "m-f-2" else 1)
+                chosen = rules.krum(updates, f, keep)
                 return rules.mean(updates[sorted(chosen)]), chosen
         raise AssertionError(section.rule)
 

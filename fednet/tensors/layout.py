@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
@@ -51,15 +50,13 @@ class Layout:
     slots: tuple[Slot, ...]
 
     @classmethod
-    def of(cls, module: nn.Module, trainable: str | Iterable[str] = "*") -> Layout:
+    def of(cls, module: nn.Module) -> Layout:
         """The layout of a module: its trainable parameters and its buffers, tied tensors once.
 
-        `trainable`: glob pattern(s) over parameter names; what matches none stays out, and so never
-        crosses. Buffers that are neither floats nor int64 (masks, tables) stay out too: they are
-        constants. Raises ConfigError for a parameter that is not float32, and
-        for what no tensor can be written to.
+        Buffers that are neither floats nor int64 (masks, tables) are left out: they are constants.
+        Raises ConfigError for a parameter that is not float32, and for a tensor that cannot be
+        written to.
         """
-        patterns = [trainable] if isinstance(trainable, str) else list(trainable)
         firsts = first_names(module)
         aliases: dict[str, list[str]] = {}
         for alias, first in firsts.items():
@@ -95,8 +92,7 @@ class Layout:
                         f"float32 parameters, as which they cross: build it with .float(); "
                         f"train.precision is what is computed in."
                     )
-                chosen = any(fnmatch.fnmatchcase(n, p) for n in (name, *also) for p in patterns)
-                if tensor.requires_grad and chosen:
+                if tensor.requires_grad:
                     slots.append(Slot(name, shape, "parameter", also))
             elif name in buffers:
                 if tensor.is_floating_point():
@@ -106,12 +102,7 @@ class Layout:
         if not parameters:
             raise ConfigError("the model has no parameters; there is nothing to train.")
         if not any(s.role == "parameter" for s in slots):
-            if not any(p.requires_grad for p in parameters.values()):
-                raise ConfigError("no parameter of the model requires a gradient; nothing learns.")
-            raise ConfigError(
-                f"model.trainable: {trainable!r} matches none of the parameters "
-                f"{', '.join(list(parameters)[:8])}."
-            )
+            raise ConfigError("no parameter of the model requires a gradient; nothing learns.")
         return cls(tuple(slots))
 
     @cached_property

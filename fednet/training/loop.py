@@ -28,7 +28,7 @@ from fednet.training.scratch import Scratch
 from fednet.wire.payload import Run
 
 if TYPE_CHECKING:
-    from fednet.config.learning import TrainSection
+    from fednet.config.schema import TrainSection
 
 Loss = Callable[..., torch.Tensor]
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fednet.config.learning import DataSection, PartitionSection, PublicSection
+from fednet.config.schema import DataSection, PartitionSection, PublicSection
 from fednet.data import Data, Federation, split
 from fednet.errors import ConfigError
 

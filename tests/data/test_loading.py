@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from fednet import registry
-from fednet.config.learning import DataSection, PartitionSection, PublicSection
+from fednet.config.schema import DataSection, PartitionSection, PublicSection
 from fednet.data import Data, cache, load, load_site, pairs, split
 from fednet.data.datasets import folder
 from fednet.data.datasets.digits import bilinear

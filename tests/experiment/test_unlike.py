@@ -94,7 +94,6 @@ def test_a_list_of_models_is_written_and_read_again() -> None:
         (with_(adapters={"rank": 2}), {}, "model.adapters.*they name layers of one model"),
         (with_(base="server"), {}, "model.base.*the server sends one model to all"),
         (with_(weights="m.safetensors"), {}, "model.weights.*a file has one model's weights"),
-        (with_(trainable="head.*"), {}, "model.trainable.*names parameters of one model"),
         (with_(buffers="local"), {}, "model.buffers.*each client's model is its own already"),
         (TWO, {"train": {"only": ["head.*"]}}, "train.only.*it names tensors of one model"),
         ([TWO[0], {**TWO[1], "base": "server"}], {}, r"model\.others\[0\].*base"),

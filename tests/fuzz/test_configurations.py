@@ -62,7 +62,7 @@ PARTS: dict[str, list[Any]] = {  # what a type alone does not say
 LEFT = (
     *("name", "load", "rounds", "clients", "task", "track", "algorithm", "security", "checkpoint"),
     *("model.name", "model.weights", "model.base", "model.sha256", "model.clients"),
-    *("model.others", "model.adapters.weights", "model.trainable"),
+    *("model.others", "model.adapters.weights"),
     *("data.root", "data.download", "data.dataset", "data.partition.scheme"),
     *("train.threads", "train.epochs", "round.on_error", "round.deadline", "stop.seconds"),
     *("availability.path", "faults.replay", "faults.schedule", "faults.random", "link.per_client"),

@@ -144,11 +144,6 @@ def test_what_makes_no_sense_is_refused_with_its_reason(tmp_path, name, only, sa
         run(tmp_path, algorithm=method(name), data=IMAGES, model=MLP, train={"only": only})
 
 
-def test_two_keys_for_one_thing_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"train\.only: model\.trainable is given too"):
-        run(tmp_path, model={**MLP, "trainable": "head.*"}, train={"only": ["head.*"]})
-
-
 def test_all_patterns_are_the_whole_model_to_the_bit(tmp_path):
     plain, only = run(tmp_path / "a"), run(tmp_path / "b", train={"only": ["*"]})
     assert summary(plain)["model_sha256"] == summary(only)["model_sha256"]

@@ -41,7 +41,6 @@ def config(
             "hidden": [16],
             "buffers": "average",
             "weights": None,
-            "trainable": "*",
         },
         "task": "classification",
         "data": {

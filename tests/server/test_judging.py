@@ -307,9 +307,9 @@ def test_small_last_batches_are_remarked_on_at_the_start(tmp_path):
 
 
 # -- files -----------------------------------------------------------------------------------------
-@pytest.mark.parametrize("trainable", ["*", "head.*"])
-def test_what_is_written_loads_strictly_whatever_the_model_is_made_of(tmp_path, trainable):
-    changes = merged(JUDGED, {"model": {"name": "judged_odd", "trainable": trainable}})
+@pytest.mark.parametrize("only", [[], ["head.*"]])
+def test_what_is_written_loads_strictly_whatever_the_model_is_made_of(tmp_path, only):
+    changes = merged(JUDGED, {"model": {"name": "judged_odd"}, "train": {"only": only}})
     directory = run(tmp_path, **merged(changes, {"checkpoint": {"best": True}}))
     experiment = build.build(small(**changes), None)
     initial = experiment.setting.module().state_dict()

@@ -17,6 +17,7 @@ from fednet.algorithms.base import Samples
 from fednet.buffers import FROM_BYTES
 from fednet.config import Config, EvaluateSection, TrainSection
 from fednet.errors import ConfigError, StateError
+from fednet.models.trained import named_by
 from fednet.tensors import Layout, Tensors
 from fednet.training.hosts import SiteHost
 from fednet.training.optimizers import optimizer
@@ -207,7 +208,7 @@ def test_frozen_parameters_keep_their_bits_under_momentum_and_weight_decay():
 
 def test_parameters_outside_the_layout_never_train():
     net = Net()
-    layout = Layout.of(net, "head*")
+    layout = named_by(Layout.of(net), ("head.*",))
     scratch = Scratch(net, layout)
     assert not net.base[0].weight.requires_grad
     assert list(scratch.parameters) == ["head.weight", "head.bias"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fednet.config.types import Carried
+from fednet.config.schema import Carried
 from fednet.errors import LocalProtocolError, RemoteProtocolError
 from fednet.wire import messages as m
 from fednet.wire.frames import OFTEN, decode_from_client, decode_from_server, encode

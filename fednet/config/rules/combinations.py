@@ -8,10 +8,14 @@ import msgspec
 
 from fednet import registry
 from fednet.config import parts
-from fednet.config.learning import DIVIDES, SITE, DataSection
 from fednet.config.parts import Method
 from fednet.config.rules import schedules, surroundings
-from fednet.config.sections import Config
+from fednet.config.schema import (
+    DIVIDES,
+    SITE,
+    Config,
+    DataSection,
+)
 from fednet.config.tree import Node, Refuse, refuser
 from fednet.errors import ConfigError, lacking
 from fednet.options import call
@@ -134,10 +138,6 @@ def _lost(c: Config, refuse: Refuse) -> None:
 def _training(c: Config, refuse: Refuse) -> None:
     if c.train.optimizer != "sgd" and c.train.momentum:
         raise refuse("train.momentum", f"belongs to sgd; set it to 0 with {c.train.optimizer}.")
-    if c.train.only and c.model.trainable != "*":
-        raise refuse("train.only", "model.trainable is given too; keep train.only.")
-    if c.model.adapters is not None and c.model.trainable != "*":
-        raise refuse("model.adapters", "model.trainable is given too; name it by train.only.")
     _lr_schedule(c, refuse)
     _pack(c, refuse)
 

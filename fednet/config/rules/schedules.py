@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fednet.config.parts import Method
-from fednet.config.sections import Config
+from fednet.config.schema import Config
 from fednet.config.tree import Refuse
 
 

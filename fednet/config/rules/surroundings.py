@@ -6,10 +6,12 @@ import math
 from typing import get_args
 
 from fednet import ids
-from fednet.config.conditions import FaultKind
-from fednet.config.sections import Config
+from fednet.config.schema import (
+    Config,
+    FaultKind,
+    drawn,
+)
 from fednet.config.tree import Refuse
-from fednet.config.types import drawn
 from fednet.errors import ConfigError, unknown
 
 NEEDS = {"crash": "rounds", "delay": "seconds", "slow": "factor", "server_crash": "at"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fednet.config.types import AtLeast1
+from fednet.config.schema import AtLeast1
 from fednet.data.base import Data
 from fednet.errors import ConfigError
 from fednet.registry import dataset

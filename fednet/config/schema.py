@@ -1,0 +1,836 @@
+"""Every key of the configuration: its type, its range, its default and what it does.
+
+`Config` is the whole record. The text of a key with a unit ends with it in brackets.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Annotated, Literal
+
+import msgspec
+
+from fednet import ids
+from fednet.ids import LARGEST
+from fednet.options import call
+from fednet.plain import JsonDict
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NonNegative = Annotated[float, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+# What a message carries is no larger: see `wire.messages.Seconds`.
+Carried = msgspec.Meta(le=1e9)
+Below1 = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+Taken = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+AtLeast1 = Annotated[int, msgspec.Meta(ge=1)]
+RunName = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._+=@-]{0,99}\Z",
+        description="a directory's name of letters, digits and . _ - + = @, at most 100",
+    ),
+]
+Schedule = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^(constant|cosine|exponential\(\s*[0-9.eE+-]+\s*\)|step\(\s*[0-9]+\s*,\s*[0-9.eE+-]+\s*\))\Z",
+        description="constant, cosine, exponential(factor) or step(rounds, factor)",
+    ),
+]
+
+_NUMBER = r"\s*[0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?\s*"
+Drawn = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=rf"^(?:lognormal|uniform)\({_NUMBER},{_NUMBER}\)\Z",
+        description="lognormal(median, sigma) or uniform(low, high)",
+    ),
+]
+Profile = Literal["3g", "4g", "dsl", "wifi", "lan"]
+_NAME = r"(?:3g|4g|dsl|wifi|lan)"
+Chosen = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=rf"^(?:{_NAME}|choice\(\s*{_NAME}\s*(?:,\s*{_NAME}\s*)*\))\Z",
+        description="one of 3g, 4g, dsl, wifi, lan or choice(NAME, NAME, ...) of these",
+    ),
+]
+
+
+def drawn(text: str) -> tuple[str, float, float]:
+    """A distribution in parts: ("lognormal", median, sigma) or ("uniform", low, high)."""
+    name, _, inside = text.partition("(")
+    first, second = (float(x) for x in inside.rstrip(") ").split(","))
+    return name, first, second
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of sections: unknown keys are errors, values never change."""
+
+
+class ClientLinkSection(Section, frozen=True, kw_only=True):
+    """One client's own link; values that are not given are those of `link`."""
+
+    up_mbps: Positive | Drawn | None = None
+    """Rate from the client. [10^6 bits/s]"""
+    down_mbps: Positive | Drawn | None = None
+    """Rate to the client. [10^6 bits/s]"""
+    latency_ms: NonNegative | Drawn | None = None
+    """One-way delay. [ms]"""
+    jitter_ms: NonNegative | Drawn | None = None
+    """Upper bound of the random delay added to the latency. [ms]"""
+    step_ms: NonNegative | Drawn | None = None
+    """Time of one training step, on the virtual clock. [ms]"""
+    profile: Profile | None = None
+    """A named link, for the values that are not given."""
+
+
+PROFILES = {
+    # WebPageTest's connectivity profiles of these names (down/up, round trip): 1.6/0.768 Mbit/s,
+    # 300 ms;
+    "3g": ClientLinkSection(up_mbps=0.768, down_mbps=1.6, latency_ms=150.0),
+    # 9/9 Mbit/s, 170 ms;
+    "4g": ClientLinkSection(up_mbps=9.0, down_mbps=9.0, latency_ms=85.0),
+    # 1.5/0.384 Mbit/s, 50 ms.
+    "dsl": ClientLinkSection(up_mbps=0.384, down_mbps=1.5, latency_ms=25.0),
+    # Chrome's former "WiFi" preset: 30/15 Mbit/s, 2 ms.
+    "wifi": ClientLinkSection(up_mbps=15.0, down_mbps=30.0, latency_ms=1.0),
+    # Gigabit Ethernet through one switch.
+    "lan": ClientLinkSection(up_mbps=1000.0, down_mbps=1000.0, latency_ms=0.1),
+}
+
+
+class LinkSection(Section, frozen=True, kw_only=True):
+    """The clients' links. Each value may be drawn once per client: lognormal(median, sigma of the
+    logarithm) or uniform(low, high).
+    """
+
+    clock: Literal["real", "virtual"] = "real"
+    """real: links are emulated on each connection; virtual: nothing waits, and time is computed
+    from bytes, links and steps.
+    """
+    up_mbps: Positive | Drawn | None = None
+    """Rate from a client; null: no limit. [10^6 bits/s]"""
+    down_mbps: Positive | Drawn | None = None
+    """Rate to a client; null: no limit. [10^6 bits/s]"""
+    latency_ms: NonNegative | Drawn = 0.0
+    """One-way delay. [ms]"""
+    jitter_ms: NonNegative | Drawn = 0.0
+    """Upper bound of the random delay added to the latency. [ms]"""
+    profile: Chosen | None = None
+    """A named link, for the values that are not given; choice(3g, 4g, wifi) draws one per client,
+    and a name given twice is twice as likely.
+    """
+    per_client: dict[str, ClientLinkSection] = {}
+    """Other links for some clients, by ids or a share of all, such as `0-4,7` or `1/4`."""
+    trace: str | tuple[str, str] | None = None
+    """Rates second by second, instead of up_mbps and down_mbps: wifi, lte, umts, evdo, a file, or
+    two files for uplink and downlink.
+    """
+    step_ms: NonNegative | Drawn | None = None
+    """Time of one training step, on the virtual clock. [ms]"""
+    seed: int | None = None
+    """Seed of these draws and of the jitter; null: the run's `seed`."""
+
+    def of(self, client: int, clients: int) -> ClientLinkSection:
+        """The link of one of so many clients: its own figures, those of its own profile, those of
+        `link`, those of the profile there. A rate that stays None has no limit; a delay is one way.
+        Figures to be drawn stand as they are given: see experiment.links.
+        """
+        own = next(
+            (
+                link
+                for pattern, link in self.per_client.items()
+                if client in ids.parse(pattern).resolve(clients)
+            ),
+            ClientLinkSection(),
+        )
+        mine, named = (
+            PROFILES.get(p or "", ClientLinkSection()) for p in (own.profile, self.profile)
+        )
+        chosen = {}
+        for key in ClientLinkSection.__struct_fields__:
+            general = getattr(self, key) or None  # a delay of 0 is one that was not given
+            given = (
+                getattr(own, key),
+                getattr(mine, key),
+                general,
+                getattr(named, key),
+                getattr(self, key),
+            )
+            chosen[key] = next((value for value in given if value is not None), None)
+        return ClientLinkSection(**chosen)
+
+
+class AvailabilitySection(Section, frozen=True, kw_only=True):
+    """Which clients are available in a round."""
+
+    model: Literal["always", "bernoulli", "markov", "trace"] = "always"
+    """always: all clients are available; bernoulli: each with probability p per round; markov:
+    clients come and go; trace: a file says when.
+    """
+    p: Share | None = None
+    """bernoulli: probability that a client is available in a round. [probability]"""
+    up: Share | None = None
+    """markov: probability per round that an absent client becomes available. [probability]"""
+    down: Share | None = None
+    """markov: probability per round that an available client leaves. [probability]"""
+    path: str | None = None
+    """trace: file with the rounds in which each client is available."""
+    trace: str | None = None
+    """Instead of `model`: the seconds in which each client is available: `phones` or a file."""
+    start: NonNegative = 0.0
+    """Second of the trace at which the run starts; second 0 of `phones` is midnight. [s]"""
+    repeat: Positive | None = None
+    """A trace file starts again after this time; null: never. [s]"""
+
+
+class DevicesSection(Section, frozen=True, kw_only=True):
+    """How fast the clients' devices are."""
+
+    trace: str | None = None
+    """Time of a training step for each client: `phones` or a file; null: as long as it takes. A
+    client that computes faster waits.
+    """
+    watts: Positive = 3.0
+    """Power of a device while it trains, for the estimate of energy. [W]"""
+
+
+FaultKind = Literal[
+    "drop_before_training",
+    "drop_before_sending",
+    "drop_during_upload",
+    "crash",
+    "delay",
+    "slow",
+    "duplicate",
+    "corrupt",
+    "disconnect",
+    "server_crash",
+]
+ServerPoint = Literal[
+    "broadcasting",
+    "spooling",
+    "receiving",
+    "aggregating",
+    "evaluating",
+    "checkpointing",
+    "recording",
+    "between",
+]
+
+
+class FaultSection(Section, frozen=True, kw_only=True):
+    """One planned fault."""
+
+    round: AtLeast1
+    """Round in which it happens. [round]"""
+    kind: FaultKind
+    """The client stops answering before it trains (drop_before_training), before it sends its reply
+    (drop_before_sending) or in the middle of the upload (drop_during_upload); its process is killed
+    while it trains (crash); its reply is late (delay, slow), sent twice (duplicate) or has a
+    changed byte (corrupt); its connection closes after the reply (disconnect); the server is killed
+    (server_crash).
+    """
+    exchange: Count | None = None
+    """The round's exchange in which it happens, from 0; null: the first, with privacy.secagg the
+    one that trains. [exchange]
+    """
+    client: Count | None = None
+    """The client; not for server_crash. [id]"""
+    rounds: Annotated[AtLeast1, msgspec.Meta(le=10**9)] | None = None
+    """crash: rounds that the client stays away. [rounds]"""
+    seconds: Annotated[Positive, Carried] | None = None
+    """delay: how late the reply is. [s]"""
+    factor: Annotated[float, msgspec.Meta(ge=1), Carried] | None = None
+    """slow: training takes this many times as long."""
+    share: Share | None = None
+    """drop_during_upload: share of the reply that is sent, at most all bytes but one. [share]"""
+    at: ServerPoint | None = None
+    """server_crash: after a task was sent (broadcasting); after a part of a reply arrived
+    (receiving), or all of it (spooling); after the last reply was aggregated (aggregating); after
+    the evaluation (evaluating); before (checkpointing) or after (recording) the checkpoint's
+    manifest is written; after the round (between).
+    """
+
+
+class MaliciousSection(Section, frozen=True, kw_only=True):
+    """Malicious clients: they attack in every round they are selected in."""
+
+    clients: Share = 0.0
+    """Share of the clients that are malicious, rounded down; drawn with faults.seed. [share]"""
+    attack: Literal["sign_flip", "label_flip", "gaussian", "alie", "ipm"] = "sign_flip"
+    """sign_flip: the update with its sign turned; label_flip: an update trained on flipped labels;
+    gaussian: noise; alie: slightly off the honest mean; ipm: against the honest mean. alie and ipm
+    need all replies and are made at the server.
+    """
+    strength: NonNegative | None = None
+    """The attack's factor; null: sign_flip 1, gaussian 1, alie 1.5, ipm 2."""
+
+
+class AggregationSection(Section, frozen=True, kw_only=True):
+    """Robust aggregation, for methods that sum their clients' updates."""
+
+    rule: Literal["mean", "median", "trimmed_mean", "krum", "multi_krum", "norm_bound", "rfa"] = (
+        "mean"
+    )
+    """mean: the method's own mean; the others tolerate malicious replies, and weigh all replies the
+    same.
+    """
+    tolerate: Annotated[float, msgspec.Meta(ge=0, lt=0.5)] = 0.2
+    """trimmed_mean, krum, multi_krum: share of a round's replies that may be malicious, rounded
+    down to f replies. [share]
+    """
+    bound: Positive | None = None
+    """norm_bound: largest norm of an update; null: the round's median. [norm]"""
+    iterations: AtLeast1 = 3
+    """rfa: number of Weiszfeld steps."""
+
+
+class FaultsSection(Section, frozen=True, kw_only=True):
+    """Faults, planned or random."""
+
+    seed: int = 0
+    """Seed of random faults."""
+    random: dict[str, Share] = {}
+    """Probability per client and round of each kind of fault: a crash of one round, a delay of 1 s,
+    half the speed, half an upload. [probability]
+    """
+    schedule: tuple[FaultSection, ...] = ()
+    """Planned faults."""
+    malicious: MaliciousSection = MaliciousSection()
+    replay: str | None = None
+    """A run's directory: each round uses the replies of the same clients as that run's."""
+
+
+# Keys that say where the data come from, and nothing of what is computed.
+WHERE = ("data.root", "data.download")
+
+
+class AlgorithmSection(Section, frozen=True, kw_only=True):
+    """The method. Its own options are written beside `name`: [methods](methods.md#options)."""
+
+    name: str = "fedavg"
+    """The method; `fednet list algorithms`. Its own options are written beside the name."""
+    options: JsonDict = {}
+
+
+class AdaptersSection(Section, frozen=True, kw_only=True):
+    """Low-rank adapters (LoRA, arXiv:2106.09685). They are trained, and the layers' own weights are
+    frozen unless `train.only` names them.
+    """
+
+    rank: AtLeast1 = 8
+    """Rank r: rows of A and columns of B."""
+    alpha: Positive = 8.0
+    """Scale: the layer's output gets alpha / rank times B A x."""
+    target: tuple[str, ...] = ("*",)
+    """Glob patterns of the names of Linear and Conv2d layers that get an adapter."""
+    weights: str | None = None
+    """Folder with adapters to start from, as the package peft or a run has written them; every site
+    needs it. null: A random from the seed, B zero.
+    """
+
+
+class ModelSection(Section, frozen=True, kw_only=True):
+    """The model. Its own options are written beside `name`: `fednet list keys model`."""
+
+    name: str = "lenet5"
+    """The model; `fednet list models`. Its own options are written beside the name."""
+    buffers: Literal["average", "local", "server"] = "average"
+    """BatchNorm statistics: average: averaged with the model; local: each client keeps its own;
+    server: the server's, which no client changes.
+    """
+    weights: str | None = None
+    """A .safetensors file with initial weights; with `base: sites` every site needs it, with `base:
+    server` only the server. null: random from the seed.
+    """
+    base: Literal["sites", "server"] = "sites"
+    """Who has the initial model. sites: each site makes it from `weights` or the seed, and is
+    refused if frozen parts differ from the server's. server: the server alone, and sends it to each
+    client once.
+    """
+    sha256: str | None = None
+    """SHA-256 of the initial model, which sites check; null: the server sends it."""
+    adapters: AdaptersSection | None = None
+    """Train low-rank adapters instead of the layers' weights; null: no adapters."""
+    clients: str | None = None
+    """Clients that have this model if `others` has models for the rest, such as 0-4,7; null: all
+    that are left.
+    """
+    others: tuple[JsonDict, ...] = ()
+    """Models of other clients, each with name, clients and its own options, for methods that do not
+    send weights. `model:` as a list is short for it.
+    """
+    options: JsonDict = {}
+
+
+class PartitionSection(Section, frozen=True, kw_only=True):
+    """How the training data are divided among clients. The scheme's own options are written beside
+    it: `fednet list keys data.partition`.
+    """
+
+    scheme: str = "dirichlet"
+    """How the training data are divided among the clients; `fednet list partitions`. Its own
+    options are written beside the name.
+    """
+    seed: int | None = None
+    """Seed of the division; null: the run's `seed`."""
+    options: JsonDict = {}
+
+
+class PublicSection(Section, frozen=True, kw_only=True):
+    """Public samples: held out of the training pool for the server."""
+
+    samples: Count = 0
+    """Number of samples, the same of each class; instead of `fraction`. [samples]"""
+    fraction: Below1 = 0.0
+    """Share of the training pool, with its class proportions; instead of `samples`. [share]"""
+
+
+SITE = "site"
+"""The dataset that each client brings."""
+
+DIVIDES = (
+    "partition",
+    "validation",
+    "public",
+    "client_test",
+    "baseline_pool",
+    "feature_noise",
+)
+"""Keys of `data` that say how a run divides its data; none has a meaning where sites bring their
+own.
+"""
+
+
+class DataSection(Section, frozen=True, kw_only=True):
+    """The data. The dataset's own options are written beside `dataset`: `fednet list keys data`."""
+
+    dataset: str = "digits"
+    """The dataset; `fednet list datasets`. site: each client brings its own data. Its own options
+    are written beside the name.
+    """
+    root: str | None = None
+    """Folder with the datasets' files; null: $FEDNET_DATA, else the user's cache."""
+    download: bool = False
+    """Download missing files, if the dataset supports it."""
+    augment: Literal["none", "flip", "crop_flip", "crop_reflect_flip"] = "none"
+    """Random changes of training images: flip horizontally, crop with zero or reflected padding."""
+    normalise: bool = True
+    """Subtract the dataset's mean from uint8 inputs and divide by its standard deviation; false:
+    only scale to 0..1.
+    """
+    feature_noise: NonNegative = 0.0
+    """Feature skew: standard deviation of the Gaussian noise added to the last client's inputs,
+    growing from 0 at the first client; for uint8 images in units of 0..1. The client's test split
+    gets it too, the server's test set does not.
+    """
+    partition: PartitionSection = PartitionSection()
+    validation: Below1 = 0.0
+    """Share of the training pool kept for tuning hyper-parameters. [share]"""
+    client_test: Literal["like_train", "merge_split", "none"] = "like_train"
+    """A client's own test split: like_train: from the test set, with the client's class
+    proportions; merge_split: a part of its own samples; none: no split.
+    """
+    public: PublicSection = PublicSection()
+    baseline_pool: Literal["same", "full"] = "same"
+    """Training pool of methods that use no public samples: same: without the public samples too;
+    full: all samples.
+    """
+    options: JsonDict = {}
+
+
+class TrainSection(Section, frozen=True, kw_only=True):
+    """Local training."""
+
+    epochs: AtLeast1 = 1
+    """Local epochs E: passes over the client's samples per round. [epochs]"""
+    steps: AtLeast1 | None = None
+    """Local steps K per round, instead of `epochs`. [steps]"""
+    batch_size: AtLeast1 = 64
+    """Samples per step (B). [samples]"""
+    last_batch: Literal["auto", "keep", "drop", "merge"] = "auto"
+    """An epoch's last batch, if it is smaller than the others: keep it; drop it, as PFLlib does;
+    merge it with the one before; auto: keep it, but drop one of one or two samples if the model has
+    BatchNorm, whose statistics it would spoil. A client's only batch is always used.
+    """
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    """Local optimizer; its state starts empty in every round. Some methods accept only sgd."""
+    lr: Positive = 0.01
+    """Local learning rate eta of round 1; `schedule` changes it."""
+    momentum: Below1 = 0.0
+    """Momentum of local SGD."""
+    weight_decay: NonNegative = 0.0
+    """L2 penalty: this times the weights is added to the gradient (adamw: decoupled)."""
+    schedule: Schedule = "constant"
+    """Learning rate over the rounds t = 1..T: cosine: lr (1 + cos(pi (t-1)/T)) / 2; exponential(g):
+    lr g^(t-1); step(k, g): times g every k rounds.
+    """
+    clip_norm: Positive | None = None
+    """Upper bound of the gradient's Euclidean norm in a local step; null: none."""
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
+    """Number format of the computation; bf16 and fp16 by autocast."""
+    memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
+    """Memory layout of convolutions; auto: channels_last on a CPU if the model gives the same
+    results with it, else contiguous.
+    """
+    portable: bool = False
+    """Use CPU kernels that give the same bits on every x86-64 processor with AVX2; slower."""
+    only: tuple[str, ...] = ()
+    """Glob patterns of tensor names in the model's state dict: only these are trained and sent;
+    modules without any stay in evaluation mode. []: all.
+    """
+    threads: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
+    """torch threads per client. [threads]"""
+    pack: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    """Train this many clients of a process together as one, which is faster for small models on a
+    GPU. Results differ in rounding from pack 1 and are reproducible. [clients]
+    """
+
+    @property
+    def depends_on_rounds(self) -> bool:
+        """Whether a round's rate depends on how many rounds the run has."""
+        return call(self.schedule)[0] == "cosine"
+
+    def lr_at(self, round: int, rounds: int) -> float:
+        """The local learning rate of a round (from 1): constant; cosine: lr * (1 + cos(pi (t-1)/T))
+        / 2; exponential(g): lr * g^(t-1); step(k, g): lr * g^floor((t-1)/k).
+        """
+        name, given = call(self.schedule)
+        numbers = [float(x) for x in given]
+        if name == "cosine":
+            return self.lr * (1 + math.cos(math.pi * (round - 1) / rounds)) / 2
+        if name == "exponential":
+            return float(self.lr * numbers[0] ** (round - 1))
+        if name == "step":
+            return float(self.lr * numbers[1] ** ((round - 1) // int(numbers[0])))
+        return self.lr
+
+
+class EvaluateSection(Section, frozen=True, kw_only=True):
+    """Which models are evaluated, on which data, and how often."""
+
+    every: Count = 1
+    """Evaluate every this many rounds, and after the last; 0: never. [rounds]"""
+    global_: bool = msgspec.field(default=True, name="global")
+    """Evaluate the global model on the server's test set."""
+    clients: Literal["auto", "all", "none"] = "auto"
+    """Clients that evaluate the global and their personal model on their test split: auto: the
+    participants in each round, all at the end; all: all each time; none.
+    """
+    most: AtLeast1 | None = 1000
+    """With more clients than this, an evaluation of all clients uses a fixed random sample of this
+    size; null: always all. [clients]
+    """
+    finetune: bool = False
+    """At the end also evaluate personal models after `train.epochs` more local epochs."""
+    shared: Literal["latest", "last_seen"] = "latest"
+    """Shared part (FedRep) or prototypes (FedProto) that a client's own part is evaluated with:
+    latest: the server's newest, as in the authors' code; last_seen: those of its last
+    participation. Participants that evaluate during a round have only the latter.
+    """
+    keep_local: Literal["auto", "always", "never"] = "auto"
+    """Whether clients keep their last local model for evaluation; auto: for methods with personal
+    models, and for all methods if there are no more than `most` clients.
+    """
+    batch_size: AtLeast1 = 512
+    """Samples per batch in evaluation. [samples]"""
+
+
+JOIN_S = 60.0  # `round.join: auto`
+
+
+class LostSection(Section, frozen=True, kw_only=True):
+    """When a client counts as lost. Its task then goes to another process that runs the same
+    client, or the round goes on without it.
+    """
+
+    closed: NonNegative | None = 3.0
+    """A client whose connection closed counts as lost after this time; null: never, or after
+    `silent` if another process also runs the client. [s]
+    """
+    silent: Positive | None = 10.0
+    """A client without a heartbeat counts as lost after this time; null: never. [s]"""
+    beat: Annotated[float, msgspec.Meta(ge=0.1, le=3600)] | None = None
+    """Interval of a client's heartbeat; null: 2 s, or less if `closed` or `silent` is short, more
+    with very many clients. A client that hears nothing from the server for 8 beats reconnects. [s]
+    """
+    stalled: Positive | None = 300.0
+    """A task without progress goes to another process that runs the same client after this time;
+    null: never. [s]
+    """
+
+
+class ScheduleSection(Section, frozen=True, kw_only=True):
+    """Synchronous rounds or asynchronous training. In asynchronous training a round is the time
+    between two updates, and `participation` says how many clients train at a time.
+    """
+
+    mode: Literal["sync", "semi-sync", "async"] = "sync"
+    """sync: rounds that wait for their clients; async: an update after every `buffer` replies;
+    semi-sync: an update every `every` seconds. fedasync, fedbuff and ca2fl are async by default.
+    """
+    buffer: AtLeast1 | None = None
+    """async: replies K per update; null: half of the clients that train at a time. [clients]"""
+    every: Positive | None = None
+    """semi-sync: time between two updates. [s]"""
+
+
+class RoundSection(Section, frozen=True, kw_only=True):
+    """When a round starts, when it closes, and when it is discarded."""
+
+    deadline: Annotated[Positive, Carried] | None = None
+    """Time that a client has for a task after it was sent; null: wait for all that are alive. [s]
+    """
+    min_results: AtLeast1 = 1
+    """A round with fewer replies is discarded. [clients]"""
+    select_extra: Count = 0
+    """Clients selected in addition, against dropouts. [clients]"""
+    ask: Annotated[float, msgspec.Meta(ge=1)] | None = None
+    """Over-selection: select this many times the cohort and use the first replies, as many as the
+    cohort; instead of select_extra and first. [times]
+    """
+    first: AtLeast1 | None = None
+    """Close the round after this many replies; null: after all. [clients]"""
+    lost: LostSection = LostSection()
+    start: Literal["all"] | AtLeast1 = "all"
+    """Clients that must have joined before round 1. [clients]"""
+    join: Literal["auto"] | Positive | None = "auto"
+    """A client that has not joined this long after the server's start counts as lost; null: wait
+    for it, after round 1 only if fewer than `min_results` clients are there; auto: 60 s, or null
+    for fednet-server. [s]
+    """
+    void_rounds: AtLeast1 = 3
+    """This many discarded rounds in a row end the run. [rounds]"""
+    on_error: Literal["stop", "drop"] = "drop"
+    """If a client's task fails or its reply is unusable: drop: the round goes on without the
+    client; stop: the run ends.
+    """
+    state_lost: Literal["stop", "restart"] = "stop"
+    """If a client has lost the state that its task starts from, for example after the server was
+    restored from a backup: stop: the run ends and names what is missing (fednet-server: only if
+    more than half of the cohort lacks it, else these are dropped); restart: the client starts as
+    one that never took part, and results differ.
+    """
+    max_share: Literal["auto"] | Taken | None = "auto"
+    """Largest weight of one client in a mean by samples; null: no bound; auto: 0.5 if sites bring
+    their own data and at least three replied, else no bound. With sites' data it also bounds the
+    weight in mean accuracies. [share]
+    """
+
+    def join_s(self, alone: bool = False) -> float | None:
+        """Seconds; None: for ever. alone: nobody has come yet, and others start the clients."""
+        if self.join == "auto":
+            return None if alone else JOIN_S
+        return self.join
+
+
+class StopSection(Section, frozen=True, kw_only=True):
+    """What ends a run before its last round."""
+
+    accuracy: Taken | None = None
+    """Stop at this accuracy of the global model, or of the clients' models if there is no global
+    one. [share]
+    """
+    megabytes: Positive | None = None
+    """Stop after this traffic, both directions. [10^6 bytes]"""
+    seconds: Positive | None = None
+    """Stop after this time on the run's clock. [s]"""
+
+
+class CheckpointSection(Section, frozen=True, kw_only=True):
+    """Checkpoints, from which `--resume` continues."""
+
+    every: AtLeast1 = 1
+    """Rounds between two checkpoints; a crash loses at most this many. [rounds]"""
+    best: bool = True
+    """Also keep the best model, as best.safetensors."""
+    fsync: bool = False
+    """Force files to disk, so that they survive a power loss."""
+
+
+class RecordSection(Section, frozen=True, kw_only=True):
+    """How much of a run is recorded. Less makes its directory smaller and changes no result."""
+
+    wire: Literal["messages", "sums"] = "messages"
+    """Lines of wire.jsonl: messages: one per message; sums: one per round for all messages that are
+    alike in type, direction, use and reason.
+    """
+    clients: Literal["each", "last"] = "each"
+    """Lines of clients.jsonl: each: one per client and evaluation; last: those of the last
+    evaluation alone.
+    """
+    tensors: bool = True
+    """Record the SHA-256 of each tensor per round, by which `fednet verify` names the first that
+    differs; false: only that of the whole model.
+    """
+
+
+class WireSection(Section, frozen=True, kw_only=True):
+    """Compressors in their order, by the kind of payload they apply to: `{delta: [topk(0.01),
+    qsgd(8)]}`.
+    """
+
+    up: dict[str, tuple[str, ...]] = {}
+    """Compressors from clients to the server; `fednet list compressors`."""
+    down: dict[str, tuple[str, ...]] = {}
+    """Compressors from the server to clients."""
+
+
+class SecuritySection(Section, frozen=True, kw_only=True):
+    """Who may connect, and which updates are refused."""
+
+    curve: bool = False
+    """Encrypt and authenticate connections with CURVE keys."""
+    keys: str | None = None
+    """Folder of the server's keys; null: --keys; `fednet run` then makes keys for the run."""
+    max_norm: Literal["auto"] | Positive | None = "auto"
+    """Updates with a larger Euclidean norm are refused; null: no bound; auto: those a thousand
+    times larger than the shared model and than most replies of the round.
+    """
+
+
+class SecaggSection(Section, frozen=True, kw_only=True):
+    """Secure aggregation: the server sees the sum of a round's updates, and no single one."""
+
+    protocol: Literal["none", "secagg", "secagg+", "lightsecagg"] = "none"
+    """secagg: pairwise masks (Bonawitz et al., CCS 2017); secagg+: masks on a random graph (Bell et
+    al., CCS 2020); lightsecagg: one coded mask per client (So et al., MLSys 2022).
+    """
+    threshold: Annotated[float, msgspec.Meta(gt=0.5, le=1)] = 0.66
+    """Share of the cohort that must answer each step; with fewer the round is discarded. [share]"""
+    neighbours: Annotated[int, msgspec.Meta(ge=2)] = 20
+    """secagg+: clients that each client shares secrets with; odd numbers are rounded down. More
+    dropouts need more: of 200 clients, 20 for a tenth lost, 80 for three tenths. [clients]
+    """
+    colluding: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.5
+    """lightsecagg: share of the cohort that learns nothing even together with the server. [share]
+    """
+    bits: Annotated[int, msgspec.Meta(ge=2, le=32)] = 24
+    """Bits per entry of an update in fixed point, with sign. [bits]"""
+    clip: Positive = 1.0
+    """Entries of an update are cut off at plus or minus this value."""
+    counts: Literal["open", "masked"] = "open"
+    """open: the server sees each client's sample count and loss; masked: only the sum of the
+    counts.
+    """
+    blame: bool = True
+    """Exclude a client that provably broke the protocol from later rounds."""
+    max_samples: AtLeast1 | None = None
+    """Upper bound of a client's sample count as its weight; null: that of the largest client, if
+    known. [samples]
+    """
+
+
+class PrivacySection(Section, frozen=True, kw_only=True):
+    """Differential privacy (DP-FedAvg): updates are clipped, then noised, then compressed."""
+
+    clip: Positive | None = None
+    """Clipping bound S of an update's Euclidean norm; null: no clipping."""
+    noise: NonNegative = 0.0
+    """Noise multiplier z: the Gaussian noise has standard deviation z times `clip`."""
+    where: Literal["server", "client"] = "server"
+    """server: noise is added to the sum; client: each client adds its part to its update."""
+    delta: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 1e-5
+    """delta of the (epsilon, delta) guarantee that the accountant reports."""
+    secagg: SecaggSection = SecaggSection()
+
+
+class Config(Section, frozen=True, kw_only=True):
+    """A whole run. `fednet.config.load` and `from_mapping` make it, checked; `to_mapping` writes it
+    back.
+    """
+
+    name: RunName = "quickstart"
+    """Name of the run's directory, below --out."""
+    load: tuple[str, ...] = ()
+    """Python files with your own parts, relative to this file; as --load."""
+    seed: int = 0
+    """Seed of every random draw."""
+    rounds: AtLeast1 = 20
+    """Number of rounds T. [rounds]"""
+    clients: Annotated[int, msgspec.Meta(ge=1, le=LARGEST)] = 10
+    """Number of clients N in the federation. [clients]"""
+    participation: Taken | None = 0.5
+    """Share C of the clients that is selected per round, uniformly without replacement; at least
+    one client. [share]
+    """
+    clients_per_round: AtLeast1 | None = None
+    """Number m of clients selected per round, instead of `participation`. [clients]"""
+    algorithm: AlgorithmSection = AlgorithmSection()
+    model: ModelSection = ModelSection()
+    task: str = "classification"
+    """What the model's outputs mean: gives the loss and the metric; `fednet list tasks`."""
+    data: DataSection = DataSection()
+    train: TrainSection = TrainSection()
+    evaluate: EvaluateSection = EvaluateSection()
+    round: RoundSection = RoundSection()
+    schedule: ScheduleSection = ScheduleSection()
+    stop: StopSection = StopSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    record: RecordSection = RecordSection()
+    wire: WireSection = WireSection()
+    link: LinkSection = LinkSection()
+    availability: AvailabilitySection = AvailabilitySection()
+    devices: DevicesSection = DevicesSection()
+    faults: FaultsSection = FaultsSection()
+    aggregation: AggregationSection = AggregationSection()
+    security: SecuritySection = SecuritySection()
+    privacy: PrivacySection = PrivacySection()
+    track: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = ()
+    """Trackers that get each round's metrics, in local files in the run's directory."""
+    report: bool = True
+    """Write figures and report.html at the end."""
+
+    @property
+    def cohort_size(self) -> int:
+        """m = max(1, floor(C * N + 0.5)): clients asked in a round, without `select_extra`."""
+        if self.clients_per_round is not None:
+            return self.clients_per_round
+        assert self.participation is not None
+        return max(1, math.floor(self.participation * self.clients + 0.5))
+
+    @property
+    def buffer(self) -> int | None:
+        """Replies that make an update; None where their number does not."""
+        if self.schedule.mode != "async":
+            return None
+        return self.schedule.buffer or max(1, self.cohort_size // 2)
+
+    @property
+    def asked(self) -> int:
+        """Clients asked in a round, where so many are there."""
+        if self.round.ask is not None:
+            wanted = math.ceil(min(self.round.ask * self.cohort_size - 1e-9, self.clients))
+        else:
+            wanted = self.cohort_size + self.round.select_extra
+        return min(self.clients, wanted)
+
+    @property
+    def first(self) -> int | None:
+        """Replies that close a round; None: those of all that are asked."""
+        return self.cohort_size if self.round.ask is not None else self.round.first
+
+    def replace(self, **changes: object) -> Config:
+        """This configuration with some sections changed, unchecked."""
+        return msgspec.structs.replace(self, **changes)
+
+
+@functools.cache
+def homes() -> dict[str, list[str]]:
+    """Where each key of ours stands: {'lr': ['train.lr'], ...}."""
+    found: dict[str, list[str]] = {}
+
+    def visit(kind: type[msgspec.Struct], path: str) -> None:
+        for field in msgspec.structs.fields(kind):
+            here = f"{path}.{field.encode_name}" if path else field.encode_name
+            if field.name != "options":
+                found.setdefault(field.encode_name, []).append(here)
+            if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+                visit(field.type, here)
+
+    visit(Config, "")
+    return found
