@@ -1,6 +1,6 @@
-"""A client process's own books: of all messages, wire.jsonl; and the site's accounts, beside the
-folders of its runs: of what its clients have answered with noise on it, answers.jsonl, and of what
-they have sent under masks, masked.jsonl.
+"""A client process's own books: wire.jsonl of all its messages, and two accounts of the site beside
+the folders of its runs: answers.jsonl of what its clients have answered with noise, masked.jsonl of
+what they have sent under masks.
 """
 
 from __future__ import annotations
@@ -28,28 +28,32 @@ from fednet.wire.book import summed
 
 
 class Book:
-    """Rows written before it is known where the book lies are in it too. Several processes may have
-    one file: a line is added by one at a time, and what another was killed in is cut off first.
+    """The book of a process's messages. It keeps rows that come before it is opened. Several
+    processes may have one file: one of them writes at a time, after it has cut off a line that
+    another was killed in.
     """
 
     def __init__(self) -> None:
-        self.rows: list[JsonDict] = []  # that wait for a file, or in sums for the end of a round
-        self._file, self._path = -1, Path()
-        self._sums, self._round = False, 0
+        self.rows: list[JsonDict] = []  # wait for a file, or with sums for the end of a round
+        self._file = -1
+        self._path = Path()
+        self._sums = False
+        self._round = 0
 
     def open(self, path: Path, sums: bool = False) -> None:
-        """The rows to come are written there, until another book is opened. sums: a line for all
-        messages of a round that are alike, once it is over; of a process that is killed, those of
-        the round under way are not in it.
+        """Writes rows to this file from now on. sums: one line for all messages of a round that are
+        alike, once the round is over; if the process is killed, the current round's are lost.
         """
         self.close()
         path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
-        self._file, self._path = opened(named(path, there=False), flags), path
-        self._sums, self._round = sums, 0
-        rows, self.rows = self.rows, []
+        self._file = opened(named(path, there=False), flags)
+        self._path = path
+        self._sums = sums
+        self._round = 0
+        waiting, self.rows = self.rows, []
         self._add([])
-        for row in rows:
+        for row in waiting:
             self.write(row)
 
     def write(self, row: JsonDict) -> None:
@@ -63,14 +67,14 @@ class Book:
 
     def close(self) -> None:
         if self._file >= 0:
-            with contextlib.suppress(OSError):  # said already, where it was met
+            with contextlib.suppress(OSError):  # reported already, where it was met
                 self._sum_up()
             os.close(self._file)
             self._file = -1
 
     def _sum_up(self) -> None:
-        rows, self.rows = self.rows, []
-        self._add(summed(rows))
+        waiting, self.rows = self.rows, []
+        self._add(summed(waiting))
 
     def _add(self, rows: Iterable[JsonDict]) -> None:
         text = b"".join(map(plain_line, rows))
@@ -82,10 +86,10 @@ class Book:
 
 
 class Account:
-    """A site's own account of what has left it, over all runs that its state directory has seen: a
-    line each, on disk before it leaves. Each call may come from any thread, and several processes
-    may have that directory, for other runs or as workers of one launcher: what one has noted counts
-    with all. `what`: is in it; `Line`: the fields of a line that count, for `_take`.
+    """A site's account of what has left it, over all runs that its state directory has seen: a line
+    each, on disk before it leaves. Any thread may call it. Several processes may share the
+    directory: what one writes counts for all. what: the contents, for errors; Line: the fields of a
+    line that `_count` is given.
     """
 
     what = ""
@@ -93,23 +97,25 @@ class Account:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._path, self._lock = path, threading.Lock()
-        self._lines = self._bytes = 0  # of it that are counted
-        with self._alone(os.O_CREAT):
+        self._path = path
+        self._lock = threading.Lock()
+        self._lines = 0  # that are counted
+        self._bytes = 0  # of these
+        with self._exclusive(os.O_CREAT):
             pass
 
-    def _take(self, row: Any) -> None:
+    def _count(self, row: Any) -> None:
         """Counts a line."""
         raise NotImplementedError
 
-    def _note(self, file: int, row: JsonDict) -> None:
-        """Writes a line, which is counted when the account is opened next."""
+    def _write(self, file: int, row: JsonDict) -> None:
+        """Writes a line, which is counted the next time."""
         write_all(file, line(row))
         synced(file, self._path)
 
     @contextlib.contextmanager
-    def _alone(self, create: int = 0) -> Iterator[int]:
-        """Inside, nobody else writes there, and what was written is counted. Gives the file."""
+    def _exclusive(self, create: int = 0) -> Iterator[int]:
+        """Gives the file. Inside, nobody else writes to it, and all its lines are counted."""
         with self._lock:
             try:
                 file = opened(self._path, os.O_RDWR | os.O_APPEND | create)
@@ -117,13 +123,13 @@ class Account:
                 raise gone(self._path, self.what) from None
             try:
                 with alone(file):
-                    self._count(file)
+                    self._read_on(file)
                     yield file
             finally:
                 os.close(file)
 
-    def _count(self, file: int) -> None:
-        """What came since; a last line that a process ended in is cut off."""
+    def _read_on(self, file: int) -> None:
+        """Counts the lines that are new; cuts off a last line that a process was killed in."""
         with os.fdopen(file, "rb", closefd=False) as held:
             held.seek(self._bytes)
             for text in held:
@@ -139,7 +145,7 @@ class Account:
                         f"the file back as it was."
                     ) from None
                 self._bytes += len(text)
-                self._take(row)
+                self._count(row)
 
 
 class _Answer(msgspec.Struct):
@@ -151,7 +157,7 @@ class _Answer(msgspec.Struct):
 
 class Answers(Account):
     """The account of what clients have answered with noise of their own. most: (epsilon, delta)
-    that a client's answers may amount to, None: without end.
+    that all answers of a client may spend together, None: no bound.
     """
 
     what = "what this site's clients have answered with noise, and may still spend"
@@ -159,28 +165,28 @@ class Answers(Account):
 
     def __init__(self, path: Path, most: tuple[float, float] | None = None) -> None:
         if most is not None:
-            accounting()  # what is missing is said now, not in a task
+            accounting()  # raises now, not in a task, if dp-accounting is not installed
         self._most = most
         self._known = set[tuple[int, str]]()
         self._runs = set[str]()
         self._noises = dict[int, Counter[float]]()
         super().__init__(path)
 
-    def _take(self, row: _Answer) -> None:
+    def _count(self, row: _Answer) -> None:
         self._known.add((row.client, row.answer))
         self._runs.add(row.run)
         self._noises.setdefault(row.client, Counter())[row.noise] += 1
 
     def of(self, run: str) -> bool:
-        """Whether a client has answered in that run before this process was started."""
+        """Whether a client answered in that run before this process was started."""
         return run in self._runs
 
     def account(self, question: Question, answer: str, section: PrivacySection) -> None:
-        """The same answer again costs nothing. Raises ConfigError, and notes nothing, where it
-        would be one too many; StateError where the account is not what was written there.
+        """Writes down an answer. The same answer again costs nothing. Raises ConfigError and leaves
+        it out, if it would be one too many; StateError if the account is damaged.
         """
         client = question.client
-        with self._alone() as file:
+        with self._exclusive() as file:
             if (client, answer) in self._known:
                 return
             if self._most is not None:
@@ -191,9 +197,9 @@ class Answers(Account):
                         f"client {client}: one more answer would spend epsilon {spent:.3g} at "
                         f"delta {self._most[1]:g}, and this site's policy has {self._most[0]:g}."
                     )
-            asked = {"run": question.run, "round": question.round, "client": client}
-            said = {"answer": answer, "noise": section.noise, "clip": section.clip}
-            self._note(file, {**asked, **said})
+            row: JsonDict = {"run": question.run, "round": question.round, "client": client}
+            row |= {"answer": answer, "noise": section.noise, "clip": section.clip}
+            self._write(file, row)
 
 
 class _Vector(msgspec.Struct):
@@ -217,28 +223,31 @@ class Masked(Account):
         self._vectors = set[tuple[int, str]]()  # of a client, by its digest
         super().__init__(path)
 
-    def _take(self, row: _Vector) -> None:
+    def _count(self, row: _Vector) -> None:
         last = self._rounds.get((row.client, row.configuration), 0)
         self._rounds[row.client, row.configuration] = max(last, row.round)
         self._vectors.add((row.client, row.vector))
 
-    def leaves(self, client: int, configuration: str, round: int, vector: bytes) -> None:
-        """Notes that this vector leaves. Raises LeftRound where it must not: then another one of
+    def leaves(self, client: int, configuration: str, round_number: int, vector: bytes) -> None:
+        """Writes down that this vector leaves. Raises LeftRound if it must not, because another of
         its round did before, or the same in another round.
         """
         digest = hashlib.sha256(vector).hexdigest()
-        with self._alone() as file:
+        with self._exclusive() as file:
             last = self._rounds.get((client, configuration), 0)
             known = (client, digest) in self._vectors
-            if round <= last or known:
-                before = f"in round {last} of this configuration" if round <= last else "before"
+            if round_number <= last or known:
+                before = "before"
+                if round_number <= last:
+                    before = f"in round {last} of this configuration"
                 raise LeftRound(
                     f"secure aggregation: client {client}'s vector left {before} already, under "
                     f"other keys; a second time would show it. To repeat a run, give another "
                     f"--state ({self._path} has what was sent)"
                 )
-            said = {"configuration": configuration, "vector": digest}
-            self._note(file, {"round": round, "client": client, **said})
+            row: JsonDict = {"round": round_number, "client": client}
+            row |= {"configuration": configuration, "vector": digest}
+            self._write(file, row)
 
 
 # Of a site, beside the folders of its runs: no run may have such a name.
@@ -246,14 +255,14 @@ ANSWERS, MASKED = "answers.jsonl", "masked.jsonl"
 
 
 def configuration_of(config: Config) -> str:
-    """A digest of what a client's training follows from, whatever else the server may call it."""
+    """Returns a digest of all that a client's training depends on, whatever the run is called."""
     shapes = config.seed, config.algorithm, config.model, config.data, config.train
     return hashlib.sha256(msgspec.json.encode(shapes, order="sorted")).hexdigest()
 
 
 def account_of(section: PrivacySection, own: BudgetSection | None, root: Path) -> Answers | None:
-    """The site's account of answers with noise of its own; None where there are none. section: the
-    run's, own: the policy's.
+    """Returns the site's account of answers with noise of its own; None if the run has no such
+    noise. section: the run's; own: the policy's.
     """
     if not section.noise or section.where != "client":
         return None
@@ -266,7 +275,7 @@ def account_of(section: PrivacySection, own: BudgetSection | None, root: Path) -
 
 
 def gone(path: Path, what: str) -> StateError:
-    """The error for an account that was there before."""
+    """Returns the error for an account that was there before."""
     return StateError(
         f"{path}: the account of {what}, is gone; put it back, or give another --state."
     )

@@ -1,5 +1,5 @@
-"""What a client process has at one device: scratch models, CUDA streams, and the data of the
-clients that were last at work there.
+"""What a client process keeps on one device: scratch models, CUDA streams, and the data of the
+clients that trained there last.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from fednet.training.setting import Setting
 
 CACHED_BYTES = 96 << 20  # of clients' data that stay in memory, per process
-CACHED_SHARE = 0.1  # of a GPU's memory, likewise: what `slots.SPARE` leaves
+CACHED_SHARE = 0.1  # of a GPU's memory for such data: what `slots.SPARE` leaves
 
 
 class Device:
-    """load: a function from client id to that client's `Site`. scratch: makes a scratch model for a
-    setting; each thread has one of each. Each call may come from any thread.
+    """A device's data and scratch models. Any thread may call it. load(client) returns a client's
+    data; scratch(device, setting) makes a scratch model, of which each thread has its own.
     """
 
     def __init__(
@@ -34,20 +34,19 @@ class Device:
         scratch: Callable[[torch.device, Setting], Scratch],
     ) -> None:
         self.device = torch.device(name)
-        self._load, self._make = load, scratch
+        self._load = load
+        self._make = scratch
         self._sites: OrderedDict[int, Site] = OrderedDict()
         self._held = 0  # bytes
         self._lock = threading.Lock()
         self._own = threading.local()
-        self._most = (
-            int(torch.cuda.mem_get_info(self.device)[1] * CACHED_SHARE)
-            if self.device.type == "cuda"
-            else CACHED_BYTES
-        )
+        self._most = CACHED_BYTES
+        if self.device.type == "cuda":
+            self._most = int(torch.cuda.mem_get_info(self.device)[1] * CACHED_SHARE)
 
     def site(self, client: int) -> Site:
-        """The client's data on the device; the least recently used leave when there are too
-        many.
+        """Returns the client's data on the device; drops those that were not used for longest when
+        there are too many.
         """
         with self._lock:
             if client in self._sites:
@@ -55,7 +54,7 @@ class Device:
                 return self._sites[client]
             found = self._load(client)
             held = found.nbytes
-            self.settle()
+            self.synchronize()
             self._sites[client] = found
             self._held += held
             while self._held > self._most and len(self._sites) > 1:
@@ -64,18 +63,18 @@ class Device:
             return found
 
     def forget(self) -> None:
-        """Lets go of the data that stay on the device for later."""
+        """Drops the data that are kept for later tasks."""
         with self._lock:
             self._sites.clear()
             self._held = 0
 
-    def settle(self) -> None:
-        """What was computed in this thread's stream is there for the others'."""
+    def synchronize(self) -> None:
+        """Waits for what this thread's stream computes, so that other streams may use it."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
 
     def scratch(self, setting: Setting) -> Scratch:
-        """This thread's, of that model."""
+        """Returns this thread's scratch model for a setting."""
         if not hasattr(self._own, "scratch"):
             self._own.scratch = {}
         found: dict[Setting, Scratch] = self._own.scratch
@@ -84,9 +83,8 @@ class Device:
         return found[setting]
 
     def stream(self) -> AbstractContextManager[object]:
-        """The CUDA stream of the client that is at work in this thread; on the CPU a context that
-        does nothing. Not one for each client hosted: what is freed in a stream is kept for that
-        stream alone.
+        """Returns this thread's CUDA stream as a context; on the CPU a context that does nothing. A
+        client has no stream of its own: what is freed in a stream is kept for that stream alone.
         """
         if self.device.type != "cuda":
             return contextlib.nullcontext()
@@ -95,8 +93,8 @@ class Device:
         return torch.cuda.stream(self._own.stream)
 
     def warm(self, setting: Setting) -> None:
-        """Builds the scratch model and imports what the first step would. A GPU's is built by its
-        first task: that may wait for memory.
+        """Builds the scratch model, and imports what the first step would. On a GPU the first task
+        builds it, since that may wait for memory.
         """
         if self.device.type == "cpu":
             self.scratch(setting)

@@ -1,6 +1,4 @@
-"""`fednet-client`: finding the server, connecting, and what is said to the user until the run is
-over.
-"""
+"""`fednet-client`: finds the server, connects, and talks to the user until the run is over."""
 
 from __future__ import annotations
 
@@ -31,19 +29,20 @@ from fednet.protocol.client import ClientProtocol
 from fednet.transport.base import reached_at
 
 if TYPE_CHECKING:
+    from fednet.client.tasks import Prepared
     from fednet.transport.base import ClientTransport
     from fednet.transport.keys import KeyPair
+    from fednet.wire import messages as m
 
-# a client that came when the run was over waits so long for a server that goes on with more rounds
+# A client that comes after the run is over waits so long for a server with more rounds.
 DONE_S = 60.0
 LEFT = -1  # in place of an exit status: this process was asked to end before the run did
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What a worker has from whoever started it and looks after it. group: of processes that may
-    work on the same clients' states. share: of its GPUs, where other workers are known to be on
-    them too.
+    """What a launcher tells a client process. group: names the processes that may work on the same
+    clients' states. share: of a GPU's memory, where other processes are known to use it too.
     """
 
     group: str = ""
@@ -55,9 +54,9 @@ ALONE = Launched()
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a client process is started with: what `fednet-client --help` says of each. ids: as
-    `--id` has them. server: its address, or, where that is None, run: the directory of its run.
-    reset: begin anew where a client's state is missing.
+    """The options of `fednet-client`, whose --help explains each. ids: as `--id` has them. server:
+    its address, or, if that is None, run: the directory of its run. reset: a client whose state is
+    missing starts again from nothing.
     """
 
     ids: str
@@ -76,8 +75,8 @@ class Options:
 
 
 def main(options: Options) -> int:
-    """`fednet-client`. Ends with 0 when the run is over, with LEFT when it is to end before;
-    reconnects for as long as it lives, or until no server has taken it in for give_up_s.
+    """Runs a client process. Returns 0 when the run is over, LEFT when the process is asked to end
+    before. Reconnects for as long as it lives, or until no server has taken it in for give_up_s.
     """
     from fednet.experiment.placement import place
 
@@ -90,23 +89,24 @@ def main(options: Options) -> int:
     say = speaker(options.quiet)
     address, pair = _server(options, say)
     states = StatesHold(options.launched.group)
+    prepare: Callable[[ClientLoop, m.Welcome], Prepared]
+    if options.explain:
+        prepare = Explainer(options.policy, asked, options.state)
+    else:
+        prepare = Preparer(
+            options.policy, asked, devices, options.state, reset=options.reset, say=say, hold=states
+        )
+    memories = [memory_of(device, options.launched.share) for device in devices]
     loop = ClientLoop(
         _protocol(options, asked, devices),
         _transport(options, address, pair),
-        Explainer(options.policy, asked, options.state)
-        if options.explain
-        else Preparer(
-            options.policy, asked, devices, options.state, reset=options.reset, say=say, hold=states
-        ),
+        prepare,
         curve=pair is not None,
         finder=None if options.run is None else RunFinder(options.run),
         faults=options.policy.faults,
-        slots=Slots(
-            [memory_of(device, options.launched.share) for device in devices],
-            len(asked.listed) or MOST,
-        ),
+        slots=Slots(memories, len(asked.listed) or MOST),
     )
-    # What Ctrl-C or a closed terminal says to all processes at once, a worker hears of its server.
+    # Ctrl-C and a closed terminal reach all processes; the server tells those that it launched.
     for number in stops() if options.launched is ALONE else [signal.SIGTERM]:
         with contextlib.suppress(ValueError):  # not the main thread: the caller has the signals
             signal.signal(number, lambda *_: loop.leave())
@@ -142,10 +142,11 @@ def _until_over(
 
 
 def _server(options: Options, say: Callable[[str], None]) -> tuple[str, KeyPair | None]:
-    """(the server's address, the keys to talk to it with); waits for a run's server.json."""
-    run, pair = options.run, None
+    """Returns the server's address and the keys for it; waits for a run's server.json."""
+    run = options.run
+    pair = public = None
     if run is None:
-        address, public = str(options.server), None
+        address = str(options.server)
     else:
         if read_server(run) is None:
             say(f"waiting for {run / 'server.json'}")
@@ -157,11 +158,9 @@ def _server(options: Options, say: Callable[[str], None]) -> tuple[str, KeyPair 
         if public and pair.server is None:
             pair = replace(pair, server=public)
     if run is not None and (pair is None) != (public is None):
-        wants = (
-            "has CURVE keys, and so must its clients: give --keys FILE"
-            if pair is None
-            else "has no CURVE keys: leave --keys out"
-        )
+        wants = "has no CURVE keys: leave --keys out"
+        if pair is None:
+            wants = "has CURVE keys, and so must its clients: give --keys FILE"
         raise ConfigError(f"{run}: the server there {wants}.")
     return address, pair
 
@@ -170,13 +169,21 @@ def _transport(options: Options, address: str, pair: KeyPair | None) -> ClientTr
     from fednet.transport.zeromq.dealer import ZmqClient
 
     def reread(pair: KeyPair) -> KeyPair:
-        """The server may have another key by now, which this site was told of (`trust`)."""
+        """Returns the keys again: the server may have a new one, which this site was given."""
         from fednet.transport import keys
 
         found = read_server(options.run) if options.run is not None else None
         return keys.trusting(options.keys or "", pair, found and found[1])
 
-    return ZmqClient(address, keys=pair, reread=reread, on_refused=_once())
+    complained: set[str] = set()
+
+    def refused(reason: str, address: str) -> None:
+        """Tells the user each reason once, however often the connection is tried."""
+        if reason not in complained:
+            complained.add(reason)
+            complain(f"fednet-client: not connected to {address}: {reason}; trying on")
+
+    return ZmqClient(address, keys=pair, reread=reread, on_refused=refused)
 
 
 def _protocol(options: Options, asked: ids.Ids, devices: Sequence[str]) -> ClientProtocol:
@@ -194,12 +201,13 @@ def _protocol(options: Options, asked: ids.Ids, devices: Sequence[str]) -> Clien
 
 
 class RunFinder:
-    """The server of a run directory. over: the run has been finished for `DONE_S`, and none goes on
-    with it.
+    """Finds the server of a run directory. over: the run has been finished for `DONE_S`, and no
+    server goes on with it.
     """
 
     def __init__(self, run: Path) -> None:
-        self._run, self.over = run, False
+        self.over = False
+        self._run = run
         self._done_at: float | None = None
 
     def address(self) -> str | None:
@@ -208,25 +216,12 @@ class RunFinder:
         elif self._done_at is None:
             self._done_at = time.monotonic()
         self.over = self._done_at is not None and time.monotonic() - self._done_at > DONE_S
-        return (read_server(self._run) or (None, None))[0]
-
-
-def _once() -> Callable[[str, str], None]:
-    """Says each reason for which this client and the server do not come together once, however
-    often it is tried.
-    """
-    said: set[str] = set()
-
-    def refused(reason: str, address: str) -> None:
-        if reason not in said:
-            said.add(reason)
-            complain(f"fednet-client: not connected to {address}: {reason}; trying on")
-
-    return refused
+        found = read_server(self._run)
+        return None if found is None else found[0]
 
 
 class Announced(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What stands in server.json."""
+    """The fields of server.json."""
 
     address: str
     public_key: str | None = None
@@ -236,8 +231,8 @@ class Announced(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 def read_server(run: Path) -> tuple[str, str | None] | None:
-    """(address, public key) of the server of a run directory; None while there is none. Raises
-    StateError where what stands there was damaged, or is not what a person may write there.
+    """Returns (address, public key) of the server of a run directory; None while there is none.
+    Raises StateError if server.json is damaged, or has what a person may not write there.
     """
     remedy = (
         "the server writes it anew when it is started; a file written or changed by hand has an "
@@ -253,10 +248,10 @@ def read_server(run: Path) -> tuple[str, str | None] | None:
 
 
 def wait_for_server(run: Path, give_up_s: float | None) -> tuple[str, str | None]:
-    """Waits for a run's server.json. Raises CannotGoOn where there is none for give_up_s."""
-    since = time.monotonic()
+    """Waits for a run's server.json. Raises CannotGoOn if there is none for give_up_s."""
+    began = time.monotonic()
     while (found := read_server(run)) is None:
-        if give_up_s is not None and time.monotonic() - since > give_up_s:
+        if give_up_s is not None and time.monotonic() - began > give_up_s:
             raise given_up(give_up_s)
         time.sleep(0.02)
     return found

@@ -1,5 +1,5 @@
-"""A client process: one connection, one or many logical clients, one thread for the socket and one
-a slot for training.
+"""The loop of a client process: one connection for one or many clients. Its thread has the socket,
+the protocol and the book; each slot has a thread that trains.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from fednet.protocol.client import TAKEN_IN, ClientProtocol
 from fednet.transport.base import ClientTransport, Closed, Opened, Received
 from fednet.transport.framing import connection_bytes, framing
 from fednet.wire import messages as m
-from fednet.wire.ledger import Ledger
+from fednet.wire.ledger import Direction, Ledger
 from fednet.wire.link import Link
 
 log = logging.getLogger(__name__)
-HERE = b""  # a client has one connection
-UNANSWERED_S = 3.0  # after so long without a server the user hears of it
+CONNECTION = b""  # a client has one
+UNANSWERED_S = 3.0  # after so long without a server the user is told
 FIND_S = 0.1  # between two looks for the server
 
 
 def given_up(give_up_s: float, transport: ClientTransport | None = None) -> CannotGoOn:
-    """transport: to the server, where there is one."""
-    trouble = transport and transport.trouble
-    cause = f"; {transport.address}: {trouble}" if transport and trouble else ""
+    """Returns the error of a client that no server has taken in for so long."""
+    cause = ""
+    if transport is not None and transport.trouble:
+        cause = f"; {transport.address}: {transport.trouble}"
     return CannotGoOn(
         f"no server has taken this client in for {give_up_s:g} s (--give-up{cause}); started again "
         f"with the same --state, it goes on."
@@ -39,7 +40,7 @@ def given_up(give_up_s: float, transport: ClientTransport | None = None) -> Cann
 
 
 class Finder(Protocol):
-    """Where the server is, while there is no connection. over: there will be none any more."""
+    """Finds the server while there is no connection. over: there will be no server any more."""
 
     over: bool
 
@@ -47,13 +48,12 @@ class Finder(Protocol):
 
 
 class ClientLoop:
-    """Drives the protocol, the link and the work. inline: work is done within `step` (one process),
-    which waits for it.
+    """Does what the protocol answers to messages, to finished tasks and to the time.
 
-    prepare(loop, welcome): builds data and model for a run, and opens its book; called again only
-    for another run. curve: whether the connection is encrypted, or is to be counted as if it were.
-    slots: who may be at work on which device; each slot has a thread. faults: whether planned ones
-    are acted out.
+    prepare(loop, welcome) builds data and model for a run, and opens its book; it is called again
+    only for another run. curve: the connection is encrypted, or its bytes are counted as if it
+    were. inline: tasks are done within `step`, because the server runs in this process too. faults:
+    planned faults are acted out.
     """
 
     def __init__(
@@ -68,7 +68,8 @@ class ClientLoop:
         faults: bool = False,
         slots: Slots | None = None,
     ) -> None:
-        self.protocol, self.transport = protocol, transport
+        self.protocol = protocol
+        self.transport = transport
         self.ended: p.Ended | p.TurnedAway | None = None
         self.book = Book()
         self.link = Link(
@@ -78,12 +79,15 @@ class ClientLoop:
             Ledger(self.book.write, by_round=False),
             connection_bytes(curve, "client"),
         )
-        self._round = 0
-        self._prepare, self._inline, self._finder = prepare, inline, finder
-        self._results: queue.SimpleQueue[Call] = queue.SimpleQueue()
-        self._found_at, self._connected = 0.0, False
-        self._leaving = False
         self.slots = slots or Slots([CpuMemory()], 1)
+        self._prepare = prepare
+        self._inline = inline
+        self._finder = finder
+        self._calls: queue.SimpleQueue[Call] = queue.SimpleQueue()  # by other threads, for this one
+        self._round = 0  # of the newest task
+        self._found_at = 0.0  # when the finder was last asked
+        self._connected = False
+        self._leaving = False
         self._threads = Threads(self.slots, inline, self._tell_slots)
         self.tasks = Tasks(protocol, self._threads, self._later, inline=inline, faults=faults)
 
@@ -91,25 +95,29 @@ class ClientLoop:
     def run(
         self, say: Callable[[str], None] = lambda line: None, give_up_s: float | None = None
     ) -> p.Ended | p.TurnedAway:
-        """Works until the run is over or this process is asked to leave. say: called with a
-        sentence when nobody answers, and when someone does again. Raises CannotGoOn when no server
-        has taken this process in for give_up_s.
+        """Works until the run is over or this process is asked to leave.
+
+        say(sentence) is called when nobody answers, and when someone does again. Raises CannotGoOn
+        when no server has taken this process in for give_up_s, and what a task raised that is to
+        end the process.
         """
-        alone, reported = time.monotonic(), False
-        welcome = alone
+        taken_in = connected = time.monotonic()  # when that was last so
+        reported = False
         while self.ended is None:
             self.step(min(0.5, self.protocol.beat_s / 2))
             if self.tasks.error is not None:
                 raise self.tasks.error
+            now = time.monotonic()
             if self.protocol.state in TAKEN_IN:
-                welcome = time.monotonic()
-            elif give_up_s is not None and time.monotonic() - welcome > give_up_s:
+                taken_in = now
+            elif give_up_s is not None and now - taken_in > give_up_s:
                 raise given_up(give_up_s, self.transport)
             if self._connected:
+                connected = now
                 if reported:
                     say(f"connected to {self.transport.address}")
-                alone, reported = time.monotonic(), False
-            elif not reported and self.ended is None and time.monotonic() - alone > UNANSWERED_S:
+                reported = False
+            elif not reported and self.ended is None and now - connected > UNANSWERED_S:
                 cause = f" ({self.transport.trouble})" if self.transport.trouble else ""
                 say(
                     f"not connected to {self.transport.address} yet{cause}; trying on "
@@ -123,8 +131,8 @@ class ClientLoop:
         self._leaving = True
 
     def step(self, timeout_s: float) -> bool:
-        """One turn: what the transport has, what the work has brought, what time has done. Whether
-        anything moved.
+        """Handles what the transport has, what the tasks have brought, and what is due by now.
+        Returns whether there was anything.
         """
         moved = False
         for event in self.transport.poll(self.tasks.until_due(timeout_s)):
@@ -132,27 +140,27 @@ class ClientLoop:
             now = time.monotonic()
             if isinstance(event, Opened):
                 self._connected = True
-                self.link.opened(HERE)
-                self._do(self.protocol.opened(now))
+                self.link.opened(CONNECTION)
+                self._follow(self.protocol.opened(now))
             elif isinstance(event, Closed):
                 self._connected = False
-                self.link.ended(HERE)
-                self._do(self.protocol.closed(now))
-                self.link.undecoded(HERE, event.received)
-                self.link.closed(HERE)
+                self.link.ended(CONNECTION)
+                self._follow(self.protocol.closed(now))
+                self.link.undecoded(CONNECTION, event.received)
+                self.link.closed(CONNECTION)
             elif isinstance(event, Received):
                 self._receive(event, now)
-        while not self._results.empty():
+        while not self._calls.empty():
             moved = True
-            self._do(self._results.get()())
+            self._follow(self._calls.get()())
         for call in self.tasks.take_due():
-            self._do(call())
+            self._follow(call())
         if self._inline and self._threads.waiting:
             moved = True
             self._threads.work_inline()
-        self._do(self.protocol.tick(time.monotonic()))
+        self._follow(self.protocol.tick(time.monotonic()))
         if self._leaving and self.ended is None:
-            self._do(self.protocol.leave())
+            self._follow(self.protocol.leave())
             self.ended = p.Ended(False, "asked to leave")
         if not self._connected:
             self._look()
@@ -172,19 +180,20 @@ class ClientLoop:
     def close(self) -> None:
         self.tasks.stop()
         self._threads.close()
-        self.link.closed(HERE)
+        self.link.closed(CONNECTION)
         self.transport.close(1.0)
         self.book.close()
 
     # -- messages ----------------------------------------------------------------------------------
     def _receive(self, event: Received, now: float) -> None:
         try:
-            message, body = self.link.receive(HERE, event.frames)
+            message, body = self.link.receive(CONNECTION, event.frames)
         except RemoteProtocolError as broken:
             log.warning("refused a message of the server, and connecting anew: %s", broken)
-            self._do([p.Reconnect()])  # what it was is lost, and might have been awaited
+            self._follow([p.Reconnect()])  # the message is lost, and might have been awaited
             return
-        instructions, stray = list[p.Instruction](), ""
+        instructions: list[p.Instruction] = []
+        stray = ""
         try:
             instructions = self.protocol.received(message, body, now)
         except RemoteProtocolError as broken:
@@ -192,28 +201,24 @@ class ClientLoop:
             stray = "refused"
         if instructions and isinstance(instructions[0], p.Stray):
             stray = instructions[0].reason
-        self.link.book(HERE, message, body, event.frames, stray)
-        self._do(instructions)
+        self.link.book(CONNECTION, message, body, event.frames, stray)
+        self._follow(instructions)
 
-    def _do(self, instructions: list[p.Instruction]) -> None:
+    def _follow(self, instructions: list[p.Instruction]) -> None:
         for i in instructions:
             if isinstance(i, p.Out):
-                self.link.send(HERE, i.message, i.body)
+                self.link.send(CONNECTION, i.message, i.body)
             elif isinstance(i, p.Given):
                 if i.task.key.round != self._round:  # heartbeats: one line a round
-                    self.link.settle_counted(HERE, round=self._round)
+                    self.link.settle_counted(CONNECTION, round=self._round)
                     self._round = i.task.key.round
                 self.tasks.add(i)
             elif isinstance(i, p.Welcomed):
                 self._welcomed(i)
             elif isinstance(i, p.Booked):
-                self.link.settle(
-                    HERE,
-                    "down" if i.direction == "down" else "up",
-                    i.key,
-                    i.whole,
-                    **({} if i.whole else {"reason": "cut short"}),
-                )
+                reason = {} if i.whole else {"reason": "cut short"}
+                direction: Direction = "down" if i.direction == "down" else "up"
+                self.link.settle(CONNECTION, direction, i.key, i.whole, **reason)
             elif isinstance(i, p.Cancelled):
                 self.tasks.cancel(i.key)
             elif isinstance(i, p.Ended):
@@ -229,24 +234,25 @@ class ClientLoop:
     def _welcomed(self, event: p.Welcomed) -> None:
         self.link.ledger.incarnation = event.welcome.inc
         if not event.again or self.tasks.prepared is None:
-            self._threads.put(lambda device: self._get_ready(event.welcome))
+            self._threads.put(lambda device: self._prepare_run(event.welcome))
 
-    # -- work --------------------------------------------------------------------------------------
+    # -- preparing a run ---------------------------------------------------------------------------
     def _later(self, call: Call) -> None:
-        """To be made by the thread of the loop; safe to call from any other."""
-        self._results.put(call)
+        """Makes the thread of the loop make this call; any thread may call it."""
+        self._calls.put(call)
         if not self._inline:
             self.transport.wake()
 
-    def _get_ready(self, welcome: m.Welcome) -> None:
+    def _prepare_run(self, welcome: m.Welcome) -> None:
         try:
             prepared = self._prepare(self, welcome)
         except OWN_ERRORS as broken:
-            # Raised again in the thread that runs the loop, which ends the process; but what a part
-            # of the user's own raised must not end it as if all were well.
-            ends = not isinstance(broken, Exception)
-            raised = f"a part of your own raised {type(broken).__name__}: {broken}"
-            self.tasks.error = CannotGoOn(raised) if ends else broken
+            # Raised again in the thread that runs the loop, which ends the process; but SystemExit
+            # of a user's own part must not end it as if all were well.
+            if not isinstance(broken, Exception):
+                name = type(broken).__name__
+                broken = CannotGoOn(f"a part of your own raised {name}: {broken}")
+            self.tasks.error = broken
             self._later(list)
             return
         self.tasks.prepared = prepared
@@ -254,10 +260,11 @@ class ClientLoop:
         self._threads.start()
         # Another server may have welcomed this process meanwhile: what is ready here is not what
         # that one asked for.
-        self._later(lambda: self._now_ready(prepared) if self.protocol.run == welcome.run else [])
+        self._later(lambda: self._use(prepared) if self.protocol.run == welcome.run else [])
 
-    def _now_ready(self, prepared: Prepared) -> list[p.Instruction]:
-        self.transport = getattr(self.transport, "inner", self.transport)  # of another run's links
+    def _use(self, prepared: Prepared) -> list[p.Instruction]:
+        # Without the emulated links of the run before.
+        self.transport = getattr(self.transport, "inner", self.transport)
         if prepared.shape is not None:
             self.transport = prepared.shape(self.transport, self._connected)
         ours = self.protocol.tasks

@@ -1,5 +1,5 @@
-"""What a client process makes ready for the run that a server tells it of, and what it says of it
-beforehand.
+"""Prepares a client process for the run that a server describes, or explains to the site what the
+run would do there (`--explain`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fednet import ids as numbers
 from fednet import places
 from fednet.client.loop import ClientLoop
 from fednet.client.policy import Policy, leaving
+from fednet.client.slots import Packing
 from fednet.client.tasks import Prepared
 from fednet.config import Config
 from fednet.errors import ConfigError, DataError, FednetError, StateError
@@ -24,7 +26,6 @@ from fednet.ids import Ids
 from fednet.wire import messages as m
 
 if TYPE_CHECKING:
-    from fednet.client.slots import Packing
     from fednet.client.worker import Worker
     from fednet.data.base import Data
     from fednet.data.federation import Federation, Site
@@ -36,9 +37,11 @@ NAMES = 1 << 16  # bytes beside the tensors of a payload, such as the head of a 
 
 
 class Preparer:
-    """Makes a client process ready for the run that a server tells it of. asked: whom it serves,
-    whatever the server says. state: the folder of its clients' states; reset: begin anew where one
-    is missing. hold: this process's hold on them; None: whoever started it sees to that.
+    """Prepares a client process for the run that a server describes.
+
+    asked: the clients that it serves, whatever the server says. state: the folder of their states;
+    reset: a client whose state is missing starts again from nothing. hold: this process's hold on
+    the states; None: the process that started this one has it. say(sentence) tells the user.
     """
 
     def __init__(
@@ -52,53 +55,72 @@ class Preparer:
         say: Callable[[str], None] = lambda line: None,
         hold: StatesHold | None = None,
     ) -> None:
-        self.policy, self.asked, self.devices, self.state = policy, asked, devices, state
-        self.reset, self.say, self.hold = reset, say, hold
+        self.policy = policy
+        self.asked = asked
+        self.devices = devices
+        self.state = state
+        self.reset = reset
+        self.say = say
+        self.hold = hold
 
     def __call__(self, loop: ClientLoop, welcome: m.Welcome) -> Prepared:
-        with clean_words():
-            return self._prepared(loop, welcome)
+        with on_one_line():
+            return self._prepare(loop, welcome)
 
-    def _prepared(self, loop: ClientLoop, welcome: m.Welcome) -> Prepared:
+    def _prepare(self, loop: ClientLoop, welcome: m.Welcome) -> Prepared:
         from fednet.experiment import links
 
-        config, ids = settled(welcome, self.policy, self.asked), welcome.ids
+        config = accepted(welcome, self.policy, self.asked)
+        clients = welcome.ids
         determinism.settle(config.train)
         root = state_directory(self.state, welcome.run)
-        own_folder(root)
-        _take(self.hold, root, ids)
-        data = self._data(config, ids)
-        packing = _packing(config, data.experiment, loop)
+        check_folder(root)
+        self._take_states(root, clients)
+        data = self._load_data(config, clients)
+        experiment = data.experiment
+        packing = None
+        if config.train.pack > 1:
+            task = experiment.setting.task
+            packing = Packing(config.train.pack, task, loop.slots.limit, config.train.threads)
         workers = self._workers(config, root, data, packing)
-        everyone = len(ids) == config.clients
-        book = root / (f"wire-{loop.protocol.worker}.jsonl" if everyone else "wire.jsonl")
-        loop.book.open(book, config.record.wire == "sums")
+        # Several processes that host all clients may share the folder: each has its own book.
+        everyone = len(clients) == config.clients
+        book = f"wire-{loop.protocol.worker}.jsonl" if everyone else "wire.jsonl"
+        loop.book.open(root / book, config.record.wire == "sums")
         for worker in workers:
             worker.warm()
         facts = data.facts()
-        self.say(
-            f"joined {welcome.name} as client{'s' if len(ids) > 1 else ''} "
-            f"{_listed(ids)} on {', '.join(self.devices)}"
-        )
+        s = "s" if len(clients) > 1 else ""
+        where = f"client{s} {numbers.as_text(clients)} on {', '.join(self.devices)}"
+        self.say(f"joined {welcome.name} as {where}")
         return Prepared(
             workers,
-            data.experiment.digest,
+            experiment.digest,
             facts,
             links.shaper(config),
             packing,
-            together=max(1, min(config.train.pack, len(ids))),
+            together=max(1, min(config.train.pack, len(clients))),
             beside=config.schedule.mode != "sync",
-            largest=payload_bound(data.experiment),
+            largest=payload_bound(experiment),
         )
 
-    def _data(self, config: Config, ids: Sequence[int]) -> SiteData:
+    def _take_states(self, root: Path, clients: Sequence[int]) -> None:
+        """Takes these clients' states for this process alone, and removes what is half written."""
+        from fednet.experiment.store import clear_clients
+
+        clear = functools.partial(clear_clients, root)
+        if self.hold is None:
+            clear(clients)
+        else:
+            self.hold.take(root, clients, clear)
+
+    def _load_data(self, config: Config, clients: Sequence[int]) -> SiteData:
+        from fednet.data.site import alone
         from fednet.experiment import build
 
         own: dict[int, Federation] = {}
         if config.data.dataset == "site":
-            from fednet.data.site import alone
-
-            own = {client: alone(self._of_site(config, client)) for client in ids}
+            own = {client: alone(self._load_site(config, client)) for client in clients}
         first = next(iter(own.values())).data if own else None
         experiment = build.build(config, self.policy.data, first, tried=True)
         self.policy.check_built(experiment)
@@ -112,12 +134,12 @@ class Preparer:
                     raise ConfigError(f"client {client}: {wrong}") from None
         return SiteData(experiment, own, self.devices[0])
 
-    def _of_site(self, config: Config, client: int) -> Data:
-        """What lies in this client's own folder, each client's looked through."""
+    def _load_site(self, config: Config, client: int) -> Data:
+        """Returns the data in a client's own folder, after checks of all their values."""
         from fednet.data.site import load_site
         from fednet.experiment import trial
 
-        folder = _own_folder(self.policy.data, client)
+        folder = _data_folder(self.policy.data, client)
         try:
             data = load_site(config.data, folder, config.seed)
             trial.finite(data)
@@ -162,8 +184,8 @@ class Preparer:
 
 
 def payload_bound(experiment: Experiment) -> Callable[[m.Key], int]:
-    """How many bytes a task's payload may have, by its key and what the run declares: with what a
-    client is sent once, and the model that training starts from, which come with its first task.
+    """Returns a function from a task's key to the most bytes that its payload may have, by what the
+    run declares. What a client is sent once, and the base model, come with its first task.
     """
     from fednet.models import bytes_of
 
@@ -195,8 +217,8 @@ def payload_bound(experiment: Experiment) -> Callable[[m.Key], int]:
 
 
 class SiteData:
-    """The data of the clients that a process hosts. own: of a run on sites' own data, each one's;
-    else they are the run's, divided. device: where facts are counted.
+    """The data of the clients that a process hosts. own: each client's, where sites bring their own
+    data; else they are the run's, divided. device: where facts are counted.
     """
 
     def __init__(self, experiment: Experiment, own: dict[int, Federation], device: str) -> None:
@@ -204,7 +226,7 @@ class SiteData:
 
     @property
     def has_balanced(self) -> bool:
-        """Whether there is a test set of all classes alike."""
+        """Whether there is a test set with as many samples of each class."""
         return not self._own and bool(self.experiment.setting.classes)
 
     def site(self, client: int, device: str) -> Site:
@@ -213,7 +235,7 @@ class SiteData:
         return self.experiment.divided.site(client, device)
 
     def balanced(self, device: str) -> Pair:
-        """(x, y) on `device`: test samples, of each class as many."""
+        """Returns (x, y) on `device`: as many test samples of each class."""
         import numpy as np
         import torch
 
@@ -225,30 +247,8 @@ class SiteData:
         return Site(data, np.zeros(0, dtype=np.int64), chosen, torch.device(device)).test
 
     def facts(self) -> list[m.SiteFacts]:
-        """What the server has to know of sites' own data."""
+        """Returns what the server has to know of sites' own data."""
         return [_facts(client, self.site(client, self._device)) for client in self._own]
-
-
-def _packing(config: Config, experiment: Experiment, loop: ClientLoop) -> Packing | None:
-    """Where clients come together to be trained as one; None where each is trained by itself."""
-    from fednet.client.slots import Packing
-
-    if config.train.pack <= 1:
-        return None
-    return Packing(
-        config.train.pack, experiment.setting.task, loop.slots.limit, config.train.threads
-    )
-
-
-def _take(hold: StatesHold | None, root: Path, ids: Sequence[int]) -> None:
-    """These clients' states are this process's own, and nothing half written among them."""
-    from fednet.experiment.store import clear_clients
-
-    clear = functools.partial(clear_clients, root)
-    if hold is None:
-        clear(ids)
-    else:
-        hold.take(root, ids, clear)
 
 
 def _facts(client: int, site: Site) -> m.SiteFacts:
@@ -256,9 +256,9 @@ def _facts(client: int, site: Site) -> m.SiteFacts:
     return m.SiteFacts(client, site.n, site.n_targets, counts, site.data.names_sha256)
 
 
-def settled(welcome: m.Welcome, policy: Policy, asked: Ids) -> Config:
-    """The configuration of a run as it holds at this site. Raises ConfigError where the site does
-    not take part in such a run.
+def accepted(welcome: m.Welcome, policy: Policy, asked: Ids) -> Config:
+    """Returns the configuration of a run as it holds at this site. Raises ConfigError if the site
+    does not take part in such a run.
     """
     from fednet.models.start import received
 
@@ -268,8 +268,8 @@ def settled(welcome: m.Welcome, policy: Policy, asked: Ids) -> Config:
 
 
 @contextlib.contextmanager
-def clean_words() -> Iterator[None]:
-    """What is raised here quotes the server: as one line, whatever it wrote."""
+def on_one_line() -> Iterator[None]:
+    """Puts errors that are raised inside, and may quote the server, on one printable line."""
     try:
         yield
     except FednetError as wrong:
@@ -280,15 +280,15 @@ def clean_words() -> Iterator[None]:
         raise
 
 
-# Whatever a client process writes into the folder of a run.
+# The names of all files that a client process writes into the folder of a run.
 _OWN = re.compile(
     r"client-[0-9]+|wire(-[A-Za-z0-9._-]+)?\.jsonl|\.?(noise\.key|lock|base-)[A-Za-z0-9._-]*"
 )
 
 
-def own_folder(root: Path) -> None:
-    """Raises StateError where the folder of a run holds what no client process has written, or has
-    the name of one of the site's accounts: a server names it, and files in it are cut and deleted.
+def check_folder(root: Path) -> None:
+    """Raises StateError if the folder of a run has files that no client process wrote, or the name
+    of one of the site's accounts: a server names the run, and files in its folder are deleted.
     """
     from fednet.client.books import ANSWERS, MASKED
 
@@ -307,31 +307,21 @@ def own_folder(root: Path) -> None:
 
 
 def state_directory(state: Path | None, run: str) -> Path:
-    """Where a client process keeps what belongs to one run."""
+    """Returns the folder in which a client process keeps what belongs to one run."""
     return (state or places.runs() / "client-state") / run
 
 
-def _own_folder(data: Path | None, client: int) -> Path | None:
-    """A site that hosts several clients keeps each one's data in DIR/client-K; one client's data
-    may be DIR itself.
+def _data_folder(data: Path | None, client: int) -> Path | None:
+    """Returns the folder of a client's data: DIR/client-K if that exists, else DIR itself, as the
+    site has it that hosts one client.
     """
     if data is not None and (data / f"client-{client}").exists():
         return data / f"client-{client}"
     return data
 
 
-def _listed(numbers: Sequence[int]) -> str:
-    ranges, start = [], None
-    for i, n in enumerate(numbers):
-        start = n if start is None else start
-        if i + 1 == len(numbers) or numbers[i + 1] != n + 1:
-            ranges.append(f"{start}-{n}" if n > start else str(n))
-            start = None
-    return ",".join(ranges)
-
-
 def explanation(experiment: Experiment, clients: Sequence[int]) -> list[str]:
-    """What would leave this site each round, from the declarations."""
+    """Returns lines that say what would leave this site each round, from the declarations."""
     method, lines = experiment.algorithm, []
     for client in clients:
         if experiment.config.model.base == "server":
@@ -360,12 +350,12 @@ def explanation(experiment: Experiment, clients: Sequence[int]) -> list[str]:
 
 
 class Explained(FednetError):
-    """`--explain` has said what it had to say."""
+    """`--explain` has printed everything: the process ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explainer:
-    """Stands in the place of a `Preparer`: prints what the run would do with this site, and raises
+    """Takes the place of a `Preparer`: prints what the run would do at this site, and raises
     `Explained`.
     """
 
@@ -376,8 +366,8 @@ class Explainer:
     def __call__(self, loop: ClientLoop, welcome: m.Welcome) -> Prepared:
         from fednet.experiment import build
 
-        with clean_words():
-            config = settled(welcome, self.policy, self.asked)
+        with on_one_line():
+            config = accepted(welcome, self.policy, self.asked)
             exp = build.build(config, self.policy.data)
         print(
             f"{welcome.name}: {config.algorithm.name}, {config.rounds} rounds, "

@@ -1,8 +1,8 @@
-"""What a client process knows of the rounds of secure aggregation that are under way, in memory
-alone: with the process it is gone, and its clients have dropped out.
+"""The secrets of a process's clients in the current rounds of secure aggregation. They are only in
+memory: when the process ends they are gone, and its clients have dropped out.
 
-Another process, or this one started anew, has other keys: what left before is in the site's account
-on disk (`books.Masked`).
+Another process, or this one started again, has other keys; the site's account on disk says what has
+left before (`books.Masked`).
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from fednet.secagg import SecureClient, Terms
 
 
 class Secrets:
-    """The secrets, for secure aggregation, of all clients that this process hosts in one run.
-    account: of what left this site; configuration: digest of the run's. Any thread may call it.
+    """The secrets of all clients that this process hosts in one run. Any thread may call it.
+    account: of what left this site; configuration: the digest of the run's.
     """
 
     def __init__(self, account: Masked, configuration: str) -> None:
-        self._account, self._configuration = account, configuration
+        self._account = account
+        self._configuration = configuration
         self._lock = threading.Lock()
         self._machines: dict[int, tuple[int, SecureClient]] = {}
 
     def machine(self, terms: Terms, round: int, client: int, fresh: bool) -> SecureClient:
-        """The client's machine of this round; fresh: made where there is none, and those of earlier
-        rounds are forgotten. Raises LeftRound where it is not here.
+        """Returns the client's machine of this round. fresh: makes it if there is none, and forgets
+        those of earlier rounds; else raises LeftRound if it is not here.
         """
         with self._lock:
             known, machine = self._machines.get(client, (0, None))
@@ -45,7 +46,7 @@ class Secrets:
             return machine
 
     def leaves(self, client: int, round: int, vector: bytes) -> None:
-        """Notes that this client's vector leaves in this round. Raises LeftRound where one did
+        """Writes down that this client's vector leaves in this round. Raises LeftRound if one did
         before.
         """
         self._account.leaves(client, self._configuration, round, vector)

@@ -105,7 +105,7 @@ class Worker:
             drawn=answers is not None and answers.of(store.root.name),
         )
         self._evaluation = ClientEvaluation(
-            store, self.keeps_local, balanced, self.device.settle, state_lost
+            store, self.keeps_local, balanced, self.device.synchronize, state_lost
         )
         self._lock = threading.Lock()
         # Digest, kind and form of the last payload whose values were found finite: the same
@@ -187,7 +187,7 @@ class Worker:
                     next_record = Record(algorithm=state, residuals=past.next or None)
                     state_sha256, kept = self._save(task, start, next_record, host.trained, main)
                 made.append((key, encoded))
-            self.device.settle()
+            self.device.synchronize()
             watch.turn("over", 0, 0)
 
         for _, encoded in made:
