@@ -64,14 +64,14 @@ class FedAvgM(Algorithm):
         return self.Down(x=server.x)
 
     # Runs at the client, which sees `down`, its own state and `host`: no more.
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         done = host.train(down.x)
         return client, self.Up(x=done.x, run=done.run)
 
-    # start and fold are the defaults: the mean of the replies' x, weighted by samples.
+    # start and accumulator are the defaults: the mean of the replies' x, weighted by samples.
 
-    def finish(self, fold, server, cohort, host):
-        mean = fold.x.mean()
+    def server_update(self, accumulator, server, cohort, host):
+        mean = accumulator.x.mean()
         v = self.config.beta * server.v + (mean - server.x).params
         return self.Server(x=(server.x.params + v).with_buffers(mean), v=v)
 

@@ -72,7 +72,7 @@ class APFL(Algorithm):
         v: Tensors | None = None
         alpha: float | None = None
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         v = host.initial.params.select(down.x.params.layout) if client.v is None else client.v
         alpha = self.config.alpha if client.alpha is None else client.alpha
         if self.config.adaptive:
@@ -82,7 +82,7 @@ class APFL(Algorithm):
         y = host.train(down.x, loss=both(host.task, alpha), extra=v)
         return self.Client(v=y.extra, alpha=alpha), self.Up(x=y.x, run=y.run)
 
-    def personal(self, client, local, host):
+    def personal_model(self, client, local, host):
         return local if client.v is None else mixed(local, client.v, client.alpha)
 
 

@@ -8,9 +8,10 @@ down: no more.
 A round, for each exchange in `exchanges`:
 
     server: broadcast(server, phase, client_id) -> Down, encoded once where the object is the same
-    client: local(phase, client, down, host)    -> next client state, Up
-    server: start(server, phase) -> Fold; fold(...) once a reply, in ascending client id;
-            finish(...) -> next server state
+    client: client_update(phase, client, down, host) -> next client state, Up
+    server: init_accumulator(server, phase)          -> Accumulator
+            accumulate(accumulator, ...)             -> Accumulator, once a reply, in ascending id
+            server_update(accumulator, ...)          -> next server state
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 # A method's functions are given values of the classes that it declares itself, and name those where
 # they name any: narrower than State and Payload, which types of arguments do not allow.
-OwnState = Any  # `Server`, `Client` or `Fold`: see above
+OwnState = Any  # `Server`, `Client` or `Accumulator`: see above
 OwnPayload = Any  # `Down`, `Up` or `Enrolment`: see above
 OwnConfig = Any  # `Config`: see above
 
@@ -107,6 +108,16 @@ class AlgorithmConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True, k
         "weighting": "Weights of the clients' models or updates in the mean: samples: by their "
         "numbers of training samples; uniform: all the same."
     }
+
+
+# Names in methods of earlier development versions.
+RENAMED = {
+    "local": "client_update",
+    "fold": "accumulate",
+    "finish": "server_update",
+    "Fold": "Accumulator",
+    "personal": "personal_model",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +162,10 @@ class Algorithm:
     needs_public: ClassVar[bool] = False  # an error without a public set
     # What is held out for the server is for this method (see data.baseline_pool).
     uses_public: ClassVar[bool] = False
-    # The fold is a sum of updates: clipping and noise may be applied to it.
+    # The accumulator is a sum of updates: clipping and noise may be applied to it.
     sums_updates: ClassVar[bool] = False
-    # Fields of Up of which Fold has a Sum, of the same name, and nothing else of the reply: each
-    # `weighted` by `weight(run)`, or `plain`. Secure aggregation can sum them.
+    # Fields of Up of which Accumulator has a Sum, of the same name, and nothing else of the reply:
+    # each `weighted` by `weight(run)`, or `plain`. Secure aggregation can sum them.
     summed: ClassVar[Mapping[str, str]] = {}
     # Of the exchanges, the one that clients are judged in; who completes it counts.
     main: ClassVar[int] = -1
@@ -181,7 +192,7 @@ class Algorithm:
 
     Client: type[State] = Empty
 
-    class Fold(State):
+    class Accumulator(State):
         x: Sum
 
     exchanges: tuple[Exchange, ...] = ()
@@ -211,6 +222,9 @@ class Algorithm:
                         f"{cls.__name__}.shared_state names {name}, which {record.__qualname__} "
                         f"does not declare; Server, Down and Client all need a field of that name."
                     )
+        for old, new in RENAMED.items():
+            if old in cls.__dict__:
+                raise ConfigError(f"{cls.__name__}.{old} is called {new} now; rename it.")
         held(cls, Algorithm, RETURNS)
 
     @property
@@ -269,13 +283,13 @@ class Algorithm:
             **{self._field(self.Down.roles.weights, "Down"): self.shared_model(server)}
         )
 
-    def local(
+    def client_update(
         self, phase: int, client: OwnState, down: OwnPayload, host: ClientHost
     ) -> tuple[State, Payload]:
         """The client's part: (its next state, what goes up). client: its state as it was, which
         stays what it is where the reply does not count. Every method writes its own.
         """
-        raise NotImplementedError(f"{type(self).__name__}.local")
+        raise NotImplementedError(f"{type(self).__name__}.client_update")
 
     def outputs(self, module: nn.Module, x: Inputs) -> torch.Tensor:
         """The model's outputs for inputs x as the local loss asks for them: tried on a batch before
@@ -284,27 +298,32 @@ class Algorithm:
         out: torch.Tensor = module(x)
         return out
 
-    def start(self, server: OwnState, phase: int) -> State:
-        """The empty fold of an exchange. Default: one of a mean, as the `fold` here makes it."""
-        return first(self.Fold, "start and fold", x=Sum.empty())
+    def init_accumulator(self, server: OwnState, phase: int) -> State:
+        """The empty accumulator of an exchange. Default: that of a mean, for `accumulate` here."""
+        return first(self.Accumulator, "init_accumulator and accumulate", x=Sum.empty())
 
-    def fold(
-        self, fold: OwnState, server: OwnState, client_id: int, up: OwnPayload, host: ServerHost
+    def accumulate(
+        self,
+        accumulator: OwnState,
+        server: OwnState,
+        client_id: int,
+        up: OwnPayload,
+        host: ServerHost,
     ) -> State:
-        """The fold with one more reply; called in ascending client id. Default: the weights that
-        came up, each counting its client's samples unless `weighting: uniform`.
+        """The accumulator with one more reply; called in ascending client id. Default: the sum of
+        the weights that came up, each counting its client's samples unless `weighting: uniform`.
         """
         x = getattr(up, self._field(up.roles.weights, "Up"))
         run = getattr(up, self._field(up.roles.run, "Up"))
-        return self.Fold(x=fold.x.add(x, self.weight(run)))  # type: ignore[call-arg]
+        return self.Accumulator(x=accumulator.x.add(x, self.weight(run)))  # type: ignore[call-arg]
 
-    def finish(
-        self, fold: OwnState, server: OwnState, cohort: Sequence[int], host: ServerHost
+    def server_update(
+        self, accumulator: OwnState, server: OwnState, cohort: Sequence[int], host: ServerHost
     ) -> State:
         """Next server state; between exchanges, what the next exchange needs as part of it. cohort:
-        the clients that were folded. Default: the mean of what came up is the shared model.
+        the clients that were accumulated. Default: the mean of what came up is the shared model.
         """
-        return self.with_model(server, fold.x.mean())
+        return self.with_model(server, accumulator.x.mean())
 
     def weight(self, run: Run) -> float:
         """What a reply counts in a weighted mean: its samples n_i, or 1."""
@@ -360,7 +379,7 @@ class Algorithm:
         old: State = client
         return old.replace(**{name: getattr(newest, name) for name in self.shared_state})
 
-    def personal(
+    def personal_model(
         self, client: OwnState, local: Tensors, host: ClientHost
     ) -> Tensors | Callable[[Inputs], torch.Tensor]:
         """What the client is judged by: weights, or a function from inputs to outputs. Default: its

@@ -61,29 +61,29 @@ class CA2FL(Algorithm):
         h_i: PerClient
         h: Tensors
 
-    class Fold(State):
+    class Accumulator(State):
         change: Sum  # of Delta_i - h_i
         h_i: PerClient
 
     def init_server(self, x):
         return self.Server(x=x, h_i=PerClient(x.params.layout), h=x.params.zeros_like())
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         y = host.train(down.x)
         return client, self.Up(d=(y.x - down.x).with_buffers(y.x), run=y.run)
 
-    def start(self, server, phase):
-        return self.Fold(change=Sum.empty(), h_i=server.h_i)
+    def init_accumulator(self, server, phase):
+        return self.Accumulator(change=Sum.empty(), h_i=server.h_i)
 
     def weight(self, run):
         return 1.0
 
-    def fold(self, fold, server, client_id, up, host):
-        change = fold.change.add(up.d, less=server.h_i.known(client_id))
-        return self.Fold(change=change, h_i=fold.h_i.put(client_id, up.d.params))
+    def accumulate(self, accumulator, server, client_id, up, host):
+        change = accumulator.change.add(up.d, less=server.h_i.known(client_id))
+        return self.Accumulator(change=change, h_i=accumulator.h_i.put(client_id, up.d.params))
 
-    def finish(self, fold, server, cohort, host):
-        v = fold.change.step(server.h)  # with the old h_i
+    def server_update(self, accumulator, server, cohort, host):
+        v = accumulator.change.step(server.h)  # with the old h_i
         x = server.x.plus(v, self.config.server_lr).with_buffers(v)
-        h = fold.change.step(server.h, divisor=host.clients).params
-        return self.Server(x=x, h_i=fold.h_i, h=h)
+        h = accumulator.change.step(server.h, divisor=host.clients).params
+        return self.Server(x=x, h_i=accumulator.h_i, h=h)

@@ -67,12 +67,12 @@ class DiLoCo(Algorithm):
     def init_server(self, x):
         return self.Server(x=x, b=x.params.zeros_like())
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         y = host.train(down.x)  # InnerOpt
         return client, self.Up(x=y.x, run=y.run)
 
-    def finish(self, fold, server, cohort, host):
-        mean, mu, eta = fold.x.mean(), self.config.outer_momentum, self.config.outer_lr
+    def server_update(self, accumulator, server, cohort, host):
+        mean, mu, eta = accumulator.x.mean(), self.config.outer_momentum, self.config.outer_lr
 
         def step(mean, x, b):
             delta = x - mean

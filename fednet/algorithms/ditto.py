@@ -58,7 +58,7 @@ class Ditto(Algorithm):
     class Client(State):
         v: Tensors | None = None
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         v = host.train(
             host.initial.select(host.shared) if client.v is None else client.v,
             epochs=self.config.personal_epochs,
@@ -69,5 +69,5 @@ class Ditto(Algorithm):
         y = host.train(down.x)
         return self.Client(v=v.x), self.Up(x=y.x, run=y.run)
 
-    def personal(self, client, local, host):
+    def personal_model(self, client, local, host):
         return local if client.v is None else client.v

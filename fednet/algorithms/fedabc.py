@@ -87,7 +87,7 @@ class FedABC(Algorithm):
         x: Weights
         run: Statistics
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         c, present = self.config, torch.as_tensor(host.class_counts > 0, device=host.device)
 
         def loss(model: nn.Module, x: Inputs, y: torch.Tensor) -> torch.Tensor:

@@ -59,7 +59,7 @@ class FedAsync(Algorithm):
         x: Weights
         run: Statistics
 
-    class Fold(State):
+    class Accumulator(State):
         x: Tensors  # with the replies so far mixed in
 
     def refusal(self, run):
@@ -67,19 +67,19 @@ class FedAsync(Algorithm):
             return "schedule.buffer", "fedasync makes an update of each reply; set it to 1."
         return None
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         y = host.train(down.x, proximal=self.config.rho)  # adds rho (x - x_tau) to each gradient
         return client, self.Up(x=y.x, run=y.run)
 
-    def start(self, server, phase):
-        return self.Fold(x=server.x)
+    def init_accumulator(self, server, phase):
+        return self.Accumulator(x=server.x)
 
     def weight(self, run):
         return 1.0  # alpha alone says what a reply counts
 
-    def fold(self, fold, server, client_id, up, host):
+    def accumulate(self, accumulator, server, client_id, up, host):
         alpha_t = self.config.alpha * weight(self.config.staleness, host.staleness)
-        return self.Fold(x=mean([(fold.x, 1.0 - alpha_t), (up.x, alpha_t)]))
+        return self.Accumulator(x=mean([(accumulator.x, 1.0 - alpha_t), (up.x, alpha_t)]))
 
-    def finish(self, fold, server, cohort, host):
-        return self.Server(x=fold.x)
+    def server_update(self, accumulator, server, cohort, host):
+        return self.Server(x=accumulator.x)

@@ -35,7 +35,7 @@ class FedAvg(Algorithm):
         x: Weights
         run: Statistics
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         y = host.train(down.x)  # ClientUpdate
         return client, self.Up(x=y.x, run=y.run)
 

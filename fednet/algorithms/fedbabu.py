@@ -41,7 +41,7 @@ class FedBABU(Algorithm):
     def shared(self, layout, module):
         return layout.without(last_linears(module, 1))
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         body = [slot.name for slot in down.x.params.layout.slots]
         y = host.train(down.x, only=body)
         return client, self.Up(x=y.x, run=y.run)

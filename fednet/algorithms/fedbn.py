@@ -62,11 +62,11 @@ class FedBN(Algorithm):
         }
         return layout.without(own)
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         y = host.train(joined(down.x, client.bn, host))
         up, own = parted(y.x, host)
         return self.Client(bn=own), self.Up(x=up, run=y.run)
 
-    def finish(self, fold, server, cohort, host):
+    def server_update(self, accumulator, server, cohort, host):
         say_if_whole(host)
-        return super().finish(fold, server, cohort, host)
+        return super().server_update(accumulator, server, cohort, host)

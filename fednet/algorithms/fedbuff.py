@@ -58,21 +58,23 @@ class FedBuff(Algorithm):
         d: Delta  # Delta_i
         run: Statistics
 
-    class Fold(State):
+    class Accumulator(State):
         d: Sum
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         y = host.train(down.x)
         return client, self.Up(d=(y.x - down.x).with_buffers(y.x), run=y.run)
 
-    def start(self, server, phase):
-        return self.Fold(d=Sum.empty())
+    def init_accumulator(self, server, phase):
+        return self.Accumulator(d=Sum.empty())
 
     def weight(self, run):
         return 1.0
 
-    def fold(self, fold, server, client_id, up, host):
-        return self.Fold(d=fold.d.add(up.d, scale=weight(self.config.staleness, host.staleness)))
+    def accumulate(self, accumulator, server, client_id, up, host):
+        return self.Accumulator(
+            d=accumulator.d.add(up.d, scale=weight(self.config.staleness, host.staleness))
+        )
 
-    def finish(self, fold, server, cohort, host):
-        return self.Server(x=fold.d.step(server.x, self.config.server_lr))
+    def server_update(self, accumulator, server, cohort, host):
+        return self.Server(x=accumulator.d.step(server.x, self.config.server_lr))

@@ -58,7 +58,7 @@ class FedCM(Algorithm):
         x: Weights
         delta: Tensors
 
-    class Fold(State):
+    class Accumulator(State):
         d: TwoSums  # of Delta_i, and of Delta_i / (eta_l K_i)
 
     def init_server(self, x):
@@ -67,26 +67,26 @@ class FedCM(Algorithm):
     def broadcast(self, server, phase, client_id):
         return self.Down(x=server.x, delta=server.delta)
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         alpha = self.config.alpha  # v = alpha g + (1 - alpha) Delta
         y = host.train(
             down.x, scale_grad=alpha, add_to_grad=(1 - alpha) * down.delta if alpha < 1 else None
         )
         return client, self.Up(d=(down.x - y.x).with_buffers(y.x), run=y.run)
 
-    def start(self, server, phase):
-        return self.Fold(d=TwoSums.empty())
+    def init_accumulator(self, server, phase):
+        return self.Accumulator(d=TwoSums.empty())
 
     def weight(self, run):
         return 1.0  # the mean over clients is plain
 
-    def fold(self, fold, server, client_id, up, host):
+    def accumulate(self, accumulator, server, client_id, up, host):
         share = 1.0 / (host.lr * up.run.steps) if up.run.steps else 0.0
-        return self.Fold(d=fold.d.add(up.d, share))
+        return self.Accumulator(d=accumulator.d.add(up.d, share))
 
-    def finish(self, fold, server, cohort, host):
-        d = fold.d.plain
+    def server_update(self, accumulator, server, cohort, host):
+        d = accumulator.d.plain
         # mean_i Delta_i / (eta_l K_i)
         return self.Server(
-            x=d.step(server.x, -self.config.server_lr), delta=fold.d.weighted(d.count)
+            x=d.step(server.x, -self.config.server_lr), delta=accumulator.d.weighted(d.count)
         )

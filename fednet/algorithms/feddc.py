@@ -112,7 +112,7 @@ class FedDC(Algorithm):
         x: torch.Tensor | None = None  # S_i: (C_i, c, h, w) model inputs
         y: torch.Tensor | None = None
 
-    class Fold(State):
+    class Accumulator(State):
         x: Sum
         images: tuple[torch.Tensor, ...] = ()
         labels: tuple[torch.Tensor, ...] = ()
@@ -140,7 +140,7 @@ class FedDC(Algorithm):
         return super().outputs(module, x)
 
     # -- client ------------------------------------------------------------------------------------
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         y = host.train(down.x)
         if client.y is None or self.config.condense == "every":
             client = self.condensed(host)
@@ -175,18 +175,21 @@ class FedDC(Algorithm):
         )
 
     # -- server ------------------------------------------------------------------------------------
-    def start(self, server, phase):
-        return self.Fold(x=Sum.empty())
+    def init_accumulator(self, server, phase):
+        return self.Accumulator(x=Sum.empty())
 
-    def fold(self, fold, server, client_id, up, host):
-        return self.Fold(
-            x=fold.x.add(up.x, self.weight(up.run)),
-            images=(*fold.images, up.s.x),
-            labels=(*fold.labels, up.s.y),
+    def accumulate(self, accumulator, server, client_id, up, host):
+        return self.Accumulator(
+            x=accumulator.x.add(up.x, self.weight(up.run)),
+            images=(*accumulator.images, up.s.x),
+            labels=(*accumulator.labels, up.s.y),
         )
 
-    def finish(self, fold, server, cohort, host):
-        theta, s = fold.x.mean(), Samples(torch.cat(fold.images), torch.cat(fold.labels))
+    def server_update(self, accumulator, server, cohort, host):
+        theta, s = (
+            accumulator.x.mean(),
+            Samples(torch.cat(accumulator.images), torch.cat(accumulator.labels)),
+        )
         host.report(condensed_images=len(s))
         if not self.config.ft_epochs or not len(s):
             return server.replace(x=theta)

@@ -64,7 +64,7 @@ class FedDecorr(Algorithm):
     def outputs(self, module, x):
         return module.head(module.features(x))
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         beta = self.config.beta
         code = self.config.form == "code"
 

@@ -64,28 +64,28 @@ class FedDF(Algorithm):
         x: Weights
         run: Statistics
 
-    class Fold(State):
+    class Accumulator(State):
         x: Sum
         logits: torch.Tensor | None = None  # sum of f(x_k, d), (n, C) float64
         models: int = 0
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         y = host.train(down.x)
         return client, self.Up(x=y.x, run=y.run)
 
-    def fold(self, fold, server, client_id, up, host):
+    def accumulate(self, accumulator, server, client_id, up, host):
         f = logits(host.model(up.x), host.public_inputs[0], self.config.distill_batch).double()
-        return self.Fold(
-            x=fold.x.add(up.x, self.weight(up.run)),
-            logits=f if fold.logits is None else fold.logits + f,
-            models=fold.models + 1,
+        return self.Accumulator(
+            x=accumulator.x.add(up.x, self.weight(up.run)),
+            logits=f if accumulator.logits is None else accumulator.logits + f,
+            models=accumulator.models + 1,
         )
 
-    def finish(self, fold, server, cohort, host):
-        target = (fold.logits / fold.models).softmax(dim=1).float()
+    def server_update(self, accumulator, server, cohort, host):
+        target = (accumulator.logits / accumulator.models).softmax(dim=1).float()
         samples = Samples(host.public_inputs[0], target)
         x = host.fit(
-            fold.x.mean(),
+            accumulator.x.mean(),
             samples,
             epochs=self.config.distill_epochs,
             lr=self.config.distill_lr,

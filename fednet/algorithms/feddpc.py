@@ -79,7 +79,7 @@ class FedDPC(Algorithm):
         x: Weights
         delta: Tensors  # G
 
-    class Fold(State):
+    class Accumulator(State):
         u: Sum  # of f_j D_j
         gg: float  # <G, G>
         along: float = 0.0  # sum of f_j c_j
@@ -87,25 +87,31 @@ class FedDPC(Algorithm):
     def init_server(self, x):
         return self.Server(x=x, delta=x.params.zeros_like())
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         y = host.train(down.x)
         d = down.x.with_vector(blockwise(lambda x, y: (x - y) / host.lr, down.x, y.x))
         return client, self.Up(d=d.with_buffers(y.x), run=y.run)
 
-    def start(self, server, phase):
-        return self.Fold(
+    def init_accumulator(self, server, phase):
+        return self.Accumulator(
             u=Sum.empty(), gg=server.delta.dot(server.delta) if self.config.projection else 0.0
         )
 
-    def fold(self, fold, server, client_id, up, host):
+    def accumulate(self, accumulator, server, client_id, up, host):
         dd, c = 0.0, 0.0
-        if fold.gg > 0.0:
+        if accumulator.gg > 0.0:
             dd, dg = up.d.dots(server.delta)
-            c = dg / fold.gg
+            c = dg / accumulator.gg
         elif self.config.scaling:
             dd = up.d.dot(up.d)
-        f = self.factor(client_id, dd, dd - c * c * fold.gg, host) if self.config.scaling else 1.0
-        return self.Fold(u=fold.u.add(up.d, scale=f), gg=fold.gg, along=fold.along + f * c)
+        f = (
+            self.factor(client_id, dd, dd - c * c * accumulator.gg, host)
+            if self.config.scaling
+            else 1.0
+        )
+        return self.Accumulator(
+            u=accumulator.u.add(up.d, scale=f), gg=accumulator.gg, along=accumulator.along + f * c
+        )
 
     def weight(self, run):
         return 1.0  # the mean over clients is plain (Eq. 4)
@@ -123,10 +129,10 @@ class FedDPC(Algorithm):
             ratio if self.config.max_ratio is None else min(ratio, self.config.max_ratio)
         )
 
-    def finish(self, fold, server, cohort, host):
+    def server_update(self, accumulator, server, cohort, host):
         m, along, eta_g = (
-            fold.u.count,
-            fold.along,
+            accumulator.u.count,
+            accumulator.along,
             host.lr if self.config.server_lr is None else self.config.server_lr,
         )
 
@@ -134,5 +140,5 @@ class FedDPC(Algorithm):
             delta = ((u - along * g.double()) / m).float()
             return delta, x - eta_g * delta
 
-        delta, x = blockwise(step, fold.u.vector, server.delta, server.x)
-        return self.Server(x=fold.u.around(x), delta=server.delta.with_vector(delta))
+        delta, x = blockwise(step, accumulator.u.vector, server.delta, server.x)
+        return self.Server(x=accumulator.u.around(x), delta=server.delta.with_vector(delta))

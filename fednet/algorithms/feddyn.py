@@ -58,7 +58,7 @@ class FedDyn(Algorithm):
     class Client(State):
         g: Tensors
 
-    class Fold(State):
+    class Accumulator(State):
         x: Sum
 
     def init_server(self, x):
@@ -67,7 +67,7 @@ class FedDyn(Algorithm):
     def init_client(self, x):
         return self.Client(g=x.params.zeros_like())
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         g = client.g.select(down.x.params.layout)
         y = host.train(down.x, proximal=self.config.alpha, add_to_grad=-g)
         g = g.plus(y.x.params - down.x.params, -self.config.alpha)
@@ -76,12 +76,12 @@ class FedDyn(Algorithm):
     def weight(self, run):
         return 1.0  # P_t uniformly
 
-    def fold(self, fold, server, client_id, up, host):
-        return self.Fold(x=fold.x.add(up.x))
+    def accumulate(self, accumulator, server, client_id, up, host):
+        return self.Accumulator(x=accumulator.x.add(up.x))
 
-    def finish(self, fold, server, cohort, host):
-        alpha, mean = self.config.alpha, fold.x.mean()
-        share = alpha * fold.x.count / host.clients
+    def server_update(self, accumulator, server, cohort, host):
+        alpha, mean = self.config.alpha, accumulator.x.mean()
+        share = alpha * accumulator.x.count / host.clients
 
         def step(mean, theta, h):
             h_new = h - share * (mean - theta)

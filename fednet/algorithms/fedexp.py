@@ -60,27 +60,27 @@ class FedExP(Algorithm):
         last: Tensors | None = None  # the x before
         updates: int = 0
 
-    class Fold(State):
+    class Accumulator(State):
         d: Sum
         squares: float = 0.0  # sum of a_i ||Delta_i||^2, a_i not yet normalised
 
     def init_server(self, x):
         return self.Server(x=x)
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         y = host.train(down.x)
         return client, self.Up(d=(down.x - y.x).with_buffers(y.x), run=y.run)
 
-    def start(self, server, phase):
-        return self.Fold(d=Sum.empty())
+    def init_accumulator(self, server, phase):
+        return self.Accumulator(d=Sum.empty())
 
-    def fold(self, fold, server, client_id, up, host):
+    def accumulate(self, accumulator, server, client_id, up, host):
         a = self.weight(up.run)
-        d, square = fold.d.measure(up.d, a)
-        return self.Fold(d=d, squares=fold.squares + a * square)
+        d, square = accumulator.d.measure(up.d, a)
+        return self.Accumulator(d=d, squares=accumulator.squares + a * square)
 
-    def finish(self, fold, server, cohort, host):
-        d, a = fold.d, fold.d.weight
+    def server_update(self, accumulator, server, cohort, host):
+        d, a = accumulator.d, accumulator.d.weight
         eps = (
             self.config.eps
             * host.lr_decay**2
@@ -88,7 +88,7 @@ class FedExP(Algorithm):
         )
         mean_square = float(torch.dot(d.vector, d.vector)) / a**2  # ||D||^2
         below = 2 * (mean_square + eps)
-        eta_g = max(1.0, fold.squares / a / below) if below else 1.0
+        eta_g = max(1.0, accumulator.squares / a / below) if below else 1.0
         host.report(eta_g=eta_g)
         return self.Server(x=d.step(server.x, -eta_g), last=server.x, updates=server.updates + 1)
 

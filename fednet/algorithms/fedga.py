@@ -86,7 +86,7 @@ class FedGA(Algorithm):
         x: Tensors | None = None  # exact: the w of trip 1, between the trips only
         g: Tensors | None = None  # g_i
 
-    class Fold(State):
+    class Accumulator(State):
         d: TwoSums  # of what training did; stale: and of the pseudo-gradients
         g: Sum  # exact, first trip: of g_i
         trained: int = 0  # stale: clients that have a pseudo-gradient
@@ -114,7 +114,7 @@ class FedGA(Algorithm):
             return x
         return x.with_vector(blockwise(lambda x, g, g_i: x - beta * (g - g_i), x, g, g_i))
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         if self.config.mode == "stale":
             start = self.displaced(down.x, down.g, client.g)
             y = host.train(start)
@@ -130,23 +130,25 @@ class FedGA(Algorithm):
         y = host.train(self.displaced(client.x, down.g, client.g))
         return self.Client(), self.Up(d=(client.x - y.x).with_buffers(y.x), run=y.run)
 
-    def start(self, server, phase):
-        return self.Fold(d=TwoSums.empty(), g=Sum.empty())
+    def init_accumulator(self, server, phase):
+        return self.Accumulator(d=TwoSums.empty(), g=Sum.empty())
 
     def weight(self, run):
         return 1.0  # the mean over clients is plain
 
-    def fold(self, fold, server, client_id, up, host):
+    def accumulate(self, accumulator, server, client_id, up, host):
         if isinstance(up, self.Gradient):
-            return self.Fold(d=fold.d, g=fold.g.add(up.g))
+            return self.Accumulator(d=accumulator.d, g=accumulator.g.add(up.g))
         trained = self.config.mode == "stale" and up.run.steps > 0
         share = 1.0 / (host.lr * tau(up.run.steps, host.momentum)) if trained else 0.0
-        return self.Fold(d=fold.d.add(up.d, share), g=fold.g, trained=fold.trained + trained)
+        return self.Accumulator(
+            d=accumulator.d.add(up.d, share), g=accumulator.g, trained=accumulator.trained + trained
+        )
 
-    def finish(self, fold, server, cohort, host):
+    def server_update(self, accumulator, server, cohort, host):
         if self.config.mode == "exact" and host.phase == 0:
-            return self.Server(x=server.x, g=fold.g.mean(), asked=fold.g.count)
-        d = fold.d.plain
+            return self.Server(x=server.x, g=accumulator.g.mean(), asked=accumulator.g.count)
+        d = accumulator.d.plain
         if d.count < server.asked:
             host.warn(
                 f"fedga: {server.asked - d.count} of {server.asked} clients were lost between the "
@@ -156,4 +158,6 @@ class FedGA(Algorithm):
         x = d.step(server.x, -1.0)
         if self.config.mode == "exact":
             return self.Server(x=x)
-        return self.Server(x=x, g=fold.d.weighted(fold.trained) if fold.trained else server.g)
+        return self.Server(
+            x=x, g=accumulator.d.weighted(accumulator.trained) if accumulator.trained else server.g
+        )

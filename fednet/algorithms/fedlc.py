@@ -60,7 +60,7 @@ class FedLC(Algorithm):
         x: Weights
         run: Statistics
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         margin = margins(torch.as_tensor(host.class_counts, device=host.device), self.config.tau)
         several = int(torch.isfinite(margin).sum()) > 1
         others = self.config.denominator == "others" and several

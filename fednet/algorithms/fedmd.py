@@ -106,7 +106,7 @@ class FedMD(Algorithm):
         y: torch.Tensor | None = None
         begun: bool = False
 
-    class Fold(State):
+    class Accumulator(State):
         scores: torch.Tensor | None = None
         clients: int = 0
 
@@ -141,7 +141,7 @@ class FedMD(Algorithm):
         return self.Consensus(scores=server.scores, draw=server.draw)
 
     # -- a round -----------------------------------------------------------------------------------
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         x, y = host.inputs(Samples(client.x, client.y))
         rows = subset(len(y), self.config.subset, down.draw, host.round).to(y.device)
         if phase == 0:
@@ -178,26 +178,27 @@ class FedMD(Algorithm):
                     step(model, parameters, x[part], target[part], loss, host.lr)
         return Tensors.of(model, w.layout)
 
-    def start(self, server, phase):
-        return self.Fold()
+    def init_accumulator(self, server, phase):
+        return self.Accumulator()
 
     def weight(self, run):
         return 1.0  # the mean over clients is plain
 
-    def fold(self, fold, server, client_id, up, host):
+    def accumulate(self, accumulator, server, client_id, up, host):
         if not isinstance(up, self.Answer):
-            return fold
+            return accumulator
         found = up.scores.double()
-        return self.Fold(
-            scores=found if fold.scores is None else fold.scores + found, clients=fold.clients + 1
+        return self.Accumulator(
+            scores=found if accumulator.scores is None else accumulator.scores + found,
+            clients=accumulator.clients + 1,
         )
 
-    def finish(self, fold, server, cohort, host):
-        if fold.scores is None:  # the second exchange
+    def server_update(self, accumulator, server, cohort, host):
+        if accumulator.scores is None:  # the second exchange
             return server.replace(scores=None)
-        return server.replace(scores=(fold.scores / fold.clients).float())
+        return server.replace(scores=(accumulator.scores / accumulator.clients).float())
 
-    def personal(self, client, local, host):
+    def personal_model(self, client, local, host):
         return client.w
 
 

@@ -76,27 +76,27 @@ class FedNova(Algorithm):
         d: Delta  # Delta_i
         run: Statistics
 
-    class Fold(State):
+    class Accumulator(State):
         d: Sum  # of p_i d_i, p_i not yet normalised
         effective: float = 0.0  # sum of p_i ||a_i||_1, or of p_i K_i
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         y = host.train(down.x, proximal=self.config.mu)
         return client, self.Up(d=(down.x - y.x).with_buffers(y.x), run=y.run)
 
-    def start(self, server, phase):
-        return self.Fold(d=Sum.empty())
+    def init_accumulator(self, server, phase):
+        return self.Accumulator(d=Sum.empty())
 
-    def fold(self, fold, server, client_id, up, host):
+    def accumulate(self, accumulator, server, client_id, up, host):
         p = self.weight(up.run)
         norm = gradient_weight(up.run.steps, host.lr, host.momentum, self.config.mu)
         effective = up.run.steps if self.config.tau_eff == "steps" else norm
-        return self.Fold(
-            d=fold.d.add(up.d, p, scale=1.0 / norm if norm else 0.0),
-            effective=fold.effective + p * effective,
+        return self.Accumulator(
+            d=accumulator.d.add(up.d, p, scale=1.0 / norm if norm else 0.0),
+            effective=accumulator.effective + p * effective,
         )
 
-    def finish(self, fold, server, cohort, host):
-        tau_eff = fold.effective / fold.d.weight
+    def server_update(self, accumulator, server, cohort, host):
+        tau_eff = accumulator.effective / accumulator.d.weight
         host.report(tau_eff=tau_eff)
-        return self.Server(x=fold.d.step(server.x, -tau_eff))
+        return self.Server(x=accumulator.d.step(server.x, -tau_eff))

@@ -71,12 +71,12 @@ class FedAvgM(Algorithm):
     def init_server(self, x):
         return self.Server(x=x, v=x.params.zeros_like())
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         y = host.train(down.x)
         return client, self.Up(x=y.x, run=y.run)
 
-    def finish(self, fold, server, cohort, host):
-        mean, beta, eta = fold.x.mean(), self.config.beta, self.config.server_lr
+    def server_update(self, accumulator, server, cohort, host):
+        mean, beta, eta = accumulator.x.mean(), self.config.beta, self.config.server_lr
 
         def step(mean, x, v):
             v_new = beta * v + (mean - x)
@@ -126,12 +126,12 @@ class Adaptive(Algorithm):
             x=x, m=zero, v=zero.with_vector(torch.full_like(zero.vector, self.config.tau**2))
         )
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         y = host.train(down.x)
         return client, self.Up(x=y.x, run=y.run)
 
-    def finish(self, fold, server, cohort, host):
-        mean, c = fold.x.mean(), self.config
+    def server_update(self, accumulator, server, cohort, host):
+        mean, c = accumulator.x.mean(), self.config
 
         def step(mean, x, m, v):
             delta = mean - x

@@ -77,7 +77,7 @@ class FedPDC(Algorithm):
         x: Tensors
         p: dict[int, float]  # p_i of the last round's participants
 
-    class Fold(State):
+    class Accumulator(State):
         x: Sum
         p: dict[int, float]
         alike: Sum | None  # the mean to fall back on: kept while every p_i so far is 0
@@ -89,7 +89,7 @@ class FedPDC(Algorithm):
         return self.Down(x=server.x, p=server.p.get(client_id, 1.0))
 
     # -- client (Algorithm 3) ----------------------------------------------------------------------
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         pull = self.strength(host.round) * (1 - down.p)  # lambda_n (1 - p)
         if self.config.penalty == "prox":
             y = host.train(down.x, proximal=pull)
@@ -108,22 +108,26 @@ class FedPDC(Algorithm):
         return 0.5 * n if self.config.lambda_ == "adaptive" else self.config.lambda_
 
     # -- server (Algorithm 2) ----------------------------------------------------------------------
-    def start(self, server, phase):
-        return self.Fold(x=Sum.empty(), p={}, alike=Sum.empty())
+    def init_accumulator(self, server, phase):
+        return self.Accumulator(x=Sum.empty(), p={}, alike=Sum.empty())
 
-    def fold(self, fold, server, client_id, up, host):
+    def accumulate(self, accumulator, server, client_id, up, host):
         p = host.evaluate(up.x).accuracy
         weight = p if self.config.weighting == "accuracy" else self.weight(up.run)
-        alike = fold.alike.add(up.x) if fold.alike is not None and weight == 0 else None
-        return self.Fold(x=fold.x.add(up.x, weight), p={**fold.p, client_id: p}, alike=alike)
+        alike = (
+            accumulator.alike.add(up.x) if accumulator.alike is not None and weight == 0 else None
+        )
+        return self.Accumulator(
+            x=accumulator.x.add(up.x, weight), p={**accumulator.p, client_id: p}, alike=alike
+        )
 
-    def finish(self, fold, server, cohort, host):
-        host.report(accuracy_public={str(i): p for i, p in fold.p.items()})
-        known = {**server.p, **fold.p} if self.config.remember == "latest" else fold.p
-        if fold.alike is not None:
+    def server_update(self, accumulator, server, cohort, host):
+        host.report(accuracy_public={str(i): p for i, p in accumulator.p.items()})
+        known = {**server.p, **accumulator.p} if self.config.remember == "latest" else accumulator.p
+        if accumulator.alike is not None:
             host.warn("no participant's model gets any public sample right; all count alike.")
-            return self.Server(x=fold.alike.mean(), p=known)
-        return self.Server(x=fold.x.mean(), p=known)  # Eq. 4
+            return self.Server(x=accumulator.alike.mean(), p=known)
+        return self.Server(x=accumulator.x.mean(), p=known)  # Eq. 4
 
     def weight(self, run):
         return float(run.n) if self.config.weighting == "samples" else 1.0

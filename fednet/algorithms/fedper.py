@@ -57,11 +57,11 @@ class FedPer(Algorithm):
     def shared(self, layout, module):
         return layout.without(last_linears(module, self.config.personal_layers))
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         y = host.train(joined(down.x, client.head, host))  # base and head jointly
         base, head = parted(y.x, host)
         return self.Client(head=head), self.Up(x=base, run=y.run)
 
-    def finish(self, fold, server, cohort, host):
+    def server_update(self, accumulator, server, cohort, host):
         say_if_whole(host)
-        return super().finish(fold, server, cohort, host)  # the mean of the bases
+        return super().server_update(accumulator, server, cohort, host)  # the mean of the bases

@@ -102,7 +102,7 @@ class FedProto(Algorithm):
         c: torch.Tensor | None = None
         known: torch.Tensor | None = None
 
-    class Fold(State):
+    class Accumulator(State):
         c: torch.Tensor | None = None  # (C, d) float64 sums
         n: torch.Tensor | None = None  # (C,) their weights
 
@@ -131,7 +131,7 @@ class FedProto(Algorithm):
         return module.head(module.features(x))
 
     # -- a round -----------------------------------------------------------------------------------
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         c, known = down.c.to(host.device), down.known.bool().to(host.device)
         lambda_ = self.config.lambda_
 
@@ -145,27 +145,28 @@ class FedProto(Algorithm):
         state = self.Client(w=y.x, c=down.c, known=down.known)
         return state, self.Up(c=mine, n=n, run=y.run)
 
-    def start(self, server, phase):
-        return self.Fold()
+    def init_accumulator(self, server, phase):
+        return self.Accumulator()
 
-    def fold(self, fold, server, client_id, up, host):
+    def accumulate(self, accumulator, server, client_id, up, host):
         n = (up.n > 0).long()
         if self.config.weighting == "samples":
             n = within(up.n, up.run.n)
         c = up.c.double() * n.unsqueeze(1)
-        return self.Fold(
-            c=c if fold.c is None else fold.c + c, n=n if fold.n is None else fold.n + n
+        return self.Accumulator(
+            c=c if accumulator.c is None else accumulator.c + c,
+            n=n if accumulator.n is None else accumulator.n + n,
         )
 
-    def finish(self, fold, server, cohort, host):
-        new = (fold.n > 0).unsqueeze(1)
-        mean = (fold.c / fold.n.clamp(min=1).unsqueeze(1)).float()
+    def server_update(self, accumulator, server, cohort, host):
+        new = (accumulator.n > 0).unsqueeze(1)
+        mean = (accumulator.c / accumulator.n.clamp(min=1).unsqueeze(1)).float()
         return self.Server(
-            c=torch.where(new, mean, server.c), known=server.known | (fold.n > 0).long()
+            c=torch.where(new, mean, server.c), known=server.known | (accumulator.n > 0).long()
         )
 
     # -- what is judged ----------------------------------------------------------------------------
-    def personal(self, client, local, host):
+    def personal_model(self, client, local, host):
         if self.config.predict == "head" or client.known is None:
             return local
         candidates = client.known.bool()

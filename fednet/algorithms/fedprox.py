@@ -45,11 +45,11 @@ class FedProx(Algorithm):
         x: Weights
         run: Statistics
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         y = host.train(down.x, proximal=self.config.mu)  # adds mu (w_i - w) to each gradient
         return client, self.Up(x=y.x, run=y.run)
 
-    def finish(self, fold, server, cohort, host):
+    def server_update(self, accumulator, server, cohort, host):
         # heavy-ball SGD on the proximal term alone
         if host.lr * self.config.mu >= 2 * (1 + host.momentum):
             host.warn(
@@ -57,4 +57,4 @@ class FedProx(Algorithm):
                 f"stay below "
                 f"{2 * (1 + host.momentum):g}."
             )
-        return super().finish(fold, server, cohort, host)
+        return super().server_update(accumulator, server, cohort, host)

@@ -141,7 +141,7 @@ class FedRDS(Algorithm):
         )
 
     # -- a round -----------------------------------------------------------------------------------
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         sigma = self.sigma(client.v, down.x)
         host.report(sigma=sigma)
         more = None if client.y is None else Samples(client.x, client.y)
@@ -157,14 +157,14 @@ class FedRDS(Algorithm):
         factor = math.exp(c.sigma_sign * (1.0 if v is None else cosine(v, w)))
         return factor if c.sigma_mode == "eq4" else c.sigma0 * factor
 
-    def finish(self, fold, server, cohort, host):
+    def server_update(self, accumulator, server, cohort, host):
         if host.round == 1 and host.public is None:
             host.warn(
                 "fedrds has no shared data (data.public.fraction is 0): this is its "
                 "regularisation alone."
             )
         # Eq. 9: n_k counts private and shared samples
-        return super().finish(fold, server, cohort, host)
+        return super().server_update(accumulator, server, cohort, host)
 
 
 def cosine(a: Tensors, b: Tensors) -> float:

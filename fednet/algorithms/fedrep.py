@@ -69,7 +69,7 @@ class FedRep(Algorithm):
     def shared(self, layout, module):
         return layout.without(last_linears(module, self.config.personal_layers))
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         base = [s.name for s in host.shared.parameters.slots]
         head = [s.name for s in host.layout.parameters.without(base).slots]
         x, runs = joined(down.x, client.head, host), []
@@ -98,9 +98,9 @@ class FedRep(Algorithm):
             )
         return None
 
-    def finish(self, fold, server, cohort, host):
+    def server_update(self, accumulator, server, cohort, host):
         say_if_whole(host)
-        return super().finish(fold, server, cohort, host)  # the mean of the bases
+        return super().server_update(accumulator, server, cohort, host)  # the mean of the bases
 
 
 def divided(steps: int, h: int, b: int) -> tuple[int, int]:

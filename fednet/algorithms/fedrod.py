@@ -88,7 +88,7 @@ class FedRoD(Algorithm):
             )
         return layout
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         prior = log_prior(torch.as_tensor(host.class_counts, device=host.device), self.config.gamma)
         if not self.config.train_p:
             y = host.train(down.x, loss=lambda model, x, y: F.cross_entropy(model(x) + prior, y))
@@ -107,7 +107,7 @@ class FedRoD(Algorithm):
 
     # The server's half is the default: the mean of base and generic head.
 
-    def personal(self, client, local, host):
+    def personal_model(self, client, local, host):
         if client.p is None:
             return local
         model, p = host.frozen(local), dict(client.p.to(host.device).items())

@@ -56,7 +56,7 @@ class FedSAM(Algorithm):
         x: Weights
         run: Statistics
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         y = host.train(down.x, loss=sharp(host.task, self.config.rho) if self.config.rho else None)
         return client, self.Up(x=y.x, run=y.run)
 

@@ -50,10 +50,10 @@ class FedSGD(Algorithm):
         g: Delta
         run: Statistics
 
-    class Fold(State):
+    class Accumulator(State):
         g: Sum
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         found = host.gradient(down.x)
         g, train = found.x, host.train_config
         if train.clip_norm is not None:
@@ -62,12 +62,12 @@ class FedSGD(Algorithm):
             g = g + train.weight_decay * down.x
         return client, self.Up(g=g, run=found.run)
 
-    def start(self, server, phase):
-        return self.Fold(g=Sum.empty())
+    def init_accumulator(self, server, phase):
+        return self.Accumulator(g=Sum.empty())
 
-    def fold(self, fold, server, client_id, up, host):
-        return self.Fold(g=fold.g.add(up.g, self.weight(up.run)))
+    def accumulate(self, accumulator, server, client_id, up, host):
+        return self.Accumulator(g=accumulator.g.add(up.g, self.weight(up.run)))
 
-    def finish(self, fold, server, cohort, host):
+    def server_update(self, accumulator, server, cohort, host):
         # w <- w - eta sum (n_i / n) g_i
-        return self.Server(x=server.x.with_vector(fold.g.step(server.x, -host.lr).vector))
+        return self.Server(x=server.x.with_vector(accumulator.g.step(server.x, -host.lr).vector))

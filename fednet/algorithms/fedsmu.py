@@ -73,13 +73,13 @@ class FedSMU(Algorithm):
     class Client(State):
         m: Tensors
 
-    class Fold(State):
+    class Accumulator(State):
         u: Sum
 
     def init_client(self, x):
         return self.Client(m=x.params.zeros_like())
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         y = host.train(down.x)
         c = self.config
 
@@ -93,17 +93,17 @@ class FedSMU(Algorithm):
         u, m = blockwise(signs, y.x, down.x, client.m)
         return client.replace(m=client.m.with_vector(m)), self.Up(u=y.x.with_vector(u), run=y.run)
 
-    def start(self, server, phase):
-        return self.Fold(u=Sum.empty())
+    def init_accumulator(self, server, phase):
+        return self.Accumulator(u=Sum.empty())
 
     def weight(self, run):
         return 1.0  # the mean over clients is plain
 
-    def fold(self, fold, server, client_id, up, host):
-        return self.Fold(u=fold.u.add(up.u))
+    def accumulate(self, accumulator, server, client_id, up, host):
+        return self.Accumulator(u=accumulator.u.add(up.u))
 
-    def finish(self, fold, server, cohort, host):
-        u = fold.u.mean()
+    def server_update(self, accumulator, server, cohort, host):
+        u = accumulator.u.mean()
         c = self.config
         gamma_1 = c.server_lr * c.server_lr_decay ** (host.round - 1)
         x = blockwise(lambda u, x: x + gamma_1 * (u - c.decay * x), u, server.x)

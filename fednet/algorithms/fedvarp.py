@@ -50,30 +50,32 @@ class FedVARP(Algorithm):
         y: PerClient
         ybar: Tensors
 
-    class Fold(State):
+    class Accumulator(State):
         change: Sum  # of Delta_i - y_i
         y: PerClient
 
     def init_server(self, x):
         return self.Server(x=x, y=PerClient(x.params.layout), ybar=x.params.zeros_like())
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         y = host.train(down.x)
         return client, self.Up(d=(down.x - y.x).with_buffers(y.x), run=y.run)
 
-    def start(self, server, phase):
-        return self.Fold(change=Sum.empty(), y=server.y)
+    def init_accumulator(self, server, phase):
+        return self.Accumulator(change=Sum.empty(), y=server.y)
 
     def weight(self, run):
         return 1.0  # the mean over clients is plain
 
-    def fold(self, fold, server, client_id, up, host):
-        change = fold.change.add(up.d, less=server.y.known(client_id))
-        return self.Fold(change=change, y=fold.y.put(client_id, up.d.params))
+    def accumulate(self, accumulator, server, client_id, up, host):
+        change = accumulator.change.add(up.d, less=server.y.known(client_id))
+        return self.Accumulator(change=change, y=accumulator.y.put(client_id, up.d.params))
 
-    def finish(self, fold, server, cohort, host):
-        v = fold.change.step(server.ybar)  # with the old y
+    def server_update(self, accumulator, server, cohort, host):
+        v = accumulator.change.step(server.ybar)  # with the old y
         x = server.x.plus(v, -self.config.server_lr).with_buffers(v)
         return self.Server(
-            x=x, y=fold.y, ybar=fold.change.step(server.ybar, divisor=host.clients).params
+            x=x,
+            y=accumulator.y,
+            ybar=accumulator.change.step(server.ybar, divisor=host.clients).params,
         )

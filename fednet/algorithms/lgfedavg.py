@@ -61,11 +61,13 @@ class LGFedAvg(Algorithm):
         k = self.config.global_layers
         return layout if k == "all" else layout.select(filter(layout.has, last_linears(module, k)))
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         y = host.train(joined(down.x, client.own, host))  # theta^l_i and theta^g together
         up, own = parted(y.x, host)
         return self.Client(own=own), self.Up(x=up, run=y.run)
 
-    def finish(self, fold, server, cohort, host):
+    def server_update(self, accumulator, server, cohort, host):
         say_if_whole(host)
-        return super().finish(fold, server, cohort, host)  # the mean of the global layers
+        return super().server_update(
+            accumulator, server, cohort, host
+        )  # the mean of the global layers

@@ -50,7 +50,7 @@ class Local(Algorithm):
         x: Tensors
         started: bool = False
 
-    Fold = Empty
+    Accumulator = Empty
 
     def __init__(self, config=None, clients=1):
         super().__init__(config, clients)
@@ -69,16 +69,16 @@ class Local(Algorithm):
     def broadcast(self, server, phase, client_id):
         return self.Down()
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         own = self.config.init == "own" and not client.started
         y = host.train(host.fresh("own", 0) if own else client.x)
         return self.Client(x=y.x, started=True), self.Up(run=y.run)
 
-    def start(self, server, phase):
-        return self.Fold()
+    def init_accumulator(self, server, phase):
+        return self.Accumulator()
 
-    def fold(self, fold, server, client_id, up, host):
-        return fold
+    def accumulate(self, accumulator, server, client_id, up, host):
+        return accumulator
 
-    def finish(self, fold, server, cohort, host):
+    def server_update(self, accumulator, server, cohort, host):
         return server

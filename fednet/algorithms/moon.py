@@ -74,7 +74,7 @@ class Moon(Algorithm):
     class Client(State):
         v: Tensors | None = None
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         loss = None
         if client.v is not None and self.config.mu:
             loss = self.loss(host.task, host.frozen(down.x), host.frozen(client.v))

@@ -74,7 +74,7 @@ class PFedMe(Algorithm):
     class Client(State):
         theta: Tensors | None = None
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         w = theta = down.x
         steps, loss = local_rounds(host), 0.0
         for r in range(steps):
@@ -92,12 +92,12 @@ class PFedMe(Algorithm):
         run = Run(n=host.n, steps=steps, loss=loss / steps if steps else 0.0)
         return self.Client(theta=theta), self.Up(x=w, run=run)
 
-    def finish(self, fold, server, cohort, host):
-        mean = fold.x.mean()
+    def server_update(self, accumulator, server, cohort, host):
+        mean = accumulator.x.mean()
         x = server.x.plus(mean - server.x, self.config.beta)
         return self.Server(x=x.with_buffers(mean))
 
-    def personal(self, client, local, host):
+    def personal_model(self, client, local, host):
         return local if client.theta is None else client.theta
 
 

@@ -52,26 +52,28 @@ class QFedAvg(Algorithm):
         loss: Scalar  # F_k
         run: Statistics
 
-    class Fold(State):
+    class Accumulator(State):
         d: Sum  # of F_k^q (w - w_k)
         h: float = 0.0  # sum of h_k / L
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         loss = host.evaluate(down.x, host.data).mean_loss
         y = host.train(down.x)
         return client, self.Up(d=(down.x - y.x).with_buffers(y.x), loss=loss, run=y.run)
 
-    def start(self, server, phase):
-        return self.Fold(d=Sum.empty())
+    def init_accumulator(self, server, phase):
+        return self.Accumulator(d=Sum.empty())
 
     def weight(self, run):
         return 1.0  # losses alone say what a reply counts
 
-    def fold(self, fold, server, client_id, up, host):
+    def accumulate(self, accumulator, server, client_id, up, host):
         q, loss = self.config.q, up.loss + EPSILON
-        d, square = fold.d.measure(up.d, loss**q)
-        return self.Fold(d=d, h=fold.h + q * loss ** (q - 1) * square / host.lr + loss**q)
+        d, square = accumulator.d.measure(up.d, loss**q)
+        return self.Accumulator(
+            d=d, h=accumulator.h + q * loss ** (q - 1) * square / host.lr + loss**q
+        )
 
-    def finish(self, fold, server, cohort, host):
-        host.report(step=fold.d.weight / fold.h)
-        return self.Server(x=fold.d.step(server.x, -1.0, divisor=fold.h))
+    def server_update(self, accumulator, server, cohort, host):
+        host.report(step=accumulator.d.weight / accumulator.h)
+        return self.Server(x=accumulator.d.step(server.x, -1.0, divisor=accumulator.h))

@@ -22,7 +22,7 @@ class Declared(Protocol):
 
     Server: type[State]
     Client: type[State]
-    Fold: type[State]
+    Accumulator: type[State]
     model_field: str | None
 
 
@@ -43,13 +43,13 @@ def _payload(expected: str, optional: bool = False) -> Check:
 def _state(which: str) -> Check:
     def check(method: Declared, given: Given, found: object) -> str | None:
         kind = getattr(method, which)
-        others = {method.Server, method.Client, method.Fold} - {kind}
+        others = {method.Server, method.Client, method.Accumulator} - {kind}
         if not isinstance(found, State) or type(found) in others:
             return f"{which}(...)"
         field = method.model_field if isinstance(found, method.Server) else None
         if field is not None and not isinstance(getattr(found, field), Tensors | None):
             return f"Tensors as its {field}, not a {type(getattr(found, field)).__name__}"
-        return None if which == "Fold" else _kept(found)
+        return None if which == "Accumulator" else _kept(found)
 
     return check
 
@@ -101,16 +101,16 @@ RETURNS: Mapping[str, Check] = {
     "enroll": _payload("a payload, or None", optional=True),
     "enrolled": _state("Client"),
     "broadcast": _payload("the payload that goes down, Down(...)"),
-    "local": _pair,
-    "start": _state("Fold"),
-    "fold": _state("Fold"),
-    "finish": _state("Server"),
+    "client_update": _pair,
+    "init_accumulator": _state("Accumulator"),
+    "accumulate": _state("Accumulator"),
+    "server_update": _state("Server"),
     "weight": _a(Real, "a number"),
     "global_model": _model,
     "shared_model": _model,
     "shared_part": _model,
     "with_model": _state("Server"),
-    "personal": lambda method, given, found: (
+    "personal_model": lambda method, given, found: (
         None
         if isinstance(found, Tensors) or callable(found)
         else "Tensors of the model, or a function from inputs to outputs"

@@ -96,7 +96,7 @@ class Scaffold(Algorithm):
     class Client(State):
         c: Tensors
 
-    class Fold(State):
+    class Accumulator(State):
         dy: Sum
         dc: Sum
 
@@ -128,7 +128,7 @@ class Scaffold(Algorithm):
     def broadcast(self, server, phase, client_id):
         return self.Down(x=server.x, c=server.c)
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         x, c, c_i = down.x, down.c, client.c
         if self.config.correction == "grad":
             y = host.train(x, add_to_grad=c - c_i)  # line 10
@@ -151,14 +151,16 @@ class Scaffold(Algorithm):
         c_new = host.gradient(x).x.params if self.config.option == "I" else c_i  # line 12 (i)
         return self.Client(c=c_new), self.Up(dy=y.x - x, dc=c_new - c_i, run=y.run)  # lines 13-14
 
-    def start(self, server, phase):
-        return self.Fold(dy=Sum.empty(), dc=Sum.empty())
+    def init_accumulator(self, server, phase):
+        return self.Accumulator(dy=Sum.empty(), dc=Sum.empty())
 
-    def fold(self, fold, server, client_id, up, host):
-        return self.Fold(dy=fold.dy.add(up.dy, self.weight(up.run)), dc=fold.dc.add(up.dc))
+    def accumulate(self, accumulator, server, client_id, up, host):
+        return self.Accumulator(
+            dy=accumulator.dy.add(up.dy, self.weight(up.run)), dc=accumulator.dc.add(up.dc)
+        )
 
-    def finish(self, fold, server, cohort, host):
-        x = fold.dy.step(server.x, self.config.server_lr)  # line 17
+    def server_update(self, accumulator, server, cohort, host):
+        x = accumulator.dy.step(server.x, self.config.server_lr)  # line 17
         # Line 17: N, not |S|.
         divisor = host.clients if self.config.mean_over == "all" else None
-        return self.Server(x=x, c=fold.dc.step(server.c, divisor=divisor))
+        return self.Server(x=x, c=accumulator.dc.step(server.c, divisor=divisor))

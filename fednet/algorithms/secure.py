@@ -3,8 +3,8 @@ halves, with a protocol of secure aggregation between them.
 
 The steps of the protocol are the exchanges of the round. Local training belongs to the step
 `masked`: what the client half of the method replies there is made whole numbers, masked, and summed
-by the server; `finish` then gets the fold that it would have had. What a method sums it declares by
-`summed`, and a method that declares nothing is refused.
+by the server; `server_update` then gets the accumulator that it would have had. What a method sums
+it declares by `summed`, and a method that declares nothing is refused.
 
 A state that comes up (kind `state`) is summed as the difference to what came down, whose entries
 are small. What a client knows of a round beside its state, its keys above all, is with `secrets` of
@@ -100,12 +100,12 @@ class Secure(Algorithm):
         self._last_vector: dict[int, tuple[int, bytes]] = {}  # by client: its round, its digest
 
     # -- the client --------------------------------------------------------------------------------
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         step = self.steps[phase]
         if step == "masked":
             self._mine(host, step)  # else nothing would come of the training
             own = self.plain.down(**{name: getattr(down, name) for name in self.plain.down.fields})
-            return super().local(0, client, own, host)
+            return super().client_update(0, client, own, host)
         machine = self._mine(host, step)
         question = _bytes(down.question) if QUESTIONS[step] else b""
         return client, self.exchanges[phase].up(answer=_array(machine.answer(step, question)))
@@ -157,15 +157,15 @@ class Secure(Algorithm):
         own = super().broadcast(server.inner, 0, client_id)
         return asked(question=question, **{name: getattr(own, name) for name in own.fields})
 
-    def start(self, server, phase):
+    def init_accumulator(self, server, phase):
         return StepAnswers(gathered=Gathered())
 
-    def fold(self, fold, server, client_id, up, host):
+    def accumulate(self, accumulator, server, client_id, up, host):
         machine, answer = self.machine(server, host.round), _bytes(up.answer)
         if machine.step == "masked":
             self._refuse_again(client_id, host.round, answer)
-        machine.take(fold.gathered, client_id, answer)
-        return fold
+        machine.take(accumulator.gathered, client_id, answer)
+        return accumulator
 
     def _refuse_again(self, client: int, round: int, answer: bytes) -> None:
         """Raises RemoteProtocolError for the masked vector that this client sent in an earlier
@@ -178,9 +178,9 @@ class Secure(Algorithm):
             raise RemoteProtocolError(f"its masked vector of round {last} once more")
         self._last_vector[client] = round, digest
 
-    def finish(self, fold, server, cohort, host):
+    def server_update(self, accumulator, server, cohort, host):
         try:
-            machine = self.machine(server, host.round).finish(fold.gathered)
+            machine = self.machine(server, host.round).finish(accumulator.gathered)
         except BelowThreshold as void:
             host.blamed.update(void.named)
             raise
@@ -189,7 +189,7 @@ class Secure(Algorithm):
         if machine.step is not None:
             return Between(inner=inner, machine=machine)
         host.cohort = machine.survivors
-        return super().finish(self._unfolded(machine, inner), inner, machine.survivors, host)
+        return super().server_update(self._unfolded(machine, inner), inner, machine.survivors, host)
 
     def machine(self, server: object, round: int) -> SecureServer:
         """The server half of the protocol as it is in this exchange."""
@@ -199,7 +199,7 @@ class Secure(Algorithm):
         return secagg.server(self.plan.terms(round))
 
     def _unfolded(self, machine: SecureServer, inner: object) -> State:
-        """The fold that the method would have had of the survivors' replies."""
+        """The accumulator that the method would have had of the survivors' replies."""
         base, total, sums = self.shared_model(inner), machine.total, {}
         assert base is not None
         for (name, how), part in zip(self.summed.items(), np.split(total, len(self.summed))):
@@ -224,7 +224,7 @@ class Secure(Algorithm):
                 float(weight),
                 len(machine.survivors),
             )
-        return self.Fold(**sums)
+        return self.Accumulator(**sums)
 
     # -- what crosses ------------------------------------------------------------------------------
     def most(self, payload: type[Payload], round: int) -> dict[str, int]:

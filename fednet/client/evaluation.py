@@ -50,7 +50,7 @@ class ClientEvaluation:
         """Evaluates the model that came down and the client's own, within its training task."""
         method = exp.algorithm
         trained = host.initial if host.trained is None else host.trained
-        own = method.personal(state, trained, host)
+        own = method.personal_model(state, trained, host)
         found: dict[str, Counts | None] = {}
         if x is not None and method.has_global:
             found["global"] = host.evaluate(_calibrated(exp, x, record, host))
@@ -92,7 +92,7 @@ class ClientEvaluation:
             whole = _merged(whole, newest, host)
         if not self._keeps_local and not method.personalised:
             return found
-        personal = method.personal(state, whole, host)
+        personal = method.personal_model(state, whole, host)
         found["personal"] = host.evaluate(personal)
         if task.judge and self._balanced is not None:
             # Drift: the same personal model on a balanced test set of all.
@@ -103,7 +103,7 @@ class ClientEvaluation:
                 personal = host.train(personal).x
             else:
                 tuned = host.train(_merged(whole, newest, host)).x
-                personal = method.personal(state, tuned, host)
+                personal = method.personal_model(state, tuned, host)
             found["finetuned"] = host.evaluate(personal)
             if self._balanced is not None:
                 found["finetuned_balanced"] = host.evaluate(personal, self._load_balanced())
@@ -145,9 +145,10 @@ def set_trained(method: Algorithm, up: Payload, host: SiteHost, wanted: bool) ->
         host.trained = sent.to(host.device)
         return
     changed = [name for name in up.fields if isinstance(getattr(up, name), Tensors)]
-    if wanted and changed and type(method).personal is Algorithm.personal:
+    if wanted and changed and type(method).personal_model is Algorithm.personal_model:
         raise WrongPart(
-            f"local of {type(method).__name__} ({place(type(method).local)}) sends {changed[0]}, "
+            f"client_update of {type(method).__name__} ({place(type(method).client_update)}) sends "
+            f"{changed[0]}, "
             f"not the whole model, and did not train by host.train: nobody knows the client's "
             f"model, by which it is judged. Set host.trained = fednet.Tensors.of(module), or "
             f"evaluate.keep_local: never"

@@ -154,7 +154,7 @@ class Worker:
 
                 host.secrets = self._secrets
                 watch.turn("training", 0, 0)
-                state, up = method.local(key.phase, state, down, host)
+                state, up = method.client_update(key.phase, state, down, host)
                 set_trained(method, up, host, wanted=main and self.keeps_local)
 
                 if self._malicious(key.client):

@@ -92,10 +92,10 @@ def one_round(
         begun = time.perf_counter()
         for client in cohort:
             method.broadcast(server, phase, client)
-        fold = method.start(server, phase)
+        fold = method.init_accumulator(server, phase)
         for client, up in zip(cohort, replies):
-            fold = method.fold(fold, server, client, up, host)
-        server = method.finish(fold, server, cohort, host)
+            fold = method.accumulate(fold, server, client, up, host)
+        server = method.server_update(fold, server, cohort, host)
         seconds += time.perf_counter() - begun
     return server, seconds
 

@@ -129,7 +129,7 @@ class Aggregation:
     def _start(self) -> State:
         self.host.begin(self.phase.round, self.phase.index, self.phase.cohort)
         self.host.reported, self.host.warnings = dict(self._reported), list(self._warnings)
-        accumulator = self.method.start(self.server, self.phase.index)
+        accumulator = self.method.init_accumulator(self.server, self.phase.index)
         for step in self._steps:
             accumulator = step.start(accumulator)
         return accumulator
@@ -156,7 +156,7 @@ class Aggregation:
         for step in self._steps:
             up = step.change(up, client)
         self.host.staleness = self.phase.staleness.get(client, 0)
-        return self.method.fold(accumulator, self.server, client, up, self.host)
+        return self.method.accumulate(accumulator, self.server, client, up, self.host)
 
     def _try(self, clients: tuple[int, ...]) -> tuple[State | None, str, int | None]:
         """(the next state, "", None) of these clients, or (None, why none comes of them, by whose
@@ -191,7 +191,7 @@ class Aggregation:
         for step in self._steps:
             accumulator = step.finish(accumulator, clients, self.phase.round)
         self.host.begin(self.phase.round, self.phase.index, clients)
-        after = self.method.finish(accumulator, self.server, clients, self.host)
+        after = self.method.server_update(accumulator, self.server, clients, self.host)
         x, shared = self.method.shared_model(after), self.experiment.shared
         if x is not None and x.layout != shared and x.layout == shared.parameters:
             return self.method.with_model(after, x.with_buffers(self._fill))

@@ -111,7 +111,11 @@ def keep_personal(
             whole = local.merge(shared)
         if latest and server is not None:
             own = method.with_latest(own, server)
-        judged, beside, about = method.personal(own, whole, host), dict(method.beside(own)), {}
+        judged, beside, about = (
+            method.personal_model(own, whole, host),
+            dict(method.beside(own)),
+            {},
+        )
         if isinstance(judged, Tensors):
             whole = host.whole(judged)
         elif beside:

@@ -178,7 +178,7 @@ def _declared(name: str, method: type[Algorithm]) -> Iterator[str]:
             )
             crosses = ", ".join(f"{n} ({f.kind})" for n, f in payload.fields.items())
             yield f"{way}: {crosses or 'nothing'}"
-    for side in ("Server", "Client", "Fold"):
+    for side in ("Server", "Client", "Accumulator"):
         kind = getattr(method, side)
         must(
             isinstance(kind, type) and issubclass(kind, State),

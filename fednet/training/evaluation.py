@@ -114,7 +114,7 @@ def evaluate(
 ) -> Counts:
     """Counts of a model over samples (x, y) on its device, in eval mode.
 
-    model: a module, or a function from inputs to outputs (`Algorithm.personal`). task: see
+    model: a module, or a function from inputs to outputs (`Algorithm.personal_model`). task: see
     `fednet.training.tasks`.
     """
     x, y = data

@@ -211,7 +211,7 @@ class SiteHost:
         self, model: Tensors | Callable[[Inputs], torch.Tensor], data: Pair | None = None
     ) -> Counts:
         """Counts on the client's test split (or on given inputs) of weights, or of what
-        `Algorithm.personal` gave.
+        `Algorithm.personal_model` gave.
         """
         data = self.test if data is None else data
         if data is None:

@@ -190,7 +190,7 @@ class Run:
         self.trips = []
         for phase, exchange in enumerate(algorithm.exchanges):
             self.io.begin(t, phase, sorted(cohort))
-            fold = algorithm.start(server, phase)
+            fold = algorithm.init_accumulator(server, phase)
             trip: dict[int, tuple[Any, Any]] = {}
             for client in sorted(cohort):
                 host = self.site(client, phase, t)
@@ -202,7 +202,7 @@ class Run:
                         state = algorithm.enrolled(state, enrolment, host)
                 down = algorithm.broadcast(server, phase, client)
                 assert type(down) is exchange.down
-                state, up = algorithm.local(phase, state, down, host)
+                state, up = algorithm.client_update(phase, state, down, host)
                 assert type(up) is exchange.up
                 if host.trained is not None:
                     self.locals[client] = host.trained
@@ -210,8 +210,8 @@ class Run:
                     continue
                 self.clients[client] = self._keep(state)
                 trip[client] = (down, up)
-                fold = self._keep(algorithm.fold(fold, server, client, up, self.io))
-            server = self._keep(algorithm.finish(fold, server, sorted(trip), self.io))
+                fold = self._keep(algorithm.accumulate(fold, server, client, up, self.io))
+            server = self._keep(algorithm.server_update(fold, server, sorted(trip), self.io))
             self.trips.append(trip)
         self.reports.append(dict(self.io.reported))
         self.warnings += self.io.warnings
@@ -273,7 +273,7 @@ class Desk:
 
 def serve(algorithm: Any, server: Any, ups: Mapping[int, Any], host: Desk) -> Any:
     """The server's next state, after these replies."""
-    fold = algorithm.start(server, host.phase)
+    fold = algorithm.init_accumulator(server, host.phase)
     for client in sorted(ups):
-        fold = algorithm.fold(fold, server, client, ups[client], host)
-    return algorithm.finish(fold, server, sorted(ups), host)
+        fold = algorithm.accumulate(fold, server, client, ups[client], host)
+    return algorithm.server_update(fold, server, sorted(ups), host)

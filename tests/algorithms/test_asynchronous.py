@@ -26,17 +26,19 @@ def play(name, events, **options):
     run = federation.run(name, **options)
     algorithm = run.algorithm
     for number, buffer in enumerate(events, 1):
-        server, fold = run.servers[-1], algorithm.start(run.servers[-1], 0)
+        server, fold = run.servers[-1], algorithm.init_accumulator(run.servers[-1], 0)
         for client, tau in buffer:
             base = run.servers[number - 1 - tau]
             down = algorithm.broadcast(base, 0, client)
             host = run.site(client, round=number - tau)
-            _, up = algorithm.local(0, algorithm.init_client(federation.initial), down, host)
+            _, up = algorithm.client_update(
+                0, algorithm.init_client(federation.initial), down, host
+            )
             run.io.staleness = tau
             if not algorithm.weighs_staleness:
                 up = rebased(up, down.x, server.x, tau)
-            fold = algorithm.fold(fold, server, client, up, run.io)
-        run.servers.append(algorithm.finish(fold, server, [c for c, _ in buffer], run.io))
+            fold = algorithm.accumulate(fold, server, client, up, run.io)
+        run.servers.append(algorithm.server_update(fold, server, [c for c, _ in buffer], run.io))
     return run
 
 

@@ -123,6 +123,6 @@ def test_what_a_client_is_judged_by_can_be_evaluated(name):
     f = fed()
     run = f.run(name, **METHODS[name])
     host = run.site(1)
-    counts = host.evaluate(run.algorithm.personal(run.clients[1], run.locals[1], host))
+    counts = host.evaluate(run.algorithm.personal_model(run.clients[1], run.locals[1], host))
     assert counts.table[1].sum() == len(f.samples(1)[1])
     assert counts.accuracy > 0.3

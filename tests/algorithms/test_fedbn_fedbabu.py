@@ -29,7 +29,7 @@ def test_fedbn_keeps_all_of_batch_normalisation_at_the_client():
 
 def test_fedbn_judges_a_client_with_its_own_normalisation():
     run = pictured(rounds=2).run("fedbn")
-    judged = run.algorithm.personal(run.clients[1], run.locals[1], run.site(1))
+    judged = run.algorithm.personal_model(run.clients[1], run.locals[1], run.site(1))
     for name, value in run.clients[1].bn.items():
         assert torch.equal(judged[name], value), name
 

@@ -230,8 +230,10 @@ def test_states_can_be_saved_and_read_back():
     f = fed().rounds(1)
     back = load(FedDC.Client, *dump(f.clients[0]))
     assert torch.equal(back.x, f.clients[0].x)
-    fold = f.algorithm.fold(f.algorithm.start(f.server, 0), f.server, 1, f.ups[1], f.io)
+    fold = f.algorithm.accumulate(
+        f.algorithm.init_accumulator(f.server, 0), f.server, 1, f.ups[1], f.io
+    )
     again = load(FedDC.Fold, *dump(fold))
     assert torch.equal(again.images[0], fold.images[0])
-    after = [f.algorithm.finish(one, f.server, (1,), f.io).x for one in (again, fold)]
+    after = [f.algorithm.server_update(one, f.server, (1,), f.io).x for one in (again, fold)]
     assert same(*after)

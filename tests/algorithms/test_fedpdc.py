@@ -153,7 +153,9 @@ def test_scale_trains_as_plain_sgd_with_the_learning_rate_scaled():
 def test_the_fold_and_the_server_can_be_saved_and_read_back():
     f = Federation("fedpdc").rounds(1, (0, 2))
     assert load(FedPDC.Server, *dump(f.server)).p == f.server.p
-    fold = f.algorithm.fold(f.algorithm.start(f.server, 0), f.server, 2, f.ups[2], f.io)
+    fold = f.algorithm.accumulate(
+        f.algorithm.init_accumulator(f.server, 0), f.server, 2, f.ups[2], f.io
+    )
     back = load(FedPDC.Fold, *dump(fold))
     assert back.p == fold.p
     assert torch.equal(back.x.vector, fold.x.vector)

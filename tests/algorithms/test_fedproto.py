@@ -65,11 +65,11 @@ def test_counts_beyond_what_a_clients_samples_count_for_are_less_in_proportion()
 def test_a_client_that_claims_a_million_samples_of_a_class_counts_as_the_one_it_is():
     f = whole_batches(rounds=1)
     run = f.run("fedproto")
-    fold = run.algorithm.start(run.servers[0], 0)
+    fold = run.algorithm.init_accumulator(run.servers[0], 0)
     for up in run.ups.values():
         lying = dataclasses.replace(up, n=up.n * 1_000_000)
-        fold = run.algorithm.fold(fold, run.servers[0], 0, lying, None)
-    made = run.algorithm.finish(fold, run.servers[0], None, None)
+        fold = run.algorithm.accumulate(fold, run.servers[0], 0, lying, None)
+    made = run.algorithm.server_update(fold, run.servers[0], None, None)
     torch.testing.assert_close(made.c, run.servers[1].c)
 
 
@@ -101,7 +101,7 @@ def test_a_class_that_nobody_of_a_round_has_keeps_its_prototype():
 def test_a_class_that_nobody_had_yet_is_unknown_and_predicted_by_nobody():
     run = few_classes(rounds=2).run("fedproto", cohorts=[[0], [0]])
     assert run.servers[1].known.tolist() == [1, 1, 0, 0, 0]
-    outputs = run.algorithm.personal(run.clients[0], run.clients[0].w, run.site(0))
+    outputs = run.algorithm.personal_model(run.clients[0], run.clients[0].w, run.site(0))
     x, _ = run.federation.samples(3)
     assert set(outputs(x).argmax(1).tolist()) <= {0, 1}
 
@@ -111,7 +111,7 @@ def test_a_client_that_got_no_prototypes_yet_predicts_by_its_head(predict):
     run = few_classes(rounds=1).run("fedproto", predict=predict)
     for k, state in run.clients.items():
         assert state.known.tolist() == [0, 0, 0, 0, 0]
-        assert run.algorithm.personal(state, state.w, run.site(k)) is state.w
+        assert run.algorithm.personal_model(state, state.w, run.site(k)) is state.w
 
 
 def test_the_authors_prediction_is_among_the_classes_that_the_client_trains_on():
@@ -119,7 +119,7 @@ def test_the_authors_prediction_is_among_the_classes_that_the_client_trains_on()
     x = run.federation.x
     for k, state in run.clients.items():
         host = run.site(k)
-        outputs = run.algorithm.personal(state, state.w, host)
+        outputs = run.algorithm.personal_model(state, state.w, host)
         features = host.frozen(state.w).features(x)
         apart = torch.cdist(features, state.c[[k, k + 1]])
         assert torch.equal(outputs(x).argmax(1), k + apart.argmin(1))
@@ -144,7 +144,7 @@ def test_a_client_is_judged_by_the_nearest_prototype_or_by_its_head(predict):
     f = whole_batches(rounds=2)
     run = f.run("fedproto", predict=predict)
     host, state = run.site(1), run.clients[1]
-    judged = host.evaluate(run.algorithm.personal(state, state.w, host))
+    judged = host.evaluate(run.algorithm.personal_model(state, state.w, host))
     x, y = f.samples(1)
     model = host.frozen(state.w)
     with torch.no_grad():

@@ -104,7 +104,7 @@ def test_the_personal_prediction_is_the_sum_of_both_heads_without_the_prior():
 def test_a_client_that_never_trained_is_judged_by_the_generic_model():
     f = Federation("fedrod").rounds(1, (0,))
     x = f.setting.initial
-    assert f.algorithm.personal(f.algorithm.init_client(x), x, f.host(3)) is x
+    assert f.algorithm.personal_model(f.algorithm.init_client(x), x, f.host(3)) is x
 
 
 def test_the_personal_head_starts_at_zero_or_as_a_copy():
@@ -123,7 +123,7 @@ def test_the_personal_head_starts_at_zero_or_as_a_copy():
 def test_a_zero_personal_head_predicts_as_the_generic_one():
     f, (x, _) = Federation("fedrod").rounds(1), batch()
     zero = f.clients[0].replace(p=f.clients[0].p.zeros_like())
-    personal = f.algorithm.personal(zero, f.locals[0], f.host(0))
+    personal = f.algorithm.personal_model(zero, f.locals[0], f.host(0))
     assert torch.equal(personal(x), f.locals[0].into(build(0))(x))
 
 

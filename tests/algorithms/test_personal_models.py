@@ -49,7 +49,7 @@ def test_apfl_recomputed_in_float64(adaptive):
     assert agrees(run.clients[3].v, v)
     assert run.clients[3].alpha == pytest.approx(alpha, rel=1e-5)
     host = run.site(3)
-    judged = run.algorithm.personal(run.clients[3], run.locals[3], host)
+    judged = run.algorithm.personal_model(run.clients[3], run.locals[3], host)
     assert agrees(judged, alpha * v + (1 - alpha) * w)
 
 

@@ -178,7 +178,7 @@ def test_the_sum_is_the_plain_fixed_point_sum_bit_for_bit(tmp_path):
         vectors[c] = point.encode(update, n)
         total = total + vectors[c]
     while machine.step is not None:
-        gathered = method.start(None, 0).gathered
+        gathered = method.init_accumulator(None, 0).gathered
         for c in machine.asked:
             machine.take(
                 gathered, c, clients[c].answer(machine.step, machine.question(c), vectors[c])
@@ -205,7 +205,7 @@ def test_the_page_names_the_methods_that_can():
     text = (Path(__file__).parents[2] / "docs" / "howto" / "secure-aggregation.md").read_text(
         encoding="utf-8"
     )
-    said = re.search(r"It is for methods whose fold is a weighted sum[^:]*: ([^.]*)\.", text)
+    said = re.search(r"It works for methods that aggregate by a weighted sum: ([^.]*)\.", text)
     assert said is not None
     assert re.findall(r"`(\w+)`", said[1]) == sorted(SUMMED)
 
@@ -216,7 +216,9 @@ def test_methods_whose_server_looks_at_single_replies_are_refused_with_the_reaso
     assert {"feddpc", "fedpdc", "fedexp", "feddc", "fedvarp"} <= set(refused)
     for name in refused:
         public = {"data": {"public": {"samples": 40}}}
-        with pytest.raises(ConfigError, match=f"{name} needs more of each reply|buffers"):
+        with pytest.raises(
+            ConfigError, match=f"{name} needs more of each reply|buffers|schedule: async"
+        ):
             configuration.from_mapping(mapping("secagg", algorithm={"name": name}, **public))
 
 

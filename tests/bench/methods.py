@@ -194,12 +194,14 @@ class ClientHalf:
                 lambda step, steps: marks.append(time.perf_counter()),  # noqa: B023
             )
             begun = time.perf_counter()
-            state, up = self.method.local(phase, state, down, host)
+            state, up = self.method.client_update(phase, state, down, host)
             whole += time.perf_counter() - begun
             times += [b - a for a, b in itertools.pairwise(marks)]
             steps += len(marks)
-            server = self.method.finish(
-                self.method.fold(self.method.start(server, phase), server, 0, up, self.io),
+            server = self.method.server_update(
+                self.method.accumulate(
+                    self.method.init_accumulator(server, phase), server, 0, up, self.io
+                ),
                 server,
                 (0,),
                 self.io,

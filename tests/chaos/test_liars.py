@@ -58,13 +58,13 @@ def lying(ids: str, run: Path, state: Path) -> int:
     """A client process whose clients say what `LIES` has for them."""
     from fednet.algorithms.feddc import FedDC
 
-    honest = FedDC.local
+    honest = FedDC.client_update
 
     def local(self: Any, phase: int, client: Any, down: Any, host: Any) -> tuple[Any, Any]:
         kept, up = honest(self, phase, client, down, host)
         return kept, LIES[host.client_id - HONEST][0](up)
 
-    FedDC.local = local  # type: ignore[method-assign]
+    FedDC.client_update = local  # type: ignore[method-assign]
     return federation.client(ids, run, None, state)
 
 

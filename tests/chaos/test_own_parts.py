@@ -23,10 +23,10 @@ class Deadly(FedAvg):
 AT_A_TASK = (
     HEAD
     + """
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         if host.client_id == 1 and host.round == 1:
             {end}
-        return super().local(phase, client, down, host)
+        return super().client_update(phase, client, down, host)
 """
 )
 # All sockets of the process among them: libzmq aborts it.

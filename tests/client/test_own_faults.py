@@ -40,7 +40,7 @@ def test_a_method_that_exits_fails_its_task_and_the_thread_goes_on(
     exp,  # noqa: F811
     raised,
 ):
-    honest, left = FedAvg.local, [1]
+    honest, left = FedAvg.client_update, [1]
 
     def local(self, *args):
         if left:
@@ -48,7 +48,7 @@ def test_a_method_that_exits_fails_its_task_and_the_thread_goes_on(
             raise raised("enough")
         return honest(self, *args)
 
-    monkeypatch.setattr(FedAvg, "local", local)
+    monkeypatch.setattr(FedAvg, "client_update", local)
     with asked(exp, tmp_path) as server:
         server.listen(lambda: server.said(m.Failed))
         assert server.said(m.Failed)[0].reason == f"{raised.__name__}: enough"
@@ -61,7 +61,7 @@ def test_what_a_method_forked_ends_where_it_comes_back_and_the_task_is_done_once
     monkeypatch,
     exp,  # noqa: F811
 ):
-    honest, statuses = FedAvg.local, []
+    honest, statuses = FedAvg.client_update, []
 
     def local(self, *args):
         if not (child := os.fork()):
@@ -69,7 +69,7 @@ def test_what_a_method_forked_ends_where_it_comes_back_and_the_task_is_done_once
         statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         return honest(self, *args)
 
-    monkeypatch.setattr(FedAvg, "local", local)
+    monkeypatch.setattr(FedAvg, "client_update", local)
     with asked(exp, tmp_path) as server:
         server.listen(lambda: server.said(m.Reply))
     assert statuses == [1]
@@ -80,7 +80,7 @@ def test_what_a_site_says_of_a_failure_names_no_file_of_its_own(tmp_path, monkey
     def local(self, *args):
         raise ValueError("/srv/patients/7.png is not\n~/what it was, but 3/4 of ..\\x86 is")
 
-    monkeypatch.setattr(FedAvg, "local", local)
+    monkeypatch.setattr(FedAvg, "client_update", local)
     with asked(exp, tmp_path) as server:
         server.listen(lambda: server.said(m.Failed))
     said = "ValueError: (a path) is not (a path) it was, but 3/4 of (a path) is"

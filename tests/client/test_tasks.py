@@ -26,8 +26,8 @@ def test_a_planned_crash_in_one_process_is_of_that_client_alone(tmp_path, monkey
     trained = []
 
     class Traced(FedAvg):
-        def local(self, phase, client, down, host):
-            found = super().local(phase, client, down, host)
+        def client_update(self, phase, client, down, host):
+            found = super().client_update(phase, client, down, host)
             trained.append((host.round, host.client_id))
             return found
 
@@ -57,11 +57,11 @@ class Short(FedAvg):
 
     times = 0
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         if (host.client_id, host.round) == (1, 1) and type(self).times > 0:
             type(self).times -= 1
             raise torch.OutOfMemoryError("no memory")
-        return super().local(phase, client, down, host)
+        return super().client_update(phase, client, down, host)
 
 
 @pytest.fixture

@@ -63,13 +63,13 @@ def test_a_client_is_malicious_only_where_its_site_allows_planned_faults(tmp_pat
 
 
 def test_a_method_that_reports_too_many_numbers_fails_its_task(tmp_path, exp, monkeypatch):  # noqa: F811
-    honest = FedAvg.local
+    honest = FedAvg.client_update
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         host.report(**{f"n{k}": 0.5 for k in range(m.REPORTS + 1)})
         return honest(self, phase, client, down, host)
 
-    monkeypatch.setattr(FedAvg, "local", local)
+    monkeypatch.setattr(FedAvg, "client_update", client_update)
     failed, _ = answer(exp, tmp_path)
     assert failed.reason.startswith("fedavg reports 17 numbers of a client in a round; expected at")
 
@@ -85,7 +85,7 @@ class Quiet(FedAvg):
     class Up(Payload):
         x: Weights
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         host.report(sigma=0.5)
         return client, self.Up(x=host.train(down.x).x)
 

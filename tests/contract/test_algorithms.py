@@ -94,7 +94,7 @@ def test_every_client_can_be_judged_even_one_never_selected(name):
         host = run.site(client)
         state = run.clients.get(client, run.algorithm.init_client(run.federation.initial))
         local = run.locals.get(client, run.federation.initial)
-        assert host.evaluate(run.algorithm.personal(state, local, host)).n == host.n
+        assert host.evaluate(run.algorithm.personal_model(state, local, host)).n == host.n
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -180,16 +180,16 @@ def test_samples_count_in_its_weight_where_they_count_in_what_it_makes_of_replie
     """By `weight` losses are averaged, and shares of clients bounded (`round.max_share`)."""
     run = small(rounds=1).run(name, **options(name))
     algorithm, server, ups = run.algorithm, run.servers[0], run.trips[0]
-    if not dataclasses.fields(algorithm.Fold) or name in ("fedpdc", "fedproto"):
+    if not dataclasses.fields(algorithm.Accumulator) or name in ("fedpdc", "fedproto"):
         return  # nothing is folded; only where no model is right; by counts of each class
     made = []
     for n in (20, 5):
         run.io.begin(1, 0, sorted(ups))
-        fold = algorithm.start(server, 0)
+        fold = algorithm.init_accumulator(server, 0)
         for client, (_, up) in sorted(ups.items()):
             counted = dataclasses.replace(up, run=dataclasses.replace(up.run, n=n if client else 1))
-            fold = algorithm.fold(fold, server, client, counted, run.io)
-        made.append(state_sha256(algorithm.finish(fold, server, sorted(ups), run.io)))
+            fold = algorithm.accumulate(fold, server, client, counted, run.io)
+        made.append(state_sha256(algorithm.server_update(fold, server, sorted(ups), run.io)))
     few, many = (algorithm.weight(Run(n, 1, 0.0)) for n in (5, 20))
     assert (few == many) == (made[0] == made[1])
 

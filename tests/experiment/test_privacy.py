@@ -228,13 +228,13 @@ def test_what_a_method_that_can_be_private_sends_is_one_update_in_one_exchange()
 
 
 def test_a_huge_update_is_refused_and_the_round_goes_on(tmp_path, monkeypatch):
-    honest = FedAvg.local
+    honest = FedAvg.client_update
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         client_state, up = honest(self, phase, client, down, host)
         return client_state, (self.Up(x=up.x * 1e6, run=up.run) if host.client_id == 1 else up)
 
-    monkeypatch.setattr(FedAvg, "local", local)
+    monkeypatch.setattr(FedAvg, "client_update", client_update)
     found = run(tmp_path, "huge", participation=1.0, security={"max_norm": 10.0})
     rounds = lines(found.dir / "rounds.jsonl")
     assert [r["completed"] for r in rounds] == [[0, 2, 3]] * 3
@@ -247,9 +247,9 @@ def test_a_huge_update_is_refused_and_the_round_goes_on(tmp_path, monkeypatch):
 def test_an_update_near_the_end_of_the_numbers_is_refused_without_a_bound_too(
     tmp_path, monkeypatch, factor
 ):
-    honest = FedAvg.local
+    honest = FedAvg.client_update
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         client_state, up = honest(self, phase, client, down, host)
         return client_state, (
             self.Up(x=up.x.with_vector(torch.full_like(up.x.vector, factor)), run=up.run)
@@ -257,7 +257,7 @@ def test_an_update_near_the_end_of_the_numbers_is_refused_without_a_bound_too(
             else up
         )
 
-    monkeypatch.setattr(FedAvg, "local", local)
+    monkeypatch.setattr(FedAvg, "client_update", client_update)
     rounds = lines(run(tmp_path, "huge", participation=1.0).dir / "rounds.jsonl")
     assert [r["completed"] for r in rounds] == [[0, 2, 3]] * 3
     assert all("a norm above 1.8e+19" in r["dropped"]["1"] for r in rounds)

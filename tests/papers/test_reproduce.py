@@ -693,9 +693,9 @@ from fednet.algorithms.fedavg import FedAvg
 
 @algorithm("{name}")
 class Mine(FedAvg):
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         {body}
-        return super().local(phase, client, down, host)
+        return super().client_update(phase, client, down, host)
 """
 
 

@@ -133,7 +133,7 @@ from fednet.registry import algorithm
 
 @algorithm("careless")
 class Careless(FedAvg):
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         down.x.vector.mul_(0.5)
         y = host.train(down.x)
         down.x.vector.copy_(y.x.vector)

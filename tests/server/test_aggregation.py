@@ -27,13 +27,13 @@ def silent() -> dict:
 
 def lies(monkeypatch, method, change) -> None:
     """The liar's replies are change(up)."""
-    honest = method.local
+    honest = method.client_update
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         state, up = honest(self, phase, client, down, host)
         return state, change(up) if host.client_id == LIAR else up
 
-    monkeypatch.setattr(method, "local", local)
+    monkeypatch.setattr(method, "client_update", client_update)
 
 
 def others_alone(tmp_path, **changes):
@@ -155,7 +155,7 @@ def test_a_reply_at_which_the_method_raises_is_left_out_and_a_resume_asks_again(
     alone = others_alone(tmp_path)
     marked = 12345.0
     lies(monkeypatch, FedAvg, said(loss=marked))
-    fold, finish, local = FedAvg.fold, FedAvg.finish, FedAvg.local
+    fold, finish, local = FedAvg.accumulate, FedAvg.server_update, FedAvg.client_update
     asked = []
 
     def training(self, phase, client, down, host):
@@ -172,9 +172,9 @@ def test_a_reply_at_which_the_method_raises_is_left_out_and_a_resume_asks_again(
             raise IndexError("too many")
         return finish(self, after, server, cohort, host)
 
-    monkeypatch.setattr(FedAvg, "local", training)
-    monkeypatch.setattr(FedAvg, "fold", folding)
-    monkeypatch.setattr(FedAvg, "finish", finishing)
+    monkeypatch.setattr(FedAvg, "client_update", training)
+    monkeypatch.setattr(FedAvg, "accumulate", folding)
+    monkeypatch.setattr(FedAvg, "server_update", finishing)
     lied_to = run(tmp_path / "lied_to")
     assert hashes(lied_to) == hashes(alone)
     assert summary(lied_to)["model_sha256"] == summary(alone)["model_sha256"]
@@ -198,7 +198,7 @@ def test_memory_that_the_server_lacks_is_not_laid_to_the_reply_that_it_folds(tmp
     def fold(self, *_):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 TB")
 
-    monkeypatch.setattr(FedAvg, "fold", fold)
+    monkeypatch.setattr(FedAvg, "accumulate", fold)
     with pytest.raises(RuntimeError, match="4 TB"):
         run(tmp_path)
 
@@ -225,10 +225,10 @@ def test_one_client_that_fails_is_left_out_by_default_and_its_reason_shown(tmp_p
 
 
 def test_where_all_fail_the_run_ends_at_once_with_the_reason(tmp_path, monkeypatch):
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         raise RuntimeError(f"client {host.client_id}: a mistake in the method.")
 
-    monkeypatch.setattr(FedAvg, "local", local)
+    monkeypatch.setattr(FedAvg, "client_update", client_update)
     said = (
         r"^nobody could do the task of round 1: client 0: failed: RuntimeError: a mistake in the "
         r"method; the last good state is saved\.$"

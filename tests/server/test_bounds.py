@@ -32,7 +32,7 @@ UNEVEN = {"partition": {"scheme": "quantity", "alpha": 0.5}}
 
 def federation(monkeypatch, *, failing: int | None, malicious: int, by: str) -> None:
     """One client's reply raises in `fold` or in `finish`, another client sends a huge model."""
-    local, fold, finish = FedAvg.local, FedAvg.fold, FedAvg.finish
+    local, fold, finish = FedAvg.client_update, FedAvg.accumulate, FedAvg.server_update
 
     def training(self, phase, client, down, host):
         state, up = local(self, phase, client, down, host)
@@ -52,9 +52,9 @@ def federation(monkeypatch, *, failing: int | None, malicious: int, by: str) -> 
             raise IndexError("too many")
         return finish(self, total, server, cohort, host)
 
-    monkeypatch.setattr(FedAvg, "local", training)
-    monkeypatch.setattr(FedAvg, "fold", folding)
-    monkeypatch.setattr(FedAvg, "finish", finishing)
+    monkeypatch.setattr(FedAvg, "client_update", training)
+    monkeypatch.setattr(FedAvg, "accumulate", folding)
+    monkeypatch.setattr(FedAvg, "server_update", finishing)
 
 
 def without(*clients: int) -> dict:

@@ -29,10 +29,10 @@ def test_a_training_loop_of_a_methods_own_is_judged_by_what_came_of_it(tmp_path,
         class Server(fednet.State):
             x: fednet.Weights
 
-        class Fold(fednet.State):
+        class Accumulator(fednet.State):
             x: fednet.Sum
 
-        def local(self, phase, client, down, host):
+        def client_update(self, phase, client, down, host):
             net, (x, y) = host.model(down.x).train(), host.data
             optimizer = torch.optim.SGD(net.parameters(), lr=host.lr)
             for _ in range(5):
@@ -46,17 +46,17 @@ def test_a_training_loop_of_a_methods_own_is_judged_by_what_came_of_it(tmp_path,
                 host.trained = done
             return client, self.Up(dx=done - down.x, run=run)
 
-        def start(self, server, phase):
-            return self.Fold(x=fednet.Sum.empty())
+        def init_accumulator(self, server, phase):
+            return self.Accumulator(x=fednet.Sum.empty())
 
-        def fold(self, fold, server, client_id, up, host):
+        def accumulate(self, accumulator, server, client_id, up, host):
             x = up.x if sends == "weights" else server.x + up.dx
-            return self.Fold(x=fold.x.add(x, up.run.n))
+            return self.Accumulator(x=accumulator.x.add(x, up.run.n))
 
     here = {"clients": 1, "algorithm": "own_loop", "evaluate": {"clients": "auto"}}
     if sends == "nothing":  # the run's last accuracy of it was the global model's
         line = Loop.local.__wrapped__.__code__.co_firstlineno
-        said = rf"local of Loop \(test_own_loop\.py, line {line}\) sends dx, not the whole"
+        said = rf"client_update of Loop \(test_own_loop\.py, line {line}\) sends dx, not the whole"
         with pytest.raises(CannotGoOn, match=said):
             run(tmp_path, **here)
         here["evaluate"]["keep_local"] = "never"

@@ -42,21 +42,21 @@ class Renamed(FedAvg):
     class Server(State):
         w: Tensors
 
-    class Fold(State):
+    class Accumulator(State):
         total: Sum
 
-    def local(self, phase, client, down, host):
+    def client_update(self, phase, client, down, host):
         done = host.train(down.w)
         return client, self.Up(w_k=done.x, ran=done.run)
 
-    def start(self, server, phase):
-        return self.Fold(total=Sum.empty())
+    def init_accumulator(self, server, phase):
+        return self.Accumulator(total=Sum.empty())
 
-    def fold(self, fold, server, client_id, up, host):
-        return self.Fold(total=fold.total.add(up.w_k, self.weight(up.ran)))
+    def accumulate(self, accumulator, server, client_id, up, host):
+        return self.Accumulator(total=accumulator.total.add(up.w_k, self.weight(up.ran)))
 
-    def finish(self, fold, server, cohort, host):
-        return self.Server(w=fold.total.mean())
+    def server_update(self, accumulator, server, cohort, host):
+        return self.Server(w=accumulator.total.mean())
 
 
 @pytest.fixture(autouse=True)
@@ -107,8 +107,8 @@ def test_the_defaults_of_algorithm_work_on_other_names():
     assert method.model_field == "w"
     assert method.broadcast(server, 0, 0).w is server.w is method.global_model(server) is x
     up = Half.Up(w=x.with_vector(torch.ones(2)), ran=fednet.Run(3, 1, 0.5))
-    fold = method.fold(method.start(server, 0), server, 0, up, None)
-    assert method.finish(fold, server, (0,), None).w.vector.tolist() == [1.0, 1.0]
+    accumulator = method.accumulate(method.init_accumulator(server, 0), server, 0, up, None)
+    assert method.server_update(accumulator, server, (0,), None).w.vector.tolist() == [1.0, 1.0]
 
 
 class Two(State):

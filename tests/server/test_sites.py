@@ -63,7 +63,7 @@ def test_a_site_whose_data_changed_goes_on_and_weighs_no_more_than_it_did(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weighed: list[tuple[int, int]] = []
-    fold = FedAvg.fold
+    fold = FedAvg.accumulate
 
     def watched(self, before, server, client_id, up, host):
         weighed.append((client_id, up.run.n))
@@ -72,7 +72,7 @@ def test_a_site_whose_data_changed_goes_on_and_weighs_no_more_than_it_did(
     def stop(record) -> None:
         raise Stopped("enough")
 
-    monkeypatch.setattr(FedAvg, "fold", watched)
+    monkeypatch.setattr(FedAvg, "accumulate", watched)
     for client in range(3):
         data(tmp_path / "data", client, 20)
     with pytest.raises(Stopped):

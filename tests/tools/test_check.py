@@ -53,8 +53,8 @@ def test_method_that_keeps_state_on_self_is_refused(checked):
 
 def test_method_that_is_not_repeatable_is_refused(checked):
     body = (
-        "def finish(self, fold, server, cohort, host):\n        import os\n"
-        "        after = super().finish(fold, server, cohort, host)\n"
+        "def server_update(self, accumulator, server, cohort, host):\n        import os\n"
+        "        after = super().server_update(accumulator, server, cohort, host)\n"
         "        return after.replace(x=after.x * (1 + os.urandom(1)[0] / 1000 + 1e-3 * "
         "len(os.urandom(1))))"
     )
@@ -321,8 +321,8 @@ def test_file_that_registers_nothing_is_refused(checked):
 def test_method_whose_memory_a_kill_loses_is_refused(checked):
     body = (
         "v = None\n\n"
-        "    def finish(self, fold, server, cohort, host):\n"
-        "        after = super().finish(fold, server, cohort, host)\n"
+        "    def server_update(self, accumulator, server, cohort, host):\n"
+        "        after = super().server_update(accumulator, server, cohort, host)\n"
         "        step = (after.x - server.x).params\n"
         "        self.v = step if self.v is None else 0.9 * self.v + step\n"
         "        return after.replace(x=(server.x.params + self.v).with_buffers(after.x))"
@@ -339,8 +339,8 @@ def test_method_whose_memory_in_its_module_a_kill_loses_is_refused(checked):
         "def init_server(self, x):\n"
         "        KEPT.clear()\n"
         "        return super().init_server(x)\n\n"
-        "    def finish(self, fold, server, cohort, host):\n"
-        "        after = super().finish(fold, server, cohort, host)\n"
+        "    def server_update(self, accumulator, server, cohort, host):\n"
+        "        after = super().server_update(accumulator, server, cohort, host)\n"
         "        step = (after.x - server.x).params\n"
         "        KEPT['v'] = 0.9 * KEPT['v'] + step if KEPT else step\n"
         "        return after.replace(x=(server.x.params + KEPT['v']).with_buffers(after.x))"
@@ -363,9 +363,10 @@ def test_method_that_is_fedavg_after_all_is_said_to_be(checked):
 def test_method_that_errs_on_stale_replies_alone_is_refused_where_it_is_asynchronous(checked):
     body = (
         "asynchronous = {asynchronous}\n\n"
-        "    def fold(self, fold, server, client_id, up, host):\n"
+        "    def accumulate(self, accumulator, server, client_id, up, host):\n"
         "        x = up.x * (1 + next(COUNT) / 1000) if host.staleness else up.x\n"
-        "        return super().fold(fold, server, client_id, dataclasses.replace(up, x=x), host)"
+        "        up = dataclasses.replace(up, x=x)\n"
+        "        return super().accumulate(accumulator, server, client_id, up, host)"
     )
     text = METHOD.replace(
         "import fednet\n",
@@ -386,7 +387,7 @@ def test_array_without_sizes_is_refused_before_a_reply_is(checked):
         "        x: fednet.Weights\n"
         '        sketch: fednet.kind("sketch", "array")\n'
         "        run: fednet.Statistics\n\n"
-        "    def local(self, phase, client, down, host):\n"
+        "    def client_update(self, phase, client, down, host):\n"
         "        import torch\n"
         "        y = host.train(down.x)\n"
         "        return client, self.Up(x=y.x, sketch=torch.ones(3), run=y.run)"
@@ -407,7 +408,7 @@ def test_a_reply_that_is_refused_is_named_rather_than_the_loss_that_it_leaves(ch
         "        x: fednet.Weights\n"
         '        sketch: fednet.kind("sketch", "array")\n'
         "        run: fednet.Statistics\n\n"
-        "    def local(self, phase, client, down, host):\n"
+        "    def client_update(self, phase, client, down, host):\n"
         "        import torch\n"
         "        y = host.train(down.x)\n"
         f"        sketch = torch.ones({whose})\n"
@@ -422,7 +423,7 @@ def test_a_reply_that_is_refused_is_named_rather_than_the_loss_that_it_leaves(ch
 
 
 UP = "return client, self.Up(dy=done.x - down.x, run=done.run)"
-LOCAL = r"local of Fresh \(fresh\.py, line 52\) returned "
+LOCAL = r"client_update of Fresh \(fresh\.py, line 52\) returned "
 
 
 @pytest.mark.parametrize(
@@ -449,21 +450,25 @@ LOCAL = r"local of Fresh \(fresh\.py, line 52\) returned "
             "(done.x - down.x).select(down.x.layout.without({down.x.layout.names[0]}))",
             LOCAL + r".*, expected the tensors that cross .* Fresh\.Up\.dy; the difference is \S+",
         ),
-        ("def start(", "def begin(", r"Fresh\.Fold declares dy, .*; write start and fold"),
         (
-            "class Fold",
-            "class Client(State):\n        c: Weights\n\n    class Fold",
+            "def init_accumulator(",
+            "def begin(",
+            r"Fresh\.Accumulator declares dy, .*; write init_accumulator and accumulate",
+        ),
+        (
+            "class Accumulator",
+            "class Client(State):\n        c: Weights\n\n    class Accumulator",
             r"Fresh\.Client declares c, which nothing makes yet; write init_client",
         ),
         (
-            "return self.Fold(dy=fold",
-            "self.Fold(dy=fold",
-            r"fold of Fresh \(fresh\.py, line 60\) returned NoneType, expected Fold\(\.\.\.\);",
+            "return self.Accumulator(dy=accumulator",
+            "self.Accumulator(dy=accumulator",
+            r"accumulate of Fresh \(fresh\.py, line 60\) returned NoneType, expected Accumulator\(",
         ),
         (
             "return self.Server(x=",
             "self.Server(x=",
-            r"finish of Fresh \(fresh\.py, line 64\) returned NoneType, expected Server\(",
+            r"server_update of Fresh \(fresh\.py, line 64\) returned NoneType, expected Server\(",
         ),
         (
             "return self.Server(x=server.x +",
@@ -476,9 +481,9 @@ LOCAL = r"local of Fresh \(fresh\.py, line 52\) returned "
             r"check: broadcast of Fresh \(fresh\.py, line 49\) returned NoneType, expected the",
         ),
         (
-            "def local(self, phase, client",
-            "def local(self, client",
-            r"local of Fresh \(fresh\.py, line 52\) takes \(self, client, down, host\), exp",
+            "def client_update(self, phase, client",
+            "def client_update(self, client",
+            r"client_update of Fresh \(fresh\.py, line 52\) takes \(self, client, down",
         ),
         (
             "done = host",
