@@ -19,11 +19,13 @@ from fednet.cli import client, server
 from fednet.cli.common import Parser
 from fednet.cli.main import FILES, VERBS
 from fednet.config import keys as declared
+from fednet.protocol import table
 
 HERE = Path(__file__).parent
 for variable in [name for name in os.environ if name.startswith("FEDNET_")]:
     del os.environ[variable]  # the page has what stands where none is set
 BEGIN, END = "<!-- the picture: python docs/pages.py -->", "<!-- end of the picture -->"
+STATES, END_STATES = "<!-- the states: python docs/pages.py -->", "<!-- end of the states -->"
 
 
 COMMANDS = """\
@@ -206,13 +208,37 @@ def reduced(graph: dict[str, set[str]]) -> list[tuple[str, str]]:
     )
 
 
+def state_diagrams() -> list[str]:
+    """A diagram of each table of the protocol; the first state is the one in which it begins."""
+    lines = []
+    for name, states in table.TABLES.items():
+        lines += ["", f"{name}:", "", "```mermaid", "stateDiagram-v2"]
+        lines += [f'    state "{state.value}" as {state.name}' for state in states]
+        lines.append(f"    [*] --> {next(iter(states)).name}")
+        for state, row in states.items():
+            events: dict[str, list[str]] = {}
+            for event, following in row.items():
+                for to in following:
+                    events.setdefault(to.name, []).append(event.value)
+            for to, names in events.items():
+                lines.append(f"    {state.name} --> {to}: {', '.join(names)}")
+        lines.append("```")
+    return lines
+
+
+def _with_part(text: str, begin: str, end: str, lines: list[str]) -> str:
+    """The text with what is between two marks replaced."""
+    head, _, rest = text.partition(begin)
+    return "\n".join([head + begin, *lines, end + rest.partition(end)[2]])
+
+
 def architecture() -> str:
-    """docs/architecture.md with its picture drawn anew; the rest of it is written by hand."""
+    """docs/architecture.md with its diagrams; the rest of it is written by hand."""
     text = (HERE / "architecture.md").read_text(encoding="utf-8")
-    head, _, rest = text.partition(BEGIN)
     picture = ["", "```mermaid", "flowchart TD"]
     picture += [f"    {a} --> {b}" for a, b in reduced(imports())]
-    return "\n".join([head + BEGIN, *picture, "```", END + rest.partition(END)[2]])
+    text = _with_part(text, BEGIN, END, [*picture, "```"])
+    return _with_part(text, STATES, END_STATES, state_diagrams())
 
 
 PAGES: dict[str, Callable[[], str]] = {

@@ -15,7 +15,8 @@ from fednet.client.slots import CpuMemory, Slots, Threads
 from fednet.client.tasks import OWN_ERRORS, Call, Prepared, Tasks
 from fednet.errors import CannotGoOn, RemoteProtocolError
 from fednet.protocol import client as p
-from fednet.protocol.client import TAKEN_IN, ClientProtocol
+from fednet.protocol.client import ClientProtocol
+from fednet.protocol.table import TAKEN_IN
 from fednet.transport.base import ClientTransport, Closed, Opened, Received
 from fednet.transport.framing import connection_bytes, framing
 from fednet.wire import messages as m

@@ -1,16 +1,11 @@
-"""The client's side of the protocol: a state machine without I/O.
+"""The client's side of the protocol: a state machine without I/O. Its states are in `table`.
 
-    away ── connected ──> joining ── Welcome ──> welcomed ── the client's `ready` ──> ready
-    joining, welcomed, ready ── connection closed, or the server silent ──> away
-    any ── End, a final Refuse, leave ──> over
-
-One process hosts one or many ids over one connection. What becomes of its tasks is in
-`client_tasks`, what is answered with in `client_instructions`.
+One process hosts one or many ids over one connection. `ClientProtocol` is that connection,
+`ClientTasks` are the tasks of these ids.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,6 +14,17 @@ import msgspec
 from fednet import capacity
 from fednet.buffers import lend
 from fednet.errors import RemoteProtocolError
+from fednet.protocol.table import (
+    CLIENT,
+    CLIENT_TASK,
+    CONNECTED,
+    TAKEN_IN,
+    ClientEvent,
+    ClientState,
+    ClientTaskEvent,
+    ClientTaskState,
+    step,
+)
 from fednet.protocol.transfers import Receiving, Sending, before_cut
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
@@ -110,20 +116,6 @@ Instruction = Out | Stray | Welcomed | Given | Cancelled | Ended | TurnedAway | 
 # -- the connection -------------------------------------------------------------------------------
 
 
-class Standing(enum.Enum):
-    """How this process stands with a server."""
-
-    AWAY = "away"
-    JOINING = "joining"
-    WELCOMED = "welcomed"
-    READY = "ready"
-    OVER = "over"
-
-
-CONNECTED = (Standing.JOINING, Standing.WELCOMED, Standing.READY)
-TAKEN_IN = (Standing.WELCOMED, Standing.READY)
-
-
 @dataclass(slots=True)
 class ClientProtocol:
     """Feed it `opened`, `closed`, `received`, `tick` and the calls of whoever does the work; do
@@ -142,7 +134,7 @@ class ClientProtocol:
     room: Callable[[], int] = capacity.room  # bytes of memory that a payload may take
     part: int = PART  # bytes of a payload's parts, but the last
 
-    state: Standing = Standing.AWAY
+    state: ClientState = ClientState.AWAY
     run: str = ""
     inc: int = 0
     session: str = ""
@@ -168,9 +160,11 @@ class ClientProtocol:
 
     # -- the transport's events --------------------------------------------------------------------
     def opened(self, now: float) -> list[Instruction]:
-        if self.state is Standing.OVER:
-            return []
-        self.state, self._heard, self._beaten = Standing.JOINING, now, now
+        self._change(ClientEvent.OPENED)
+        return [] if self.state is ClientState.OVER else self._join(now)
+
+    def _join(self, now: float) -> list[Instruction]:
+        self._heard = self._beaten = now
         join = m.Join(
             worker=self.worker,
             session=self.session,
@@ -187,8 +181,7 @@ class ClientProtocol:
         return self._marked([Out(join)])
 
     def closed(self, now: float) -> list[Instruction]:
-        if self.state is not Standing.OVER:
-            self.state = Standing.AWAY
+        self._change(ClientEvent.CLOSED)
         self._rejoin_at = None
         return self.tasks.cut()
 
@@ -202,7 +195,7 @@ class ClientProtocol:
         if self.state not in CONNECTED:
             return [Stray("late")]
         if isinstance(message, m.Welcome):
-            if self.state is not Standing.JOINING:
+            if self.state is not ClientState.JOINING:
                 raise RemoteProtocolError("a welcome to a process that has not just joined")
             return self._welcomed(message)
         if isinstance(message, m.Refuse):
@@ -216,7 +209,7 @@ class ClientProtocol:
     def _of_the_run(self, message: m.Message, body: memoryview | None) -> list[Instruction]:
         if isinstance(message, m.Task):
             client = message.key.client
-            if self.state is not Standing.READY or client not in self.hosts:
+            if self.state is not ClientState.READY or client not in self.hosts:
                 raise RemoteProtocolError(f"a task of client {client}, which is not ready here")
             return self.tasks.task(message, body)
         if isinstance(message, m.Part):
@@ -226,14 +219,16 @@ class ClientProtocol:
         if isinstance(message, m.Cancel):
             return self.tasks.cancel(message.key)
         if isinstance(message, m.End):
-            self.state = Standing.OVER if message.over else self.state
+            if message.over:
+                self._change(ClientEvent.ENDED)
             return [Ended(message.over, message.reason)]
         return []  # it is alive
 
     def tick(self, now: float) -> list[Instruction]:
         if self._rejoin_at is not None and now >= self._rejoin_at:
             self._rejoin_at = None
-            return self.opened(now)
+            self._change(ClientEvent.REJOINS)
+            return self._join(now)
         if now - self._slow_at > SLOW_S:
             self._silence = SILENCE
         if self.state in CONNECTED and now - self._heard > self._silence * self.beat_s:
@@ -257,9 +252,9 @@ class ClientProtocol:
     def ready(self, layout: str, sites: Sequence[m.SiteFacts] = ()) -> list[Instruction]:
         """Data and model are in place."""
         self._layout, self._sites = layout, list(sites)
-        if self.state is not Standing.WELCOMED:
+        if self.state is not ClientState.WELCOMED:
             return []
-        self.state = Standing.READY
+        self._change(ClientEvent.PREPARED)
         ready = m.Ready(layout=layout, sites=self._sites)
         return self._marked([Out(ready), *self.tasks.announce()])
 
@@ -272,11 +267,11 @@ class ClientProtocol:
 
     @property
     def _is_ready(self) -> bool:
-        return self.state is Standing.READY
+        return self.state is ClientState.READY
 
     def forget(self, key: Key) -> list[Instruction]:
         """This task will not be answered, and the server does not hear of it: a planned fault."""
-        self.tasks.forget(key)
+        self.tasks.silence(key)
         return []
 
     def failed(
@@ -299,10 +294,13 @@ class ClientProtocol:
         return self._marked([Out(m.Slots(slots=slots))])
 
     def leave(self) -> list[Instruction]:
-        self.state = Standing.OVER
+        self._change(ClientEvent.LEAVES)
         return self._marked([Out(m.Leave())])
 
     # -- inside ------------------------------------------------------------------------------------
+    def _change(self, event: ClientEvent) -> None:
+        self.state = step(CLIENT, self.state, event)
+
     def _marked(self, instructions: list[Instruction]) -> list[Instruction]:
         """What is sent bears the run, and the incarnation of its server."""
         self._said = self._said or any(isinstance(i, Out) for i in instructions)
@@ -334,7 +332,9 @@ class ClientProtocol:
             out += self.tasks.abandon()
         elif welcome.inc != self.inc:
             self.tasks.of_an_earlier_server()
-        self.state, self.session, self.beat_s = Standing.WELCOMED, welcome.session, welcome.beat_s
+        self._change(ClientEvent.WELCOME)
+        self._rejoin_at = None
+        self.session, self.beat_s = welcome.session, welcome.beat_s
         self.run, self.inc, self._config = welcome.run, welcome.inc, welcome.config
         self.hosts = frozenset(welcome.ids)
         out.append(Welcomed(welcome, again))
@@ -342,9 +342,9 @@ class ClientProtocol:
 
     def _refused(self, refuse: m.Refuse, now: float) -> list[Instruction]:
         if refuse.final:
-            self.state = Standing.OVER
+            self._change(ClientEvent.TURNED_AWAY)
             return [TurnedAway(refuse.reason)]
-        if self.state is Standing.JOINING:
+        if self.state is ClientState.JOINING:
             self._rejoin_at = now + REJOIN_S
         elif refuse.unread:
             # It might have been awaited: all that is under way is said anew after a join.
@@ -355,11 +355,21 @@ class ClientProtocol:
 # -- the tasks ------------------------------------------------------------------------------------
 
 
+STARTED = (ClientTaskState.WORKING, ClientTaskState.REPLYING)
+
+
 @dataclass(slots=True)
-class Incoming:
+class HeldTask:
+    """A task that is here. Its state is changed by `ClientTasks._change` alone. body: all of the
+    payload, or room for it; window: of one that is coming. earlier: a server that is gone had asked
+    for it.
+    """
+
     task: m.Task
     body: memoryview
-    window: Receiving
+    state: ClientTaskState = ClientTaskState.GONE
+    window: Receiving | None = None
+    earlier: bool = False
 
 
 @dataclass(slots=True)
@@ -370,10 +380,14 @@ class OutgoingReply:
 
 
 class ClientTasks:
-    """The tasks of the clients that this process hosts. room(): bytes of memory that a payload may
-    take; part: bytes of a payload's parts, but the last. largest(key): bytes of a task's payload at
-    most, by what the run declares; slots: tasks that are worked on at once. All tasks together have
-    what these, one that is ahead and one that is called off can take.
+    """The tasks of the clients that this process hosts: their payloads are pulled in parts before
+    they are given to be worked on; their replies are announced, and sent in parts as the server
+    grants them.
+
+    room(): bytes of memory that a payload may take; part: bytes of a payload's parts, but the last.
+    largest(key): bytes of a task's payload at most, by what the run declares; slots: tasks that are
+    worked on at once. All tasks together have what these, one that is ahead and one that is
+    cancelled can take.
     """
 
     def __init__(self, room: Callable[[], int], part: int) -> None:
@@ -381,74 +395,98 @@ class ClientTasks:
         self.beside = False  # a task of a later round leaves other clients' tasks be
         self.largest: Callable[[Key], int] = lambda key: MOST
         self.slots = 1
-        self.incoming: dict[Key, Incoming] = {}
-        self.working: set[Key] = set()
-        self.outgoing: dict[Key, OutgoingReply] = {}
-        # What is worked on, or answered and not sent yet.
-        self._tasks: dict[Key, m.Task] = {}
-        # Of these, the ones that a server now gone had asked for.
-        self._earlier: set[Key] = set()
+        self._tasks: dict[Key, HeldTask] = {}  # none of them GONE
+        # The replies that were not sent in full. That to the evaluation within a training task
+        # has a key of its own, and stays until the reply to the task is sent.
+        self._replies: dict[Key, OutgoingReply] = {}
+
+    def state(self, key: Key) -> ClientTaskState:
+        held = self._tasks.get(key)
+        return ClientTaskState.GONE if held is None else held.state
+
+    def with_state(self, *states: ClientTaskState) -> list[Key]:
+        return [key for key, held in self._tasks.items() if held.state in states]
 
     def held(self) -> list[Key]:
         """What goes on after another join."""
-        return sorted({*self.working, *self.outgoing})
+        working = self.with_state(ClientTaskState.WORKING)
+        return sorted({*working, *self._replies})
+
+    def _change(self, key: Key, event: ClientTaskEvent) -> None:
+        """Changes a task's state by the table. Of one that is gone nothing is kept."""
+        held = self._tasks[key]
+        held.state = step(CLIENT_TASK, held.state, event)
+        if held.state is ClientTaskState.GONE:
+            del self._tasks[key]
+            self._replies.pop(key, None)
+            self._replies.pop(msgspec.structs.replace(key, purpose="evaluate"), None)
 
     # -- the connection ----------------------------------------------------------------------------
     def cut(self) -> list[Instruction]:
-        """The connection is gone: what was cut short is handed out, or announced, anew."""
-        out: list[Instruction] = [Booked("down", key, False) for key in self.incoming]
-        out += [
-            Booked("up", key, False)
-            for key, going in self.outgoing.items()
-            if going.announced and not going.sending.inline
-        ]
-        self.incoming.clear()
-        for going in self.outgoing.values():
+        """The connection is gone: the server sends again what was coming, and replies are announced
+        again.
+        """
+        out: list[Instruction] = []
+        for key in self.with_state(ClientTaskState.COMING):
+            self._change(key, ClientTaskEvent.CLOSED)
+            out.append(Booked("down", key, False))
+        for key in self.with_state(ClientTaskState.REPLYING):
+            self._change(key, ClientTaskEvent.CLOSED)
+        for key, going in self._replies.items():
+            if going.announced and not going.sending.inline:
+                out.append(Booked("up", key, False))
             going.sending.sent, going.announced = 0, False
         return out
 
     def of_an_earlier_server(self) -> None:
-        """A server started anew: what it asks for again is not done again, see `task`."""
-        self._earlier = set(self._tasks)
-        for going in self.outgoing.values():
+        """A server started again: what it asks for again is not done again, see `task`."""
+        for held in self._tasks.values():
+            held.earlier = True
+        for going in self._replies.values():
             going.announced = True
 
     # -- a task comes ------------------------------------------------------------------------------
     def task(self, task: m.Task, body: memoryview | None) -> list[Instruction]:
+        key = task.key
         if (
             sum(f.size for f in task.form) != task.size
             or (body is not None and len(body) != task.size)
             or (body is None and 0 < task.size <= self._part)
         ):
-            if task.key in self._tasks:
+            if self.state(key) in STARTED:
                 return [Stray("doubled")]
             # A part of it was lost on its way, and does not come any more.
             reason = "task: announced sizes do not agree"
-            return [Stray("refused"), Out(m.Failed(key=task.key, reason=reason, again=True))]
-        now = task.key
-        earlier = [k for k in self._tasks if (k.round, k.phase) < (now.round, now.phase)]
-        out = self.abandon([k for k in earlier if not self.beside or k.client == now.client])
-        if task.key in self._earlier:
-            self._earlier.discard(task.key)
-            if _same(task, self._tasks[task.key]):
-                for key, going in self.outgoing.items():
-                    if _train(key) == _train(task.key):
+            return [Stray("refused"), Out(m.Failed(key=key, reason=reason, again=True))]
+        earlier = [
+            k
+            for k in self.with_state(*STARTED)
+            if (k.round, k.phase) < (key.round, key.phase)
+            and (k.client == key.client or not self.beside)
+        ]
+        out = self.abandon(earlier)
+        held = self._tasks.get(key)
+        if held is not None and held.earlier:
+            held.earlier = False
+            if _same(task, held.task):
+                for of, going in self._replies.items():
+                    if _train(of) == _train(key):
                         going.sending.sent, going.announced = 0, False
-                return [*out, Booked("down", task.key), *self.announce()]
-            out += self.abandon([task.key])
-        known = self.incoming, self.working, self.outgoing
-        if any(task.key in tasks for tasks in known):
-            return [Stray("doubled")]
+                return [*out, Booked("down", key), *self.announce()]
+            out += self.abandon([key])
+            held = None
+        if held is not None or key in self._replies:
+            return [Stray("doubled"), *out]
         return [*out, *self._begun(task, body)]
 
     def abandon(self, keys: Sequence[Key] | None = None) -> list[Instruction]:
         """These tasks, or all, are not wanted any more."""
-        keys = list(self._tasks) if keys is None else keys
-        working = [k for k in keys if k in self.working]
-        for key in keys:
-            self.working.discard(key)
-            self._forget(key)
-        return [Cancelled(k) for k in working]
+        out: list[Instruction] = []
+        for key in self.with_state(*STARTED) if keys is None else keys:
+            if self.state(key) is ClientTaskState.WORKING:
+                out.append(Cancelled(key))
+            self._change(key, ClientTaskEvent.ABANDONED)
+        return out
 
     def _begun(self, task: m.Task, body: memoryview | None) -> list[Instruction]:
         most = self.largest(task.key)
@@ -458,7 +496,8 @@ class ClientTasks:
         if self._held_with(task) > (self.slots + 2) * most:
             return self._no_room(task, "what this client takes beside its other tasks")
         if body is not None or task.size == 0:
-            return self._given(task, memoryview(bytearray(body or b"")))
+            self._tasks[task.key] = HeldTask(task, memoryview(bytearray(body or b"")))
+            return self._whole(task.key)
         if task.size > (room := self._room()):
             return self._no_room(task, f"the {room} that are free")
         try:
@@ -466,95 +505,109 @@ class ClientTasks:
             whole = lend(task.size).data
         except (MemoryError, OverflowError, ValueError):
             return self._no_room(task, "this machine")
-        coming = self.incoming[task.key] = Incoming(task, whole, Receiving(task.size, self._part))
-        return self._grant(coming)
+        window = Receiving(task.size, self._part)
+        self._tasks[task.key] = HeldTask(task, whole, window=window)
+        self._change(task.key, ClientTaskEvent.TASK)
+        return self._grant(task.key, window)
 
     def _held_with(self, task: m.Task) -> int:
         """Bytes of this payload and of all that are here or under way."""
-        arriving = sum(coming.task.size for coming in self.incoming.values())
-        return arriving + sum(self._tasks[key].size for key in self.working) + task.size
+        with_payload = self.with_state(ClientTaskState.COMING, ClientTaskState.WORKING)
+        return task.size + sum(self._tasks[key].task.size for key in with_payload)
 
     def _no_room(self, task: m.Task, where: str) -> list[Instruction]:
-        """Another process may have it, or this one later: it is not done here, and said so."""
+        """Another process may have it, or this one later: it is not done here, and the server is
+        told so.
+        """
         reason = f"a payload of {task.size} bytes does not fit into {where}"
         failed = m.Failed(key=task.key, reason=reason, again=True)
         return [Booked("down", task.key, False), Out(failed)]
 
-    def _given(self, task: m.Task, body: memoryview) -> list[Instruction]:
-        self.working.add(task.key)
-        self._tasks[task.key] = task
-        return [Booked("down", task.key), Given(task, body)]
+    def _whole(self, key: Key) -> list[Instruction]:
+        self._change(key, ClientTaskEvent.WHOLE)
+        held = self._tasks[key] = self._tasks.pop(key)  # in the order in which they are worked on
+        held.window = None
+        return [Booked("down", key), Given(held.task, held.body)]
 
-    def _grant(self, coming: Incoming) -> list[Instruction]:
-        granted = coming.window.grant()
+    def _grant(self, key: Key, window: Receiving) -> list[Instruction]:
+        granted = window.grant()
         if granted is None:
             return []
-        return [Out(m.Pull(key=coming.task.key, first=granted[0], count=granted[1]))]
+        return [Out(m.Pull(key=key, first=granted[0], count=granted[1]))]
 
     def part(self, part: m.Part, body: memoryview | None) -> list[Instruction]:
         """The next part of a task's payload."""
-        coming = self.incoming.get(part.key)
-        if coming is None:
+        held = self._tasks.get(part.key)
+        if held is None or held.window is None:
             return [Stray("late")]
         try:
-            start = coming.window.take(part.index, body)
+            start = held.window.take(part.index, body)
         except RemoteProtocolError as broken:
-            # What is missing does not come any more: the task must be given out anew.
-            del self.incoming[part.key]
+            # What is missing does not come any more: the task must be handed out again.
+            self._change(part.key, ClientTaskEvent.DAMAGED)
             failed = m.Failed(key=part.key, reason=str(broken), again=True)
             return [Booked("down", part.key, False), Out(failed)]
         if start is None or body is None:
             return [Stray("doubled")]
-        coming.body[start : start + len(body)] = body
-        if coming.window.whole:
-            del self.incoming[part.key]
-            return self._given(coming.task, coming.body)
-        return self._grant(coming)
+        held.body[start : start + len(body)] = body
+        if held.window.whole:
+            return self._whole(part.key)
+        return self._grant(part.key, held.window)
 
     def cancel(self, key: Key) -> list[Instruction]:
         """The server does not want that task any more."""
-        coming = self.incoming.pop(key, None)
-        known = key in self.working or key in self.outgoing or coming is not None
-        out: list[Instruction] = [] if coming is None else [Booked("down", key, False)]
-        going = self.outgoing.get(key)
+        state, going = self.state(key), self._replies.get(key)
+        if state is ClientTaskState.GONE and going is None:
+            return []
+        out: list[Instruction] = []
+        if state is ClientTaskState.COMING:
+            out.append(Booked("down", key, False))
         if going is not None and going.announced and not going.sending.inline:
             out.append(Booked("up", key, False))
-        self.forget(key)
-        return [*out, Cancelled(key)] if known else []
+        if state is ClientTaskState.GONE:
+            del self._replies[key]  # to the evaluation within a task
+        else:
+            self._change(key, ClientTaskEvent.CANCELLED)
+        return [*out, Cancelled(key)]
 
     # -- and is answered ---------------------------------------------------------------------------
     def reply(self, reply: m.Reply, body: Body, share: float | None) -> bool:
         """Whether there is something to announce. share: see `ClientProtocol.reply`."""
         key = reply.key
-        if key.purpose == "train" or key in self.working:
-            if key not in self.working:
-                return False
-            self.working.discard(key)
-        elif not any(k.version == key.version and k.client == key.client for k in self.working):
+        within = self.state(key) is not ClientTaskState.WORKING  # an evaluation within its task
+        if within and (
+            key.purpose == "train" or self.state(_train(key)) is not ClientTaskState.WORKING
+        ):
             return False
         sending = Sending(body, self._part)
         if share is not None:
             if not body.size:  # there is nothing that could be cut
-                self.forget(key)
+                self.silence(key)
                 return False
             sending.until = before_cut(body.size, share)
-        self.outgoing[key] = OutgoingReply(reply, sending)
+        if not within:
+            self._change(key, ClientTaskEvent.REPLIED)
+        self._replies[key] = OutgoingReply(reply, sending)
         return True
 
     def failed(self, failed: m.Failed) -> list[Instruction]:
-        if failed.key not in self.working:
+        if self.state(failed.key) is not ClientTaskState.WORKING:
             return []
-        self.working.discard(failed.key)
-        self._tasks.pop(failed.key, None)
+        self._change(failed.key, ClientTaskEvent.FAILED)
         return [Out(failed)]
+
+    def silence(self, key: Key) -> None:
+        """This task will not be answered, and the server does not hear of it: a planned fault."""
+        if self.state(key) is ClientTaskState.WORKING:
+            self._change(key, ClientTaskEvent.SILENCED)
 
     def announce(self) -> list[Instruction]:
         """The replies that the server does not know of."""
         out: list[Instruction] = []
         for key in sorted(
-            self.outgoing, key=lambda k: (k.round, k.phase, k.purpose != "evaluate", k)
+            self._replies, key=lambda k: (k.round, k.phase, k.purpose != "evaluate", k)
         ):
-            going = self.outgoing[key]
+            going = self._replies[key]
             if going.announced:
                 continue
             going.announced = True
@@ -562,20 +615,12 @@ class ClientTasks:
             out.append(Out(going.reply, sending.all() if inline and sending.body.size else None))
             if inline:
                 out.append(Booked("up", key, sending.until is None))
-                if not self._waits(key):
-                    self._forget(key)
+                self._sent(key)
         return out
-
-    def _waits(self, key: Key) -> bool:
-        """Whether an evaluation within a training task is kept until that task's own reply is
-        through: if the connection is cut in between, both are announced anew.
-        """
-        train = _train(key)
-        return key != train and (train in self.working or train in self.outgoing)
 
     def pulled(self, pull: m.Pull) -> list[Instruction]:
         """The server grants parts of a reply."""
-        going = self.outgoing.get(pull.key)
+        going = self._replies.get(pull.key)
         if going is None or not going.announced:
             return [Stray("late")]
         parts = going.sending.pulled(pull.first, pull.count)
@@ -583,21 +628,20 @@ class ClientTasks:
             return [Stray("doubled")]
         out: list[Instruction] = [Out(m.Part(key=pull.key, index=i), data) for i, data in parts]
         if going.sending.whole or going.sending.cut:
-            self._forget(pull.key)
             out.append(Booked("up", pull.key, going.sending.whole))
+            self._sent(pull.key)
         return out
 
-    def forget(self, key: Key) -> None:
-        self.working.discard(key)
-        self._forget(key)
-
-    def _forget(self, key: Key) -> None:
-        """This reply is through, and with a training task's the evaluation within it."""
-        self.outgoing.pop(key, None)
-        self._tasks.pop(key, None)
-        self._earlier.discard(key)
-        if key == _train(key):
-            self.outgoing.pop(msgspec.structs.replace(key, purpose="evaluate"), None)
+    def _sent(self, key: Key) -> None:
+        """All of a reply has left. That to an evaluation within a task is kept until the reply to
+        the task has left too: if the connection is cut in between, both are announced again.
+        """
+        if self.state(key) is ClientTaskState.REPLYING:
+            self._change(key, ClientTaskEvent.SENT)
+        elif (
+            self.state(_train(key)) is ClientTaskState.GONE or not self._replies[key].sending.inline
+        ):
+            del self._replies[key]
 
 
 def _train(key: Key) -> Key:

@@ -17,11 +17,11 @@ from fednet.protocol.client import (
     Given,
     Out,
     Reconnect,
-    Standing,
     Stray,
     TurnedAway,
     Welcomed,
 )
+from fednet.protocol.table import ClientState, ClientTaskState
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
 from fednet.wire.frames import decode_from_client, encode
@@ -65,7 +65,7 @@ def test_from_connection_to_ready():
     assert c.opened(0.0) == [Out(m.Join(worker="w", share=(1, 2), slots=2))]
     assert c.received(WELCOME, None, 0.0) == [Welcomed(WELCOME, False)]
     assert c.ready("L") == [Out(m.Ready(run="r", inc=1, layout="L"))]
-    assert c.state is Standing.READY
+    assert c.state is ClientState.READY
     assert c.hosts == {0, 1}
 
 
@@ -101,13 +101,37 @@ def test_task_that_a_restarted_server_asks_for_with_other_contents_is_done_anew(
     assert [type(i) for i in out] == [Cancelled, Booked, Given]
 
 
+def test_task_that_failed_here_is_done_when_a_restarted_server_asks_for_it():
+    c = restarted()
+    c.failed(key(), "no data", False)  # before the server has begun, which drops it as late
+    out = c.received(task(3, inc=2), memoryview(b"abc"), 2.0)
+    assert [type(i) for i in out] == [Booked, Given]
+
+
+def test_of_a_task_that_failed_not_even_its_evaluation_is_announced_again():
+    c = working()
+    c.reply(*reply(2, key(purpose="evaluate")))
+    c.failed(key(), "diverged", False)
+    c.closed(1.0)
+    assert sent(c.opened(1.0), m.Join)[0].holding == []
+    assert sent(c.received(WELCOME, None, 1.0), m.Reply) == []
+
+
+def test_a_welcome_after_a_refusal_ends_the_wait_for_another_join():
+    c = ClientProtocol("w", share=(1, 2))
+    c.opened(0.0)
+    c.received(m.Refuse(reason="full"), None, 0.0)
+    c.received(WELCOME, None, 0.5)
+    assert sent(c.tick(1.0), m.Join) == []
+
+
 def test_another_run_is_prepared_anew_before_anything_is_ready():
     c = ready()
     c.closed(1.0)
     c.opened(2.0)
     other = m.Welcome(run="q", inc=1, session="t", name="n", config="c", ids=[0])
     assert c.received(other, None, 2.0) == [Welcomed(other, False)]
-    assert c.state is Standing.WELCOMED
+    assert c.state is ClientState.WELCOMED
 
 
 def test_small_task_is_given_at_once_and_booked():
@@ -130,8 +154,7 @@ def test_message_that_breaks_the_protocol_changes_nothing(message, body):
     c = ready()
     with pytest.raises(RemoteProtocolError):
         c.received(message, None if body is None else memoryview(body), 0.0)
-    assert not c.tasks.working
-    assert not c.tasks.incoming
+    assert c.tasks.state(key()) is ClientTaskState.GONE
 
 
 @pytest.mark.parametrize(
@@ -144,7 +167,7 @@ def test_a_task_of_which_a_part_is_missing_is_failed_and_can_be_given_again(mess
     assert out[0] == Stray("refused")
     (failed,) = sent(out)
     assert (failed.key, failed.again, failed.run) == (key(), True, "r")
-    assert not c.tasks.working
+    assert c.tasks.state(key()) is ClientTaskState.GONE
     assert Given in map(type, c.received(task(3), memoryview(b"abc"), 0.0))
     assert c.received(message, None, 0.0) == [Stray("doubled")]  # it is being done
 
@@ -169,7 +192,7 @@ def test_a_task_is_taken_only_when_ready_and_only_of_a_client_that_is_hosted():
     other = msgspec.structs.replace(task(3), key=key(client=5))
     with pytest.raises(RemoteProtocolError, match="a task of client 5"):
         c.received(other, memoryview(b"abc"), 0.0)
-    assert not c.tasks.working
+    assert c.tasks.state(key()) is ClientTaskState.GONE
 
 
 def test_memory_for_a_payload_is_asked_for_before_it_is_taken():
@@ -242,7 +265,7 @@ def test_long_reply_waits_to_be_pulled_and_is_sent_in_turn():
             c.received(m.Pull(run="r", inc=1, key=key(), first=first, count=count), None, 0.0)
     out = c.received(m.Pull(run="r", inc=1, key=key(), first=2, count=1), None, 0.0)
     assert (len(out[0].body), out[1]) == (5, Booked("up", key()))
-    assert c.tasks.outgoing == {}
+    assert c.tasks.held() == []
 
 
 def test_reply_that_is_done_while_away_is_announced_when_ready_again():
@@ -270,7 +293,7 @@ def test_evaluation_goes_before_its_reply_and_again_with_it_after_a_cut():
     c.opened(1.0)
     assert [x.key for x in sent(c.received(WELCOME, None, 1.0), m.Reply)] == [verdict, key()]
     c.received(m.Pull(run="r", inc=1, key=key(), first=0, count=2), None, 1.0)
-    assert c.tasks.outgoing == {}
+    assert c.tasks.held() == []
 
 
 def test_reply_to_what_was_cancelled_is_not_sent():
@@ -288,7 +311,7 @@ def test_cancel_lets_go_of_an_announced_reply():
         Booked("up", key(), False),
         Cancelled(key()),
     ]
-    assert c.tasks.outgoing == {}
+    assert c.tasks.held() == []
 
 
 def test_reason_that_is_no_text_of_the_wire_is_made_one():
@@ -371,7 +394,7 @@ def test_end_of_the_run_is_the_end_but_the_end_of_a_server_is_not():
     assert c.received(m.End(run="r", inc=1, over=False, reason="x"), None, 0.0) == [
         Ended(False, "x")
     ]
-    assert c.state is Standing.READY
+    assert c.state is ClientState.READY
     assert c.received(m.End(run="r", inc=1), None, 0.0) == [Ended(True, "")]
     assert c.received(task(3), memoryview(b"abc"), 0.0) == [Stray("late")]
     assert c.opened(1.0) == []

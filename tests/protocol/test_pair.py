@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from fednet.protocol.client import Standing
+from fednet.protocol.table import ClientState, ClientTaskState
 from fednet.protocol.tasks import WITH_WORKER, Rules
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
@@ -290,7 +290,7 @@ def test_reply_that_was_refused_is_given_out_three_times_then_dropped():
     net.settle()
     assert [(r.client, r.reason) for r in net.resolved] == [(0, "refused: bad")]
     assert net.ledger.useful == {"up": {}, "down": {}}
-    assert site.protocol.tasks.outgoing == {}
+    assert site.protocol.tasks.held() == []
 
 
 def test_late_long_reply_is_called_off_so_that_the_client_does_not_keep_it():
@@ -307,7 +307,7 @@ def test_late_long_reply_is_called_off_so_that_the_client_does_not_keep_it():
     net.move(site, "up")
     site.hushed = False
     net.settle()
-    assert site.protocol.tasks.outgoing == {}
+    assert site.protocol.tasks.held() == []
     (late,) = rows(net.rows, "reply")
     assert (late["useful"], late["reason"]) == (False, "late")
 
@@ -357,18 +357,18 @@ def test_client_refused_for_good_is_turned_away_even_when_ready():
     net.settle()
     site.do(site.protocol.ready("another layout"))
     net.settle()
-    assert site.protocol.state is Standing.OVER
+    assert site.protocol.state is ClientState.OVER
 
 
 def test_refused_join_is_tried_again_until_the_name_is_free():
     net = Net(1)
     net.site("w", [0])
     twin = net.site("w", [0])
-    assert twin.protocol.state is Standing.JOINING
+    assert twin.protocol.state is ClientState.JOINING
     net.cut(net.sites[0])
     net.pass_time(1.0)
     net.settle()
-    assert twin.protocol.state is Standing.READY
+    assert twin.protocol.state is ClientState.READY
 
 
 class Federation(RuleBasedStateMachine):
@@ -425,7 +425,7 @@ class Federation(RuleBasedStateMachine):
     @rule(who=st.integers(0, 2))
     def connect(self, who):
         site = self.net.sites[who]
-        if not site.conn and site.protocol.state is not Standing.OVER:
+        if not site.conn and site.protocol.state is not ClientState.OVER:
             self.net.connect(site)
 
     @rule(who=st.integers(0, 2))
@@ -552,7 +552,7 @@ class Federation(RuleBasedStateMachine):
             if self.over():
                 break
             for site in net.sites:
-                if not site.conn and site.protocol.state is not Standing.OVER:
+                if not site.conn and site.protocol.state is not ClientState.OVER:
                     net.connect(site)
             net.settle()
             for site in net.sites:
@@ -567,7 +567,7 @@ class Federation(RuleBasedStateMachine):
         self.check_end()
         net.settle()
         assert (
-            all(not (s.protocol.tasks.outgoing or s.protocol.tasks.incoming) for s in net.sites)
+            all(not s.protocol.tasks.with_state(*ClientTaskState) for s in net.sites)
             or self.faults
             or net.cuts
         )

@@ -1,0 +1,144 @@
+"""The states of the protocol, and the events that change them.
+
+Each table says for a state which events may come and which states they lead to; where these are
+two, the machine chooses by its limits. The machines change a state by `step` alone, so that nothing
+happens that is not written here. `python docs/pages.py` draws the diagrams of docs/architecture.md
+from these tables.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from fednet.errors import LocalProtocolError
+
+
+class _Named(enum.Enum):
+    __hash__ = object.__hash__  # there is one of each; enum's own is slow
+
+
+S = TypeVar("S", bound=_Named)
+E = TypeVar("E", bound=_Named)
+Table = Mapping[S, Mapping[E, tuple[S, ...]]]
+
+
+def step(table: Table[S, E], state: S, event: E, to: S | None = None) -> S:
+    """The state that follows. to: which one, where the event can lead to several. Raises
+    LocalProtocolError for an event that cannot come in this state.
+    """
+    following = table[state].get(event, ())
+    if to is None and len(following) == 1:
+        return following[0]
+    if to is not None and to in following:
+        return to
+    wanted = "" if to is None else f" to {to.value!r}"
+    raise LocalProtocolError(f"{event.value!r} cannot lead from {state.value!r}{wanted}")
+
+
+# -- the client ------------------------------------------------------------------------------------
+class ClientState(_Named):
+    """A client process, towards its server."""
+
+    AWAY = "away"
+    JOINING = "joining"
+    WELCOMED = "welcomed"
+    READY = "ready"
+    OVER = "over"
+
+
+class ClientEvent(_Named):
+    OPENED = "connection opened"
+    CLOSED = "connection closed"
+    REJOINS = "joins again after a refusal"
+    WELCOME = "welcome"
+    PREPARED = "data and model are in place"
+    TURNED_AWAY = "refused for good"
+    ENDED = "the run is over"
+    LEAVES = "leaves"
+
+
+_FROM_JOINED = {
+    ClientEvent.CLOSED: (ClientState.AWAY,),
+    ClientEvent.TURNED_AWAY: (ClientState.OVER,),
+    ClientEvent.ENDED: (ClientState.OVER,),
+    ClientEvent.LEAVES: (ClientState.OVER,),
+}
+CLIENT: Table[ClientState, ClientEvent] = {
+    ClientState.AWAY: {
+        ClientEvent.OPENED: (ClientState.JOINING,),
+        ClientEvent.CLOSED: (ClientState.AWAY,),
+        ClientEvent.LEAVES: (ClientState.OVER,),
+    },
+    ClientState.JOINING: {
+        ClientEvent.REJOINS: (ClientState.JOINING,),
+        ClientEvent.WELCOME: (ClientState.WELCOMED,),
+        **_FROM_JOINED,
+    },
+    ClientState.WELCOMED: {ClientEvent.PREPARED: (ClientState.READY,), **_FROM_JOINED},
+    ClientState.READY: _FROM_JOINED,
+    ClientState.OVER: {
+        ClientEvent.OPENED: (ClientState.OVER,),
+        ClientEvent.CLOSED: (ClientState.OVER,),
+        ClientEvent.LEAVES: (ClientState.OVER,),
+    },
+}
+CONNECTED = (ClientState.JOINING, ClientState.WELCOMED, ClientState.READY)
+TAKEN_IN = (ClientState.WELCOMED, ClientState.READY)
+
+
+class ClientTaskState(_Named):
+    """A task at the client that does it."""
+
+    GONE = "not here"
+    COMING = "coming"  # its payload is pulled
+    WORKING = "being worked on"
+    REPLYING = "replying"
+
+
+class ClientTaskEvent(_Named):
+    TASK = "task without its payload"
+    WHOLE = "its payload is whole"
+    DAMAGED = "a part out of turn"
+    REPLIED = "reply made"
+    FAILED = "failed"
+    SILENCED = "silenced by a planned fault"
+    SENT = "reply sent"
+    CLOSED = "connection closed"
+    CANCELLED = "cancelled by the server"
+    ABANDONED = "of an earlier round or another run"
+
+
+CLIENT_TASK: Table[ClientTaskState, ClientTaskEvent] = {
+    ClientTaskState.GONE: {
+        ClientTaskEvent.TASK: (ClientTaskState.COMING,),
+        ClientTaskEvent.WHOLE: (ClientTaskState.WORKING,),  # it came beside the task
+    },
+    ClientTaskState.COMING: {
+        ClientTaskEvent.WHOLE: (ClientTaskState.WORKING,),
+        ClientTaskEvent.DAMAGED: (ClientTaskState.GONE,),
+        ClientTaskEvent.CLOSED: (ClientTaskState.GONE,),
+        ClientTaskEvent.CANCELLED: (ClientTaskState.GONE,),
+    },
+    ClientTaskState.WORKING: {
+        ClientTaskEvent.REPLIED: (ClientTaskState.REPLYING,),
+        ClientTaskEvent.FAILED: (ClientTaskState.GONE,),
+        ClientTaskEvent.SILENCED: (ClientTaskState.GONE,),
+        ClientTaskEvent.CANCELLED: (ClientTaskState.GONE,),
+        ClientTaskEvent.ABANDONED: (ClientTaskState.GONE,),
+    },
+    ClientTaskState.REPLYING: {
+        ClientTaskEvent.CLOSED: (ClientTaskState.REPLYING,),  # it is announced again
+        ClientTaskEvent.SENT: (ClientTaskState.GONE,),
+        ClientTaskEvent.CANCELLED: (ClientTaskState.GONE,),
+        ClientTaskEvent.ABANDONED: (ClientTaskState.GONE,),
+    },
+}
+
+
+# By name. The first state of each is the one in which it begins.
+TABLES: dict[str, Table[Any, Any]] = {
+    "A client process": CLIENT,
+    "A task at the client": CLIENT_TASK,
+}
