@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -18,7 +18,7 @@ from fednet.config.schema import (
     DataSection,
     ModelSection,
 )
-from fednet.config.tree import Node, Refuse, at
+from fednet.config.tree import Node, at
 from fednet.errors import ConfigError, FednetError, unknown
 from fednet.options import instance, options_of
 from fednet.plain import JsonDict, JsonMapping
@@ -27,8 +27,13 @@ OWN = ("name", "clients")  # keys of an entry of `model.others`; all else are it
 
 
 class Method(Protocol):
-    """An algorithm's declarations; `algorithms.base.Algorithm` says what each means."""
+    """A method's declarations; `algorithms.base.Algorithm` says what each means."""
 
+    classes_only: bool
+    sgd_only: bool
+    momentum_free: bool
+    personalised: bool
+    sums_updates: bool
     needs_public: bool
     architecture_free: bool
     asynchronous: bool
@@ -37,7 +42,9 @@ class Method(Protocol):
     Enrolment: type | None
 
     @property
-    def exchanges(self) -> Sequence[object]: ...
+    def exchanges(self) -> Sequence[Any]: ...
+
+    def refusal(self, run: Config) -> tuple[str, str] | None: ...
 
 
 class NoOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -275,61 +282,3 @@ def each_model(config: Config) -> Iterator[Config]:
 def bare(entry: JsonMapping) -> JsonDict:
     """An entry without who has it."""
     return {k: v for k, v in entry.items() if k != "clients"}
-
-
-def check_models(c: Config, refuse: Refuse) -> None:
-    """Raises what `refuse(key, sentence)` makes of the first rule that is broken, ConfigError for
-    ids that are none.
-    """
-    if not c.model.others:
-        if c.model.clients is not None:
-            raise refuse(
-                "model.clients", "there is one model, which all clients have; leave it out."
-            )
-        return
-    seen: set[int] = set()
-    for place, entry in enumerate(c.model.others):
-        if "clients" not in entry or not isinstance(entry.get("name"), str):
-            raise refuse(
-                f"model.others[{place}]",
-                "expected a model's name and clients, such as {name: mlp, clients: 5-9}.",
-            )
-        key = f"model.others[{place}].clients"
-        mine = set(ids.parse(str(entry["clients"]), key).resolve(c.clients))
-        if both := mine & seen:
-            raise refuse("model", f"client {min(both)} has two models; expected one for each.")
-        seen |= mine
-    left = set(range(c.clients)) - seen
-    if not left:
-        raise refuse("model", f"no client is left for the first model, {c.model.name}.")
-    if c.model.clients is not None:
-        given = set(ids.parse(c.model.clients, "model.clients").resolve(c.clients))
-        if both := given & seen:
-            raise refuse("model", f"client {min(both)} has two models; expected one for each.")
-        if left - given:
-            raise refuse(
-                "model", f"client {min(left - given)} has no model; expected one for each."
-            )
-    for broken, key, why in (
-        (c.train.pack > 1, "train.pack", "clients that train as one have one model"),
-        (c.model.buffers != "average", "model.buffers", "each client's model is its own already"),
-        (c.model.adapters is not None, "model.adapters", "they name layers of one model"),
-        (c.model.weights is not None, "model.weights", "a file has one model's weights"),
-        (c.model.base == "server", "model.base", "the server sends one model to all"),
-        (c.model.sha256 is not None, "model.sha256", "it is that of one model"),
-        (bool(c.train.only), "train.only", "it names tensors of one model"),
-    ):
-        if broken:
-            raise refuse(key, f"cannot be had with unlike models: {why}.")
-
-
-def model_objection(config: Config, method: Method) -> tuple[str, str] | None:
-    """(key, sentence) where the method's messages depend on the model."""
-    if not config.model.others or method.architecture_free:
-        return None
-    return (
-        "model",
-        f"{config.algorithm.name} sends weights, or what has their shape, and needs one model for "
-        f"all clients; methods whose messages do not depend on it, such as fedproto and fedmd, "
-        f"take a list.",
-    )

@@ -229,7 +229,7 @@ def test_who_lies_is_drawn_once_and_rounded_down():
         ),
         (
             {"aggregation": {"rule": "median"}, "privacy": {"clip": 1, "noise": 1}},
-            "reckoned for a mean",
+            "computed for a mean",
         ),
         ({"aggregation": {"rule": "medain"}}, "median"),
         ({"aggregation": {"tolerate": 0.5}}, "aggregation.tolerate"),
