@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import fields
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fednet.cli import values
@@ -40,13 +39,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     device_argument(parser)
     _search(parser)
-    parser.add_argument(
-        "--results",
-        type=Path,
-        metavar="DIR",
-        help="keep the compact results in DIR/results and write DIR/RESULTS.md; without a table, "
-        "only the latter",
-    )
 
 
 def _cells(parser: argparse.ArgumentParser) -> None:

@@ -64,7 +64,6 @@ class Request:
     setting: str | None = None
     search: bool = False
     grid: Sequence[str] = ()
-    results: Path | None = None
     set: Sequence[str] = ()
     load: Sequence[str] = ()
     out: Path = field(default_factory=places.runs)

@@ -2,8 +2,8 @@
 
     OUT/PAPER/NAME-seedS/              a run, shared by the tables that stand on the same runs
     OUT/PAPER/search/                  the runs of a search for hyper-parameters; what was chosen
-    OUT/PAPER-TABLE.{csv,md,txt,html}  the table
-    OUT/PAPER-TABLE-curves.csv, OUT/PAPER-TABLE/    curves and figures
+    OUT/PAPER-TABLE.{csv,md,txt}       the table
+    OUT/PAPER-TABLE-curves.csv         the curves
 
 Of mini scale all of these have `-mini` in their name. Runs of one seed are paired: partition,
 initial weights and participants follow from the seed, not from the method.
@@ -11,18 +11,15 @@ initial weights and participants follow from the seed, not from the method.
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 from fednet import loading, papers
 from fednet.errors import ConfigError, complain, speaker
 from fednet.experiment.rundir import taken_back, writable
-from fednet.files import write_aside
-from fednet.papers.forecast import forecast
+from fednet.papers import plan as planning
 from fednet.papers.job import Reproduction, Request, plan
 from fednet.papers.mini import SAID
 from fednet.papers.results.publish import line, publish
-from fednet.papers.results.record import deposit, write
 from fednet.papers.search import grids, searched
 from fednet.sweep import claims, marks, pool
 from fednet.sweep.marks import RunSpec
@@ -36,35 +33,17 @@ def main(asked: Request) -> int:
     if asked.list:
         print(listing())
         return 0
-    if not asked.table and asked.results is not None:
-        if not any((asked.results / "results").glob("*.csv")):
-            raise ConfigError(
-                f"--results {asked.results}: no compact results in {asked.results / 'results'}; "
-                f"name a table, whose runs are then kept there."
-            )
-        print(write(asked.results))
-        return 0
     if not asked.table:
         raise ConfigError("expected PAPER/TABLE, such as feddpc/table2; --list shows them.")
     if asked.table.lower() == "feddpc/table1":
         return _measure(asked)
-    if asked.results is not None and any(
-        text.partition("=")[0].strip() != "rounds" for text in marks.changes(asked.set)
-    ):
-        raise ConfigError(
-            "--results keeps what was run at the papers' settings, or with fewer `rounds` of them "
-            "under a name that says so; leave out other --set, or --results."
-        )
     job = plan(asked)
     given = grids(asked, job)  # what is wrong with them is said before anything starts
     if asked.plan:
-        print(forecast(job, asked.out, asked.device, asked.jobs, asked.set, given))
+        print(planning.plan(job, asked.out, asked.device, asked.jobs, asked.set, given))
         return 0
-    places = {"--out": asked.out} | ({"--results": asked.results} if asked.results else {})
-    with contextlib.ExitStack() as refused:
-        for flag, folder in places.items():
-            refused.enter_context(taken_back(folder))
-            writable(folder, flag)  # said before hours of runs, not after them
+    with taken_back(asked.out):
+        writable(asked.out, "--out")  # refused before hours of runs, not after them
         return _run(job, asked)
 
 
@@ -107,9 +86,6 @@ def _run(job: Reproduction, asked: Request) -> int:
     if written:
         say((asked.out / f"{job.stem}.txt").read_text(encoding="utf-8"))
         say("\n".join(str(p) for p in written))
-    if asked.results is not None:
-        deposit(job, asked.out, asked.results)
-        say(str(write(asked.results)))
     return marks.REFUSED if refused else 0
 
 
@@ -132,7 +108,7 @@ def _said(job: Reproduction, task: RunSpec, state: str) -> str:
 
 
 def _measure(asked: Request) -> int:
-    """FedDPC's Table 1, which no runs stand behind."""
+    """Measures FedDPC's Table 1, which has no runs."""
     from fednet.papers.servercost import report
 
     of_runs = (
@@ -158,13 +134,7 @@ def _measure(asked: Request) -> int:
             "minute or two."
         )
         return 0
-    if asked.results is not None:
-        writable(asked.results / "results", "--results")
-    text = report()
-    print(text)
-    if asked.results is not None:
-        write_aside(asked.results / "results" / "feddpc-table1.txt", text + "\n")
-        print(write(asked.results))
+    print(report())
     return 0
 
 

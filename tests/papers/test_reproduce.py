@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 import subprocess
@@ -13,9 +12,10 @@ from fednet import papers
 from fednet.cli.main import main
 from fednet.errors import CannotGoOn, ConfigError
 from fednet.experiment import build as experiment
-from fednet.papers import forecast, search
 from fednet.papers import job as jobs
-from fednet.papers.results import record, reproduction
+from fednet.papers import plan as planning
+from fednet.papers import search
+from fednet.papers.results import reproduction
 from fednet.sweep import claims, marks, pool
 from tests.processes import Rig
 
@@ -339,25 +339,23 @@ def test_a_search_in_which_nothing_ended_says_so(tmp_path, monkeypatch):
 
 
 # -- the plan --------------------------------------------------------------------------------------
-def test_a_plan_counts_runs_hours_and_megabytes(tmp_path, monkeypatch):
-    pace = forecast.StepPace(
-        7.0, 1.0, (500, 200), 0
-    )  # steps of batches of 256: 2 and 1, at one epoch
+def test_a_plan_is_steps_times_one_step_and_counts_runs_hours_and_megabytes(tmp_path, monkeypatch):
+    pace = planning.Pace(0.1, (500, 200), 0)  # batches of 256: 2 and 1 steps, at one epoch
     monkeypatch.setattr(
-        forecast, "measured", lambda job, *_: dict.fromkeys(map(forecast.kind, job.cells), pace)
+        planning, "measured", lambda job, *_: dict.fromkeys(map(planning.kind, job.cells), pace)
     )
     found = job("feddpc/table2", "--dataset", "cifar10", "--only", "FedDPC", "--seeds", "0,1")
-    said = forecast.forecast(found, tmp_path, "cpu", 2)
+    said = planning.plan(found, tmp_path, "cpu", 2)
     assert "4 runs" in said
     assert "4 left" in said
-    # 4 runs x 400 rounds x 8.5 s
-    assert "3.78 hours of one process, 1.89 hours with --jobs 2" in said
+    # 4 runs x 400 rounds x 10 clients x 1.5 steps x 0.1 s
+    assert "0.67 hours of one process, 0.33 hours with --jobs 2" in said
     # 4 x 400 rounds x 10 clients x (down + up) of LeNet5's 62,006 parameters in 4 bytes
     assert "7937 MB" in said
     assert "10 points" in said  # 5 learning rates, 2 settings
-    given = {"train.lr": [0.1, 0.3]}
-    assert "4 points" in forecast.forecast(found, tmp_path, "cpu", 2, given=given)
-    alone = forecast.forecast(found, tmp_path, "cpu", 2, given={"train.lr": [0.1]})
+    grids = {"train.lr": [0.1, 0.3]}
+    assert "4 points" in planning.plan(found, tmp_path, "cpu", 2, grids=grids)
+    alone = planning.plan(found, tmp_path, "cpu", 2, grids={"train.lr": [0.1]})
     assert "points" not in alone  # taken without a run
 
 
@@ -367,19 +365,18 @@ def test_cells_that_differ_in_method_and_local_epochs_alone_are_measured_once():
         ["feddc/table1"],
         ["fedpdc/table2", "--setting", "CNN"],
     ):
-        assert len({forecast.kind(c) for c in job(*words).cells}) == 1
+        assert len({planning.kind(c) for c in job(*words).cells}) == 1
 
 
-def test_fedrds_is_foretold_the_steps_on_its_shared_samples_and_a_mini_its_own():
+def test_the_steps_of_fedrds_are_also_those_on_its_shared_samples_and_a_mini_has_its_own():
     average, own = (
         next(c for c in papers.cells("fedrds/table3") if (c.method, c.dataset) == (m, "MNIST"))
         for m in ("FedAvg", "FedRDS")
     )
-    assert forecast.work(average, (540, 540), 6000) == (10 * 68, 5400)
-    # 540 + 3000 samples in batches of 8
-    assert forecast.work(own, (540, 540), 6000) == (10 * 443, 35400)
+    assert planning.steps(average, (540, 540), 6000) == 10 * 68
+    assert planning.steps(own, (540, 540), 6000) == 10 * 443  # 540 + 3000 samples in batches of 8
     small = job("fedrds/table3", "--only", "FedAvg", "--scale", "mini").cells[0]
-    assert forecast.work(small, (540,), 6000)[0] == 20
+    assert planning.steps(small, (540,), 6000) == 20
 
 
 def test_what_is_shared_once_is_in_the_plan_s_megabytes():
@@ -394,76 +391,18 @@ def test_what_is_shared_once_is_in_the_plan_s_megabytes():
         )
         for m in ("FedAvg", "FedRDS")
     )
-    assert forecast.traffic(average, 5000) == (pytest.approx(74.4, abs=0.1), False)
-    assert forecast.traffic(own, 5000) == (pytest.approx(228.4, abs=0.2), False)
+    assert planning.traffic(average, 5000) == (pytest.approx(74.4, abs=0.1), False)
+    assert planning.traffic(own, 5000) == (pytest.approx(228.4, abs=0.2), False)
 
 
-def test_a_pace_is_measured_by_a_few_steps_and_test_samples_in_this_process(monkeypatch):
+def test_a_step_is_measured_in_this_process(monkeypatch):
     found = job("fedabc/table1", "--dataset", "mnist", "--setting", "alpha=1.0", "--only", "FedAvg")
     cell = found.cells[0]
     monkeypatch.setattr(pool, "work", lambda *_, **__: pytest.fail("a run was begun"))
-    pace = forecast.paced(
-        replace(cell, config=papers.lay(cell.config, {"data": {"dataset": "digits"}})), "cpu"
-    )
+    digits = replace(cell, config=papers.lay(cell.config, {"data": {"dataset": "digits"}}))
+    pace = planning.paced(digits, "cpu")
     assert len(pace.samples) == 20
-    assert pace.rest > 0
     assert pace.step > 0
-    every = cell.config["evaluate"]["every"]
-    assert pace.seconds(cell) >= pace.rest / every
-
-
-class Device:
-    """Takes `before` seconds for what an epoch begins with, and `sample` for one of a step."""
-
-    def __init__(self, monkeypatch, before, sample, samples=5000):
-        self.before, self.sample, self.samples = before, sample, samples
-        self.done, self.spent = [], 0.0
-        monkeypatch.setattr(forecast, "_seconds", self.seconds)
-
-    def steps(self, size, n):
-        size = min(size, self.samples)
-        epochs = -(-n // -(-self.samples // size))
-        self.done.append((size, n))
-        self.spent += epochs * self.before + n * size * self.sample
-
-    def seconds(self, what):
-        begin = self.spent
-        what()
-        return self.spent - begin
-
-
-@pytest.mark.parametrize("before", [0.0, 1.6])
-@pytest.mark.parametrize("samples", [5000, 40])
-def test_what_an_epoch_begins_with_is_no_part_of_a_step(monkeypatch, before, samples):
-    device = Device(monkeypatch, before, 1e-4, samples)
-    one, first = forecast._step(device.steps, 64, samples)
-    if samples == 5000:
-        assert (one, first) == (pytest.approx(0.0064), pytest.approx(before))
-    else:  # a step is an epoch
-        assert one + first == pytest.approx(before + 0.004)
-
-
-def test_a_step_that_takes_minutes_is_measured_on_a_few_samples(monkeypatch):
-    device = Device(monkeypatch, 0.1, 2.0)
-    one, first = forecast._step(device.steps, 64, 5000)
-    assert (one, first) == (pytest.approx(128), pytest.approx(0.1))
-    assert max(size for size, _ in device.done) == forecast.SMALL
-    assert device.spent < 60
-
-
-@pytest.mark.parametrize(
-    ("seconds", "done"),
-    [
-        (0.001, [1, 20]),  # quick: as many as are asked for
-        (1.0, [1, 3]),  # as many as go into the time
-        (100.0, [1]),  # one, and no more
-    ],
-)
-def test_a_measurement_is_bounded_however_slow_one_is(monkeypatch, seconds, done):
-    tried = []
-    monkeypatch.setattr(forecast, "_seconds", lambda what: what() or tried[-1] * seconds)
-    assert forecast._each(tried.append, 1, 20) == pytest.approx(seconds)
-    assert tried == done
 
 
 def test_a_plan_can_be_stopped_while_it_measures(monkeypatch, tmp_path, capsys):
@@ -482,7 +421,7 @@ def test_a_plan_can_be_stopped_while_it_measures(monkeypatch, tmp_path, capsys):
 def test_mini_runs_are_paired_resumable_and_say_in_every_artefact_that_they_are_mini(
     tmp_path, capsys
 ):
-    out, kept = tmp_path / "out", tmp_path / "kept"
+    out = tmp_path / "out"
     words = [
         "reproduce",
         "fedabc/table1",
@@ -501,8 +440,6 @@ def test_mini_runs_are_paired_resumable_and_say_in_every_artefact_that_they_are_
         *DIGITS,
     ]
     assert main(words) == 0
-    record.deposit(jobs.plan(asked(*words[1:])), out, kept)
-    record.write(kept)
     first, second = sorted((out / "fedabc-mini").glob("fedabc-*"))
     assert (first / "partition.json").read_bytes() == (second / "partition.json").read_bytes()
     chosen = [
@@ -510,13 +447,8 @@ def test_mini_runs_are_paired_resumable_and_say_in_every_artefact_that_they_are_
         for d in (first, second)
     ]
     assert chosen[0] == chosen[1]
-    texts = [
-        *out.glob("fedabc-table1-mini.*"),
-        *out.glob("fedabc-table1-mini/*.html"),
-        kept / "RESULTS.md",
-        kept / "results/fedabc-table1-mini.svg",
-    ]
-    assert len(texts) == 7
+    texts = [*out.glob("fedabc-table1-mini.*")]
+    assert len(texts) == 3
     for path in texts:
         assert (
             "not the paper" in path.read_text().replace("&#39;", "'")
@@ -532,7 +464,6 @@ def test_mini_runs_are_paired_resumable_and_say_in_every_artefact_that_they_are_
     capsys.readouterr()
     assert main(words) == 0  # nothing is run again
     assert (first / "rounds.jsonl").stat().st_mtime_ns == before
-    assert reproduction.read_csv(kept / "results/fedabc-table1-mini.csv") == rows
 
 
 MINE = ["fedabc/table1", "--dataset", "mnist", "--setting", "alpha=1.0", "--scale", "mini", *DIGITS]
@@ -743,19 +674,14 @@ def test_what_failed_under_another_configuration_is_tried_again_under_this_one(t
     assert marks.state(task, marks.digest(task)) == "failed"
 
 
-@pytest.mark.parametrize("flag", ["--out", "--results"])
-def test_a_folder_that_cannot_be_written_is_answered_before_anything_runs(flag, tmp_path, capsys):
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    assert main(["reproduce", "feddpc/table2", flag, str(tmp_path / "file" / "below")]) == 2
-    assert (
-        f"{flag} {tmp_path / 'file' / 'below'}: nothing can be written there"
-        in capsys.readouterr().err
-    )
+    below = tmp_path / "file" / "below"
+    assert main(["reproduce", "feddpc/table2", "--out", str(below)]) == 2
+    assert f"--out {below}: nothing can be written there" in capsys.readouterr().err
 
 
-def test_the_table_that_is_measured_without_runs_is_kept_among_the_results(
-    tmp_path, monkeypatch, capsys
-):
+def test_the_table_that_is_measured_without_runs_is_printed(monkeypatch, capsys):
     from fednet.papers import servercost
 
     monkeypatch.setattr(servercost, "report", lambda: "method  paper")
@@ -765,9 +691,8 @@ def test_the_table_that_is_measured_without_runs_is_kept_among_the_results(
     assert main(["reproduce", "feddpc/table1", "--plan"]) == 0
     assert "no runs" in (said := capsys.readouterr().out)
     assert "method  paper" not in said
-    assert main(["reproduce", "feddpc/table1", "--results", str(tmp_path)]) == 0
-    assert (tmp_path / "results" / "feddpc-table1.txt").read_text() == "method  paper\n"
-    assert "method  paper" in (tmp_path / "RESULTS.md").read_text()
+    assert main(["reproduce", "feddpc/table1"]) == 0
+    assert "method  paper" in capsys.readouterr().out
 
 
 def test_a_plan_says_why_a_model_could_not_be_measured(tmp_path, monkeypatch, capsys):
@@ -795,53 +720,6 @@ def test_a_plan_says_why_a_model_could_not_be_measured(tmp_path, monkeypatch, ca
         in capsys.readouterr().out
     )
     assert not (tmp_path / "out").exists()
-
-
-def test_what_an_earlier_command_changed_is_not_kept_among_the_results_either(tmp_path):
-    row = dict.fromkeys(reproduction.FIXED) | {
-        "method": "A",
-        "dataset": "D",
-        "heterogeneity": "h",
-        "seed": 0,
-        "status": "done",
-        "ours": 1,
-    }
-    found = job("feddpc/table2", "--only", "FedDPC")
-    reproduction.merge(
-        tmp_path / "feddpc-table2.csv",
-        [row, {**row, "seed": 1, "changed": "rounds=2"}],
-        reproduction.FIXED,
-    )
-    points = [
-        dict.fromkeys(reproduction.CURVE)
-        | {"method": "A", "dataset": "D", "heterogeneity": "h", "seed": s, "round": 1}
-        for s in (0, 1)
-    ]
-    reproduction.merge(tmp_path / "feddpc-table2-curves.csv", points, reproduction.CURVE)
-    record.deposit(found, tmp_path, tmp_path / "kept")
-    for name in ("feddpc-table2.csv", "feddpc-table2-curves.csv"):
-        assert [r["seed"] for r in reproduction.read_csv(tmp_path / "kept" / "results" / name)] == [
-            0
-        ], name
-
-
-def test_what_a_search_tried_is_kept_beside_what_earlier_searches_did(tmp_path):
-    found, tried = job("feddpc/table2", "--only", "FedDPC"), tmp_path / "feddpc-table2-chosen.json"
-    for cell in ("a", "b"):
-        tried.write_text(json.dumps({cell: {"chosen": {"train.lr": 1}}}))
-        record.deposit(found, tmp_path, tmp_path / "kept")
-    assert sorted(json.loads((tmp_path / "kept" / "results" / tried.name).read_text())) == [
-        "a",
-        "b",
-    ]
-
-
-def test_what_was_run_at_a_changed_setting_is_not_kept_among_the_results(tmp_path, capsys):
-    words = ["reproduce", "feddpc/table2", "--results", str(tmp_path), "--gather"]
-    assert main([*words, "--set", "rounds=2", "--set", "train.lr=1"]) == 2
-    assert "leave out other --set" in capsys.readouterr().err
-    assert main([*words, "--set", "rounds=2", "--out", str(tmp_path / "runs")]) == 2
-    assert "none of the" in capsys.readouterr().err  # which is then gathered, were there one
 
 
 def test_a_run_of_another_configuration_is_not_taken_for_this_one(tmp_path):
@@ -890,20 +768,3 @@ def test_what_only_a_search_can_find_is_run_with_a_search_alone():
         "beta=0.1",
         "best beta",
     ]
-
-
-def test_a_long_curve_is_thinned_to_its_first_its_last_and_even_steps_between():
-    rows = [
-        {
-            "method": "A",
-            "dataset": "D",
-            "heterogeneity": "h",
-            "variant": None,
-            "seed": 0,
-            "round": t,
-        }
-        for t in range(1, 401)
-    ]
-    rounds = [r["round"] for r in record.thinned(rows)]
-    assert (len(rounds), rounds[0], rounds[-1]) == (100, 1, 400)
-    assert {b - a for a, b in itertools.pairwise(rounds)} == {4, 5}

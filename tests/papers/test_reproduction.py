@@ -12,11 +12,9 @@ from fednet.papers.results import (
     measures,
     publish,
     ranking,
-    record,
     rendering,
     reproduction,
 )
-from fednet.report import overlay
 from fednet.report.read import open_run
 from fednet.sweep import marks
 from tests.report import fake_run
@@ -328,24 +326,6 @@ def test_a_row_has_the_papers_figures_beside_ours(tmp_path):
     ) == (372, 4, 0.51, 2)
 
 
-def test_curves_are_drawn_from_their_csv_and_a_mean_needs_every_seed(tmp_path):
-    base = {"method": "A", "dataset": "D", "heterogeneity": "h", "variant": None}
-    points = [
-        {**base, "seed": s, "round": t, "mb": 10.0 * t, "accuracy": 20 * t + 2 * s}
-        for s, t in ((0, 1), (0, 2), (1, 1))
-    ]
-    assert overlay.means(points, "mb", "accuracy") == [(10.0, 21.0)]
-    path = overlay.draw(points, tmp_path / "f.svg", "no test of the paper")
-    assert path is not None
-    assert "no test of the paper" in path.read_text()
-    assert (
-        overlay.draw(
-            [{**base, "seed": 0, "round": 1, "mb": 1.0, "accuracy": None}], tmp_path / "g.svg"
-        )
-        is None
-    )
-
-
 def test_mini_rows_are_compared_with_nothing_and_say_what_they_are():
     made = [{**r, "scale": "mini"} for r in rows(A=(50.0, [20.0]), B=(40.0, [30.0]))]
     said = rendering.as_md(made)
@@ -365,18 +345,3 @@ def test_a_rows_device_is_where_its_clients_trained_not_where_the_run_was_ended(
     with (made.dir / "events.jsonl").open("a") as file:
         file.writelines(json.dumps({**joined, "device": name}) + "\n" for name in devices)
     assert reproduction.device(open_run(made.dir)) == "cuda:0, cuda:1"
-
-
-def test_a_run_cut_short_has_a_row_of_its_own_and_leaves_its_cell_to_be_run(tmp_path):
-    made, whole = run(tmp_path, "a", *CURVE[:3]), run(tmp_path, "b", *CURVE)
-    cells = {c.method: c for c in papers.cells("feddc/table1") if c.variant == "E1"}
-    rows = [
-        reproduction.row(cells["FedDC"], 0, "full", made, changed="rounds=3"),
-        reproduction.row(cells["FedAvg"], 0, "full", whole),
-    ]
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "feddc-table1.csv").write_text(reproduction.as_csv(rows))
-    text = record.write(tmp_path).read_text()
-    assert "| feddc/table1 | 30 | 1 |  |" in text
-    assert "| FedDC [rounds=3] |" in text
-    assert "| FedDC |" not in text

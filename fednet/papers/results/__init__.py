@@ -1,3 +1,1 @@
-"""What came of the runs behind a paper's table: `measures` and `reproduction` make its rows,
-`rendering`, `ranking` and `sweeps` its text, `publish` and `record` its files.
-"""
+"""What came of a table's runs: measures, rows as CSV, order of methods, and the printed table."""

@@ -1,29 +1,18 @@
-"""What came of the runs behind a table: its rows, curves, pages and figures, as files."""
+"""What came of the runs behind a table: its rows and curves, as files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from fednet.files import write_aside
 from fednet.papers.cell import Cell
 from fednet.papers.job import Reproduction
-from fednet.papers.mini import MINI, SAID
 from fednet.papers.results import measures, rendering, reproduction
 from fednet.plain import JsonDict
-from fednet.report import costs, metrics, overlay, page
+from fednet.report import costs, metrics
 from fednet.report.read import Run, open_run
 from fednet.sweep import marks
 from fednet.sweep.marks import RunSpec
-
-LOSSES = (  # figures of the papers with panels of training loss
-    *(f"feddpc/{t}" for t in ("table2", "figure3", "figure4", "figure5", "figure6")),
-    *(f"fedrds/{t}" for t in ("table3", "figure4")),
-    "fedrds/text_section43",
-)
-# Whose accuracy by class is drawn: Figures 2 and 5 of FedDC.
-BY_CLASS = dict.fromkeys(("feddc/table1", "feddc/figure2_text"), ("FedAvg", "FedDC"))
-LOCAL = ("fedabc/figure2",)  # whose pictures are of the clients' local models, by class
 
 
 def rows(
@@ -90,72 +79,18 @@ def _status(task: RunSpec, state: str) -> str:
 
 
 def publish(job: Reproduction, out: Path) -> list[Path]:
-    """Writes the table in every form. What is not drawn for want of a run is left out."""
-    made, curves, runs = rows(job, out)
+    """Writes the table in every form, and the curves; nothing where no run has a result."""
+    made, curves, _ = rows(job, out)
     if all(str(r["status"]).startswith("not run") for r in made):
         return []
     table, points = out / f"{job.stem}.csv", out / f"{job.stem}-curves.csv"
     reproduction.merge(table, made, reproduction.FIXED)  # other parts of the table stay
     reproduction.merge(points, curves, reproduction.CURVE)
     whole = reproduction.read_csv(table)
-    written = [table, points, out / f"{job.stem}.txt", out / f"{job.stem}.md"]
-    for path, text in zip(written[2:], (rendering.as_text(whole) + "\n", rendering.as_md(whole))):
-        write_aside(path, text)
-    curves = reproduction.read_csv(points)
-    said = MINI if job.scale == "mini" else ""
-    drawn = [overlay.draw(curves, out / f"{job.stem}.svg", said)]
-    if job.table in LOSSES:
-        drawn.append(overlay.draw(curves, out / f"{job.stem}-loss.svg", said, "train_loss"))
-    return [*written, *(path for path in drawn if path is not None), *pages(job, out, runs)]
-
-
-def pages(job: Reproduction, out: Path, runs: Mapping[tuple[str, int], Run]) -> list[Path]:
-    """Writes for each setting a page with all its methods laid over each other, and pictures of the
-    first seed's runs.
-    """
-    settings: dict[str, dict[tuple[str, int], Run]] = {}
-    for cell, seed, _ in job.runs(out):
-        if (cell.name, seed) in runs:
-            name = (
-                "-".join(w for w in (cell.dataset, cell.variant, cell.heterogeneity) if w)
-                .lower()
-                .replace(" ", "-")
-            )
-            settings.setdefault(name, {})[cell.method, seed] = runs[cell.name, seed]
-    made: list[Path] = []
-    mini, said = job.scale == "mini", SAID[0].upper() + SAID[1:]
-    for name, shown in settings.items():
-        path = page.write(
-            list(shown.values()), out / job.stem / f"{name}.html", said=said if mini else ""
-        )
-        first = {m: run for (m, s), run in shown.items() if s == job.seeds[0]} or {
-            m: run for (m, _), run in shown.items()
-        }
-        if job.table in LOCAL:
-            made += locals_of(first, out / job.stem, name, MINI if mini else "")
-        made += [
-            path,
-            *overlay.details(
-                first,
-                out / job.stem,
-                name,
-                MINI if mini else "",
-                BY_CLASS.get(job.table, ()),
-            ),
-        ]
-    return made
-
-
-def locals_of(runs: Mapping[str, Run], folder: Path, name: str, said: str) -> list[Path]:
-    """A picture a method of its clients' local models."""
-    folder.mkdir(parents=True, exist_ok=True)
-    drawn = [
-        overlay.draw_local(
-            run, folder / f"{name}-{m.lower()}-local.png", "; ".join(filter(None, (m, said)))
-        )
-        for m, run in runs.items()
-    ]
-    return [path for path in drawn if path is not None]
+    text, page = out / f"{job.stem}.txt", out / f"{job.stem}.md"
+    write_aside(text, rendering.as_text(whole) + "\n")
+    write_aside(page, rendering.as_md(whole))
+    return [table, points, text, page]
 
 
 def line(job: Reproduction, task: RunSpec) -> str:

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 
+from fednet.papers.mini import SAID
 from fednet.papers.results import ranking
 from fednet.papers.results.ranking import deviation, first, grouped, mean, near, order, paired
 from fednet.papers.results.reproduction import unrun
@@ -13,6 +14,17 @@ from fednet.plain import JsonMapping
 
 # Of rounds; also what begins with rounds_to_.
 COUNTS = ("best_round", "flat_after_round", "steady_after_round")
+LEGEND = (  # what a reader of any of these tables has to know
+    "Accuracies in percent; MB (10^6 bytes) over all clients, both directions; best is the maximum "
+    "over rounds on the test set, the papers' rule where they name one; last 10 is the mean of the "
+    "last ten evaluated rounds, of all where there are fewer.",
+    "±: the sample standard deviation over seeds (n - 1).",
+    "Rounds to a target: the first evaluated round at or above the accuracy that FedAvg has in the "
+    "paper's round (at mini scale: in its last), unsmoothed. As curves swing, FedAvg itself may be "
+    "there before that round, where the papers print the round.",
+    "`personal`: each client's own model on its own test samples; `drift`: the same models on "
+    "class-balanced test samples; best, last 10 and final are of the global model.",
+)
 HEAD = (
     "dataset",
     "setting",
@@ -131,20 +143,20 @@ def as_text(rows: Sequence[JsonMapping]) -> str:
     return "\n".join([*out, "", *notes(rows)])
 
 
-def as_md(rows: Sequence[JsonMapping], scale_said: bool = False) -> str:
-    """scale_said: what mini scale is stands elsewhere on the page."""
+def as_md(rows: Sequence[JsonMapping], legend: bool = True) -> str:
+    """legend: False where the page has `LEGEND` and what the mini scale is."""
     head, lines = table(rows)
     bar = ["---" if name in ("dataset", "setting", "method", "seeds") else "---:" for name in head]
     return (
         "\n".join(
             ["| " + " | ".join(line) + " |" for line in (head, bar, *lines)]
-            + ["", *(f"- {n}" for n in notes(rows, scale_said))]
+            + ["", *(f"- {n}" for n in notes(rows, legend))]
         )
         + "\n"
     )
 
 
-def notes(rows: Sequence[JsonMapping], scale_said: bool = False) -> list[str]:
+def notes(rows: Sequence[JsonMapping], legend: bool = True) -> list[str]:
     """What a reader of the table has to know: the scale, what was changed, whose order agrees."""
     out = []
     alike: dict[tuple[str, ...], list[str]] = {}  # settings by their methods
@@ -153,35 +165,11 @@ def notes(rows: Sequence[JsonMapping], scale_said: bool = False) -> list[str]:
     if alike:
         left = (f"{', '.join(which)}: {', '.join(names)}" for names, which in alike.items())
         out.append(f"Not run here: {'; '.join(left)}.")
-    if any(r["scale"] == "mini" for r in rows) and not scale_said:
-        from fednet.papers.mini import SAID
-
+    if legend and any(r["scale"] == "mini" for r in rows):
         out.append(SAID[0].upper() + SAID[1:])
-    out.append(
-        f"`paper` and `ours`: {_measures(rows)}. Accuracies in percent; MB (10^6 bytes) over all "
-        f"clients, both directions; "
-        "best is the maximum over rounds on the test set, the papers' rule where they name one; "
-        "last 10 is the mean of the last ten evaluated rounds, of all where there are fewer."
-    )
-    if any(
-        sum(r["status"] == "done" for r in runs) > 1
-        for methods in grouped(rows).values()
-        for runs in methods.values()
-    ):
-        out.append("±: the sample standard deviation over seeds (n - 1).")
-    if any(r["measure"] == "rounds_to_target" for r in rows):
-        out.append(
-            "Rounds to a target: the first evaluated round at or above the accuracy that FedAvg "
-            "has in the paper's round (at mini scale: in "
-            "its last), unsmoothed. As curves swing, FedAvg itself may be there before that "
-            "round, where the papers print the round."
-        )
-    if any(r["pfl"] is not None for r in rows):
-        out.append(
-            "`personal`: each client's own model on its own test samples; `drift`: the same "
-            "models on class-balanced test samples; best, "
-            "last 10 and final are of the global model."
-        )
+    out.append(f"`paper` and `ours`: {_measures(rows)}.")
+    if legend:
+        out += _legend(rows)
     if chosen := _searched(rows):
         out.append(
             f"At the winners of a search over the paper's grids, or what --grid gave instead: "
@@ -200,6 +188,20 @@ def notes(rows: Sequence[JsonMapping], scale_said: bool = False) -> list[str]:
                 f"stand in the paper's order{near(methods)}; "
                 f"{first(methods)}."
             )
+    return out
+
+
+def _legend(rows: Sequence[JsonMapping]) -> list[str]:
+    """The lines of `LEGEND` that the rows need."""
+    figures, deviation, target, personal = LEGEND
+    out = [figures]
+    by_method = [runs for methods in grouped(rows).values() for runs in methods.values()]
+    if any(sum(r["status"] == "done" for r in runs) > 1 for runs in by_method):
+        out.append(deviation)
+    if any(r["measure"] == "rounds_to_target" for r in rows):
+        out.append(target)
+    if any(r["pfl"] is not None for r in rows):
+        out.append(personal)
     return out
 
 

@@ -1,13 +1,9 @@
-"""A table's curves in one figure: a column of panels for each setting, accuracy against rounds
-above, against MB below.
-
-Drawn from the rows of the curves' CSV alone, so that it can be drawn again where the runs are no
-longer.
-"""
+"""Pictures of the papers' tables: curves, sweeps, who holds what, and clients' local models."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fednet import config, data, models
 from fednet.descriptors import named
+from fednet.papers.results import ranking
 from fednet.plain import JsonMapping
 from fednet.report import condensed, figures, style
 from fednet.report.canvas import Figure, write
@@ -25,13 +23,18 @@ if TYPE_CHECKING:
 
     from fednet.report.read import Run
 
-BATCH = 512
-XS = {"round": "round", "mb": "MB sent"}
+XS = {"round": "round", "mb": "communicated MB"}
 PANEL = (2.7, 2.1)  # inches
+LABELS = {
+    "accuracy": "test accuracy, %",
+    "personal_accuracy": "personal accuracy, %",
+    "train_loss": "training loss",
+}
 
 
+# -- curves ----------------------------------------------------------------------------------------
 def settings(rows: Sequence[JsonMapping]) -> dict[str, list[JsonMapping]]:
-    """Rows by dataset and setting, as the text that stands above the panel."""
+    """Rows by dataset and setting, as the text above the panel."""
     found: dict[str, list[JsonMapping]] = {}
     for r in rows:
         words = (str(r["dataset"]), str(r["variant"] or ""), str(r["heterogeneity"]))
@@ -55,25 +58,17 @@ def means(rows: Sequence[JsonMapping], x: str, y: str) -> list[tuple[float, floa
 
 def measure(rows: Sequence[JsonMapping]) -> str:
     """What the curves show: personal accuracy where the table is about it."""
-    return (
-        "personal_accuracy"
-        if any(r.get("personal_accuracy") is not None for r in rows)
-        else "accuracy"
-    )
+    personal = any(r.get("personal_accuracy") is not None for r in rows)
+    return "personal_accuracy" if personal else "accuracy"
 
 
-LABELS = {
-    "accuracy": "test accuracy, %",
-    "personal_accuracy": "personal accuracy, %",
-    "train_loss": "training loss",
-}
-
-
-def draw(
-    rows: Sequence[JsonMapping], path: Path, said: str = "", y: str | None = None
+def curves(
+    rows: Sequence[JsonMapping], path: Path, note: str = "", y: str | None = None
 ) -> Path | None:
-    """Writes the figure; None where no row has a value. said: a line above it, such as that it is
-    no test of the paper. y: what is drawn, if not the accuracy.
+    """Writes a table's curves as one figure, from the rows of their CSV: a column of panels for
+    each setting, against rounds above, against MB below. None where no row has a value. note: a
+    line above the figure, such as that it is no test of the paper. y: what is drawn, if not the
+    accuracy.
     """
     y = measure(rows) if y is None else y
     shown = {k: rs for k, rs in settings(rows).items() if any(r.get(y) is not None for r in rs)}
@@ -114,16 +109,86 @@ def draw(
 
     size = (max(4.5, PANEL[0] * len(shown)), PANEL[1] * len(XS) + 0.9)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write(Figure(path.stem, said, "", (), tuple, onto, size), [path])
+    write(Figure(path.stem, note, "", (), tuple, onto, size), [path])
     return path
 
 
+# -- sweeps ----------------------------------------------------------------------------------------
+SWEPT: dict[
+    str, dict[str, tuple[str, float | None, str]]
+    # table -> number -> (its name on the axis, what a cell that does not name it has, kind of axis)
+] = {
+    "fedrds/figure5": {"E": ("local epochs", None, "log")},
+    "fedrds/figure7": {"sigma": ("sigma", None, "log")},
+    "fedrds/figureA1": {
+        "beta": ("beta, shared fraction", None, "linear"),
+        "alpha": ("alpha, each client's part of it", None, "linear"),
+    },
+    "feddpc/figure7": {"lambda": ("lambda", 1.0, "linear")},
+}
+NUMBER = re.compile(r"(\w+)=(-?[0-9.]+)")
+Points = dict[str, list[tuple[float, float]]]
+
+
+def points(rows: Sequence[JsonMapping], table: str, number: str) -> Points:
+    """Line's label -> [(number, mean of the measure over seeds)], by number; a line of one point is
+    left out.
+    """
+    absent = SWEPT[table][number][1]
+    found: dict[str, dict[float, list[JsonMapping]]] = {}
+    for r in rows:
+        if r["status"] != "done" or r["ours"] is None:
+            continue
+        text = f"{r['method']} {r['variant'] or ''}"
+        value = dict(NUMBER.findall(text)).get(number, absent)
+        if value is None:
+            continue
+        fixed = re.sub(rf"\b{number}=\S+", "", f"{r['dataset']} {r['heterogeneity']} {text}")
+        found.setdefault(" ".join(fixed.split()), {}).setdefault(float(value), []).append(r)
+    means = {
+        label: sorted((x, ranking.mean(rs, "ours") or 0.0) for x, rs in by.items())
+        for label, by in found.items()
+    }
+    return {label: line for label, line in means.items() if len(line) > 1}
+
+
+def sweep(rows: Sequence[JsonMapping], table: str, path: Path, note: str = "") -> Path | None:
+    """Writes what the measure is over the number in which a figure's cells differ; None where the
+    table sweeps nothing, or there are no two points.
+    """
+    drawn = {
+        number: lines for number in SWEPT.get(table, {}) if (lines := points(rows, table, number))
+    }
+    if not drawn:
+        return None
+
+    def onto(fig: MplFigure) -> None:
+        axes = fig.subplots(1, len(drawn), squeeze=False, sharey=True)[0]
+        for ax, (number, lines) in zip(axes, drawn.items(), strict=True):
+            label, _, kind = SWEPT[table][number]
+            for k, (name, line) in enumerate(lines.items()):
+                ax.plot(
+                    *zip(*line),
+                    markersize=4,
+                    linewidth=1.2,
+                    label=name,
+                    **style.line(k),
+                )
+            ax.set_xscale(kind)
+            ax.set_xlabel(label)
+            ax.legend(fontsize=6)
+        axes[0].set_ylabel("best test accuracy, %")
+
+    write(Figure(path.stem, note, "", (), tuple, onto, (max(4.5, 3.2 * len(drawn)), 2.9)), [path])
+    return path
+
+
+# -- from the runs themselves ----------------------------------------------------------------------
 def details(
-    runs: Mapping[str, Run], folder: Path, name: str, said: str, classes: Sequence[str]
+    runs: Mapping[str, Run], folder: Path, name: str, note: str, classes: Sequence[str]
 ) -> list[Path]:
-    """What stands beside one setting's curves, from the runs themselves, by method: who holds what,
-    accuracy by class over the rounds for the methods `classes`, condensed images where a run has
-    them.
+    """Writes, for one setting and its runs by method: who holds what, accuracy by class over the
+    rounds for the methods `classes`, condensed images where a run has them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     found = [(f"{name}-partition", f) for f in figures.partition(next(iter(runs.values())))]
@@ -133,34 +198,27 @@ def details(
         if m in runs
         for f in figures.class_accuracy(runs[m])
     ]
-    written = [
-        path
-        for stem, figure in found
-        for path in write(
-            replace(figure, title=f"{figure.title}; {said}" if said else figure.title),
-            [folder / f"{stem}.png"],
-        )
-    ]
+    written = []
+    for stem, figure in found:
+        title = f"{figure.title}; {note}" if note else figure.title
+        written += write(replace(figure, title=title), [folder / f"{stem}.png"])
     for run in runs.values():
-        picture = condensed.draw(
-            run.dir,
-            folder / f"{name}-condensed.png",
-            titles=(f"condensed images; {said}" if said else "condensed images", ""),
-        )
+        title = f"condensed images; {note}" if note else "condensed images"
+        picture = condensed.draw(run.dir, folder / f"{name}-condensed.png", titles=(title, ""))
         if picture is not None:
             return [*written, picture]
     return written
 
 
-# -- local models ----------------------------------------------------------------------------------
+BATCH = 512
+
+
 def local_accuracy(run: Run) -> tuple[list[int], np.ndarray] | None:
     """(clients, accuracies): (clients, C) of each client's last local model on the whole test set,
     NaN for a class without test samples; None where the run left no local models.
     """
     import torch
     from safetensors.torch import load_file
-
-    from fednet import config, data, models
 
     files = {
         int(p.stem.removeprefix("client-")): p
@@ -190,7 +248,7 @@ def local_accuracy(run: Run) -> tuple[list[int], np.ndarray] | None:
     return sorted(files), np.stack(rows)
 
 
-def draw_local(run: Run, path: Path, title: str) -> Path | None:
+def local_models(run: Run, path: Path, title: str) -> Path | None:
     """Writes the picture, a line a client and a column a class; None where there is none to
     draw.
     """

@@ -1,0 +1,625 @@
+"""Writes the pages and pictures of this folder from the compact results in `results/`:
+
+    python configs/papers/publish.py                             all of them again
+    python configs/papers/publish.py --from runs feddpc/table2   first keeps what `fednet reproduce
+        [--scale mini]                                           feddpc/table2 --out runs` has
+                                                                 written there
+
+    RESULTS.md     every table that was run: figures, and remarks of at most ten lines
+    README.md      a picture and a line for each table: did the paper's order of methods hold
+    FIELD.md       what several sources have for the same cells
+    remarks.yaml   the remarks by table, and what other sources print
+    taken.yaml     what the runs take where a paper is silent
+
+and under results/PAPER-TABLE, of mini scale results/PAPER-TABLE-mini:
+
+    .csv, -curves.csv     rows and curves
+    .txt                  what `fednet reproduce feddpc/table1` printed, which has no runs
+    .svg, -loss.svg       accuracy, training loss, against rounds and MB
+    -sweep.svg            accuracy against the number in which the cells differ
+    -chosen.json          what a search tried, by cell: its points, their validation accuracy, the
+                          winner
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pictures
+import yaml
+
+from fednet import papers
+from fednet.errors import ConfigError
+from fednet.files import write_aside
+from fednet.papers.mini import MINI, SAID, mini
+from fednet.papers.results import ranking, rendering, reproduction
+from fednet.plain import JsonDict, JsonMapping
+from fednet.report import metrics
+from fednet.report.read import Run, open_run
+
+HERE = Path(__file__).parent
+POINTS = 100  # of a curve, in the compact results
+LOSSES = (  # figures of the papers with panels of training loss
+    *(f"feddpc/{t}" for t in ("table2", "figure3", "figure4", "figure5", "figure6")),
+    *(f"fedrds/{t}" for t in ("table3", "figure4")),
+    "fedrds/text_section43",
+)
+SHOWN = {  # the pictures from runs that the papers have too
+    "fedabc/table1": ("-partition",),
+    "fedabc/figure2": ("-local",),
+    "feddc/table1": ("-partition", "-classes", "-condensed"),
+    "feddc/figure2_text": ("-classes",),
+}
+BY_CLASS = ("FedAvg", "FedDC")  # whose accuracy by class is drawn
+Row = JsonMapping
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description="Writes the pages of the papers' tables from the compact results."
+    )
+    parser.add_argument("tables", nargs="*", metavar="PAPER/TABLE", help="kept from --from first")
+    parser.add_argument(
+        "--from", dest="out", type=Path, metavar="DIR", help="where fednet reproduce wrote runs"
+    )
+    parser.add_argument("--scale", choices=["full", "mini"], default="full")
+    parser.add_argument("--folder", type=Path, default=HERE, help="where the pages are written")
+    args = parser.parse_args(words)
+    if bool(args.tables) != bool(args.out):
+        parser.error("give tables and --from DIR together, or neither")
+    try:
+        for name in args.tables:
+            keep(name, args.scale, args.out, args.folder)
+        print(write(args.folder))
+    except ConfigError as wrong:
+        print(f"publish.py: {wrong}", file=sys.stderr)
+        return 2
+    return 0
+
+
+# -- the compact results ---------------------------------------------------------------------------
+def keep(name: str, scale: str, out: Path, folder: Path) -> None:
+    """Copies the rows, curves and pictures of a table's runs into the compact results; what is
+    there of other cells and seeds stays. Of rows at changed settings those with fewer rounds alone
+    are kept, under a name that says so. Raises ConfigError where there are none.
+    """
+    stem = name.replace("/", "-") + ("-mini" if scale == "mini" else "")
+    if not (out / f"{stem}.csv").exists():
+        raise ConfigError(
+            f"{out / stem}.csv: there is none; `fednet reproduce {name} --scale {scale} "
+            f"--out {out} --gather` writes it."
+        )
+    books = folder / "results"
+    books.mkdir(parents=True, exist_ok=True)
+    rows = reproduction.read_csv(out / f"{stem}.csv")
+    changed = {reproduction.run_of(r) for r in rows if not _as_printed(r)}
+    for suffix, columns in (("", reproduction.FIXED), ("-curves", reproduction.CURVE)):
+        source, target = out / f"{stem}{suffix}.csv", books / f"{stem}{suffix}.csv"
+        if source.exists():
+            new = [
+                r for r in reproduction.read_csv(source) if reproduction.run_of(r) not in changed
+            ]
+            reproduction.merge(target, thinned(new) if suffix else new, columns)
+    tried = out / f"{stem}-chosen.json"
+    if tried.exists():
+        reproduction.add(books / tried.name, json.loads(tried.read_text(encoding="utf-8")))
+    draw_runs(name, scale, out, books / stem)
+
+
+def _as_printed(row: Row) -> bool:
+    """Whether it was run at the paper's settings, or with fewer rounds of them."""
+    changed = str(row["changed"] or "")
+    return not changed or (changed.startswith("rounds=") and "," not in changed)
+
+
+def thinned(rows: Sequence[Row]) -> list[Row]:
+    """At most POINTS rows of a run, spread evenly over its rounds, with the first and the last."""
+    by_run: dict[tuple[str, ...], list[Row]] = {}
+    for r in rows:
+        by_run.setdefault(reproduction.identity(r), []).append(r)
+    out: list[Row] = []
+    for rs in by_run.values():
+        n = len(rs)
+        if n <= POINTS:
+            out += rs
+        else:
+            places = sorted({round(i * (n - 1) / (POINTS - 1)) for i in range(POINTS)})
+            out += [rs[i] for i in places]
+    return out
+
+
+def draw_runs(name: str, scale: str, out: Path, folder: Path) -> None:
+    """Writes the pictures that the paper has too, from the first seed's runs of each setting."""
+    if name not in SHOWN:
+        return
+    note = MINI if scale == "mini" else ""
+    key = name.partition("/")[0]
+    runs_at = out / (f"{key}-mini" if scale == "mini" else key)
+    settings: dict[str, dict[str, Run]] = {}
+    for cell in papers.cells(name):
+        config = (mini(cell) if scale == "mini" else cell).config
+        for run in sorted(runs_at.glob(f"{config['name']}-seed*"))[:1]:
+            words = (cell.dataset, cell.variant, cell.heterogeneity)
+            setting = "-".join(w for w in words if w).lower().replace(" ", "-")
+            if (run / "summary.json").exists():
+                settings.setdefault(setting, {})[cell.method] = open_run(run)
+    for setting, runs in settings.items():
+        folder.mkdir(parents=True, exist_ok=True)
+        written: list[Path] = []
+        if "-local" in SHOWN[name]:
+            for method, run in runs.items():
+                path = folder / f"{setting}-{method.lower()}-local.png"
+                title = "; ".join(part for part in (method, note) if part)
+                written += [p for p in [pictures.local_models(run, path, title)] if p]
+        else:
+            written += pictures.details(runs, folder, setting, note, BY_CLASS)
+        for path in written:
+            if path.stem.endswith(SHOWN[name]):
+                shrink(path)
+            else:
+                path.unlink()
+
+
+def shrink(picture: Path) -> None:
+    """Saves the picture in 64 colours, which is enough for axes, bubbles and noise, and a third of
+    its size.
+    """
+    from PIL import Image
+
+    with Image.open(picture) as whole:
+        small = whole.convert("RGB").quantize(64)
+    small.save(picture, optimize=True)
+
+
+def write(folder: Path) -> Path:
+    """Writes the three pages and the pictures from the compact results in `folder`."""
+    path = folder / "RESULTS.md"
+    write_aside(path, results_page(folder))
+    write_aside(folder / "README.md", gallery_page(folder))
+    write_aside(folder / "FIELD.md", field_page(folder))
+    return path
+
+
+def remarks(folder: Path) -> JsonDict:
+    path = folder / "remarks.yaml"
+    if not path.exists():
+        return {}
+    found: JsonDict = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return found
+
+
+# -- RESULTS.md ------------------------------------------------------------------------------------
+def results_page(folder: Path) -> str:
+    """RESULTS.md; draws the pictures of curves and sweeps."""
+    books, notes = folder / "results", remarks(folder)
+    parts = [
+        "# The papers' tables, run",
+        "",
+        "Written by `configs/papers/publish.py` from the CSV files in `results/` and the remarks "
+        "in `remarks.yaml`; do not edit. [taken.yaml](taken.yaml) has what the runs take where a "
+        "paper is silent, `fednet/papers/PAPER.yaml` all settings and what is doubtful in print.",
+        "",
+        str(notes.get("preface", "")).strip(),
+        "",
+        *(f"- {line}" for line in rendering.LEGEND),
+        "",
+        SAID[0].upper() + SAID[1:],
+        "",
+        *_overview(books),
+    ]
+    for key, title in papers.NAMES.items():
+        parts += ["", f"## {title}", "", str(papers.paper(key)["title"])]
+        # What is measured without runs, as the command printed it.
+        for text in sorted(books.glob(f"{key}-*.txt")):
+            name = text.stem.replace("-", "/", 1)
+            printed = text.read_text(encoding="utf-8").rstrip()
+            parts += ["", f"### {name}", "", *_remark(notes, name), "```", printed, "```"]
+        for name in (n for n in papers.with_results() if n.startswith(f"{key}/")):
+            parts += _section(name, books, notes)
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _remark(notes: JsonMapping, name: str) -> list[str]:
+    text = str(notes.get(name, "")).strip()
+    return [text, ""] if text else []
+
+
+def _overview(books: Path) -> list[str]:
+    """A line a table: how many cells were run, at which scale, and how far the order of methods
+    agrees.
+    """
+    lines = [
+        "| table | cells | full scale | mini scale | pairs of methods in the paper's order (full "
+        "scale) |",
+        "| --- | ---: | ---: | ---: | --- |",
+    ]
+    for name in papers.with_results():
+        full, small = _rows(name, books, "full"), _rows(name, books, "mini")
+        found = [o for methods in ranking.grouped(full).values() if (o := ranking.order(methods))]
+        pairs = f"{sum(o[0] for o in found)} of {sum(o[1] for o in found)}" if found else ""
+        counts = [len(papers.cells(name)), _cells_run(full) or "", _cells_run(small) or ""]
+        lines.append(f"| {name} | {counts[0]} | {counts[1]} | {counts[2]} | {pairs} |")
+    return lines
+
+
+def _cells_run(rows: Sequence[Row]) -> int:
+    """How many of the table's cells the rows are of; the cell of a run with fewer rounds is yet to
+    be run.
+    """
+    found = set()
+    for r in rows:
+        whole = not str(r["changed"] or "").startswith("rounds=")
+        if r["in_paper"] == "yes" and r["status"] == "done" and whole:
+            method = reproduction.plain(str(r["method"]))
+            found.add(reproduction.identity({**r, "method": method, "seed": 0, "changed": ""}))
+    return len(found)
+
+
+def _section(name: str, books: Path, notes: JsonMapping) -> list[str]:
+    caption = papers.caption(name)
+    parts = ["", f"### {name}", "", caption[0].upper() + caption[1:] + ".", ""]
+    parts += _remark(notes, name)
+    run: set[str] = set()
+    for scale in ("full", "mini"):
+        rows = _rows(name, books, scale)
+        if not rows:
+            continue
+        run |= {str(r["dataset"]) for r in rows}
+        note = MINI if scale == "mini" else ""
+        if note:
+            parts += [
+                f"**{note[0].upper() + note[1:]}.** These runs compare the methods with each other "
+                f"at this size, and nothing with the paper.",
+                "",
+            ]
+        parts += [rendering.as_md(rows, legend=False).rstrip(), *_others(rows)]
+        stem = name.replace("/", "-") + ("-mini" if scale == "mini" else "")
+        curves = books / f"{stem}-curves.csv"
+        if curves.exists():
+            points = reproduction.read_csv(curves)
+            drawn = [pictures.curves(points, books / f"{stem}.svg", note)]
+            if name in LOSSES:
+                loss = books / f"{stem}-loss.svg"
+                drawn.append(pictures.curves(points, loss, note, "train_loss"))
+            parts += ["", *(f"![{name}](results/{d.name})" for d in drawn if d is not None)]
+        swept = pictures.sweep(rows, name, books / f"{stem}-sweep.svg", note)
+        parts += [f"![{name}](results/{swept.name})"] if swept is not None else []
+        parts += [
+            f"![{p.stem}](results/{stem}/{p.name})" for p in sorted((books / stem).glob("*.png"))
+        ]
+        parts.append("")
+    missing = [d for d in dict.fromkeys(c.dataset for c in papers.cells(name)) if d not in run]
+    if missing:
+        parts.append(f"Not run here: {', '.join(missing)}.")
+    return parts
+
+
+def _others(rows: Sequence[Row]) -> list[str]:
+    """A table of the further figures that the paper prints for these cells."""
+    names = list(
+        dict.fromkeys(
+            k.removeprefix("ours:")
+            for r in rows
+            for k in r
+            if k.startswith("ours:") and r[k] is not None
+        )
+    )
+    if not names:
+        return []
+    head = ["setting", "method"]
+    for n in names:
+        head += [f"{n.replace('_', ' ')}, paper", "ours"]
+    lines = []
+    for column, methods in ranking.grouped(rows).items():
+        for method, runs in methods.items():
+            done = [r for r in runs if r["status"] == "done"]
+            cells = []
+            for n in names:
+                # The first of a cell's measures has columns of its own.
+                suffix = "" if runs[0]["measure"] == n else f":{n}"
+                printed = runs[0].get(f"paper{suffix}")
+                cells.append("" if printed is None else str(printed))
+                cells.append(rendering.reading(done, f"ours{suffix}", n))
+            lines.append(" | ".join([" ".join(p for p in column if p), method, *cells]))
+    bar = ["---", "---", *["---:"] * 2 * len(names)]
+    return ["", *(f"| {line} |" for line in (" | ".join(head), " | ".join(bar), *lines))]
+
+
+def _rows(name: str, books: Path, scale: str) -> list[JsonDict]:
+    """The rows in the order of the paper's table, whatever was run first; a column's own methods
+    after the paper's.
+    """
+    path = books / (name.replace("/", "-") + ("-mini" if scale == "mini" else "") + ".csv")
+    if not path.exists():
+        return []
+    cells = papers.cells(name)
+    columns = list(dict.fromkeys((c.dataset, c.variant, c.heterogeneity) for c in cells))
+    methods = list(dict.fromkeys(c.method for c in cells))
+
+    def place(r: Row) -> tuple[int, int, str, int]:
+        column = (str(r["dataset"]), str(r["variant"] or ""), str(r["heterogeneity"]))
+        plain = reproduction.plain(str(r["method"]))
+        return (
+            columns.index(column) if column in columns else len(columns),
+            methods.index(plain) if plain in methods else len(methods),
+            str(r["method"]),
+            int(r["seed"]),
+        )
+
+    return sorted(reproduction.read_csv(path), key=place)
+
+
+# -- README.md: significance -----------------------------------------------------------------------
+# A pair of methods is decided where at least two seeds of both were run and the mean of their
+# difference, seed by seed, is outside of its 95 % interval around 0 (Student's t), and no run of
+# either failed to get to the target that is counted to. Open: no more are decided than chance
+# decides of so many pairs that do not differ. Else held: no decided pair stands against the
+# paper's order; not: at least half of them do; else held in part. What full scale decides goes
+# before what mini scale does.
+GALLERY = """\
+# The papers' tables, at a glance
+
+Written by `configs/papers/publish.py` from `results/`; do not edit. [RESULTS.md](RESULTS.md) has
+the tables, [FIELD.md](FIELD.md) what several sources say of the same cells.
+
+A pair of methods is *decided* where two seeds or more were run of both, and their difference, seed
+by seed, has a 95 % interval without 0. **Held**: no decided pair stands against the printed order.
+**Did not hold**: at least half of them do. **Open**: no numbers are printed, or so few pairs are
+decided that chance alone decides as many in more than one table of twenty (of pairs that do not
+differ, one in twenty); one seed decides none. Mini scale is a small setting of our own, where only
+the order of methods can be compared.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class OrderVerdict:
+    """Pairs of methods that the paper prints apart: decided and in its order, decided and against
+    it, all that have two seeds or more, and those that have one. without: the paper's own method,
+    where it was run with other settings only, and so is in no pair.
+    """
+
+    agree: int = 0
+    against: int = 0
+    pairs: int = 0
+    single: int = 0
+    without: str = ""
+
+    @property
+    def word(self) -> str:
+        if self._by_chance():
+            return "open"
+        if not self.against:
+            return "held"
+        return "did not hold" if self.against >= self.agree else "held in part"
+
+    def said(self, scale: str, seeds: Sequence[int]) -> str:
+        many = f"{len(seeds)} seeds" if len(seeds) > 1 else "one seed"
+        if not self.pairs + self.single:
+            return f"{scale} scale, {many}: no two printed figures to compare"
+        decided = self.agree + self.against
+        return (
+            f"{scale} scale, {many}: {decided} of {self.pairs or self.single} pairs decided"
+            + (f", {self.agree} of them in the printed order" if decided else "")
+            + (f", beside {self.single} of one seed" if self.pairs and self.single else "")
+            + (f"; {self.without}, run with other settings, is in none" if self.without else "")
+        )
+
+    def _by_chance(self) -> bool:
+        """Whether so many are decided in over one of twenty tables of pairs that do not differ."""
+        most = range(self.agree + self.against, self.pairs + 1)
+        return sum(math.comb(self.pairs, k) * 0.05**k * 0.95 ** (self.pairs - k) for k in most) > (
+            0.05 + 1e-12
+        )
+
+
+def verdict(rows: Sequence[Row]) -> OrderVerdict:
+    """rows: of a table, at one scale. Where its columns have a method each, columns are paired in
+    place of methods.
+    """
+    printed_rows = [r for r in rows if r["in_paper"] == "yes"]
+    rows = [r for r in printed_rows if not r["changed"]]
+    others = {str(r["method"]) for r in printed_rows} - {str(r["method"]) for r in rows}
+    own = next((m for m in others if str(printed_rows[0]["table"]).startswith(f"{m.lower()}/")), "")
+    columns = [list(ranking.ranked(m).values()) for m in ranking.grouped(rows).values()]
+    if all(len(c) < 2 for c in columns):
+        columns = [[runs for c in columns for runs in c]]
+    agree = against = pairs = single = 0
+    for methods in columns:
+        for a, b in itertools.combinations(methods, 2):
+            printed = a[0]["paper"], b[0]["paper"]
+            if None in printed or printed[0] == printed[1]:
+                continue
+            leads = _leads(a, b)
+            pairs, single = pairs + (len(leads) > 1), single + (len(leads) == 1)
+            whole = len(leads) > 1 and not _never(a, b)
+            mean, half = metrics.interval(leads) if whole else (0.0, None)
+            if half is None or abs(mean) <= half:
+                continue
+            right = (mean > 0) == (float(printed[0]) > float(printed[1]))
+            agree, against = agree + right, against + (not right)
+    return OrderVerdict(agree, against, pairs, single, own)
+
+
+def _leads(a: Sequence[Row], b: Sequence[Row]) -> list[float]:
+    """Seed by seed, of the seeds that both have."""
+    one, other = (
+        {int(r["seed"]): float(r["ours"]) for r in runs if r["ours"] is not None} for runs in (a, b)
+    )
+    return [one[s] - other[s] for s in sorted(one.keys() & other.keys())]
+
+
+def _never(a: Sequence[Row], b: Sequence[Row]) -> bool:
+    """Whether a run of either never got to the target: the differences of the other seeds alone
+    would say nothing of that.
+    """
+    return any(r["ours"] is None and ranking.targeted(r["measure"]) for r in (*a, *b))
+
+
+def gallery_page(folder: Path) -> str:
+    """README.md, from the compact results in `folder`."""
+    books = folder / "results"
+    parts: list[str] = [GALLERY.rstrip()]
+    left: list[str] = []
+    for paper, title in papers.NAMES.items():
+        lines: list[str] = []
+        for name in (n for n in papers.with_results() if n.startswith(f"{paper}/")):
+            found = list(_line(name, books))
+            lines += found
+            left += [] if found else [name]
+        for text in sorted(books.glob(f"{paper}-*.txt")):
+            name = text.stem.replace("-", "/", 1)
+            lines.append(
+                f"| | [{name}](RESULTS.md#{name.replace('/', '')}): {papers.no_runs()[name]}.<br>"
+                f"Measured, without runs.<br>`fednet reproduce {name}` |"
+            )
+        if lines:
+            parts += [f"\n## {title}\n", "| | |", "|---|---|", *lines]
+    if left:
+        parts += ["\n## Not run here\n", ", ".join(f"`fednet reproduce {n}`" for n in left) + "."]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _line(name: str, books: Path) -> Iterator[str]:
+    stem = name.replace("/", "-")
+    scales = {
+        scale: [r for r in reproduction.read_csv(path) if r["status"] == "done"]
+        for scale, suffix in (("full", ""), ("mini", "-mini"))
+        if (path := books / f"{stem}{suffix}.csv").exists()
+    }
+    scales = {scale: rows for scale, rows in scales.items() if rows}
+    if not scales:
+        return
+    found = {scale: verdict(rows) for scale, rows in scales.items()}
+    word, at = next(((v.word, s) for s, v in found.items() if v.word != "open"), ("open", ""))
+    at = f" at {at} scale" if at == "mini" else ""
+    said = "; ".join(v.said(s, _seeds(scales[s])) for s, v in found.items())
+    shown = books / f"{stem}{'' if 'full' in scales else '-mini'}.svg"
+    picture = f'<img src="results/{shown.name}" width="240">' if shown.exists() else ""
+    anchor = name.replace("/", "").lower()
+    caption = papers.caption(name).replace("|", "\\|")
+    commands = "<br>".join(f"`{_command(name, s, rows)}`" for s, rows in scales.items())
+    yield (
+        f"| {picture} | [{name}](RESULTS.md#{anchor}): {caption}.<br>**{word.capitalize()}**{at}"
+        f" ({said}).<br>{commands} |"
+    )
+
+
+def _seeds(rows: Sequence[Row]) -> list[int]:
+    return sorted({int(r["seed"]) for r in rows})
+
+
+def _command(name: str, scale: str, rows: Sequence[Row]) -> str:
+    """What runs these again."""
+    every = dict.fromkeys(c.dataset for c in papers.cells(name))
+    ran = dict.fromkeys(str(r["dataset"]) for r in rows)
+    words = ["fednet reproduce", name]
+    words += [f"--dataset {next(iter(ran))}"] if len(ran) == 1 < len(every) else []
+    words += ["--scale mini"] if scale == "mini" else []
+    seeds = ",".join(map(str, _seeds(rows)))
+    return " ".join([*words, *([f"--seeds {seeds}"] if seeds != "0" else [])])
+
+
+# -- FIELD.md --------------------------------------------------------------------------------------
+FIELD = """\
+# What the field's numbers come to
+
+Written by `configs/papers/publish.py` from `results/`, the figures in `fednet/papers/` and
+`remarks.yaml`; do not edit. `±` is the standard deviation over seeds; a figure of ours without it
+is of one seed. [RESULTS.md](RESULTS.md) has the tables.
+"""
+SOURCES = {  # of the printed figures, where that is not the paper that the table is named after
+    "niidbench/mnist": "Flower",
+    "niidbench/fmnist": "Flower",
+}
+
+
+def field_page(folder: Path) -> str:
+    """FIELD.md, from the compact results in `folder`."""
+    notes = remarks(folder)
+    parts = [FIELD]
+    if prose := str(notes.get("field", "")).strip():
+        parts.append(prose)
+    for paper in papers.FIELD:
+        for name in (n for n in papers.with_results() if n.startswith(f"{paper}/")):
+            lines = list(_sources(name, folder / "results", notes.get("elsewhere", [])))
+            caption = papers.caption(name)
+            parts += ["", f"## {name}", "", f"{caption[0].upper()}{caption[1:]}.", "", *lines]
+            if not lines:
+                parts.append(f"Not run here: `fednet reproduce {name} --plan`.")
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _sources(name: str, books: Path, elsewhere: Sequence[JsonMapping]) -> Iterator[str]:
+    """A line a source and a column of the table, the methods side by side."""
+    cells = papers.cells(name)
+    stem = name.replace("/", "-")
+    ours = {
+        scale: ranking.grouped(
+            [r for r in reproduction.read_csv(path) if r["status"] == "done" and not r["changed"]]
+        )
+        for scale, suffix in (("full scale", ""), (MINI.partition(":")[0], "-mini"))
+        if (path := books / f"{stem}{suffix}.csv").exists()
+    }
+    columns: dict[tuple[str, str, str], dict[str, float | None]] = {}
+    for c in cells:
+        column = (c.dataset, c.variant, c.heterogeneity)
+        columns.setdefault(column, {})[c.method] = c.figure
+    lines = []
+    extra: dict[str, None] = {}
+    for column, printed in columns.items():
+        sources: list[tuple[str, Mapping[str, str]]] = [
+            (_source(name), {m: _figure(v) for m, v in printed.items()})
+        ]
+        sources += [
+            (str(e["source"]), {m: _figure(v) for m, v in e["values"].items()})
+            for e in elsewhere
+            if (e["table"], e["variant"], e["heterogeneity"]) == (name, *column[1:])
+        ]
+        for scale, found in ours.items():
+            methods = found.get(column, {})
+            if methods:
+                sources.append((f"fednet, {scale}", _ours(methods)))
+                extra |= dict.fromkeys(m for m in methods if m not in printed)
+        if len(sources) > 1:
+            where = " ".join(part for part in column if part)
+            lines += [(where, source, values) for source, values in sources]
+    if not lines:
+        return
+    known = [*dict.fromkeys(c.method for c in cells), *extra]
+    shown = [m for m in known if any(m in values for _, _, values in lines)]
+    yield "| cell | source | " + " | ".join(shown) + " |"
+    yield "|---|---|" + "---:|" * len(shown)
+    for where, source, values in lines:
+        yield f"| {where} | {source} | " + " | ".join(values.get(m, "") for m in shown) + " |"
+
+
+def _source(name: str) -> str:
+    return SOURCES.get(name, papers.NAMES[name.partition("/")[0]])
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:g}"
+
+
+def _ours(methods: JsonMapping) -> dict[str, str]:
+    out = {}
+    for method, runs in methods.items():
+        text = rendering.reading(runs, "ours", str(runs[0]["measure"] or ""))
+        more = [
+            f"{rendering.reading(runs, key, key.removeprefix('ours:'))} MB"
+            for key in runs[0]
+            if key.startswith("ours:mb_to_")
+        ]
+        out[method] = ", ".join([text, *(m for m in more if not m.startswith("never"))])
+    return out
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

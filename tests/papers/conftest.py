@@ -1,0 +1,8 @@
+"""Makes the script that writes configs/papers importable."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "configs" / "papers"))

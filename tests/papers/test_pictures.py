@@ -1,0 +1,133 @@
+"""The pictures of the papers' tables."""
+
+from __future__ import annotations
+
+import numpy as np
+import pictures
+import pytest
+import torch
+
+import fednet
+from fednet import papers
+from fednet.papers.results import reproduction
+from fednet.report import open_run
+
+
+def test_accuracy_by_class_is_that_of_each_clients_last_local_model(tmp_path):
+    data = {
+        "dataset": "synthetic",
+        "samples": 200,
+        "shape": [1, 8, 8],
+        "classes": 4,
+        "partition": {"scheme": "shards", "per_client": 1},
+    }
+    sets = {
+        "algorithm": "fedabc",
+        "data": data,
+        "clients": 4,
+        "participation": 1.0,
+        "rounds": 2,
+        "model": {"name": "mlp", "hidden": [16]},
+        "train": {"lr": 0.1, "epochs": 3, "batch_size": 16},
+    }
+    run = open_run(fednet.run(None, set=sets, in_process=True, out=tmp_path).dir)
+    clients, rates = pictures.local_accuracy(run)
+    assert clients == [0, 1, 2, 3]
+    assert rates.shape == (4, 4)
+    held = run.counts
+    # each client holds one class, and is best at it
+    assert all(held[k].argmax() == rates[k].argmax() for k in clients)
+    assert bool(np.isfinite(rates).all())
+    path = pictures.local_models(run, tmp_path / "local.png", "a title")
+    assert path.stat().st_size > 1000
+    assert torch.get_num_threads() >= 1
+
+
+def test_a_run_without_local_models_has_no_picture(tmp_path):
+    sets = {"rounds": 1, "model": "mlp", "data": {"dataset": "synthetic", "samples": 60}}
+    run = open_run(fednet.run(None, set=sets, in_process=True, out=tmp_path).dir)
+    for path in (run.dir / "personal").glob("*"):
+        path.unlink()
+    assert pictures.local_accuracy(run) is None
+    assert pictures.local_models(run, tmp_path / "none.png", "") is None
+
+
+# -- sweeps ----------------------------------------------------------------------------------------
+def rows(table, value):
+    """Every cell of a table as done, with value(cell) for its measure."""
+    plain = dict.fromkeys(reproduction.FIXED)
+    return [
+        {
+            **plain,
+            "method": c.method,
+            "dataset": c.dataset,
+            "heterogeneity": c.heterogeneity,
+            "variant": c.variant,
+            "seed": 0,
+            "status": "done",
+            "ours": value(c),
+        }
+        for c in papers.cells(table)
+    ]
+
+
+@pytest.mark.parametrize("table", pictures.SWEPT)
+def test_every_cell_of_a_sweep_is_a_point_of_a_line(table):
+    for number in pictures.SWEPT[table]:
+        lines = pictures.points(rows(table, lambda c: 1.0), table, number)
+        assert lines
+        assert all(len(line) > 1 and line == sorted(line) for line in lines.values())
+
+
+def test_lambda_1_is_the_method_as_it_is():
+    lines = pictures.points(
+        rows("feddpc/figure7", lambda c: float(len(c.method))), "feddpc/figure7", "lambda"
+    )
+    assert sorted(lines) == ["CIFAR-10 alpha=0.2 FedDPC", "CIFAR-10 alpha=0.6 FedDPC"]
+    assert [x for x, _ in lines["CIFAR-10 alpha=0.2 FedDPC"]] == [-0.5, -0.1, 0, 0.1, 1, 2, 3]
+    assert dict(lines["CIFAR-10 alpha=0.2 FedDPC"])[1] == len("FedDPC")
+
+
+def test_alpha_and_beta_of_fedrds_are_two_sweeps():
+    made = rows("fedrds/figureA1", lambda c: c.config["data"]["public"]["fraction"])
+    assert {len(line) for line in pictures.points(made, "fedrds/figureA1", "alpha").values()} == {4}
+    assert pictures.points(made, "fedrds/figureA1", "beta")[
+        "CIFAR-10 2 shards FedRDS alpha=0.5"
+    ] == [(v, v) for v in (0.02, 0.05, 0.1, 0.2, 0.3)]
+
+
+def test_what_was_not_run_is_no_point_and_a_line_needs_two(tmp_path):
+    made = rows("fedrds/figure7", lambda c: 1.0)
+    for r in made[1:]:
+        r["status"], r["ours"] = "not run", None
+    assert pictures.sweep(made, "fedrds/figure7", tmp_path / "s.svg") is None
+    assert (
+        pictures.sweep(
+            rows("fedrds/figure7", lambda c: 1.0),
+            "fedrds/figure7",
+            tmp_path / "s.svg",
+            "mini scale: no test",
+        )
+        is not None
+    )
+    assert "mini scale: no test" in (tmp_path / "s.svg").read_text()
+    assert pictures.sweep(made, "fedrds/table3", tmp_path / "t.svg") is None
+
+
+# -- curves ----------------------------------------------------------------------------------------
+def test_curves_are_drawn_from_their_csv_and_a_mean_needs_every_seed(tmp_path):
+    base = {"method": "A", "dataset": "D", "heterogeneity": "h", "variant": None}
+    points = [
+        {**base, "seed": s, "round": t, "mb": 10.0 * t, "accuracy": 20 * t + 2 * s}
+        for s, t in ((0, 1), (0, 2), (1, 1))
+    ]
+    assert pictures.means(points, "mb", "accuracy") == [(10.0, 21.0)]
+    path = pictures.curves(points, tmp_path / "f.svg", "no test of the paper")
+    assert path is not None
+    assert "no test of the paper" in path.read_text()
+    assert (
+        pictures.curves(
+            [{**base, "seed": 0, "round": 1, "mb": 1.0, "accuracy": None}], tmp_path / "g.svg"
+        )
+        is None
+    )
