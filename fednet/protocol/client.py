@@ -182,7 +182,6 @@ class ClientProtocol:
 
     def closed(self, now: float) -> list[Instruction]:
         self._change(ClientEvent.CLOSED)
-        self._rejoin_at = None
         return self.tasks.cut()
 
     def received(
@@ -300,6 +299,8 @@ class ClientProtocol:
     # -- inside ------------------------------------------------------------------------------------
     def _change(self, event: ClientEvent) -> None:
         self.state = step(CLIENT, self.state, event)
+        if self.state is not ClientState.JOINING:
+            self._rejoin_at = None
 
     def _marked(self, instructions: list[Instruction]) -> list[Instruction]:
         """What is sent bears the run, and the incarnation of its server."""
@@ -333,7 +334,6 @@ class ClientProtocol:
         elif welcome.inc != self.inc:
             self.tasks.of_an_earlier_server()
         self._change(ClientEvent.WELCOME)
-        self._rejoin_at = None
         self.session, self.beat_s = welcome.session, welcome.beat_s
         self.run, self.inc, self._config = welcome.run, welcome.inc, welcome.config
         self.hosts = frozenset(welcome.ids)

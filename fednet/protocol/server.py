@@ -18,7 +18,8 @@ import msgspec
 from fednet.errors import ConfigError, RemoteProtocolError
 from fednet.ids import Ids
 from fednet.protocol.instructions import Arrived, Forget, Instruction, Refusals, Store, Turn
-from fednet.protocol.tasks import WITH_WORKER, Job, Patience, Rules, Tasks, Work, WorkStatus
+from fednet.protocol.table import WITH_WORKER, TaskEvent, TaskState, WorkerEvent, WorkerState
+from fednet.protocol.tasks import Job, Patience, Rules, Tasks, Work
 from fednet.protocol.transfers import Receiving
 from fednet.protocol.workers import SLOTS, Roster, Sites, Worker
 from fednet.wire import messages as m
@@ -28,7 +29,7 @@ BUDGET = 64  # parts granted to all senders together
 # A grant of which no part has come for so long does not count: a few who send nothing must not use
 # up the budget of all.
 UNUSED_S = 2.0
-ANSWERED = (WorkStatus.ARRIVING, WorkStatus.ARRIVED, WorkStatus.DONE)
+ANSWERED = (TaskState.ARRIVING, TaskState.ARRIVED, TaskState.DONE)
 
 
 class ServerProtocol:
@@ -136,7 +137,7 @@ class ServerProtocol:
 
     def arrived(self) -> list[int]:
         """The clients whose replies were accepted in this phase."""
-        return sorted(c for c, w in self.work.items() if w.status is WorkStatus.DONE)
+        return sorted(c for c, w in self.work.items() if w.status is TaskState.DONE)
 
     def awaits(self, conn: bytes, direction: str, key: Key) -> bool:
         """Whether it is still to be told if that payload, which went over `conn`, was of use."""
@@ -263,9 +264,10 @@ class ServerProtocol:
         """The connection is gone. why: the reason, where this side ended it."""
         self._turn.now = now
         self._refusals.strikes.pop(conn, None)
-        worker = self._roster.closed(conn)
+        worker = self._roster.part(conn, closed=True)
         if worker is not None:
-            self._away(worker, why or "connection closed", self.rules.closed)
+            why = why or "connection closed"
+            self._away(worker, WorkerEvent.CLOSED, why, self.rules.closed)
         self._turn.say(Forget(conn))
         return self._turn.take()
 
@@ -274,12 +276,13 @@ class ServerProtocol:
         self._turn.now = now
         silent = self.rules.silent
         for worker in list(self.workers.values()):
-            if worker.gone_at is None and silent is not None and now - worker.heard > silent:
-                self._away(worker, "silent", 0.0)  # the silence was its time to come back
+            if worker.here and silent is not None and now - worker.heard > silent:
+                # The silence was its time to come back.
+                self._away(worker, WorkerEvent.SILENT, "silent", 0.0)
                 self._tasks.give_on(worker)
             elif worker.gone_at is not None and self._turn.over(worker.gone_at, self.rules.closed):
                 self._tasks.give_on(worker)
-                if worker.conn is None:
+                if worker.state is WorkerState.AWAY:
                     self._roster.forget(worker)
             elif worker.gone_at is not None and self._turn.over(worker.gone_at, silent):
                 # It may be awaited for ever, but not where others can do its tasks.
@@ -289,8 +292,8 @@ class ServerProtocol:
         self._grant()
         return self._turn.take()
 
-    def _away(self, worker: Worker, why: str, patience: float | None) -> None:
-        self._roster.away(worker, why, patience, self._turn.now)
+    def _away(self, worker: Worker, event: WorkerEvent, why: str, patience: float | None) -> None:
+        self._roster.away(worker, event, why, patience, self._turn.now)
         self._tasks.pause(worker)
         self._turn.note("away", **worker.named(), why=why)
 
@@ -308,7 +311,7 @@ class ServerProtocol:
                 f"{self.incarnation}"
             )
         worker.heard = self._turn.now
-        if worker.gone_at is not None:
+        if worker.state is WorkerState.SILENT:
             self._roster.back(worker)
             self._turn.note("back", **worker.named())
         if isinstance(message, m.BEATS):
@@ -353,8 +356,8 @@ class ServerProtocol:
 
     def _leave(self, conn: bytes, worker: Worker) -> None:
         self._turn.note("left", **worker.named())
-        self._roster.left(conn, worker)
-        self._away(worker, "left", self.rules.closed)
+        self._roster.part(conn)
+        self._away(worker, WorkerEvent.LEFT, "left", self.rules.closed)
         self._tasks.give_on(worker)
 
     # -- joining: each returns why the message was refused, or "" --------------------------------
@@ -422,8 +425,7 @@ class ServerProtocol:
     def _not_now(self, join: m.Join, user: str | None, old: Worker | None) -> str:
         """Why that worker may be let in later at most, or "". old: a worker of that name."""
         if old is not None:
-            here = old.conn is not None and old.gone_at is None
-            taken = old.user != user or (here and old.session != join.session)
+            taken = old.user != user or (old.here and old.session != join.session)
             return "join: a worker of that name is connected." if taken else ""
         if not self._roster.room(lambda: {w.worker for w in self._tasks.open()}):
             return f"join: {self._roster.limit} workers are connected already."
@@ -444,7 +446,7 @@ class ServerProtocol:
             self._refusals.tell(conn, unlike, "ready", final=True)
             return "refused"
         self._turn.say(*self.sites.take(worker, ready.sites))
-        if worker.ready:
+        if worker.state is WorkerState.READY:
             return ""
         self._roster.ready(worker)
         self._turn.note("ready", **worker.named())
@@ -459,9 +461,9 @@ class ServerProtocol:
         kept: set[Key] = set()
         for w in self._tasks.held_by(worker):
             if w.job.client not in worker.ids:
-                self._tasks.take_back(w, "lost", lost=True)
+                self._tasks.take_back(w, TaskEvent.LOST, "lost", lost=True)
             elif self._tasks.key(w) not in holding:
-                self._tasks.take_back(w, "lost", lost=True, same_attempt=True)
+                self._tasks.take_back(w, TaskEvent.LOST, "lost", lost=True, same_attempt=True)
             else:
                 kept.add(self._tasks.key(w, "train"))
                 self._tasks.restart_upload(w)  # it announces its reply anew
@@ -488,7 +490,7 @@ class ServerProtocol:
         if (
             w is None
             or w.worker != worker.name
-            or w.status is not WorkStatus.HANDED
+            or w.status is not TaskState.HANDED
             or reply.inc != turn.incarnation
         ):
             state = "doubled" if w is not None and w.status in ANSWERED else "late"
@@ -520,7 +522,7 @@ class ServerProtocol:
         except RemoteProtocolError as broken:
             tasks.refuse(w, str(broken), True)
             return "refused"
-        tasks.put(w, WorkStatus.ARRIVING)
+        tasks.change(w, TaskEvent.ANNOUNCED)
         w.runs(turn.now)  # though one before it was dropped without a word, and seems to
         w.reply, w.up_conn, w.moved = reply, conn, turn.now
         w.up = Receiving(reply.size, turn.part, until=w.job.cut("up", turn.part), short=cut)
@@ -555,7 +557,7 @@ class ServerProtocol:
         ):
             return "late"
         if failed.base and w.job.with_base is not None:
-            self._tasks.take_back(w, "given out again")
+            self._tasks.take_back(w, TaskEvent.LACKED, "given out again")
             w.job = w.job.with_base()
             self._tasks.assign()
             return ""
@@ -568,7 +570,7 @@ class ServerProtocol:
     def _part(self, conn: bytes, part: m.Part, body: memoryview | None) -> str:
         """The next part of a reply that was announced."""
         w = self._tasks.current(part.key)
-        if w is None or w.up is None or w.reply is None or w.status is not WorkStatus.ARRIVING:
+        if w is None or w.up is None or w.reply is None or w.status is not TaskState.ARRIVING:
             return "late"
         if part.key.purpose != self._tasks.purpose or w.up_conn != conn:
             return "late"
@@ -594,7 +596,7 @@ class ServerProtocol:
         return ""
 
     def _whole(self, w: Work, reply: m.Reply, worker: Worker) -> None:
-        self._tasks.put(w, WorkStatus.ARRIVED)
+        self._tasks.change(w, TaskEvent.WHOLE)
         self._turn.say(self._arrived(w, reply, worker))
 
     def _arrived(self, w: Work, reply: m.Reply, worker: Worker) -> Arrived:
@@ -618,14 +620,14 @@ class ServerProtocol:
         """
         turn, free = self._turn, BUDGET
         for client, w in list(self._asked.items()):  # no more than the budget
-            ahead = w.up.ahead if w.up is not None and w.status is WorkStatus.ARRIVING else 0
+            ahead = w.up.ahead if w.up is not None and w.status is TaskState.ARRIVING else 0
             if not ahead or turn.now - w.moved >= UNUSED_S:
                 del self._asked[client]
             else:
                 free -= ahead
         while free > 0 and self._wanting:
             client, w = next(iter(self._wanting.items()))
-            up = w.up if w.status is WorkStatus.ARRIVING else None
+            up = w.up if w.status is TaskState.ARRIVING else None
             began = up is not None and not up.ahead
             granted = up.grant(free) if up is not None else None
             if granted is None:
@@ -640,7 +642,7 @@ class ServerProtocol:
     def _pull(self, conn: bytes, worker: Worker, pull: m.Pull) -> str:
         """The worker asks for parts of its task."""
         w, turn = self._tasks.current(pull.key), self._turn
-        if w is None or w.down is None or w.status is not WorkStatus.HANDED:
+        if w is None or w.down is None or w.status is not TaskState.HANDED:
             return "late"
         if pull.key.purpose != self._tasks.purpose or w.worker != worker.name or w.conn != conn:
             return "late"

@@ -60,6 +60,7 @@ class ClientEvent(_Named):
 
 
 _FROM_JOINED = {
+    ClientEvent.OPENED: (ClientState.JOINING,),  # the last one's end was not heard of
     ClientEvent.CLOSED: (ClientState.AWAY,),
     ClientEvent.TURNED_AWAY: (ClientState.OVER,),
     ClientEvent.ENDED: (ClientState.OVER,),
@@ -137,8 +138,122 @@ CLIENT_TASK: Table[ClientTaskState, ClientTaskEvent] = {
 }
 
 
+# -- the server ------------------------------------------------------------------------------------
+class WorkerState(_Named):
+    """A client process, as the server sees it."""
+
+    AWAY = "away"  # without a connection
+    WELCOMED = "welcomed"
+    READY = "ready"
+    SILENT = "silent"  # its connection is there
+    GONE = "forgotten"
+
+
+class WorkerEvent(_Named):
+    JOINED = "joined"
+    READY = "data and model are in place"
+    CLOSED = "connection closed"
+    LEFT = "left"
+    SILENT = "not heard for too long"
+    HEARD = "heard again"
+    FORGOTTEN = "away for too long"
+
+
+_FROM_HERE = {
+    WorkerEvent.JOINED: (WorkerState.WELCOMED,),  # again, over another connection
+    WorkerEvent.CLOSED: (WorkerState.AWAY,),
+    WorkerEvent.LEFT: (WorkerState.AWAY,),
+    WorkerEvent.SILENT: (WorkerState.SILENT,),
+}
+WORKER: Table[WorkerState, WorkerEvent] = {
+    WorkerState.AWAY: {
+        WorkerEvent.JOINED: (WorkerState.WELCOMED,),
+        WorkerEvent.FORGOTTEN: (WorkerState.GONE,),
+    },
+    WorkerState.WELCOMED: {WorkerEvent.READY: (WorkerState.READY,), **_FROM_HERE},
+    WorkerState.READY: _FROM_HERE,
+    WorkerState.SILENT: {
+        WorkerEvent.HEARD: (WorkerState.READY, WorkerState.WELCOMED),  # as before
+        WorkerEvent.JOINED: (WorkerState.WELCOMED,),
+        WorkerEvent.CLOSED: (WorkerState.AWAY,),
+    },
+    WorkerState.GONE: {},
+}
+
+
+class TaskState(_Named):
+    """A task of a phase at the server."""
+
+    WAITING = "waiting"
+    HANDED = "handed"
+    ARRIVING = "arriving"  # its reply
+    ARRIVED = "arrived"  # and is checked
+    DONE = "done"
+    DROPPED = "dropped"
+
+
+class TaskEvent(_Named):
+    ASSIGNED = "assigned to a worker"
+    ANNOUNCED = "reply announced"
+    WHOLE = "reply whole"
+    ACCEPTED = "reply accepted"
+    RESTARTED = "upload to begin again"
+    REFUSED = "reply refused"
+    FAILED = "failed"
+    LACKED = "its worker lacks a state or the base model"
+    LOST = "its worker lost"
+    REVOKED = "its key revoked"
+    STALLED = "no progress"
+    DEADLINE = "deadline"
+    SILENCED = "planned loss"
+    LEFT = "its client left"
+    ABSENT = "its client absent or lost"
+    CANCELLED = "cancelled"
+
+
+# Where a task can be tried again it waits for a worker; after too many tries it is dropped.
+_AGAIN = (TaskState.WAITING, TaskState.DROPPED)
+_DROPPED = (TaskState.DROPPED,)
+_WITH_WORKER = {
+    TaskEvent.REFUSED: _AGAIN,
+    TaskEvent.FAILED: _AGAIN,
+    TaskEvent.LACKED: _AGAIN,
+    TaskEvent.LOST: _AGAIN,
+    TaskEvent.REVOKED: _AGAIN,
+    TaskEvent.STALLED: _AGAIN,
+    TaskEvent.DEADLINE: _DROPPED,
+    TaskEvent.SILENCED: _DROPPED,
+    TaskEvent.LEFT: _DROPPED,
+    TaskEvent.CANCELLED: _DROPPED,
+}
+TASK: Table[TaskState, TaskEvent] = {
+    TaskState.WAITING: {
+        TaskEvent.ASSIGNED: (TaskState.HANDED,),
+        TaskEvent.LEFT: _DROPPED,
+        TaskEvent.ABSENT: _DROPPED,
+        TaskEvent.CANCELLED: _DROPPED,
+    },
+    TaskState.HANDED: {TaskEvent.ANNOUNCED: (TaskState.ARRIVING,), **_WITH_WORKER},
+    TaskState.ARRIVING: {
+        TaskEvent.WHOLE: (TaskState.ARRIVED,),
+        TaskEvent.RESTARTED: (TaskState.HANDED,),
+        **_WITH_WORKER,
+    },
+    TaskState.ARRIVED: {
+        TaskEvent.ACCEPTED: (TaskState.DONE,),
+        TaskEvent.REFUSED: _AGAIN,
+        TaskEvent.CANCELLED: _DROPPED,
+    },
+    TaskState.DONE: {},
+    TaskState.DROPPED: {},
+}
+ENDED = (TaskState.DONE, TaskState.DROPPED)
+WITH_WORKER = (TaskState.HANDED, TaskState.ARRIVING)
+
 # By name. The first state of each is the one in which it begins.
 TABLES: dict[str, Table[Any, Any]] = {
     "A client process": CLIENT,
     "A task at the client": CLIENT_TASK,
+    "A client process at the server": WORKER,
+    "A task at the server": TASK,
 }

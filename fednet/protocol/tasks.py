@@ -1,17 +1,10 @@
 """The tasks of a phase: what is asked of each client, to whom it is handed, what becomes of it, and
-how long is waited for it.
-
-waiting ── handed to a free worker ──> handed ── reply announced ──> arriving ──> arrived
-   ^                                     │  ^── connection lost ─────────┤           │
-   └── worker lost, or reply refused ────┴───────────────────────────────┴───────────┤
-                                                                          accept ──> done
-any but done ── deadline, lost for good, cancelled ──> dropped
+how long it is waited for. Their states are in `table`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import enum
 import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from fednet.protocol.instructions import REFUSALS, Refusals, Resolved, Settle, Turn
+from fednet.protocol.table import ENDED, TASK, WITH_WORKER, TaskEvent, TaskState, step
 from fednet.protocol.transfers import Receiving, Sending, before_cut
 from fednet.protocol.workers import Roster, Worker
 from fednet.wire import messages as m
@@ -120,45 +114,25 @@ class Rules:
     stalled: float | None = 300.0
 
 
-class WorkStatus(enum.Enum):
-    WAITING = "waiting"
-    HANDED = "handed"
-    ARRIVING = "arriving"
-    ARRIVED = "arrived"
-    DONE = "done"
-    DROPPED = "dropped"
-
-    __hash__ = object.__hash__  # there is one of each; enum's own is slow
-
-
-ENDED = (WorkStatus.DONE, WorkStatus.DROPPED)
-WITH_WORKER = (WorkStatus.HANDED, WorkStatus.ARRIVING)
 _HANDED = {"worker", "conn", "running", "down", "judge_conn"}
 _REPLY = {"reply", "up", "up_conn", "asked", "waited"}
-# What a work may become, and which of its fields mean something then, beside those that hold
-# for all of its attempts.
-TABLE: dict[WorkStatus, tuple[set[WorkStatus], set[str]]] = {
-    WorkStatus.WAITING: ({WorkStatus.HANDED, WorkStatus.DROPPED}, set()),
-    WorkStatus.HANDED: ({WorkStatus.WAITING, WorkStatus.ARRIVING, WorkStatus.DROPPED}, _HANDED),
-    WorkStatus.ARRIVING: (
-        {WorkStatus.WAITING, WorkStatus.HANDED, WorkStatus.ARRIVED, WorkStatus.DROPPED},
-        _HANDED | _REPLY,
-    ),
-    WorkStatus.ARRIVED: (
-        {WorkStatus.WAITING, WorkStatus.DONE, WorkStatus.DROPPED},
-        _HANDED | _REPLY,
-    ),
-    WorkStatus.DONE: (set(), _HANDED | _REPLY | {"took", "undecided"}),
-    WorkStatus.DROPPED: (set(), {"reason"}),
+# Which fields of a task mean something in each state, beside those that hold for all its attempts.
+FIELDS: dict[TaskState, set[str]] = {
+    TaskState.WAITING: set(),
+    TaskState.HANDED: _HANDED,
+    TaskState.ARRIVING: _HANDED | _REPLY,
+    TaskState.ARRIVED: _HANDED | _REPLY,
+    TaskState.DONE: _HANDED | _REPLY | {"took", "undecided"},
+    TaskState.DROPPED: {"reason"},
 }
 
 
 @dataclass(slots=True)
 class Work:
-    """A job and how far it is. Its status is changed by `to` alone."""
+    """A job and how far it is. Its status is changed by `change` alone."""
 
     job: Job
-    status: WorkStatus = WorkStatus.WAITING
+    status: TaskState = TaskState.WAITING
     attempt: int = 0
     since: float = 0.0  # hand-out, or when it got to the head of its worker's queue
     heard: float = 0.0  # hand-out, or the last that was heard of this task
@@ -198,17 +172,16 @@ class Work:
 _FRESH = {f.name: f.default for f in dataclasses.fields(Work)}
 # What each state has not.
 _LACKS = {
-    status: tuple(sorted(set().union(*(has for _, has in TABLE.values())) - has))
-    for status, (_, has) in TABLE.items()
+    state: tuple(sorted(set().union(*FIELDS.values()) - fields)) for state, fields in FIELDS.items()
 }
 
 
-def to(work: Work, status: WorkStatus) -> None:
-    """Puts a work into another state, and clears what it does not have there."""
-    if status not in TABLE[work.status][0]:
-        raise ValueError(f"a task that is {work.status.value} cannot become {status.value}")
-    work.status = status
-    for name in _LACKS[status]:
+def change(work: Work, event: TaskEvent, to: TaskState | None = None) -> None:
+    """Changes a task's state by the table, and clears what it does not have there. to: where the
+    event can lead to several states.
+    """
+    work.status = step(TASK, work.status, event, to)
+    for name in _LACKS[work.status]:
         setattr(work, name, _FRESH[name])
 
 
@@ -216,12 +189,12 @@ class WorkStates:
     """The works of a phase by their states."""
 
     def __init__(self, waiting: Iterable[Work]) -> None:
-        self._by: dict[WorkStatus, dict[int, Work]] = {
-            status: {} for status in WorkStatus
+        self._by: dict[TaskState, dict[int, Work]] = {
+            status: {} for status in TaskState
         }  # and client
-        self._by[WorkStatus.WAITING] = {w.job.client: w for w in waiting}
+        self._by[TaskState.WAITING] = {w.job.client: w for w in waiting}
 
-    def that_are(self, status: WorkStatus) -> Collection[Work]:
+    def with_state(self, status: TaskState) -> Collection[Work]:
         """The tasks in that state, in the order in which they entered it."""
         return self._by[status].values()
 
@@ -231,11 +204,11 @@ class WorkStates:
             del self._by[before.status][before.job.client]
         self._by[work.status][work.job.client] = work
 
-    def put(self, work: Work, status: WorkStatus) -> None:
+    def change(self, work: Work, event: TaskEvent, to: TaskState | None) -> None:
         was, client = work.status, work.job.client
-        to(work, status)
+        change(work, event, to)
         del self._by[was][client]
-        self._by[status][client] = work
+        self._by[work.status][client] = work
 
 
 def message_of(
@@ -277,15 +250,15 @@ class Waiting:
     def __init__(self, order: Sequence[Work], roster: Roster, last: Mapping[int, str]) -> None:
         self._order, self._roster, self._last = order, roster, last
         self._place = {w.job.client: k for k, w in enumerate(order)}
-        self._left = sum(w.status is WorkStatus.WAITING for w in order)
+        self._left = sum(w.status is TaskState.WAITING for w in order)
         self._again = False  # whether others have room, at the next event
         # by worker: the ids it hosted, and the places of their tasks that may still wait
         self._heaps: dict[str, tuple[frozenset[int], list[int]]] = {}
 
-    def changed(self, w: Work, was: WorkStatus) -> None:
+    def changed(self, w: Work, was: TaskState) -> None:
         """A task of this phase has another status now."""
-        self._left += (w.status is WorkStatus.WAITING) - (was is WorkStatus.WAITING)
-        if w.status is WorkStatus.WAITING:
+        self._left += (w.status is TaskState.WAITING) - (was is TaskState.WAITING)
+        if w.status is TaskState.WAITING:
             self._heaps.clear()
             self._again = True
 
@@ -311,7 +284,7 @@ class Waiting:
             for client in self._of(x):
                 hosting.setdefault(client, []).append(x)
         for w in self._order:
-            if w.status is not WorkStatus.WAITING:
+            if w.status is not TaskState.WAITING:
                 continue
             able = [
                 x
@@ -344,7 +317,7 @@ class Waiting:
         while heap and (len(worker.queue) < worker.slots or left > slots):
             place = heapq.heappop(heap)
             w = self._order[place]
-            if w.status is not WorkStatus.WAITING:
+            if w.status is not TaskState.WAITING:
                 continue
             if not self._may(w, worker):
                 passed.append(place)
@@ -413,14 +386,14 @@ class Tasks:
         self._states = WorkStates(())
 
     # -- what is known -----------------------------------------------------------------------------
-    def that_are(self, status: WorkStatus) -> Collection[Work]:
+    def with_state(self, status: TaskState) -> Collection[Work]:
         """The phase's tasks in that state, in the order in which they entered it."""
-        return self._states.that_are(status)
+        return self._states.with_state(status)
 
-    def put(self, w: Work, status: WorkStatus) -> None:
-        """Puts a task of this phase into another state."""
+    def change(self, w: Work, event: TaskEvent, to: TaskState | None = None) -> None:
+        """Changes the state of a task of this phase."""
         was = w.status
-        self._states.put(w, status)
+        self._states.change(w, event, to)
         self._waiting.changed(w, was)
 
     def open(self) -> list[Work]:
@@ -500,7 +473,7 @@ class Tasks:
 
     def cancel(self, reason: str) -> None:
         for w in self.open():
-            self.drop(w, reason)
+            self.drop(w, TaskEvent.CANCELLED, reason)
 
     def accept(self, key: Key) -> None:
         """The reply was whole and sound."""
@@ -508,9 +481,9 @@ class Tasks:
         if w is not None and key.purpose != self.purpose:
             self._turn.say(Settle(w.judge_conn, "up", key, True))
             return
-        if w is None or w.status is not WorkStatus.ARRIVED:
+        if w is None or w.status is not TaskState.ARRIVED:
             return
-        self.put(w, WorkStatus.DONE)
+        self.change(w, TaskEvent.ACCEPTED)
         w.undecided, w.took = self.rules.defer, self._turn.now - w.since
         worker = self._roster.workers.get(w.worker)
         able = worker is not None and (worker.stalled or w.job.client in worker.lacks)
@@ -521,7 +494,7 @@ class Tasks:
             self._settle(w, True)
         self._turn.say(Resolved(w.job.client, w.attempt))
         first = self.rules.first
-        if first is not None and len(self.that_are(WorkStatus.DONE)) >= first:
+        if first is not None and len(self.with_state(TaskState.DONE)) >= first:
             self.cancel(f"not among the first {first}")
         self.assign(None if able else worker)
 
@@ -531,7 +504,7 @@ class Tasks:
         if w is not None and key.purpose != self.purpose:
             self._turn.say(Settle(w.judge_conn, "up", key, False, "refused"))
             self._refusals.note("reply", reason, w.worker, client=key.client, round=key.round)
-        elif w is not None and w.status is WorkStatus.ARRIVED:
+        elif w is not None and w.status is TaskState.ARRIVED:
             self.refuse(w, reason, again)
 
     def decide(self, useful: Mapping[int, bool], staleness: Mapping[int, int]) -> None:
@@ -563,10 +536,11 @@ class Tasks:
             if worker is not None and worker.conn is not None:
                 # It may still wait to be asked for the rest.
                 self._turn.call_off(worker.conn, self.key(w))
+        event = TaskEvent.REFUSED if what == "refused" else TaskEvent.FAILED
         if again and w.refusals < TRIES:
-            self.take_back(w, "given out again")
+            self.take_back(w, event, "given out again")
         else:
-            self.drop(w, f"{what}: {reason}")
+            self.drop(w, event, f"{what}: {reason}")
         self.assign()
 
     def unread(self, worker: Worker, reason: str) -> None:
@@ -589,13 +563,13 @@ class Tasks:
         w.refused_by.add(worker.name)
         worker.lacks |= set() if bound else {client}
         if any(x.name not in w.refused_by if bound else client not in x.lacks for x in hosts):
-            self.take_back(w, "its state is elsewhere")
+            self.take_back(w, TaskEvent.LACKED, "its state is elsewhere")
         elif bound:
-            self.drop(w, f"lost: {failed.reason}")
+            self.drop(w, TaskEvent.LACKED, f"lost: {failed.reason}")
         elif w.job.start and not failed.base:
-            self.drop(w, f"{STATE_LOST}{failed.reason}")
+            self.drop(w, TaskEvent.LACKED, f"{STATE_LOST}{failed.reason}")
         else:
-            self.drop(w, f"failed: {failed.reason}")
+            self.drop(w, TaskEvent.LACKED, f"failed: {failed.reason}")
         self.assign()
 
     # -- handing out -------------------------------------------------------------------------------
@@ -607,7 +581,7 @@ class Tasks:
     def _hand(self, w: Work, worker: Worker) -> None:
         assert worker.conn is not None
         job, turn = w.job, self._turn
-        self.put(w, WorkStatus.HANDED)
+        self.change(w, TaskEvent.ASSIGNED)
         w.worker, w.conn = worker.name, worker.conn
         w.down = Sending(job.body, turn.part, until=job.cut("down", turn.part))
         worker.queue.append(job.client)
@@ -658,6 +632,7 @@ class Tasks:
     def take_back(
         self,
         w: Work,
+        event: TaskEvent,
         reason: str,
         lost: bool = False,
         same_attempt: bool = False,
@@ -667,22 +642,22 @@ class Tasks:
         worker was lost while it was at this very task, which may be why.
         """
         if w.job.lost and w.struck:
-            return self.drop(w, f"lost: {w.job.lost}")
+            return self.drop(w, event, f"lost: {w.job.lost}")
         w.losses += lost
         w.deaths += died
         if w.deaths >= DEATHS:
-            return self.drop(w, f"failed: its worker was lost {DEATHS} times at this task")
+            return self.drop(w, event, f"failed: its worker was lost {DEATHS} times at this task")
         if w.losses >= LOSSES:
-            return self.drop(w, "lost")
+            return self.drop(w, event, "lost")
         self._let_go(w, reason)
-        self.put(w, WorkStatus.WAITING)
+        self.change(w, event, TaskState.WAITING)
         if not same_attempt:
             w.attempt += 1
 
     def restart_upload(self, w: Work) -> None:
-        if w.status is WorkStatus.ARRIVING:
+        if w.status is TaskState.ARRIVING:
             self._turn.say(Settle(w.up_conn, "up", self.key(w), False, "cut short"))
-            self.put(w, WorkStatus.HANDED)
+            self.change(w, TaskEvent.RESTARTED)
 
     def _let_go(self, w: Work, reason: str) -> None:
         """Settles what crossed as of no use, and frees the worker's slot."""
@@ -694,12 +669,12 @@ class Tasks:
         if worker is not None:
             self.start_next(worker, w.job.client)
 
-    def drop(self, w: Work, reason: str) -> None:
+    def drop(self, w: Work, event: TaskEvent, reason: str) -> None:
         worker = self._roster.workers.get(w.worker)
         if w.status in WITH_WORKER and worker is not None and worker.conn is not None:
             self._turn.call_off(worker.conn, self.key(w))
         self._let_go(w, reason)
-        self.put(w, WorkStatus.DROPPED)
+        self.change(w, event, TaskState.DROPPED)
         w.reason = reason
         self._turn.say(Resolved(w.job.client, w.attempt, reason))
 
@@ -709,14 +684,14 @@ class Tasks:
         that in its queue is at the head once that is taken back, so this is asked beforehand.
         """
         for w, running in [(w, w.running) for w in held]:
-            self.take_back(w, "lost", lost=running, died=running)
+            self.take_back(w, TaskEvent.LOST, "lost", lost=running, died=running)
 
     def pause(self, worker: Worker) -> None:
         """The worker is away: uploads over a connection that is gone begin anew when it is back."""
         if worker.conn is not None:
             return
         for w in self.held_by(worker):
-            if w.status is WorkStatus.ARRIVING:
+            if w.status is TaskState.ARRIVING:
                 self.restart_upload(w)
                 worker.queue.insert(0, w.job.client)
                 self._roster.recount(worker)
@@ -745,7 +720,7 @@ class Tasks:
         """
         w = self.work.get(client)
         if w is not None and w.worker == worker.name and w.status in WITH_WORKER:
-            self.take_back(w, "its key was revoked")
+            self.take_back(w, TaskEvent.REVOKED, "its key was revoked")
 
 
 # -- how long is waited for them ------------------------------------------------------------------
@@ -763,8 +738,8 @@ class Patience:
             self._of = self._tasks.work
             self._leaving = [w for w in self._of.values() if w.job.leaves is not None]
         for w in self._leaving:
-            if w.status not in (WorkStatus.ARRIVED, *ENDED) and self._gone(w):
-                self._tasks.drop(w, LEFT)
+            if w.status not in (TaskState.ARRIVED, *ENDED) and self._gone(w):
+                self._tasks.drop(w, TaskEvent.LEFT, LEFT)
 
     def _gone(self, w: Work) -> bool:
         leaves = w.job.leaves
@@ -797,21 +772,21 @@ class Patience:
         for w in self._tasks.open():
             if w.status in WITH_WORKER:
                 if w.running and turn.over(w.since, rules.deadline):
-                    self._tasks.drop(w, "deadline")
+                    self._tasks.drop(w, TaskEvent.DEADLINE, "deadline")
                 elif w.running and self._too_slow(w, pace):
                     self._give_up(w)
                 elif w.job.lost and w.running and turn.over(w.heard, rules.closed):
                     # Planned: the worker lives on, for its other clients.
-                    self._tasks.drop(w, f"lost: {w.job.lost}")
-            elif w.status is WorkStatus.WAITING and w.job.client not in present:
+                    self._tasks.drop(w, TaskEvent.SILENCED, f"lost: {w.job.lost}")
+            elif w.status is TaskState.WAITING and w.job.client not in present:
                 missed = self._roster.missed(w.job.client, w.since, rules.join, turn.now)
                 if missed:
-                    self._tasks.drop(w, missed)
+                    self._tasks.drop(w, TaskEvent.ABSENT, missed)
 
     def _pace(self) -> float | None:
         """Seconds a unit of cost that the slowest task took, once half of them are done."""
         work = self._tasks.work.values()
-        done = [w for w in work if w.status is WorkStatus.DONE]
+        done = [w for w in work if w.status is TaskState.DONE]
         if not done or 2 * len(done) < len(work):
             return None
         return max(w.took / max(1, w.job.cost) for w in done)
@@ -836,10 +811,12 @@ class Patience:
         self._turn.note("stalled", worker=worker.name, clients=[w.job.client])
         if len(self._roster.hosts(w.job.client)) > 1:
             self._turn.call_off(worker.conn or b"", self._tasks.key(w))
-            self._tasks.take_back(w, "stalled", lost=True)
+            self._tasks.take_back(w, TaskEvent.STALLED, "stalled", lost=True)
         else:
             self._tasks.drop(
-                w, "stalled: its worker said that it went on, for longer than is believed"
+                w,
+                TaskEvent.STALLED,
+                "stalled: its worker said that it went on, for longer than is believed",
             )
 
     def _unstall(self, worker: Worker) -> None:
@@ -854,7 +831,7 @@ class Patience:
         for w in given:
             w.sat_by = worker.name
             self._turn.call_off(worker.conn or b"", self._tasks.key(w))
-            self._tasks.take_back(w, "stalled", lost=True)
+            self._tasks.take_back(w, TaskEvent.STALLED, "stalled", lost=True)
         if given:
             clients = sorted(w.job.client for w in given)
             self._turn.note("stalled", worker=worker.name, clients=clients)
@@ -877,7 +854,7 @@ class Patience:
             left = deadline
             if deadline is not None and w.running:
                 left = deadline - (self._turn.now - w.since)
-            if w.status is WorkStatus.WAITING and w.job.client not in here:
+            if w.status is TaskState.WAITING and w.job.client not in here:
                 until = self._roster.waits_until(w.job.client, w.since, rules.join)
                 left = None if until is None else until - self._turn.now
             rows.append(
@@ -886,7 +863,7 @@ class Patience:
                     "host": worker.host if worker else "",
                     "pid": worker.pid if worker else 0,
                     "device": worker.device if worker else "",
-                    "phase": doing[0] if w.status is not WorkStatus.ARRIVING else "uploading",
+                    "phase": doing[0] if w.status is not TaskState.ARRIVING else "uploading",
                     "step": doing[1],
                     "steps": doing[2],
                     "since": w.since + offset,

@@ -1,8 +1,7 @@
 """Who is there: the workers, the connections they speak over, the clients they host, and what sites
 say of their data.
 
-A worker (a client process hosting one or many ids) is connecting -> welcomed -> ready, and away
-when its connection is closed or its heartbeat silent.
+A worker is a client process that hosts one or many ids. Its states are in `table`.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from fednet.errors import RemoteProtocolError
 from fednet.ids import ranges
 from fednet.plain import JsonMapping
 from fednet.protocol.instructions import Note
+from fednet.protocol.table import WORKER, WorkerEvent, WorkerState, step
 from fednet.wire import messages as m
 
 SLOTS = 64  # tasks that one process is taken to work on at once, whatever it says
@@ -37,7 +37,8 @@ class Worker:
     host: str = ""
     pid: int = 0
     device: str = ""
-    ready: bool = False
+    state: WorkerState = WorkerState.AWAY
+    prepared: bool = False  # its data and model are in place, for this connection
     # it sat on a task: until it answers one, others that host the same clients are asked first
     stalled: bool = False
     # clients whose newest state is not at this process, which so cannot do their tasks
@@ -45,11 +46,23 @@ class Worker:
     # clients whose tasks go to other workers, since this one is away
     replaced: set[int] = field(default_factory=set)
     joined_at: float = 0.0
-    gone_at: float | None = None
+    gone_at: float | None = None  # since when it is silent or away
     queue: list[int] = field(default_factory=list)
     # client -> phase, step, steps
     doing: dict[int, tuple[str, int, int]] = field(default_factory=dict)
     user: str | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self.state is WorkerState.READY
+
+    @property
+    def here(self) -> bool:
+        """Whether it is connected and heard of."""
+        return self.state in (WorkerState.WELCOMED, WorkerState.READY)
+
+    def change(self, event: WorkerEvent, to: WorkerState | None = None) -> None:
+        self.state = step(WORKER, self.state, event, to)
 
     def named(self) -> dict[str, object]:
         """The fields by which the run's events name this worker."""
@@ -93,9 +106,7 @@ class Roster:
     def present(self) -> frozenset[int]:
         """Ids hosted by a worker that is ready."""
         if self._here is None:
-            self._here = frozenset(
-                i for w in self.workers.values() if w.ready and w.gone_at is None for i in w.ids
-            )
+            self._here = frozenset(i for w in self.workers.values() if w.ready for i in w.ids)
         return self._here
 
     def away_workers(self) -> list[Worker]:
@@ -118,8 +129,7 @@ class Roster:
     def recount(self, worker: Worker) -> None:
         """To be called after each change of what a worker does, and of whether it is there."""
         self.free_slots -= self._free.pop(worker.name, 0)
-        here = worker.ready and worker.gone_at is None and worker.name in self.workers
-        if here and len(worker.queue) <= worker.slots:
+        if worker.ready and len(worker.queue) <= worker.slots:
             self._free[worker.name] = worker.slots
             self.free_slots += worker.slots
 
@@ -129,9 +139,7 @@ class Roster:
 
     def hosts(self, client: int) -> list[Worker]:
         """Who could take a task of that client."""
-        return [
-            x for x in self.workers.values() if x.ready and x.gone_at is None and client in x.ids
-        ]
+        return [x for x in self.workers.values() if x.ready and client in x.ids]
 
     def worker_of(self, conn: bytes) -> str:
         """The name of the worker behind a connection, "" if none has joined over it."""
@@ -165,11 +173,7 @@ class Roster:
 
     def _waits(self, client: int, since: float, join: float | None) -> tuple[float | None, str]:
         """(until when it is waited for, what it is then)."""
-        preparing = [
-            x.joined_at
-            for x in self.workers.values()
-            if x.conn is not None and x.gone_at is None and client in x.ids
-        ]
+        preparing = [x.joined_at for x in self.workers.values() if x.here and client in x.ids]
         if not preparing and client in self._known:
             until = self._lost_at.get(client, since)
             return (None if math.isinf(until) else until), "lost"
@@ -184,7 +188,7 @@ class Roster:
         rows, here = list[dict[str, object]](), self.present()
         preparing = set[int]()
         for x in self.workers.values():
-            if x.gone_at is not None or x.conn is None:
+            if not x.here:
                 continue
             if not x.ready:
                 preparing |= x.ids
@@ -218,21 +222,17 @@ class Roster:
         if old is not None and old.conn is not None:
             self._by_conn.pop(old.conn, None)
         worker = old or Worker(join.worker, secrets.token_hex(8), ids, conn, now)
-        worker.conn, worker.ids, worker.heard, worker.joined_at, worker.gone_at, worker.ready = (
-            conn,
-            ids,
-            now,
-            now,
-            None,
-            False,
-        )
-        worker.slots, worker.host, worker.pid, worker.device, worker.user = (
-            min(join.slots, SLOTS),
-            join.host,
-            join.pid,
-            join.device,
-            user,
-        )
+        worker.change(WorkerEvent.JOINED)
+        worker.prepared = False
+        worker.conn = conn
+        worker.ids = ids
+        worker.heard = worker.joined_at = now
+        worker.gone_at = None
+        worker.slots = min(join.slots, SLOTS)
+        worker.host = join.host
+        worker.pid = join.pid
+        worker.device = join.device
+        worker.user = user
         worker.doing.clear()
         worker.replaced.clear()
         self.workers[worker.name] = worker
@@ -242,37 +242,42 @@ class Roster:
         return worker
 
     def ready(self, worker: Worker) -> None:
-        worker.ready = True
+        worker.change(WorkerEvent.READY)
+        worker.prepared = True
         self._return(worker)
         self._known |= worker.ids
         self._changes(worker)
 
     def back(self, worker: Worker) -> None:
         """It was silent, and is heard again."""
+        worker.change(
+            WorkerEvent.HEARD, WorkerState.READY if worker.prepared else WorkerState.WELCOMED
+        )
         worker.gone_at = None
         worker.replaced.clear()
         self._return(worker)
         self._changes(worker)
 
     # -- going -------------------------------------------------------------------------------------
-    def closed(self, conn: bytes) -> Worker | None:
-        """The worker that this leaves without a connection, if any."""
-        self._joined.discard(conn)
+    def part(self, conn: bytes, closed: bool = False) -> Worker | None:
+        """The connection leads to a worker no more: that worker, which is then to be put `away`.
+        closed: the connection is gone; else it may not be joined over again.
+        """
+        if closed:
+            self._joined.discard(conn)
         worker = self.workers.get(self._by_conn.pop(conn, ""))
         if worker is None or worker.conn != conn:
             return None
-        worker.conn, worker.ready = None, False
-        self._changes(worker)
+        worker.conn = None
         return worker
 
-    def left(self, conn: bytes, worker: Worker) -> None:
-        """The worker has left of its own will; its connection still stands."""
-        del self._by_conn[conn]
-        worker.conn, worker.ready = None, False
-        self._changes(worker)
-
-    def away(self, worker: Worker, why: str, patience: float | None, now: float) -> None:
-        """patience: how long its ids may take to come back before they count as lost."""
+    def away(
+        self, worker: Worker, event: WorkerEvent, why: str, patience: float | None, now: float
+    ) -> None:
+        """It is not there any more. patience: how long its ids may take to come back before they
+        count as lost.
+        """
+        worker.change(event)
         worker.gone_at = now
         absence = Absence(why, worker.host, worker.pid, worker.joined_at, worker.heard)
         self._absent |= dict.fromkeys(worker.ids, absence)
@@ -302,6 +307,7 @@ class Roster:
             self._absent.pop(i, None)
 
     def forget(self, worker: Worker) -> None:
+        worker.change(WorkerEvent.FORGOTTEN)
         del self.workers[worker.name]
         self._changes(worker)
 

@@ -9,7 +9,8 @@ from fednet.experiment import links
 from fednet.experiment.clock import VirtualClock
 from fednet.protocol.instructions import Send
 from fednet.protocol.server import ServerProtocol
-from fednet.protocol.tasks import Job, Rules, WorkStatus
+from fednet.protocol.table import TaskState
+from fednet.protocol.tasks import Job, Rules
 from fednet.server.round import TIMES, fitted, taken
 from fednet.transport.shaped import LinkShape
 from fednet.wire import messages as m
@@ -192,7 +193,7 @@ def test_while_a_reply_waits_for_its_link_the_worker_gets_its_next_client():
     assert given(protocol.received(b"c", progress, None, 2.0)) == []
     uploading = m.Progress(run="run", inc=1, client=0, phase=m.UPLOADING)
     assert given(protocol.received(b"c", uploading, None, 3.0)) == [2]
-    assert protocol.work[0].status is WorkStatus.HANDED  # its reply is still to come
+    assert protocol.work[0].status is TaskState.HANDED  # its reply is still to come
     # The next one's deadline runs from now.
     assert (protocol.work[1].since, protocol.work[0].since) == (3.0, 1.0)
 

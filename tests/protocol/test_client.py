@@ -117,12 +117,16 @@ def test_of_a_task_that_failed_not_even_its_evaluation_is_announced_again():
     assert sent(c.received(WELCOME, None, 1.0), m.Reply) == []
 
 
-def test_a_welcome_after_a_refusal_ends_the_wait_for_another_join():
-    c = ClientProtocol("w", share=(1, 2))
-    c.opened(0.0)
-    c.received(m.Refuse(reason="full"), None, 0.0)
-    c.received(WELCOME, None, 0.5)
-    assert sent(c.tick(1.0), m.Join) == []
+def test_who_waits_to_join_again_does_not_once_it_is_welcomed_or_the_run_is_over():
+    for ends in (WELCOME, m.Refuse(reason="no", final=True), m.End(), "leave"):
+        c = ClientProtocol("w", share=(1, 2))
+        c.opened(0.0)
+        c.received(m.Refuse(reason="full"), None, 0.0)
+        if ends == "leave":
+            c.leave()
+        else:
+            c.received(ends, None, 0.5)
+        assert sent(c.tick(1.0), m.Join) == []
 
 
 def test_another_run_is_prepared_anew_before_anything_is_ready():

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from fednet.protocol.instructions import Send
-from fednet.protocol.tasks import Rules, WorkStatus, _bound_to, _may_try
+from fednet.protocol.table import TaskState
+from fednet.protocol.tasks import Rules, _bound_to, _may_try
 from fednet.wire import messages as m
 from tests.protocol.net import form, job
 from tests.protocol.test_server import ready, say, server
@@ -29,7 +30,7 @@ def plainly(tasks, only=None):
         if x.ready and x.gone_at is None and len(x.queue) <= x.slots
     ]
     order = sorted(tasks.work.values(), key=lambda w: (-w.job.cost, w.job.client))
-    waiting = [w for w in order if w.status is WorkStatus.WAITING]
+    waiting = [w for w in order if w.status is TaskState.WAITING]
     left, slots = len(waiting), sum(x.slots for x in free)
     for w in waiting:
         able = [
@@ -177,4 +178,4 @@ def test_a_reply_is_no_reason_to_look_at_every_worker_and_every_task(monkeypatch
         said = m.Reply(run="r", inc=1, key=m.Key(1, 0, 0, k), form=form(3), size=3)
         say(one, b"%d" % k, said, 0.0, BODY)
         one.accept(said.key, 0.0)
-    assert len(one._tasks.that_are(WorkStatus.DONE)) == many
+    assert len(one._tasks.with_state(TaskState.DONE)) == many

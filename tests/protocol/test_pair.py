@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from fednet.protocol.table import ClientState, ClientTaskState
-from fednet.protocol.tasks import WITH_WORKER, Rules
+from fednet.protocol.table import WITH_WORKER, ClientState, ClientTaskState
+from fednet.protocol.tasks import Rules
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
 from tests.protocol.net import PART, Net, form, job

@@ -19,7 +19,8 @@ from fednet.protocol.instructions import (
     Stray,
 )
 from fednet.protocol.server import UNUSED_S, ServerProtocol
-from fednet.protocol.tasks import CALM, CLAIMS, DEATHS, FLOOR, TRIES, Rules, WorkStatus
+from fednet.protocol.table import TaskState
+from fednet.protocol.tasks import CALM, CLAIMS, DEATHS, FLOOR, TRIES, Rules
 from fednet.protocol.workers import SLOTS
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
@@ -378,7 +379,7 @@ def test_evaluation_that_is_no_good_is_billed_as_useless_and_gates_nothing():
     say(s, b"1", verdict, body=memoryview(b"ok"))
     out = s.reject(verdict.key, "not finite", 0.0)
     assert Settle(b"1", "up", verdict.key, False, "refused") in out
-    assert s.work[0].status is WorkStatus.HANDED
+    assert s.work[0].status is TaskState.HANDED
 
 
 # -- who gets what ---------------------------------------------------------------------------------
@@ -572,7 +573,7 @@ def test_task_that_kills_its_workers_ends():
     for n in range(2, 3 + DEATHS):
         s.closed(b"%d" % (n - 1), now)
         out = [*ready(s, b"%d" % n, f"w{n}", [0], now), *s.tick(now)]
-        if s.work[0].status is WorkStatus.DROPPED:
+        if s.work[0].status is TaskState.DROPPED:
             break
     why = f"failed: its worker was lost {DEATHS} times at this task"
     assert s.work[0].losses == DEATHS
@@ -675,7 +676,7 @@ def test_upload_of_a_part_now_and_then_is_not_waited_for_to_its_end():
         part = m.Part(run="r", inc=1, key=key(0), index=index)
         out += say(s, b"h", part, now, memoryview(bytes(m.PART)))
         out += s.tick(now)
-        if s.work[0].status is WorkStatus.DROPPED:
+        if s.work[0].status is TaskState.DROPPED:
             break
     assert s.work[0].reason.startswith("stalled")
     assert index < 50 - 1
@@ -690,7 +691,7 @@ def test_upload_over_a_slow_link_is_waited_for():
         part = m.Part(run="r", inc=1, key=key(0), index=index)
         say(s, b"h", part, now, memoryview(bytes(m.PART)))
         s.tick(now)
-    assert s.work[0].status is WorkStatus.ARRIVED
+    assert s.work[0].status is TaskState.ARRIVED
 
 
 def test_rejoin_with_fewer_clients_gives_the_others_tasks_on():
@@ -702,7 +703,7 @@ def test_rejoin_with_fewer_clients_gives_the_others_tasks_on():
         s, b"3", m.Join(run="r", inc=1, worker="w", ids=[0], session=session, holding=[key(1)])
     )
     assert [i.message.key for i in of(out, Send) if isinstance(i.message, m.Cancel)] == [key(1)]
-    assert s.work[1].worker == "v" or s.work[1].status is WorkStatus.WAITING
+    assert s.work[1].worker == "v" or s.work[1].status is TaskState.WAITING
 
 
 def test_task_that_a_worker_holds_but_nobody_wants_is_called_off_at_its_rejoin():
