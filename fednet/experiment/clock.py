@@ -22,7 +22,7 @@ from fednet.wire import messages as m
 from fednet.wire.frames import encode
 
 if TYPE_CHECKING:
-    from fednet.server.inbox import Spooled
+    from fednet.server.inbox import Reply
 
 
 class VirtualClock:
@@ -187,8 +187,8 @@ def task_bytes(run: str, key: m.Key, job: Job) -> int:
     return crossing(message_of(job, key, run=run, inc=1))
 
 
-def reply_bytes(reply: Spooled) -> int:
-    """The bytes of a reply (`server.spool.Spooled`), header and payload, as it was sent."""
+def reply_bytes(reply: Reply) -> int:
+    """The bytes of a reply (`server.inbox.Reply`), header and payload, as it was sent."""
     form = list(reply.form)
     return crossing(
         m.Reply(

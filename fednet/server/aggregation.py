@@ -27,7 +27,7 @@ from fednet.experiment.build import Experiment
 from fednet.loading import WrongPart, raised
 from fednet.server import exports, postprocessors
 from fednet.server.asking import Phase
-from fednet.server.inbox import Spooled
+from fednet.server.inbox import Reply
 from fednet.server.postprocessors import Summary, norm
 from fednet.training.hosts import ServerHost
 from fednet.wire.payload import Payload, run_of, weights_of
@@ -56,10 +56,10 @@ class Aggregation:
         """See above for the arguments."""
         self.experiment, self.method, self.host = experiment, experiment.algorithm, host
         self.server, self.phase = server, phase
-        self._fill = self._filling(before)  # what stands where a reply says nothing
+        self._fill = filling(experiment, before)  # what stands where a reply says nothing
         self._leave_out = leave_out
         self._steps = postprocessors.of(experiment, noise, server, phase, sent)
-        self._replies: dict[int, Spooled] = {}  # of those who are not left out
+        self._replies: dict[int, Reply] = {}  # of those who are not left out
         self.left_out: dict[int, str] = {}  # by client, why
         self._summaries: dict[int, Summary] = {}  # of all whose reply could be read
         self._images: dict[int, Samples] = {}  # condensed ones, by client
@@ -86,7 +86,7 @@ class Aggregation:
         """Condensed images, by client, of the replies that count."""
         return {client: x for client, x in self._images.items() if client in self._replies}
 
-    def add(self, client: int, reply: Spooled) -> None:
+    def add(self, client: int, reply: Reply) -> None:
         """Takes the next reply, in ascending order of the clients."""
         self._replies[client] = reply
         try:
@@ -137,8 +137,11 @@ class Aggregation:
     def _read(self, client: int) -> Payload:
         """The client's reply; its samples are no more than its site first declared."""
         reply, exp = self._replies[client], self.experiment
-        up = reply.decoded()
-        if up is None:
+        up = reply.take_payload()
+        if up is not None:
+            if reply.remembered:
+                self.phase.ahead.setdefault(client, {}).update(reply.remembered)
+        else:
             received = weights_of(self.phase.seen.get(client))
             up = exp.up.decode(
                 self.method.exchanges[self.phase.index].up,
@@ -178,11 +181,6 @@ class Aggregation:
         if wrong:
             return None, f"no model comes of its reply: {wrong}", None
         return after, "", None
-
-    def _filling(self, before: State) -> Tensors:
-        x = self.method.shared_model(before)
-        whole = x is not None and x.layout == self.experiment.shared
-        return x if x is not None and whole else self.experiment.agreed
 
     def _finish(self, accumulator: State, clients: tuple[int, ...]) -> State:
         """The next state. A new shared model keeps the old one's buffers where the clients' do not
@@ -255,6 +253,15 @@ class Aggregation:
         if isinstance(value, (tuple, list)):
             return all(self._finite(v) for v in value)
         return True  # rows of a PerClient are what clients sent, and were checked when it came
+
+
+def filling(experiment: Experiment, before: State) -> Tensors:
+    """The model whose buffers stand where the clients' do not cross. before: what a round began
+    with.
+    """
+    x = experiment.algorithm.shared_model(before)
+    whole = x is not None and x.layout == experiment.shared
+    return x if x is not None and whole else experiment.agreed
 
 
 def _lowered(run: Run, n: int | None) -> Run:

@@ -20,7 +20,7 @@ from fednet.experiment.judging import evaluation_due
 from fednet.plain import JsonDict
 from fednet.protocol.tasks import LEFT, Job, Leaves
 from fednet.server.books import Accounts
-from fednet.server.inbox import Sent, Spool, Spooled
+from fednet.server.inbox import Inbox, Reply, Sent
 from fednet.training.hosts import ServerHost
 from fednet.training.samples import batch_count
 from fednet.wire.codec import Body, Encoded
@@ -42,8 +42,8 @@ class Phase:
     residuals: dict[str, torch.Tensor]
     opened: float
     out: dict[int, str] = field(default_factory=dict)  # who is not asked, and why
-    spooled: dict[tuple[int, str], Spooled] = field(default_factory=dict)
-    done: dict[int, Spooled] = field(default_factory=dict)
+    spooled: dict[tuple[int, str], Reply] = field(default_factory=dict)
+    done: dict[int, Reply] = field(default_factory=dict)
     dropped: dict[int, str] = field(default_factory=dict)
     declared: Mapping[int, int] = field(default_factory=dict)  # samples by client, at most
     came: dict[int, tuple[Key, bool]] = field(default_factory=dict)  # replies; if to this server
@@ -98,7 +98,7 @@ class Asking:
     def __init__(
         self,
         experiment: Experiment,
-        spool: Spool,
+        spool: Inbox,
         accounts: Accounts,
         *,
         run: str,

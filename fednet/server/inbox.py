@@ -20,6 +20,7 @@ import math
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,10 +31,12 @@ import msgspec
 from fednet.buffers import lend
 from fednet.config import TrainSection
 from fednet.descriptors import reaching
-from fednet.errors import StateError
+from fednet.errors import RemoteProtocolError, StateError
 from fednet.files import OWN, checked, digest, opened, unchecked, write_all
+from fednet.loading import WrongPart
 from fednet.pages import is_read, pages
 from fednet.plain import JsonDict
+from fednet.protocol.instructions import Arrived
 from fednet.wire.messages import Field, Key
 from fednet.wire.payload import Payload
 
@@ -50,8 +53,8 @@ LOG = "replies.log"
 
 
 class Seal(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What vouches for a spooled reply, see `spool.Spooled`. inline: bytes of its payload that
-    follow here. broken: nothing vouches for it any more, the payload is being written over.
+    """The record of a reply that was checked, see `Reply`. inline: bytes of its payload that follow
+    here. broken: an earlier record of it counts no more, the payload is being written over.
     """
 
     key: Key
@@ -172,11 +175,12 @@ class HeldMemory:
 
 
 @dataclass(slots=True)
-class Spooled:
-    """A reply that is whole. `path` and `at` say where its payload lies on the disk, once it was
-    sealed and the spool flushed; `task`: the digest of what it answers, and the version of the
-    client's state that it started from. held: the payload, where it came whole and is small, or
-    `payload`, as it was decoded; memory: in which it counts as held, and may stay.
+class Reply:
+    """A reply that was checked, and is in the log. `path` and `at` say where its payload is on the
+    disk, once the inbox was flushed. task: the digest of what it answers, and the version of the
+    client's state that it started from. payload: as it was decoded, until it is taken; None where
+    there was no room for it in memory, or an earlier server received it. remembered: what
+    compressors remember once it counts.
     """
 
     key: Key
@@ -193,13 +197,19 @@ class Spooled:
     arrived: float = 0.0  # when, on this process's clock
     reported: dict[str, float] = field(default_factory=dict)  # by the method, of its client
     at: int = 0
-    held: memoryview | None = None
     payload: Payload | None = None
-    memory: HeldMemory | None = None
+    remembered: dict[str, torch.Tensor] = field(default_factory=dict)
+    held: memoryview | None = None  # the payload's bytes, of a small one that is not decoded
+    memory: HeldMemory | None = None  # where it counts as held, and may stay
+    counted: int = 0  # bytes, there
 
     @property
     def size(self) -> int:
         return sum(f.size for f in self.form)
+
+    @property
+    def decoded_size(self) -> int:
+        return max(self.size, sum(f.raw for f in self.form))
 
     def body(self) -> memoryview:
         """Its payload, the caller's own: to write to it changes no file, nor what who asks again
@@ -219,21 +229,29 @@ class Spooled:
             raise StateError(f"{self.path}: {read} bytes could be read of {len(data)}.")
         return data
 
-    def decoded(self) -> Payload | None:
-        """Its payload as it was decoded, the caller's own: once, as `body`; None where it has to be
-        decoded.
+    def take_payload(self) -> Payload | None:
+        """Its payload as it was decoded, the caller's own; None from the second call on, and where
+        it was not kept: then it is decoded from `body`.
         """
         payload = self.payload
         if payload is not None:
             self.let_go()
         return payload
 
+    def keep(self, payload: Payload) -> None:
+        """Keeps the decoded payload in place of its bytes, where there is room."""
+        more = self.decoded_size - self.counted
+        if self.memory is None or (more and not self.memory.take(self.key.round, more)):
+            return
+        self.counted += more
+        self.payload, self.held = payload, None
+
     def let_go(self) -> memoryview | None:
-        """What was held is so no more."""
+        """Nothing of it is held in memory any more."""
         held, self.held, self.payload = self.held, None, None
         if self.memory is not None:
-            self.memory.give(self.key.round, self.size)
-            self.memory = None
+            self.memory.give(self.key.round, self.counted)
+            self.memory, self.counted = None, 0
         return held
 
     def intact(self) -> bool:
@@ -284,7 +302,7 @@ class _Upload:
         self.got += len(data)
 
 
-class Spool:
+class Inbox:
     """`checkpoint/round-T/`: `replies.log` with the seals of the round's replies and what is small
     of them (see `seals`), `PHASE-CLIENT-PURPOSE.bin` with the payload of each large one; in
     `checkpoint/spare/` files to write over.
@@ -293,13 +311,16 @@ class Spool:
     the disk once `flush` has returned.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, decode: Callable[[Reply, memoryview], Payload | None]) -> None:
+        """decode(reply, body): raises RemoteProtocolError or WrongPart for a payload that the
+        methods could not use; else returns it, or None where what it comes to is not known yet.
+        """
+        self.folder, self._decode = folder, decode
         self._uploads: dict[Key, _Upload] = {}
         self._sealed: dict[int, set[str]] = {}  # by round: names of replies that a seal vouches for
         self._logs: dict[int, Log] = {}  # by round
         self._memory = HeldMemory()
-        self._over: list[Spooled] = []  # for whose payloads there is no room in memory
+        self._over: list[Reply] = []  # for whose payloads there is no room in memory
         self._spares: list[str] = []
         self._named = 0
         self._lock = threading.Lock()
@@ -360,46 +381,60 @@ class Spool:
         if upload is not None and upload.memory is not None:
             upload.memory.give(key.round, upload.size)
 
-    def whole(
-        self,
-        key: Key,
-        form: Sequence[Field],
-        check: bytes,
-        state: str,
-        kept: bool,
-        task: tuple[bytes, str],
-        seconds: float,
-        worker: JsonDict,
-    ) -> Spooled:
-        """The payload is complete: it can be read, but counts for a resume only once `seal` was
-        called.
+    def take(self, arrived: Arrived, task: tuple[bytes, str], worker: JsonDict) -> Reply:
+        """Checks, decodes and logs a reply whose payload is whole: the only way in. A resume uses
+        it without asking again, once `flush` was called. task: see `Reply`. Raises
+        RemoteProtocolError or WrongPart where it cannot be used; nothing of it is left then.
         """
+        reply = self._whole(arrived, task, worker)
+        try:
+            body = reply.view()
+            if digest([body]) != reply.check:
+                raise RemoteProtocolError("the payload was damaged on its way")
+            payload = self._decode(reply, body)
+        except (RemoteProtocolError, WrongPart):  # a compressor made nothing of its bytes
+            reply.let_go()
+            if reply.size > SMALL_BYTES:
+                os.unlink(reply.path)
+            raise
+        self._append(reply)
+        if payload is not None:
+            reply.keep(payload)
+        if reply.memory is None:
+            self._over.append(reply)
+        return reply
+
+    def _whole(self, arrived: Arrived, task: tuple[bytes, str], worker: JsonDict) -> Reply:
+        key = arrived.key
         with self._lock:
             upload = self._uploads.pop(key)
         if upload.file is not None:
             if os.fstat(upload.file).st_size != upload.got:  # what was there before was longer
                 os.truncate(upload.file, upload.got)
             os.close(upload.file)
-        return Spooled(
+        return Reply(
             key,
-            tuple(form),
+            tuple(arrived.form),
             self._path(key),
-            check,
-            state,
-            kept,
+            arrived.check,
+            arrived.state,
+            arrived.kept,
             task,
-            seconds,
+            arrived.seconds,
             worker,
+            tuple(arrived.split),
+            arrived.taken_s,
+            time.monotonic(),
+            {n: v for n, v in arrived.reported.items() if math.isfinite(v)},
             held=upload.held,
             memory=upload.memory,
+            counted=0 if upload.memory is None else upload.size,
         )
 
-    def seal(self, reply: Spooled) -> None:
-        """The reply was checked: a resume folds it without asking again, once `flush` was
-        called.
-        """
+    def _append(self, reply: Reply) -> None:
+        """Puts the reply's record into the log, which `flush` writes."""
         inline = reply.size <= SMALL_BYTES
-        seal = Seal(
+        record = Seal(
             key=reply.key,
             form=list(reply.form),
             check=reply.check,
@@ -415,14 +450,10 @@ class Spool:
         )
         with self._lock:
             log = self._log(reply.key.round)
-            at = log.add(seal, reply.held if inline and reply.held is not None else b"")
+            at = log.add(record, reply.held if inline and reply.held is not None else b"")
         if inline:
             reply.path, reply.at = str(log.path), at
         self._sealed.setdefault(reply.key.round, set()).add(_name(reply.key))
-        if reply.payload is not None:
-            reply.held = None  # one of the two is enough
-        if reply.memory is None:
-            self._over.append(reply)
 
     def flush(self) -> None:
         """What was sealed is with the operating system, and what may not be held is on disk
@@ -442,19 +473,13 @@ class Spool:
             log.flush()
         self._sealed[key.round].remove(_name(key))
 
-    def revoke(self, reply: Spooled) -> None:
+    def revoke(self, reply: Reply) -> None:
         """The reply was checked and is of no use after all: nothing vouches for it any more."""
         if _name(reply.key) in self._sealed.get(reply.key.round, ()):
             self._unseal(reply.key)
 
-    def discard(self, reply: Spooled) -> None:
-        """The payload is of no use, and was never sealed."""
-        reply.let_go()
-        if reply.size > SMALL_BYTES:
-            os.unlink(reply.path)
-
     # -- reading -----------------------------------------------------------------------------------
-    def found(self, round: int, phase: int) -> dict[tuple[int, str], Spooled]:
+    def found(self, round: int, phase: int) -> dict[tuple[int, str], Reply]:
         """The sealed replies of a phase whose payloads are as they were received, by client and
         purpose: of a client whose training or evaluation is not, neither, so that it is asked for
         both again. Raises StateError where a whole seal is not what was written.
@@ -467,7 +492,7 @@ class Spool:
         # Whatever became of the payloads: the next ones are others.
         self._sealed.setdefault(round, set()).update(_name(s.seal.key) for s in vouched)
         replies = (
-            Spooled(
+            Reply(
                 s.key,
                 tuple(s.form),
                 str(log) if s.inline else self._path(s.key),
@@ -558,22 +583,26 @@ HUGE = 1.8e19  # the square of a larger norm is no float32
 
 
 class Sent(dict[int, "Tensors"]):
-    """The weights that each client was sent with its last task. remembered: what the phase that was
-    opened last began with of what compressors remember. The phases write both, the checks of
-    replies read them.
+    """What replies are decoded with: the weights that each client was sent with its last task.
+    remembered: what compressors remembered as the exchange was opened. fill: the model that buffers
+    are taken from where the clients' do not cross; None: not known before a reply is counted. The
+    rounds write it before tasks go out, the inbox reads it.
     """
 
     remembered: Mapping[str, torch.Tensor]
+    fill: Tensors | None
 
     def __init__(self) -> None:
         super().__init__()
-        self.remembered = {}
+        self.remembered, self.fill = {}, None
 
-    def past(self, key: Key) -> Past:
-        """To check a reply with: what follows from it is not remembered."""
+    def past(self, key: Key, following: dict[str, torch.Tensor]) -> Past:
+        """What compressors remember of the client's earlier replies. following: takes what
+        follows from this one.
+        """
         from fednet.wire.sending import Past
 
-        return Past(self.remembered, {}, f"client {key.client}/up/{key.phase}/", key.round)
+        return Past(self.remembered, following, f"client {key.client}/up/{key.phase}/", key.round)
 
 
 def declared(exp: Experiment) -> Callable[[Key, Sequence[Field]], None]:
@@ -589,38 +618,45 @@ def declared(exp: Experiment) -> Callable[[Key, Sequence[Field]], None]:
     return check
 
 
-def checker(
+def decoder(
     exp: Experiment,
     sent: Sent,
     samples: Callable[[int], int | None],
     tested: Callable[[int], tuple[int, int]],
-) -> Callable[[Spooled, memoryview], Payload | None]:
-    """What a reply must be, beyond its form: finite values, samples as this federation has them, no
-    more of them than there can be, and an update within `security.max_norm`. What passes, the
-    methods can fold; it is returned where they would be given the very same. samples(client): how
-    many it may have trained on, by the partition or as its site declared; None: not known.
-    tested(client): labels or values that it may have tested a model on, in its own test set and in
-    the balanced one.
+) -> Callable[[Reply, memoryview], Payload | None]:
+    """Decodes a reply, and checks what it must be beyond its form: finite values, samples as this
+    federation has them, no more of them than there can be, and an update within
+    `security.max_norm`. What passes, the methods can use; it is returned but where it depends on
+    the model that it will be added to. samples(client): how many it may have trained on, by the
+    partition or as its site declared; None: not known. tested(client): labels or values that it may
+    have tested a model on, in its own test set and in the balanced one.
     """
     from fednet.errors import RemoteProtocolError
     from fednet.experiment.judging import Judgement
     from fednet.experiment.privacy import updates
     from fednet.tensors import Tensors
     from fednet.wire.payload import Samples, run_of
-    from fednet.wire.sending import ANEW
 
-    reference = exp.setting.initial.select(exp.shared)
-    as_it_is = {exchange.up for exchange in exp.algorithm.exchanges if exp.up.alone(exchange.up)}
+    initial = exp.setting.initial.select(exp.shared)
+    alone = {exchange.up for exchange in exp.algorithm.exchanges if exp.up.alone(exchange.up)}
 
-    def check(reply: Spooled, body: memoryview) -> Payload | None:
+    def decode(reply: Reply, body: memoryview) -> Payload | None:
         key = reply.key
-        past = sent.past(key) if exp.up.chains else ANEW
-        kind = Judgement if key.purpose == "evaluate" else exp.algorithm.exchanges[key.phase].up
-        payload = exp.up.decode(kind, reply.form, body, reference, reference, True, past)
-        if isinstance(payload, Judgement):
-            payload.check(exp.setting.counts_width, *tested(key.client))
-            return None
-        made = payload if kind in as_it_is else None
+        if key.purpose == "evaluate":
+            judgement = exp.up.decode(Judgement, reply.form, body, sound=True)
+            judgement.check(exp.setting.counts_width, *tested(key.client))
+            return judgement
+        kind, x = exp.algorithm.exchanges[key.phase].up, sent.get(key.client)
+        following: dict[str, torch.Tensor] = {}
+        payload = exp.up.decode(
+            kind,
+            reply.form,
+            body,
+            initial if x is None else x,  # a compressed state is a difference to it
+            initial if sent.fill is None else sent.fill,
+            True,
+            sent.past(key, following),
+        )
         for name in payload.fields:
             value = getattr(payload, name)
             if isinstance(value, Tensors):
@@ -638,18 +674,18 @@ def checker(
         if run is not None and most_samples is not None:
             _check_run(run, most_samples, exp.config.train)
         most = exp.config.security.max_norm
-        if isinstance(most, float) and key.purpose == "train":
-            x = sent.get(key.client)
-            if x is not None:  # a compressed state is a difference to x
-                payload = exp.up.decode(kind, reply.form, body, x, reference, False, past)
+        if isinstance(most, float):
             for name, _, norm in updates(payload, x):
                 if norm > most:
                     raise RemoteProtocolError(
                         f"{name} is an update of norm {norm:.4g}; security.max_norm allows {most:g}"
                     )
-        return made
+        if kind not in alone and sent.fill is None:
+            return None
+        reply.remembered = following
+        return payload
 
-    return check
+    return decode
 
 
 def _check_samples(value: Samples, name: str, exp: Experiment) -> None:

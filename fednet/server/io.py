@@ -1,4 +1,4 @@
-"""The server's I/O: one thread that owns the socket, the link, the protocol machine and the spool.
+"""The server's I/O: one thread that owns the socket, the link, the protocol machine and the inbox.
 
 The engine gives it commands by `call` and takes events from `wait`. In one process there is no
 thread: `wait` then pumps the same loop, and the clients' with it, until something has happened.
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fednet.errors import FednetError, RemoteProtocolError, timed
-from fednet.files import digest, read_lines
+from fednet.files import read_lines
 from fednet.ids import as_text
 from fednet.loading import WrongPart
 from fednet.plain import JsonDict
@@ -45,11 +45,10 @@ from fednet.protocol.instructions import (
     Stray,
 )
 from fednet.protocol.server import ServerProtocol
-from fednet.server.inbox import Spool, Spooled
+from fednet.server.inbox import Inbox, Reply
 from fednet.transport.base import Closed, Event, Opened, Received, ServerTransport, pause
 from fednet.wire import messages as m
 from fednet.wire.link import NOBODY, Link, Outgoing
-from fednet.wire.payload import Payload
 
 PAUSE_S = 1.0  # of what passes between two times that a server listens, at most so much counts
 
@@ -286,17 +285,17 @@ class Outbox:
     def __init__(
         self,
         link: Link,
-        spool: Spool,
+        inbox: Inbox,
         flush: Callable[[], object],
         tell: Callable[[list[Resolution]], None],
         at: Callable[[str, int], None],
     ) -> None:
-        self._link, self._spool, self._flush, self._tell, self._at = link, spool, flush, tell, at
+        self._link, self._inbox, self._flush, self._tell, self._at = link, inbox, flush, tell, at
         self._later: deque[tuple[Send, Destination | None]] = deque()  # not in the books yet
         self._outgoing: list[tuple[Outgoing, Destination | None]] = []
         self._keys = Counter[Destination]()  # of the messages of both
         self._resolved: list[Resolution] = []
-        self._sealed: list[Spooled] = []
+        self._logged: list[Reply] = []
         self._heard = 0
         self.tasks = False  # whether one is among what has left since this was set to False
 
@@ -317,10 +316,9 @@ class Outbox:
             self._outgoing.append((out, of))
             self.tasks = self.tasks or isinstance(send.message, m.Task)
 
-    def seal(self, reply: Spooled) -> None:
-        """The reply counts; its row is in the books."""
-        self._spool.seal(reply)
-        self._sealed.append(reply)
+    def logged(self, reply: Reply) -> None:
+        """The reply was accepted; its row is in the books, its record in the inbox's log."""
+        self._logged.append(reply)
 
     def resolved(self, phase: tuple[int, int, str], resolved: Resolved) -> None:
         self._resolved.append((phase, resolved))
@@ -365,13 +363,13 @@ class Outbox:
         """
         self._heard = 0
         self._compose(TOGETHER - len(self._outgoing))
-        # What was spent stays in the book, whatever becomes of this process. Before the seals: a
-        # reply that a resume folds is in the books.
+        # What was spent stays in the book, whatever becomes of this process. Before the log: a
+        # reply that a resume uses is in the books.
         self._flush()
-        self._spool.flush()
+        self._inbox.flush()
         self._leave()
-        sealed, self._sealed = self._sealed, []
-        for reply in sealed:
+        logged, self._logged = self._logged, []
+        for reply in logged:
             if reply.key.purpose == "train":
                 self._at("receiving", reply.key.round)
         if len(self._resolved) >= (MUCH if more else 1):
@@ -434,26 +432,24 @@ class ServerIO:
         protocol: ServerProtocol,
         transport: ServerTransport,
         link: Link,
-        spool: Spool,
-        check: Callable[[Spooled, memoryview], Payload | None],
+        inbox: Inbox,
         events: Events,
         pump: Callable[[], bool] | None = None,
         at: Callable[[str, int], None] = lambda point, round: None,
         flush: Callable[[], object] = lambda: None,
         had: Callable[[m.Key], bool] = lambda key: False,
     ) -> None:
-        """The arguments are what lives here, and calls to what does not. check(reply, body): raises
-        RemoteProtocolError for a payload that the methods could not use; else returns it decoded,
-        or None. flush(): the books are on the disk. had(key): whether a task whose payload this
-        server did not send was sent, and of use, by an earlier one.
+        """The arguments are what this thread owns, and calls to what it does not. flush(): the
+        books are on the disk. had(key): whether a task whose payload this server did not send was
+        sent, and of use, by an earlier one.
         """
-        self.protocol, self.transport, self.link, self.spool = protocol, transport, link, spool
-        self.replies: dict[tuple[int, str], Spooled] = {}
-        self._check, self._log, self._pump_clients = check, events, pump
+        self.protocol, self.transport, self.link, self.inbox = protocol, transport, link, inbox
+        self.replies: dict[tuple[int, str], Reply] = {}
+        self._log, self._pump_clients = events, pump
         self._at, self._flush, self._had = at, flush, had
         self.inline = pump is not None
         self._told = Told(self.inline)
-        self._out = Outbox(link, spool, flush, self._told.put, at)
+        self._out = Outbox(link, inbox, flush, self._told.put, at)
         self._commands: queue.SimpleQueue[Callable[[float], None]] = queue.SimpleQueue()
         self._resolutions: deque[Resolution] = deque()  # of these, not asked for yet
         self._tick_at = self._shown_at = self._booked = 0.0
@@ -682,7 +678,7 @@ class ServerIO:
             elif isinstance(i, Settle):
                 self._settle(i)
             elif isinstance(i, Store):
-                self.spool.store(i.key, i.offset, i.data, i.size)
+                self.inbox.store(i.key, i.offset, i.data, i.size)
                 self._at("spooling", i.key.round)
             elif isinstance(i, Arrived):
                 # After what was to be done before: a task goes out before it is called off.
@@ -702,38 +698,21 @@ class ServerIO:
         if i.direction == "down" and i.useful and not self.link.carried(i.conn, i.key):
             self._had(i.key)
         if i.direction == "up" and not i.useful:
-            self.spool.abandon(i.key)
+            self.inbox.abandon(i.key)
         self.link.settle(i.conn, i.direction, i.key, i.useful, **i.more)
 
     def _arrived(self, arrived: Arrived) -> list[Instruction]:
-        """Checks a whole reply, and accepts or rejects it."""
+        """Takes a whole reply in, and accepts or rejects it."""
         worker = self.protocol.workers[arrived.worker]
         job = self.protocol.work[arrived.key.client].job
-        reply = self.spool.whole(
-            arrived.key,
-            arrived.form,
-            arrived.check,
-            arrived.state,
-            arrived.kept,
-            (job.check, job.start),
-            arrived.seconds,
-            {"host": worker.host, "pid": worker.pid, "device": worker.device},
-        )
-        reply.split, reply.taken_s = tuple(arrived.split), arrived.taken_s
-        reply.arrived, now = time.monotonic(), self._now()
-        reply.reported = {n: v for n, v in arrived.reported.items() if math.isfinite(v)}
+        place = {"host": worker.host, "pid": worker.pid, "device": worker.device}
         try:
-            body = reply.view()
-            if digest([body]) != reply.check:
-                raise RemoteProtocolError("the payload was damaged on its way")
-            made = self._check(reply, body)
-            reply.payload = made if reply.memory is not None else None
-        except (RemoteProtocolError, WrongPart) as broken:  # a compressor made nothing of its bytes
-            self.spool.discard(reply)
-            return self.protocol.reject(arrived.key, str(broken), now)
-        accepted = self.protocol.accept(arrived.key, now)
+            reply = self.inbox.take(arrived, (job.check, job.start), place)
+        except (RemoteProtocolError, WrongPart) as broken:
+            return self.protocol.reject(arrived.key, str(broken), self._now())
+        accepted = self.protocol.accept(arrived.key, self._now())
         self._do([i for i in accepted if isinstance(i, Settle)])
-        self._out.seal(reply)
+        self._out.logged(reply)
         self.replies[arrived.key.client, arrived.key.purpose] = reply
         return [i for i in accepted if not isinstance(i, Settle)]
 

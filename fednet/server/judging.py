@@ -20,7 +20,7 @@ from fednet.records import Client
 from fednet.records.manifest import RunProgress
 from fednet.robust.stack import alike
 from fednet.server import exports
-from fednet.server.inbox import Spooled
+from fednet.server.inbox import Reply
 from fednet.server.phases import Phases
 from fednet.server.postprocessors import lowered, share_of_one
 from fednet.server.round import Carried, Round, reached
@@ -278,7 +278,7 @@ def client_row(
     *,
     final: bool = False,
     took_part: bool | None = None,
-    reply: Spooled | None = None,
+    reply: Reply | None = None,
     reported: Mapping[str, float] | None = None,
 ) -> Client:
     """A line of clients.jsonl: what a client's models are worth, and, where it trained in this

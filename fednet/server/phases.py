@@ -30,7 +30,7 @@ from fednet.protocol.tasks import LEFT, STATE_LOST, Job, Rules
 from fednet.server.asking import Asking, Phase, with_base
 from fednet.server.books import Accounts
 from fednet.server.endpoint import patience
-from fednet.server.inbox import Spooled
+from fednet.server.inbox import Reply
 from fednet.server.io import ServerIO
 from fednet.training.evaluation import Counts
 
@@ -134,7 +134,7 @@ class Phases:
         self.io.call(command)
 
     # -- collecting --------------------------------------------------------------------------------
-    def replies(self, phase: Phase) -> Iterator[tuple[int, Spooled]]:
+    def replies(self, phase: Phase) -> Iterator[tuple[int, Reply]]:
         """Waits for all of a phase. Yields each client whose reply counts, in ascending id, as soon
         as its turn has come; on the virtual clock once all are there. Raises CannotGoOn where a
         client could not do its task and the configuration says to stop.
@@ -228,7 +228,7 @@ class Phases:
 
     def _turn(
         self, phase: Phase, client: int, outcomes: Mapping[int, str]
-    ) -> list[tuple[int, Spooled]]:
+    ) -> list[tuple[int, Reply]]:
         """The client and its reply; nothing where that does not count."""
         reason = outcomes[client]
         reply = self._reply(phase, client, phase.purpose)
@@ -262,7 +262,7 @@ class Phases:
         if self.config.round.on_error == "stop":
             raise CannotGoOn(f"client {client} could not do its task in round {round}: {reason}")
 
-    def _reply(self, phase: Phase, client: int, purpose: str) -> Spooled | None:
+    def _reply(self, phase: Phase, client: int, purpose: str) -> Reply | None:
         came = self.io.replies.get((client, purpose))
         # The I/O thread clears them when it gets to it.
         if came is not None and (came.key.round, came.key.phase) == (phase.round, phase.index):
@@ -309,7 +309,9 @@ class Phases:
         for client in phase.done:
             verdict = self._reply(phase, client, "evaluate")
             if verdict is not None:
-                judgement = self.experiment.up.decode(Judgement, verdict.form, verdict.body())
+                judgement = verdict.take_payload()
+                if not isinstance(judgement, Judgement):
+                    judgement = self.experiment.up.decode(Judgement, verdict.form, verdict.body())
                 said = judgements(judgement)
                 if phase.purpose == "train" and "global" in said:
                     said = {"received": said.pop("global"), **said}

@@ -21,7 +21,7 @@ from fednet.experiment.rundir import RunDirectory, check_records, clear_run, cut
 from fednet.files import read_lines, write_aside, write_json
 from fednet.records import Summary
 from fednet.server.endpoint import Endpoint, as_sent
-from fednet.server.inbox import Sent, checker, declared
+from fednet.server.inbox import Inbox, Sent, declared, decoder
 from fednet.server.judging import judges
 from fednet.server.watch import Hosting, on_stop, stop_later, stopped_early, thrice_kills
 
@@ -98,6 +98,9 @@ class Session:
         privacy.check(self.experiment)
         self.device = placement.place(how.device)[0]
         self._resume()
+        self.sent = Sent()
+        decode = decoder(self.experiment, self.sent, self.samples, self.tested)
+        self.inbox = Inbox(directory / "checkpoint", decode)
         self.protocol = self._protocol()
         self.protocol.sites.recall(said(directory, "declared"))
         self.link = self._link()
@@ -105,13 +108,11 @@ class Session:
     def _books(self) -> None:
         """What earlier server processes of this run left, cut to the last checkpoint."""
         from fednet.server.checkpoint import Checkpoints
-        from fednet.server.inbox import Spool
 
         directory, fsync = self.directory, self.config.checkpoint.fsync
         clear_run(directory)
         own = functools.partial(lock.check, directory)
         self.checkpoints = Checkpoints(directory / "checkpoint", fsync, own)
-        self.spool = Spool(directory / "checkpoint")
         if self.checkpoints.exists:
             progress = self.checkpoints.progress()
             cut(directory, progress.lengths)
@@ -193,7 +194,7 @@ class Session:
         for row in book.rows(self.directory):
             ledger.recall(row)
             self.flight.booked(row)
-        self.undecided = self.flight.take_over(ledger, self.spool.sealed())
+        self.undecided = self.flight.take_over(ledger, self.inbox.sealed())
         self.files.wire.flush()
         self.flight.keep()
         return Link(
@@ -221,7 +222,6 @@ class Session:
             exp.algorithm.main_exchange if exp.algorithm.in_memory else 0,
             len(exp.algorithm.exchanges),
         )
-        sent = Sent()
         accounts = Accounts(self._settled, self._enter)
         accounts.undecided(self.undecided)
         self.endpoint.listen()
@@ -229,8 +229,7 @@ class Session:
             self.protocol,
             self.endpoint.transport,
             self.link,
-            self.spool,
-            checker(exp, sent, self.samples, self.tested),
+            self.inbox,
             self.events,
             self.endpoint.pump,
             faults.at,
@@ -241,13 +240,12 @@ class Session:
         self.tracker = Trackers(config, self.directory, self.how.display.note)
         also = self.how.callback
         after = [self.tracker.round, *([also] if also is not None else [])]
-        return Rounds(self._parts(faults, accounts, sent, after), self.run_id)
+        return Rounds(self._parts(faults, accounts, after), self.run_id)
 
     def _parts(
         self,
         faults: Faults,
         accounts: Accounts,
-        sent: Sent,
         after: list[Callable[[Round], None]],
     ) -> Parts:
         """What the rounds are made with."""
@@ -266,14 +264,14 @@ class Session:
         clock = VirtualClock(config) if config.link.clock == "virtual" else None
         asking = Asking(
             exp,
-            self.spool,
+            self.inbox,
             accounts,
             run=self.run_id,
             host=host,
             faults=faults,
             clock=clock,
             samples=self.samples,
-            sent=sent,
+            sent=self.sent,
         )
         phases = Phases(
             exp,
@@ -287,7 +285,7 @@ class Session:
             alone=self.endpoint.alone,
         )
         judge = Judge(exp, self.files, host, phases, *judges(exp, self.device))
-        kept = self.files, self.io, self.checkpoints, self.spool
+        kept = self.files, self.io, self.checkpoints, self.inbox
         return Parts(exp, *kept, accounts, host, faults, clock, self.watch, phases, judge, after)
 
     def _settled(self, round: int) -> Tally:

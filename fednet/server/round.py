@@ -24,7 +24,7 @@ from fednet.protocol.tasks import STATE_LOST
 from fednet.records.manifest import RunProgress
 from fednet.server.asking import Phase
 from fednet.server.books import nothing
-from fednet.server.inbox import Spooled
+from fednet.server.inbox import Reply
 from fednet.training.evaluation import Counts
 from fednet.wire.ledger import Kinds, add_kinds
 from fednet.wire.messages import clean
@@ -207,7 +207,7 @@ def predict(
 
 
 def add_phase(
-    seconds: dict[str, float], took: float, encoding: float, replies: Iterable[Spooled]
+    seconds: dict[str, float], took: float, encoding: float, replies: Iterable[Reply]
 ) -> None:
     """Adds what a phase took, `encoding` of it before its tasks went out. Its last client's task
     tells in what: its own training, evaluating and encoding; sending, down and up, is what else

@@ -30,11 +30,11 @@ from fednet.ids import as_text
 from fednet.plain import JsonDict
 from fednet.records.manifest import RunProgress
 from fednet.server import exports
-from fednet.server.aggregation import Aggregation
+from fednet.server.aggregation import Aggregation, filling
 from fednet.server.asking import Phase
 from fednet.server.books import Accounts
 from fednet.server.checkpoint import Checkpoints, Memories, Residuals
-from fednet.server.inbox import Spool
+from fednet.server.inbox import Inbox
 from fednet.server.io import ServerIO, said
 from fednet.server.judging import Judge, client_lines
 from fednet.server.ongoing.underway import kept
@@ -55,7 +55,7 @@ class Parts:
     directory: RunDirectory
     io: ServerIO
     checkpoints: Checkpoints
-    spool: Spool
+    spool: Inbox
     accounts: Accounts
     host: ServerHost
     faults: Faults
@@ -185,6 +185,7 @@ class Rounds:
             raise CannotGoOn(self.attendance.never(base))
         cohort, here = self.attendance.cohort(number, at)
         self.display.round_started(number, self.config.rounds, cohort)
+        self.phases.asking.sent.fill = filling(self.experiment, carried.server)
         round = Round.begun(carried, self._opened(number, 0, cohort, carried, at))
         if here is not None:
             round.record.set(second=at, here=here)

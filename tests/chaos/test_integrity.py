@@ -26,9 +26,10 @@ from fednet.experiment.privacy import Noise
 from fednet.experiment.rundir import check_records, cut
 from fednet.experiment.store import ClientStore, Record, on_disk
 from fednet.files import Lines, digest, read_lines, write_record
+from fednet.protocol.instructions import Arrived
 from fednet.records.manifest import RunProgress
 from fednet.server.checkpoint import Checkpoints, Memories, Residuals
-from fednet.server.inbox import Spool
+from fednet.server.inbox import Inbox
 from fednet.tensors import Layout, Slot, Tensors
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
@@ -135,20 +136,21 @@ def connection(draw: random.Random, folder: Path) -> Callable[[], object]:
 
 
 def spool(draw: random.Random, folder: Path) -> Callable[[], object]:
-    made = Spool(folder)
+    made = Inbox(folder, lambda reply, body: None)
     for client, size in enumerate((200, 200, 70_000, 200)):  # the third has a file of its own
         key, data = m.Key(1, 0, client % 2, client), draw.randbytes(size)
         made.store(key, 0, memoryview(data), size)
         form = (m.Field("x", "state", size, size),)
         task = (bytes(16), "0-0-0")
-        made.seal(made.whole(key, form, digest([data]), "ab" * 32, True, task, 0.5, {"host": "h"}))
+        arrived = Arrived(key, form, size, digest([data]), "ab" * 32, True, 0.5, "w")
+        made.take(arrived, task, {"host": "h"})
     made.flush()
     whole: dict = {}
 
     def read() -> object:
         found = {
             c: (r.key, bytes(r.body()), r.task, r.state)
-            for c, r in Spool(folder).found(1, 0).items()
+            for c, r in Inbox(folder, lambda reply, body: None).found(1, 0).items()
         }
         whole.update(found if not whole else {})
         assert found.items() <= whole.items()  # whom it lacks is asked again

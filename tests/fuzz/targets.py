@@ -31,7 +31,7 @@ from fednet.protocol.client import ClientProtocol
 from fednet.protocol.server import ServerProtocol
 from fednet.protocol.tasks import Job, Rules
 from fednet.server.checkpoint import Checkpoints
-from fednet.server.inbox import LOG, Spool
+from fednet.server.inbox import LOG, Inbox
 from fednet.tensors import Tensors
 from fednet.transport import keys
 from fednet.wire import messages as m
@@ -470,7 +470,7 @@ def spool(data: bytes) -> str:
         (place / LOG).write_bytes(b"".join(map(checked, data.split(b"\n"))))
         (place / "0-2-train.bin").write_bytes(bytes(12))
         try:
-            return f"{len(Spool(Path(folder)).found(1, 0))} found"
+            return f"{len(Inbox(Path(folder), lambda reply, body: None).found(1, 0))} found"
         except StateError as refused:
             return shape_of(str(refused).partition(LOG)[2])
 

@@ -11,7 +11,7 @@ from fednet.algorithms.base import Payload, Weights
 from fednet.config import from_mapping
 from fednet.errors import ConfigError, RemoteProtocolError
 from fednet.server.endpoint import as_sent
-from fednet.server.inbox import Sent, checker
+from fednet.server.inbox import Sent, decoder
 from fednet.tensors import Layout, Slot, Tensors
 from fednet.wire import messages as m
 from fednet.wire.codec import Codec
@@ -42,7 +42,7 @@ def admit(w, mask=(0.0, 0.0), exempt=frozenset()):
     sent = codec.encode(
         Whole(x=Tensors(LAYOUT, torch.tensor(w), torch.tensor(mask), torch.tensor([1])))
     )
-    checker(exp, Sent(), lambda client: None, lambda client: (0, 0))(
+    decoder(exp, Sent(), lambda client: None, lambda client: (0, 0))(
         SimpleNamespace(key=Key(1, 0, 0, 0), form=sent.form), memoryview(bytes(sent.body.whole()))
     )
 

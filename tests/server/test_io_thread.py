@@ -21,7 +21,7 @@ from fednet.protocol.instructions import Resolved, Send
 from fednet.protocol.server import ServerProtocol
 from fednet.protocol.tasks import Job, Rules
 from fednet.server import io as server_io
-from fednet.server.inbox import Spool
+from fednet.server.inbox import Inbox
 from fednet.server.io import Events, ServerIO
 from fednet.transport import keys
 from fednet.transport.base import Received
@@ -105,8 +105,7 @@ class Both:
             protocol,
             transport,
             self.link,
-            Spool(tmp_path),
-            lambda reply, body: None,
+            Inbox(tmp_path, lambda reply, body: None),
             Events(lambda event, fields: self.notes.append((event, fields))),
             (lambda: self.loop.step(0.0)) if inline else None,
         )
@@ -132,7 +131,7 @@ def test_a_reply_of_which_a_compressor_of_ones_own_makes_nothing_is_refused(tmp_
 
     network = Inproc()
     both = Both(tmp_path, network.server(), network.client())
-    both.io._check = nothing
+    both.io.inbox._decode = nothing
     both.phase(10, "refused: decode of Own (own.py, line 3) returned ndarray, expected 5 values")
 
 

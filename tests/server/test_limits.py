@@ -12,7 +12,7 @@ import zmq
 from fednet import descriptors
 from fednet.protocol.server import ServerProtocol
 from fednet.server import io as server_io
-from fednet.server.inbox import Spool
+from fednet.server.inbox import Inbox
 from fednet.server.io import Events, Rate, ServerIO
 from fednet.transport import keys
 from fednet.transport.framing import connection_bytes, framing
@@ -62,8 +62,8 @@ def io_of(stack, tmp_path, transport, clients, pump=None, curve=False) -> tuple[
         connection_bytes(curve, "server"),
     )
     events = Events(lambda event, fields: None)
-    spool = Spool(tmp_path / "spool")
-    io = ServerIO(protocol, transport, link, spool, lambda *_: None, events, pump)
+    spool = Inbox(tmp_path / "spool", lambda reply, body: None)
+    io = ServerIO(protocol, transport, link, spool, events, pump)
     stack.callback(io.close, 0.0)
     return io, rows
 

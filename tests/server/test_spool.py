@@ -4,38 +4,43 @@ import os
 
 import pytest
 
-from fednet.errors import StateError
+from fednet.errors import RemoteProtocolError, StateError
 from fednet.files import checked, digest
+from fednet.protocol.instructions import Arrived
 from fednet.server import inbox
-from fednet.server.inbox import LOG, Spool
+from fednet.server.inbox import LOG
 from fednet.wire.messages import Field, Key
 
 KEY = Key(1, 0, 0, 3)
 LARGE = bytes(range(256)) * (1 + inbox.SMALL_BYTES // 256)
 
 
+def inbox_in(folder, decode=lambda reply, body: None):
+    return inbox.Inbox(folder, decode)
+
+
 def whole(spool, key, data, part=None):
     part = part or max(1, len(data))
     for at in range(0, max(1, len(data)), part):
         spool.store(key, at, memoryview(data)[at : at + part], len(data))
-    return ended(spool, key, data)
+    return taken(spool, key, data)
 
 
-def ended(spool, key, data):
+def taken(spool, key, data):
     form = (Field("x", "state", len(data), len(data)),)
-    return spool.whole(key, form, digest([data]), "", False, (b"", ""), 0.0, {})
+    arrived = Arrived(key, form, len(data), digest([data]), "", False, 0.0, "w")
+    return spool.take(arrived, (b"", ""), {})
 
 
 def sealed(spool, key, data, part=None):
     reply = whole(spool, key, data, part)
-    spool.seal(reply)
     spool.flush()
     return reply
 
 
 def by_an_earlier_server(folder, data=b"sealed"):
-    sealed(Spool(folder), KEY, data)
-    return Spool(folder)
+    sealed(inbox_in(folder), KEY, data)
+    return inbox_in(folder)
 
 
 def found(spool, round=1):
@@ -49,7 +54,7 @@ def log_of(folder, round=1):
 # -- coming in -------------------------------------------------------------------------------------
 @pytest.mark.parametrize("size", [100, len(LARGE)])
 def test_an_upload_of_which_no_more_comes_is_forgotten(tmp_path, size):
-    spool = Spool(tmp_path)
+    spool = inbox_in(tmp_path)
     spool.store(KEY, 0, memoryview(bytes(50)), size)
     assert spool._uploads
     spool.abandon(KEY)
@@ -59,17 +64,17 @@ def test_an_upload_of_which_no_more_comes_is_forgotten(tmp_path, size):
 
 
 def test_an_upload_begun_anew_replaces_what_was_there_of_it(tmp_path):
-    spool = Spool(tmp_path)
+    spool = inbox_in(tmp_path)
     spool.store(KEY, 0, memoryview(b"old"), 5)
     spool.store(KEY, 0, memoryview(b"ne"), 3)
     spool.store(KEY, 2, memoryview(b"w"), 3)
-    assert bytes(ended(spool, KEY, b"new").body()) == b"new"
+    assert bytes(taken(spool, KEY, b"new").body()) == b"new"
 
 
 @pytest.mark.parametrize("data", [b"", b"payload", LARGE], ids=["none", "small", "large"])
 @pytest.mark.parametrize("part", [None, 3000])
 def test_what_is_held_is_handed_out_once_and_then_read_from_the_disk(tmp_path, data, part):
-    spool = Spool(tmp_path)
+    spool = inbox_in(tmp_path)
     reply = sealed(spool, KEY, data, part)
     assert bytes(reply.view()) == data
     assert reply.memory is not None
@@ -81,13 +86,13 @@ def test_what_is_held_is_handed_out_once_and_then_read_from_the_disk(tmp_path, d
 
 
 def test_what_the_first_reader_makes_of_a_payload_does_not_reach_the_second(tmp_path):
-    reply = sealed(Spool(tmp_path), KEY, LARGE, part=1000)
+    reply = sealed(inbox_in(tmp_path), KEY, LARGE, part=1000)
     reply.body()[:3] = b"abc"
     assert bytes(reply.body()) == LARGE
 
 
 def test_a_file_is_not_written_over_while_something_holds_its_bytes(tmp_path):
-    spool, other = Spool(tmp_path), LARGE[::-1]
+    spool, other = inbox_in(tmp_path), LARGE[::-1]
     body = sealed(spool, KEY, LARGE, part=1000).body()
     anew = sealed(spool, KEY, other, part=1000).body()
     spool.clear(1)
@@ -99,7 +104,7 @@ def test_a_file_is_not_written_over_while_something_holds_its_bytes(tmp_path):
 @pytest.mark.parametrize("data", [b"payload" * 200, LARGE], ids=["small", "large"])
 def test_beyond_what_may_be_held_replies_are_on_disk_alone(tmp_path, monkeypatch, data, part):
     monkeypatch.setattr(inbox, "HELD_BYTES", len(data))
-    spool = Spool(tmp_path)
+    spool = inbox_in(tmp_path)
     first, second = (sealed(spool, Key(1, 0, 0, c), data, part) for c in (1, 2))
     assert first.memory is not None
     assert second.memory is None
@@ -110,52 +115,57 @@ def test_beyond_what_may_be_held_replies_are_on_disk_alone(tmp_path, monkeypatch
 
 def test_what_nobody_asked_for_makes_room_when_its_round_is_over(tmp_path, monkeypatch):
     monkeypatch.setattr(inbox, "HELD_BYTES", 7)
-    spool = Spool(tmp_path)
+    spool = inbox_in(tmp_path)
     sealed(spool, KEY, b"payload")
     spool.clear(1)
     assert sealed(spool, Key(2, 0, 0, 3), b"payload").held is not None
 
 
 def test_a_reply_that_is_refused_leaves_nothing(tmp_path):
-    spool = Spool(tmp_path)
+    def refuse(reply, body):
+        raise RemoteProtocolError("not as declared")
+
+    spool = inbox_in(tmp_path, refuse)
     for data in (b"payload", LARGE):
-        spool.discard(whole(spool, KEY, data))
+        with pytest.raises(RemoteProtocolError):
+            whole(spool, KEY, data)
+    spool.flush()
     assert sum(spool._memory._held.values()) == 0
     assert list(tmp_path.glob("round-1/*.bin")) == []
-    assert Spool(tmp_path).found(1, 0) == {}
+    assert inbox_in(tmp_path).found(1, 0) == {}
 
 
 # -- the disk --------------------------------------------------------------------------------------
 def test_small_replies_lie_in_one_file(tmp_path):
-    spool = Spool(tmp_path)
+    spool = inbox_in(tmp_path)
     for client in range(50):
         sealed(spool, Key(1, 0, 0, client), b"%d" % client)
     assert [path.name for path in (tmp_path / "round-1").iterdir()] == [LOG]
-    assert found(Spool(tmp_path)) == {(c, "train"): b"%d" % c for c in range(50)}
+    assert found(inbox_in(tmp_path)) == {(c, "train"): b"%d" % c for c in range(50)}
 
 
 def test_nothing_is_written_of_what_was_sealed_before_the_flush(tmp_path):
-    spool = Spool(tmp_path)
-    spool.seal(whole(spool, KEY, b"payload"))
+    spool = inbox_in(tmp_path)
+    whole(spool, KEY, b"payload")
     assert log_of(tmp_path).read_bytes() == b""
     spool.flush()
     assert b"payload" in log_of(tmp_path).read_bytes()
 
 
 def test_a_later_round_writes_over_the_files_of_an_earlier_one(tmp_path):
-    spool = Spool(tmp_path)
+    spool = inbox_in(tmp_path)
     sealed(spool, KEY, LARGE + b"longer")
     there = (tmp_path / "round-1" / "0-3-train.bin").stat().st_ino
     spool.clear(1)
-    later = whole(spool, Key(2, 0, 0, 5), LARGE)
+    spool.store(Key(2, 0, 0, 5), 0, memoryview(LARGE), len(LARGE))
+    assert spool.found(2, 0) == {}  # not checked yet
+    later = taken(spool, Key(2, 0, 0, 5), LARGE)
     assert (os.stat(later.path).st_ino, bytes(later.body())) == (there, LARGE)
-    assert spool.found(2, 0) == {}  # not sealed
-    spool.seal(later)
     assert list(spool.found(2, 0)) == [(5, "train")]
 
 
 def test_what_is_still_written_to_is_not_written_over(tmp_path):
-    spool = Spool(tmp_path)
+    spool = inbox_in(tmp_path)
     spool.store(KEY, 0, memoryview(LARGE)[:10], len(LARGE))
     spool.clear(1)
     other = whole(spool, Key(2, 0, 0, 5), LARGE)
@@ -165,7 +175,7 @@ def test_what_is_still_written_to_is_not_written_over(tmp_path):
 
 
 def test_a_payload_does_not_change_when_its_file_is_written_over(tmp_path):
-    spool = Spool(tmp_path)
+    spool = inbox_in(tmp_path)
     first = sealed(spool, KEY, LARGE)
     first.let_go()
     body = first.body()
@@ -175,7 +185,7 @@ def test_a_payload_does_not_change_when_its_file_is_written_over(tmp_path):
 
 
 def test_nothing_to_write_over_is_left_when_a_run_has_ended(tmp_path):
-    spool = Spool(tmp_path)
+    spool = inbox_in(tmp_path)
     sealed(spool, KEY, LARGE)
     spool.clear(1)
     assert list((tmp_path / "spare").iterdir())
@@ -198,34 +208,34 @@ def test_nothing_vouches_for_a_payload_that_is_being_written_over(tmp_path, data
     assert spool.found(1, 0)
     # Of another attempt, of which the rest may never come.
     spool.store(again, 0, memoryview(other)[:4], len(data))
-    assert Spool(tmp_path).found(1, 0) == {}
+    assert inbox_in(tmp_path).found(1, 0) == {}
     spool.store(again, 4, memoryview(other)[4:], len(data))
-    spool.seal(ended(spool, again, other))
+    taken(spool, again, other)
     spool.flush()
-    assert found(Spool(tmp_path)) == {(3, "train"): other}
+    assert found(inbox_in(tmp_path)) == {(3, "train"): other}
 
 
 def test_a_reply_that_turned_out_to_be_of_no_use_is_vouched_for_by_nothing(tmp_path):
-    spool = Spool(tmp_path)
+    spool = inbox_in(tmp_path)
     spool.revoke(sealed(spool, KEY, b"payload"))
-    assert Spool(tmp_path).found(1, 0) == {}
+    assert inbox_in(tmp_path).found(1, 0) == {}
 
 
 @pytest.mark.parametrize("left", range(1, 60, 7))
 def test_a_torn_end_counts_for_nothing_and_spoils_nothing_after_it(tmp_path, left):
     by_an_earlier_server(tmp_path)
     before = log_of(tmp_path).read_bytes()
-    sealed(Spool(tmp_path), Key(1, 0, 0, 4), b"torn")
+    sealed(inbox_in(tmp_path), Key(1, 0, 0, 4), b"torn")
     whole_log = log_of(tmp_path).read_bytes()
     os.truncate(log_of(tmp_path), max(len(before), len(whole_log) - left))
-    spool = Spool(tmp_path)
+    spool = inbox_in(tmp_path)
     assert list(spool.found(1, 0)) == [(3, "train")]
     sealed(spool, Key(1, 0, 0, 5), b"another")
-    assert found(Spool(tmp_path)) == {(3, "train"): b"sealed", (5, "train"): b"another"}
+    assert found(inbox_in(tmp_path)) == {(3, "train"): b"sealed", (5, "train"): b"another"}
 
 
 def test_no_byte_of_a_log_can_change_unseen(tmp_path):
-    spool = Spool(tmp_path)
+    spool = inbox_in(tmp_path)
     for client, data in ((1, b"first"), (2, b""), (3, b"third")):
         sealed(spool, Key(1, 0, 0, client), data)
     log, right = (
@@ -236,7 +246,7 @@ def test_no_byte_of_a_log_can_change_unseen(tmp_path):
     for at in range(len(text)):
         log.write_bytes(text[:at] + bytes([text[at] ^ 1 << at % 8]) + text[at + 1 :])
         try:
-            left = found(Spool(tmp_path))
+            left = found(inbox_in(tmp_path))
         except StateError as told:
             assert "the clients of its round are asked again" in str(told)  # noqa: PT017
         else:
@@ -248,14 +258,14 @@ def test_a_whole_line_that_is_no_seal_is_told_of(tmp_path):
     with log_of(tmp_path).open("ab") as log:
         log.write(b"5\n")
     with pytest.raises(StateError, match=r"replies\.log: record 2 is not what was written there"):
-        Spool(tmp_path).found(1, 0)
+        inbox_in(tmp_path).found(1, 0)
 
 
 def test_a_seal_of_a_payload_that_is_not_there_in_full_counts_as_torn(tmp_path):
     by_an_earlier_server(tmp_path)
     with log_of(tmp_path).open("ab") as log:
         log.write(checked(b'{"key":[1,0,0,4,"train"],"inline":1099511627776}') + b"some")
-    spool = Spool(tmp_path)
+    spool = inbox_in(tmp_path)
     assert list(spool.found(1, 0)) == [(3, "train")]
     sealed(spool, Key(1, 0, 0, 5), b"another")
     assert log_of(tmp_path).stat().st_size < 4096  # what it announced is not made room for
@@ -263,12 +273,12 @@ def test_a_seal_of_a_payload_that_is_not_there_in_full_counts_as_torn(tmp_path):
 
 def test_a_file_that_is_still_written_to_is_not_given_to_another(tmp_path):
     """A reply of a round that is over, which has not been called off yet."""
-    spool, late, half = Spool(tmp_path), Key(1, 0, 0, 3), len(LARGE) // 2
+    spool, late, half = inbox_in(tmp_path), Key(1, 0, 0, 3), len(LARGE) // 2
     spool.store(late, 0, memoryview(LARGE[:half]), len(LARGE))
     spool.clear(1)
     sealed(spool, Key(2, 0, 0, 4), LARGE[::-1])
     spool.store(late, half, memoryview(LARGE[half:]), len(LARGE))
-    assert list(Spool(tmp_path).found(2, 0)) == [(4, "train")]
+    assert list(inbox_in(tmp_path).found(2, 0)) == [(4, "train")]
 
 
 @pytest.mark.parametrize("left", [None, 0, 3])
@@ -276,23 +286,23 @@ def test_a_large_payload_that_was_lost_or_cut_short_is_not_found(left, tmp_path)
     by_an_earlier_server(tmp_path, LARGE)
     payload = tmp_path / "round-1" / "0-3-train.bin"
     payload.unlink() if left is None else os.truncate(payload, left)
-    spool = Spool(tmp_path)
+    spool = inbox_in(tmp_path)
     assert spool.found(1, 0) == {}
-    # The same bytes, in answer to another task, and never sealed.
-    whole(spool, Key(1, 0, 1, 3), LARGE)
-    assert Spool(tmp_path).found(1, 0) == {}
+    # The same bytes, in answer to another task, and never checked.
+    spool.store(Key(1, 0, 1, 3), 0, memoryview(LARGE), len(LARGE))
+    assert inbox_in(tmp_path).found(1, 0) == {}
 
 
 def test_a_large_payload_that_is_not_what_was_received_is_not_found(tmp_path):
     by_an_earlier_server(tmp_path, LARGE)
     # As after a power cut: the file's place on the disk was another reply's.
     (tmp_path / "round-1" / "0-3-train.bin").write_bytes(LARGE[::-1])
-    assert Spool(tmp_path).found(1, 0) == {}
+    assert inbox_in(tmp_path).found(1, 0) == {}
 
 
 @pytest.mark.parametrize("purpose", ["train", "evaluate"])
 def test_a_damaged_evaluation_is_asked_for_again_as_a_damaged_training_is(tmp_path, purpose):
-    first = Spool(tmp_path)
+    first = inbox_in(tmp_path)
     for client in (3, 4):
         for what in ("evaluate", "train"):
             sealed(first, Key(1, 0, 0, client, what), f"{what} of {client}".encode())
@@ -300,7 +310,7 @@ def test_a_damaged_evaluation_is_asked_for_again_as_a_damaged_training_is(tmp_pa
     text = f"{purpose} of 3".encode()
     log.write_bytes(log.read_bytes().replace(text, text[:-1] + b"2"))
     # The other of the two came from the same task, which is to be done again.
-    assert found(Spool(tmp_path)) == {
+    assert found(inbox_in(tmp_path)) == {
         (4, "evaluate"): b"evaluate of 4",
         (4, "train"): b"train of 4",
     }

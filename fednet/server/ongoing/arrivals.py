@@ -14,7 +14,7 @@ from fednet.experiment.clock import VirtualClock, reply_bytes
 from fednet.experiment.faults import Faults, Replay
 from fednet.plain import JsonDict
 from fednet.protocol.tasks import LEFT
-from fednet.server.inbox import Spooled
+from fednet.server.inbox import Reply
 from fednet.server.io import ServerIO
 from fednet.server.ongoing.schedule import Give, Order, Schedule, Update
 from fednet.server.ongoing.underway import PendingTask, PendingTasks
@@ -75,7 +75,7 @@ class Arrivals:
             task.verdict = self._reply(resolved.client, task, "evaluate")
         return resolved.client, resolved.reason
 
-    def _reply(self, client: int, task: PendingTask, purpose: str) -> Spooled | None:
+    def _reply(self, client: int, task: PendingTask, purpose: str) -> Reply | None:
         came = self.io.replies.get((client, purpose))
         return came if came is not None and came.key.round == task.round else None
 

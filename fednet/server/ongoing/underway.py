@@ -18,7 +18,7 @@ from fednet.protocol.tasks import Job
 from fednet.records.manifest import UnderWay
 from fednet.server.asking import Asking, Phase
 from fednet.server.checkpoint import Checkpoints
-from fednet.server.inbox import Spooled
+from fednet.server.inbox import Reply
 from fednet.wire.codec import Body
 from fednet.wire.messages import Field
 from fednet.wire.payload import Payload
@@ -52,9 +52,9 @@ class PendingTask:
     out: str = ""
     wanted: bool = True
     over: bool = False
-    spooled: Spooled | None = None  # what an earlier server received
-    reply: Spooled | None = None
-    verdict: Spooled | None = None
+    spooled: Reply | None = None  # what an earlier server received
+    reply: Reply | None = None
+    verdict: Reply | None = None
 
     def saved(self) -> UnderWay:
         return UnderWay(
