@@ -21,6 +21,7 @@ from fednet.plain import JsonDict
 from fednet.protocol.tasks import LEFT, Job, Leaves
 from fednet.server.books import Accounts
 from fednet.server.inbox import Inbox, Reply, Sent
+from fednet.server.io import Outcome
 from fednet.training.hosts import ServerHost
 from fednet.training.samples import batch_count
 from fednet.wire.codec import Body, Encoded
@@ -46,7 +47,8 @@ class Phase:
     done: dict[int, Reply] = field(default_factory=dict)
     dropped: dict[int, str] = field(default_factory=dict)
     declared: Mapping[int, int] = field(default_factory=dict)  # samples by client, at most
-    came: dict[int, tuple[Key, bool]] = field(default_factory=dict)  # replies; if to this server
+    came: dict[int, Reply] = field(default_factory=dict)  # also of those that do not count
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
     virtual: dict[int, float] = field(default_factory=dict)
     # On the virtual clock: all bytes of each client's task.
     down: dict[int, int] = field(default_factory=dict)

@@ -197,6 +197,7 @@ class Reply:
     arrived: float = 0.0  # when, on this process's clock
     reported: dict[str, float] = field(default_factory=dict)  # by the method, of its client
     at: int = 0
+    earlier: bool = False  # received by an earlier server
     payload: Payload | None = None
     remembered: dict[str, torch.Tensor] = field(default_factory=dict)
     held: memoryview | None = None  # the payload's bytes, of a small one that is not decoded
@@ -506,6 +507,7 @@ class Inbox:
                 s.taken_s,
                 reported=s.reported,
                 at=at if s.inline else 0,
+                earlier=True,
             )
             for s, at in vouched
         )

@@ -23,7 +23,8 @@ import queue
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -45,6 +46,7 @@ from fednet.protocol.instructions import (
     Stray,
 )
 from fednet.protocol.server import ServerProtocol
+from fednet.protocol.tasks import Job, Rules
 from fednet.server.inbox import Inbox, Reply
 from fednet.transport.base import Closed, Event, Opened, Received, ServerTransport, pause
 from fednet.wire import messages as m
@@ -274,7 +276,20 @@ MUCH = 1024  # replies that the rounds are told of though more messages have com
 LARGE_BYTES = 1 << 16  # of a body: such a message is dealt with by itself, its sender waits
 
 Destination = tuple[bytes, m.Key]  # a connection, and a task
-Resolution = tuple[tuple[int, int, str], Resolved]  # of a phase
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A client's part in an exchange is over. phase: (round, exchange, purpose). reason: "" where
+    its reply counts, else why it does not. reply: None where none came; evaluation: of the same
+    task, where it came.
+    """
+
+    phase: tuple[int, int, str]
+    client: int
+    reason: str = ""
+    reply: Reply | None = None
+    evaluation: Reply | None = None
 
 
 class Outbox:
@@ -287,14 +302,14 @@ class Outbox:
         link: Link,
         inbox: Inbox,
         flush: Callable[[], object],
-        tell: Callable[[list[Resolution]], None],
+        tell: Callable[[list[Outcome]], None],
         at: Callable[[str, int], None],
     ) -> None:
         self._link, self._inbox, self._flush, self._tell, self._at = link, inbox, flush, tell, at
         self._later: deque[tuple[Send, Destination | None]] = deque()  # not in the books yet
         self._outgoing: list[tuple[Outgoing, Destination | None]] = []
         self._keys = Counter[Destination]()  # of the messages of both
-        self._resolved: list[Resolution] = []
+        self._outcomes: list[Outcome] = []
         self._logged: list[Reply] = []
         self._heard = 0
         self.tasks = False  # whether one is among what has left since this was set to False
@@ -320,8 +335,8 @@ class Outbox:
         """The reply was accepted; its row is in the books, its record in the inbox's log."""
         self._logged.append(reply)
 
-    def resolved(self, phase: tuple[int, int, str], resolved: Resolved) -> None:
-        self._resolved.append((phase, resolved))
+    def over(self, outcome: Outcome) -> None:
+        self._outcomes.append(outcome)
 
     def before_settling(self, conn: bytes, key: m.Key) -> None:
         """An account is settled only once its messages have left: what does not is taken off it."""
@@ -338,7 +353,7 @@ class Outbox:
     @property
     def unfinished(self) -> bool:
         """Whether there is something to send, or to tell the rounds, though nothing may come."""
-        return bool(self._resolved or self._later)
+        return bool(self._outcomes or self._later)
 
     def leave(self) -> None:
         """Sends all messages, once their bytes are in the books."""
@@ -372,9 +387,9 @@ class Outbox:
         for reply in logged:
             if reply.key.purpose == "train":
                 self._at("receiving", reply.key.round)
-        if len(self._resolved) >= (MUCH if more else 1):
-            resolved, self._resolved = self._resolved, []
-            self._tell(resolved)
+        if len(self._outcomes) >= (MUCH if more else 1):
+            outcomes, self._outcomes = self._outcomes, []
+            self._tell(outcomes)
 
 
 class Told:
@@ -383,10 +398,10 @@ class Told:
     def __init__(self, inline: bool) -> None:
         self._inline, self._several = inline, False
         # Not a SimpleQueue: a signal that takes it beyond its timeout makes it wait for ever.
-        self._found: queue.Queue[list[Resolution] | BaseException] = queue.Queue()
+        self._found: queue.Queue[list[Outcome] | BaseException] = queue.Queue()
         self._asked = threading.Event()
 
-    def put(self, found: list[Resolution] | BaseException) -> None:
+    def put(self, found: list[Outcome] | BaseException) -> None:
         """Never waits: the rounds may be waiting for what is done after it."""
         several = isinstance(found, list) and len(found) > 1 and not self._inline
         self._several = several and self._found.empty()
@@ -402,7 +417,7 @@ class Told:
             self._several = False
             self._asked.wait(ALONE_S)
 
-    def get(self, timeout_s: float) -> list[Resolution] | BaseException | None:
+    def get(self, timeout_s: float) -> list[Outcome] | BaseException | None:
         """What is next, or None after so long."""
         if self._found.empty():
             self.ask()
@@ -444,14 +459,14 @@ class ServerIO:
         sent, and of use, by an earlier one.
         """
         self.protocol, self.transport, self.link, self.inbox = protocol, transport, link, inbox
-        self.replies: dict[tuple[int, str], Reply] = {}
         self._log, self._pump_clients = events, pump
         self._at, self._flush, self._had = at, flush, had
         self.inline = pump is not None
         self._told = Told(self.inline)
         self._out = Outbox(link, inbox, flush, self._told.put, at)
         self._commands: queue.SimpleQueue[Callable[[float], None]] = queue.SimpleQueue()
-        self._resolutions: deque[Resolution] = deque()  # of these, not asked for yet
+        self._taken: dict[tuple[int, str], Reply] = {}  # accepted, of tasks that are not over yet
+        self._outcomes: deque[Outcome] = deque()  # told, and not asked for yet
         self._tick_at = self._shown_at = self._booked = 0.0
         self._limits = Limits(protocol, transport, link, events, self._receive, self._closed)
         self._now = ListeningClock()
@@ -493,20 +508,43 @@ class ServerIO:
             raise Broken("the server's input and output has ended")
         return found[0]
 
-    def wait(self, timeout_s: float) -> Resolution | None:
-        """The next client whose part in a phase is over, with the phase (round, exchange, purpose);
-        None after `timeout_s`. Each is returned once: call it where all that may come is dealt
-        with, and `rest` elsewhere. Raises what broke the I/O thread.
+    def begin(self, phase: tuple[int, int, m.Purpose], jobs: Sequence[Job], rules: Rules) -> None:
+        """Opens an exchange or evaluation; what is left of the one before is called off."""
+
+        def command(now: float) -> list[Instruction]:
+            self._taken.clear()
+            return self.protocol.begin(*phase, jobs, rules, now)
+
+        self.call(command)
+
+    def add(self, round: int, jobs: Sequence[Job]) -> None:
+        """More tasks beside those under way."""
+        self.call(lambda now: self.protocol.add(round, jobs, now))
+
+    def cancel(self, reason: str) -> None:
+        self.call(lambda now: self.protocol.cancel(reason, now))
+
+    def settle(
+        self, useful: Mapping[int, bool], staleness: Mapping[int, int] | None = None
+    ) -> None:
+        """It is known of these clients whether what crossed for their replies was useful. No answer
+        is awaited: whoever asks for sums later asks the same thread.
         """
-        if not self._resolutions:
+        self.call(lambda now: self.protocol.decide(useful, staleness))
+
+    def wait(self, timeout_s: float) -> Outcome | None:
+        """The next outcome; None after `timeout_s`. Each is returned once: call it where all that
+        may come is dealt with, and `rest` elsewhere. Raises what broke the I/O thread.
+        """
+        if not self._outcomes:
             self.rest(timeout_s)
-        return self._resolutions.popleft() if self._resolutions else None
+        return self._outcomes.popleft() if self._outcomes else None
 
     def ended(self) -> set[int]:
         """The clients whose part is over and whom `wait` is still to return."""
         while not self._told.empty():
             self.rest(0.0)
-        return {resolved.client for _, resolved in self._resolutions}
+        return {outcome.client for outcome in self._outcomes}
 
     def rest(self, timeout_s: float) -> None:
         """Lets so much time pass, or less where something happens, which is kept for `wait`. Raises
@@ -517,7 +555,7 @@ class ServerIO:
         found = self._told.get(timeout_s)
         if isinstance(found, BaseException):
             raise found
-        self._resolutions.extend(found or ())
+        self._outcomes.extend(found or ())
 
     def _pump_until(self, until: float) -> bool:
         """Does the work of both sides until something has happened; False where the time was over
@@ -684,9 +722,7 @@ class ServerIO:
                 # After what was to be done before: a task goes out before it is called off.
                 pending += self._arrived(i)
             elif isinstance(i, Resolved):
-                round = self.protocol.round_of(i.client)
-                phase = round, self.protocol.phase, self.protocol.purpose
-                self._out.resolved(phase, i)
+                self._out.over(self._outcome(i))
             elif isinstance(i, Note):
                 self._log.tell(i.event, i.fields)
             elif isinstance(i, Forget):
@@ -713,8 +749,21 @@ class ServerIO:
         accepted = self.protocol.accept(arrived.key, self._now())
         self._do([i for i in accepted if isinstance(i, Settle)])
         self._out.logged(reply)
-        self.replies[arrived.key.client, arrived.key.purpose] = reply
+        self._taken[arrived.key.client, arrived.key.purpose] = reply
         return [i for i in accepted if not isinstance(i, Settle)]
+
+    def _outcome(self, resolved: Resolved) -> Outcome:
+        client, purpose = resolved.client, self.protocol.purpose
+        phase = self.protocol.round_of(client), self.protocol.phase, purpose
+        reply = self._taken.pop((client, purpose), None)
+        # Within a training task it comes before the reply.
+        evaluation = self._taken.pop((client, "evaluate"), None)
+        if resolved.reason:
+            for unused in (reply, evaluation):
+                if unused is not None:
+                    unused.let_go()
+            return Outcome(phase, client, resolved.reason)
+        return Outcome(phase, client, "", reply, evaluation)
 
 
 class Broken(FednetError):

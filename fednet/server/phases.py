@@ -25,13 +25,12 @@ from fednet.experiment.faults import Faults
 from fednet.experiment.judging import Judgement, asked, judgements
 from fednet.experiment.rundir import RunDirectory
 from fednet.ids import as_text
-from fednet.protocol.instructions import Instruction, Resolved
 from fednet.protocol.tasks import LEFT, STATE_LOST, Job, Rules
 from fednet.server.asking import Asking, Phase, with_base
 from fednet.server.books import Accounts
 from fednet.server.endpoint import patience
 from fednet.server.inbox import Reply
-from fednet.server.io import ServerIO
+from fednet.server.io import Outcome, ServerIO
 from fednet.training.evaluation import Counts
 
 log = logging.getLogger(__name__)
@@ -127,11 +126,7 @@ class Phases:
         )
 
     def _begin(self, phase: Phase, jobs: list[Job], rules: Rules) -> None:
-        def command(now: float) -> list[Instruction]:
-            self.io.replies.clear()
-            return self.io.protocol.begin(*phase.name, jobs, rules, now)
-
-        self.io.call(command)
+        self.io.begin(phase.name, jobs, rules)
 
     # -- collecting --------------------------------------------------------------------------------
     def replies(self, phase: Phase) -> Iterator[tuple[int, Reply]]:
@@ -139,45 +134,42 @@ class Phases:
         as its turn has come; on the virtual clock once all are there. Raises CannotGoOn where a
         client could not do its task and the configuration says to stop.
         """
-        outcomes: dict[int, str] = {
-            c: "" for c, purpose in phase.spooled if purpose == phase.purpose and c in phase.cohort
-        } | phase.out
+        outcomes = phase.outcomes
+        for (client, purpose), reply in phase.spooled.items():
+            if purpose == phase.purpose and client in phase.cohort:
+                outcomes[client] = Outcome(phase.name, client, "", reply)
         for client, reason in phase.out.items():
+            known = phase.spooled.get((client, phase.purpose))
+            outcomes[client] = Outcome(phase.name, client, reason, known)
             self.directory.event("dropped", phase.round, client, reason=reason)
         clock = self.clock if phase.purpose == "train" else None
         todo = list(phase.cohort)
         while todo:
             while todo and todo[0] in outcomes and clock is None:
-                yield from self._turn(phase, todo.pop(0), outcomes)
+                yield from self._turn(phase, outcomes[todo.pop(0)])
             if not todo or (clock is not None and all(c in outcomes for c in todo)):
                 break
-            ended = self.io.wait(POLL_S)
-            if ended is None or ended[0] != phase.name:
-                resolved = None  # one of an earlier phase was counted out there
-            else:
-                resolved = ended[1]
-            if resolved is not None and self._restarts(phase, resolved):
-                resolved = None
-            if resolved is not None and resolved.client in phase.start:
-                outcomes[resolved.client] = resolved.reason
-                if resolved.reason:
-                    self.directory.event(
-                        "dropped", phase.round, resolved.client, reason=resolved.reason
-                    )
+            outcome = self.io.wait(POLL_S)
+            # One of an earlier phase was counted there.
+            if outcome is not None and outcome.phase == phase.name:
+                client, reason = outcome.client, outcome.reason
+                if client in phase.start and not self._restarts(phase, client, reason):
+                    outcomes[client] = outcome
+                    if reason:
+                        self.directory.event("dropped", phase.round, client, reason=reason)
             self.check_stop()
-        lost = {c: r for c, r in outcomes.items() if r.startswith(STATE_LOST)}
+        lost = {c: o.reason for c, o in outcomes.items() if o.reason.startswith(STATE_LOST)}
         self.check_states(phase.round, lost, sum(map(bool, phase.start.values())))
         if clock is not None:
             self._decide(phase, outcomes, clock)
             for client in todo:
-                yield from self._turn(phase, client, outcomes)
+                yield from self._turn(phase, outcomes[client])
 
-    def _restarts(self, phase: Phase, resolved: Resolved) -> bool:
+    def _restarts(self, phase: Phase, client: int, reason: str) -> bool:
         """Whether a client whose state is lost got its task again, from its initial state: what
         the server remembers of earlier messages with it is of no use then.
         """
-        client = resolved.client
-        if not self.restarts(resolved.reason) or phase.initial_task is None:
+        if not self.restarts(reason) or phase.initial_task is None:
             return False
         if not phase.start.get(client):
             return False
@@ -185,9 +177,9 @@ class Phases:
         phase.ahead.pop(client, None)
         phase.start[client] = ""
         phase.restarted.append(client)
-        self.say_restarted(phase.round, client, resolved.reason)
+        self.say_restarted(phase.round, client, reason)
         job = phase.initial_task(client)
-        self.io.call(lambda now: self.io.protocol.add(phase.round, [job], now))
+        self.io.add(phase.round, [job])
         return True
 
     def restarts(self, reason: str) -> bool:
@@ -226,14 +218,11 @@ class Phases:
             f"differ)."
         )
 
-    def _turn(
-        self, phase: Phase, client: int, outcomes: Mapping[int, str]
-    ) -> list[tuple[int, Reply]]:
+    def _turn(self, phase: Phase, outcome: Outcome) -> list[tuple[int, Reply]]:
         """The client and its reply; nothing where that does not count."""
-        reason = outcomes[client]
-        reply = self._reply(phase, client, phase.purpose)
+        client, reason, reply = outcome.client, outcome.reason, outcome.reply
         if reply is not None:
-            phase.came[client] = reply.key, reply is not phase.spooled.get((client, phase.purpose))
+            phase.came[client] = reply
         if reason or reply is None:
             phase.dropped[client] = reason or "lost"
             if reason.startswith("failed"):
@@ -250,11 +239,7 @@ class Phases:
         phase.dropped[client] = f"refused: {reason}"
         self.directory.event("dropped", phase.round, client, reason=phase.dropped[client])
 
-        def command(now: float) -> None:
-            self.io.replies.pop((client, phase.purpose), None)
-            self.asking.spool.revoke(reply)
-
-        self.io.call(command, wait=True)
+        self.io.call(lambda now: self.io.inbox.revoke(reply), wait=True)
         self.may_stop(phase.round, client, reason)
 
     def may_stop(self, round: int, client: int, reason: str) -> None:
@@ -262,17 +247,17 @@ class Phases:
         if self.config.round.on_error == "stop":
             raise CannotGoOn(f"client {client} could not do its task in round {round}: {reason}")
 
-    def _reply(self, phase: Phase, client: int, purpose: str) -> Reply | None:
-        came = self.io.replies.get((client, purpose))
-        # The I/O thread clears them when it gets to it.
-        if came is not None and (came.key.round, came.key.phase) == (phase.round, phase.index):
-            return came
-        return phase.spooled.get((client, purpose))
+    def _evaluation(self, phase: Phase, client: int) -> Reply | None:
+        """What the client found its models to be worth, in a phase that it completed."""
+        outcome = phase.outcomes[client]
+        if phase.purpose == "evaluate":
+            return outcome.reply
+        return outcome.evaluation or phase.spooled.get((client, "evaluate"))
 
-    def _decide(self, phase: Phase, outcomes: dict[int, str], clock: VirtualClock) -> None:
+    def _decide(self, phase: Phase, outcomes: dict[int, Outcome], clock: VirtualClock) -> None:
         """On the virtual clock: who was in time."""
-        for client, reason in outcomes.items():
-            reply = self._reply(phase, client, phase.purpose)
+        for client, outcome in outcomes.items():
+            reason, reply = outcome.reason, outcome.reply
             if not reason and reply is not None:
                 phase.virtual_split[client] = clock.seconds(
                     client,
@@ -288,16 +273,16 @@ class Phases:
                 phase.virtual[client] = math.inf
         late = {} if self.faults.replay is not None else clock.late(phase.virtual, phase.leaves)
         for client, reason in late.items():
-            if outcomes[client] != reason:
-                outcomes[client] = reason
+            if outcomes[client].reason != reason:
+                outcomes[client] = dataclasses.replace(outcomes[client], reason=reason)
                 self.directory.event("dropped", phase.round, client, reason=reason)
 
     def settle(self, phase: Phase) -> None:
         """It is known what counts: says in the books which replies, and tasks, were of use."""
-        useful = {c: c in phase.done for c, (_, here) in phase.came.items() if here}
-        self.io.call(lambda now: self.io.protocol.decide(useful), wait=True)
-        for client, (key, here) in phase.came.items():
-            self.accounts.replay(key, "sent again" if here else phase.dropped.get(client, ""))
+        self.io.settle({c: c in phase.done for c, reply in phase.came.items() if not reply.earlier})
+        for client, reply in phase.came.items():
+            why = phase.dropped.get(client, "") if reply.earlier else "sent again"
+            self.accounts.replay(reply.key, why)
 
     # -- judging -----------------------------------------------------------------------------------
     def judged(self, phase: Phase) -> dict[int, dict[str, Counts]]:
@@ -307,7 +292,7 @@ class Phases:
         """
         found = {}
         for client in phase.done:
-            verdict = self._reply(phase, client, "evaluate")
+            verdict = self._evaluation(phase, client)
             if verdict is not None:
                 judgement = verdict.take_payload()
                 if not isinstance(judgement, Judgement):

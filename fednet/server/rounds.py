@@ -157,7 +157,7 @@ class Rounds:
     def give_up(self, round: Round) -> None:
         """Raises CannotGoOn where no further round is tried."""
         if hopeless := round.hopeless(self.config, self.progress.void):
-            self.io.call(lambda now: self.io.protocol.cancel("the run ends", now))
+            self.io.cancel("the run ends")
             self.save()
             raise CannotGoOn(f"{hopeless.rstrip('.')}; the last good state is saved.")
 

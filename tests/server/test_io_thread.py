@@ -121,7 +121,7 @@ class Both:
         while len(done) < 2:
             assert time.monotonic() < limit
             found = self.io.wait(0.01)
-            done += [found[1].reason] if found is not None else []
+            done += [found.reason] if found is not None else []
         assert done == [ended, ended]
 
 
@@ -390,7 +390,7 @@ def test_rounds_that_wait_for_a_command_are_not_left_alone_meanwhile(tmp_path, m
     assert not rounds.is_alive()
     io.close()
     told = [io.wait(0.0) for _ in range(4)]
-    assert told == [((0, 0, "train"), r) for r in 2 * replied]
+    assert told == [server_io.Outcome((0, 0, "train"), c) for c in (0, 1, 0, 1)]
 
 
 def test_heartbeats_are_one_row_a_worker_and_round(tmp_path):

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from fednet.protocol.instructions import Resolved, Send
+from fednet.protocol.instructions import Send
 from fednet.server import io
-from fednet.server.io import Outbox, Told
+from fednet.server.io import Outbox, Outcome, Told
 from fednet.wire import messages as m
 
 KEY = m.Key(1, 0, 0, 3)
@@ -33,7 +33,7 @@ class All:
             link,
             spool,
             lambda: note("books"),
-            lambda told: note([(phase, r.client) for phase, r in told]),
+            lambda told: note([(outcome.phase, outcome.client) for outcome in told]),
             lambda point, round: note((point, round)),
         )
 
@@ -49,7 +49,7 @@ def test_what_many_messages_lead_to_is_written_down_once_and_in_order():
     made = All()
     for client in (3, 4):
         made.box.logged(reply(client))
-        made.box.resolved(PHASE, Resolved(client, 0))
+        made.box.over(Outcome(PHASE, client))
         made.send(b"c", client)
         made.box.heard(100)
     assert made.calls == []  # nothing has left, nobody was told
@@ -89,14 +89,14 @@ def test_neither_many_messages_nor_a_large_one_keep_others_waiting(messages, nby
 def test_the_rounds_are_told_once_nothing_more_has_come_or_it_is_much():
     made = All()
     for client in range(io.MUCH - 1):
-        made.box.resolved(PHASE, Resolved(client, 0))
+        made.box.over(Outcome(PHASE, client))
         made.box.conclude(more=True)
     assert made.box.unfinished
     assert not [c for c in made.calls if isinstance(c, list)]
-    made.box.resolved(PHASE, Resolved(io.MUCH - 1, 0))
+    made.box.over(Outcome(PHASE, io.MUCH - 1))
     made.box.conclude(more=True)
     assert made.calls[-1] == [(PHASE, client) for client in range(io.MUCH)]
-    made.box.resolved(PHASE, Resolved(io.MUCH, 0))
+    made.box.over(Outcome(PHASE, io.MUCH))
     made.box.conclude()
     assert made.calls[-1] == [(PHASE, io.MUCH)]
     assert not made.box.unfinished
@@ -122,7 +122,7 @@ def test_what_a_rounds_opening_leads_to_leaves_in_turns_and_in_order():
 
 def test_a_large_reply_is_told_at_once():
     made = All()
-    made.box.resolved(PHASE, Resolved(3, 0))
+    made.box.over(Outcome(PHASE, 3))
     made.box.heard(io.LARGE_BYTES)
     assert made.calls[-1] == [(PHASE, 3)]
 
@@ -136,7 +136,7 @@ def test_an_evaluation_is_no_reply_that_came_in():
 
 def test_the_rounds_are_left_alone_with_several_replies_until_they_ask(monkeypatch):
     monkeypatch.setattr(io, "ALONE_S", 60.0)
-    told, several = Told(inline=False), [(PHASE, Resolved(c, 0)) for c in (3, 4)]
+    told, several = Told(inline=False), [Outcome(PHASE, c) for c in (3, 4)]
     turn = (lambda: told.put(several), told.leave_alone, lambda: told.put(several[:1]))
     hears = threading.Thread(target=lambda: [step() for step in turn])
     hears.start()
@@ -148,7 +148,7 @@ def test_the_rounds_are_left_alone_with_several_replies_until_they_ask(monkeypat
 
 
 def test_nobody_waits_for_rounds_that_are_at_something_else(monkeypatch):
-    several = [(PHASE, Resolved(c, 0)) for c in (3, 4)]
+    several = [Outcome(PHASE, c) for c in (3, 4)]
     told = Told(inline=False)
     monkeypatch.setattr(told._asked, "wait", lambda timeout: waits.append(timeout))
     waits: list[float] = []

@@ -14,7 +14,6 @@ from fednet.experiment.clock import VirtualClock, reply_bytes
 from fednet.experiment.faults import Faults, Replay
 from fednet.plain import JsonDict
 from fednet.protocol.tasks import LEFT
-from fednet.server.inbox import Reply
 from fednet.server.io import ServerIO
 from fednet.server.ongoing.schedule import Give, Order, Schedule, Update
 from fednet.server.ongoing.underway import PendingTask, PendingTasks
@@ -62,22 +61,17 @@ class Arrivals:
         """The next client whose task has ended, and why without a reply; None after a while."""
         if self._over:
             return self._over.popleft()
-        ended = self.io.wait(timeout_s)
-        if ended is None:
+        outcome = self.io.wait(timeout_s)
+        if outcome is None:
             return None
-        (round, _, purpose), resolved = ended
-        task = self.tasks.get(resolved.client)
+        round, _, purpose = outcome.phase
+        task = self.tasks.get(outcome.client)
         if purpose != "train" or task is None or task.round != round or not task.wanted:
             return None  # of a task that has ended already
         task.over = True
-        if not resolved.reason:
-            task.reply = self._reply(resolved.client, task, "train")
-            task.verdict = self._reply(resolved.client, task, "evaluate")
-        return resolved.client, resolved.reason
-
-    def _reply(self, client: int, task: PendingTask, purpose: str) -> Reply | None:
-        came = self.io.replies.get((client, purpose))
-        return came if came is not None and came.key.round == task.round else None
+        if not outcome.reason:
+            task.reply, task.verdict = outcome.reply, outcome.evaluation
+        return outcome.client, outcome.reason
 
 
 class VirtualArrivals(Arrivals):

@@ -52,7 +52,6 @@ class PendingTask:
     out: str = ""
     wanted: bool = True
     over: bool = False
-    spooled: Reply | None = None  # what an earlier server received
     reply: Reply | None = None
     verdict: Reply | None = None
 
@@ -135,7 +134,6 @@ class PendingTasks(dict[int, PendingTask]):
             at + phase.leaves.get(client, math.inf),
             out=phase.out.get(client, ""),
             wanted=spooled is None and client not in phase.out,
-            spooled=spooled,
             reply=spooled,
             verdict=phase.spooled.get((client, "evaluate")),
         )

@@ -20,6 +20,7 @@ from fednet.experiment import selection
 from fednet.protocol.instructions import Instruction
 from fednet.protocol.tasks import STATE_LOST
 from fednet.server.asking import Phase
+from fednet.server.io import Outcome
 from fednet.server.ongoing.arrivals import Arrivals, Replayed, VirtualArrivals
 from fednet.server.ongoing.schedule import Give, Schedule, Update
 from fednet.server.ongoing.underway import PendingTask, PendingTasks
@@ -111,11 +112,7 @@ class Updates:
             jobs += [task.job] if task.wanted else []
         rules = self.rounds.phases.rules()
 
-        def command(now: float) -> list[Instruction]:
-            self.io.replies.clear()
-            return self.io.protocol.begin(self.schedule.round, 0, "train", jobs, rules, now)
-
-        self.io.call(command)
+        self.io.begin((self.schedule.round, 0, "train"), jobs, rules)
         return self._opened()
 
     def _next_round(self, before: Round) -> Update | None:
@@ -140,7 +137,7 @@ class Updates:
             training = sorted(self.schedule.training)
             self.rounds.display.round_started(round, self.config.rounds, training)
         if jobs:
-            self.io.call(lambda now: self.io.protocol.add(round, jobs, now))
+            self.io.add(round, jobs)
         return next((i for i in instructions if isinstance(i, Update)), None)
 
     def _of(self, client: int) -> tuple[str, str, str]:
@@ -207,7 +204,9 @@ class Updates:
             record.set(second=self._second, here=sum(here))
         aggregation = rounds.aggregation(round)
         for client in phase.cohort:
-            reply = phase.done[client] = phase.spooled[client, "train"]
+            reply = phase.outcomes[client].reply
+            assert reply is not None  # an update is made of replies
+            phase.done[client] = reply
             aggregation.add(client, reply)
             if reply.reported:
                 round.reports[client] = dict(reply.reported)
@@ -269,27 +268,18 @@ class Updates:
         phase.enrolled = {c for c, t in tasks.items() if t.enrolled}
         phase.staleness = {c: update.staleness(c) for c in cohort}
         for client, task in tasks.items():
-            for purpose, reply in (("train", task.reply), ("evaluate", task.verdict)):
-                if reply is not None:
-                    phase.spooled[client, purpose] = reply
+            phase.outcomes[client] = Outcome(phase.name, client, "", task.reply, task.verdict)
         return phase
 
     def _settle(self, useful: dict[int, bool], staleness: dict[int, int], reason: str = "") -> None:
         """What crossed for these clients goes into the book. reason: why it is of no use."""
 
-        def command(now: float) -> list[Instruction]:
-            for client in useful:  # what is folded need not stay in memory
-                for purpose in ("train", "evaluate"):
-                    self.io.replies.pop((client, purpose), None)
-            return self.io.protocol.decide(useful, staleness)
-
-        self.io.call(command, wait=True)
+        self.io.settle(useful, staleness)
         for client in useful:
-            task = self.tasks[client]
-            if task.reply is not None:
-                here = task.reply is not task.spooled
+            reply = self.tasks[client].reply
+            if reply is not None:
                 why = reason or ("" if useful[client] else "left out")
-                self.parts.accounts.replay(task.reply.key, "sent again" if here else why)
+                self.parts.accounts.replay(reply.key, why if reply.earlier else "sent again")
 
 
 class Unasked:
