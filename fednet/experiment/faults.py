@@ -238,7 +238,7 @@ class Faults:
 
     def out(self, round: int, index: int, cohort: Iterable[int]) -> dict[int, str]:
         """Who of a phase's cohort need not be asked, and why."""
-        if self.replay is not None:  # without rounds, see `fednet.server.ongoing.arrivals`
+        if self.replay is not None:  # without rounds, see `fednet.server.asynchronous`
             return self.replay.out(round, index, cohort) if self._rounds else {}
         if self.plan.empty:
             return {}

@@ -21,7 +21,7 @@ from fednet.errors import StateError
 from fednet.experiment.store import RowStore
 from fednet.files import clear_asides, read_lines, read_record, write_record
 from fednet.plain import plain
-from fednet.records.manifest import ANEW, FORMATS, RunProgress, read_manifest
+from fednet.records.manifest import ANEW, FORMATS, RunProgress, UnderWay, read_manifest
 from fednet.tensors import Layout, Slot, Tensors
 
 
@@ -200,3 +200,19 @@ def _layout(n: int) -> Layout:
 def _as_row(value: torch.Tensor) -> Tensors:
     none = torch.empty(0), torch.empty(0, dtype=torch.int64)
     return Tensors(_layout(len(value)), value, *none)
+
+
+class SentDown(State):
+    """What went down with a task. form: of its fields, as JSON; enrol: how many of them are the
+    client's enrolment.
+    """
+
+    form: str
+    enrol: int
+    body: torch.Tensor  # uint8
+
+
+def kept(checkpoints: Checkpoints, under_way: Mapping[int, UnderWay]) -> dict[str, State]:
+    """What a checkpoint has of what went down with these tasks, by name."""
+    names = sorted({f"sent-{task.sent}" for task in under_way.values()})
+    return {name: checkpoints.other(name, SentDown) for name in names}

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fednet.records.manifest import RunProgress
     from fednet.server.books import Accounts
     from fednet.server.checkpoint import Residuals
-    from fednet.server.rounds import Parts, Rounds
+    from fednet.server.rounds import Rounds
     from fednet.wire.ledger import Row, Tally
     from fednet.wire.link import Link
 
@@ -44,8 +44,11 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
     """Everything the server does in one process of its own; returns the summary. endpoint: how it
     reaches its clients; its transport is closed at the end.
     """
+    from fednet.server.asynchronous import run_updates
     from fednet.server.summary import finish, write
+    from fednet.server.synchronous import run_rounds
 
+    drive = run_rounds if config.schedule.mode == "sync" else run_updates
     with stopped_early():
         switches = determinism.settle(config.train)
         session = Session(config, directory, endpoint, how)
@@ -56,7 +59,7 @@ def host_rounds(config: Config, directory: Path, endpoint: Endpoint, how: Hostin
         try:
             session.begin(rounds)
             with seldom_collected(endpoint.pump is None):
-                rounds.run()
+                rounds.run(drive)
             over = True
             summary = finish(rounds, session.experiment, directory, how.command, switches)
         except OSError as broken:
@@ -210,7 +213,6 @@ class Session:
         from fednet.experiment.faults import Faults, struck
         from fednet.server.books import Accounts
         from fednet.server.io import ServerIO
-        from fednet.server.rounds import Rounds
         from fednet.server.tracking import Trackers
         from fednet.server.watch import Watch
 
@@ -240,20 +242,20 @@ class Session:
         self.tracker = Trackers(config, self.directory, self.how.display.note)
         also = self.how.callback
         after = [self.tracker.round, *([also] if also is not None else [])]
-        return Rounds(self._parts(faults, accounts, after), self.run_id)
+        return self._rounds(faults, accounts, after)
 
-    def _parts(
+    def _rounds(
         self,
         faults: Faults,
         accounts: Accounts,
         after: list[Callable[[Round], None]],
-    ) -> Parts:
+    ) -> Rounds:
         """What the rounds are made with."""
         from fednet.experiment.clock import VirtualClock
         from fednet.server.asking import Asking
         from fednet.server.judging import Judge
         from fednet.server.phases import Phases
-        from fednet.server.rounds import Parts
+        from fednet.server.rounds import Rounds
         from fednet.training.hosts import ServerHost
 
         exp, config = self.experiment, self.config
@@ -285,8 +287,22 @@ class Session:
             alone=self.endpoint.alone,
         )
         judge = Judge(exp, self.files, host, phases, *judges(exp, self.device))
-        kept = self.files, self.io, self.checkpoints, self.inbox
-        return Parts(exp, *kept, accounts, host, faults, clock, self.watch, phases, judge, after)
+        return Rounds(
+            self.run_id,
+            experiment=exp,
+            directory=self.files,
+            io=self.io,
+            checkpoints=self.checkpoints,
+            inbox=self.inbox,
+            accounts=accounts,
+            host=host,
+            faults=faults,
+            clock=clock,
+            watch=self.watch,
+            phases=phases,
+            judge=judge,
+            callbacks=after,
+        )
 
     def _settled(self, round: int) -> Tally:
         """What the book has settled up to a round, and not handed out before."""

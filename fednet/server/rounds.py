@@ -1,12 +1,5 @@
-"""The server's rounds, top to bottom.
-
-    select
-    for each exchange: broadcast, collect, fold in id order, finish
-    judge, record, checkpoint
-
-The next round's broadcast leaves before this round is judged and checkpointed, so that the clients
-train meanwhile; the records and the bits are the same either way. Each step takes a `Round`, and
-adds to it.
+"""The steps of a run, which its driver takes in order: open a round, do its exchanges, conclude it.
+Each takes a `Round`, and adds to it.
 """
 
 from __future__ import annotations
@@ -14,7 +7,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from fednet import records
 from fednet.algorithms.base import State, Tensors
@@ -33,61 +25,57 @@ from fednet.server import exports
 from fednet.server.aggregation import Aggregation, filling
 from fednet.server.asking import Phase
 from fednet.server.books import Accounts
-from fednet.server.checkpoint import Checkpoints, Memories, Residuals
+from fednet.server.checkpoint import Checkpoints, Memories, Residuals, kept
 from fednet.server.inbox import Inbox
 from fednet.server.io import ServerIO, said
 from fednet.server.judging import Judge, client_lines
-from fednet.server.ongoing.underway import kept
-from fednet.server.ongoing.updates import Updates
 from fednet.server.phases import Phases
-from fednet.server.round import Carried, Round, add_phase, fitted, may_overlap, predict, reached
+from fednet.server.round import Carried, Round, add_phase, fitted, predict, reached
 from fednet.server.watch import Attendance, Watch
 from fednet.training.hosts import ServerHost
 from fednet.wire import book
 from fednet.wire.ledger import add_kinds
 
 
-@dataclass(frozen=True)
-class Parts:
-    """What rounds are made with. clock: None where time is real. callbacks: take each record."""
-
-    experiment: Experiment
-    directory: RunDirectory
-    io: ServerIO
-    checkpoints: Checkpoints
-    spool: Inbox
-    accounts: Accounts
-    host: ServerHost
-    faults: Faults
-    clock: VirtualClock | None
-    watch: Watch
-    phases: Phases
-    judge: Judge
-    callbacks: Sequence[Callable[[records.Round], None]] = ()
-
-
 class Rounds:
-    """One server process's part in a run. Call `run`; it raises Stopped, or CannotGoOn, with
-    everything saved.
+    """One server process's part in a run, as steps that a driver (`synchronous`, `asynchronous`)
+    takes in its order. clock: None where time is real. callbacks: take each record.
     """
 
-    def __init__(self, parts: Parts, run_id: str) -> None:
-        self.parts, self.io, self.phases, self.judge = parts, parts.io, parts.phases, parts.judge
-        self.experiment, self.config = parts.experiment, parts.experiment.config
-        self.method, self.host, self.faults = parts.experiment.algorithm, parts.host, parts.faults
-        self.display = parts.watch.display
+    def __init__(
+        self,
+        run_id: str,
+        *,
+        experiment: Experiment,
+        directory: RunDirectory,
+        io: ServerIO,
+        checkpoints: Checkpoints,
+        inbox: Inbox,
+        accounts: Accounts,
+        host: ServerHost,
+        faults: Faults,
+        clock: VirtualClock | None,
+        watch: Watch,
+        phases: Phases,
+        judge: Judge,
+        callbacks: Sequence[Callable[[records.Round], None]] = (),
+    ) -> None:
+        self.experiment, self.config = experiment, experiment.config
+        self.method, self.host, self.faults, self.clock = experiment.algorithm, host, faults, clock
+        self.directory, self.io, self.checkpoints = directory, io, checkpoints
+        self.inbox, self.accounts = inbox, accounts
+        self.watch, self.display, self.callbacks = watch, watch.display, callbacks
+        self.phases, self.judge = phases, judge
         self.progress = RunProgress(run=run_id)
         self.carried: Carried  # once begun
         self.durable: dict[int, str] = {}  # versions of the clients' states in the last checkpoint
-        key, drawn = parts.checkpoints.folder / "noise.key", parts.checkpoints.exists
+        key, drawn = checkpoints.folder / "noise.key", checkpoints.exists
         self._noise = privacy.noise_of(self.config, "server", key, drawn)
         self._accountant = privacy.Accountant(self.config) if self.config.privacy.noise else None
-        self._memories = Memories(parts.checkpoints.rows)
+        self._memories = Memories(checkpoints.rows)
         self._lost: dict[int, int] = {}  # by client whose state is lost: the round it was missed in
         self.sent: dict[str, State] = {}  # what tasks under way need for a resume, by name
-        self.attendance = Attendance(
-            self.config, self.phases.asking.world, parts.watch, self.faults.replay
-        )
+        self.attendance = Attendance(self.config, phases.asking.world, watch, faults.replay)
         self._recorded = time.monotonic()
         self._concluding = False
 
@@ -98,7 +86,7 @@ class Rounds:
             first = self.method.init_server(
                 self.experiment.setting.initial.select(self.experiment.shared)
             )
-            server = on_disk(self.method.prepare(first, self.host), self.parts.checkpoints.rows)
+            server = on_disk(self.method.prepare(first, self.host), self.checkpoints.rows)
             self.carried = Carried(server, {}, {}, {})
         else:
             server, progress, more = resumed
@@ -107,48 +95,33 @@ class Rounds:
             self.carried = Carried(server, progress.versions, progress.states, residuals)
             self.durable = dict(progress.versions)
             self.io.link.ledger.taken(progress.totals)
-            rows = book.rows(self.parts.directory.path)
-            self.parts.accounts.read(rows, progress.round, progress.tasks())
-            self.sent = kept(self.parts.checkpoints, progress.under_way)
+            rows = book.rows(self.directory.path)
+            self.accounts.read(rows, progress.round, progress.tasks())
+            self.sent = kept(self.checkpoints, progress.under_way)
             progress.finished = progress.finished and not self.more(progress.round)
-        for event in said(self.parts.directory.path, "blamed"):
+        for event in said(self.directory.path, "blamed"):
             self.phases.blamed.setdefault(event["client"], (event["round"], event["reason"]))
         self.save()
 
-    def run(self) -> None:
-        """All rounds, then the last evaluation."""
+    def run(self, drive: Callable[[Rounds], None]) -> None:
+        """All that is left of the run. drive: takes the steps in its order. Raises Stopped, or
+        CannotGoOn, with everything saved.
+        """
         try:
             if not self.progress.finished:
-                self._run()
+                start = self.config.round.start
+                self.watch.await_clients(
+                    self.config.clients if start == "all" else int(start),
+                    self.config.round.join_s(self.attendance.alone),
+                    resumed=self.progress.round > 0,
+                )
+                drive(self)
         except Stopped:
             if not self._concluding:  # else the last checkpoint holds all that is finished
                 self.save()
             raise
         finally:
-            self.parts.spool.close()
-
-    def _run(self) -> None:
-        done, start = self.progress.round, self.config.round.start
-        self.parts.watch.await_clients(
-            self.config.clients if start == "all" else int(start),
-            self.config.round.join_s(self.attendance.alone),
-            resumed=done > 0,
-        )
-        if self.config.schedule.mode != "sync":
-            return Updates(self).run()
-        round = self.open(done + 1, self.carried) if self.more(done) else None
-        while round is not None:
-            self.exchange(round)
-            early = round.number < self.config.rounds and may_overlap(self.config)
-            early = early and self.attendance.ready(self.second(round.virtual))
-            ahead = self.open(round.number + 1, round.after, round.virtual) if early else None
-            self.conclude(round)
-            self.give_up(round)
-            self.progress.stopped = reached(self.config, self.progress) or ""
-            if ahead is None and self.more(round.number):
-                ahead = self.open(round.number + 1, round.after)
-            round = ahead
-        self.end()
+            self.inbox.close()
 
     def more(self, done: int) -> bool:
         """Whether there is another round to do after so many."""
@@ -189,13 +162,13 @@ class Rounds:
         round = Round.begun(carried, self._opened(number, 0, cohort, carried, at))
         if here is not None:
             round.record.set(second=at, here=here)
-        if self.parts.clock is not None:
+        if self.clock is not None:
             round.base, round.virtual = base, at - base
         return round
 
     def second(self, ahead: float = 0.0) -> float:
         """The second of the run, on the run's clock."""
-        if self.parts.clock is not None:
+        if self.clock is not None:
             return self.progress.virtual + ahead
         return self.progress.seconds + time.monotonic() - self._recorded
 
@@ -215,7 +188,7 @@ class Rounds:
                 round.judged = self.phases.judged(round.phase)
             if going:
                 completed, index = sorted(round.phase.done), round.phase.index + 1
-                at = self.second() if self.parts.clock is None else round.base + round.virtual
+                at = self.second() if self.clock is None else round.base + round.virtual
                 round.phase = self._opened(round.number, index, completed, round.after, at)
                 round.main = round.phase if index == main else round.main
         round.reported, round.warnings = dict(self.host.reported), list(self.host.warnings)
@@ -229,7 +202,7 @@ class Rounds:
                 round.reports.setdefault(client, {}).update(reply.reported)
         took = time.monotonic() - phase.opened
         add_phase(round.seconds, took, phase.encoding, phase.done.values())
-        round.spent(self.parts.clock)
+        round.spent(self.clock)
         return aggregation
 
     def finish(self, round: Round, aggregation: Aggregation) -> bool:
@@ -249,7 +222,7 @@ class Rounds:
         round.finished(server)
         if server is not None:
             for client, images in aggregation.condensed.items():
-                exports.keep_condensed(self.parts.directory.path, client, images)
+                exports.keep_condensed(self.directory.path, client, images)
             round.seconds["aggregating"] += time.monotonic() - began
         return server is not None
 
@@ -258,7 +231,7 @@ class Rounds:
         for client, why in sorted(named.items()):
             if client not in self.phases.blamed:
                 self.phases.blamed[client] = round, why
-                self.parts.directory.event("blamed", round, client, reason=why)
+                self.directory.event("blamed", round, client, reason=why)
                 self.host.warn(f"client {client} broke the protocol of secure aggregation: {why}")
 
     def aggregation(self, round: Round) -> Aggregation:
@@ -293,9 +266,9 @@ class Rounds:
         each = self.config.record.clients == "each"
         lines = {"rounds": [round.record.line()], "clients": client_lines(round) if each else []}
         due = round.number % self.config.checkpoint.every == 0 or round.number == self.config.rounds
-        keep = self.save if due or self.parts.watch.requested else self._append
+        keep = self.save if due or self.watch.requested else self._append
         keep(lines)
-        self.parts.directory.event("round", round.number, completed=len(round.record.completed))
+        self.directory.event("round", round.number, completed=len(round.record.completed))
         self._concluding = False
         self.faults.at("between", round.number)
         self.io.call(lambda now: self.io.book_round(round.number))
@@ -306,7 +279,7 @@ class Rounds:
         """Completes the round's record. model: as it was judged, at `judged_at`."""
         progress, record = self.progress, round.record
         hashes = self.judge.hashes(round.after, model)
-        tally = self.parts.accounts.spent(round.number, progress, progress.tasks())
+        tally = self.accounts.spent(round.number, progress, progress.tasks())
         for direction, kinds in round.predicted.items():
             add_kinds(progress.predicted.setdefault(direction, {}), kinds)
         now = time.monotonic()
@@ -322,7 +295,7 @@ class Rounds:
         record.set(
             dropped={str(c): reason for c, reason in sorted(round.dropped.items())},
             seconds=elapsed,
-            seconds_virtual=round.virtual if self.parts.clock else None,
+            seconds_virtual=round.virtual if self.clock else None,
             seconds_by_phase=fitted(round.seconds, elapsed, early),
             seconds_virtual_by_phase=round.virtual_split or None,
             **tally.columns(),
@@ -344,7 +317,7 @@ class Rounds:
             self._lost.pop(client, None)
         for text in round.told():
             self.display.note(text)
-        for callback in self.parts.callbacks:
+        for callback in self.callbacks:
             callback(round.record)
 
     # -- saving ------------------------------------------------------------------------------------
@@ -355,9 +328,9 @@ class Rounds:
         others, residuals = dict(self.sent), dict(self.carried.residuals)
         if residuals:
             others["extra"] = self._memories.written(residuals)
-        self.progress.lengths = self.parts.directory.flush(self.config.checkpoint.fsync)
+        self.progress.lengths = self.directory.flush(self.config.checkpoint.fsync)
         self.progress.records = lines or {}
-        self.parts.checkpoints.save(
+        self.checkpoints.save(
             self.carried.server,
             self.progress,
             others,
@@ -365,11 +338,11 @@ class Rounds:
         )
         self.durable = dict(self.progress.versions)
         self._append(lines or {})
-        self.parts.directory.wire.held(self.progress.round, self.progress.tasks())
+        self.directory.wire.held(self.progress.round, self.progress.tasks())
 
     def _append(self, lines: dict[str, list[JsonDict]]) -> None:
-        self.parts.directory.append(lines)
-        self.parts.directory.flush()
+        self.directory.append(lines)
+        self.directory.flush()
         under_way = () if self.progress.finished else self.progress.tasks()
         # Its files are the next round's.
-        self.parts.spool.clear(self.progress.round, under_way)
+        self.inbox.clear(self.progress.round, under_way)

@@ -47,9 +47,9 @@ def finish(
     keep_class_means(directory, experiment)
     gone = keep_personal(directory, progress.run, progress.versions, experiment, model, server)
     for client, reason in gone.items():
-        rounds.parts.directory.event("no_personal", progress.round, client, reason=reason)
-    rounds.parts.directory.flush()
-    rounds.parts.accounts.spent(progress.round, progress)  # the last evaluation
+        rounds.directory.event("no_personal", progress.round, client, reason=reason)
+    rounds.directory.flush()
+    rounds.accounts.spent(progress.round, progress)  # the last evaluation
     last = next(reversed(open_run(directory).rounds), Round())
     return Summary(
         name=config.name,

@@ -10,7 +10,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fednet.server.ongoing.schedule import Give, Order, Schedule, Update
+from fednet.server.asynchronous import Give, Order, Schedule, Update
 
 
 def schedule(clients=5, at_once=3, buffer=2, every=None, **more):
