@@ -190,7 +190,7 @@ class ClientLoop:
         try:
             message, body = self.link.receive(CONNECTION, event.frames)
         except RemoteProtocolError as broken:
-            log.warning("refused a message of the server, and connecting anew: %s", broken)
+            log.warning("refused a message of the server, and connecting again: %s", broken)
             self._follow([p.Reconnect()])  # the message is lost, and might have been awaited
             return
         instructions: list[p.Instruction] = []

@@ -215,8 +215,9 @@ class Policy:
         return made
 
     def _model(self, model: ModelSection) -> ModelSection:
-        """The section with its files where this site lets a run look for them."""
-        weights, adapters = model.weights, model.adapters
+        """Returns the section with its files in the places that this site lets a run read."""
+        weights = model.weights
+        adapters = model.adapters
         if weights is not None:
             weights = str(self._path(weights, "model.weights"))
         if adapters is not None and adapters.weights is not None:
@@ -225,14 +226,16 @@ class Policy:
         return msgspec.structs.replace(model, weights=weights, adapters=adapters)
 
     def _link(self, link: LinkSection) -> LinkSection:
-        """The section with the files of its rates where this site lets a run look for them."""
+        """Returns the section with its traces in the places that this site lets a run read."""
         named = (link.trace,) if isinstance(link.trace, str) else link.trace or ()
         found = [name if name in LINKS else str(self._path(name, "link.trace")) for name in named]
         trace = found[0] if len(found) == 1 else (found[0], found[1])
         return msgspec.structs.replace(link, trace=trace)
 
     def _path(self, named: str, key: str) -> Path:
-        """The file or folder that the server names, if it lies where this site lets it look."""
+        """Returns the file or folder that the server names. Raises ConfigError if it is in none of
+        the places that this site lets a run read.
+        """
         for place in self.places:
             found = (place / named).resolve()
             if found.is_relative_to(place.resolve()):
@@ -245,9 +248,10 @@ class Policy:
     def _check_privacy(self, config: Config) -> None:
         from fednet.experiment.privacy import at_client
 
-        wanted, section = self.privacy, at_client(config)
+        wanted = self.privacy
         if wanted is None:
             return
+        section = at_client(config)
         if section.where != "client" or section.noise < wanted.noise:
             raise ConfigError(
                 f"privacy: the policy wants noise of at least {wanted.noise:g} times the bound "
@@ -265,7 +269,8 @@ def leaving(experiment: Experiment) -> list[tuple[str, str]]:
     """Returns (what, its kind) of everything that a client of this run sends up."""
     from fednet.experiment.judging import Judgement
 
-    config, found = experiment.config, list[tuple[str, str]]()
+    config = experiment.config
+    found: list[tuple[str, str]] = []
     for exchange in experiment.algorithm.exchanges:
         found += [(repr(name), field.kind) for name, field in exchange.up.fields.items()]
     if config.evaluate.every and config.evaluate.clients != "none":
@@ -305,11 +310,12 @@ def check_text_keys(keys: Collection[str], where: str) -> None:
     """Raises ConfigError for a key of a policy's `text` that is no option of a part of the site's
     own. where: the list, for the error.
     """
-    known, free = set[str](), set[str]()
+    known: set[str] = set()
+    free: set[str] = set()  # sections with a part that takes any option
     for section, kind in SECTIONS.items():
         for part in getattr(registry, kind).own().values():
             declared = declared_options(part, kind)
-            if declared is None:  # it takes any option
+            if declared is None:
                 free.add(section)
             else:
                 known |= {f"{section}.{field.encode_name}" for field in _fields(declared)}

@@ -26,27 +26,27 @@ class Secrets:
         self._lock = threading.Lock()
         self._machines: dict[int, tuple[int, SecureClient]] = {}
 
-    def machine(self, terms: Terms, round: int, client: int, fresh: bool) -> SecureClient:
+    def machine(self, terms: Terms, round_number: int, client: int, fresh: bool) -> SecureClient:
         """Returns the client's machine of this round. fresh: makes it if there is none, and forgets
         those of earlier rounds; else raises LeftRound if it is not here.
         """
         with self._lock:
             known, machine = self._machines.get(client, (0, None))
-            if machine is not None and known == round:
+            if machine is not None and known == round_number:
                 return machine
             if not fresh:
                 raise LeftRound(
-                    f"secure aggregation: client {client}'s keys of round {round} were with "
-                    f"another process, or with this one before it was started anew"
+                    f"secure aggregation: client {client}'s keys of round {round_number} were with "
+                    f"another process, or with this one before it was started again"
                 )
-            for other in [c for c, (r, _) in self._machines.items() if r < round]:
+            for other in [c for c, (r, _) in self._machines.items() if r < round_number]:
                 del self._machines[other]
             machine = secagg.client(terms, client)
-            self._machines[client] = round, machine
+            self._machines[client] = round_number, machine
             return machine
 
-    def leaves(self, client: int, round: int, vector: bytes) -> None:
+    def leaves(self, client: int, round_number: int, vector: bytes) -> None:
         """Writes down that this client's vector leaves in this round. Raises LeftRound if one did
         before.
         """
-        self._account.leaves(client, self._configuration, round, vector)
+        self._account.leaves(client, self._configuration, round_number, vector)

@@ -319,7 +319,7 @@ class Worker:
 
     def _reported(self, host: SiteHost) -> dict[str, float]:
         """Returns the numbers that the method reported of the client, if statistics may leave.
-        Raises ConfigError where they are too many.
+        Raises ConfigError if they are too many.
         """
         if len(host.reported) > m.REPORTS:
             raise ConfigError(
@@ -330,7 +330,7 @@ class Worker:
         return host.reported if allowed is None or "statistics" in allowed else {}
 
 
-# -- the base model, where the server sends it (`model.base: server`) ------------------------------
+# -- the base model, if the server sends it (`model.base: server`) ---------------------------------
 def split_base_model(
     experiment: Experiment, task: m.Task, body: memoryview
 ) -> tuple[m.Task, memoryview, memoryview | None]:

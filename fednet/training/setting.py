@@ -30,11 +30,13 @@ Pair = tuple[Inputs, torch.Tensor]
 
 
 class Secrets(Protocol):
-    """What a site keeps of its clients' machines, for as long as their round goes on."""
+    """Keeps the secure-aggregation machines of a site's clients while their round goes on."""
 
-    def machine(self, terms: Terms, round: int, client: int, fresh: bool) -> SecureClient: ...
+    def machine(
+        self, terms: Terms, round_number: int, client: int, fresh: bool
+    ) -> SecureClient: ...
 
-    def leaves(self, client: int, round: int, vector: bytes) -> None: ...
+    def leaves(self, client: int, round_number: int, vector: bytes) -> None: ...
 
 
 @dataclass(frozen=True, eq=False)
