@@ -1,4 +1,4 @@
-"""The contract suite run over a part of one's own."""
+"""Test your own part: that it is deterministic, resumable and declares what it sends."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from fednet.cli.common import path_argument
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, metavar="FILE.py")
-    path_argument(parser, "--data", "where the files of your data sets are")
-    parser.add_argument("--quiet", action="store_true", help="say nothing but errors")
+    parser.add_argument("file", type=Path, metavar="FILE.py", help="the file with your part")
+    path_argument(parser, "--data", "folder of your datasets' files")
+    parser.add_argument("--quiet", action="store_true", help="print errors only")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,4 +1,6 @@
-"""`fednet-client`: one process that hosts one or several clients; it needs no configuration."""
+"""`fednet-client`: run one or several clients in one process. It gets the configuration from the
+server.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--id",
         type=_ids,
         metavar="K",
-        help="which clients: 3, 0-24,40, or 3/4 for the third of four shares of all [the policy's]",
+        help="ids of the clients to run: 3, 0-24,40, or 3/4, the third quarter of all "
+        "ids [the policy's]",
     )
     _reaching(parser)
     _at_home(parser)
@@ -31,17 +34,17 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--give-up",
         type=values.seconds,
         metavar="TIME",
-        help="end, with status 3, when no server has taken this client in for so long [never]",
+        help="exit with status 3 if no server accepts this client for this time [never]",
     )
     parser.add_argument(
         "--stay",
         action="store_true",
-        help="when a run is over, take part in the next one at that address",
+        help="after a run, wait for the next one at the same address",
     )
     parser.add_argument(
         "--explain",
         action="store_true",
-        help="say what would leave this site each round, what is read and stored, and exit",
+        help="print what would leave this site per round, what is read and stored, and exit",
     )
     parser.add_argument(
         "--load",
@@ -49,27 +52,27 @@ def add(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=Path,
         metavar="FILE.py",
-        help="your own parts; may be repeated",
+        help="a file with your own methods, models or other parts; may be repeated",
     )
-    parser.add_argument("--quiet", action="store_true", help="say nothing but errors")
+    parser.add_argument("--quiet", action="store_true", help="print errors only")
 
 
 def _at_home(parser: argparse.ArgumentParser) -> None:
     """What this machine has for the clients."""
     device_argument(parser)
-    path_argument(parser, "--data", "where this site's data lie")
+    path_argument(parser, "--data", "folder of this site's data")
     parser.add_argument(
         "--state",
         type=Path,
         metavar="DIR",
-        help="where the clients' states are kept [client-state/RUN in FEDNET_OUT, else in runs]",
+        help="folder of the clients' states [client-state/RUN in FEDNET_OUT, else in runs]",
     )
     parser.add_argument(
         "--state-lost",
         choices=["reset"],
-        help="start anew a client whose state is missing, instead of refusing",
+        help="reset: a client without its state starts as a new one, instead of being refused",
     )
-    path_argument(parser, "--keys", "the client's CURVE keys", "FILE")
+    path_argument(parser, "--keys", "file with the client's CURVE keys", "FILE")
 
 
 def _allowed(parser: argparse.ArgumentParser) -> None:
@@ -78,23 +81,24 @@ def _allowed(parser: argparse.ArgumentParser) -> None:
         "--allow",
         type=values.kinds,
         metavar="KINDS",
-        help="refuse to join a run that sends up anything else, such as state,statistics,accuracy",
+        help="kinds of data that may leave this site, such as "
+        "state,statistics,accuracy; a run that sends others is refused [all]",
     )
     parser.add_argument(
         "--policy",
         type=Path,
         metavar="FILE.yaml",
-        help="what this site lets a server ask of it; it has the last word over anything it says",
+        help="this site's policy: what the server may ask for; flags can only narrow it",
     )
     parser.add_argument(
         "--download",
         action="store_true",
-        help="let the server's configuration have data sets fetched (data.download)",
+        help="allow the server's configuration to download datasets (data.download)",
     )
     parser.add_argument(
         "--faults",
         action="store_true",
-        help="act out the faults that the server's configuration plans",
+        help="allow the faults that the server's configuration plans",
     )
 
 
@@ -108,7 +112,7 @@ def _reaching(parser: argparse.ArgumentParser) -> None:
         "--run",
         type=Path,
         metavar="OUT/NAME",
-        help="a run directory on a shared file system: find its server there, and follow it",
+        help="a run's directory on a shared file system, in which the server's address is found",
     )
     proxied(parser)
 

@@ -93,7 +93,7 @@ def everywhere(parser: argparse.ArgumentParser, config: str = "", out: bool = Tr
         action="append",
         default=[],
         metavar="FILE.py",
-        help="your own parts; may be repeated",
+        help="a file with your own methods, models or other parts; may be repeated",
     )
     if out:
         parser.add_argument(
@@ -101,9 +101,9 @@ def everywhere(parser: argparse.ArgumentParser, config: str = "", out: bool = Tr
             type=Path,
             default=places.runs(),
             metavar="DIR",
-            help="where runs are written [FEDNET_OUT, else runs]",
+            help="folder for the runs' directories [FEDNET_OUT, else runs]",
         )
-    parser.add_argument("--quiet", action="store_true", help="say nothing but errors")
+    parser.add_argument("--quiet", action="store_true", help="print errors only")
 
 
 def configured(args: argparse.Namespace) -> Config:
@@ -179,8 +179,8 @@ def proxied(parser: argparse.ArgumentParser) -> None:
         action=Proxy,
         default=argparse.SUPPRESS,
         metavar="URL",
-        help="reach the server through the proxy socks5://HOST:PORT, with USER:PASSWORD@ before "
-        "HOST where it asks for them [FEDNET_PROXY]",
+        help="connect through a SOCKS5 proxy: socks5://HOST:PORT or "
+        "socks5://USER:PASSWORD@HOST:PORT [FEDNET_PROXY]",
     )
 
 
@@ -192,7 +192,7 @@ def device_argument(parser: argparse.ArgumentParser) -> None:
 
 def data_argument(parser: argparse.ArgumentParser) -> None:
     """Without it the configuration says where, and only then the variable: see `data.loading`."""
-    where = "where datasets lie [data.root, else FEDNET_DATA]"
+    where = "folder of the datasets [data.root, else FEDNET_DATA]"
     parser.add_argument("--data", type=Path, metavar="DIR", help=where)
 
 

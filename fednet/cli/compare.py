@@ -24,7 +24,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     counted_and_labelled(parser)
     parser.add_argument(
-        "--format", choices=["table", "csv", "md", "latex"], default="table", help="[table]"
+        "--format",
+        choices=["table", "csv", "md", "latex"],
+        default="table",
+        help="format of the table [table]",
     )
 
 

@@ -1,6 +1,4 @@
-"""Whether this machine is ready: versions, device, data, ports, keys, disk, clock, and the bits it
-computes.
-"""
+"""Check this machine: versions, device, data, ports, keys, disk, clock, and its rounding."""
 
 from __future__ import annotations
 
@@ -17,14 +15,14 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--server",
         default=os.environ.get("FEDNET_SERVER") or None,
         metavar="ADDRESS",
-        help="also whether that server can be reached from here [FEDNET_SERVER]",
+        help="also check that this server is reachable [FEDNET_SERVER]",
     )
     parser.add_argument(
         "--keys",
         type=Path,
         default=os.environ.get("FEDNET_KEYS") or None,
         metavar="PATH",
-        help="also whether these keys are in order [FEDNET_KEYS]",
+        help="also check these keys [FEDNET_KEYS]",
     )
     proxied(parser)
     data_argument(parser)

@@ -12,7 +12,10 @@ from fednet.records import names
 def add(parser: argparse.ArgumentParser) -> None:
     runs_argument(parser)
     parser.add_argument(
-        "--x", choices=["mb", "rounds", "seconds"], default="rounds", help="[rounds]"
+        "--x",
+        choices=["mb", "rounds", "seconds"],
+        default="rounds",
+        help="unit of the horizontal axis [rounds]",
     )
     parser.add_argument("--y", default="accuracy", choices=names(), help="the metric [accuracy]")
     counted_and_labelled(parser)
@@ -21,8 +24,11 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=values.new_file("pdf", "svg", "png", "eps"),
         required=True,
         metavar="FILE.pdf",
+        help="file to write",
     )
-    parser.add_argument("--width", default="3.4in", metavar="W", help="3.4in, 86mm [3.4in]")
+    parser.add_argument(
+        "--width", default="3.4in", metavar="W", help="width, such as 3.4in or 86mm [3.4in]"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

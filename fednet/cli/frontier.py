@@ -1,4 +1,6 @@
-"""Chains of compressors over seeds, resumable: accuracy against MB, and which no other beats."""
+"""Run chains of compressors over seeds and draw accuracy against MB, with the Pareto-optimal
+chains. Run it again to continue.
+"""
 
 from __future__ import annotations
 
@@ -27,23 +29,34 @@ def add(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         required=True,
         metavar="CHAIN",
-        help="what goes up, such as none, 'topk(0.01|0.05)+int8' (two of them) or 'ef21+sign'",
+        help="compressors from clients to the server: none, 'ef21+sign', or two chains"
+        " at once by 'topk(0.01|0.05)+int8'",
     )
     parser.add_argument(
-        "--down", nargs="+", default=[NONE], metavar="CHAIN", help="what comes down [none]"
+        "--down",
+        nargs="+",
+        default=[NONE],
+        metavar="CHAIN",
+        help="compressors from the server to clients [none]",
     )
     parser.add_argument(
         "--link",
         metavar="UP,DOWN",
-        help="Mbit/s of each client: seconds are of the virtual clock, those of training aside "
-        "where the configuration has none",
+        help="each client's rates in Mbit/s; seconds are then of the virtual clock, "
+        "without training time unless the configuration has link.step_ms",
     )
-    parser.add_argument("--x", choices=["up", "down", "both"], default="both", help="MB [both]")
+    parser.add_argument(
+        "--x",
+        choices=["up", "down", "both"],
+        default="both",
+        help="direction whose MB are drawn [both]",
+    )
     parser.add_argument(
         "--figure",
         type=values.new_file("pdf", "svg", "png", "eps"),
         metavar="FILE.svg",
-        help="the picture, its numbers beside it as CSV [frontier.svg in the sweep's folder]",
+        help="figure; its numbers go to a .csv file of the same name [frontier.svg in "
+        "the sweep's folder]",
     )
     sweeps.shared_arguments(parser, "a YAML configuration")
 

@@ -1,5 +1,5 @@
-"""CURVE keys: a client's is made at its site and only the public half travels; `lab` makes all at
-once.
+"""Make and manage CURVE keys. A client's pair is made at its site, and only the public key leaves
+it; `lab` makes all keys at once.
 """
 
 from __future__ import annotations
@@ -40,37 +40,58 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="server | client | allow | revoke | switch | trust | lab",
         parser_class=KeyParser,
     )
-    server = does.add_parser("server", help="make the server's pair in DIR")
-    server.add_argument("dir", type=Path, metavar="DIR")
+    server = does.add_parser("server", help="make the server's key pair in DIR")
+    server.add_argument("dir", type=Path, metavar="DIR", help="folder of the server's keys")
     server.add_argument(
-        "--next", action="store_true", help="one that `switch` puts in its place; prints it too"
+        "--next",
+        action="store_true",
+        help="make the pair that `switch` will replace it with, and print its public key",
     )
-    switch = does.add_parser("switch", help="the server's next pair takes the place of its pair")
-    switch.add_argument("dir", type=Path, metavar="DIR")
-    client = does.add_parser("client", help="make a client's pair in FILE; prints the public half")
-    client.add_argument("file", type=Path, metavar="FILE")
+    switch = does.add_parser("switch", help="replace the server's pair by its next pair")
+    switch.add_argument("dir", type=Path, metavar="DIR", help="folder of the server's keys")
+    client = does.add_parser(
+        "client", help="make a client's key pair in FILE and print its public key"
+    )
+    client.add_argument("file", type=Path, metavar="FILE", help="the file to write")
     client.add_argument(
-        "--server", type=_public, metavar="PUBLIC", help="the server's public key, kept beside it"
+        "--server",
+        type=_public,
+        metavar="PUBLIC",
+        help="the server's public key, stored in FILE too",
     )
-    trust = does.add_parser("trust", help="at a site: the server may have the key PUBLIC by now")
-    trust.add_argument("file", type=Path, metavar="FILE")
-    trust.add_argument("public", type=_public, metavar="PUBLIC")
-    allow = does.add_parser("allow", help="let the holder of PUBLIC speak for client K")
-    allow.add_argument("dir", type=Path, metavar="DIR")
-    allow.add_argument("ids", type=values.whole_numbers, metavar="K")
-    allow.add_argument("public", type=_public, metavar="PUBLIC")
+    trust = does.add_parser("trust", help="at a site: also accept the server's next public key")
+    trust.add_argument("file", type=Path, metavar="FILE", help="the client's key file")
+    trust.add_argument(
+        "public", type=_public, metavar="PUBLIC", help="the server's next public key"
+    )
+    allow = does.add_parser("allow", help="allow the owner of the public key to run clients K")
+    allow.add_argument("dir", type=Path, metavar="DIR", help="folder of the server's keys")
     allow.add_argument(
-        "--until", metavar="TIME", help="only until then (UTC), such as 2027-01-31 [for ever]"
+        "ids", type=values.whole_numbers, metavar="K", help="client ids, such as 3 or 0-4"
     )
-    revoke = does.add_parser("revoke", help="let nobody speak for client K any more")
-    revoke.add_argument("dir", type=Path, metavar="DIR")
-    revoke.add_argument("ids", type=values.whole_numbers, metavar="K")
+    allow.add_argument("public", type=_public, metavar="PUBLIC", help="the client's public key")
+    allow.add_argument("--until", metavar="TIME", help="expiry (UTC), such as 2027-01-31 [never]")
+    revoke = does.add_parser("revoke", help="remove the keys of clients K")
+    revoke.add_argument("dir", type=Path, metavar="DIR", help="folder of the server's keys")
     revoke.add_argument(
-        "--key", type=_public, metavar="PUBLIC", help="only this key of theirs [all]"
+        "ids", type=values.whole_numbers, metavar="K", help="client ids, such as 3 or 0-4"
     )
-    lab = does.add_parser("lab", help="all keys at once, for experiments in one hand")
-    lab.add_argument("dir", type=Path, metavar="DIR")
-    lab.add_argument("--clients", type=values.count(100_000), required=True, metavar="N")
+    revoke.add_argument(
+        "--key", type=_public, metavar="PUBLIC", help="remove only this public key [all]"
+    )
+    lab = does.add_parser(
+        "lab",
+        help="make the keys of the server and of N clients at once, for experiments on"
+        " your own machines",
+    )
+    lab.add_argument("dir", type=Path, metavar="DIR", help="folder of the server's keys")
+    lab.add_argument(
+        "--clients",
+        type=values.count(100_000),
+        required=True,
+        metavar="N",
+        help="number of clients",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

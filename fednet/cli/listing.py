@@ -1,5 +1,5 @@
-"""What there is: algorithms, models, datasets, partitions, compressors, tasks, one line each, with
-paper and cost; and the configuration's keys.
+"""List algorithms, models, datasets, partitions, compressors, tasks or the configuration's keys.
+Algorithms come with what they send and their paper, keys with type, default and meaning.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=sorted(kinds), metavar="WHAT", help=" | ".join(kinds))
     everywhere(
         parser,
-        "algorithms: a YAML configuration, for their cost in MB; keys: those at and below that "
-        "one, such as train, or the options of a part, such as algorithm.fedprox",
+        "for algorithms: a YAML configuration, for their cost in MB; for keys: a "
+        "section such as train, a key, or a method such as algorithm.fedprox",
         out=False,
     )
     parser.add_argument(
         "--model",
         metavar="NAME",
-        help="algorithms: their cost in MB for this model (or for that of CONFIG)",
+        help="for algorithms: print their cost in MB for this model",
     )
 
 

@@ -1,4 +1,4 @@
-"""A commented template for an algorithm, a dataset or a model of one's own."""
+"""Write a commented template of your own algorithm, dataset or model."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from fednet.files import write_new
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=["algorithm", "dataset", "model"])
-    parser.add_argument("file", type=Path, metavar="FILE.py")
+    parser.add_argument("what", choices=["algorithm", "dataset", "model"], help="what to write")
+    parser.add_argument(
+        "file", type=Path, metavar="FILE.py", help="the file to write; its name is the part's name"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

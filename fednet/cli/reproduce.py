@@ -1,4 +1,4 @@
-"""The runs behind one table of a paper, the paper's figure beside ours."""
+"""Run the cells of a paper's table and print them next to the printed figures."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ def add(parser: argparse.ArgumentParser) -> None:
         "table", nargs="?", metavar="PAPER/TABLE", help="such as fedpdc/table2; --list shows them"
     )
     everywhere(parser)
-    parser.add_argument("--list", action="store_true", help="the papers and their tables")
+    parser.add_argument("--list", action="store_true", help="list the papers and their tables")
     parser.add_argument(
         "--gather",
         action="store_true",
-        help="start nothing: the table of the runs that are done, the others marked as not run",
+        help="print the table of the finished runs, and run nothing",
     )
     parser.add_argument(
-        "--plan", action="store_true", help="say what would run and how long it may take"
+        "--plan",
+        action="store_true",
+        help="print what would run and how long it may take, and stop",
     )
     _cells(parser)
     parser.add_argument(
@@ -35,7 +37,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="mini: small enough for a laptop [full]",
     )
     parser.add_argument(
-        "--jobs", type=values.at_least_one, default=1, metavar="J", help="runs at a time [1]"
+        "--jobs", type=values.at_least_one, default=1, metavar="J", help="runs to do at a time [1]"
     )
     device_argument(parser)
     _search(parser)
@@ -43,31 +45,30 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def _cells(parser: argparse.ArgumentParser) -> None:
     """Which runs of a table."""
-    parser.add_argument("--dataset", metavar="D", help="only this dataset's part of the table")
+    parser.add_argument("--dataset", metavar="D", help="only the cells of this dataset")
     parser.add_argument("--only", type=values.names, metavar="M,...", help="only these methods")
     parser.add_argument(
         "--add",
         action="append",
         default=[],
         metavar="NAME",
-        help="a method beside the paper's; may be repeated",
+        help="also run this method; may be repeated",
     )
     parser.add_argument(
         "--open",
         action="store_true",
-        help="also the paper's method under the choices that the paper leaves open, and its "
-        "ablations",
+        help="also run the method with the choices that the paper leaves open, and its ablations",
     )
     parser.add_argument(
         "--seeds",
         type=values.seeds,
         metavar="0,1,2",
-        help="a run of each cell with each of these [0]",
+        help="seeds of each cell [0]",
     )
     parser.add_argument(
         "--setting",
         metavar="TEXT",
-        help="only cells with these words in their setting, such as alpha=0.2 or E1",
+        help="only cells whose setting has these words, such as alpha=0.2 or E1",
     )
 
 
@@ -75,7 +76,8 @@ def _search(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--search",
         action="store_true",
-        help="first search the paper's grids, at a quarter of the rounds, on a validation split",
+        help="first tune over the paper's grids, with a quarter of the rounds and a "
+        "validation split",
     )
     parser.add_argument(
         "--grid",

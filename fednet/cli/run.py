@@ -1,4 +1,4 @@
-"""One whole federation on this machine: a server process and worker processes over TCP on
+"""Run a whole federation on this machine: a server process and worker processes over TCP on
 loopback.
 """
 
@@ -26,30 +26,31 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="worker processes [one per visible GPU, else one per core, at most one per client]",
     )
     placed.add_argument(
-        "--in-process", action="store_true", help="the same code in one process with no sockets"
+        "--in-process", action="store_true", help="run everything in one process, without sockets"
     )
     parser.add_argument(
         "--check",
         action="store_true",
-        help="build everything, try one batch forward and backward, and stop before the run",
+        help="check the configuration, build everything, train on one batch, and stop "
+        "before the run",
     )
-    parser.add_argument("--on", choices=["ray"], help="place the workers on a Ray cluster")
+    parser.add_argument("--on", choices=["ray"], help="start the workers on a Ray cluster")
 
 
 def lasting(parser: argparse.ArgumentParser) -> None:
     """--device, --resume, --until, --metrics: of whatever may take long."""
     device_argument(parser)
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
     parser.add_argument(
         "--until",
         type=values.seconds,
         metavar="TIME",
-        help="stop cleanly after so long, such as 3h50m",
+        help="stop after this time, such as 3h50m, so that --resume can continue",
     )
     parser.add_argument(
         "--metrics",
         metavar="ADDRESS",
-        help="serve the run's numbers for Prometheus at PORT (of loopback) or HOST:PORT [off]",
+        help="serve metrics for Prometheus at PORT (loopback only) or HOST:PORT [off]",
     )
 
 

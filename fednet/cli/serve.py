@@ -1,4 +1,4 @@
-"""One long-lived server that works through a queue of runs, one after the other at one address."""
+"""Run a server that works through a queue of runs, one after the other, at one address."""
 
 from __future__ import annotations
 
@@ -17,28 +17,33 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=place(),
         metavar="DIR",
-        help="where the queue and the runs are [FEDNET_SERVE, else serve]",
+        help="folder of the queue and the runs [FEDNET_SERVE, else serve]",
     )
     parser.add_argument(
         "--bind",
         default=os.environ.get("FEDNET_SERVER") or "tcp://127.0.0.1:5555",
         metavar="ADDRESS",
-        help="where every run listens; clients stay with: fednet-client --stay --server ADDRESS",
+        help="address of every run, for `fednet-client --stay --server ADDRESS`",
     )
     parser.add_argument(
-        "--page", default="8420", metavar="ADDRESS", help="its web page, PORT or HOST:PORT [8420]"
+        "--page",
+        default="8420",
+        metavar="ADDRESS",
+        help="address of the web page, PORT or HOST:PORT [8420]",
     )
     parser.add_argument(
         "--token",
         type=Path,
         metavar="FILE",
-        help="let whoever knows what stands in FILE submit and cancel on the page [read-only]",
+        help="let users who know the token in FILE submit and cancel runs on the page [read-only]",
     )
-    path_argument(parser, "--keys", "the server's keys")
-    parser.add_argument("--insecure", action="store_true", help="beyond loopback without keys")
+    path_argument(parser, "--keys", "folder of the server's keys")
+    parser.add_argument(
+        "--insecure", action="store_true", help="allow an address beyond loopback without keys"
+    )
     device_argument(parser)
     data_argument(parser)
-    parser.add_argument("--quiet", action="store_true", help="say nothing but errors")
+    parser.add_argument("--quiet", action="store_true", help="print errors only")
 
 
 def place() -> Path:

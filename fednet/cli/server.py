@@ -1,4 +1,4 @@
-"""`fednet-server`: the server alone; clients come to it over the network."""
+"""`fednet-server`: run the server alone. Clients connect to it over the network."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--bind",
         default=os.environ.get("FEDNET_SERVER") or "tcp://127.0.0.1:5555",
         metavar="ADDRESS",
-        help="where to listen; tcp://*:0 takes a free port [FEDNET_SERVER, else "
+        help="address to listen at; tcp://*:0 takes a free port [FEDNET_SERVER, else "
         "tcp://127.0.0.1:5555]",
     )
     parser.add_argument(
@@ -33,7 +33,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="allow an address beyond loopback without CURVE keys",
     )
-    path_argument(parser, "--keys", "the server's keys")
+    path_argument(parser, "--keys", "folder of the server's keys")
     data_argument(parser)
 
 

@@ -1,5 +1,5 @@
-"""What a live or dead run is doing: the round, whom it waits for, what has arrived, what the
-deadline will do.
+"""Show what a run is doing: its round, the clients it waits for, the replies so far, and the
+deadline.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from pathlib import Path
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="a run's directory, OUT/NAME")
     parser.add_argument(
-        "--watch", action="store_true", help="show it again whenever it changes, until the run ends"
+        "--watch", action="store_true", help="print again at each change, until the run ends"
     )
-    parser.add_argument("--json", action="store_true", help="as one JSON object a line")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,5 +1,5 @@
-"""Every combination of settings, paired by seed, resumable; several such processes on one output
-share the cells.
+"""Run every combination of settings, paired by seed. Run it again to continue; several processes
+with the same --out share the cells.
 """
 
 from __future__ import annotations
@@ -26,32 +26,39 @@ def add(parser: argparse.ArgumentParser) -> None:
         default=[],
         nargs="+",
         metavar="KEY=A,B",
-        help="values of one key, such as train.lr=0.1,0.01",
+        help="values of one key, such as train.lr=0.1,0.01; may be repeated",
     )
-    shared_arguments(parser, "a YAML configuration, with --grid; or a sweep file, without")
+    shared_arguments(parser, "a YAML configuration, if --grid is given; else a sweep file")
 
 
 def shared_arguments(parser: argparse.ArgumentParser, config: str) -> None:
     """Adds the arguments of every verb that runs cells. config: what CONFIG is."""
     everywhere(parser, config)
     parser.add_argument(
-        "--seeds", metavar="0,1,2", help="run each cell with each of these seeds, also 0-4 [0]"
+        "--seeds", metavar="0,1,2", help="seeds of each cell, such as 0,1,2 or 0-4 [0]"
     )
     parser.add_argument(
-        "--plan", action="store_true", help="say what would run, and what is done already"
+        "--plan", action="store_true", help="print what would run and what is done, and stop"
     )
     parser.add_argument(
-        "--cell", type=cell, metavar="I/N", help="only the I-th of N shares of the cells, from 1"
+        "--cell",
+        type=cell,
+        metavar="I/N",
+        help="run only the I-th of N parts of the cells, I from 1",
     )
     parser.add_argument(
-        "--workers", type=values.at_least_one, metavar="W", help="worker processes of each run"
+        "--workers", type=values.at_least_one, metavar="W", help="worker processes per run"
     )
     parser.add_argument(
-        "--jobs", type=values.at_least_one, default=1, metavar="J", help="cells at a time [1]"
+        "--jobs",
+        type=values.at_least_one,
+        default=1,
+        metavar="J",
+        help="cells to run at a time [1]",
     )
     device_argument(parser)
     parser.add_argument(
-        "--in-process", action="store_true", help="each run in one process with no sockets"
+        "--in-process", action="store_true", help="run each in one process, without sockets"
     )
 
 

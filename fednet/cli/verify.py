@@ -1,5 +1,5 @@
-"""The first round and the first tensor in which two runs differ, or that they are the same to the
-bit.
+"""Check whether two runs are bit-identical; else name the first round and tensor in which they
+differ.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from pathlib import Path
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("a", type=Path, metavar="RUN")
-    parser.add_argument("b", type=Path, metavar="RUN")
+    parser.add_argument("a", type=Path, metavar="RUN", help="a run's directory, OUT/NAME")
+    parser.add_argument("b", type=Path, metavar="RUN", help="the run to compare with")
     parser.add_argument(
-        "--quiet", action="store_true", help="say it by the exit status alone: 0 the same, 1 not"
+        "--quiet", action="store_true", help="print nothing; exit status 0: identical, 1: different"
     )
 
 

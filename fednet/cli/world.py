@@ -1,4 +1,4 @@
-"""A trace: who is there when, how fast devices and links are, and what that means for a
+"""Show a trace: availability of clients, speed of devices or of links, and what it means for a
 configuration.
 """
 
@@ -22,21 +22,21 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "trace",
         metavar="FILE|NAME",
-        help="a shipped trace (phones, wifi, lte, umts, evdo), or a file",
+        help="a trace that fednet has (phones, wifi, lte, umts, evdo), or a file",
     )
     everywhere(parser, CONFIG, out=False)
     parser.add_argument(
         "--out",
         type=values.new_file("svg", "pdf", "png", "eps"),
         metavar="FILE.svg",
-        help="draw its picture there",
+        help="also draw a figure into this file",
     )
     parser.add_argument(
         "--as",
         dest="kind",
         choices=KINDS,
-        help="what the trace is of [phones: availability; wifi, lte, umts, evdo: link; of a file, "
-        "what its columns say]",
+        help="what to read from the trace [phones: availability; wifi, lte, umts, "
+        "evdo: link; a file: by its columns]",
     )
 
 
