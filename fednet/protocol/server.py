@@ -618,26 +618,31 @@ class ServerProtocol:
         """Grants parts to those whose replies are coming in, whoever waits longest first, within
         the window and the budget.
         """
-        turn, free = self._turn, BUDGET
-        for client, w in list(self._asked.items()):  # no more than the budget
-            ahead = w.up.ahead if w.up is not None and w.status is TaskState.ARRIVING else 0
-            if not ahead or turn.now - w.moved >= UNUSED_S:
-                del self._asked[client]
-            else:
-                free -= ahead
+        turn = self._turn
+        granted = {client: self._granted(w) for client, w in self._asked.items()}
+        self._asked = {client: w for client, w in self._asked.items() if granted[client]}
+        free = BUDGET - sum(granted.values())
         while free > 0 and self._wanting:
             client, w = next(iter(self._wanting.items()))
             up = w.up if w.status is TaskState.ARRIVING else None
             began = up is not None and not up.ahead
-            granted = up.grant(free) if up is not None else None
-            if granted is None:
+            parts = up.grant(free) if up is not None else None
+            if parts is None:
                 del self._wanting[client]
                 continue
-            first, count = granted
+            first, count = parts
             turn.send(w.up_conn, m.Pull(key=self._tasks.key(w), first=first, count=count))
             w.asked = turn.now if began else w.asked
             self._asked[client] = w
             free -= count
+
+    def _granted(self, w: Work) -> int:
+        """Parts of an upload that use up the budget: they were granted and have not come, but are
+        not given up yet.
+        """
+        if w.up is None or self._turn.now - w.moved >= UNUSED_S:
+            return 0
+        return w.up.ahead
 
     def _pull(self, conn: bytes, worker: Worker, pull: m.Pull) -> str:
         """The worker asks for parts of its task."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from fednet.protocol.table import WITH_WORKER, ClientState, ClientTaskState
+from fednet.protocol.table import ENDED, WITH_WORKER, ClientState, ClientTaskState
 from fednet.protocol.tasks import Rules
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
@@ -521,6 +521,9 @@ class Federation(RuleBasedStateMachine):
             for client in worker.queue:
                 assert self.net.server.work[client].status in WITH_WORKER
             assert len(worker.queue) == len(set(worker.queue))
+        # Nobody is asked twice at a time.
+        asked = [c for worker in self.net.server.workers.values() for c in worker.queue]
+        assert len(asked) == len(set(asked))
 
     def check_end(self):
         net = self.net
@@ -540,6 +543,9 @@ class Federation(RuleBasedStateMachine):
         }
         assert [name for name in net.ledger.open() if len(name) == 4] == []
         assert all(not w.queue for w in net.server.workers.values())
+        server = net.server
+        assert all(w.status in ENDED for w in server.work.values())
+        assert sum(server._granted(w) for w in server._asked.values()) == 0
         assert net.spool == {}
 
     def teardown(self):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from msgspec.structs import replace
 
@@ -777,6 +779,46 @@ def test_senders_that_send_nothing_do_not_use_up_the_budget_of_the_others():
     assert sent(s.tick(UNUSED_S - 0.1), m.Pull) == []
     assert [p.key.client for p in sent(s.tick(UNUSED_S), m.Pull)] == [20]
     assert len(sent(say(s, b"21", reply(21, 9 * m.PART), UNUSED_S), m.Pull)) == 1
+
+
+@pytest.mark.parametrize("ends", ["phase", "deadline", "closed", "refused", "accepted"])
+def test_an_upload_that_ends_in_any_way_gives_its_budget_back(ends):
+    s = server(40)
+    for i in range(40):
+        ready(s, b"%d" % i, f"w{i}", [i])
+    rules = Rules(silent=None, deadline=1.0 if ends == "deadline" else None)
+    s.begin(1, 0, "train", [job(i) for i in range(40)], rules, 0.0)
+    for i in range(16):  # all of the budget
+        say(s, b"%d" % i, reply(i, 4 * m.PART))
+    assert sent(say(s, b"20", reply(20, 4 * m.PART)), m.Pull) == []
+    out = []
+    for i in range(16):
+        if ends == "closed":
+            out += s.closed(b"%d" % i, 0.0)
+        elif ends == "refused":
+            wrong = m.Part(run="r", inc=1, key=key(i), index=3)
+            out += say(s, b"%d" % i, wrong, body=memoryview(bytes(m.PART)))
+        elif ends == "accepted":
+            for index in range(4):
+                part = m.Part(run="r", inc=1, key=key(i), index=index)
+                out += say(s, b"%d" % i, part, body=memoryview(bytes(m.PART)))
+            out += s.accept(key(i), 0.0)
+    if ends == "phase":
+        s.begin(2, 0, "train", [job(i) for i in range(40)], rules, 0.0)
+    out += s.tick(1.0)
+    round = 2 if ends == "phase" else 1
+    if ends == "deadline":  # of all tasks
+        s.begin(2, 0, "train", [job(i) for i in range(40)], Rules(silent=None), 1.0)
+        round = 2
+    first = 20 if round == 2 else 21
+    for i in range(first, 40):
+        out += say(s, b"%d" % i, reply(i, 4 * m.PART, key=key(i, round=round)), 1.0)
+    # As much as before is granted again.
+    pulls = Counter()
+    for pull in sent(out, m.Pull):
+        pulls[pull.key.client] += pull.count
+    assert sum(pulls[i] for i in range(20, 40)) == 64
+    assert all(client >= 20 for client in s._asked)  # nothing is kept of those that ended
 
 
 def beat(client=0, phase="training", step=0) -> m.Progress:
