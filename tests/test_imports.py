@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 import fednet
 
 ROOT = Path(__file__).parents[1]
-HEAVY = ("torch", "torchvision", "zmq", "matplotlib", "sklearn")
+HEAVY = ("torch", "torchvision", "zmq", "matplotlib")
 
 
 def imported_by(code: str) -> str:
@@ -171,3 +172,37 @@ def test_everything_that_is_exported_is_there():
 def test_each_folder_of_tests_is_a_package_so_that_two_files_may_have_one_name():
     folders = {file.parent for file in (ROOT / "tests").rglob("test_*.py")}
     assert [str(f) for f in sorted(folders) if not (f / "__init__.py").exists()] == []
+
+
+# By the name that is imported, where the package is called otherwise or comes with another one.
+PACKAGES = {
+    "yaml": "pyyaml",
+    "zmq": "pyzmq",
+    "prometheus_client": "prometheus-client",
+    "dp_accounting": "dp-accounting",
+    "PIL": "matplotlib",
+    "markupsafe": "jinja2",
+    "huggingface_hub": "datasets",
+}
+
+
+def test_every_package_that_is_imported_is_declared():
+    """What another package happens to bring is gone when that one is."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    declared = {name.lower() for name in re.findall(r'"([A-Za-z0-9_-]+)>=', text)}
+    found = {
+        name.partition(".")[0]
+        for path in (ROOT / "fednet").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for name in imported_names(node)
+    }
+    foreign = found - sys.stdlib_module_names - {"fednet"}
+    assert {name for name in foreign if PACKAGES.get(name, name).lower() not in declared} == set()
+
+
+def imported_names(node):
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and not node.level:
+        return [node.module]
+    return []

@@ -7,6 +7,7 @@ overhead included.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections import defaultdict
@@ -416,10 +417,36 @@ def interval(values: Sequence[float]) -> tuple[float, float | None]:
     n, m = len(values), math.fsum(values) / len(values)
     if n < 2:
         return m, None
-    from scipy.special import stdtrit
-
     s = math.sqrt(math.fsum((v - m) ** 2 for v in values) / (n - 1))
-    return m, float(stdtrit(n - 1, 0.975)) * s / math.sqrt(n)
+    return m, t_quantile(n - 1) * s / math.sqrt(n)
+
+
+@functools.cache
+def t_quantile(degrees: int) -> float:
+    """The t below which 97.5 % of Student's distribution lie.
+
+    With theta = atan(t / sqrt(degrees)) the share between -t and t is a finite sum of powers of
+    cos(theta) (Abramowitz and Stegun, 26.7.3 and 26.7.4), which grows with theta: it is bisected.
+    """
+
+    def share(theta: float) -> float:
+        cosine = math.cos(theta)
+        odd = degrees % 2
+        term, terms = (cosine if odd else 1.0), 0.0
+        for k in range(2 + odd, degrees + 1, 2):
+            terms += term
+            term *= cosine * cosine * (k - 1) / k
+        inner = math.sin(theta) * terms
+        return 2 / math.pi * (theta + inner) if odd else inner
+
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        if share(middle) < 0.95:
+            low = middle
+        else:
+            high = middle
+    return math.sqrt(degrees) * math.tan(high)
 
 
 def band(runs: Sequence[Run], x: str, y: str, bytes: str) -> dict[str, list[float]]:

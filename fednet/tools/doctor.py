@@ -35,7 +35,6 @@ NEEDED = (
     "numpy",
     "pyyaml",
     "safetensors",
-    "scikit-learn",
     "rich",
     "matplotlib",
     "jinja2",

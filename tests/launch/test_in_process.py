@@ -49,7 +49,7 @@ def test_a_run_that_is_over_waits_for_nobody(tmp_path, monkeypatch):
 # What other systems than Linux lack, taken away before fednet is imported.
 ELSEWHERE = """
 import os, sys
-import numpy, torch, torchvision, sklearn, matplotlib  # theirs is the Linux of this test
+import numpy, torch, torchvision, matplotlib  # theirs is the Linux of this test
 del os.fork, os.sched_getaffinity
 sys.platform = "darwin"
 from fednet.cli.main import main

@@ -139,6 +139,14 @@ def test_a_t_interval_of_three_seeds():
     assert metrics.interval([1.0]) == (1.0, None)
 
 
+@pytest.mark.parametrize(
+    ("degrees", "t"),  # of printed tables
+    [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (9, 2.2622), (30, 2.0423), (120, 1.9799)],
+)
+def test_the_quantiles_of_students_distribution_are_the_printed_ones(degrees, t):
+    assert metrics.t_quantile(degrees) == pytest.approx(t, abs=5e-5)
+
+
 def test_personal_metrics_take_each_clients_last_evaluation(tmp_path):
     run = open_run(write(tmp_path / "a", personalised=True))
     own = metrics.personal(run)
