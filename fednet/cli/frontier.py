@@ -122,7 +122,8 @@ def _shown(
     if args.quiet:
         return
     numbers = ("seeds", "global accuracy %", "MB up", "MB down", "s", "encode ms", "decode ms")
-    table(("chain", *numbers, "front"), frontier.table(points, args.x), right=(1, 2, 3, 4, 5, 6, 7))
+    head = ("chain", *numbers, "Pareto-optimal in")
+    table(head, frontier.table(points, args.x), right=range(1, 1 + len(numbers)))
     print(picture)
 
 

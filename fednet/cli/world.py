@@ -76,19 +76,19 @@ def _availability(config: Config, out: Path | None, quiet: bool) -> None:
 
     lengths = [b - a for p in made.presence for a, b in p.spells]
     if not lengths:
-        raise ConfigError("the trace has no client that is ever there.")
+        raise ConfigError("no client of the trace is ever available.")
     found = traces.expected(made.presence, config.asked, made.start)
     p25, median, p75, p95 = np.quantile(lengths, [0.25, 0.5, 0.75, 0.95])
     shares = [p.share() for p in made.presence]
     rows = [
         ("clients", f"{config.clients}"),
-        ("of its time a client is there", f"{100 * np.mean(shares):.1f} %"),
-        ("a spell (quartiles, 95 %)", f"{p25:g}, {median:g}, {p75:g}, {p95:g} s"),
-        ("there at once", f"{found.here:.1f} (from {found.least:g} to {found.most:g})"),
-        ("asked in a round", f"{found.asked:.1f} of {config.asked} wanted"),
+        ("mean availability", f"{100 * np.mean(shares):.1f} %"),
+        ("session length (quartiles, 95th percentile)", f"{p25:g}, {median:g}, {p75:g}, {p95:g} s"),
+        ("clients available at once", f"{found.here:.1f} (from {found.least:g} to {found.most:g})"),
+        ("clients selected per round", f"{found.asked:.1f} of {config.asked} requested"),
     ]
     rows += [
-        (f"of these still there after {seconds:g} s", f"{count:.1f}")
+        (f"of these still available after {seconds:g} s", f"{count:.1f}")
         for seconds, count in found.stay
     ]
     table(("what", "how much"), rows)
@@ -107,9 +107,9 @@ def _devices(config: Config, out: Path | None, quiet: bool) -> None:
     import numpy as np
 
     steps = [1e3 * p.step_s for p in made.pace]
-    names = ("least", "5 %", "median", "95 %", "most")
+    names = ("minimum", "5 %", "median", "95 %", "maximum")
     values = np.quantile(steps, [0, 0.05, 0.5, 0.95, 1])
-    table(("a training step", "ms"), [(n, f"{v:.3g}") for n, v in zip(names, values)])
+    table(("training step", "ms"), [(n, f"{v:.3g}") for n, v in zip(names, values)])
 
 
 def _links(config: Config, out: Path | None, quiet: bool) -> None:

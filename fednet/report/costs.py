@@ -37,8 +37,8 @@ class Spent:
     """Spent bytes summed by (round, direction, kind); the kind `envelope` is all that is not
     payload. The evaluation after the last round belongs to none: its round is `AFTER`.
 
-    All that was spent is of use, wasted, or `connection`: messages without a payload (greetings,
-    joins, heartbeats, cancellations), which are neither.
+    All bytes are used, wasted, or `connection`: messages without a payload (greetings, joins,
+    heartbeats, cancellations).
     """
 
     rows: dict[tuple[int, str, str], int]
@@ -103,9 +103,9 @@ def ledger(run: Run) -> Spent:
         if w.useful and not w.twice:
             useful.add(w, times)
         elif w.useful:
-            wasted["done again"] += times * w.bytes
+            wasted["round repeated"] += times * w.bytes
         elif w.kinds or w.reason or w.type == "refused":
-            why = w.reason or ("of no use" if w.kinds else w.type)
+            why = w.reason or ("not used" if w.kinds else w.type)
             wasted[why.partition(":")[0]] += times * w.bytes
         else:
             connection += times * w.bytes
@@ -116,7 +116,7 @@ def ledger(run: Run) -> Spent:
             if once:
                 useful.add(w)
             elif not w.twice:  # counted above
-                wasted["done again"] += w.bytes
+                wasted["round repeated"] += w.bytes
     used = useful.by_round()
     if not rows:
         for r in run.rounds:

@@ -199,12 +199,15 @@ def traffic(run: Run) -> Iterator[Figure]:
         ax.axhline(0, color="black", linewidth=0.8)
         ax.yaxis.set_major_formatter(lambda v, _: f"{abs(v):g}")
         ax.set(xlabel="round", ylabel="MB per round:  down  |  up")
-        _legend(ax, [(COLOURS[i % 8], kind, HATCHES[i % 6]) for i, kind in enumerate(kinds)])
+        _legend(ax, [(COLOURS[i % 8], named(kind), HATCHES[i % 6]) for i, kind in enumerate(kinds)])
 
     def rows() -> Iterator[tuple[object, ...]]:
         for way, by_kind in table.items():
             for kind, values in by_kind.items():
                 yield from ((t, way, kind, values[i]) for i, t in enumerate(rounds))
+
+    def named(kind: str) -> str:
+        return "protocol overhead" if kind == "envelope" else kind
 
     note = "MB sent by the clients (up) and to them (down) in each round, by their purpose."
     if after := costs.ledger(run).sum(round=costs.AFTER):
@@ -223,7 +226,7 @@ def traffic(run: Run) -> Iterator[Figure]:
         ("round", "direction", "kind", "bytes"),
         rows,
         draw,
-        hover=_stacked({f"{kind} {way}, MB": bar for (way, kind), bar in bars.items()}),
+        hover=_stacked({f"{named(kind)} {way}, MB": bar for (way, kind), bar in bars.items()}),
         legend=len(kinds),
     )
 
@@ -261,8 +264,8 @@ def participation(run: Run) -> Iterator[Figure]:
     if not p.grid.size:
         return
     words = p.words
-    dropped = [style.DROPPED[i % len(style.DROPPED)] for i in range(len(p.reasons))]
-    colours = [style.BLANK, COLOURS[0], style.UNFINISHED, *dropped]
+    dropped = [style.CELLS[2 + i % (len(style.CELLS) - 2)] for i in range(len(p.reasons))]
+    colours = [style.BLANK, *style.CELLS[:2], *dropped]
     # "not finished" is rare: it is in the legend only if there is one.
     shown = [code for code in range(len(words)) if code != 2 or (p.grid == 2).any()]
 
@@ -364,7 +367,7 @@ def client_accuracy(run: Run) -> Iterator[Figure]:
     yield Figure(
         "clients",
         f"{label.capitalize()}, by client",
-        f"The last evaluation of each client: mean {100 * last.mean():.2f} %, "
+        f"The last evaluation of each client: mean over clients {100 * last.mean():.2f} %, "
         f"worst {100 * last.min():.2f} %.",
         ("client", f"accuracy_{which}"),
         lambda: zip(clients, last.tolist()),
@@ -658,16 +661,12 @@ def _legend(ax: Axes, entries: Sequence[tuple[str, str, str]]) -> None:
     """(colour, text, hatch) above the axes, four in a row."""
     from matplotlib.patches import Patch
 
-    handles = [
-        Patch(
-            facecolor=colour,
-            label=text,
-            hatch=hatch,
-            edgecolor="white" if hatch else colour,
-            linewidth=0.4,
-        )
-        for colour, text, hatch in entries
-    ]
+    handles = []
+    for colour, text, hatch in entries:
+        edge = style.GRID if colour == style.BLANK else colour
+        patch = Patch(facecolor=colour, label=text, hatch=hatch, linewidth=0.4)
+        patch.set_edgecolor("white" if hatch else edge)
+        handles.append(patch)
     ax.legend(
         handles=handles,
         ncols=4,

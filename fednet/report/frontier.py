@@ -22,9 +22,9 @@ WAYS = ("up", "down", "both")
 
 @dataclass(frozen=True)
 class Point:
-    """What the runs of one chain came to, one for each seed. Accuracies are final, 0..1; MB are
-    10**6 bytes of a whole run; seconds: of the virtual clock, None on
-    the real one; encode, decode: seconds of one message.
+    """The runs of one chain, one for each seed. accuracy: final, 0..1; up, down: MB (10^6 bytes) of
+    a whole run; seconds: of the virtual clock, empty on the real one; encode, decode: seconds for
+    one message.
     """
 
     label: str
@@ -68,8 +68,8 @@ def point(label: str, runs: Sequence[Run], encode: float, decode: float) -> Poin
 
 
 def front(points: Sequence[Point], axis: str) -> list[Point]:
-    """The points that no other equals or beats in cost and mean accuracy at once, the cheapest
-    first.
+    """The Pareto front: the points that no other equals or beats in both cost and mean accuracy,
+    cheapest first.
     """
     found: list[Point] = []
     for p in sorted(points, key=lambda p: (p.cost(axis), -p.mean)):
@@ -79,22 +79,23 @@ def front(points: Sequence[Point], axis: str) -> list[Point]:
 
 
 def axes(points: Sequence[Point], way: str) -> list[str]:
-    """What there is to draw against."""
+    """The axes of cost that all points have."""
     timed = all(len(p.seconds) == len(p.accuracy) for p in points)
     return [way, "seconds"] if timed else [way]
 
 
 LABELS = {
-    "up": "MB sent up",
-    "down": "MB sent down",
+    "up": "MB sent by the clients",
+    "down": "MB sent to the clients",
     "both": "MB sent",
-    "seconds": "seconds of the virtual clock",
+    "seconds": "seconds (virtual clock)",
 }
+IN = {"up": "MB up", "down": "MB down", "both": "MB", "seconds": "time"}  # in the table
 
 
 def draw(points: Sequence[Point], way: str, path: Path) -> None:
-    """One panel for each axis; bars are one standard deviation over seeds. The points have numbers,
-    which stand beside the panels with the chains' names; the dashed steps are the front.
+    """Draws one panel for each axis. Bars are one standard deviation over seeds, the dashed steps
+    are the Pareto front. The numbers of the points are explained next to the panels.
     """
     chosen = axes(points, way)
     height = max(3.2, 0.55 + 0.19 * len(points))
@@ -148,7 +149,7 @@ def _panel(ax: Axes, points: Sequence[Point], axis: str) -> None:
 
 
 def write(points: Sequence[Point], way: str, path: Path) -> None:
-    """The numbers behind the picture, as CSV, a row a chain."""
+    """Writes the numbers of the figure as CSV, one row for each chain."""
     chosen = axes(points, way)
     write_csv(path, COLUMNS, [_row(p, points, chosen) for p in points])
 
@@ -193,7 +194,7 @@ def table(points: Sequence[Point], way: str) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for p in sorted(points, key=lambda p: -p.mean):
         seconds = f"{statistics.fmean(p.seconds):.3g}" if p.seconds else "-"
-        marks = " ".join(axis for axis in chosen if p in best[axis])
+        marks = ", ".join(IN[axis] for axis in chosen if p in best[axis])
         rows.append(
             (
                 p.label,

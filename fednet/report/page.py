@@ -133,7 +133,7 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
     if own := metrics.personal(run):
         note = f"on clients' tests; worst 10 % of clients: {_percent(own['worst_tenth'])}"
         if own["drift"] is not None:
-            note += f"; on class-balanced tests: {_percent(own['drift'])}"
+            note += f"; class-balanced tests: {_percent(own['drift'])}"
         tiles.append((_percent(own["pfl"]), f"{run.own_model} accuracy", note))
     return [*tiles, _sent(run, s), _time(s), _tasks(run)]
 
@@ -142,8 +142,8 @@ def _sent(run: Run, s: Summary) -> tuple[str, str, str]:
     spent, book = s["bytes"], costs.ledger(run)
     total = book.sum() or 1
     wasted = f"{100 * sum(book.wasted.values()) / total:.2g} % wasted"
-    joins = f"{100 * book.connection / total:.2g} % joining and heartbeats"
-    note = f"down {size(spent['down'])}, up {size(spent['up'])}; {wasted}, {joins}"
+    idle = f"{100 * book.connection / total:.2g} % keep-alive"
+    note = f"down {size(spent['down'])}, up {size(spent['up'])}; {wasted}, {idle}"
     return size(spent["total"]), "sent in total", note
 
 

@@ -1,4 +1,4 @@
-"""Who holds what: samples per client per class, as rows of a table and as a bubble chart."""
+"""How the data are divided: samples of each client by class, and measures of skew."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def skew(table: np.ndarray) -> str:
     """A line of the measures of skew. table: (N, C) samples."""
     found = measures(table)
     return (
-        f"skew: EMD to the whole {found['emd']:.3f}, Hellinger {found['hellinger']:.3f} (means "
-        f"over clients); {found['classes']:.2f} effective classes a client of {table.shape[1]}; "
-        f"Gini of sizes {found['gini']:.3f}"
+        f"Label skew: mean distance of the clients' label distributions to the overall one: earth "
+        f"mover's {found['emd']:.3f}, Hellinger {found['hellinger']:.3f}. On average a client has "
+        f"{found['classes']:.2f} effective classes of {table.shape[1]}. Size inequality (Gini): "
+        f"{found['gini']:.3f}."
     )

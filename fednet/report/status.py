@@ -1,7 +1,7 @@
-"""`fednet status RUN`: what a live or dead run is doing.
+"""`fednet status RUN`: what a run is doing.
 
-The engine keeps OUT/NAME/status.json, written aside and renamed into place. Whether the run behind
-it lives is told by its process where it ran on this machine, and by the file's age elsewhere.
+The server keeps OUT/NAME/status.json. Whether the server is still running follows from its process
+if that is on this machine, and otherwise from the age of the file.
 """
 
 from __future__ import annotations
@@ -22,19 +22,18 @@ from fednet.ids import as_text, ranges_as_text
 from fednet.report.read import open_run
 
 SILENT_S = 30.0  # a live server on another machine writes at least every few seconds
-STATES = {"done": "finished", "finished": "finished", "stopped": "stopped", "failed": "failed"}
+ENDED = {"done": "finished", "finished": "finished", "stopped": "stopped", "failed": "failed"}
 
-WAITING = ("client", "host", "pid", "device", "phase", "step", "since", "deadline")
-ABSENT = ("clients", "host", "connected", "last seen", "why not")
+WAITING = ("client", "host", "process", "device", "stage", "step", "for", "deadline")
+ABSENT = ("clients", "host", "connected at", "last seen", "reason")
+STAGES = {"handed": "task sent"}  # words for stages of a task whose name is not a word
 
 Stretch = int | tuple[int, int]
 
 
 class AwaitedClient(msgspec.Struct, frozen=True, kw_only=True):
-    """A client that the round waits for.
-
-    since: seconds since the epoch; deadline_s: left at `updated`, None: it is waited for while it
-    lives.
+    """A client that the round waits for. since: seconds since the epoch; deadline_s: seconds left
+    at `updated`, None: no deadline.
     """
 
     client: int
@@ -49,8 +48,8 @@ class AwaitedClient(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AbsentSite(msgspec.Struct, frozen=True, kw_only=True):
-    """Clients that are not connected, of one site: why, since when they were connected and when
-    they were last heard of, in seconds since the epoch.
+    """Clients of one site that are not connected. since, seen: when they connected and when their
+    last message came, in seconds since the epoch.
     """
 
     clients: tuple[Stretch, ...]
@@ -62,9 +61,9 @@ class AbsentSite(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """What status.json holds. `updated`: seconds since the epoch. here, coming, missing: where
-    clients are awaited for the next round, who is there, has joined and is getting ready, is not
-    there; as ids and [first, last].
+    """The contents of status.json. updated: seconds since the epoch. here, coming, missing: while
+    the server waits for clients before a round, those that are ready, that are preparing, and that
+    are not connected; as ids and [first, last].
     """
 
     state: str
@@ -83,77 +82,81 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(run: str | Path) -> Status:
-    """Raises ConfigError where that is no run, StateError where it says nothing of itself."""
+    """Raises ConfigError for a path that is no run, StateError without a valid status.json."""
     path = Path(run) / "status.json"
     try:
         return msgspec.json.decode(named(path).read_bytes(), type=Status)
     except (FileNotFoundError, NotADirectoryError):
         folder = open_run(run)
         raise StateError(
-            f"{path} is missing: {folder.name} has not started a round, or was written without it."
+            f"{path} is missing: {folder.name} has not started its first round."
         ) from None
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise StateError(f"{path}: {error}.") from None
 
 
 def alive(status: Status, run: Path, now: float) -> tuple[bool, str]:
-    """Whether the run lives, and how that is known."""
-    if status.state in STATES:
-        goes_on = f"; {left(run)}" if status.state == "stopped" else ""
-        return False, f"{STATES[status.state]}{goes_on}"
+    """Whether the server is running, and how that is known."""
+    if status.state in ENDED:
+        resume = f"; {left(run)}" if status.state == "stopped" else ""
+        return False, f"{ENDED[status.state]}{resume}"
     age = now - status.updated
     if status.host == socket.gethostname() and status.pid is not None:
         if not _exists(status.pid):
-            return (
-                False,
-                f"dead: process {status.pid} is gone (last word {_span(age)} ago); {left(run)}",
-            )
-        return True, f"alive: process {status.pid}, last word {_span(age)} ago"
+            dead = f"server process {status.pid} has ended unexpectedly"
+            return False, f"{dead} (last update {_span(age)} ago); {left(run)}"
+        return True, f"server process {status.pid} is running (last update {_span(age)} ago)"
     if age > SILENT_S:
-        return (
-            False,
-            f"silent for {_span(age)} on {status.host}: dead, or cut off from this file system",
-        )
-    return True, f"alive on {status.host}, last word {_span(age)} ago"
+        silent = f"no update from {status.host} for {_span(age)}"
+        return False, f"{silent}: the server has ended, or this file system is not up to date"
+    return True, f"server on {status.host} is running (last update {_span(age)} ago)"
 
 
 def text(status: Status, run: Path, now: float) -> str:
     """The status as a person reads it."""
     live, how = alive(status, run, now)
-    head = f"{status.state}: round {status.round} of {status.rounds}" + (
-        f", {status.phase}" if status.phase is not None else ""
-    )
+    ended = status.state in ENDED
     if status.state == "starting":
-        head = "starting: data, model and workers are made ready, and no round has begun"
+        head = "starting: preparing data, model and workers before the first round"
     elif status.here is not None:
         head = f"{status.state}: before round {status.round + 1} of {status.rounds}"
-    lines = [head, how]
+    elif ended:
+        head = f"{ENDED[status.state]} after round {status.round} of {status.rounds}"
+    else:
+        phase = "" if status.phase is None else f", {status.phase}"
+        head = f"{status.state}: round {status.round} of {status.rounds}{phase}"
+    lines = [head] if how == ENDED.get(status.state) else [head, how]
     for word, found in (
-        ("here", status.here or ()),
-        ("joined, getting ready", status.coming),
-        ("missing", status.missing),
+        ("ready", status.here or ()),
+        ("preparing", status.coming),
+        ("not connected", status.missing),
     ):
         if count := _count(found):
-            lines.append(f"{word}: {count} client(s), {ranges_as_text(found)}")
+            lines.append(f"{word}: {_clients(count)}: {ranges_as_text(found)}")
     if status.waiting and live:
-        lines.append(f"waiting for {len(status.waiting)} client(s):")
+        lines.append(f"waiting for {_clients(len(status.waiting))}:")
         waiting = sorted(status.waiting, key=lambda w: w.client)
         lines += _table(WAITING, [_row(w, status, now) for w in waiting])
-    elif status.waiting and status.state not in STATES:
-        lines.append(f"it was waiting for client(s) {as_text(w.client for w in status.waiting)}")
-    if status.arrived and status.state not in STATES:
-        lines.append(f"arrived: {as_text(status.arrived)}")
+    elif status.waiting and not ended:
+        waited = as_text(w.client for w in status.waiting)
+        lines.append(f"was waiting for {_clients(len(status.waiting))}: {waited}")
+    if status.arrived and not ended:
+        lines.append(f"replied: {as_text(status.arrived)}")
     if status.absent and live:
         count = sum(_count(site.clients) for site in status.absent)
-        lines.append(f"absent: {count} client(s):")
+        lines.append(f"{_clients(count)} not connected:")
         lines += _table(ABSENT, [_absent(site, now) for site in status.absent])
     return "\n".join(lines)
 
 
-def _phase(w: AwaitedClient) -> str:
+def _clients(count: int) -> str:
+    return f"{count} client{'' if count == 1 else 's'}"
+
+
+def _stage(w: AwaitedClient) -> str:
     if not w.host and w.phase != "queued":  # queued at a worker, or for one that is busy
         return "not connected"
-    return "-" if w.phase is None else str(w.phase)
+    return "-" if w.phase is None else STAGES.get(str(w.phase), str(w.phase))
 
 
 def _row(w: AwaitedClient, status: Status, now: float) -> tuple[str, ...]:
@@ -162,7 +165,7 @@ def _row(w: AwaitedClient, status: Status, now: float) -> tuple[str, ...]:
         step = f"{w.step} of {w.steps}"
     since = "-" if w.since is None else _span(now - w.since)
     if w.deadline_s is None:
-        deadline = "none: waits while it lives" if w.host else "none: waits until it comes"
+        deadline = "none, until it disconnects" if w.host else "none, until it connects"
     else:
         left = w.deadline_s - (now - status.updated)
         deadline = f"dropped in {_span(left)}" if left > 0 else f"passed {_span(-left)} ago"
@@ -171,7 +174,7 @@ def _row(w: AwaitedClient, status: Status, now: float) -> tuple[str, ...]:
         w.host or "-",
         str(w.pid or "-"),
         w.device or "-",
-        _phase(w),
+        _stage(w),
         step,
         since,
         deadline,
@@ -187,14 +190,14 @@ def show(
     pause: Callable[[float], None] = time.sleep,
     ages: bool = False,
 ) -> Iterator[str]:
-    """The status as text, once, or with `watch` each time it changes until the run lives no more;
-    with `ages` each time it grows older too. The caller prints.
+    """The status as text, once, or with `watch` whenever it changes until the run ends; with `ages`
+    also whenever only its times change. The caller prints.
     """
     last = None
     while True:
         status = read(run)
         live, how = alive(status, Path(run), now())
-        # What only grows older is no change: it would be said again every second.
+        # Times that pass are no change: the status would be printed every second.
         waiting = tuple(msgspec.structs.replace(w, deadline_s=None) for w in status.waiting)
         known = live, msgspec.structs.replace(status, updated=0.0, waiting=waiting)
         if ages or known != last:
@@ -210,7 +213,7 @@ def show(
 
 
 def _exists(pid: int) -> bool:
-    """A zombie has ended: only its parent has not looked yet."""
+    """Whether the process runs. A zombie has ended, although its parent has not noticed yet."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -218,15 +221,10 @@ def _exists(pid: int) -> bool:
     except PermissionError:
         return True
     try:
-        fields = (
-            Path(f"/proc/{pid}/stat")
-            .read_text(encoding="ascii", errors="replace")
-            .rpartition(")")[2]
-            .split()
-        )
-    except OSError:  # no /proc on this system
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
         return True
-    return fields[:1] != ["Z"]
+    return stat.rpartition(")")[2].split()[:1] != ["Z"]
 
 
 def _span(seconds: float) -> str:

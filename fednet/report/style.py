@@ -10,9 +10,11 @@ COLOURS = ("#0072B2", "#E69F00", "#D55E00", "#56B4E9", "#009E73", "#CC79A7", "#5
 DASHES = ((), (5, 2), (1.5, 1.5), (6, 2, 1.5, 2), (3, 1, 1, 1, 1, 1), (8, 3), (2, 3), (10, 2, 2, 2))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 HATCHES = ("", "//", "..", "xx", "\\\\", "++")
+GRID = "#c8ccd2"
 BLANK = "#eeeff1"  # the background of a grid of cells
-UNFINISHED = "#BBBBBB"
-DROPPED = tuple(COLOURS[i] for i in (2, 1, 5, 7, 4, 3, 6))  # one for each reason
+# Of the participation grid: completed, not finished, then the reasons of a drop. On the page the
+# grid is an image, so these do not change with its theme.
+CELLS = ("#2B87C0", "#A9AEB5", "#E0682A", "#E8AE2E", "#C77FA9", "#A89B1C", "#1FA37E", "#7CC4EC")
 
 BASE = {
     "font.size": 10,
@@ -21,7 +23,7 @@ BASE = {
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": "#c8ccd2",
+    "grid.color": GRID,
     "grid.linewidth": 0.5,
     "legend.frameon": False,
     "legend.fontsize": 9,
@@ -43,8 +45,9 @@ ON_PAGE = {
     **{colour.lower(): f"var(--c{i})" for i, colour in enumerate(COLOURS)},
     "#000000": "var(--soft)",
     "#ffffff": "var(--card)",
-    "#c8ccd2": "var(--line)",
+    GRID: "var(--line)",
     BLANK: "var(--empty)",
+    **{colour.lower(): f"var(--k{i})" for i, colour in enumerate(CELLS)},
 }
 
 

@@ -214,14 +214,15 @@ def _notes(
         both = pairs(groups[0], g)
         if len(both) < max(len(g.runs), len(groups[0].runs)):
             notes.append(
-                f"warning: {g.label} and {groups[0].label} have {len(both)} seeds in common "
-                f"(of {g.seeds} and {groups[0].seeds}); their difference is over these."
+                f"warning: {g.label} and {groups[0].label} share only the seeds "
+                f"{[a.seed for a, _ in both]}; their difference is over these."
             )
         for a, b in both:
-            for why in unpaired(a, b):
+            if reasons := unpaired(a, b):
                 notes.append(
-                    f"warning: {g.label} and {groups[0].label} used different {why} (seed "
-                    f"{a.seed}), so their difference is not a paired comparison."
+                    f"warning: {g.label} and {groups[0].label} used different "
+                    f"{', '.join(reasons)} (seed {a.seed}), so their difference is not a paired "
+                    f"comparison."
                 )
     for g in groups:
         if len(set(g.seeds)) < len(g.seeds):

@@ -74,16 +74,16 @@ def draw_presence(presence: Sequence[Presence], out: Path, start: float) -> Path
     with canvas((9.0, 6.0), **style.FITTED) as fig:
         axes = fig.subplot_mosaic([["here", "here"], ["lengths", "shares"]])
         axes["here"].plot(at / 3600, here, color=style.COLOURS[0])
-        axes["here"].set(xlabel="hours from the start", ylabel="clients there", ylim=(0, None))
-        _share_of(axes["lengths"], lengths, "length of a spell, s", log=True)
-        _share_of(axes["shares"], 100 * shares, "% of its time that a client is there")
+        axes["here"].set(xlabel="hours from the start", ylabel="available clients", ylim=(0, None))
+        _share_of(axes["lengths"], lengths, "session length, s", log=True)
+        _share_of(axes["shares"], 100 * shares, "availability of a client, %")
         return _saved(fig, out)
 
 
 def draw_paces(paces: Sequence[Pace], out: Path) -> Path:
     with canvas((4.5, 3.2), **style.FITTED) as fig:
         steps = np.sort([1e3 * p.step_s for p in paces])
-        _share_of(fig.subplots(), steps, "a training step, ms", log=bool(steps[0] > 0))
+        _share_of(fig.subplots(), steps, "training step, ms", log=bool(steps[0] > 0))
         return _saved(fig, out)
 
 
@@ -106,7 +106,7 @@ def draw_links(links: Sequence[tuple[Rates, Rates]], out: Path) -> Path:
 def _share_of(ax: Axes, values: np.ndarray, label: str, log: bool = False) -> None:
     """How many are at most so large."""
     ax.step(values, 100 * np.arange(1, len(values) + 1) / max(1, len(values)), where="post")
-    ax.set(xlabel=label, ylabel="% at most so much", ylim=(0, 100))
+    ax.set(xlabel=label, ylabel="cumulative share, %", ylim=(0, 100))
     if log:
         ax.set_xscale("log")
 

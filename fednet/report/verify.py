@@ -10,11 +10,9 @@ from fednet.report.read import Run
 
 @dataclass(frozen=True)
 class Verdict:
-    """round, tensor: where the runs first differ; tensor None: in something else than the model's
-    tensors.
-
-    `rounds` were compared. `same` is bit-identity of the model and of all clients' states over
-    these, and that neither run is longer.
+    """rounds: how many were compared. same: the model and all clients' states are bit-identical in
+    them, and neither run is longer. round, tensor: where the runs first differ; tensor None: not in
+    a tensor of the model.
     """
 
     same: bool
@@ -31,7 +29,7 @@ def compare(a: Run, b: Run) -> Verdict:
     bases = [str(r.summary.get("base_sha256") or "") for r in (a, b)]
     if all(bases) and bases[0] != bases[1]:
         text = (
-            f"{a.name} and {b.name} began with different models, of which a part is not trained: "
+            f"{a.name} and {b.name} started from different base models: "
             f"base_sha256 {_short(bases[0])} and {_short(bases[1])}."
         )
         return Verdict(False, len(shared), text=text)
@@ -52,15 +50,15 @@ def compare(a: Run, b: Run) -> Verdict:
     if unhashed:
         text = (
             f"round {unhashed[0]} has no model_sha256 or no clients_sha256: "
-            "whether they are the same cannot be told."
+            "so the runs cannot be compared."
         )
         return Verdict(False, len(shared), unhashed[0], text=text)
     if ours.keys() != theirs.keys():
         longer, more = (a, ours) if len(ours) > len(theirs) else (b, theirs)
         first = min(more.keys() - set(shared))
         text = (
-            f"the same to the bit in {len(shared)} round(s), "
-            f"but only {longer.name} has round {first}."
+            f"{a.name} and {b.name} are bit-identical in the {len(shared)} rounds of both, but "
+            f"only {longer.name} has round {first}."
         )
         return Verdict(False, len(shared), first, text=text)
     said = [str(r.summary.get("model_sha256") or "") for r in (a, b)]
@@ -69,22 +67,23 @@ def compare(a: Run, b: Run) -> Verdict:
             False,
             len(shared),
             shared[-1],
-            text=f"all rounds agree, but the final models differ: {said[0][:12]} and "
+            text=f"all rounds are the same, but the final models differ: {said[0][:12]} and "
             f"{said[1][:12]}.",
         )
     text = (
-        f"{a.name} and {b.name} are the same to the bit: {len(shared)} round(s), model and clients."
+        f"{a.name} and {b.name} are bit-identical in all {len(shared)} rounds (model and client "
+        f"states)."
     )
     return Verdict(True, len(shared), text=text)
 
 
 def _apart(a: Run, b: Run) -> str:
-    """Why there is no round that both have."""
+    """Why the runs have no round in common."""
     without = [run.name for run in (a, b) if not run.rounds]
     if not without:
-        return f"{a.name} and {b.name} have no round in common: nothing can be said."
+        return f"{a.name} and {b.name} have no round in common, so they cannot be compared."
     who = f"neither {a.name} nor {b.name} has a" if len(without) == 2 else f"{without[0]} has no"
-    return f"{who} finished round: there is nothing to compare."
+    return f"{who} finished round, so there is nothing to compare."
 
 
 def _difference(a: Round, b: Round) -> tuple[str | None, str] | None:
@@ -99,24 +98,24 @@ def _difference(a: Round, b: Round) -> tuple[str | None, str] | None:
         )
     if a.model_sha256 != b.model_sha256:
         bare = not (a.tensor_sha256 and b.tensor_sha256)
-        unnamed = " (which tensor is not on record: record.tensors)" if bare else ""
+        unnamed = " (set record.tensors to see which tensors differ)" if bare else ""
         said = f"model_sha256 {_short(a.model_sha256)} and {_short(b.model_sha256)}"
         return None, f"{said}{unnamed}{_why(a, b)}"
     if a.clients_sha256 != b.clients_sha256:
-        return None, f"the model is the same, the clients' states are not{_why(a, b)}"
+        return None, f"the models are the same, but the clients' states differ{_why(a, b)}"
     if a.evaluated_sha256 != b.evaluated_sha256:
-        return None, "the model is the same, the one evaluated is not"
+        return None, "the models are the same, but the evaluated models differ"
     if sorted(a.completed or ()) != sorted(b.completed or ()):
-        return None, f"the hashes are the same, those who completed are not{_why(a, b)}"
+        return None, f"the hashes are the same, but other clients completed{_why(a, b)}"
     return None
 
 
 def _why(a: Round, b: Round) -> str:
-    """Other clients explain other bits, and then neither run is at fault."""
+    """Different clients explain different bits."""
     if (a.restarted or []) != (b.restarted or []):
         which = [x.restarted or [] for x in (a, b)]
         return (
-            f"; clients that had lost their state began again: {which[0]} in the first run, "
+            f"; clients that lost their state were restarted: {which[0]} in the first run, "
             f"{which[1]} in the second"
         )
     if sorted(a.selected or ()) != sorted(b.selected or ()):

@@ -25,7 +25,7 @@ def test_expected_participants_worked_by_hand() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("client,from,to\n0,0,100\n1,50,100\n", ["clients", "there at once", "1.5"]),
+        ("client,from,to\n0,0,100\n1,50,100\n", ["clients", "clients available at once", "1.5"]),
         ("client,step_ms\n0,10\n1,30\n", ["median", "20"]),
         ("second,down_mbps,up_mbps\n0,4,1\n1,0,0\n2,2,1\n", ["down", "longest silence", "1 s"]),
     ],

@@ -140,7 +140,7 @@ def test_a_run_says_that_it_is_starting_before_its_server_is_up(tmp_path):
     with start.open_directory(config(), tmp_path, False) as (_, path, _):
         head, how = next(status.show(path)).splitlines()
     assert head == "starting: data, model and workers are made ready, and no round has begun"
-    assert how.startswith(f"alive: process {os.getpid()}, last word ")
+    assert how.startswith(f"server process {os.getpid()} is running (last update ")
 
 
 def test_a_run_that_ended_before_its_first_round_did_is_replaced(tmp_path):

@@ -44,7 +44,7 @@ def test_status_tells_of_a_live_run_and_of_a_finished_one(tmp_path):
         2,
         (False, "finished"),
     )
-    assert "done: round 2 of 2" in "".join(status.show(directory))
+    assert "finished after round 2 of 2" in "".join(status.show(directory))
 
 
 def test_what_is_left_of_a_deadline_is_told_as_of_now():

@@ -128,7 +128,7 @@ def test_why_a_site_is_gone_is_on_the_console_in_the_records_the_log_and_the_sta
     (site,) = found.absent
     assert (site.clients, site.why) == ((1,), "key expired")
     assert site.since < site.seen < time.time()
-    assert re.search(r"absent: 1 client\(s\):\n.*\n  1 .* s ago +key expired", shown)
+    assert re.search(r"1 client not connected:\n.*\n  1 .* s ago +key expired", shown)
     events = lines(tmp / "run" / "events.jsonl")
     why = [e["why"] for e in events if e["type"] == "away" and e["clients"] == [1]]
     assert why[-1] == "key expired"

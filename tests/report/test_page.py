@@ -92,7 +92,7 @@ def test_a_clean_run_wastes_nothing(tmp_path):
     run = open_run(write(tmp_path / "a", rounds=1, clients=2, share=1.0))
     # 2 joins of 64 bytes and a row of heartbeats of 20; 2 tasks of 1050 and 2 replies of 1074
     share = 100 * (2 * 64 + 20) / (2 * 64 + 20 + 2 * 1050 + 2 * 1074)
-    assert f"0 % wasted, {share:.2g} % joining and heartbeats" in tiles(run)["sent in total"][1]
+    assert f"0 % wasted, {share:.2g} % keep-alive" in tiles(run)["sent in total"][1]
 
 
 def test_the_header_of_several_runs_names_what_they_differ_in(tmp_path):

@@ -52,15 +52,15 @@ def run(tmp_path):
 def test_a_live_run_says_whom_it_waits_for_and_what_the_deadline_will_do(run):
     shown = status.text(status.read(put(run)), run, NOW)
     assert "round 3 of 20, train" in shown
-    assert "alive" in shown
-    assert "7       b     9    cuda:1  train  40 of 90  12 s   dropped in 26 s" in shown
-    assert "arrived: 0-2, 5" in shown
+    assert "is running (last update 4 s ago)" in shown
+    assert "7 b 9 cuda:1 train 40 of 90 12 s dropped in 26 s" in " ".join(shown.split())
+    assert "replied: 0-2, 5" in shown
 
 
 def test_a_run_whose_process_is_gone_is_dead(run):
     live, how = status.alive(status.read(put(run, pid=GONE)), run, NOW)
     assert not live
-    assert "is gone" in how
+    assert "has ended unexpectedly" in how
 
 
 @pytest.mark.parametrize(("age", "live"), [(29, True), (31, False)])
@@ -116,7 +116,7 @@ def test_watching_shows_each_change_and_ends_with_the_run(run):
     assert [s.splitlines()[0] for s in shown] == [
         "running: round 3 of 20, train",
         "running: round 4 of 20, train",
-        "done: round 20 of 20, train",
+        "finished after round 20 of 20",
     ]
 
 
@@ -130,7 +130,8 @@ def test_at_a_terminal_it_is_shown_again_as_it_grows_older(run):
         now=lambda: NOW,
         pause=lambda _: put(run, **next(later)) and None,
     )
-    assert [s.splitlines()[0].partition(":")[0] for s in shown] == ["running", "running", "done"]
+    heads = [s.splitlines()[0].split(maxsplit=1)[0].strip(":") for s in shown]
+    assert heads == ["running", "running", "finished"]
 
 
 def test_as_json_it_says_how_life_is_known(run):
@@ -175,7 +176,7 @@ def test_before_the_first_round_it_says_who_is_there_and_who_is_missing(run):
     lines = status.text(status.read(run), run, NOW).splitlines()
     assert lines[0] == "running: before round 1 of 20"
     assert lines[2:] == [
-        "here: 4 client(s), 0-2, 5",
-        "joined, getting ready: 1 client(s), 3",
-        "missing: 5 client(s), 4, 6-9",
+        "ready: 4 clients: 0-2, 5",
+        "preparing: 1 client: 3",
+        "not connected: 5 clients: 4, 6-9",
     ]

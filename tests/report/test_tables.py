@@ -104,7 +104,7 @@ def test_other_participants_are_named_with_the_first_round(tmp_path):
 
 def test_unequal_seeds_are_named(tmp_path):
     runs = two_methods(tmp_path)
-    assert "have 2 seeds in common" in compare(runs[:-1])
+    assert "share only the seeds [0, 1]" in compare(runs[:-1])
 
 
 @pytest.mark.parametrize(

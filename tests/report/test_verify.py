@@ -52,7 +52,7 @@ def test_runs_that_began_with_different_models_are_not_the_same(tmp_path):
         (path / "summary.json").write_text(json.dumps({**summary, "base_sha256": base}))
     verdict = compare(open_run(a), open_run(b))
     assert not verdict.same
-    assert "began with different models" in verdict.text
+    assert "started from different base models" in verdict.text
     assert "base_sha256 aa and bb" in verdict.text
 
 
@@ -86,7 +86,7 @@ def test_runs_without_a_common_round_prove_nothing(tmp_path):
     (b / "rounds.jsonl").write_text("".join(lines[4:]))
     verdict = compare(open_run(a), open_run(b))
     assert not verdict.same
-    assert verdict.text == "a and b have no round in common: nothing can be said."
+    assert verdict.text == "a and b have no round in common, so they cannot be compared."
 
 
 def test_a_run_without_a_finished_round_is_named(tmp_path):
@@ -95,11 +95,11 @@ def test_a_run_without_a_finished_round_is_named(tmp_path):
     for one, other in ((a, b), (b, a)):
         verdict = compare(open_run(one), open_run(other))
         assert not verdict.same
-        assert verdict.text == "b has no finished round: there is nothing to compare."
+        assert verdict.text == "b has no finished round, so there is nothing to compare."
     (a / "rounds.jsonl").write_text("")
     verdict = compare(open_run(a), open_run(b))
     assert not verdict.same
-    assert verdict.text == "neither a nor b has a finished round: there is nothing to compare."
+    assert verdict.text == "neither a nor b has a finished round, so there is nothing to compare."
 
 
 def test_rounds_without_hashes_prove_nothing(tmp_path):
@@ -108,4 +108,4 @@ def test_rounds_without_hashes_prove_nothing(tmp_path):
         change(path, 2, model_sha256=None, tensor_sha256=None)
     verdict = compare(open_run(a), open_run(b))
     assert not verdict.same
-    assert "cannot be told" in verdict.text
+    assert "cannot be compared" in verdict.text
