@@ -1,7 +1,7 @@
 """Reports, from run directories only: never from a live engine.
 
-`finish(run_dir)` is what a run ends with; the rest are the commands `report`, `compare`, `figure`,
-`verify`, `status`.
+`finish(run_dir)` is called at the end of a run; the rest are the commands `report`, `compare`,
+`figure`, `verify`, `status`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["finish", "open_run"]
 
 
 def open_run(path: str | Path) -> Run:
-    """The run in that directory. Raises ConfigError where there is none."""
+    """The run in that directory. Raises ConfigError if there is none."""
     from fednet.report import read
 
     return read.open_run(path)

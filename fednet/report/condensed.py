@@ -1,6 +1,4 @@
-"""A picture of what leaves a site under FedDC: the condensed images, beside the mean of the real
-ones.
-"""
+"""A picture of FedDC's condensed images, which the clients send, and of the mean real images."""
 
 from __future__ import annotations
 

@@ -34,23 +34,24 @@ AFTER = 1 << 62  # the round number of the evaluation after the last round
 
 @dataclass(frozen=True)
 class Spent:
-    """Spent bytes summed by (round, direction, kind); the kind `envelope` is all that is not
-    payload. The evaluation after the last round belongs to none: its round is `AFTER`.
+    """The bytes of a run. rows: by (round, direction, kind); the kind `envelope` is all that is not
+    payload, and the evaluation after the last round has the round AFTER. raw: payload before
+    compression, by direction; messages: their number, by direction; servers: how many server
+    processes the run had.
 
     All bytes are used, wasted, or `connection`: messages without a payload (greetings, joins,
-    heartbeats, cancellations).
+    heartbeats, cancellations). useful: used bytes by direction, used: by round; method: used
+    payload of the method's own messages, by direction and kind; wasted: by reason, with the
+    requests for the payloads.
     """
 
     rows: dict[tuple[int, str, str], int]
-    useful: dict[str, int]  # by direction
-    raw: dict[str, int]  # payload by direction, before compression
-    messages: dict[str, int]  # by direction
-    used: dict[int, int]  # useful, by round
-    # useful payload of the method's own messages, by direction and kind
+    useful: dict[str, int]
+    raw: dict[str, int]
+    messages: dict[str, int]
+    used: dict[int, int]
     method: dict[str, dict[str, int]]
-    servers: int  # processes, one after the other, that the run had
-    # bytes of payloads, and of what fetched them, that were of no use, or whose round was done
-    # again, by reason
+    servers: int
     wasted: dict[str, int]
     connection: int
 
@@ -76,7 +77,7 @@ class Spent:
 
     @property
     def kinds(self) -> list[str]:
-        """The kinds that crossed, the largest first, the envelope last."""
+        """The kinds that were sent, the largest first, the envelope last."""
         size: dict[str, int] = defaultdict(int)
         for (_, _, kind), n in self.rows.items():
             size[kind] += n
@@ -85,39 +86,49 @@ class Spent:
 
 @once
 def ledger(run: Run) -> Spent:
-    """One pass over `wire.jsonl`, into sums that are small whatever its length; where a run has
-    none, the totals of `rounds.jsonl`, all booked as `state`.
+    """Sums `wire.jsonl`, one row at a time. For a run without that file: the totals of
+    `rounds.jsonl`, all as kind `state`.
     """
-    rows: dict[tuple[int, str, str], int] = defaultdict(int)
-    raw, messages = ({"up": 0, "down": 0} for _ in range(2))
+    rows, wasted = defaultdict[tuple[int, str, str], int](int), defaultdict[str, int](int)
+    raw, messages, useful = ({"up": 0, "down": 0} for _ in range(3))
+    used, connection = defaultdict[int, int](int), 0
+    method: dict[str, dict[str, int]] = {"up": defaultdict(int), "down": defaultdict(int)}
+
+    def use(w: Wire, times: int) -> None:
+        useful[w.direction] += times * w.bytes
+        used[round_of(w)] += times * w.bytes
+        if w.purpose == "train":
+            for kind, n in w.kinds.items():
+                method[w.direction][kind] += times * n
+
     servers: dict[int, set[int]] = defaultdict(set)
-    useful, wasted, connection = Useful(), defaultdict[str, int](int), 0
-    for w, times in _alike(run):
+    alike = list(_alike(run))
+    for w, _ in alike:
+        servers[round_of(w)].add(w.incarnation)
+    # Only a round in which two servers took part can have a payload twice.
+    repeated = {t for t, processes in servers.items() if len(processes) > 1}
+    for w, times in alike:
         t = round_of(w)
         for kind, n in w.kinds.items():
             rows[t, w.direction, kind] += times * n
         rows[t, w.direction, "envelope"] += times * (w.bytes - sum(w.kinds.values()))
         raw[w.direction] += times * w.raw_bytes
         messages[w.direction] += times * (w.messages or 1)
-        servers[t].add(w.incarnation)
-        if w.useful and not w.twice:
-            useful.add(w, times)
-        elif w.useful:
+        if w.useful and w.twice:
             wasted["round repeated"] += times * w.bytes
-        elif w.kinds or w.reason or w.type == "refused":
+        elif w.useful and t not in repeated:
+            use(w, times)
+        elif not w.useful and (w.kinds or w.reason or w.type == "refused"):
             why = w.reason or ("not used" if w.kinds else w.type)
             wasted[why.partition(":")[0]] += times * w.bytes
-        else:
+        elif not w.useful:
             connection += times * w.bytes
-    # Only where two servers had a part in a round can there be doubles.
-    if again := {t for t, who in servers.items() if len(who) > 1}:
-        useful.leave_out(again)
-        for w, once in _once_each(run, again):
-            if once:
-                useful.add(w)
+    if repeated:
+        for w, counts_once in _once_each(run, repeated):
+            if counts_once:
+                use(w, 1)
             elif not w.twice:  # counted above
                 wasted["round repeated"] += w.bytes
-    used = useful.by_round()
     if not rows:
         for r in run.rounds:
             rows[r.round, "up", "state"] += r.bytes_up
@@ -125,11 +136,11 @@ def ledger(run: Run) -> Spent:
             used[r.round] = sum(n for kinds in r.useful.values() for n in kinds.values())
     return Spent(
         dict(rows),
-        useful.by_direction(),
+        useful,
         raw,
         messages,
-        used,
-        useful.method(),
+        dict(used),
+        {way: dict(kinds) for way, kinds in method.items()},
         len(set().union(*servers.values())),
         dict(wasted),
         connection,
@@ -142,7 +153,7 @@ def round_of(w: Wire) -> int:
 
 
 class _Spent(Row, kw_only=True, gc=False):
-    """Of a message, what its costs are summed by; its mappings as they are in the file."""
+    """The fields of a message that its costs depend on; its mappings as they are in the file."""
 
     round: int = 0
     direction: str = ""
@@ -163,8 +174,8 @@ _SINGLE = tuple(name for name in _Spent.__struct_fields__ if name != "kinds")
 
 
 def _alike(run: Run) -> Iterator[tuple[Wire, int]]:
-    """The messages of the book, without whose they are and which of many, and how many are alike
-    in all else: of a round they are few, whatever the number of clients.
+    """The messages without their clients and numbers, each with how many are alike in all other
+    fields. A round has few that differ, however many clients there are.
     """
     single = operator.attrgetter(*_SINGLE)
     found = Counter((bytes(w.kinds), single(w)) for w in run.lines("wire", _Spent))
@@ -173,62 +184,21 @@ def _alike(run: Run) -> Iterator[tuple[Wire, int]]:
         yield Wire(**dict(zip(_SINGLE, values)), kinds=decode(kinds)), times
 
 
-class Useful:
-    """Sums of the messages that were of use, by round, so that rounds can be left out again."""
-
-    def __init__(self) -> None:
-        self.bytes: dict[tuple[int, str], int] = defaultdict(int)
-        self.trained: dict[tuple[int, str, str], int] = defaultdict(int)
-
-    def add(self, w: Wire, times: int = 1) -> None:
-        t = round_of(w)
-        self.bytes[t, w.direction] += times * w.bytes
-        if w.purpose == "train":
-            for kind, n in w.kinds.items():
-                self.trained[t, w.direction, kind] += times * n
-
-    def leave_out(self, rounds: set[int]) -> None:
-        for key in [k for k in self.bytes if k[0] in rounds]:
-            del self.bytes[key]
-        for kind in [k for k in self.trained if k[0] in rounds]:
-            del self.trained[kind]
-
-    def by_round(self) -> dict[int, int]:
-        out: dict[int, int] = defaultdict(int)
-        for (t, _), n in self.bytes.items():
-            out[t] += n
-        return dict(out)
-
-    def by_direction(self) -> dict[str, int]:
-        out = {"up": 0, "down": 0}
-        for (_, way), n in self.bytes.items():
-            out[way] += n
-        return out
-
-    def method(self) -> dict[str, dict[str, int]]:
-        """Payload of the method's own messages, by direction and kind."""
-        out: dict[str, dict[str, int]] = {"up": defaultdict(int), "down": defaultdict(int)}
-        for (_, way, kind), n in self.trained.items():
-            out[way][kind] += n
-        return {way: dict(kinds) for way, kinds in out.items()}
-
-
 def _once_each(run: Run, rounds: set[int]) -> Iterator[tuple[Wire, bool]]:
-    """The useful messages of these rounds, and whether each counts, so that each payload does once:
-    where a server died between two checkpoints, the next one does rounds again, and what the first
-    had received for them was of use to nobody.
+    """The used messages of these rounds, and whether each counts: a server that is started after a
+    crash repeats the rounds since its checkpoint, and each payload counts once.
     """
 
-    def of_use() -> Iterator[Wire]:
+    def used() -> Iterator[Wire]:
         return (w for w in run.messages() if w.useful and round_of(w) in rounds)
 
-    last = newest(of_use())
-    # Sums were made so that they say which of them were done again.
-    return ((w, not w.twice if w.messages else counts(w, last)) for w in of_use())
+    last = newest(used())
+    # Rows that are sums say themselves whether their round was repeated.
+    return ((w, not w.twice if w.messages else counts(w, last)) for w in used())
 
 
 def seconds_key(run: Run) -> str:
-    """Which clock the run's time is told by."""
+    """The field of a round that has its time: a key of CLOCKS."""
     virtual = (run.config.get("link") or {}).get("clock") == "virtual"
     return (
         "seconds_virtual"
@@ -239,10 +209,10 @@ def seconds_key(run: Run) -> str:
 
 def cost(run: Run, by: str, bytes: str = "total") -> dict[int, float]:
     """Cumulative cost after each round, by round number. by: rounds | mb | seconds; bytes: total |
-    up | down (of what was spent), useful (each payload once, of both directions).
+    up | down (all bytes), useful (each used payload once, both directions).
 
-    What was spent before round 1 (joins) counts into round 1, what a resumed run spent twice counts
-    twice. The evaluation after the last round is no cost of any round.
+    Bytes before round 1 (joins) count into round 1. Traffic that a resumed run repeats counts
+    twice. The evaluation after the last round is no cost of a round.
     """
     if by not in COSTS:
         raise ConfigError(unknown("cost", by, COSTS))
@@ -318,7 +288,7 @@ def wasted(run: Run) -> dict[str, int]:
 
 
 def kinds_of(run: Run) -> dict[str, dict[str, int]]:
-    """Spent bytes by direction and kind."""
+    """Bytes by direction and kind."""
     book = ledger(run)
     return {
         way: {k: n for k in book.kinds if (n := book.sum(direction=way, kind=k))}
@@ -327,8 +297,8 @@ def kinds_of(run: Run) -> dict[str, dict[str, int]]:
 
 
 def predicted(run: Run, said: Mapping[str, Mapping[str, int]] | None) -> JsonDict | None:
-    """What was predicted (bytes by direction and kind) beside the useful payload bytes of the
-    method's own messages; None where there is no prediction.
+    """Predicted and measured bytes of the method's own messages, by direction and kind; None
+    without a prediction.
     """
     if said is None:
         return None
@@ -343,9 +313,8 @@ def predicted(run: Run, said: Mapping[str, Mapping[str, int]] | None) -> JsonDic
 
 
 def summed(run: Run, prediction: Mapping[str, Mapping[str, int]] | None) -> JsonDict:
-    """up, down, total: spent bytes. mb: of both. after: of up and down, what is in no round's
-    record. useful: of the bytes spent, those in messages that were used; connection: those of
-    messages without a payload, see `Spent`. raw: payload before compression.
+    """up, down, total: all bytes; mb: of both; after: those in no round's record; useful: those of
+    messages that were used; connection: see `Spent`; raw: payload before compression.
     """
     book = ledger(run)
     up, down = book.sum(direction="up"), book.sum(direction="down")

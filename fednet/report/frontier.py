@@ -53,7 +53,7 @@ class Point:
 
 
 def point(label: str, runs: Sequence[Run], encode: float, decode: float) -> Point:
-    """Raises ConfigError where a run has no accuracy of its shared model."""
+    """Raises ConfigError if a run has no accuracy of its global model."""
     rows: list[tuple[float, float, float, float | None]] = []
     for run in runs:
         said = run.summary

@@ -30,9 +30,9 @@ LAST = 4  # of the targets that were reached, so many are reported
 
 # -- curves ----------------------------------------------------------------------------------------
 def curve(run: Run, y: str = "accuracy") -> list[tuple[int, float]]:
-    """(round, value) of the rounds that have one, unsmoothed. y: a name of `records.METRICS`, such
-    as accuracy (of the global model on the global test set) or personal_accuracy (of the personal
-    models on the own tests of the clients judged in that round, pooled).
+    """(round, value) of the rounds that have one, not smoothed. y: a name of `records.METRICS`:
+    accuracy is of the global model on the server's test set, personal_accuracy of the personal
+    models of the clients evaluated in that round, on their own tests, pooled.
     """
     try:
         of = metric(y).of
@@ -48,7 +48,7 @@ def final(values: Sequence[tuple[int, float]]) -> float | None:
 
 
 def best(values: Sequence[tuple[int, float]]) -> tuple[float, int] | None:
-    """(accuracy, round); the first such round where there are several."""
+    """(accuracy, round); the first of several such rounds."""
     if not values:
         return None
     t, a = max(values, key=lambda p: (p[1], -p[0]))
@@ -56,21 +56,19 @@ def best(values: Sequence[tuple[int, float]]) -> tuple[float, int] | None:
 
 
 def last(values: Sequence[tuple[int, float]]) -> tuple[float | None, int]:
-    """(mean, how many): of the last ten evaluated rounds, or of all where there are fewer."""
+    """(mean, how many) of the last ten evaluated rounds, or of all if there are fewer."""
     tail = [a for _, a in values[-10:]]
     return _mean(tail), len(tail)
 
 
 # -- targets ---------------------------------------------------------------------------------------
 def reached(values: Sequence[tuple[int, float]], target: float) -> int | None:
-    """The first evaluated round at or above the target on the unsmoothed curve; None where none
-    is.
-    """
+    """The first evaluated round at or above the target, None if there is none."""
     return next((t for t, a in values if a >= target), None)
 
 
 def to_target(run: Run, target: float, by: str = "rounds", bytes: str = "total") -> float | None:
-    """Rounds, MB or seconds to a target accuracy; None where the run never gets there."""
+    """Rounds, MB or seconds to a target accuracy; None if the run does not reach it."""
     t = reached(curve(run), target)
     return None if t is None else cost(run, by, bytes)[t]
 
@@ -127,8 +125,8 @@ def spread(accuracy: np.ndarray) -> float:
 
 
 def class_stability(run: Run) -> dict[str, float] | None:
-    """FedDC's "class variance": mean over rounds of the class spread; beside it the mean of the
-    literal variance.
+    """class_spread: FedDC's "class variance", the mean over rounds of the spread; class_variance:
+    the mean of the variance itself.
     """
     rounds = [a for r in run.rounds if (a := class_accuracy(r)) is not None]
     if not rounds:
@@ -141,9 +139,9 @@ def class_stability(run: Run) -> dict[str, float] | None:
 
 # -- personalised ----------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Judged:
-    """Of the records of clients, those that stand. last: by what of JUDGED or `received`, each
-    client's last one that has that accuracy; ended: those of the evaluation at the end.
+class Evaluations:
+    """Records of evaluated clients. last: for each accuracy (one of JUDGED, or `received`), the
+    last record of each client that has it; ended: the records of the evaluation at the end.
     """
 
     last: dict[str, dict[int, Client]]
@@ -151,8 +149,8 @@ class Judged:
 
 
 @once
-def judged(run: Run) -> Judged:
-    """One pass over `clients.jsonl`: a long run's rows need not fit in memory."""
+def evaluations(run: Run) -> Evaluations:
+    """Reads `clients.jsonl` one row at a time."""
     fields = [(name, f"accuracy_{name}") for name in (*JUDGED, "received")]
     last: dict[str, dict[int, Client]] = {name: {} for name, _ in fields}
     ended: list[Client] = []
@@ -160,20 +158,20 @@ def judged(run: Run) -> Judged:
         for name, field in fields:
             if getattr(r, field) is not None:
                 last[name][r.client] = r
-        if r.final:  # a run given more rounds has been judged before
+        if r.final:  # a run that was continued with more rounds has several evaluations at the end
             if ended and r.round > ended[0].round:
                 ended = []
             if not ended or r.round == ended[0].round:
                 ended.append(r)
-    return Judged(last, ended)
+    return Evaluations(last, ended)
 
 
 @once
 def latest(run: Run, name: str) -> dict[int, Client]:
-    """Each client's record at the last evaluation of a run that has ended, else its last one, where
-    it holds its accuracy as judged by that `name`, by client.
+    """By client, its record in the evaluation at the end, or before that its last record, if this
+    has the accuracy `name`.
     """
-    found = judged(run).last[name]
+    found = evaluations(run).last[name]
     if at_end := ended(run):
         found = {r.client: r for r in at_end if getattr(r, f"accuracy_{name}") is not None}
     return dict(sorted(found.items()))
@@ -181,14 +179,14 @@ def latest(run: Run, name: str) -> dict[int, Client]:
 
 def ended(run: Run) -> list[Client]:
     """The records of the evaluation at the end."""
-    return judged(run).ended
+    return evaluations(run).ended
 
 
-def pooled(clients: Iterable[Client], judged: str) -> float | None:
-    """FedABC Eq. 7 (Eq. 8 where `judged` is balanced): correct over all clients / test samples over
+def pooled(clients: Iterable[Client], name: str) -> float | None:
+    """FedABC Eq. 7 (Eq. 8 if `name` is balanced): correct over all clients / test samples over
     all clients.
     """
-    counts = [(getattr(r, f"correct_{judged}"), getattr(r, f"tested_{judged}")) for r in clients]
+    counts = [(getattr(r, f"correct_{name}"), getattr(r, f"tested_{name}")) for r in clients]
     total = sum(tested for _, tested in counts)
     return sum(correct for correct, _ in counts) / total if total else None
 
@@ -249,7 +247,7 @@ def participation(run: Run) -> Participation:
 
 
 class _Accuracy(Row, kw_only=True, gc=False):
-    """Of a client's record, what is drawn."""
+    """The fields of a client's record that are drawn."""
 
     round: int = 0
     client: int = -1
@@ -263,17 +261,16 @@ def accuracy_by_client(run: Run) -> tuple[str, list[int], list[int], np.ndarray]
     """(which, clients, rounds, (clients, rounds) accuracy, NaN where not evaluated), clients by
     their last accuracy.
 
-    Of the personal models where the method has them, else of the global model, as received or at
-    the end, on each client's own test split.
+    Of the personal models if the method has them, else of the global model, as received or at the
+    end, on each client's own tests.
     """
-    judged = ("personal", "received", "global")
-    which = next((w for w in judged if latest(run, w)), None)
+    which = next((w for w in ("personal", "received", "global") if latest(run, w)), None)
     if which is None:
         return None
     field, last = f"accuracy_{which}", latest(run, which)
     clients = sorted(last, key=lambda c: (-getattr(last[c], field), c))
     rows = {c: i for i, c in enumerate(clients)}
-    # (row, round, accuracy) of each record; at the end of a large run some clients are not judged
+    # (row, round, accuracy) of each record; at the end not all clients may be evaluated
     found = np.fromiter(
         (
             (rows[r.client], r.round, value)
@@ -320,7 +317,7 @@ def to_accuracy(run: Run) -> list[dict[str, float]]:
 
 
 def estimates(run: Run) -> JsonDict | None:
-    """Energy and CO2e; None where nothing says what the devices are."""
+    """Energy and CO2e; None if the devices are not known."""
     devices, link = run.config.get("devices") or {}, run.config.get("link") or {}
     if devices.get("trace") is None:
         return None
@@ -342,9 +339,7 @@ def _world(run: Run) -> JsonDict:
 
 # -- all of it -------------------------------------------------------------------------------------
 def summary(run: Run) -> Summary:
-    """A run's summary as it stands in `summary.json`; of a run that has none yet, its metrics up to
-    now.
-    """
+    """The run's `summary.json`; before the run has ended, its metrics until now."""
     return (
         run.summary
         if run.summary.accuracy is not None
@@ -374,10 +369,10 @@ def summarise(run: Run, prediction: Mapping[str, Mapping[str, int]] | None = Non
     }
     if a:
         out["stability"] = {**differences(a), **(class_stability(run) or {})}
-    if judged := {
+    if own_tests := {
         name: p for name in JUDGED if (p := pooled(latest(run, name).values(), name)) is not None
     }:
-        out["personal"] = judged
+        out["personal"] = own_tests
     if asked := ended(run):
         taken = [r for r in asked if r.took_part is not False]
         out["personal_of_participants"] = {

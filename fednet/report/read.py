@@ -52,7 +52,7 @@ class Run:
         try:
             text = named(path).read_text(encoding="utf-8")
         except UnicodeDecodeError as broken:
-            raise StateError(f"{path}: no text ({broken.reason}).") from None
+            raise StateError(f"{path}: not a text file ({broken.reason}).") from None
         value = tree.compose(text, str(path)).plain()
         if not isinstance(value, dict):
             raise ConfigError(
@@ -83,7 +83,7 @@ class Run:
 
     @cached_property
     def partition(self) -> JsonDict:
-        """Empty where each client brings its own data."""
+        """Empty if each client brings its own data."""
         return _json(self.dir / "partition.json")
 
     # Of the type that FILES has for the name, or of `kind`.
@@ -98,7 +98,7 @@ class Run:
         """The rows of `wire.jsonl`, one at a time: those of a long run need not fit in memory."""
         return self.lines("wire")
 
-    # -- what is often asked -----------------------------------------------------------------------
+    # -- often needed ------------------------------------------------------------------------------
     @property
     def name(self) -> str:
         return self.dir.name
@@ -113,8 +113,8 @@ class Run:
 
     @cached_property
     def own_model(self) -> str:
-        """What a client's own model is: `personal`, or `local`, its last local model, where the
-        method keeps no personal one.
+        """The kind of the clients' own models: `personal`, or for a method without personal models
+        `local`, the last local model.
         """
         found = [self.summary.own_model, *(r.own_model for r in self.rounds)]
         return next((own for own in found if own), OWN)
@@ -126,9 +126,7 @@ class Run:
 
     @cached_property
     def counts(self) -> np.ndarray | None:
-        """(clients, C) training samples by client and class; None where the partition is not
-        known.
-        """
+        """(clients, C) training samples by client and class; None if the partition is not known."""
         table = self.partition.get("samples_by_class")
         return np.asarray(table, dtype=np.int64) if table else None
 
@@ -138,13 +136,12 @@ class Run:
         return list(self.partition.get("sha256", ()))
 
     def model(self) -> nn.Module:
-        """The global model with its final weights, on the CPU, in eval mode. Of a method that
-        shares a part of the model: that part as trained, beside the initial values of what each
-        client has of its own (`personal/` holds the clients' models).
+        """The global model with its final weights, on the CPU, in eval mode. If the method shares
+        only a part of the model, the rest has its initial values (the clients' models are in
+        `personal/`).
 
-        Raises StateError where the run has none (a method that shares nothing, a run that has not
-        ended) or the file is not what the run wrote, ConfigError where its model is a user's own
-        that is not loaded.
+        Raises StateError if the run has no global model, has not ended, or the file is not what the
+        run wrote; ConfigError if the model is a user's own that is not loaded.
         """
         from fednet import config, models
         from fednet.algorithms.state import read_named
@@ -152,7 +149,7 @@ class Run:
         path = self.dir / "model.safetensors"
         if not path.exists():
             raise StateError(
-                f"{path} is missing: the run has not ended, or its method keeps no global model."
+                f"{path} is missing: the run has not ended, or its method has no global model."
             )
         tensors, check = read_named(path)
         known = self.summary.model_check
@@ -199,8 +196,8 @@ class Run:
 
 
 def once(make: F) -> F:
-    """A function of a run that is computed once a `Run`: like its lists, of the files as they were
-    when first read.
+    """Makes a function of a run compute once per `Run`, from the files as they were when first
+    read.
     """
 
     @functools.wraps(make)
@@ -215,7 +212,7 @@ def once(make: F) -> F:
 
 
 def open_run(path: str | Path) -> Run:
-    """The run in that directory. Raises ConfigError where there is none."""
+    """The run in that directory. Raises ConfigError if there is none."""
     folder = Path(path)
     meet()  # whichever thread reads what is below
     if folder.is_file() and folder.name == "config.yaml":

@@ -1,4 +1,4 @@
-"""Pictures of a trace, and what it means for a configuration."""
+"""`fednet world`: pictures of a trace, and what to expect of a run with it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SHOWN = 6  # links drawn one by one
 
 
 def present(presence: Sequence[Presence], start: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
-    """(seconds from `start`, how many are there then), every ten minutes of a week, or until the
-    last has gone for good.
+    """(seconds from `start`, available clients), every ten minutes of a week, or until the last
+    client has left for good.
     """
     ends = [p.spells[-1][1] for p in presence if p.spells]
     repeats = any(p.period is not None for p in presence)
@@ -35,9 +35,8 @@ def present(presence: Sequence[Presence], start: float = 0.0) -> tuple[np.ndarra
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What is to be expected of a round that begins at a time drawn evenly: how many are there, in
-    the mean, at least and at most; how many are asked; and of these how many are still there after
-    so many seconds.
+    """What to expect of a round that begins at a random time: available clients (mean, minimum,
+    maximum), selected clients, and how many of these are still available after some seconds.
     """
 
     here: float
@@ -48,7 +47,7 @@ class Expected:
 
 
 def expected(presence: Sequence[Presence], asked: int, start: float = 0.0) -> Expected:
-    """asked: clients that a round asks where so many are there."""
+    """asked: clients that a round selects if so many are available."""
     at, here = present(presence, start)
     stays = []
     some = at[:: max(1, len(at) // 300)]
@@ -88,9 +87,7 @@ def draw_paces(paces: Sequence[Pace], out: Path) -> Path:
 
 
 def draw_links(links: Sequence[tuple[Rates, Rates]], out: Path) -> Path:
-    """Draws the rates of the first clients' links second by second, and how often each rate is had
-    of all.
-    """
+    """Draws the rates of the first clients' links over time, and the distribution of all rates."""
     with canvas((9.0, 5.6), **style.FITTED) as fig:
         axes = fig.subplots(2, 2, width_ratios=(2, 1))
         for row, (name, which) in zip(axes, (("down", 0), ("up", 1))):
@@ -104,7 +101,7 @@ def draw_links(links: Sequence[tuple[Rates, Rates]], out: Path) -> Path:
 
 
 def _share_of(ax: Axes, values: np.ndarray, label: str, log: bool = False) -> None:
-    """How many are at most so large."""
+    """Draws the cumulative distribution of sorted values."""
     ax.step(values, 100 * np.arange(1, len(values) + 1) / max(1, len(values)), where="post")
     ax.set(xlabel=label, ylabel="cumulative share, %", ylim=(0, 100))
     if log:
