@@ -38,6 +38,10 @@ def rows(path):
         return list(csv.DictReader(file))
 
 
+def test_every_figure_has_a_sentence_that_says_what_it_shows(run):
+    assert [f.name for f in figures.of_run(run) if not f.note.endswith(".")] == []
+
+
 def test_every_figure_is_written_with_its_data(run, tmp_path):
     canvas.save(figures.of_run(run), tmp_path / "f")
     assert {p.name for p in (tmp_path / "f").iterdir()} == {

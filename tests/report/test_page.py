@@ -11,7 +11,7 @@ import pytest
 
 from fednet.cli.api import reporter
 from fednet.errors import ConfigError
-from fednet.report import finish, page
+from fednet.report import finish, page, style
 from fednet.report.read import open_run
 from tests.report import browser
 from tests.report.fake_run import write
@@ -145,6 +145,13 @@ def test_the_participation_grid_says_the_reason_of_a_drop(runs, pages):
     for client in round_5.dropped:
         code = grid["v"][int(client)][grid["c"].index("5")]
         assert grid["words"][code] == "dropped: deadline <3 s"
+
+
+def test_the_participation_grid_has_the_colours_of_its_legend_in_both_themes(pages):
+    text = pages[0].read_text()
+    for i, colour in enumerate(style.CELLS):
+        assert re.findall(rf"--k{i}:([^;]*);", text) == [colour.lower()]
+    assert "fill: var(--k0)" in text
 
 
 def test_one_run_shows_its_numbers_and_the_command_that_repeats_it(runs, pages):
