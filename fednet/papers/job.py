@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fednet import papers, places
 from fednet.config import reading
-from fednet.config.merge import spread
+from fednet.config.reading import spread
 from fednet.config.tree import compose, wrap
 from fednet.errors import ConfigError, unknown
 from fednet.papers import mini as small
