@@ -19,7 +19,7 @@ from fednet.errors import ConfigError, RemoteProtocolError
 from fednet.ids import Ids
 from fednet.protocol.instructions import Arrived, Forget, Instruction, Refusals, Store, Turn
 from fednet.protocol.table import WITH_WORKER, TaskEvent, TaskState, WorkerEvent, WorkerState
-from fednet.protocol.tasks import Job, Patience, Rules, Tasks, Work
+from fednet.protocol.tasks import Job, Patience, Rules, Task, Tasks
 from fednet.protocol.transfers import Receiving
 from fednet.protocol.workers import SLOTS, Roster, Sites, Worker
 from fednet.wire import messages as m
@@ -74,8 +74,8 @@ class ServerProtocol:
         self.sites = Sites(class_names)
         # By client, whose replies come in: those that may be asked for more, in the order in which
         # they came to it; and those that were asked for parts which have not come.
-        self._wanting: dict[int, Work] = {}
-        self._asked: dict[int, Work] = {}
+        self._wanting: dict[int, Task] = {}
+        self._asked: dict[int, Task] = {}
 
     # -- what is known -----------------------------------------------------------------------------
     @property
@@ -83,7 +83,7 @@ class ServerProtocol:
         return self._roster.workers
 
     @property
-    def work(self) -> Mapping[int, Work]:
+    def work(self) -> Mapping[int, Task]:
         """The phase's tasks, by client."""
         return self._tasks.work
 
@@ -131,7 +131,7 @@ class ServerProtocol:
         """Connections that workers have joined over, and the workers' names."""
         return self._roster.connections()
 
-    def open(self) -> list[Work]:
+    def open(self) -> list[Task]:
         """Tasks whose part in the phase is not over."""
         return self._tasks.open()
 
@@ -164,15 +164,13 @@ class ServerProtocol:
         jobs: Sequence[Job],
         rules: Rules,
         now: float,
-        attempts: Mapping[int, int] | None = None,
     ) -> list[Instruction]:
-        """Opens a phase. `attempts`: the first attempt number by client, where an earlier server
-        got further than 0. What is left of the phase before is called off without a word to the
-        caller, who has gone on.
+        """Opens a phase. What is left of the phase before is cancelled without telling the caller,
+        who has gone on.
         """
         self._turn.now = now
         self._refusals.strikes.clear()
-        self._tasks.begin(round, phase, purpose, jobs, rules, attempts or {})
+        self._tasks.begin(round, phase, purpose, jobs, rules)
         self._patience.expire()
         return self._turn.take()
 
@@ -595,11 +593,11 @@ class ServerProtocol:
         self._grant()
         return ""
 
-    def _whole(self, w: Work, reply: m.Reply, worker: Worker) -> None:
+    def _whole(self, w: Task, reply: m.Reply, worker: Worker) -> None:
         self._tasks.change(w, TaskEvent.WHOLE)
         self._turn.say(self._arrived(w, reply, worker))
 
-    def _arrived(self, w: Work, reply: m.Reply, worker: Worker) -> Arrived:
+    def _arrived(self, w: Task, reply: m.Reply, worker: Worker) -> Arrived:
         return Arrived(
             reply.key,
             reply.form,
@@ -636,7 +634,7 @@ class ServerProtocol:
             self._asked[client] = w
             free -= count
 
-    def _granted(self, w: Work) -> int:
+    def _granted(self, w: Task) -> int:
         """Parts of an upload that use up the budget: they were granted and have not come, but are
         not given up yet.
         """

@@ -128,7 +128,7 @@ FIELDS: dict[TaskState, set[str]] = {
 
 
 @dataclass(slots=True)
-class Work:
+class Task:
     """A job and how far it is. Its status is changed by `change` alone."""
 
     job: Job
@@ -169,42 +169,42 @@ class Work:
             self.since = self.heard = self.moved = now
 
 
-_FRESH = {f.name: f.default for f in dataclasses.fields(Work)}
+_FRESH = {f.name: f.default for f in dataclasses.fields(Task)}
 # What each state has not.
 _LACKS = {
     state: tuple(sorted(set().union(*FIELDS.values()) - fields)) for state, fields in FIELDS.items()
 }
 
 
-def change(work: Work, event: TaskEvent, to: TaskState | None = None) -> None:
+def change(task: Task, event: TaskEvent, to: TaskState | None = None) -> None:
     """Changes a task's state by the table, and clears what it does not have there. to: where the
     event can lead to several states.
     """
-    work.status = step(TASK, work.status, event, to)
-    for name in _LACKS[work.status]:
-        setattr(work, name, _FRESH[name])
+    task.status = step(TASK, task.status, event, to)
+    for name in _LACKS[task.status]:
+        setattr(task, name, _FRESH[name])
 
 
-class WorkStates:
+class TasksByState:
     """The works of a phase by their states."""
 
-    def __init__(self, waiting: Iterable[Work]) -> None:
-        self._by: dict[TaskState, dict[int, Work]] = {
+    def __init__(self, waiting: Iterable[Task]) -> None:
+        self._by: dict[TaskState, dict[int, Task]] = {
             status: {} for status in TaskState
         }  # and client
         self._by[TaskState.WAITING] = {w.job.client: w for w in waiting}
 
-    def with_state(self, status: TaskState) -> Collection[Work]:
+    def with_state(self, status: TaskState) -> Collection[Task]:
         """The tasks in that state, in the order in which they entered it."""
         return self._by[status].values()
 
-    def enter(self, work: Work, before: Work | None) -> None:
+    def enter(self, work: Task, before: Task | None) -> None:
         """Another work of a client, in place of the one before."""
         if before is not None:
             del self._by[before.status][before.job.client]
         self._by[work.status][work.job.client] = work
 
-    def change(self, work: Work, event: TaskEvent, to: TaskState | None) -> None:
+    def change(self, work: Task, event: TaskEvent, to: TaskState | None) -> None:
         was, client = work.status, work.job.client
         change(work, event, to)
         del self._by[was][client]
@@ -247,7 +247,7 @@ class Waiting:
     worker that had a client's last task.
     """
 
-    def __init__(self, order: Sequence[Work], roster: Roster, last: Mapping[int, str]) -> None:
+    def __init__(self, order: Sequence[Task], roster: Roster, last: Mapping[int, str]) -> None:
         self._order, self._roster, self._last = order, roster, last
         self._place = {w.job.client: k for k, w in enumerate(order)}
         self._left = sum(w.status is TaskState.WAITING for w in order)
@@ -255,14 +255,14 @@ class Waiting:
         # by worker: the ids it hosted, and the places of their tasks that may still wait
         self._heaps: dict[str, tuple[frozenset[int], list[int]]] = {}
 
-    def changed(self, w: Work, was: TaskState) -> None:
+    def changed(self, w: Task, was: TaskState) -> None:
         """A task of this phase has another status now."""
         self._left += (w.status is TaskState.WAITING) - (was is TaskState.WAITING)
         if w.status is TaskState.WAITING:
             self._heaps.clear()
             self._again = True
 
-    def pairs(self, only: Worker | None) -> Iterator[tuple[Work, Worker]]:
+    def pairs(self, only: Worker | None) -> Iterator[tuple[Task, Worker]]:
         """Tasks and the workers for them, until no worker has room for any of them. Each is to be
         handed out before the next is asked for. only: nothing has changed since this was asked last
         but that this one has more room.
@@ -275,7 +275,7 @@ class Waiting:
         # Tasks ahead were over for as many slots, and are not for those that are left.
         self._again = 0 < roster.free_slots < self._left <= slots
 
-    def _for_any(self) -> Iterator[tuple[Work, Worker]]:
+    def _for_any(self) -> Iterator[tuple[Task, Worker]]:
         left, slots = self._left, self._roster.free_slots
         if not left or not slots:
             return
@@ -302,7 +302,7 @@ class Waiting:
                 if not self._roster.free_slots:
                     return
 
-    def _for_one(self, worker: Worker) -> Iterator[tuple[Work, Worker]]:
+    def _for_one(self, worker: Worker) -> Iterator[tuple[Task, Worker]]:
         """No other has room for what waits. It costs no more than the logarithm of how many
         wait.
         """
@@ -335,14 +335,14 @@ class Waiting:
             return (c for c in x.ids if c in self._place)
         return (c for c in self._place if c in x.ids)
 
-    def _may(self, w: Work, x: Worker) -> bool:
+    def _may(self, w: Task, x: Worker) -> bool:
         if w.job.bound and x.name not in _bound_to(w, self._roster, self._last):
             return False
         spotless = not (w.refused_by or w.sat_by or x.stalled or x.lacks)
         return spotless or _may_try(w, x, self._roster)
 
 
-def _bound_to(w: Work, roster: Roster, last: Mapping[int, str]) -> Collection[str]:
+def _bound_to(w: Task, roster: Roster, last: Mapping[int, str]) -> Collection[str]:
     """Workers that a bound task may go to: the one that had its client's last task, unless it is
     gone, hosts the client no longer, or could not do this one.
     """
@@ -353,7 +353,7 @@ def _bound_to(w: Work, roster: Roster, last: Mapping[int, str]) -> Collection[st
     return (had.name,)
 
 
-def _may_try(w: Work, worker: Worker, roster: Roster) -> bool:
+def _may_try(w: Task, worker: Worker, roster: Roster) -> bool:
     """A worker that failed at a task, or made no progress with one, tries again only where no other
     hosts its client.
     """
@@ -379,27 +379,27 @@ class Tasks:
         self.rules = rules
         self.round, self.phase = 0, 0
         self.purpose: m.Purpose = "train"
-        self.work: dict[int, Work] = {}
+        self.work: dict[int, Task] = {}
         self._last: dict[int, str] = {}  # client -> the worker that had its last task
-        self._given: dict[str, dict[int, Work]] = {}  # by worker and client: what it had, or has
+        self._given: dict[str, dict[int, Task]] = {}  # by worker and client: what it had, or has
         self._waiting = Waiting((), roster, self._last)
-        self._states = WorkStates(())
+        self._states = TasksByState(())
 
     # -- what is known -----------------------------------------------------------------------------
-    def with_state(self, status: TaskState) -> Collection[Work]:
+    def with_state(self, status: TaskState) -> Collection[Task]:
         """The phase's tasks in that state, in the order in which they entered it."""
         return self._states.with_state(status)
 
-    def change(self, w: Work, event: TaskEvent, to: TaskState | None = None) -> None:
+    def change(self, w: Task, event: TaskEvent, to: TaskState | None = None) -> None:
         """Changes the state of a task of this phase."""
         was = w.status
         self._states.change(w, event, to)
         self._waiting.changed(w, was)
 
-    def open(self) -> list[Work]:
+    def open(self) -> list[Task]:
         return [w for w in self.work.values() if w.status not in ENDED]
 
-    def held_by(self, worker: Worker) -> list[Work]:
+    def held_by(self, worker: Worker) -> list[Task]:
         """What a worker was handed and has not answered in full, by client."""
         given = self._given.get(worker.name, {})
         return [
@@ -408,11 +408,11 @@ class Tasks:
             if self.work.get(client) is w and w.worker == worker.name and w.status in WITH_WORKER
         ]
 
-    def key(self, w: Work, purpose: m.Purpose | None = None) -> Key:
+    def key(self, w: Task, purpose: m.Purpose | None = None) -> Key:
         round = w.job.round or self.round
         return Key(round, self.phase, w.attempt, w.job.client, purpose or self.purpose)
 
-    def current(self, key: Key) -> Work | None:
+    def current(self, key: Key) -> Task | None:
         """The work that a key belongs to, or None for what is late or of another phase."""
         w = self.work.get(key.client)
         return w if w is not None and self.key(w, key.purpose) == key else None
@@ -437,7 +437,6 @@ class Tasks:
         purpose: m.Purpose,
         jobs: Sequence[Job],
         rules: Rules,
-        attempts: Mapping[int, int],
     ) -> None:
         """What is left of the phase before is called off without a word to the caller, which has
         gone on.
@@ -446,13 +445,11 @@ class Tasks:
         self.decide({w.job.client: False for w in self.work.values() if w.undecided}, {})
         self._turn.unresolve()
         self.rules, self.round, self.phase, self.purpose = rules, round, phase, purpose
-        self.work = {
-            j.client: Work(j, attempt=attempts.get(j.client, 0), since=self._turn.now) for j in jobs
-        }
+        self.work = {j.client: Task(j, since=self._turn.now) for j in jobs}
         self._given = {}
         order = sorted(self.work.values(), key=lambda w: (-w.job.cost, w.job.client))
         self._waiting = Waiting(order, self._roster, self._last)
-        self._states = WorkStates(order)
+        self._states = TasksByState(order)
         self.assign()
 
     def add(self, round: int, jobs: Sequence[Job]) -> None:
@@ -464,7 +461,7 @@ class Tasks:
             last = self.work.get(job.client)
             again = last is not None and (last.job.round or before) == (job.round or round)
             attempt = last.attempt + 1 if last is not None and again else 0
-            work = Work(job, attempt=attempt, since=self._turn.now)
+            work = Task(job, attempt=attempt, since=self._turn.now)
             self._states.enter(work, last)
             self.work[job.client] = work
         order = sorted(self.open(), key=lambda w: w.since)
@@ -514,7 +511,7 @@ class Tasks:
                 w.undecided = False
                 self._settle(w, good, staleness.get(client))
 
-    def _settle(self, w: Work, useful: bool, staleness: int | None = None) -> None:
+    def _settle(self, w: Task, useful: bool, staleness: int | None = None) -> None:
         """What crossed for a task whose reply has come."""
         key, why = self.key(w), "" if useful else "left out"
         self._turn.say(
@@ -522,7 +519,7 @@ class Tasks:
             Settle(w.up_conn, "up", key, useful, why, staleness, arrived=True),
         )
 
-    def refuse(self, w: Work, reason: str, again: bool, what: str = "refused") -> None:
+    def refuse(self, w: Task, reason: str, again: bool, what: str = "refused") -> None:
         """A reply that cannot be used is billed; the task goes out anew, a few times at most."""
         if w.up_conn:
             self._turn.say(Settle(w.up_conn, "up", self.key(w), False, what))
@@ -554,7 +551,7 @@ class Tasks:
                     unread = f"{REFUSALS} messages that cannot be read"
                     self.refuse(w, f"{unread}, the last: {reason}", True)
 
-    def elsewhere(self, w: Work, worker: Worker, failed: m.Failed) -> None:
+    def elsewhere(self, w: Task, worker: Worker, failed: m.Failed) -> None:
         """The worker lacks what the task starts from: the task goes to a worker that may have it.
         Where there is none the client is dropped: as lost, where it lacks something of this round
         alone; as one whose state is lost, where the task names a state.
@@ -578,7 +575,7 @@ class Tasks:
         for w, worker in self._waiting.pairs(only):
             self._hand(w, worker)
 
-    def _hand(self, w: Work, worker: Worker) -> None:
+    def _hand(self, w: Task, worker: Worker) -> None:
         assert worker.conn is not None
         job, turn = w.job, self._turn
         self.change(w, TaskEvent.ASSIGNED)
@@ -631,7 +628,7 @@ class Tasks:
     # -- taking back -------------------------------------------------------------------------------
     def take_back(
         self,
-        w: Work,
+        w: Task,
         event: TaskEvent,
         reason: str,
         lost: bool = False,
@@ -654,12 +651,12 @@ class Tasks:
         if not same_attempt:
             w.attempt += 1
 
-    def restart_upload(self, w: Work) -> None:
+    def restart_upload(self, w: Task) -> None:
         if w.status is TaskState.ARRIVING:
             self._turn.say(Settle(w.up_conn, "up", self.key(w), False, "cut short"))
             self.change(w, TaskEvent.RESTARTED)
 
-    def _let_go(self, w: Work, reason: str) -> None:
+    def _let_go(self, w: Task, reason: str) -> None:
         """Settles what crossed as of no use, and frees the worker's slot."""
         if w.conn:
             self._turn.say(Settle(w.conn, "down", self.key(w), False, reason))
@@ -669,7 +666,7 @@ class Tasks:
         if worker is not None:
             self.start_next(worker, w.job.client)
 
-    def drop(self, w: Work, event: TaskEvent, reason: str) -> None:
+    def drop(self, w: Task, event: TaskEvent, reason: str) -> None:
         worker = self._roster.workers.get(w.worker)
         if w.status in WITH_WORKER and worker is not None and worker.conn is not None:
             self._turn.call_off(worker.conn, self.key(w))
@@ -679,7 +676,7 @@ class Tasks:
         self._turn.say(Resolved(w.job.client, w.attempt, reason))
 
     # -- workers come and go -----------------------------------------------------------------------
-    def lost(self, held: list[Work]) -> None:
+    def lost(self, held: list[Task]) -> None:
         """These tasks went with their worker. Only what it was at may be why; and what is behind
         that in its queue is at the head once that is taken back, so this is asked beforehand.
         """
@@ -729,8 +726,8 @@ class Tasks:
 class Patience:
     def __init__(self, turn: Turn, roster: Roster, tasks: Tasks) -> None:
         self._turn, self._roster, self._tasks = turn, roster, tasks
-        self._of: dict[int, Work] = {}
-        self._leaving: list[Work] = []
+        self._of: dict[int, Task] = {}
+        self._leaving: list[Task] = []
 
     def depart(self) -> None:
         """Drops the tasks of clients that are gone by now: what crossed of them was spent."""
@@ -741,7 +738,7 @@ class Patience:
             if w.status not in (TaskState.ARRIVED, *ENDED) and self._gone(w):
                 self._tasks.drop(w, TaskEvent.LEFT, LEFT)
 
-    def _gone(self, w: Work) -> bool:
+    def _gone(self, w: Task) -> bool:
         leaves = w.job.leaves
         assert leaves is not None
         if leaves.at is not None:
@@ -791,7 +788,7 @@ class Patience:
             return None
         return max(w.took / max(1, w.job.cost) for w in done)
 
-    def _too_slow(self, w: Work, pace: float | None) -> bool:
+    def _too_slow(self, w: Task, pace: float | None) -> bool:
         """Whether a task takes longer than what is only said of its progress can excuse."""
         stalled, now = self._tasks.rules.stalled, self._turn.now
         if stalled is None:
@@ -804,7 +801,7 @@ class Patience:
             most = min(most, max(CALM * stalled, SLOWER * pace * max(1, w.job.cost)))
         return now - w.since > most
 
-    def _give_up(self, w: Work) -> None:
+    def _give_up(self, w: Task) -> None:
         """The worker said for too long that it was at it."""
         worker = self._roster.workers[w.worker]
         worker.stalled, w.sat_by = True, worker.name

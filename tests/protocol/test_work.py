@@ -8,7 +8,7 @@ import pytest
 
 from fednet.errors import LocalProtocolError, RemoteProtocolError
 from fednet.protocol.table import TASK, TaskEvent, TaskState
-from fednet.protocol.tasks import FIELDS, Work, change
+from fednet.protocol.tasks import FIELDS, Task, change
 from fednet.protocol.transfers import WINDOW, Receiving, Sending, before_cut
 from fednet.wire import messages as m
 from fednet.wire.codec import Body
@@ -17,9 +17,9 @@ from tests.protocol.net import PART, job
 JOB = job(0)
 
 
-def filled(status: TaskState) -> Work:
+def filled(status: TaskState) -> Task:
     """As far as it can be, with everything known that is known of it there."""
-    w = Work(JOB, status, attempt=2, losses=1, sat_by="slow")
+    w = Task(JOB, status, attempt=2, losses=1, sat_by="slow")
     w.worker, w.conn, w.running, w.judge_conn = "w", b"1", True, b"1"
     w.down, w.up, w.up_conn = Sending(JOB.body, PART), Receiving(20, PART, 1, 2), b"2"
     w.reply = m.Reply(key=m.Key(1, 0, 2, 0), form=[], size=20)
@@ -35,8 +35,8 @@ def test_a_task_keeps_only_what_is_so_in_its_state(before, event, after):
     w = filled(before)
     change(w, event, after)
     of_a_state = set().union(*FIELDS.values())
-    fresh, full = Work(w.job), filled(after)
-    for f in dataclasses.fields(Work):
+    fresh, full = Task(w.job), filled(after)
+    for f in dataclasses.fields(Task):
         expected = fresh if f.name in of_a_state - FIELDS[after] else full
         assert getattr(w, f.name) == getattr(expected, f.name), f.name
 
