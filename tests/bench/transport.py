@@ -129,7 +129,6 @@ def configured(name: str, curve: bool, algorithm: str = "fedavg") -> JsonDict:
         "evaluate": {"clients": "auto"},
         "checkpoint": {"best": False},
         "security": {"curve": curve},
-        "link": {"transport": "tcp"},
     }
 
 

@@ -181,7 +181,7 @@ def test_a_page_is_read_again_while_there_is_news_and_nothing_typed_is_lost(tmp_
         assert re.findall(r"<noscript><meta[^>]*refresh", site.get())
         assert len(re.findall("http-equiv=.refresh", site.get())) == 1
         assert "if (!typed) location.reload()" in site.get()
-        assert "It is read again every" in site.get("/runs/1")
+        assert "This page reloads every" in site.get("/runs/1")
         summary.write_bytes(held)  # without another round
         assert "Not finished" not in site.get("/runs/1")
         assert "location.reload" not in site.get("/runs/1")

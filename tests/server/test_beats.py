@@ -44,6 +44,9 @@ def test_the_patience_of_the_configuration_holds_before_the_first_round_too(
     class Bound:
         keyring = None
 
+        def listen(self) -> None:
+            pass
+
     asked = config.from_mapping({"round": {"lost": {"silent": None, "closed": 60, "beat": 30}}})
     found = listening(asked, tmp_path, Bound())  # type: ignore[arg-type]
     assert found.rules is not None
