@@ -161,7 +161,8 @@ class Preparer:
         from fednet.client.worker import Worker
         from fednet.experiment.store import ClientStore
 
-        store = ClientStore(root, data.experiment.algorithm.Client)
+        fsync = config.checkpoint.fsync
+        store = ClientStore(root, data.experiment.algorithm.Client, fsync)
         answers = account_of(config.privacy, self.policy.privacy, root)
         secrets = None
         if config.privacy.secagg.protocol != "none":

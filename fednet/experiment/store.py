@@ -90,12 +90,13 @@ LOST = (
 
 class ClientStore:
     """The state directory of one run: `ROOT/client-K/ROUND-PHASE-ATTEMPT.safetensors` (`.local`
-    beside it).
+    beside it). fsync: what is saved survives a power loss (`checkpoint.fsync`).
     """
 
-    def __init__(self, root: Path, client_state: type[State]) -> None:
+    def __init__(self, root: Path, client_state: type[State], fsync: bool = False) -> None:
         self.root = root
         self._type = client_state
+        self._fsync = fsync
 
     def _folder(self, client: int) -> Path:
         return self.root / f"client-{client}"
@@ -161,8 +162,8 @@ class ClientStore:
         beside = {"sha256": record.sha256()}
         if local is not None:
             path = folder / f"{version}.local.safetensors"
-            beside["local"] = write_state(path, LocalModel(local))
-        write_state(folder / f"{version}.safetensors", record, beside=beside)
+            beside["local"] = write_state(path, LocalModel(local), self._fsync)
+        write_state(folder / f"{version}.safetensors", record, self._fsync, beside)
 
     def prune(self, client: int, version: str, keep: Sequence[str]) -> None:
         """Deletes the versions of earlier rounds than `version`, but for those to keep, and no file

@@ -170,6 +170,21 @@ def test_a_disk_that_fails_once_is_said_with_the_file_and_a_resume_goes_on(
     assert ended[0]["model_sha256"] == ended[1]["model_sha256"]
 
 
+def test_states_of_clients_are_flushed_to_the_disk_as_the_checkpoint_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound, flushed = os.fsync, set[str]()
+
+    def fsync(file: int) -> None:
+        flushed.add(os.path.basename(os.path.dirname(os.readlink(f"/proc/self/fd/{file}"))))
+        sound(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    run = ["run", *small("checkpoint.fsync=true", "report=false", "algorithm=scaffold")]
+    assert main([*run, "--in-process", "--quiet", "--out", str(tmp_path)]) == 0
+    assert {"checkpoint", "client-0", "client-1"} <= flushed
+
+
 def test_what_is_flushed_to_the_disk_says_which_file_it_was() -> None:
     files = (ROOT / "fednet").rglob("*.py")
     assert [p.name for p in files if "os.fsync" in p.read_text()] == ["descriptors.py"]
