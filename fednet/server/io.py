@@ -527,10 +527,12 @@ class ServerIO:
     def settle(
         self, useful: Mapping[int, bool], staleness: Mapping[int, int] | None = None
     ) -> None:
-        """It is known of these clients whether what crossed for their replies was useful. No answer
-        is awaited: whoever asks for sums later asks the same thread.
+        """It is known of these clients whether what crossed for their replies was useful.
+
+        Returns once it is in the books: what an earlier server sent for these replies is found
+        useful on the way (`had`), and the rounds go over what is left of it next.
         """
-        self.call(lambda now: self.protocol.decide(useful, staleness))
+        self.call(lambda now: self.protocol.decide(useful, staleness), wait=True)
 
     def wait(self, timeout_s: float) -> Outcome | None:
         """The next outcome; None after `timeout_s`. Each is returned once: call it where all that
