@@ -183,7 +183,7 @@ class Federation(harness.Run):
         """The client's host in the round that ended last."""
         return self.site(client, round=max(1, len(self.servers) - 1))
 
-    def personal_model(self, client: int) -> Any:
+    def personal(self, client: int) -> Any:
         return self.algorithm.personal_model(
             self.clients[client], self.locals[client], self.host(client)
         )

@@ -233,7 +233,7 @@ def test_states_can_be_saved_and_read_back():
     fold = f.algorithm.accumulate(
         f.algorithm.init_accumulator(f.server, 0), f.server, 1, f.ups[1], f.io
     )
-    again = load(FedDC.Fold, *dump(fold))
+    again = load(FedDC.Accumulator, *dump(fold))
     assert torch.equal(again.images[0], fold.images[0])
     after = [f.algorithm.server_update(one, f.server, (1,), f.io).x for one in (again, fold)]
     assert same(*after)

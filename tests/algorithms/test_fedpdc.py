@@ -156,7 +156,7 @@ def test_the_fold_and_the_server_can_be_saved_and_read_back():
     fold = f.algorithm.accumulate(
         f.algorithm.init_accumulator(f.server, 0), f.server, 2, f.ups[2], f.io
     )
-    back = load(FedPDC.Fold, *dump(fold))
+    back = load(FedPDC.Accumulator, *dump(fold))
     assert back.p == fold.p
     assert torch.equal(back.x.vector, fold.x.vector)
     assert isinstance(back.x, Sum)

@@ -551,7 +551,7 @@ def test_what_is_no_run_is_said_by_status_and_resume(tmp_path, capsys):
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "config.yaml").write_bytes(b"\xc8\x00")
     assert main.main(["report", str(tmp_path / "torn")]) == 2
-    assert "config.yaml: no text (invalid" in capsys.readouterr().err
+    assert "config.yaml: not a text file (invalid" in capsys.readouterr().err
     (tmp_path / "torn" / "config.yaml").unlink()
     (tmp_path / "torn" / "config.yaml").mkdir()
     assert main.main(["report", str(tmp_path / "torn")]) == 2

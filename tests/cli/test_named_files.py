@@ -42,7 +42,7 @@ def pipe(tmp_path, monkeypatch):
         ["doctor"],
         ["sweep"],
         ["sweep", "--grid", "train.lr=0.1,0.2"],
-        ["submit"],
+        ["queue", "submit"],
         ["serve", "lab", "--token"],
         ["doctor", "--keys"],
     ],

@@ -116,7 +116,7 @@ from fednet.registry import algorithm
 
 @algorithm("hangs")
 class Hangs(FedAvg):
-    def finish(self, *args):
+    def server_update(self, *args):
         print("hanging", flush=True)
         while True:
             time.sleep(0.05)

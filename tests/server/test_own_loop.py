@@ -55,7 +55,7 @@ def test_a_training_loop_of_a_methods_own_is_judged_by_what_came_of_it(tmp_path,
 
     here = {"clients": 1, "algorithm": "own_loop", "evaluate": {"clients": "auto"}}
     if sends == "nothing":  # the run's last accuracy of it was the global model's
-        line = Loop.local.__wrapped__.__code__.co_firstlineno
+        line = Loop.client_update.__wrapped__.__code__.co_firstlineno
         said = rf"client_update of Loop \(test_own_loop\.py, line {line}\) sends dx, not the whole"
         with pytest.raises(CannotGoOn, match=said):
             run(tmp_path, **here)
