@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 WRONG_COMMAND = 2
 BROKE = 3
 BY_KEYBOARD = 130
-STANDS_IN = "no CONFIG: what is not set is the quick start's:"
+STANDS_IN = "no configuration file: other keys have the quick start's values:"
 
 
 # Flags that fednet once had, each with a sentence that says what holds now.
