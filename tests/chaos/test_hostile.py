@@ -32,6 +32,7 @@ from fednet.tensors import Tensors
 from fednet.wire import messages as m
 from fednet.wire.frames import encode
 from tests.chaos.mallory import Mallory, raw
+from tests.processes import until
 
 CONFIG = {
     "name": "attacked",
@@ -77,6 +78,12 @@ def in_thread(call) -> tuple[threading.Thread, dict]:
 
 def noise_on_the_port(address: str) -> None:
     host, port = address.removeprefix("tcp://").split(":")
+
+    def listens() -> bool:
+        with socket.socket() as first:
+            return first.connect_ex((host, int(port))) == 0
+
+    until(listens, "the server listens")
     for data in (
         b"GET / HTTP/1.0\r\n\r\n",
         random.Random(0).randbytes(5000),

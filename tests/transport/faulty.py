@@ -267,6 +267,9 @@ class FaultyServer:
         """Of the ZeroMQ transport within; None for one that has no keys."""
         return getattr(self.inner, "keyring", None)
 
+    def listen(self) -> None:
+        self.inner.listen()
+
     def poll(self, timeout_s: float | None) -> list[Event]:
         events: list[Event] = [message for _, message in self._faults.ready("up")]
         for event in self.inner.poll(0.0 if events else self._faults.wait(timeout_s)):

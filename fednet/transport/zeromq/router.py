@@ -136,7 +136,7 @@ class ZmqServer:
         except OSError as error:
             held.close()
             self._context.destroy(linger=0)
-            raise ConfigError(f"cannot bind {self.address!r}: {error.strerror}.") from None
+            raise ConfigError(f"cannot bind {self.address!r}: {why(error)}.") from None
         self._held = held
         shown = "0.0.0.0" if name == "*" else host
         self.address = f"tcp://{shown}:{held.getsockname()[1]}"

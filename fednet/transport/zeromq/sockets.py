@@ -238,7 +238,7 @@ def is_named(address: str) -> bool:
     return address.startswith("tcp://") and not re.fullmatch(r"\[.*\]|[0-9.]+|\*", host)
 
 
-def why(error: zmq.ZMQError) -> str:
+def why(error: OSError | zmq.ZMQError) -> str:
     """Why an address cannot be bound, or connected to."""
     if error.errno == errno.EADDRINUSE:
         return "the port is in use by another process; choose another, or port 0 for any free one"
