@@ -1,10 +1,10 @@
-"""A run that waits for nobody (`schedule: async` and `semi-sync`): updates in place of rounds.
+"""Asynchronous runs (`schedule: async` and `semi-sync`): updates in place of rounds.
 
     async       so many clients train at once; every `buffer` replies, as they come, are an update
-    semi-sync   an update every `every` seconds, of what is there; then tasks are given out anew
+    semi-sync   an update every `every` seconds, of the replies so far; then new tasks go out
 
     tasks go out -> a task ends -> its reply waits, or makes an update with those that wait
-    update: fold in id order, finish; tasks go out anew; evaluate, record, checkpoint
+    update: accumulate in id order, server_update; new tasks go out; evaluate, record, save
 
 `Schedule` says who is asked when, and what makes an update: events and the time go in, instructions
 come out; nothing there sends or waits. Round t is the time in which update t is made: a task given
@@ -558,7 +558,7 @@ class Updates:
         rounds.end()
 
     def _over(self, now: float) -> list[Instruction]:
-        """What is under way is called off; what came, and is in no update, was of no use."""
+        """Cancels the tasks under way; replies that are in no update are booked as not useful."""
         protocol = self.io.protocol
         called_off = protocol.cancel("the run ends", now)
         return [*called_off, *protocol.decide(dict.fromkeys(protocol.work, False))]
@@ -733,7 +733,7 @@ class Updates:
         return phase
 
     def _settle(self, useful: dict[int, bool], staleness: dict[int, int], reason: str = "") -> None:
-        """What crossed for these clients goes into the book. reason: why it is of no use."""
+        """Books what was sent for these clients. reason: why it is not useful; "": it may be."""
 
         self.io.settle(useful, staleness)
         for client in useful:
