@@ -29,7 +29,6 @@ from fednet.algorithms.base import (
     Algorithm,
     Exchange,
     Layout,
-    OwnConfig,
     OwnPayload,
     Payload,
     Run,
@@ -50,7 +49,7 @@ from fednet.wire.payload import run_of
 if TYPE_CHECKING:
     from fednet.config import Config
     from fednet.config.schema import SecaggSection
-    from fednet.training.hosts import SiteHost
+    from fednet.training.hosts import ServerHost, SiteHost
 
 # By step, the kind under which its question is booked: what is asked in a step was answered before.
 QUESTIONS = {
@@ -94,10 +93,6 @@ class Secure(Algorithm):
     plan: SumPlan
     steps: ClassVar[tuple[str, ...]]
     plain: ClassVar[Exchange]  # the method's own
-
-    def __init__(self, config: OwnConfig, clients: int) -> None:
-        super().__init__(config, clients)
-        self._last_vector: dict[int, tuple[int, bytes]] = {}  # by client: its round, its digest
 
     # -- the client --------------------------------------------------------------------------------
     def client_update(self, phase, client, down, host):
@@ -163,20 +158,9 @@ class Secure(Algorithm):
     def accumulate(self, accumulator, server, client_id, up, host):
         machine, answer = self.machine(server, host.round), _bytes(up.answer)
         if machine.step == "masked":
-            self._refuse_again(client_id, host.round, answer)
+            _refuse_again(client_id, answer, host)
         machine.take(accumulator.gathered, client_id, answer)
         return accumulator
-
-    def _refuse_again(self, client: int, round: int, answer: bytes) -> None:
-        """Raises RemoteProtocolError for the masked vector that this client sent in an earlier
-        round: the masks are others by now, and the sum would be noise. Known is what it sent last
-        to this server process.
-        """
-        digest = hashlib.sha256(answer).digest()
-        last, before = self._last_vector.get(client, (round, digest))
-        if last < round and before == digest:
-            raise RemoteProtocolError(f"its masked vector of round {last} once more")
-        self._last_vector[client] = round, digest
 
     def server_update(self, accumulator, server, cohort, host):
         try:
@@ -332,6 +316,17 @@ def secured(method: type[Algorithm], section: SecaggSection) -> type[Secure]:
     made = {"exchanges": tuple(exchanges), "steps": steps, "plain": plain, "in_memory": True}
     own = {"main": steps.index("masked"), "__module__": method.__module__}
     return type(method.__name__, (Secure, method), {**made, **own, "__doc__": method.__doc__})
+
+
+def _refuse_again(client: int, answer: bytes, host: ServerHost) -> None:
+    """Raises RemoteProtocolError for the masked vector that this client sent last to this server
+    process, in an earlier round: its masks are no longer in use, and the sum would be noise.
+    """
+    digest = hashlib.sha256(answer).digest()
+    last, before = host.last_masked.get(client, (host.round, digest))
+    if last < host.round and before == digest:
+        raise RemoteProtocolError(f"its masked vector of round {last} once more")
+    host.last_masked[client] = host.round, digest
 
 
 def _payload(way: str, step: str, fields: JsonMapping) -> type[Payload]:

@@ -19,7 +19,7 @@ from fednet import capacity, ids, loading
 from fednet.client.loop import ClientLoop, given_up
 from fednet.client.policy import Policy
 from fednet.client.preparing import Explained, Explainer, Preparer
-from fednet.client.slots import MOST, Slots, memory_of
+from fednet.client.slots import MOST, memory_of
 from fednet.errors import CannotGoOn, ConfigError, complain, speaker, stops, timed, why
 from fednet.experiment import determinism
 from fednet.experiment.lock import StatesHold
@@ -96,7 +96,6 @@ def main(options: Options) -> int:
         prepare = Preparer(
             options.policy, asked, devices, options.state, reset=options.reset, say=say, hold=states
         )
-    memories = [memory_of(device, options.launched.share) for device in devices]
     loop = ClientLoop(
         _protocol(options, asked, devices),
         _transport(options, address, pair),
@@ -104,7 +103,8 @@ def main(options: Options) -> int:
         curve=pair is not None,
         finder=None if options.run is None else RunFinder(options.run),
         faults=options.policy.faults,
-        slots=Slots(memories, len(asked.listed) or MOST),
+        devices=[memory_of(device, options.launched.share) for device in devices],
+        most=len(asked.listed) or MOST,
     )
     # Ctrl-C and a closed terminal reach all processes; the server tells those that it launched.
     for number in stops() if options.launched is ALONE else [signal.SIGTERM]:
@@ -181,7 +181,7 @@ def _transport(options: Options, address: str, pair: KeyPair | None) -> ClientTr
         """Tells the user each reason once, however often the connection is tried."""
         if reason not in complained:
             complained.add(reason)
-            complain(f"fednet-client: not connected to {address}: {reason}; trying on")
+            complain(f"fednet-client: not connected to {address}: {reason}; still trying")
 
     return ZmqClient(address, keys=pair, reread=reread, on_refused=refused)
 

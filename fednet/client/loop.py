@@ -7,12 +7,13 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from fednet.client.books import Book
-from fednet.client.slots import CpuMemory, Slots, Threads
-from fednet.client.tasks import OWN_ERRORS, Call, Prepared, Tasks
+from fednet.client.slots import CpuMemory, DeviceMemory, Slots
+from fednet.client.tasks import OWN_ERRORS, Done, Prepared, Tasks, corrupted
 from fednet.errors import CannotGoOn, RemoteProtocolError
 from fednet.protocol import client as p
 from fednet.protocol.client import ClientProtocol
@@ -26,17 +27,17 @@ from fednet.wire.link import Link
 log = logging.getLogger(__name__)
 CONNECTION = b""  # a client has one
 UNANSWERED_S = 3.0  # after so long without a server the user is told
-FIND_S = 0.1  # between two looks for the server
+FIND_S = 0.1  # between two searches for the server
 
 
 def given_up(give_up_s: float, transport: ClientTransport | None = None) -> CannotGoOn:
-    """Returns the error of a client that no server has taken in for so long."""
+    """Returns the error of a client that no server has accepted for so long."""
     cause = ""
     if transport is not None and transport.trouble:
         cause = f"; {transport.address}: {transport.trouble}"
     return CannotGoOn(
-        f"no server has taken this client in for {give_up_s:g} s (--give-up{cause}); started again "
-        f"with the same --state, it goes on."
+        f"no server has accepted this client for {give_up_s:g} s (--give-up{cause}). To go on, "
+        f"start it again with the same --state."
     )
 
 
@@ -49,12 +50,12 @@ class Finder(Protocol):
 
 
 class ClientLoop:
-    """Does what the protocol answers to messages, to finished tasks and to the time.
+    """Carries out what the protocol asks for after messages, finished tasks and ticks.
 
     prepare(loop, welcome) builds data and model for a run, and opens its book; it is called again
     only for another run. curve: the connection is encrypted, or its bytes are counted as if it
     were. inline: tasks are done within `step`, because the server runs in this process too. faults:
-    planned faults are acted out.
+    planned faults are acted out. devices: the memory of each. most: clients of this process.
     """
 
     def __init__(
@@ -67,11 +68,14 @@ class ClientLoop:
         inline: bool = False,
         finder: Finder | None = None,
         faults: bool = False,
-        slots: Slots | None = None,
+        devices: Sequence[DeviceMemory] = (CpuMemory(),),
+        most: int = 1,
     ) -> None:
         self.protocol = protocol
         self.transport = transport
+        self.prepared: Prepared | None = None
         self.ended: p.Ended | p.TurnedAway | None = None
+        self.error: BaseException | None = None  # ends the process
         self.book = Book()
         self.link = Link(
             "client",
@@ -80,17 +84,24 @@ class ClientLoop:
             Ledger(self.book.write, by_round=False),
             connection_bytes(curve, "client"),
         )
-        self.slots = slots or Slots([CpuMemory()], 1)
         self._prepare = prepare
         self._inline = inline
         self._finder = finder
-        self._calls: queue.SimpleQueue[Call] = queue.SimpleQueue()  # by other threads, for this one
+        # Calls that other threads leave for this one.
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._delayed: list[Done] = []  # by planned faults
         self._round = 0  # of the newest task
-        self._found_at = 0.0  # when the finder was last asked
+        self._searched_at = 0.0  # when the finder was last asked
         self._connected = False
         self._leaving = False
-        self._threads = Threads(self.slots, inline, self._tell_slots)
-        self.tasks = Tasks(protocol, self._threads, self._later, inline=inline, faults=faults)
+        self.slots = Slots(devices, most, inline=inline, changed=self._slots_changed)
+        self.tasks = Tasks(
+            self.slots,
+            protocol.doing,
+            lambda done: self._later(partial(self._answer, done)),
+            inline=inline,
+            faults=faults,
+        )
 
     # -- the loop ----------------------------------------------------------------------------------
     def run(
@@ -98,20 +109,20 @@ class ClientLoop:
     ) -> p.Ended | p.TurnedAway:
         """Works until the run is over or this process is asked to leave.
 
-        say(sentence) is called when nobody answers, and when someone does again. Raises CannotGoOn
-        when no server has taken this process in for give_up_s, and what a task raised that is to
-        end the process.
+        say(sentence) is called when no server answers, and when one does again. Raises CannotGoOn
+        if no server has accepted this process for give_up_s, and the error of a task that ends the
+        process.
         """
-        taken_in = connected = time.monotonic()  # when that was last so
+        accepted = connected = time.monotonic()  # when it last was
         reported = False
         while self.ended is None:
             self.step(min(0.5, self.protocol.beat_s / 2))
-            if self.tasks.error is not None:
-                raise self.tasks.error
+            if self.error is not None:
+                raise self.error
             now = time.monotonic()
             if self.protocol.state in TAKEN_IN:
-                taken_in = now
-            elif give_up_s is not None and now - taken_in > give_up_s:
+                accepted = now
+            elif give_up_s is not None and now - accepted > give_up_s:
                 raise given_up(give_up_s, self.transport)
             if self._connected:
                 connected = now
@@ -121,7 +132,7 @@ class ClientLoop:
             elif not reported and self.ended is None and now - connected > UNANSWERED_S:
                 cause = f" ({self.transport.trouble})" if self.transport.trouble else ""
                 say(
-                    f"not connected to {self.transport.address} yet{cause}; trying on "
+                    f"not connected to {self.transport.address} yet{cause}; still trying "
                     f"(Ctrl-C ends this)"
                 )
                 reported = True
@@ -132,14 +143,19 @@ class ClientLoop:
         self._leaving = True
 
     def step(self, timeout_s: float) -> bool:
-        """Handles what the transport has, what the tasks have brought, and what is due by now.
-        Returns whether there was anything.
+        """Handles what the transport has received, what the tasks have brought, and what is due by
+        now. Returns whether there was anything.
         """
         moved = False
-        for event in self.transport.poll(self.tasks.until_due(timeout_s)):
+        if self._delayed:
+            first = min(done.due for done in self._delayed)
+            timeout_s = max(0.0, min(timeout_s, first - time.monotonic()))
+        for event in self.transport.poll(timeout_s):
             moved = True
             now = time.monotonic()
-            if isinstance(event, Opened):
+            if isinstance(event, Received):
+                self._receive(event, now)
+            elif isinstance(event, Opened):
                 self._connected = True
                 self.link.opened(CONNECTION)
                 self._follow(self.protocol.opened(now))
@@ -149,29 +165,28 @@ class ClientLoop:
                 self._follow(self.protocol.closed(now))
                 self.link.undecoded(CONNECTION, event.received)
                 self.link.closed(CONNECTION)
-            elif isinstance(event, Received):
-                self._receive(event, now)
         while not self._calls.empty():
             moved = True
-            self._follow(self._calls.get()())
-        for call in self.tasks.take_due():
-            self._follow(call())
-        if self._inline and self._threads.waiting:
+            self._calls.get()()
+        if self._delayed:
+            waiting, self._delayed = self._delayed, []
+            for done in waiting:
+                self._answer(done)
+        if self._inline and self.slots.work_inline():
             moved = True
-            self._threads.work_inline()
         self._follow(self.protocol.tick(time.monotonic()))
         if self._leaving and self.ended is None:
             self._follow(self.protocol.leave())
             self.ended = p.Ended(False, "asked to leave")
         if not self._connected:
-            self._look()
+            self._find_server()
         return moved
 
-    def _look(self) -> None:
-        """Asks the finder, at most once in FIND_S seconds, where the server is by now."""
-        if self._finder is None or time.monotonic() - self._found_at <= FIND_S:
+    def _find_server(self) -> None:
+        """Asks the finder, at most once in FIND_S seconds, where the server is now."""
+        if self._finder is None or time.monotonic() - self._searched_at <= FIND_S:
             return
-        self._found_at = time.monotonic()
+        self._searched_at = time.monotonic()
         address = self._finder.address()
         if self._finder.over:
             self.leave()
@@ -179,8 +194,8 @@ class ClientLoop:
             self.transport.reconnect(address)
 
     def close(self) -> None:
-        self.tasks.stop()
-        self._threads.close()
+        self.tasks.close()
+        self.slots.close()
         self.link.closed(CONNECTION)
         self.transport.close(1.0)
         self.book.close()
@@ -190,8 +205,8 @@ class ClientLoop:
         try:
             message, body = self.link.receive(CONNECTION, event.frames)
         except RemoteProtocolError as broken:
-            log.warning("refused a message of the server, and connecting again: %s", broken)
-            self._follow([p.Reconnect()])  # the message is lost, and might have been awaited
+            log.warning("a message of the server is damaged, connecting again: %s", broken)
+            self._follow([p.Reconnect()])  # the server may wait for an answer to it
             return
         instructions: list[p.Instruction] = []
         stray = ""
@@ -213,69 +228,99 @@ class ClientLoop:
                 if i.task.key.round != self._round:  # heartbeats: one line a round
                     self.link.settle_counted(CONNECTION, round=self._round)
                     self._round = i.task.key.round
-                self.tasks.add(i)
-            elif isinstance(i, p.Welcomed):
-                self._welcomed(i)
+                assert self.prepared is not None
+                self.tasks.add(i, self.prepared)
             elif isinstance(i, p.Booked):
                 reason = {} if i.whole else {"reason": "cut short"}
                 direction: Direction = "down" if i.direction == "down" else "up"
                 self.link.settle(CONNECTION, direction, i.key, i.whole, **reason)
             elif isinstance(i, p.Cancelled):
                 self.tasks.cancel(i.key)
-            elif isinstance(i, p.Ended):
-                if i.over:
-                    self.ended = i
-            elif isinstance(i, p.TurnedAway):
-                self.ended = i
+            elif isinstance(i, p.Welcomed):
+                self.link.ledger.incarnation = i.welcome.inc
+                if not i.again or self.prepared is None:
+                    self.slots.put(partial(self._prepare_run, i.welcome))
             elif isinstance(i, p.Reconnect):
-                self.transport.reconnect(
-                    self._finder.address() if self._finder is not None else None
-                )
+                address = self._finder.address() if self._finder is not None else None
+                self.transport.reconnect(address)
+            elif isinstance(i, p.TurnedAway) or (isinstance(i, p.Ended) and i.over):
+                self.ended = i
 
-    def _welcomed(self, event: p.Welcomed) -> None:
-        self.link.ledger.incarnation = event.welcome.inc
-        if not event.again or self.tasks.prepared is None:
-            self._threads.put(lambda device: self._prepare_run(event.welcome))
-
-    # -- preparing a run ---------------------------------------------------------------------------
-    def _later(self, call: Call) -> None:
+    # -- calls of the slots' threads ---------------------------------------------------------------
+    def _later(self, call: Callable[[], None]) -> None:
         """Makes the thread of the loop make this call; any thread may call it."""
         self._calls.put(call)
         if not self._inline:
             self.transport.wake()
 
-    def _prepare_run(self, welcome: m.Welcome) -> None:
+    def _answer(self, done: Done) -> None:
+        """Sends what came of a task, with the faults that were planned for it."""
+        key = done.given.task.key
+        protocol = self.protocol
+        if done.fatal is not None:
+            self.error = done.fatal
+        if not self.tasks.is_wanted(done.given):
+            return
+        if done.due and done.due > time.monotonic():
+            self._delayed.append(done)
+            return
+        self.tasks.cancel(key)
+        if done.failed is not None:
+            failed = done.failed
+            self._follow(
+                protocol.failed(key, failed.reason, failed.again, failed.lacks, failed.base)
+            )
+            return
+        if not done.replies or "drop_before_sending" in done.faults:
+            protocol.forget(key)
+            return
+        self.tasks.lacking.discard(key.client)
+        out: list[p.Instruction] = []
+        for outgoing in done.replies:
+            body = outgoing.body
+            share = None
+            if done.faults and outgoing.reply.key == key:
+                body = corrupted(body) if "corrupt" in done.faults else body
+                share = done.faults.get("drop_during_upload")
+            out += protocol.reply(outgoing.reply, body, share)
+        if "duplicate" in done.faults:
+            out += [i for i in out if isinstance(i, p.Out) and isinstance(i.message, m.Reply)]
+        if out and self.prepared is not None and self.prepared.shape is not None:
+            # The reply waits for its client's emulated link; this process is free for another one.
+            out += protocol.uploading(key.client)
+        if "disconnect" in done.faults:
+            out.append(p.Reconnect())
+        self._follow(out)
+
+    def _slots_changed(self) -> None:
+        if not self._inline:
+            self._later(lambda: self._follow(self.protocol.at_once(self.slots.total)))
+
+    # -- preparing a run ---------------------------------------------------------------------------
+    def _prepare_run(self, welcome: m.Welcome, device: int) -> None:
         try:
             prepared = self._prepare(self, welcome)
         except OWN_ERRORS as broken:
-            # Raised again in the thread that runs the loop, which ends the process; but SystemExit
-            # of a user's own part must not end it as if all were well.
+            # SystemExit of a user's own part must not end the process as if all were well.
             if not isinstance(broken, Exception):
                 name = type(broken).__name__
                 broken = CannotGoOn(f"a part of your own raised {name}: {broken}")
-            self.tasks.error = broken
-            self._later(list)
+            self.error = broken
+            self._later(lambda: None)
             return
-        self.tasks.prepared = prepared
+        self.prepared = prepared
         self.slots.pack(prepared.together)
-        self._threads.start()
-        # Another server may have welcomed this process meanwhile: what is ready here is not what
-        # that one asked for.
-        self._later(lambda: self._use(prepared) if self.protocol.run == welcome.run else [])
+        self._later(partial(self._use, prepared, welcome.run))
 
-    def _use(self, prepared: Prepared) -> list[p.Instruction]:
+    def _use(self, prepared: Prepared, run: str) -> None:
+        if self.protocol.run != run:
+            return  # another server has welcomed this process meanwhile, to another run
         # Without the emulated links of the run before.
         self.transport = getattr(self.transport, "inner", self.transport)
         if prepared.shape is not None:
             self.transport = prepared.shape(self.transport, self._connected)
-        ours = self.protocol.tasks
-        ours.beside = prepared.beside
-        ours.largest = prepared.largest
-        return [
-            *self.protocol.at_once(self.slots.total),
-            *self.protocol.ready(prepared.layout, prepared.sites),
-        ]
-
-    def _tell_slots(self) -> None:
-        if not self._inline:
-            self._later(lambda: self.protocol.at_once(self.slots.total))
+        tasks = self.protocol.tasks
+        tasks.beside = prepared.beside
+        tasks.largest = prepared.largest
+        self._follow(self.protocol.at_once(self.slots.total))
+        self._follow(self.protocol.ready(prepared.layout, prepared.sites))

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from fednet import ids as numbers
 from fednet import places
 from fednet.client.loop import ClientLoop
+from fednet.client.packing import Packing
 from fednet.client.policy import Policy, leaving
-from fednet.client.slots import Packing
 from fednet.client.tasks import Prepared
 from fednet.config import Config
 from fednet.errors import ConfigError, DataError, FednetError, StateError

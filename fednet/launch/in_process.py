@@ -34,7 +34,7 @@ def endpoint(config: Config, directory: Path, device: str, data: Path | None) ->
     from fednet.client.loop import ClientLoop
     from fednet.client.policy import Policy
     from fednet.client.preparing import Preparer
-    from fednet.client.slots import Slots, memory_of
+    from fednet.client.slots import memory_of
     from fednet.protocol.client import ClientProtocol, TurnedAway
     from fednet.protocol.tasks import Rules
     from fednet.transport.inproc import Inproc
@@ -59,13 +59,13 @@ def endpoint(config: Config, directory: Path, device: str, data: Path | None) ->
         curve=config.security.curve,
         inline=True,
         faults=True,
-        slots=Slots([memory_of(chosen)], 1),
+        devices=[memory_of(chosen)],
     )
 
     def pump() -> bool:
         moved = loop.step(0.0)
-        if loop.tasks.error is not None:
-            raise loop.tasks.error
+        if loop.error is not None:
+            raise loop.error
         if isinstance(loop.ended, TurnedAway):
             raise ConfigError(loop.ended.reason)
         return moved

@@ -255,6 +255,8 @@ class ServerHost:
         self.epochs = int(setting.config.train.epochs)
         self.momentum = float(setting.config.train.momentum)
         self.staleness = 0
+        # Of secure aggregation, by client: the round and the digest of its last masked vector.
+        self.last_masked: dict[int, tuple[int, bytes]] = {}
         self.begin(1)
 
     def begin(self, round: int, phase: int = 0, cohort: Sequence[int] = ()) -> None:

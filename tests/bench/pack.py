@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from fednet import config as configuration
-from fednet.client.slots import Packing
+from fednet.client.packing import Packing
 from fednet.errors import ConfigError, unknown
 from fednet.experiment import build, determinism, placement
 from fednet.plain import JsonDict, JsonMapping

@@ -540,4 +540,4 @@ def test_a_client_gives_up_a_server_that_does_not_come_back(tmp_path):
             assert time.monotonic() < limit
             time.sleep(0.02)
     assert isinstance(found["error"], CannotGoOn)
-    assert "no server has taken this client in for 0.5 s" in str(found["error"])
+    assert "no server has accepted this client for 0.5 s" in str(found["error"])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from fednet.client.slots import Packing
+from fednet.client.packing import Packing
 from fednet.training import packable, packed
 
 LIMIT_S = 20.0  # nothing is expected to take so long: it bounds a test that would hang

@@ -31,17 +31,18 @@ def said(monkeypatch):
     return run
 
 
-def test_why_no_connection_stands_is_in_both_sentences(said):
-    assert said("nothing listens there") == [
-        "not connected to inproc yet (nothing listens there); trying on (Ctrl-C ends this)",
-        "no server has taken this client in for 0.001 s (--give-up; inproc: nothing listens there);"
-        " started again with the same --state, it goes on.",
-    ]
-
-
-def test_where_no_reason_is_known_none_is_given(said):
-    assert said("") == [
-        "not connected to inproc yet; trying on (Ctrl-C ends this)",
-        "no server has taken this client in for 0.001 s (--give-up); started again with the same "
-        "--state, it goes on.",
+@pytest.mark.parametrize(
+    ("trouble", "there", "beside"),
+    [
+        ("nothing listens there", " (nothing listens there)", "; inproc: nothing listens there"),
+        ("", "", ""),
+    ],
+)
+def test_both_sentences_say_why_there_is_no_connection_if_that_is_known(
+    said, trouble, there, beside
+):
+    assert said(trouble) == [
+        f"not connected to inproc yet{there}; still trying (Ctrl-C ends this)",
+        f"no server has accepted this client for 0.001 s (--give-up{beside}). To go on, start it "
+        f"again with the same --state.",
     ]

@@ -1,0 +1,160 @@
+"""Brings clients of one process together, so that they are trained as one (`train.pack`)."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fednet.training.lanes import Lane
+    from fednet.training.loop import Course
+    from fednet.training.tasks import Task
+
+
+@dataclass(eq=False)
+class _Ticket:
+    """A training run that waits for a pack. done: its thread may go on."""
+
+    lane: Lane
+    done: bool = False
+
+
+@dataclass(eq=False)
+class Packing:
+    """Forms packs of clients that are trained as one. Any thread may call it.
+
+    Each task runs in a thread of its own up to its training run. There it waits until n runs of one
+    kind wait, or until all running tasks wait and no other can come: none is due, or no thread is
+    free for it. One of the threads then trains the pack (`training.packed`), and each goes on with
+    its own result. No clock is used, and who is packed with whom changes no bit. A pack always
+    ends, and a task that is cancelled or fails leaves, so that nobody waits for ever.
+
+    n: lanes. task: of the run. limit(device): tasks that may run on a device at once. threads: of
+    torch. A device is given by its number.
+    """
+
+    n: int
+    task: Task
+    limit: Callable[[int], int]
+    threads: int = 1
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _due: int = 0
+    _running: Counter[int] = field(default_factory=Counter)
+    _waiting: dict[int, list[_Ticket]] = field(default_factory=dict)
+    _checked: bool = False
+
+    def expect(self) -> None:
+        """Counts a task that has come to this process; `at_work` follows."""
+        with self._changed:
+            self._due += 1
+
+    @contextmanager
+    def at_work(self, device: int) -> Iterator[None]:
+        """Holds while a thread does a task that was due."""
+        with self._changed:
+            self._due -= 1
+            self._running[device] += 1
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running[device] -= 1
+                self._changed.notify_all()
+
+    def on(self, device: int) -> DevicePack:
+        return DevicePack(self, device)
+
+    def descend(self, device: int, lane: Lane) -> Course:
+        """Trains the lane in a pack, and returns when it is done. Raises what its own `progress`
+        raised, or what ended the pack.
+        """
+        import torch
+
+        at = lane.scratch.device
+        # Another thread, in another stream, goes on with what this one has prepared.
+        if at.type == "cuda":
+            torch.cuda.current_stream(at).synchronize()
+        own = _Ticket(lane)
+        pack: list[_Ticket] = []
+        with self._changed:
+            waiting = self._waiting.setdefault(device, [])
+            waiting.append(own)
+            self._changed.notify_all()
+            while not own.done:
+                pack = self._ready(device)
+                if own in pack:
+                    waiting[:] = [ticket for ticket in waiting if ticket not in pack]
+                    break
+                self._changed.wait()
+        if not own.done:
+            self._train(pack, own)
+        if lane.error is not None:
+            raise lane.error
+        assert lane.course is not None
+        return lane.course
+
+    def _ready(self, device: int) -> list[_Ticket]:
+        """Returns the pack that may begin now; empty if all have to wait for others."""
+        waiting = self._waiting[device]
+        kinds: dict[tuple[object, ...], list[_Ticket]] = {}
+        for ticket in waiting:
+            kinds.setdefault(ticket.lane.kind, []).append(ticket)
+        for tickets in kinds.values():
+            if len(tickets) >= self.n:
+                return tickets[: self.n]
+        running = self._running[device]
+        nobody_comes = self._due == 0 or running >= self.limit(device)
+        if kinds and running <= len(waiting) and nobody_comes:
+            return next(iter(kinds.values()))
+        return []
+
+    def _train(self, pack: list[_Ticket], own: _Ticket) -> None:
+        import torch
+
+        from fednet.training import packable, packed
+
+        lanes = [ticket.lane for ticket in pack]
+        try:
+            # A thread's own setting, on which bits depend.
+            if torch.get_num_threads() != self.threads:
+                torch.set_num_threads(self.threads)
+            if not self._checked:
+                packable.check_lane(self.task, lanes[0])
+                self._checked = True
+            packed.descend(lanes, self.n, self.task)
+        except BaseException as error:
+            for lane in lanes:
+                if lane is not own.lane:
+                    lane.error = lane.error or _copy(error)
+            raise
+        finally:
+            with self._changed:
+                for ticket in pack:
+                    ticket.done = True
+                self._changed.notify_all()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class DevicePack:
+    """The packing of one device, as a `SiteHost` gets it."""
+
+    packing: Packing
+    device: int
+
+    def descend(self, lane: Lane) -> Course:
+        return self.packing.descend(self.device, lane)
+
+
+def _copy(error: BaseException) -> BaseException:
+    """Returns an equal exception for another thread: one that several threads raise would refer to
+    the tensors of all of them.
+    """
+    try:
+        return type(error)(*error.args)
+    except TypeError:
+        return RuntimeError(str(error))
