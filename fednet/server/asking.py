@@ -63,7 +63,9 @@ class Phase:
     last: tuple[Payload, Encoded, bytes] | None = None  # what was encoded last, and its digest
     cache: JsonDict = field(default_factory=dict)
     # The task of a client whose state is lost, from its initial state; None: it cannot have one.
-    initial_task: Callable[[int], Job] | None = None
+    # It is given the phase: if it held it, the round's models would stay until the garbage
+    # collector next runs, which is seldom.
+    initial_task: Callable[[Phase, int], Job] | None = None
     restarted: list[int] = field(default_factory=list)  # clients that got such a task
     # By client: what compressors remember with it, once its reply counts.
     ahead: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)

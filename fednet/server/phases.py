@@ -90,7 +90,7 @@ class Phases:
             self.asking.ask(phase, c, server, states.get(c, ""), keep.get(c, "")) for c in cohort
         ]
         if index == 0:  # a later exchange needs what the client kept of this round
-            phase.initial_task = lambda c: self.asking.ask(phase, c, server, "", "")
+            phase.initial_task = lambda phase, c: self.asking.ask(phase, c, server, "", "")
         jobs = [job for job in made if self.asking.wanted(phase, job.client)]
         phase.encoding = time.monotonic() - phase.opened
         rules, here = self.rules(), sum(1 for _, purpose in phase.spooled if purpose == "train")
@@ -178,7 +178,7 @@ class Phases:
         phase.start[client] = ""
         phase.restarted.append(client)
         self.say_restarted(phase.round, client, reason)
-        job = phase.initial_task(client)
+        job = phase.initial_task(phase, client)
         self.io.add(phase.round, [job])
         return True
 
@@ -332,7 +332,7 @@ class Phases:
         plain = encoded.form, encoded.body, check, 0
         whole = with_base(exp, encoded.form, encoded.body, check)
 
-        def job(c: int, based: bool) -> Job:
+        def job(c: int, start: str, based: bool) -> Job:
             form, body, check, enrol = whole if based else plain
             return Job(
                 c,
@@ -341,18 +341,26 @@ class Phases:
                 check,
                 enrol=enrol,
                 cost=self.asking.cost(c, self.method.main_exchange),
-                start=phase.start[c],
+                start=start,
                 state=states.get(c, ""),
                 keep=keep.get(c, ""),
                 judge=final,
-                with_base=(lambda: job(c, True)) if exp.base_comes and not based else None,
             )
 
-        def initial(c: int) -> Job:
-            return msgspec.structs.replace(job(c, exp.base_comes), state="", keep="")
+        def first(c: int) -> Job:
+            start = phase.start[c]
+            if not exp.base_comes:
+                return job(c, start, False)
+            if not start:
+                return job(c, start, True)
+            made = job(c, start, False)
+            return msgspec.structs.replace(made, with_base=lambda: job(c, start, True))
+
+        def initial(phase: Phase, c: int) -> Job:
+            return msgspec.structs.replace(job(c, "", exp.base_comes), state="", keep="")
 
         phase.initial_task = initial
-        jobs = [job(c, exp.base_comes and not phase.start[c]) for c in clients]
+        jobs = [first(c) for c in clients]
         if final:
             self.io.link.ledger.final = round, phase.index
         self._begin(phase, jobs, dataclasses.replace(self.rules(), deadline=None, first=None))

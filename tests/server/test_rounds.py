@@ -4,6 +4,7 @@ what is left behind.
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from fednet.server.checkpoint import Checkpoints
 from fednet.server.inbox import Inbox
 from fednet.server.rounds import Rounds
 from fednet.server.watch import Hosting
+from fednet.tensors import Tensors
 
 VIRTUAL = {"clock": "virtual", "step_ms": 10, "up_mbps": 8.0}
 
@@ -237,3 +239,22 @@ def test_scaffold_c_is_the_mean_of_the_c_i_after_any_sequence_of_dropouts(
         total = total + record.algorithm.c  # type: ignore[attr-defined]
     assert (server.c - 0.25 * total).norm() <= 1e-6 * max(1.0, server.c.norm())
     assert {c for r in records for c in r["completed"]} == set(progress.versions)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"algorithm": "scaffold"}, {"evaluate": {"every": 1, "clients": "all"}}]
+)
+def test_models_of_earlier_rounds_are_let_go_of_without_a_garbage_collector(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    held: list[int] = []
+
+    def count(record: Any) -> None:
+        held.append(sum(type(found) is Tensors for found in gc.get_objects()))
+
+    gc.disable()
+    try:
+        run(tmp_path, rounds=12, callback=count, **changes)
+    finally:
+        gc.enable()
+    assert held[-1] - held[3] < 8  # of the eight rounds between, less than one of each is held
