@@ -587,6 +587,7 @@ class ClientTasks:
             sending.until = before_cut(body.size, share)
         if not within:
             self._change(key, ClientTaskEvent.REPLIED)
+            self._tasks[key].body = memoryview(b"")  # its room is for the next task's payload
         self._replies[key] = OutgoingReply(reply, sending)
         return True
 
