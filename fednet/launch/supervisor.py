@@ -1,8 +1,10 @@
-"""`fednet run` is a small supervisor.
+"""`fednet run` on one machine: the launcher, which forks the server and the workers.
 
-It imports and builds what all need, and nothing more, then forks the server and the workers, which
-so share the pages of torch, of the data and of the initial model; it starts anew a worker that
-died, and once a round a server that died. Nothing of zmq, CUDA or a thread exists before a fork.
+The launcher imports and builds what they all need, and nothing more, so that they share the memory
+of torch, of the data and of the initial model. Nothing of zmq, no CUDA and no thread exists before
+a fork. Then it waits until one of its children ends, or until the server says something of a worker
+through a pipe: `ready PID`, `silent PID`. It replaces a worker that died or fell silent, and once a
+round a server that died.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from dataclasses import dataclass, replace
+from multiprocessing import connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +41,7 @@ from fednet.experiment import placement
 from fednet.experiment.faults import struck
 from fednet.experiment.rundir import log_to
 from fednet.launch.parent import die_with_parent, go_first
+from fednet.plain import JsonMapping
 from fednet.records.manifest import read_manifest
 from fednet.server.endpoint import listen, listening, run_keys
 from fednet.server.process import host_rounds
@@ -47,63 +52,112 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0  # how often it is looked whether a worker that lives has fallen silent
+PIPE_BYTES = 1 << 16  # what a pipe holds
 DEATHS = 20  # of workers that no task can be blamed for
 UNREADY = 2  # tries of each worker, where all end by themselves before they are ready
 
 
+@dataclass
+class Child:
+    """A process that was forked here. role: "server", or a worker's device. ready: the server may
+    have given this worker a task.
+    """
+
+    pid: int
+    role: str
+    ready: bool = False
+
+    def signal(self, number: int) -> None:
+        """Does nothing where it has ended: its id is not used again before `status` was asked."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def status(self) -> int:
+        """Its exit status, once it has ended; of one that a signal ended, minus its number."""
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def fork(role: str, work: Callable[[], int], logs: Path) -> Child:
+    """Forks a process that does `work` and exits with the status that this returns. logs: the
+    folder for the traceback of an error that nobody expected.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return Child(pid, role)
+    status = 3
+    try:
+        die_with_parent()
+        go_first(250 if role == "server" else 500)  # of all, a worker is replaced soonest
+        for number in stops():
+            signal.signal(number, signal.SIG_DFL if role == "server" else signal.SIG_IGN)
+        status = work()
+    except FednetError as wrong:
+        complain(f"fednet run: {wrong}")
+        status = wrong.exit_status
+    except KeyboardInterrupt:
+        status = 130
+    except BaseException as broken:  # a forked child never returns into the launcher's stack
+        import traceback
+
+        text = traceback.format_exc()
+        traced = logs / f"{role.replace(':', '-')}.log"
+        with contextlib.suppress(OSError), traced.open("a", encoding="utf-8") as file:
+            file.write(text)
+        last = text.strip().splitlines()[-1]
+        reason = refused(broken) or f"{last} (the whole traceback is in {logs})."
+        complain(f"fednet run: {reason}")
+    finally:
+        with contextlib.suppress(OSError):  # what its work printed, where nobody takes that
+            sys.stdout.flush()
+        os._exit(status)
+
+
 class Supervisor:
-    """Forks the server and the workers, and looks after them."""
+    """The launcher of one run."""
 
     def __init__(
-        self,
-        config: Config,
-        directory: Path,
-        how: Hosting,
-        *,
-        workers: int | None,
+        self, config: Config, directory: Path, how: Hosting, *, workers: int | None
     ) -> None:
         self.config, self.directory, self.how, self.wanted = config, directory, how, workers
-        self.pids: dict[int, str] = {}  # pid -> "server", or a worker's device
+        self.children: dict[int, Child] = {}  # by the descriptor that tells when one has ended
         self.server_rounds: list[int] = []  # the rounds in which a server died
-        self.planned = 0  # of these, the ones that the configuration asked for
-        self.stopping: int | None = None
+        self.planned = 0  # of its deaths, those that the configuration asked for
+        self.stopping: int | None = None  # the signal that asked for a stop
         self.keys: Path | None = None
         self.places: list[str] = []  # each worker's device
-        self.shares: dict[str, float] = {}  # of a device, by its name: each worker's
-        self.deaths = 0  # workers that ended by themselves, or before they were ready
+        self.deaths = 0  # of workers that ended by themselves, or before they were ready
         self.unready = 0  # of these, the last ones in a row that ended by themselves, and unready
-        events = directory / "events.jsonl"
-        self.heard = events.stat().st_size if events.exists() else 0  # bytes that were read of it
-        self.ready: set[int] = set()  # pids of workers that a task may have been given to
+        # Neither end waits for the other. A line that finds the pipe full is lost: a worker that is
+        # silent and lives is then not replaced.
+        self.pipe, self.pipe_in = os.pipe()
+        os.set_blocking(self.pipe, False)
+        os.set_blocking(self.pipe_in, False)
 
     def run(self) -> int:
-        devices = self._devices()
-        self.places = places = placement.workers(self.wanted, devices, self.config.clients)
+        """The whole run; returns its exit status. Nothing that was started here outlives this."""
+        self.places = placement.workers(self.wanted, self._devices(), self.config.clients)
         (self.directory / "server.json").unlink(missing_ok=True)
         with uncollected():
-            self._warm_up(places)
+            self._warm_up()
         self.keys = run_keys(self.config, self.directory)
-        with while_stopping(self._pass_on):
-            return self._run(places)
-
-    def _run(self, places: list[str]) -> int:
         status = 3
-        try:
-            self._fork("server", self._server)
-            self.shares = {place: 1 / places.count(place) for place in places}
-            for place in places:
-                self._start(place)
-            if self.stopping is not None:
-                self._pass_on(self.stopping, None)
-            status = self._watch()
-            return status
-        finally:
-            # Where rounds are left, the workers would wait for a server.
-            self._end_all(3.0 if status == 0 else 0.0)
+        with while_stopping(self._pass_on):
+            try:
+                self._fork("server", self._server)
+                for device in self.places:
+                    self._start_worker(device)
+                status = self._watch()
+                return status
+            finally:
+                # Where rounds are left, the workers would wait for a server.
+                self._end_all(3.0 if status == 0 else 0.0)
+                os.close(self.pipe)
+                os.close(self.pipe_in)
 
     def _devices(self) -> list[str]:
-        """Found in a process of its own: asking CUDA here would forbid to fork."""
+        """Asks a process of its own: asking CUDA here would make forking impossible."""
         if self.how.device == "cpu" or (self.how.device == "auto" and not _has_gpu()):
             return ["cpu"]
         words = [
@@ -119,7 +173,7 @@ class Supervisor:
         found: list[str] = json.loads(asked.stdout)
         return found
 
-    def _warm_up(self, places: list[str]) -> None:
+    def _warm_up(self) -> None:
         """Imports what the children share, and builds what is the same in all of them."""
         if self.config.train.optimizer != "sgd":
             # (torch's own optimizers import it when they are made: here once, instead of once a
@@ -137,56 +191,31 @@ class Supervisor:
 
         experiment.build_to_share(self.config, self.how.data)
 
-    def _fork(self, name: str, work: Callable[[], int]) -> int:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        pid = os.fork()
-        if pid:
-            self.pids[pid] = name
-            return pid
-        status = 3
-        try:
-            die_with_parent()
-            go_first(250 if name == "server" else 500)  # of all, a worker is started anew soonest
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            for number in stops():
-                signal.signal(number, signal.SIG_DFL if name == "server" else signal.SIG_IGN)
-            status = work()
-        except FednetError as wrong:
-            complain(f"fednet run: {wrong}")
-            status = wrong.exit_status
-        except KeyboardInterrupt:
-            status = 130
-        except BaseException as broken:  # a forked child never returns into the supervisor's stack
-            import traceback
-
-            text = traceback.format_exc()
-            with (
-                contextlib.suppress(OSError),
-                (self.directory / "log" / f"{name.replace(':', '-')}.log").open(
-                    "a", encoding="utf-8"
-                ) as file,
-            ):
-                file.write(text)
-            said, where = text.strip().splitlines()[-1], self.directory / "log"
-            complain(
-                f"fednet run: {refused(broken) or f'{said} (the whole traceback is in {where}).'}"
-            )
-        finally:
-            with contextlib.suppress(OSError):  # what its work printed, where nobody takes that
-                sys.stdout.flush()
-            os._exit(status)
+    # -- what the children do ----------------------------------------------------------------------
+    def _fork(self, role: str, work: Callable[[], int]) -> None:
+        child = fork(role, work, self.directory / "log")
+        self.children[os.pidfd_open(child.pid)] = child
+        if self.stopping is not None:  # in between
+            self._pass_on(self.stopping, None)
 
     def _server(self) -> int:
         capacity.keep_freed()
         transport = listen(self.config, "tcp://127.0.0.1:*", self.keys, False)
         endpoint = listening(self.config, self.directory, transport)
-        with self.how.display:
-            host_rounds(self.config, self.directory, endpoint, self.how)
+        how = replace(self.how, on_event=self._tell)
+        with how.display:
+            host_rounds(self.config, self.directory, endpoint, how)
         return 0
 
-    def _start(self, device: str) -> None:
-        """Starts a worker on that device."""
+    def _tell(self, event: str, fields: JsonMapping) -> None:
+        """In the server's process: tells the launcher of a worker."""
+        if event == "away" and fields["why"] == "silent":
+            event = "silent"
+        if event in ("ready", "silent"):
+            with contextlib.suppress(BlockingIOError):
+                os.write(self.pipe_in, f"{event} {fields['pid']}\n".encode())
+
+    def _start_worker(self, device: str) -> None:
         self._fork(device, lambda: self._worker(device))
 
     def _worker(self, device: str) -> int:
@@ -196,48 +225,56 @@ class Supervisor:
         log_to(self.directory / "log" / f"worker-{os.getpid()}.log")
         keys = self.keys / "clients" / "all.key" if self.keys is not None else None
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        return max(
-            0,
-            join.main(
-                join.Options(
-                    f"0-{self.config.clients - 1}",
-                    Policy.of_run(self.how.data),
-                    run=self.directory,
-                    device=device,
-                    state=self.directory / "state",
-                    keys=keys,
-                    launched=join.Launched(str(self.directory), self.shares[device]),
-                )
-            ),
+        share = 1 / self.places.count(device)
+        options = join.Options(
+            f"0-{self.config.clients - 1}",
+            Policy.of_run(self.how.data),
+            run=self.directory,
+            device=device,
+            state=self.directory / "state",
+            keys=keys,
+            launched=join.Launched(str(self.directory), share),
         )
+        return max(0, join.main(options))
 
+    # -- looking after them ------------------------------------------------------------------------
     def _watch(self) -> int:
-        """Watches the processes until the server ends with status 0, by which the run is done."""
-        signal.signal(signal.SIGALRM, lambda number, frame: self._look())
-        signal.setitimer(signal.ITIMER_REAL, LOOK_S, LOOK_S)
-        try:
-            return self._wait()
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-
-    def _wait(self) -> int:
+        """Waits until the server ends by itself; returns its status. 0: the run is done."""
         while True:
-            pid, raw = os.waitpid(-1, 0)
-            name = self.pids.pop(pid, None)
-            if name is None:
-                continue
-            status = os.waitstatus_to_exitcode(raw)
-            if name == "server":
+            ready = connection.wait([self.pipe, *self.children])
+            self._hear()  # first: what a death means depends on whether that worker was ready
+            for child in self._ended(ready):
+                status = child.status()
+                if child.role != "server":
+                    if self.stopping is None and status != 0:
+                        self._worker_died(child, status)
+                    continue
                 if status >= 0:
                     return status
                 if self.stopping is not None:  # before it knew how to stop
                     raise early(Asked(self.stopping))
                 self._server_died(status)
-            elif self.stopping is None and status != 0:
-                self._worker_died(name, pid, status)
+
+    def _hear(self) -> None:
+        """Reads what the server has said. A worker that it calls silent lives, but hangs: it is
+        killed, so that another takes its place.
+        """
+        try:
+            said = os.read(self.pipe, PIPE_BYTES).decode()
+        except BlockingIOError:
+            return
+        workers = {c.pid: c for c in self.children.values() if c.role != "server"}
+        for line in said.splitlines():
+            event, pid = line.split()
+            child = workers.get(int(pid))
+            if child is None:
+                continue
+            if event == "ready":
+                child.ready = True
+            else:
+                child.signal(signal.SIGKILL)
 
     def _server_died(self, status: int) -> None:
-
         planned = sum(1 for _, client, _ in struck(self.directory / "events.jsonl") if client < 0)
         round = 0
         # What is wrong with it, the next server says.
@@ -245,7 +282,7 @@ class Supervisor:
             round = read_manifest(self.directory / "checkpoint")[0].round
         if planned > self.planned:
             self.planned = planned
-        elif self.server_rounds.count(round) >= 1:
+        elif round in self.server_rounds:
             raise CannotGoOn(
                 f"the server died twice in round {round + 1} ({signal_name(-status)}); "
                 f"what was finished is saved, --resume goes on."
@@ -254,74 +291,48 @@ class Supervisor:
             self.server_rounds.append(round)
         self._fork("server", self._server)
 
-    def _look(self) -> None:
-        """Reads on in the server's events. A worker that lives, and that the server has not heard
-        of for `round.lost.silent`, is ended, so that one takes its place.
+    def _worker_died(self, worker: Child, status: int) -> None:
+        """The server counts the deaths of a worker that a signal ended while it was at a task, by
+        task (`protocol.tasks.DEATHS`). All others are counted here.
         """
-        events = self.directory / "events.jsonl"
-        if not events.exists():  # the server has not come to it
-            return
-        with events.open("rb") as file:
-            file.seek(self.heard)
-            fresh = file.read()
-        whole = fresh[: fresh.rfind(b"\n") + 1]
-        self.heard += len(whole)
-        mute = set()
-        for event in map(json.loads, whole.splitlines()):
-            if event["type"] == "ready":
-                self.ready.add(event["pid"])
-            elif event["type"] == "away" and event["why"] == "silent":
-                mute.add(event["pid"])
-            elif event["type"] in ("back", "rejoined"):
-                mute.discard(event["pid"])
-        for pid in mute:
-            if self.pids.get(pid, "server") != "server":
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-
-    def _worker_died(self, device: str, pid: int, status: int) -> None:
-        """A worker that a signal ended while it was at a task is the server's to count, by task
-        (`protocol.tasks.DEATHS`); all others are counted here.
-        """
-        self._look()
-        ready = pid in self.ready
-        self.deaths += status > 0 or not ready
-        self.unready = 0 if ready or status < 0 else self.unready + 1
+        self.deaths += status > 0 or not worker.ready
+        self.unready = 0 if worker.ready or status < 0 else self.unready + 1
         if self.deaths > DEATHS or self.unready >= UNREADY * len(self.places):
             how = f"with status {status}" if status > 0 else f"by {signal_name(-status)}"
             raise CannotGoOn(
                 f"workers keep ending {how}; what they said stands above, or in "
                 f"{self.directory / 'log'}."
             )
-        self._start(device)
+        self._start_worker(worker.role)
 
     def _pass_on(self, number: int, _: FrameType | None) -> None:
+        """Asks the server to stop. Workers end after it."""
         self.stopping = number
-        for pid, name in self.pids.items():
-            if name == "server":
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
+        for child in list(self.children.values()):
+            if child.role == "server":
+                child.signal(number)
+
+    def _ended(self, ready: Container[object]) -> list[Child]:
+        """The children that have ended, which are looked after no more. ready: by `wait`."""
+        ended = [descriptor for descriptor in self.children if descriptor in ready]
+        for descriptor in ended:
+            os.close(descriptor)
+        return [self.children.pop(descriptor) for descriptor in ended]
 
     def _end_all(self, grace_s: float) -> None:
-        """Nothing that was started here outlives this. grace_s: for those that end by
-        themselves.
-        """
+        """grace_s: for those that end by themselves."""
         self._reap(grace_s)
         for number in (signal.SIGTERM, signal.SIGKILL):
-            for pid in list(self.pids):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
+            for child in self.children.values():
+                child.signal(number)
             self._reap(2.0)
 
     def _reap(self, seconds: float) -> None:
-        """Waits so long, at most, for all that was started here to end."""
+        """Waits so long, at most, for all children to end."""
         until = time.monotonic() + seconds
-        while self.pids and time.monotonic() < until:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
-            if pid:
-                self.pids.pop(pid, None)
-            else:
-                time.sleep(0.02)
+        while self.children and (left := until - time.monotonic()) > 0:
+            for child in self._ended(connection.wait(list(self.children), left)):
+                child.status()
 
 
 def _has_gpu() -> bool:

@@ -19,6 +19,7 @@ from fednet.errors import CannotGoOn, ConfigError, FednetError
 from fednet.experiment import determinism, lock, placement
 from fednet.experiment.rundir import RunDirectory, check_records, clear_run, cut, left, log_to
 from fednet.files import read_lines, write_aside, write_json
+from fednet.plain import JsonMapping
 from fednet.records import Summary
 from fednet.server.endpoint import Endpoint, as_sent
 from fednet.server.inbox import Inbox, Sent, declared, decoder
@@ -93,9 +94,7 @@ class Session:
 
         self.config, self.directory, self.endpoint, self.how = config, directory, endpoint, how
         self._books()
-        self.events = Events(
-            lambda event, fields: self.files.event(event, **fields), how.display.note
-        )
+        self.events = Events(self._event, how.display.note)
         endpoint.announce(self.events, self.incarnation)
         self.experiment = build.build(config, how.data)
         privacy.check(self.experiment)
@@ -131,6 +130,11 @@ class Session:
             write_aside(directory / "config.yaml", configuration.to_yaml(self.config))
         self.logs = log_to(directory / "log" / "server.log")
         self.incarnation = self.checkpoints.incarnation(directory / "events.jsonl")
+
+    def _event(self, event: str, fields: JsonMapping) -> None:
+        self.files.event(event, **fields)
+        if self.how.on_event is not None:
+            self.how.on_event(event, fields)
 
     def _resume(self) -> None:
         from fednet.server.checkpoint import Residuals

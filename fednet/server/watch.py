@@ -54,7 +54,8 @@ class Watcher(Protocol):
 class Hosting:
     """display: shows the run while it goes. command: the words that started it, for the summary.
     data: where data lie. until: on the monotonic clock, when to stop. callback: called with the
-    record of each round.
+    record of each round. on_event: called with each event of a client process and its fields, in
+    the thread of the server's input and output.
     """
 
     display: Watcher
@@ -63,6 +64,7 @@ class Hosting:
     data: Path | None = None
     until: float | None = None
     callback: Callable[[Round], None] | None = None
+    on_event: Callable[[str, JsonMapping], None] | None = None
 
 
 Handler = Callable[[int, FrameType | None], None]

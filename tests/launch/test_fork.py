@@ -17,19 +17,18 @@ FORKED = """
 import os
 from pathlib import Path
 from fednet.errors import ConfigError
-from fednet.launch.supervisor import Supervisor
+from fednet.launch.supervisor import fork
 
 def refused():
     raise ConfigError("too long a name.")
 
-supervisor, me = Supervisor.__new__(Supervisor), os.getpid()
-supervisor.pids, supervisor.directory = {{}}, Path(".")
+me = os.getpid()
 try:
-    pid = supervisor._fork("server", {work})
+    child = fork("server", {work}, Path("log"))
 finally:
     if os.getpid() != me:
         os._exit(77)  # it went on as if it were the one that forked it
-os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+os._exit(child.status())
 """
 
 

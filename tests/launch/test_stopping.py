@@ -52,14 +52,19 @@ def test_an_interrupt_of_a_notebook_waits_until_the_runs_processes_have_saved(
     assert caught.value.exit_status == 130
 
 
+def launcher(monkeypatch, folder: Path, server) -> Supervisor:
+    """A launcher whose server only does that, and whose worker waits."""
+    waits = lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL) or signal.pause()  # noqa: E731
+    monkeypatch.setattr(Supervisor, "_warm_up", lambda _: None)
+    monkeypatch.setattr(Supervisor, "_server", server)
+    monkeypatch.setattr(Supervisor, "_worker", waits)
+    return Supervisor(Config(name="x"), folder, Hosting(None, [], "cpu", None), workers=1)
+
+
 def test_ctrl_c_while_the_figures_are_drawn_is_no_longer_the_servers(
     as_before, monkeypatch, tmp_path
 ):
-    for step in ("_warm_up", "_fork", "_start", "_end_all"):
-        monkeypatch.setattr(Supervisor, step, lambda *_: None)
-    monkeypatch.setattr(Supervisor, "_watch", lambda _: 0)
-    how = Hosting(None, [], "cpu", None)
-    assert Supervisor(Config(name="drawn"), tmp_path, how, workers=1).run() == 0
+    assert launcher(monkeypatch, tmp_path, lambda _: 0).run() == 0
 
 
 def test_ctrl_c_after_a_run_that_could_not_begin_is_pythons_again(as_before, monkeypatch, tmp_path):
@@ -76,32 +81,20 @@ def test_a_server_that_a_signal_ended_before_it_knew_how_to_stop_was_stopped(
 ):
     """As between its fork and its first line."""
 
-    def ended(self, *_):
-        self.pids = {os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, "-c", DIES]): "server"}
-        self.stopping = signal.SIGINT
+    def asks(_):
+        os.kill(os.getppid(), signal.SIGINT)  # which passes it on
+        signal.pause()
 
-    for step in ("_warm_up", "_start", "_pass_on"):
-        monkeypatch.setattr(Supervisor, step, lambda *_: None)
-    monkeypatch.setattr(Supervisor, "_fork", ended)
-    how = Hosting(None, [], "cpu", None)
     with pytest.raises(Stopped, match="stopped: SIGINT; go on with --resume") as caught:
-        Supervisor(Config(name="early"), tmp_path, how, workers=1).run()
+        launcher(monkeypatch, tmp_path, asks).run()
     assert caught.value.exit_status == 130
 
 
 def test_a_server_that_a_signal_without_a_name_ended_twice_is_said_by_its_number(
     as_before, monkeypatch, tmp_path
 ):
-    def ended(self, *_):
-        dies = DIES.replace("15", "40")
-        self.pids = {os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, "-c", dies]): "server"}
-
-    for step in ("_warm_up", "_start", "_end_all"):
-        monkeypatch.setattr(Supervisor, step, lambda *_: None)
-    monkeypatch.setattr(Supervisor, "_fork", ended)
-    how = Hosting(None, [], "cpu", None)
     with pytest.raises(CannotGoOn, match=r"died twice in round 1 \(signal 40\)"):
-        Supervisor(Config(name="early"), tmp_path, how, workers=1).run()
+        launcher(monkeypatch, tmp_path, lambda _: os.kill(os.getpid(), 40)).run()
 
 
 @stopped_early()
@@ -116,7 +109,6 @@ def test_what_tries_something_does_not_take_a_request_to_stop_for_its_failure(as
     assert caught.value.exit_status == 4
 
 
-DIES = "import os; os.kill(os.getpid(), 15)"
 ONCE_SLOW = "faults={schedule: [{round: 2, client: 1, kind: delay, seconds: 600}]}"
 
 
