@@ -1,13 +1,13 @@
 """The client's side of the protocol: a state machine without I/O. Its states are in `table`.
 
-One process hosts one or many ids over one connection. `ClientProtocol` is that connection,
-`ClientTasks` are the tasks of these ids.
+A process hosts one or many clients over one connection. `ClientProtocol` is that connection,
+`ClientTasks` are the tasks of these clients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -30,17 +30,15 @@ from fednet.wire import messages as m
 from fednet.wire.codec import Body
 from fednet.wire.messages import PART, Key
 
-REJOIN_S = 1.0  # seconds until a refused join is tried again
-SILENCE = 8.0  # a server that was silent for this many beats is taken for gone
-# One that was not gone was at something else, such as a slow disk, and may be again: each time that
-# it is met anew, twice as many, up to these, for so many seconds.
+REJOIN_S = 1.0  # until a refused join is tried again
+SILENCE = 8.0  # beats after which a silent server is left
+# A server that answers the next join after all was busy, perhaps with a slow disk, and may be so
+# again: it gets twice as many beats each time, up to these, for so many seconds.
 MOST_SILENCE, SLOW_S = 4 * SILENCE, 600.0
 MOST = 1 << 62  # bytes: no bound
 
 
-# -- instructions: what the machine answers an event with -----------------------------------------
-
-
+# -- instructions: what the caller has to do after an event ----------------------------------------
 @dataclass(frozen=True, slots=True)
 class Out:
     """Send this."""
@@ -51,15 +49,17 @@ class Out:
 
 @dataclass(frozen=True, slots=True)
 class Welcomed:
-    """The server's configuration; the engine prepares data and model, then calls `ready`."""
+    """Prepare data and model by the server's configuration, then call `ready`. again: they are
+    those of the run that was prepared before.
+    """
 
     welcome: m.Welcome
-    again: bool  # of the same run as before: all is prepared
+    again: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A task with its whole payload."""
+    """Do this task. Its payload is whole."""
 
     task: m.Task
     body: memoryview
@@ -67,14 +67,14 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """This task is not wanted any more."""
+    """The server does not want this task any more."""
 
     key: Key
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The run is over (or, `over` false, its server stopped and a later one goes on)."""
+    """The run is over; with `over` false its server stopped, and a later one goes on."""
 
     over: bool
     reason: str
@@ -89,12 +89,12 @@ class TurnedAway:
 
 @dataclass(frozen=True, slots=True)
 class Reconnect:
-    """The server has been silent for too long: connect anew."""
+    """End the connection and make another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Booked:
-    """The row of this payload is complete. whole: all of it is here."""
+    """The row of this payload is complete. whole: the payload is too."""
 
     direction: str
     key: Key
@@ -103,8 +103,8 @@ class Booked:
 
 @dataclass(frozen=True, slots=True)
 class Stray:
-    """The message just received belongs to nothing that is under way: it is billed, and not used.
-    Comes first.
+    """The message just received belongs to nothing that is under way: its bytes are recorded as
+    wasted. This instruction comes first.
     """
 
     reason: str
@@ -113,14 +113,10 @@ class Stray:
 Instruction = Out | Stray | Welcomed | Given | Cancelled | Ended | TurnedAway | Reconnect | Booked
 
 
-# -- the connection -------------------------------------------------------------------------------
-
-
+# -- the connection --------------------------------------------------------------------------------
 @dataclass(slots=True)
 class ClientProtocol:
-    """Feed it `opened`, `closed`, `received`, `tick` and the calls of whoever does the work; do
-    what it returns.
-    """
+    """A client process's connection. Each method handles an event, and returns what to do."""
 
     worker: str
     ids: Sequence[int] = ()
@@ -139,162 +135,142 @@ class ClientProtocol:
     inc: int = 0
     session: str = ""
     beat_s: float = 2.0
-    hosts: frozenset[int] = frozenset()  # of the ids, those that the server welcomed
-    # client -> phase, step, steps. The threads that train write to it.
+    hosts: frozenset[int] = frozenset()  # clients that the server welcomed
+    # By client: stage, step, steps. The threads that train write to it.
     doing: dict[int, tuple[str, int, int]] = field(default_factory=dict)
     tasks: ClientTasks = field(init=False)
-    _heard: float = 0.0
-    _beaten: float = 0.0
-    _said: bool = False  # something, since the last tick
+    _out: list[Instruction] = field(default_factory=list)
+    _heard: float = 0.0  # when a message last came
+    _beaten: float = 0.0  # when the server last got a sign of life
+    _sent: bool = False  # anything since the last tick
     _rejoin_at: float | None = None
     _silence: float = SILENCE
     _taken_for_gone: bool = False  # the server, since it last welcomed this process
-    _slow_at: float = 0.0  # when it was found to be there all the same
+    _slow_at: float = 0.0  # when a server that was taken for gone was there after all
     _config: str = ""
     _layout: str = ""
     _sites: list[m.SiteFacts] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.tasks = ClientTasks(self.room, self.part)
+        self.tasks = ClientTasks(self._out, self._send, self.room, self.part)
         self.tasks.slots = self.slots
 
-    # -- the transport's events --------------------------------------------------------------------
+    # -- events of the transport and of the clock --------------------------------------------------
     def opened(self, now: float) -> list[Instruction]:
         self._change(ClientEvent.OPENED)
-        return [] if self.state is ClientState.OVER else self._join(now)
-
-    def _join(self, now: float) -> list[Instruction]:
-        self._heard = self._beaten = now
-        join = m.Join(
-            worker=self.worker,
-            session=self.session,
-            ids=list(self.ids),
-            share=self.share,
-            host=self.host,
-            pid=self.pid,
-            device=self.device,
-            slots=self.slots,
-            versions=self.versions,
-            files=self.files,
-            holding=self.tasks.held(),
-        )
-        return self._marked([Out(join)])
+        if self.state is not ClientState.OVER:
+            self._join(now)
+        return self._taken()
 
     def closed(self, now: float) -> list[Instruction]:
         self._change(ClientEvent.CLOSED)
-        return self.tasks.cut()
+        self.tasks.disconnect()
+        return self._taken()
 
     def received(
         self, message: m.Message, body: memoryview | None, now: float
     ) -> list[Instruction]:
-        """A decoded message. Raises RemoteProtocolError for what the protocol does not allow;
-        nothing has changed then.
+        """Handles a decoded message. Raises RemoteProtocolError for what the protocol does not
+        allow; nothing has changed then.
         """
         self._heard = now
         if self.state not in CONNECTED:
             return [Stray("late")]
         if isinstance(message, m.Welcome):
-            if self.state is not ClientState.JOINING:
-                raise RemoteProtocolError("a welcome to a process that has not just joined")
-            return self._welcomed(message)
-        if isinstance(message, m.Refuse):
-            return self._refused(message, now)
-        if message.run != self.run or message.inc != self.inc:
+            self._welcomed(message)
+        elif isinstance(message, m.Refuse):
+            self._refused(message, now)
+        elif message.run != self.run or message.inc != self.inc:
             raise RemoteProtocolError(
                 f"a message of another run or incarnation ({message.run[:16]!r}, {message.inc})"
             )
-        return self._marked(self._of_the_run(message, body))
-
-    def _of_the_run(self, message: m.Message, body: memoryview | None) -> list[Instruction]:
-        if isinstance(message, m.Task):
+        elif isinstance(message, m.Task):
             client = message.key.client
             if self.state is not ClientState.READY or client not in self.hosts:
                 raise RemoteProtocolError(f"a task of client {client}, which is not ready here")
-            return self.tasks.task(message, body)
-        if isinstance(message, m.Part):
-            return self.tasks.part(message, body)
-        if isinstance(message, m.Pull):
-            return self.tasks.pulled(message)
-        if isinstance(message, m.Cancel):
-            return self.tasks.cancel(message.key)
-        if isinstance(message, m.End):
+            self.tasks.task(message, body)
+        elif isinstance(message, m.Part):
+            self.tasks.part(message, body)
+        elif isinstance(message, m.Pull):
+            self.tasks.pulled(message)
+        elif isinstance(message, m.Cancel):
+            self.tasks.cancel(message.key)
+        elif isinstance(message, m.End):
             if message.over:
                 self._change(ClientEvent.ENDED)
-            return [Ended(message.over, message.reason)]
-        return []  # it is alive
+            self._out.append(Ended(message.over, message.reason))
+        return self._taken()
 
     def tick(self, now: float) -> list[Instruction]:
         if self._rejoin_at is not None and now >= self._rejoin_at:
             self._rejoin_at = None
             self._change(ClientEvent.REJOINS)
-            return self._join(now)
+            self._join(now)
+            return self._taken()
         if now - self._slow_at > SLOW_S:
             self._silence = SILENCE
         if self.state in CONNECTED and now - self._heard > self._silence * self.beat_s:
-            self._heard, self._taken_for_gone = now, True
+            self._heard = now
+            self._taken_for_gone = True
             return [Reconnect()]
-        doing = list(self.doing.items())  # a copy: other threads write to it
-        if self._said and not doing:  # which is sign of life enough: a busy server has few to hear
-            self._beaten = now
-        self._said = False
+        if self._sent and not self.doing:
+            self._beaten = now  # any message is a sign of life, and saves the server a beat
         if self.state in TAKEN_IN and now - self._beaten >= self.beat_s:
             self._beaten = now
-            beats: list[Instruction] = [
-                Out(m.Progress(client=c, phase=p, step=s, steps=n)) for c, (p, s, n) in doing
-            ]
-            marked = self._marked(beats or [Out(m.Alive())])
-            self._said = False
-            return marked
-        return []
+            doing = list(self.doing.items())  # a copy: other threads write to it
+            for client, (stage, done, of) in doing:
+                self._send(m.Progress(client=client, phase=stage, step=done, steps=of))
+            if not doing:
+                self._send(m.Alive())
+        self._sent = False
+        return self._taken()
 
-    # -- the calls of whoever does the work --------------------------------------------------------
+    # -- calls of the caller, which does the work --------------------------------------------------
     def ready(self, layout: str, sites: Sequence[m.SiteFacts] = ()) -> list[Instruction]:
         """Data and model are in place."""
-        self._layout, self._sites = layout, list(sites)
-        if self.state is not ClientState.WELCOMED:
-            return []
-        self._change(ClientEvent.PREPARED)
-        ready = m.Ready(layout=layout, sites=self._sites)
-        return self._marked([Out(ready), *self.tasks.announce()])
+        self._layout = layout
+        self._sites = list(sites)
+        if self.state is ClientState.WELCOMED:
+            self._ready()
+        return self._taken()
 
     def reply(self, reply: m.Reply, body: Body, share: float | None = None) -> list[Instruction]:
         """A task is done. A reply to a task that was cancelled meanwhile is not sent. share: of the
         upload that is sent before this client falls silent, where such a fault is planned.
         """
-        made = self.tasks.reply(reply, body, share)
-        return self._marked(self.tasks.announce()) if made and self._is_ready else []
-
-    @property
-    def _is_ready(self) -> bool:
-        return self.state is ClientState.READY
+        if self.tasks.reply(reply, body, share) and self.state is ClientState.READY:
+            self.tasks.announce()
+        return self._taken()
 
     def forget(self, key: Key) -> list[Instruction]:
-        """This task will not be answered, and the server does not hear of it: a planned fault."""
+        """A planned fault: this task is not answered, and the server gets no word of it."""
         self.tasks.silence(key)
-        return []
+        return self._taken()
 
     def failed(
         self, key: Key, reason: str, again: bool, lacks: bool = False, base: bool = False
     ) -> list[Instruction]:
         text = m.clean(reason, 4000)
-        failed = m.Failed(key=key, reason=text, again=again, lacks=lacks, base=base)
-        return self._marked(self.tasks.failed(failed))
+        self.tasks.failed(m.Failed(key=key, reason=text, again=again, lacks=lacks, base=base))
+        return self._taken()
 
     def uploading(self, client: int) -> list[Instruction]:
         """A client's reply waits for its link; this process is free for its next client."""
-        return self._marked([Out(m.Progress(client=client, phase=m.UPLOADING))])
+        self._send(m.Progress(client=client, phase=m.UPLOADING))
+        return self._taken()
 
     def at_once(self, slots: int) -> list[Instruction]:
         """From now on this process can do so many tasks at once."""
-        changed, self.slots = slots != self.slots, slots
-        self.tasks.slots = slots
-        if not changed or self.state not in TAKEN_IN:
-            return []
-        return self._marked([Out(m.Slots(slots=slots))])
+        changed = slots != self.slots
+        self.slots = self.tasks.slots = slots
+        if changed and self.state in TAKEN_IN:
+            self._send(m.Slots(slots=slots))
+        return self._taken()
 
     def leave(self) -> list[Instruction]:
         self._change(ClientEvent.LEAVES)
-        return self._marked([Out(m.Leave())])
+        self._send(m.Leave())
+        return self._taken()
 
     # -- inside ------------------------------------------------------------------------------------
     def _change(self, event: ClientEvent) -> None:
@@ -302,67 +278,87 @@ class ClientProtocol:
         if self.state is not ClientState.JOINING:
             self._rejoin_at = None
 
-    def _marked(self, instructions: list[Instruction]) -> list[Instruction]:
-        """What is sent bears the run, and the incarnation of its server."""
-        self._said = self._said or any(isinstance(i, Out) for i in instructions)
-        return [
-            replace(i, message=msgspec.structs.replace(i.message, run=self.run, inc=self.inc))
-            if isinstance(i, Out)
-            else i
-            for i in instructions
-        ]
+    def _send(self, message: m.Message, body: memoryview | None = None) -> None:
+        """Sends a message, with the run and the incarnation of its server."""
+        self._sent = True
+        marked = msgspec.structs.replace(message, run=self.run, inc=self.inc)
+        self._out.append(Out(marked, body))
 
-    def _welcomed(self, welcome: m.Welcome) -> list[Instruction]:
+    def _taken(self) -> list[Instruction]:
+        out = self._out.copy()
+        self._out.clear()
+        return out
+
+    def _join(self, now: float) -> None:
+        self._heard = self._beaten = now
+        self._send(
+            m.Join(
+                worker=self.worker,
+                session=self.session,
+                ids=list(self.ids),
+                share=self.share,
+                host=self.host,
+                pid=self.pid,
+                device=self.device,
+                slots=self.slots,
+                versions=self.versions,
+                files=self.files,
+                holding=self.tasks.held(),
+            )
+        )
+
+    def _welcomed(self, welcome: m.Welcome) -> None:
+        if self.state is not ClientState.JOINING:
+            raise RemoteProtocolError("a welcome to a process that has not just joined")
         if welcome.speaks != m.PROTOCOL:
             raise RemoteProtocolError(
-                f"a welcome in version {welcome.speaks} of the protocol; this client speaks "
-                f"version {m.PROTOCOL}"
+                f"a welcome in version {welcome.speaks} of the protocol; this client has version "
+                f"{m.PROTOCOL}"
             )
-        # A resume may have changed it.
-        again = (welcome.run, welcome.config, frozenset(welcome.ids)) == (
-            self.run,
-            self._config,
-            self.hosts,
-        )
+        # A resumed run may have another configuration.
+        before = (self.run, self._config, self.hosts)
+        again = (welcome.run, welcome.config, frozenset(welcome.ids)) == before
         if self._taken_for_gone and self.run in ("", welcome.run) and self.inc in (0, welcome.inc):
-            self._silence, self._slow_at = min(2 * self._silence, MOST_SILENCE), self._heard
+            self._silence = min(2 * self._silence, MOST_SILENCE)
+            self._slow_at = self._heard
         self._taken_for_gone = False
-        out: list[Instruction] = []
         if not again:
             self._layout = ""  # what is prepared is another run's
-            out += self.tasks.abandon()
+            self.tasks.abandon(self.tasks.with_state(*STARTED))
         elif welcome.inc != self.inc:
             self.tasks.of_an_earlier_server()
         self._change(ClientEvent.WELCOME)
         self.session, self.beat_s = welcome.session, welcome.beat_s
         self.run, self.inc, self._config = welcome.run, welcome.inc, welcome.config
         self.hosts = frozenset(welcome.ids)
-        out.append(Welcomed(welcome, again))
-        return [*out, *(self.ready(self._layout, self._sites) if again and self._layout else [])]
+        self._out.append(Welcomed(welcome, again))
+        if again and self._layout:
+            self._ready()
 
-    def _refused(self, refuse: m.Refuse, now: float) -> list[Instruction]:
+    def _ready(self) -> None:
+        self._change(ClientEvent.PREPARED)
+        self._send(m.Ready(layout=self._layout, sites=self._sites))
+        self.tasks.announce()
+
+    def _refused(self, refuse: m.Refuse, now: float) -> None:
         if refuse.final:
             self._change(ClientEvent.TURNED_AWAY)
-            return [TurnedAway(refuse.reason)]
-        if self.state is ClientState.JOINING:
+            self._out.append(TurnedAway(refuse.reason))
+        elif self.state is ClientState.JOINING:
             self._rejoin_at = now + REJOIN_S
         elif refuse.unread:
-            # It might have been awaited: all that is under way is said anew after a join.
-            return [Reconnect()]
-        return []
+            # The server may wait for the lost message: after a join all is announced again.
+            self._out.append(Reconnect())
 
 
-# -- the tasks ------------------------------------------------------------------------------------
-
-
+# -- the tasks -------------------------------------------------------------------------------------
 STARTED = (ClientTaskState.WORKING, ClientTaskState.REPLYING)
 
 
 @dataclass(slots=True)
 class HeldTask:
-    """A task that is here. Its state is changed by `ClientTasks._change` alone. body: all of the
-    payload, or room for it; window: of one that is coming. earlier: a server that is gone had asked
-    for it.
+    """A task of this process. body: all of the payload, or room for it. window: of a payload that
+    is coming. earlier: a server that has ended asked for it.
     """
 
     task: m.Task
@@ -378,26 +374,38 @@ class OutgoingReply:
     sending: Sending
     announced: bool = False
 
+    def restart(self) -> None:
+        """It will be announced again, from its start."""
+        self.sending.sent = 0
+        self.announced = False
+
 
 class ClientTasks:
     """The tasks of the clients that this process hosts: their payloads are pulled in parts before
     they are given to be worked on; their replies are announced, and sent in parts as the server
     grants them.
 
-    room(): bytes of memory that a payload may take; part: bytes of a payload's parts, but the last.
-    largest(key): bytes of a task's payload at most, by what the run declares; slots: tasks that are
-    worked on at once. All tasks together have what these, one that is ahead and one that is
-    cancelled can take.
+    out: where instructions go; send(message, body) adds one to send. room(): bytes of memory that a
+    payload may take. part: bytes of a payload's parts, but the last. largest(key): the most bytes
+    of a task's payload that the run declares. slots: tasks that are worked on at once. All payloads
+    together have room for these tasks, one that is ahead and one that is cancelled.
     """
 
-    def __init__(self, room: Callable[[], int], part: int) -> None:
+    def __init__(
+        self,
+        out: list[Instruction],
+        send: Callable[..., None],
+        room: Callable[[], int],
+        part: int,
+    ) -> None:
+        self._out, self._send = out, send
         self._room, self._part = room, part
-        self.beside = False  # a task of a later round leaves other clients' tasks be
+        self.beside = False  # a task of a later round does not end other clients' tasks
         self.largest: Callable[[Key], int] = lambda key: MOST
         self.slots = 1
         self._tasks: dict[Key, HeldTask] = {}  # none of them GONE
-        # The replies that were not sent in full. That to the evaluation within a training task
-        # has a key of its own, and stays until the reply to the task is sent.
+        # Replies that were not sent in full. That to the evaluation within a training task has a
+        # key of its own, and stays until the reply to the task is sent.
         self._replies: dict[Key, OutgoingReply] = {}
 
     def state(self, key: Key) -> ClientTaskState:
@@ -408,12 +416,11 @@ class ClientTasks:
         return [key for key, held in self._tasks.items() if held.state in states]
 
     def held(self) -> list[Key]:
-        """What goes on after another join."""
-        working = self.with_state(ClientTaskState.WORKING)
-        return sorted({*working, *self._replies})
+        """Returns the tasks that go on after another join."""
+        return sorted({*self.with_state(ClientTaskState.WORKING), *self._replies})
 
     def _change(self, key: Key, event: ClientTaskEvent) -> None:
-        """Changes a task's state by the table. Of one that is gone nothing is kept."""
+        """Changes a task's state by the table. Nothing is kept of a task that is gone."""
         held = self._tasks[key]
         held.state = step(CLIENT_TASK, held.state, event)
         if held.state is ClientTaskState.GONE:
@@ -422,220 +429,225 @@ class ClientTasks:
             self._replies.pop(msgspec.structs.replace(key, purpose="evaluate"), None)
 
     # -- the connection ----------------------------------------------------------------------------
-    def cut(self) -> list[Instruction]:
-        """The connection is gone: the server sends again what was coming, and replies are announced
-        again.
+    def disconnect(self) -> None:
+        """The connection has ended: the server sends again what was coming, and replies are
+        announced again.
         """
-        out: list[Instruction] = []
         for key in self.with_state(ClientTaskState.COMING):
             self._change(key, ClientTaskEvent.CLOSED)
-            out.append(Booked("down", key, False))
+            self._out.append(Booked("down", key, False))
         for key in self.with_state(ClientTaskState.REPLYING):
             self._change(key, ClientTaskEvent.CLOSED)
-        for key, going in self._replies.items():
-            if going.announced and not going.sending.inline:
-                out.append(Booked("up", key, False))
-            going.sending.sent, going.announced = 0, False
-        return out
+        for key, reply in self._replies.items():
+            if reply.announced and not reply.sending.inline:
+                self._out.append(Booked("up", key, False))
+            reply.restart()
 
     def of_an_earlier_server(self) -> None:
-        """A server started again: what it asks for again is not done again, see `task`."""
+        """The server was started again: what it asks for again is not done again, see `task`."""
         for held in self._tasks.values():
             held.earlier = True
-        for going in self._replies.values():
-            going.announced = True
+        for reply in self._replies.values():
+            reply.announced = True
 
-    # -- a task comes ------------------------------------------------------------------------------
-    def task(self, task: m.Task, body: memoryview | None) -> list[Instruction]:
+    # -- a task arrives ----------------------------------------------------------------------------
+    def task(self, task: m.Task, body: memoryview | None) -> None:
         key = task.key
-        if (
-            sum(f.size for f in task.form) != task.size
-            or (body is not None and len(body) != task.size)
-            or (body is None and 0 < task.size <= self._part)
-        ):
-            if self.state(key) in STARTED:
-                return [Stray("doubled")]
-            # A part of it was lost on its way, and does not come any more.
-            reason = "task: announced sizes do not agree"
-            return [Stray("refused"), Out(m.Failed(key=key, reason=reason, again=True))]
-        earlier = [
+        held = self._tasks.get(key)
+        size = sum(f.size for f in task.form)
+        came = 0 if body is None else len(body)
+        beside = task.size if body is not None or task.size <= self._part else 0
+        if size != task.size or came != beside:
+            if held is not None and held.state in STARTED:
+                self._out.append(Stray("doubled"))
+            else:  # a part of it was lost on its way, and does not come any more
+                self._out.append(Stray("refused"))
+                self._fail(key, "task: announced sizes do not agree")
+            return
+        self.abandon(
             k
             for k in self.with_state(*STARTED)
             if (k.round, k.phase) < (key.round, key.phase)
             and (k.client == key.client or not self.beside)
-        ]
-        out = self.abandon(earlier)
-        held = self._tasks.get(key)
+        )
         if held is not None and held.earlier:
             held.earlier = False
             if _same(task, held.task):
-                for of, going in self._replies.items():
+                for of, reply in self._replies.items():
                     if _train(of) == _train(key):
-                        going.sending.sent, going.announced = 0, False
-                return [*out, Booked("down", key), *self.announce()]
-            out += self.abandon([key])
-            held = None
-        if held is not None or key in self._replies:
-            return [Stray("doubled"), *out]
-        return [*out, *self._begun(task, body)]
+                        reply.restart()
+                self._out.append(Booked("down", key))
+                self.announce()
+                return
+            self.abandon([key])
+        elif held is not None or key in self._replies:
+            self._out.insert(0, Stray("doubled"))
+            return
+        self._begin(task, body)
 
-    def abandon(self, keys: Sequence[Key] | None = None) -> list[Instruction]:
-        """These tasks, or all, are not wanted any more."""
-        out: list[Instruction] = []
-        for key in self.with_state(*STARTED) if keys is None else keys:
+    def abandon(self, keys: Iterable[Key]) -> None:
+        """Drops tasks that were begun, and that nobody wants any more."""
+        for key in keys:
             if self.state(key) is ClientTaskState.WORKING:
-                out.append(Cancelled(key))
+                self._out.append(Cancelled(key))
             self._change(key, ClientTaskEvent.ABANDONED)
-        return out
 
-    def _begun(self, task: m.Task, body: memoryview | None) -> list[Instruction]:
+    def _begin(self, task: m.Task, body: memoryview | None) -> None:
         most = self.largest(task.key)
         if task.size > most:
             reason = f"a payload of {task.size} bytes; this run declares {most} at most"
-            return [Booked("down", task.key, False), Out(m.Failed(key=task.key, reason=reason))]
-        if self._held_with(task) > (self.slots + 2) * most:
-            return self._no_room(task, "what this client takes beside its other tasks")
+            self._out.append(Booked("down", task.key, False))
+            self._send(m.Failed(key=task.key, reason=reason))
+            return
+        with_payload = self.with_state(ClientTaskState.COMING, ClientTaskState.WORKING)
+        held = sum(self._tasks[key].task.size for key in with_payload)
+        if held + task.size > (self.slots + 2) * most:
+            self._no_room(task, "what this client takes beside its other tasks")
+            return
         if body is not None or task.size == 0:
             self._tasks[task.key] = HeldTask(task, memoryview(bytearray(body or b"")))
-            return self._whole(task.key)
-        if task.size > (room := self._room()):
-            return self._no_room(task, f"the {room} that are free")
+            self._whole(task.key)
+            return
+        room = self._room()
+        if task.size > room:
+            self._no_room(task, f"the {room} that are free")
+            return
         try:
             # Not cleared: the system gives it memory as parts are written to it.
             whole = lend(task.size).data
         except (MemoryError, OverflowError, ValueError):
-            return self._no_room(task, "this machine")
+            self._no_room(task, "this machine")
+            return
         window = Receiving(task.size, self._part)
         self._tasks[task.key] = HeldTask(task, whole, window=window)
         self._change(task.key, ClientTaskEvent.TASK)
-        return self._grant(task.key, window)
+        self._grant(task.key, window)
 
-    def _held_with(self, task: m.Task) -> int:
-        """Bytes of this payload and of all that are here or under way."""
-        with_payload = self.with_state(ClientTaskState.COMING, ClientTaskState.WORKING)
-        return task.size + sum(self._tasks[key].task.size for key in with_payload)
+    def _no_room(self, task: m.Task, where: str) -> None:
+        """Another process may have room for it, or this one later."""
+        self._out.append(Booked("down", task.key, False))
+        self._fail(task.key, f"a payload of {task.size} bytes does not fit into {where}")
 
-    def _no_room(self, task: m.Task, where: str) -> list[Instruction]:
-        """Another process may have it, or this one later: it is not done here, and the server is
-        told so.
-        """
-        reason = f"a payload of {task.size} bytes does not fit into {where}"
-        failed = m.Failed(key=task.key, reason=reason, again=True)
-        return [Booked("down", task.key, False), Out(failed)]
+    def _fail(self, key: Key, reason: str) -> None:
+        """Tells the server that a task could not begin here, and may be tried again."""
+        self._send(m.Failed(key=key, reason=reason, again=True))
 
-    def _whole(self, key: Key) -> list[Instruction]:
+    def _whole(self, key: Key) -> None:
         self._change(key, ClientTaskEvent.WHOLE)
         held = self._tasks[key] = self._tasks.pop(key)  # in the order in which they are worked on
         held.window = None
-        return [Booked("down", key), Given(held.task, held.body)]
+        self._out += (Booked("down", key), Given(held.task, held.body))
 
-    def _grant(self, key: Key, window: Receiving) -> list[Instruction]:
+    def _grant(self, key: Key, window: Receiving) -> None:
         granted = window.grant()
-        if granted is None:
-            return []
-        return [Out(m.Pull(key=key, first=granted[0], count=granted[1]))]
+        if granted is not None:
+            self._send(m.Pull(key=key, first=granted[0], count=granted[1]))
 
-    def part(self, part: m.Part, body: memoryview | None) -> list[Instruction]:
-        """The next part of a task's payload."""
+    def part(self, part: m.Part, body: memoryview | None) -> None:
+        """The next part of a task's payload has come."""
         held = self._tasks.get(part.key)
         if held is None or held.window is None:
-            return [Stray("late")]
+            self._out.append(Stray("late"))
+            return
         try:
             start = held.window.take(part.index, body)
         except RemoteProtocolError as broken:
-            # What is missing does not come any more: the task must be handed out again.
+            # What is missing does not come any more: the server must send the task again.
             self._change(part.key, ClientTaskEvent.DAMAGED)
-            failed = m.Failed(key=part.key, reason=str(broken), again=True)
-            return [Booked("down", part.key, False), Out(failed)]
+            self._out.append(Booked("down", part.key, False))
+            self._fail(part.key, str(broken))
+            return
         if start is None or body is None:
-            return [Stray("doubled")]
+            self._out.append(Stray("doubled"))
+            return
         held.body[start : start + len(body)] = body
         if held.window.whole:
-            return self._whole(part.key)
-        return self._grant(part.key, held.window)
+            self._whole(part.key)
+        else:
+            self._grant(part.key, held.window)
 
-    def cancel(self, key: Key) -> list[Instruction]:
-        """The server does not want that task any more."""
-        state, going = self.state(key), self._replies.get(key)
-        if state is ClientTaskState.GONE and going is None:
-            return []
-        out: list[Instruction] = []
+    def cancel(self, key: Key) -> None:
+        """The server does not want this task any more."""
+        state, reply = self.state(key), self._replies.get(key)
+        if state is ClientTaskState.GONE and reply is None:
+            return
         if state is ClientTaskState.COMING:
-            out.append(Booked("down", key, False))
-        if going is not None and going.announced and not going.sending.inline:
-            out.append(Booked("up", key, False))
+            self._out.append(Booked("down", key, False))
+        if reply is not None and reply.announced and not reply.sending.inline:
+            self._out.append(Booked("up", key, False))
         if state is ClientTaskState.GONE:
             del self._replies[key]  # to the evaluation within a task
         else:
             self._change(key, ClientTaskEvent.CANCELLED)
-        return [*out, Cancelled(key)]
+        self._out.append(Cancelled(key))
 
-    # -- and is answered ---------------------------------------------------------------------------
+    # -- a task is answered ------------------------------------------------------------------------
     def reply(self, reply: m.Reply, body: Body, share: float | None) -> bool:
-        """Whether there is something to announce. share: see `ClientProtocol.reply`."""
+        """Takes a reply. Returns whether it is to be announced. share: see
+        `ClientProtocol.reply`.
+        """
         key = reply.key
-        within = self.state(key) is not ClientTaskState.WORKING  # an evaluation within its task
-        if within and (
+        working = self.state(key) is ClientTaskState.WORKING
+        # Else it may be the evaluation within a training task.
+        if not working and (
             key.purpose == "train" or self.state(_train(key)) is not ClientTaskState.WORKING
         ):
             return False
         sending = Sending(body, self._part)
         if share is not None:
-            if not body.size:  # there is nothing that could be cut
+            if not body.size:  # nothing that could be cut
                 self.silence(key)
                 return False
             sending.until = before_cut(body.size, share)
-        if not within:
+        if working:
             self._change(key, ClientTaskEvent.REPLIED)
             self._tasks[key].body = memoryview(b"")  # its room is for the next task's payload
         self._replies[key] = OutgoingReply(reply, sending)
         return True
 
-    def failed(self, failed: m.Failed) -> list[Instruction]:
-        if self.state(failed.key) is not ClientTaskState.WORKING:
-            return []
-        self._change(failed.key, ClientTaskEvent.FAILED)
-        return [Out(failed)]
+    def failed(self, failed: m.Failed) -> None:
+        if self.state(failed.key) is ClientTaskState.WORKING:
+            self._change(failed.key, ClientTaskEvent.FAILED)
+            self._send(failed)
 
     def silence(self, key: Key) -> None:
-        """This task will not be answered, and the server does not hear of it: a planned fault."""
+        """A planned fault: this task is not answered, and the server gets no word of it."""
         if self.state(key) is ClientTaskState.WORKING:
             self._change(key, ClientTaskEvent.SILENCED)
 
-    def announce(self) -> list[Instruction]:
-        """The replies that the server does not know of."""
-        out: list[Instruction] = []
-        for key in sorted(
-            self._replies, key=lambda k: (k.round, k.phase, k.purpose != "evaluate", k)
-        ):
-            going = self._replies[key]
-            if going.announced:
+    def announce(self) -> None:
+        """Announces the replies that the server does not know of; a small one is sent with it."""
+        waiting = [key for key, reply in self._replies.items() if not reply.announced]
+        for key in sorted(waiting, key=lambda k: (k.round, k.phase, k.purpose != "evaluate", k)):
+            reply = self._replies[key]
+            reply.announced = True
+            sending = reply.sending
+            if not sending.inline:
+                self._send(reply.reply)
                 continue
-            going.announced = True
-            sending, inline = going.sending, going.sending.inline
-            out.append(Out(going.reply, sending.all() if inline and sending.body.size else None))
-            if inline:
-                out.append(Booked("up", key, sending.until is None))
-                self._sent(key)
-        return out
+            self._send(reply.reply, sending.all() if sending.body.size else None)
+            self._out.append(Booked("up", key, sending.until is None))
+            self._sent(key)
 
-    def pulled(self, pull: m.Pull) -> list[Instruction]:
-        """The server grants parts of a reply."""
-        going = self._replies.get(pull.key)
-        if going is None or not going.announced:
-            return [Stray("late")]
-        parts = going.sending.pulled(pull.first, pull.count)
+    def pulled(self, pull: m.Pull) -> None:
+        """The server asks for parts of a reply."""
+        reply = self._replies.get(pull.key)
+        if reply is None or not reply.announced:
+            self._out.append(Stray("late"))
+            return
+        parts = reply.sending.pulled(pull.first, pull.count)
         if parts is None:
-            return [Stray("doubled")]
-        out: list[Instruction] = [Out(m.Part(key=pull.key, index=i), data) for i, data in parts]
-        if going.sending.whole or going.sending.cut:
-            out.append(Booked("up", pull.key, going.sending.whole))
+            self._out.append(Stray("doubled"))
+            return
+        for index, data in parts:
+            self._send(m.Part(key=pull.key, index=index), data)
+        if reply.sending.whole or reply.sending.cut:
+            self._out.append(Booked("up", pull.key, reply.sending.whole))
             self._sent(pull.key)
-        return out
 
     def _sent(self, key: Key) -> None:
-        """All of a reply has left. That to an evaluation within a task is kept until the reply to
-        the task has left too: if the connection is cut in between, both are announced again.
+        """A reply has left in full. One to an evaluation within a task stays until the reply to
+        the task has left too: if the connection ends in between, both are announced again.
         """
         if self.state(key) is ClientTaskState.REPLYING:
             self._change(key, ClientTaskEvent.SENT)
@@ -646,12 +658,12 @@ class ClientTasks:
 
 
 def _train(key: Key) -> Key:
-    """The training task that a key belongs to."""
+    """Returns the training task that a key belongs to."""
     return msgspec.structs.replace(key, purpose="train")
 
 
 def _same(a: m.Task, b: m.Task) -> bool:
-    """Whether what was done for one task answers the other."""
+    """Whether a reply to one task answers the other."""
     return not a.faults and (a.check, a.form, a.start, a.enrol, a.judge) == (
         b.check,
         b.form,
