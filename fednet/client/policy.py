@@ -28,7 +28,7 @@ from fednet.descriptors import named
 from fednet.errors import ConfigError, unknown
 from fednet.plain import JsonDict, JsonMapping
 from fednet.wire.payload import KINDS
-from fednet.world.models import LINKS
+from fednet.world.shipped import LINKS
 
 if TYPE_CHECKING:
     from fednet.experiment.build import Experiment

@@ -1,4 +1,4 @@
-"""Who is there at second t, until when, and when the next one comes."""
+"""When a client is available: at second t, until when, and when next."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ Spells = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """One client's spells, ascending and apart: it is there from the first second of each up to,
-    and without, the second. period: after so many seconds they come again; None: never.
+    """One client's availability. spells: (from, to), ascending and apart; at second `to` it is not
+    available any more. period: seconds after which they repeat; None: never.
     """
 
     spells: tuple[tuple[float, float], ...]
     period: float | None = None
 
     def until(self, t: float) -> float | None:
-        """The second at which a client that is there at t leaves (infinite: never); None where it
-        is not there.
+        """Returns the second at which a client that is available at t leaves (infinite: never);
+        None if it is not available.
         """
-        found = self._at(t)
-        if found is None:
+        lap, second = self._split(t)
+        number = self._next_spell(second) - 1
+        if number < 0 or second >= self.spells[number][1]:
             return None
-        lap, number = found
         end = self.spells[number][1]
-        # A spell may go on where the trace begins again.
+        # A spell may go on where the trace repeats.
         while self.period is not None and end == self.period and self.spells[0][0] == 0:
             if len(self.spells) == 1 and self.spells[0][1] == self.period:
                 return math.inf
@@ -36,11 +36,11 @@ class Presence:
         return lap * (self.period or 0.0) + end
 
     def next(self, t: float) -> float:
-        """The first second from t on at which it is there; infinite where it never is again."""
-        if self._at(t) is not None:
+        """Returns the first second from t on at which it is available; infinite if never again."""
+        if self.until(t) is not None:
             return t
         lap, second = self._split(t)
-        number = bisect.bisect_right(self.spells, (second, math.inf))
+        number = self._next_spell(second)
         if number < len(self.spells):
             return lap * (self.period or 0.0) + self.spells[number][0]
         if self.period is None or not self.spells:
@@ -48,28 +48,24 @@ class Presence:
         return (lap + 1) * self.period + self.spells[0][0]
 
     def share(self) -> float:
-        """The share of the time that the client is there, 0..1."""
+        """Returns the share of the time in which the client is available, 0..1."""
         whole = self.period if self.period is not None else (self.spells or ((0, 0),))[-1][1]
         return sum(b - a for a, b in self.spells) / whole if whole else 0.0
 
-    def _split(self, t: float) -> tuple[float, float]:
+    def _split(self, t: float) -> tuple[int, float]:
+        """Returns (periods that are over at t, the second within the current one)."""
         if self.period is None:
-            return 0.0, t
+            return 0, t
         lap = math.floor(t / self.period)
-        return float(lap), t - lap * self.period
+        return lap, t - lap * self.period
 
-    def _at(self, t: float) -> tuple[float, int] | None:
-        lap, second = self._split(t)
-        number = bisect.bisect_right(self.spells, (second, math.inf)) - 1
-        if number >= 0 and second < self.spells[number][1]:
-            return lap, number
-        return None
+    def _next_spell(self, second: float) -> int:
+        """Returns the number of the first spell that begins after this second."""
+        return bisect.bisect_right(self.spells, (second, math.inf))
 
 
 def cyclic(spells: Spells, period: float) -> Presence:
-    """Spells, none longer than the period, that come again after it. What touches is one spell;
-    what has no length is none.
-    """
+    """Returns these spells, none longer than the period, as ones that repeat after it."""
     parts = []
     for a, b in spells:
         start = a % period
@@ -79,7 +75,7 @@ def cyclic(spells: Spells, period: float) -> Presence:
 
 
 def joined(spells: Spells) -> tuple[tuple[float, float], ...]:
-    """Ascending, and apart."""
+    """Returns the spells ascending and apart: those that touch as one, none without a length."""
     out: list[tuple[float, float]] = []
     for a, b in sorted(s for s in spells if s[1] > s[0]):
         if out and a <= out[-1][1]:

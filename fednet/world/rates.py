@@ -1,18 +1,30 @@
-"""A link whose rate changes each second."""
+"""How fast a client's device is, and its link, whose rate changes each second."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 BYTES = 1e6 / 8  # a second, of one Mbit/s
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """A device. step_s: seconds of one training step (forward, backward and update of a batch)."""
+
+    step_s: float
+
+    def seconds(self, steps: int) -> float:
+        return steps * self.step_s
+
+
 class Rates:
-    """10^6 bits a second, one figure for each second; after the last one the first comes again.
-    Raises ValueError where nothing ever gets through, or more than can be counted.
+    """A link in one direction. mbps: 10^6 bits a second, one number for each second; the last one
+    is followed by the first. Raises ValueError if nothing ever gets through, or more than can be
+    counted.
     """
 
     __slots__ = ("_sums", "_total", "mbps")
@@ -34,20 +46,20 @@ class Rates:
         return hash(self.mbps.tobytes())
 
     def bytes(self, t: float) -> float:
-        """Carried from second 0 up to t."""
+        """Returns the bytes that get through from second 0 to t."""
         laps, second = divmod(t, len(self.mbps))
         whole = min(int(second), len(self.mbps) - 1)
         part = float(self._sums[whole]) + (second - whole) * float(self.mbps[whole]) * BYTES
         return laps * self._total + part
 
     def seconds(self, nbytes: float, t: float = 0.0) -> float:
-        """From t until so many bytes are through."""
+        """Returns the seconds from t until so many bytes are through."""
         if nbytes <= 0:
             return 0.0
         laps, rest = divmod(self.bytes(t) + nbytes, self._total)
-        if not rest:  # the last byte leaves in the lap before, as soon as all are through
+        if not rest:  # they end with the lap before
             laps, rest = laps - 1, self._total
-        # The first second at whose end so much is through: before it there is less.
+        # The first second at whose end so much is through.
         whole = int(np.searchsorted(self._sums, rest, side="left")) - 1
         left = rest - float(self._sums[whole])
         done = laps * len(self.mbps) + whole + left / (float(self.mbps[whole]) * BYTES)
@@ -57,7 +69,6 @@ class Rates:
         return self._total / BYTES / len(self.mbps)
 
     def longest_silence(self) -> int:
-        """Seconds in a row in which nothing gets through."""
-        twice = np.concatenate([self.mbps, self.mbps]) > 0
-        edges = np.flatnonzero(twice)
-        return int(max(np.diff(edges), default=1)) - 1 if len(edges) else math.inf  # type: ignore[return-value]
+        """Returns the most seconds in a row in which nothing gets through."""
+        carrying = np.flatnonzero(np.concatenate([self.mbps, self.mbps]))
+        return int(max(np.diff(carrying), default=1)) - 1

@@ -1,9 +1,8 @@
-"""A user's own traces. Each is refused, with the line, for what cannot be: seconds that go back or
-are below 0, spells that overlap, clients that there are not or of whom nothing is said, seconds
-that are left out.
+"""A user's own traces. What cannot be is refused, with its line: seconds that go back or are below
+0, spells that overlap, clients that do not exist or are left out, seconds that are left out.
 
     availability  CSV `client,from,to`: seconds, by client, then by time; a client that is never
-                  there has the line `client,0,0`
+                  available has the line `client,0,0`
                   JSON of FedScale's client behaviour: {id: {active, inactive, finish_time}}
                   JSON of FLASH: {id: {trace_start, trace_end, ready_time: [[from, to], ...]}}
     devices       CSV `client,step_ms`; JSON of FedScale's capacity: {id: {computation, ...}}
@@ -11,8 +10,8 @@ that are left out.
                   Mahimahi: a line for each 1,500 bytes that may pass, its millisecond;
                   JSON of FedScale's capacity: {id: {communication, ...}}
 
-FedScale's files come pickled. To read a pickle is to run what it holds, so it is refused with the
-command that makes JSON of it.
+FedScale's files are pickles. Reading a pickle runs the code in it, so it is refused with the
+command that converts it to JSON.
 """
 
 from __future__ import annotations
@@ -29,9 +28,8 @@ import numpy as np
 from fednet import seeds
 from fednet.descriptors import named
 from fednet.errors import ConfigError, unknown
-from fednet.world.pace import Pace
 from fednet.world.presence import Presence, cyclic
-from fednet.world.rates import Rates
+from fednet.world.rates import Pace, Rates
 
 PACKET_MBIT = 1500 * 8 / 1e6
 LONGEST_S = 10**7  # of a trace of packets: sixteen weeks, a number for each second
@@ -40,7 +38,7 @@ JSON_OF = "python -c \"import json,pickle,sys; json.dump(pickle.load(open(sys.ar
 
 
 def text(path: str, key: str, names: Sequence[str]) -> str:
-    """What is in the file. key, names: for the error, where there is none."""
+    """Returns the text of a file. key, names: for the error if there is no such file."""
     try:
         raw = named(path).read_bytes()
     except OSError as broken:
@@ -49,8 +47,8 @@ def text(path: str, key: str, names: Sequence[str]) -> str:
         raise ConfigError(f"{key}: {path}: {broken.strerror}.") from broken
     if raw[:1] == b"\x80":
         raise ConfigError(
-            f"{key}: {path} is a pickle, which runs what it holds when it is read; where you trust "
-            f"it, make JSON of it: {JSON_OF} open(sys.argv[2],'w'))\" {path} {path}.json"
+            f"{key}: {path} is a pickle, and reading it runs the code in it. If you trust it, "
+            f"convert it to JSON: {JSON_OF} open(sys.argv[2],'w'))\" {path} {path}.json"
         )
     try:
         return raw.decode("utf-8")
@@ -59,78 +57,58 @@ def text(path: str, key: str, names: Sequence[str]) -> str:
 
 
 def clients(text: str, path: str) -> int:
-    """How many clients a file tells of; 1 where it names none."""
+    """Returns how many clients a file has; 1 if it names none."""
     if text.lstrip()[:1] == "{":
         return sum(1 for _ in _entries(text, path))
-    named = [line.partition(",") for line in text.splitlines() if line.strip()]
-    if not named or not named[0][1] or named[0][0].strip() == "second":
+    lines = [line.partition(",") for line in text.splitlines() if line.strip()]
+    if not lines or not lines[0][1] or lines[0][0].strip() == "second":
         return 1
-    ids = [first.strip() for first, _, _ in named if first.strip().isdecimal()]
+    ids = [first.strip() for first, _, _ in lines if first.strip().isdecimal()]
     return max((int(i) for i in ids), default=0) + 1
 
 
-# -- who is there ----------------------------------------------------------------------------------
+# -- availability ----------------------------------------------------------------------------------
 def availability(text: str, path: str, clients: int) -> list[Presence] | tuple[Presence, ...]:
-    """A list by client where the file has the federation's ids; a tuple where it has devices of
-    its own numbers.
+    """Returns a list by client if the file has the federation's ids; a tuple if it has devices with
+    ids of their own.
     """
     if text.lstrip()[:1] == "{":
         return tuple(_device(key, value, at) for key, value, at in _entries(text, path))
-    spells: dict[int, list[tuple[float, float]]] = {}
-    last = -1
-    at = f"{path}:1"
-    for at, (client, start, end) in _rows(text, path, ("client", "from", "to")):
-        whole = _client(client, clients, at)
-        if whole != last:
-            _follows(whole, last, at)
-            last = whole
-        here = spells.setdefault(whole, [])
-        if (start, end) != (0, 0):
-            here.append(_spell(start, end, here[-1][1] if here else 0.0, at))
-    if last != clients - 1:
-        raise ConfigError(
-            f"{at}: the last client is {last}; this federation has clients 0 to {clients - 1}, and "
-            f"one that is never there has a line `{clients - 1},0,0`."
-        )
-    return [Presence(tuple(spells[c])) for c in range(clients)]
+    spells: list[list[tuple[float, float]]] = [[] for _ in range(clients)]
+    never = "; if it is never available, write `{},0,0`"
+    for at, client, (start, end) in _by_client(
+        text, path, ("client", "from", "to"), clients, never
+    ):
+        here = spells[client]
+        if (start, end) == (0, 0):
+            continue
+        if start < 0:
+            raise ConfigError(f"{at}: from second {start:g}; expected 0 or later.")
+        if not end > start:
+            raise ConfigError(f"{at}: to second {end:g}, which is not after second {start:g}.")
+        if here and start < here[-1][1]:
+            raise ConfigError(
+                f"{at}: from second {start:g}, while the spell before goes on to {here[-1][1]:g}."
+            )
+        here.append((start, end))
+    return [Presence(tuple(each)) for each in spells]
 
 
-def _follows(client: int, last: int, at: str) -> None:
-    if client < last:
-        raise ConfigError(f"{at}: client {client} after client {last}; order the lines by client.")
-    if client > last + 1:
-        raise ConfigError(
-            f"{at}: client {client} {'comes first' if last < 0 else f'follows client {last}'}, and "
-            f"nothing is said of client {last + 1}; if it is never there, write `{last + 1},0,0`."
-        )
-
-
-def _spell(start: float, end: float, before: float, at: str) -> tuple[float, float]:
-    if start < 0:
-        raise ConfigError(f"{at}: from second {start:g}; expected 0 or later.")
-    if not end > start:
-        raise ConfigError(f"{at}: to second {end:g}, which is not after second {start:g}.")
-    if start < before:
-        raise ConfigError(
-            f"{at}: from second {start:g}, while the spell before goes on to {before:g}."
-        )
-    return start, end
-
-
-def _device(key: str, value: Any, at: str) -> Presence:  # value: as read from somebody's file
-    """One device's entry of FedScale's or FLASH's JSON."""
+def _device(key: str, value: Any, at: str) -> Presence:  # value: as read from a user's file
+    """Reads one device's entry of FedScale's or FLASH's JSON."""
     try:
         if "ready_time" in value:
-            begin, end = value["trace_start"], value["trace_end"]
             pairs = [(float(a), float(b)) for a, b in value["ready_time"] or ()]
-            begin, end = (float(begin), float(end)) if pairs else (0.0, 1.0)
+            begin, end = 0.0, 1.0
+            if pairs:
+                begin, end = float(value["trace_start"]), float(value["trace_end"])
         else:
             begin, end = 0.0, float(value["finish_time"])
             active, inactive = value["active"], value["inactive"]
             if len(active) != len(inactive):
                 raise ConfigError(
                     f"{at}: device {key} becomes active {len(active)} times and inactive "
-                    f"{len(inactive)} times; expected as many."
+                    f"{len(inactive)} times; expected the same number."
                 )
             pairs = [(float(a), float(b)) for a, b in zip(active, inactive)]
     except (KeyError, TypeError, ValueError, OverflowError) as broken:
@@ -141,22 +119,21 @@ def _device(key: str, value: Any, at: str) -> Presence:  # value: as read from s
     if not 0 <= begin < end < math.inf:
         raise ConfigError(f"{at}: device {key}: its trace goes from second {begin:g} to {end:g}.")
     before = begin
-    for number, (a, b) in enumerate(pairs):
-        here = f"{at}: device {key}, spell {number + 1}"
-        if not (a >= before and b >= a):
+    for number, (a, b) in enumerate(pairs, 1):
+        if not before <= a <= b <= end:
             raise ConfigError(
-                f"{here}: from second {a:g} to {b:g}; expected ascending seconds from {before:g} "
-                f"on."
+                f"{at}: device {key}, spell {number}: from second {a:g} to {b:g}; expected "
+                f"ascending seconds from {before:g} to the trace's end, {end:g}."
             )
-        if b > end:
-            raise ConfigError(f"{here}: to second {b:g}, after the trace's end, {end:g}.")
         before = b
     return cyclic(pairs, end - begin)
 
 
 # -- devices ---------------------------------------------------------------------------------------
 def paces(text: str, path: str, clients: int, batch: int) -> Iterator[Pace]:
-    """The paces by client. batch: samples of a step, where the file has the time of one sample."""
+    """Yields the paces by client. batch: samples of a step, where the file has the time of one
+    sample.
+    """
     if text.lstrip()[:1] == "{":
         found = [
             Pace(TRAINED * batch * _above(value, "computation", at) / 1e3)
@@ -164,27 +141,21 @@ def paces(text: str, path: str, clients: int, batch: int) -> Iterator[Pace]:
         ]
         yield from (found[c % len(found)] for c in range(clients))
         return
-    last, at = -1, f"{path}:1"
-    for at, (client, step_ms) in _rows(text, path, ("client", "step_ms")):
-        whole = _client(client, clients, at)
-        if whole != last + 1:
-            _follows(whole, last, at)
-            raise ConfigError(f"{at}: client {whole} has a second line.")
+    last = -1
+    for at, client, (step_ms,) in _by_client(text, path, ("client", "step_ms"), clients):
+        if client == last:
+            raise ConfigError(f"{at}: client {client} has a second line.")
         if not step_ms >= 0:
             raise ConfigError(f"{at}: {step_ms:g} ms a step; expected 0 or more.")
-        last = whole
+        last = client
         yield Pace(step_ms / 1e3)
-    if last != clients - 1:
-        raise ConfigError(
-            f"{at}: the last client is {last}; this federation has clients 0 to {clients - 1}."
-        )
 
 
 # -- links -----------------------------------------------------------------------------------------
 def link(paths: Sequence[str], seed: int, client: int, clients: int) -> tuple[Rates, Rates]:
-    """(down, up) of a client. paths: the uplink's and the downlink's file, as mm-link has them.
-    Where a file says nothing of single clients, each begins at a second of its own, drawn: else all
-    would be without service together.
+    """Returns the rates (down, up) of a client. paths: the uplink's and the downlink's file, as for
+    mm-link. If a file is not by client, each client begins at a second of its own, which is drawn:
+    else all would be without service together.
     """
     made = []
     for path in paths:
@@ -193,14 +164,13 @@ def link(paths: Sequence[str], seed: int, client: int, clients: int) -> tuple[Ra
         except ValueError as no_link:
             raise ConfigError(f"{path}: {no_link}.") from None
     up, down = made
-    rng = seeds.rng(seed, "world/link", 0, client)
-    begin = float(rng.random())
+    begin = float(seeds.rng(seed, "world/link", 0, client).random())
 
     def of(series: dict[int, tuple[Rates, Rates]], direction: int) -> Rates:
         if -1 not in series:
             return series[client % len(series)][direction]
-        rates = series[-1][direction]
-        return Rates(np.roll(rates.mbps, -int(begin * len(rates.mbps))))
+        mbps = series[-1][direction].mbps
+        return Rates(np.roll(mbps, -int(begin * len(mbps))))
 
     return of(down, 0), of(up, 1)
 
@@ -209,21 +179,21 @@ def _version(path: str) -> int:
     try:
         return Path(path).stat().st_mtime_ns
     except OSError:
-        return 0  # not there, or not to be looked at: `text` says so
+        return 0  # `text` reports it
 
 
 @functools.lru_cache(maxsize=4)
 def _series(path: str, version: int, clients: int) -> dict[int, tuple[Rates, Rates]]:
-    """(down, up) by client, or of all under -1."""
-    from fednet.world.models import LINKS
+    """Reads (down, up) by client, or of all under -1."""
+    from fednet.world.shipped import LINKS
 
     found = text(path, "link.trace", LINKS)
     if found.lstrip()[:1] == "{":
-        return {
-            number: (rates, rates)
-            for number, (_, value, at) in enumerate(_entries(found, path))
-            for rates in [Rates([_above(value, "communication", at) / 1e3])]
-        }
+        series = {}
+        for number, (_, value, at) in enumerate(_entries(found, path)):
+            rates = Rates([_above(value, "communication", at) / 1e3])
+            series[number] = rates, rates
+        return series
     first = next((line for line in found.splitlines() if line.strip()), "")
     if "," not in first:
         rates = mahimahi(found, path)
@@ -232,8 +202,8 @@ def _series(path: str, version: int, clients: int) -> dict[int, tuple[Rates, Rat
 
 
 def mahimahi(text: str, path: str) -> Rates:
-    """The rate in each second of a packet-delivery trace. What is left of its last second counts at
-    its own pace.
+    """Returns the rate in each second of a packet-delivery trace. The rest of a second at its end
+    counts by its own length.
     """
     counts: dict[int, int] = {}
     last, at = 0, f"{path}:1"
@@ -245,10 +215,10 @@ def mahimahi(text: str, path: str) -> Rates:
             ms = int(line)
         except ValueError:
             raise ConfigError(f"{at}: expected a millisecond, got {_cut(line)}.") from None
-        if not 0 <= ms <= 1000 * LONGEST_S:
-            raise ConfigError(f"{at}: millisecond {ms}; expected 0 to {1000 * LONGEST_S}.")
-        if ms < last:
-            raise ConfigError(f"{at}: millisecond {ms} after {last}; expected them in order.")
+        if not last <= ms <= 1000 * LONGEST_S:
+            raise ConfigError(
+                f"{at}: millisecond {ms}; expected {last} to {1000 * LONGEST_S}, in order."
+            )
         last = ms
         counts[ms // 1000] = counts.get(ms // 1000, 0) + 1
     if not last:
@@ -262,14 +232,14 @@ def mahimahi(text: str, path: str) -> Rates:
 
 def _table(text: str, path: str, clients: int, single: bool) -> dict[int, tuple[Rates, Rates]]:
     """Reads a CSV that has each client's seconds from 0 on, none left out."""
-    names = (*(("client",) if single else ()), "second", "down_mbps", "up_mbps")
+    names = ("second", "down_mbps", "up_mbps")
+    rows: Iterator[tuple[str, int, list[float]]]
+    if single:
+        rows = _by_client(text, path, ("client", *names), clients)
+    else:
+        rows = ((at, -1, numbers) for at, numbers in _rows(text, path, names))
     rates: dict[int, list[tuple[float, float]]] = {}
-    at, last = f"{path}:1", -1
-    for at, (*of, second, down, up) in _rows(text, path, names):
-        client = _client(of[0], clients, at) if of else -1
-        if of and client != last:
-            _follows(client, last, at)
-            last = client
+    for at, client, (second, down, up) in rows:
         here = rates.setdefault(client, [])
         if second != len(here):
             raise ConfigError(
@@ -278,23 +248,45 @@ def _table(text: str, path: str, clients: int, single: bool) -> dict[int, tuple[
         if not (down >= 0 and up >= 0):
             raise ConfigError(f"{at}: {down:g} and {up:g} Mbit/s; expected 0 or more.")
         here.append((down, up))
-    if single and last != clients - 1:
-        raise ConfigError(
-            f"{at}: the last client is {last}; this federation has clients 0 to {clients - 1}."
-        )
     return {c: (Rates([d for d, _ in r]), Rates([u for _, u in r])) for c, r in rates.items()}
 
 
 # -- lines -----------------------------------------------------------------------------------------
-def _cut(line: str, most: int = 60) -> str:
-    """A line as an error shows it, cut where it is long."""
-    line = line.strip()
-    return repr(line) if len(line) <= most else f"{line[:most]!r} and {len(line) - most} more"
+def _by_client(
+    text: str, path: str, names: Sequence[str], clients: int, left_out: str = ""
+) -> Iterator[tuple[str, int, list[float]]]:
+    """Yields (place, client, the other numbers) of a CSV that has each client of the federation, in
+    order. left_out: what to do about one that is left out, for the error.
+    """
+    last, at = -1, f"{path}:1"
+    for at, (number, *others) in _rows(text, path, names):
+        if number != int(number) or not 0 <= number < clients:
+            raise ConfigError(
+                f"{at}: there is no client {number:g}; this federation has clients 0 to "
+                f"{clients - 1}."
+            )
+        client = int(number)
+        if client < last:
+            raise ConfigError(
+                f"{at}: client {client} after client {last}; order the lines by client."
+            )
+        if client > last + 1:
+            raise ConfigError(
+                f"{at}: client {client} comes, and client {last + 1} is left out"
+                f"{left_out.format(last + 1)}."
+            )
+        last = client
+        yield at, client, others
+    if last != clients - 1:
+        raise ConfigError(
+            f"{at}: the last client is {last}; this federation has clients 0 to {clients - 1}"
+            f"{left_out.format(last + 1)}."
+        )
 
 
 def _rows(text: str, path: str, names: Sequence[str]) -> Iterator[tuple[str, list[float]]]:
-    """(where, numbers) of each line of a CSV; a first line of words is a header."""
-    none = True
+    """Yields (place, numbers) of each line of a CSV; a first line with the names is a header."""
+    empty = True
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
@@ -305,25 +297,23 @@ def _rows(text: str, path: str, names: Sequence[str]) -> Iterator[tuple[str, lis
             if len(cells) != len(names) or not all(math.isfinite(x) for x in numbers):
                 raise ValueError
         except ValueError:
-            if none and cells == list(names):
+            if empty and cells == list(names):
                 continue
             raise ConfigError(f"{at}: expected {', '.join(names)}, got {_cut(line)}.") from None
-        none = False
+        empty = False
         yield at, numbers
-    if none:
+    if empty:
         raise ConfigError(f"{path}: it is empty; expected lines of {', '.join(names)}.")
 
 
-def _client(number: float, clients: int, at: str) -> int:
-    if number != int(number) or not 0 <= number < clients:
-        raise ConfigError(
-            f"{at}: there is no client {number:g}; this federation has clients 0 to {clients - 1}."
-        )
-    return int(number)
+def _cut(line: str, most: int = 60) -> str:
+    """Returns a line for an error, shortened if it is long."""
+    line = line.strip()
+    return repr(line) if len(line) <= most else f"{line[:most]!r} and {len(line) - most} more"
 
 
 def _entries(text: str, path: str) -> Iterator[tuple[str, object, str]]:
-    """(key, value, where) of a JSON object; where: the line on which the key stands."""
+    """Yields (key, value, place) of a JSON object; place: the line of the key."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as broken:  # also: a number too long, nesting too deep
@@ -340,7 +330,7 @@ def _entries(text: str, path: str) -> Iterator[tuple[str, object, str]]:
         raise ConfigError(f"{path}: it is empty; expected devices by id.")
 
 
-def _above(value: Any, key: str, at: str) -> float:  # value: as read from somebody's file
+def _above(value: Any, key: str, at: str) -> float:  # value: as read from a user's file
     try:
         number = float(value[key])
     except (KeyError, TypeError, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""The world that a configuration names."""
+"""The traces that a configuration names."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from fednet.config import Config
 from fednet.errors import ConfigError
-from fednet.world import models, reading, shipped
-from fednet.world.pace import Pace
+from fednet.world import reading, shipped
 from fednet.world.presence import Presence, joined
-from fednet.world.rates import Rates
+from fednet.world.rates import Pace, Rates
 
 AVAILABILITY = ("phones",)
 DEVICES = ("phones",)
@@ -19,7 +18,7 @@ DEVICES = ("phones",)
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What the traces say, by client: presence, None where all are always there; pace, None where
+    """A run's traces, by client. presence: None if all clients are always available. pace: None if
     no trace says how long a step takes. start: the second of the trace at which the run begins.
     """
 
@@ -28,14 +27,14 @@ class World:
     start: float = 0.0
 
     def here(self, t: float) -> list[bool] | None:
-        """Who is there at second t of the run; None: all."""
+        """Returns which clients are available at second t of the run; None: all."""
         if self.presence is None:
             return None
         return [p.until(t + self.start) is not None for p in self.presence]
 
     def until(self, client: int, t: float) -> float | None:
-        """The second of the run at which a client that is there at t leaves (infinite: never); None
-        where it is not there.
+        """Returns the second of the run at which a client that is available at t leaves (infinite:
+        never); None if it is not available.
         """
         if self.presence is None:
             return math.inf
@@ -43,30 +42,32 @@ class World:
         return None if end is None else end - self.start
 
     def comes(self, client: int, t: float) -> float:
-        """The first second of the run from t on at which it is there; infinite: never again."""
+        """Returns the first second of the run from t on at which it is available; infinite: never
+        again.
+        """
         if self.presence is None or self.until(client, t) is not None:
             return t
         at = self.presence[client].next(t + self.start) - self.start
         while math.isfinite(at) and self.until(client, at) is None:
-            at = math.nextafter(at, math.inf)  # of a difference, the last bit
+            at = math.nextafter(at, math.inf)  # the subtraction may have rounded down
         return at
 
     def when(self, wanted: int, t: float) -> float:
-        """The first second of the run from t on at which so many clients are there; infinite where
-        so many never are.
+        """Returns the first second of the run from t on at which so many clients are available;
+        infinite if there never are so many.
         """
         if self.presence is None or sum(self.here(t) or ()) >= wanted:
             return t
         at = t
-        while math.isfinite(at := self._arrival(at)):
+        while math.isfinite(at := self._next_arrival(at)):
             if sum(self.here(at) or ()) >= wanted:
                 return at
             if at > t + self._longest():
                 return math.inf
         return at
 
-    def _arrival(self, t: float) -> float:
-        """The first arrival after t of someone who is not there at t."""
+    def _next_arrival(self, t: float) -> float:
+        """Returns the first arrival after t of a client that is not available at t, or leaves."""
         found = math.inf
         for p in self.presence or ():
             end = p.until(t + self.start)
@@ -76,13 +77,15 @@ class World:
         return found
 
     def _longest(self) -> float:
-        """After so long all that can be met was met, near enough: every trace came four times."""
+        """Returns the seconds in which every trace has repeated four times: what has not occurred
+        by then hardly will.
+        """
         ends = [p.period or (p.spells or ((0, 0),))[-1][1] for p in self.presence or ()]
         return 4 * max((e for e in ends if math.isfinite(e)), default=0.0)
 
 
 def of(config: Config) -> World:
-    """Raises ConfigError for a trace that is none."""
+    """Returns a run's traces. Raises ConfigError for one that cannot be used."""
     section = config.availability
     return World(
         presence=None if section.trace is None else tuple(_presence(config)),
@@ -97,14 +100,14 @@ def _presence(config: Config) -> list[Presence]:
         return shipped.assigned(shipped.phones(), config.clients, config.seed)
     text = reading.text(name, "availability.trace", AVAILABILITY)
     found = reading.availability(text, name, config.clients)
-    if isinstance(found, tuple):  # devices of no number of ours
+    if isinstance(found, tuple):  # devices with ids of their own
         return shipped.assigned(found, config.clients, config.seed)
     if section.repeat is None:
         return found
-    late = max((p.spells[-1][1] for p in found if p.spells), default=0.0)
-    if late > section.repeat:
+    last = max((p.spells[-1][1] for p in found if p.spells), default=0.0)
+    if last > section.repeat:
         raise ConfigError(
-            f"availability.repeat: {section.repeat:g} s is before the end of {name}, {late:g} s."
+            f"availability.repeat: {section.repeat:g} s is before the end of {name}, {last:g} s."
         )
     return [Presence(joined(p.spells), section.repeat) for p in found]
 
@@ -112,34 +115,33 @@ def _presence(config: Config) -> list[Presence]:
 def _paces(config: Config) -> Iterator[Pace]:
     name = str(config.devices.trace)
     if name in DEVICES:
-        yield from (models.pace(config.seed, c) for c in range(config.clients))
+        yield from (shipped.pace(config.seed, c) for c in range(config.clients))
         return
     text = reading.text(name, "devices.trace", DEVICES)
     yield from reading.paces(text, name, config.clients, config.train.batch_size)
 
 
 def links(config: Config, client: int) -> tuple[Rates, Rates] | None:
-    """The rates of a client's link over time, (down, up); None where `link.trace` is not given."""
+    """Returns the rates (down, up) of a client's link; None without `link.trace`."""
     given = config.link.trace
     if given is None:
         return None
     seed = config.seed if config.link.seed is None else config.link.seed
-    if isinstance(given, str) and given in models.LINKS:
-        return models.link(given, seed, client)
+    if isinstance(given, str) and given in shipped.LINKS:
+        return shipped.link(given, seed, client)
     paths = (given, given) if isinstance(given, str) else given
     return reading.link(paths, seed, client, config.clients)
 
 
 def kind(trace: str) -> str:
-    """What a trace is of: availability, devices or link; of a file, by its first line."""
-    if trace in models.LINKS:
+    """Returns what a trace is of: availability, devices or link; of a file, by its first line."""
+    if trace in shipped.LINKS:
         return "link"
     if trace in AVAILABILITY:
         return "availability"
-    known = (*AVAILABILITY, *models.LINKS)
-    head = next((s for s in reading.text(trace, "world", known).splitlines() if s.strip()), "")
+    text = reading.text(trace, "world", (*AVAILABILITY, *shipped.LINKS))
+    head = next((line for line in text.splitlines() if line.strip()), "")
     if head.lstrip()[:1] == "{":
-        text = reading.text(trace, "world", known)
         return "devices" if '"computation"' in text else "availability"
     if "," not in head or "mbps" in head:
         return "link"
@@ -147,9 +149,9 @@ def kind(trace: str) -> str:
 
 
 def clients(trace: str, kind: str) -> int:
-    """How many clients the trace tells of; 100 for one that is drawn."""
+    """Returns how many clients the trace has; 100 for one that is drawn."""
     if trace in AVAILABILITY:
         return len(shipped.phones())
-    if trace in models.LINKS:
+    if trace in shipped.LINKS:
         return 100
     return reading.clients(reading.text(trace, "world", AVAILABILITY), trace)
