@@ -72,9 +72,9 @@ CONFIGURATION = """\
 Every key with its type, default and unit, and what it does. `python docs/pages.py` writes this page from
 `fednet/config/schema.py`; `fednet list keys [PREFIX]` prints the same.
 
-- Methods, models, datasets and partitions have options of their own, written beside their name.
-  [Methods](methods.md#options) describes those of the methods; `fednet list keys model`, `data` and
-  `data.partition` list the others.
+- Methods, models, datasets and partitions have options of their own, written beside their name; compressors
+  have numbers in parentheses. [Methods](methods.md#options) describes the options of the methods, this page
+  those of the others. `fednet list keys model.mlp` prints those of one.
 - `extends: OTHER.yaml` reads that file first, relative to this one. This file replaces its keys one by one,
   and `--set` replaces keys of both. If another method, model, dataset or partition is named, the options of
   the earlier one are dropped.
@@ -83,6 +83,15 @@ Every key with its type, default and unit, and what it does. `python docs/pages.
 - YAML is read strictly: a key that is written twice is an error, only `true` and `false` are booleans, and
   `1e-3` is a number. Inside `{}` and `[]`, a value with a comma needs quotes: `{up_mbps: "lognormal(10, 1)"}`.
 """  # noqa: E501
+
+
+# The sections of the page of keys that name parts, and what these are called.
+OPTIONS = {
+    "model": "the models",
+    "data": "the datasets",
+    "data.partition": "the partitions",
+    "wire": "the compressors, in the order of their numbers",
+}
 
 
 def methods() -> str:
@@ -109,13 +118,8 @@ def methods() -> str:
         "An option is written beside the method's name: `algorithm: {name: fedprox, mu: 0.1}`.",
         "`fednet list keys algorithm.fedprox` prints the same.",
         "",
-        "| method | option | type | default | what it does |",
-        "|---|---|---|---|---|",
+        *_options("algorithm"),
     ]
-    for name, options in declared.options("algorithm").items():
-        for o in options:
-            row = (f"`{name}`", f"`{o.path}`", o.type, f"`{o.default}`", o.about)
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -135,7 +139,21 @@ def configuration() -> str:
         for k in found:
             cells = (f"`{k.path}`", k.type, f"`{k.default}`", k.unit, k.about)
             lines.append("| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |")
+        for section, what in OPTIONS.items():
+            if section.partition(".")[0] == name:
+                lines += ["", f"Options of {what}:", "", *_options(section)]
     return "\n".join(lines) + "\n"
+
+
+def _options(section: str) -> list[str]:
+    """A table of the options of a section's parts."""
+    lines = ["| name | option | type | default | unit | what it does |"]
+    lines += ["|---|---|---|---|---|---|"]
+    for name, options in declared.options(section).items():
+        for o in options:
+            row = (f"`{name}`", f"`{o.path}`", o.type, f"`{o.default}`", o.unit, o.about)
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
+    return lines
 
 
 def commands() -> str:

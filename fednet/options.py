@@ -28,7 +28,8 @@ def options_of(
     """The type that a part's options are checked against: its attribute `Options`, else its
     signature. None: it takes any (`**options`).
 
-    given: arguments that fednet fills in itself, which the configuration cannot give.
+    given: arguments that fednet fills in itself, which the configuration cannot give. A text in an
+    argument's annotation, `Annotated[float, "What it does. [unit]"]`, is shown in lists of options.
     """
     declared: type[msgspec.Struct] | None = getattr(part, "Options", None)
     if declared is not None:
@@ -59,7 +60,9 @@ def takes(part: Callable[..., object], option: str) -> bool:
 
 def hints_of(part: object) -> dict[str, object]:
     """The annotations of a function's or a class's arguments, as far as msgspec knows them."""
-    target = vars(part).get("__init__", part) if isinstance(part, type) else part
+    target = part
+    if isinstance(part, type) and part.__init__ is not object.__init__:  # type: ignore[misc]
+        target = part.__init__  # type: ignore[misc]
     try:
         hints = typing.get_type_hints(target, include_extras=True)
     except (NameError, TypeError):

@@ -1,5 +1,5 @@
-"""Every configuration key and every option of a method, from their declarations: type, default,
-unit, and what it does.
+"""Every configuration key and every option of a part, from their declarations: type, default, unit,
+and what it does.
 """
 
 from __future__ import annotations
@@ -44,23 +44,29 @@ def keys(prefix: str = "") -> list[DocumentedKey]:
 
 
 def options(section: str) -> dict[str, list[DocumentedKey]]:
-    """The options of each part that a section of `BESIDE` may name; methods describe theirs."""
+    """The options of each part that a section of `BESIDE` may name."""
     kind = BESIDE[section]
     parts: registry.Registry = getattr(registry, kind)
     found: dict[str, list[DocumentedKey]] = {}
     for name in parts.names():
         declared = declared_options(parts.get(name), kind)
         fields = msgspec.structs.fields(declared) if declared is not None else ()
-        texts = _described(declared) if kind == "algorithm" and declared is not None else {}
+        texts = _described(declared) if declared is not None else {}
         found[name] = [_documented(f.encode_name, f, texts.get(f.name, "")) for f in fields]
     return found
 
 
 def _described(kind: type) -> dict[str, str]:
-    """The texts of a method's options: its own, those of the Config that it extends, those that
-    many methods share.
+    """The texts of a part's options: the string in an annotation, or below the field of a class,
+    of those that it extends, and of what many methods share.
     """
-    found: dict[str, str] = dict(getattr(kind, "described", {}))
+    shared: dict[str, str] = getattr(kind, "described", {})
+    found: dict[str, str] = {}
+    for field in msgspec.structs.fields(kind):
+        marks = getattr(field.type, "__metadata__", ())
+        found[field.name] = next(
+            (mark for mark in marks if isinstance(mark, str)), shared.get(field.name, "")
+        )
     for owner in reversed(kind.__mro__):
         if issubclass(owner, msgspec.Struct) and owner is not msgspec.Struct:
             try:

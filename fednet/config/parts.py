@@ -81,7 +81,7 @@ def declared_options(part: registry.Part, kind: str) -> type[msgspec.Struct] | N
     """
     if kind == "algorithm":
         return typing.cast("type[msgspec.Struct]", getattr(part, "Config", NoOptions))
-    return options_of(part, GIVEN[kind])
+    return options_of(part, GIVEN.get(kind, ()))
 
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -234,12 +234,14 @@ def check_chains(config: Config, tree: Node, kinds: set[str]) -> None:
                     raise ConfigError(f"{node.at}: {here}[{i}]: {wrong}") from None
 
 
-# Where a part's own options stand: beside the key that names the part.
+# In which section parts of a kind are named. Their options are written beside the name, those of a
+# compressor as the numbers in its parentheses.
 BESIDE = {
     "algorithm": "algorithm",
     "model": "model",
     "data": "dataset",
     "data.partition": "partitioner",
+    "wire": "compressor",
 }
 
 

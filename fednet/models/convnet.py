@@ -17,12 +17,14 @@ def convnet3(
     *,
     input_shape: tuple[int, ...],
     classes: int,
-    norm: Literal["instance", "none"] = "instance",
-    width: Annotated[int, msgspec.Meta(ge=1)] = 128,
+    norm: Annotated[
+        Literal["instance", "none"], "Normalisation after each convolution."
+    ] = "instance",
+    width: Annotated[
+        int, msgspec.Meta(ge=1), "Filters of each convolution; FedDC's CNN has 128. [filters]"
+    ] = 128,
 ) -> nn.Module:
-    """Three times conv 3x3 of `width`, instance norm, ReLU, average pooling (FedDC's CNN has
-    128).
-    """
+    """Three times conv 3x3 of `width`, norm, ReLU, average pooling (FedDC's CNN)."""
     c, h, w = image("convnet3", input_shape, 8)
     padding = padding_of_first(h, w)
     layers: dict[str, nn.Module] = {}

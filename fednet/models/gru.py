@@ -41,9 +41,9 @@ def gru(
     *,
     input_shape: tuple[int, ...],
     classes: int,
-    embedding: Width = 8,
-    hidden: Width = 256,
-    layers: Depth = 1,
+    embedding: Annotated[Width, "Numbers in a token's embedding. [numbers]"] = 8,
+    hidden: Annotated[Width, "Units of each GRU layer. [units]"] = 256,
+    layers: Annotated[Depth, "GRU layers, one on top of the other. [layers]"] = 1,
 ) -> nn.Module:
     """Embedding, GRU and a linear head over tokens that are also the classes. LEAF's network for
     Shakespeare has two LSTM layers of 256 over an embedding of 8.

@@ -19,13 +19,14 @@ def mlp(
     *,
     input_shape: tuple[int, ...],
     classes: int,
-    hidden: tuple[Width, ...] = (200, 200),
-    norm: Literal["none", "batch"] = "none",
+    hidden: Annotated[
+        tuple[Width, ...],
+        "Width of each hidden layer; []: multinomial logistic regression. [units]",
+    ] = (200, 200),
+    norm: Annotated[Literal["none", "batch"], "batch: BatchNorm before each ReLU."] = "none",
 ) -> nn.Module:
-    """Fully connected layers with ReLU, `hidden` their widths; the default is the 2NN of McMahan et
-    al. 2017. norm: before each ReLU.
-    """
-    sizes = (flat(input_shape), *hidden)  # hidden: [] is multinomial logistic regression
+    """Fully connected layers with ReLU; the default is the 2NN of McMahan et al. 2017."""
+    sizes = (flat(input_shape), *hidden)
     layers = dense(sizes)
     if norm == "batch":
         layers = {

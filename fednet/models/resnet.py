@@ -20,7 +20,11 @@ from fednet.models import image
 from fednet.models.parts import Net, ProjectedNet, chain
 from fednet.registry import model
 
-Stem = Literal["cifar", "imagenet"]
+Stem = Annotated[
+    Literal["cifar", "imagenet"],
+    "First layers. cifar: one 3x3 convolution; imagenet: 7x7 of stride 2, then 3x3 max pooling of "
+    "stride 2.",
+]
 Norm = Callable[[int], nn.Module]
 
 
@@ -115,9 +119,11 @@ def resnet18_gn(
     input_shape: tuple[int, ...],
     classes: int,
     stem: Stem = "cifar",
-    gn_groups: Annotated[int, msgspec.Meta(ge=1)] = 2,
+    gn_groups: Annotated[
+        int, msgspec.Meta(ge=1), "Groups of each GroupNorm; a divisor of 64. [groups]"
+    ] = 2,
 ) -> nn.Module:
-    """ResNet-18 with GroupNorm of gn_groups groups and a linear head (FedDPC on CIFAR-100 and
+    """ResNet-18 with GroupNorm and a linear head (FedDPC on CIFAR-100 and
     Tiny-ImageNet).
     """
     c, _, _ = image("resnet18_gn", input_shape, 8)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -71,9 +73,9 @@ def transformer(
     *,
     input_shape: tuple[int, ...],
     classes: int,
-    width: Width = 128,
-    heads: Width = 4,
-    blocks: Depth = 4,
+    width: Annotated[Width, "Numbers in a token's embedding; `heads` divides it. [numbers]"] = 128,
+    heads: Annotated[Width, "Attention heads of each block. [heads]"] = 4,
+    blocks: Annotated[Depth, "Blocks of attention and MLP. [blocks]"] = 4,
 ) -> nn.Module:
     """GPT-2's blocks over tokens that are also the classes, learned positions, a linear head."""
     if width % heads or len(input_shape) != 1:

@@ -22,12 +22,16 @@ def vgg11(
     *,
     input_shape: tuple[int, ...],
     classes: int,
-    norm: Literal["instance", "batch", "none"] = "instance",
-    width: Annotated[int, msgspec.Meta(ge=1)] = 64,
+    norm: Annotated[
+        Literal["instance", "batch", "none"], "Normalisation after each convolution."
+    ] = "instance",
+    width: Annotated[
+        int,
+        msgspec.Meta(ge=1),
+        "Filters of the first convolution; the others keep their ratio to it. [filters]",
+    ] = 64,
 ) -> nn.Module:
-    """Eight 3x3 convolutions of 64 to 512, five poolings, one linear layer (FedDC's VGG-11). width:
-    of the first convolution; the others keep their ratio to it.
-    """
+    """Eight 3x3 convolutions of 64 to 512, five poolings, one linear layer (FedDC's VGG-11)."""
     c, h, w = image("vgg11", input_shape, 28)
     padding = padding_of_first(h, w)
     if min(h, w) < 32 and padding == 1:

@@ -195,7 +195,7 @@ def test_a_parts_own_options_stand_with_the_keys_of_its_section(section, line, c
             "algorithm.fedprox",
             ["mu: a float >= 0; ", "    Strength of ", "weighting: one of ", "    Weights of "],
         ),
-        ("data.partition.dirichlet", ["alpha: a float; default 0.3", "min_samples: ", "cap: "]),
+        ("wire.topk", ["share: a float; default (needed) [share]", "    Share of the values "]),
         ("data.digits", ["digits has no options of its own"]),
     ],
 )

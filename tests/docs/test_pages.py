@@ -49,11 +49,24 @@ def test_every_key_has_its_type_default_unit_and_text():
     assert found["schedule.mode"].default == "sync"  # a section, where faults.schedule is a list
 
 
-def test_every_option_of_every_method_has_a_text():
+@pytest.mark.parametrize(
+    ("section", "some"),
+    [
+        ("algorithm", {"fedavg.weighting", "fedabc.m_p", "feddcplus.iterations"}),
+        ("model", {"mlp.hidden", "resnet18_gn.gn_groups"}),
+        ("data", {"synthetic.samples", "site.shape"}),
+        ("data.partition", {"dirichlet.alpha", "shards.per_client"}),
+        ("wire", {"topk.share", "int8.block", "dgc.warmup"}),
+    ],
+)
+def test_every_option_of_every_part_has_a_text(section, some):
+    found = {f"{part}.{o.path}": o for part, own in options(section).items() for o in own}
+    assert some <= {*found}
+    assert [path for path, o in found.items() if not o.about] == []
+
+
+def test_options_that_a_method_inherits_have_the_inherited_texts():
     found = options("algorithm")
-    assert {"fedavg", "fedabc", "feddcplus"} <= {*found}
-    bare = [f"{method}.{o.path}" for method, own in found.items() for o in own if not o.about]
-    assert bare == []
     # FedDC+ has FedDC's options, and its own text is the inherited one
     inherited, own = ({o.path: o for o in found[name]} for name in ("feddc", "feddcplus"))
     assert own["iterations"] == inherited["iterations"]
@@ -61,7 +74,7 @@ def test_every_option_of_every_method_has_a_text():
     assert own["cond_momentum"].about == inherited["cond_momentum"].about
 
 
-def test_options_of_a_users_own_method_are_listed_with_their_texts(tmp_path, capsys):
+def test_options_of_a_users_own_parts_are_listed_with_their_texts(tmp_path, capsys):
     file = tmp_path / "own.py"
     file.write_text(
         "from fednet.algorithms.base import Algorithm, AlgorithmConfig\n"
@@ -71,9 +84,17 @@ def test_options_of_a_users_own_method_are_listed_with_their_texts(tmp_path, cap
         "    class Config(AlgorithmConfig):\n"
         "        mu: float = 0.5\n"
         '        """Strength of the pull."""\n'
+        "from typing import Annotated\n"
+        "from fednet.registry import dataset\n"
+        '@dataset("own-data")\n'
+        "def own(*, window: Annotated[int, 'Length of a window. [s]'] = 3): ...\n"
     )
-    assert main(["list", "keys", "algorithm.own-method", "--load", str(file)]) == 0
-    assert capsys.readouterr().out == "mu: a float; default 0.5\n    Strength of the pull.\n"
+    for part, said in (
+        ("algorithm.own-method", "mu: a float; default 0.5\n    Strength of the pull.\n"),
+        ("data.own-data", "window: a whole number; default 3 [s]\n    Length of a window.\n"),
+    ):
+        assert main(["list", "keys", part, "--load", str(file)]) == 0
+        assert capsys.readouterr().out == said
 
 
 @pytest.fixture(scope="module")

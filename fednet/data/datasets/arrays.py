@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -19,18 +20,21 @@ CHANNELS = (1, 3, 4)
 def arrays(
     root: Path,
     *,
-    path: str,
-    classes: int | list[str] | None = None,
-    mean: list[float] | None = None,
-    std: list[float] | None = None,
+    path: Annotated[str, "The .npz file, as it is or below `data.root`."],
+    classes: Annotated[
+        int | list[str] | None,
+        "Number of classes, or their names in order; null: the largest label plus one, or none if "
+        "y holds floats.",
+    ] = None,
+    mean: Annotated[list[float] | None, "Mean of each channel, in 0..1; null: computed."] = None,
+    std: Annotated[
+        list[float] | None, "Standard deviation of each channel, in 0..1; null: computed."
+    ] = None,
 ) -> Data:
-    """Arrays of one .npz file: x_train, y_train, x_test, y_test and, where samples have owners,
-    groups.
+    """Arrays of one .npz file: x_train, y_train, x_test, y_test; groups, if samples have owners.
 
-    path: as it stands, else under data.root. classes: a number, or names in order; else the largest
-    label plus one; where y holds floats it is values. uint8 images may lie as (n, h, w), (n, h, w,
-    c) or (n, c, h, w); their mean and std are computed unless given. x_test and y_test may be
-    missing (a site without its own test samples).
+    uint8 images have the shape (n, h, w), (n, h, w, c) or (n, c, h, w). x_test and y_test may be
+    missing (a site without test samples of its own).
     """
     file = Path(path) if Path(path).exists() else root / path
     if not file.is_file():

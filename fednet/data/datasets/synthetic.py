@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -26,13 +27,18 @@ BLOCK = 1000  # samples made at a time, to bound memory
 def synthetic(
     seed: int,
     *,
-    samples: int = 10000,
-    shape: tuple[int, ...] = (3, 32, 32),
-    classes: int = 10,
-    noise: float = 1.0,
+    samples: Annotated[
+        int, "Training samples; a fifth as many more are for testing. [samples]"
+    ] = 10000,
+    shape: Annotated[
+        tuple[int, ...], "Shape of one input; with three sides it is a uint8 image, else float32."
+    ] = (3, 32, 32),
+    classes: Annotated[int, "Number of classes, at least 2. [classes]"] = 10,
+    noise: Annotated[
+        float, "Standard deviation of the noise around a class's mean, at least 0."
+    ] = 1.0,
 ) -> Data:
-    """Class means plus Gaussian noise; samples / 5 more for testing. Options: samples, shape,
-    classes, noise.
+    """Class means plus Gaussian noise.
 
     Images (three sides) are uint8 and hold 128 + 40 (mean + noise * N(0, 1)) clipped to 0..255; any
     other shape is float32 and holds mean + noise * N(0, 1). Labels are 0, 1, ..., C-1, 0, ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+from typing import Annotated
 
 import numpy as np
 
@@ -23,18 +24,21 @@ def dirichlet(
     clients: int,
     rng: np.random.Generator,
     *,
-    alpha: float = 0.3,
-    min_samples: int = 1,
-    cap: bool = False,
+    alpha: Annotated[
+        float, "Concentration of Dir(alpha), above 0; the smaller, the fewer classes per client."
+    ] = 0.3,
+    min_samples: Annotated[int, "Samples that every client gets at least. [samples]"] = 1,
+    cap: Annotated[
+        bool, "Whether a client that has n/N samples gets none of the following classes."
+    ] = False,
 ) -> list[np.ndarray]:
-    """Label skew: for each class p ~ Dir(alpha) over clients. Options: alpha, min_samples, cap.
+    """Label skew: for each class p ~ Dir(alpha) over clients.
 
-    cap: a client that already holds n/N samples gets none of the following classes, and the rest
-    shares them (with min_samples 10: Yurochkin et al.). As there, the whole draw is repeated until
-    every client has min_samples, at least one. Where 1000 tries do not succeed (fewer where it is
-    plain after 20 that none can), as with thousands of clients, the last one is repaired: each
-    client that is short gets samples of the class that its own draw gave it the largest share of,
-    one at a time from the client that holds most of that class (see `repaired`).
+    With cap and min_samples 10 this is the division of Yurochkin et al. As there, the whole draw is
+    repeated until every client has min_samples, at least one. If 1000 tries do not succeed, as with
+    thousands of clients (fewer tries if after 20 it is plain that none can), the last one is
+    repaired: each client that is short gets samples of the class that its own draw gave it the
+    largest share of, one at a time from the client that holds most of that class (see `repaired`).
     """
     n, least = len(y), max(1, min_samples)
     if not alpha > 0 or not np.isfinite(alpha):

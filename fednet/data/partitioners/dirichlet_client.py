@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 
 from fednet.data.partitioners.dirichlet import enough, proportions
@@ -17,11 +19,19 @@ def dirichlet_client(
     clients: int,
     rng: np.random.Generator,
     *,
-    alpha: float = 0.3,
-    prior: bool = False,
-    sigma: float = 0.0,
+    alpha: Annotated[
+        float, "Concentration of Dir(alpha), above 0; the smaller, the fewer classes per client."
+    ] = 0.3,
+    prior: Annotated[
+        bool, "Draw from Dir(alpha p), with p the classes' shares of all samples (Hsu et al.)."
+    ] = False,
+    sigma: Annotated[
+        float,
+        "Sigma of the log-normal that clients' sizes are drawn from, 0 to 20; 0: all have the same "
+        "size.",
+    ] = 0.0,
 ) -> list[np.ndarray]:
-    """Label skew: for each client q ~ Dir(alpha) over classes. Options: alpha, prior, sigma.
+    """Label skew: for each client q ~ Dir(alpha) over classes.
 
     The other convention than `dirichlet`, where each class is divided over the clients and sizes
     differ: here every client has floor(n / N) samples and draws what it has of each class. This is
@@ -30,8 +40,8 @@ def dirichlet_client(
     FedSMU, mean by "Dirichlet"; NIID-Bench, MOON, FedDPC and PFLlib mean `dirichlet`. The same
     alpha is milder here.
 
-    sigma: sizes drawn from a log-normal of this sigma, as FedDyn's unbalanced splits, at least 1
-    and in all at most n; 0: all the same. Samples are drawn one at a time without replacement, for
+    Sizes are at least 1, and in all at most n; with sigma they are FedDyn's unbalanced splits.
+    Samples are drawn one at a time without replacement, for
     the clients in random order; where a class is used up, a client's q is renormalised over what is
     left.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -14,8 +15,13 @@ from fednet.registry import partitioner
 
 
 @partitioner("file")
-def file(clients: int, pool: np.ndarray, *, path: str) -> list[np.ndarray]:
-    """Index lists from a JSON file, as `fednet partition --export` writes them. Option: path.
+def file(
+    clients: int,
+    pool: np.ndarray,
+    *,
+    path: Annotated[str, "The file, from the working directory."],
+) -> list[np.ndarray]:
+    """Index lists from a JSON file, as `fednet partition --export` writes them.
 
     Either [[...], ...] or {"train": [[...], ...], "test": [[...], ...]}: for each client its
     indices into the whole training set, and (optional) into the test set. Samples that no list

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 
 from fednet.data.partitioners.dirichlet import enough
@@ -11,9 +13,13 @@ from fednet.registry import partitioner
 
 @partitioner("labels")
 def labels(
-    y: np.ndarray, clients: int, rng: np.random.Generator, *, per_client: int = 2
+    y: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    per_client: Annotated[int, "Classes k of each client, at least 1. [classes]"] = 2,
 ) -> list[np.ndarray]:
-    """Each client has samples of per_client classes, `#C = k` of NIID-Bench. Options: per_client.
+    """Each client has samples of per_client classes, `#C = k` of NIID-Bench.
 
     As in Li et al., ICDE 2022 (arXiv:2102.02079), section IV, and their code: client i owns class
     i mod C and per_client - 1 others drawn at random; a class's samples, shuffled, are divided

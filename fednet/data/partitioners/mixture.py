@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -20,12 +20,15 @@ def mixture(
     clients: int,
     rng: np.random.Generator,
     *,
-    of: Sequence[JsonDict] = (),
+    of: Annotated[
+        Sequence[JsonDict],
+        "The groups, each {clients: n, scheme: NAME, ...} with the scheme's options; their clients "
+        "add up to all, in ascending id.",
+    ] = (),
 ) -> list[np.ndarray]:
-    """Groups of clients with a scheme each, such as half iid and half Dirichlet. Options: of.
+    """Groups of clients with a scheme each, such as half iid and half Dirichlet.
 
-    of: a list of `{clients: n, scheme: ..., options of the scheme}`, the clients in ascending id;
-    their numbers add up to the federation's. The pool, shuffled, is cut in proportion to the
+    The pool, shuffled, is cut in proportion to the
     clients of each group, and each part is divided by its scheme.
     """
     where = "data.partition.of"

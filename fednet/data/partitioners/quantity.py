@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 
 from fednet.data.partitioners.dirichlet import TRIES, enough, hopeless, proportions, repaired
@@ -15,11 +17,12 @@ def quantity(
     clients: int,
     rng: np.random.Generator,
     *,
-    alpha: float = 0.5,
-    min_samples: int = 1,
+    alpha: Annotated[
+        float, "Concentration of Dir(alpha), above 0; the smaller, the less even the sizes."
+    ] = 0.5,
+    min_samples: Annotated[int, "Samples that every client gets at least. [samples]"] = 1,
 ) -> list[np.ndarray]:
-    """Quantity skew: sizes q ~ Dir(alpha) over clients, without regard to class. Options: alpha,
-    min_samples.
+    """Quantity skew: sizes q ~ Dir(alpha) over clients, without regard to class.
 
     As in Li et al., ICDE 2022 (arXiv:2102.02079), section IV: a shuffled pool is cut at
     floor(cumsum(q) n). Drawn again until every client has min_samples, at least one. Where 1000

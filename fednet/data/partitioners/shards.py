@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 
 from fednet.errors import ConfigError
@@ -10,7 +12,11 @@ from fednet.registry import partitioner
 
 @partitioner("shards")
 def shards(
-    y: np.ndarray, clients: int, rng: np.random.Generator, *, per_client: int = 2
+    y: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    per_client: Annotated[int, "Shards of each client, at least 1. [shards]"] = 2,
 ) -> list[np.ndarray]:
     """Label skew by sorting: N * per_client equal shards of the samples sorted by label, per_client
     to each client.

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 import numpy.typing as npt
 
@@ -23,7 +25,10 @@ class Blocks(Values):
 
     bits: int
 
-    def __init__(self, block: int = 64) -> None:
+    def __init__(
+        self,
+        block: Annotated[int, "Values that share a scale, 16 to 65536. [values]"] = 64,
+    ) -> None:
         if block != int(block) or not BLOCKS[0] <= block <= BLOCKS[1]:
             raise ConfigError(
                 f"int{self.bits}({block}): expected a block of {BLOCKS[0]} to {BLOCKS[1]} values."

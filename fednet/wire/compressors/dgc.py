@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 
 from fednet.errors import ConfigError
@@ -25,7 +27,12 @@ class DGC(Feedback):
 
     paper = "Lin et al. 2018, Deep Gradient Compression, arXiv:1712.01887"
 
-    def __init__(self, momentum: float = 0.9, clip: float = 0, warmup: int = 0) -> None:
+    def __init__(
+        self,
+        momentum: Annotated[float, "Momentum m, from 0 and below 1."] = 0.9,
+        clip: Annotated[float, "Bound of the update's norm; 0: none. [norm]"] = 0,
+        warmup: Annotated[int, "Rounds in which more than topk's share is sent. [rounds]"] = 0,
+    ) -> None:
         said = f"dgc({momentum}, {clip}, {warmup})"
         if not 0 <= momentum < 1:
             raise ConfigError(f"{said}: expected a momentum from 0, below 1.")

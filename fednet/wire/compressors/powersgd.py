@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +34,7 @@ class PowerSGD(Reduce):
     biased = True
     remembers = True
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: Annotated[int, "Rank of the two factors, 1 to 256."]) -> None:
         if rank != int(rank) or not 1 <= rank <= 256:
             raise ConfigError(f"powersgd({rank}): expected a rank from 1 to 256.")
         self.rank = int(rank)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 import numpy.typing as npt
 
@@ -29,7 +31,7 @@ class Qsgd(Values):
         "as in FedPAQ, Reisizadeh et al. 2020, arXiv:1909.13014"
     )
 
-    def __init__(self, bits: int) -> None:
+    def __init__(self, bits: Annotated[int, "Bits per value: 2, 4, 8 or 16. [bits]"]) -> None:
         if bits not in BITS:
             raise ConfigError(f"qsgd({bits}): expected 2, 4, 8 or 16 bits a value.")
         self.bits = int(bits)

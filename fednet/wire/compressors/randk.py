@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Annotated
 
 import numpy as np
 
@@ -28,7 +29,10 @@ class RandK(Reduce):
 
     paper = "Wangni et al. 2018, Gradient Sparsification, arXiv:1710.09854"
 
-    def __init__(self, share: float) -> None:
+    def __init__(
+        self,
+        share: Annotated[float, "Share of the values that is sent, above 0 and at most 1. [share]"],
+    ) -> None:
         if not 0 < share <= 1:
             raise ConfigError(
                 f"randk({share}): expected a share of the values, above 0 and at most 1."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
@@ -111,7 +112,12 @@ class Diana(Shift):
     )
     scaled = True
 
-    def __init__(self, alpha: float) -> None:
+    def __init__(
+        self,
+        alpha: Annotated[
+            float, "Step with which the shift is learned, above 0 and at most 1/(1 + omega)."
+        ],
+    ) -> None:
         if not 0 < alpha <= 1:
             raise ConfigError(f"diana({alpha}): expected a step above 0 and at most 1.")
         self.step = float(alpha)

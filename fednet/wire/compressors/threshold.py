@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 
 from fednet.errors import ConfigError, RemoteProtocolError
@@ -24,7 +26,9 @@ class Threshold(Select):
     biased = True
     fixed = False
 
-    def __init__(self, least: float) -> None:
+    def __init__(
+        self, least: Annotated[float, "Smallest magnitude lambda that is sent, above 0."]
+    ) -> None:
         if not least > 0:
             raise ConfigError(f"threshold({least}): expected a magnitude above 0.")
         self.least = float(least)

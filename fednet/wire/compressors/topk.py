@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,10 @@ class TopK(Select):
     paper = "Stich et al. 2018, Sparsified SGD with Memory, arXiv:1809.07599"
     biased = True
 
-    def __init__(self, share: float) -> None:
+    def __init__(
+        self,
+        share: Annotated[float, "Share of the values that is sent, above 0 and at most 1. [share]"],
+    ) -> None:
         if not 0 < share <= 1:
             raise ConfigError(
                 f"topk({share}): expected a share of the values, above 0 and at most 1."

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Annotated
 
 from fednet.errors import ConfigError, RemoteProtocolError, lacking
 from fednet.registry import compressor
@@ -13,7 +14,7 @@ class Zstd(Lossless):
 
     paper = "Collet and Kucherawy 2021, RFC 8878"
 
-    def __init__(self, level: int = 3) -> None:
+    def __init__(self, level: Annotated[int, "Level of compression, 1 to 19."] = 3) -> None:
         if level != int(level) or not 1 <= level <= 19:
             raise ConfigError(f"zstd({level}): expected a level from 1 to 19.")
         self.level = int(level)
